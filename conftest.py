@@ -1,0 +1,5 @@
+"""From-source glue: pytester, which the tests of the plugin use."""
+
+from __future__ import annotations
+
+pytest_plugins = ["pytester"]

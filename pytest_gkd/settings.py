@@ -1,0 +1,351 @@
+"""What the user asked for: one table of options, one frozen Settings, clear errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_gkd.specs import BY_NAME, LAYOUTS
+
+LOSSES = ("topk", "full")
+
+
+class SettingsError(ValueError):
+    """A value of the user's that cannot be used; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option with its ini twin: ``--gkd-world-size`` and ``gkd_world_size``.
+
+    ``kind`` is how the value is read: ``text``, ``count`` (a whole number above 0),
+    ``number`` (zero or more), ``list`` (repeatable), ``flag``, or one of ``choices``.
+    """
+
+    name: str
+    kind: str
+    default: Any
+    metavar: str
+    help: str
+    choices: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        """The command-line spelling."""
+        return "--gkd-" + self.name.replace("_", "-")
+
+    @property
+    def ini(self) -> str:
+        """The spelling in the ini file, also the attribute on ``config.option``."""
+        return "gkd_" + self.name
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "student",
+        "text",
+        None,
+        "PATH",
+        "model directory or hub id of the student (default: a tiny model made here)",
+    ),
+    Option(
+        "teacher",
+        "text",
+        None,
+        "PATH",
+        "model directory or hub id of the teacher (default: a tiny model made here)",
+    ),
+    Option(
+        "train_files",
+        "list",
+        (),
+        "FILE",
+        "parquet or JSONL file of prompts; repeatable, or separated by commas",
+    ),
+    Option(
+        "prompt_column",
+        "text",
+        None,
+        "NAME",
+        "column that holds the prompt, as text or as chat messages "
+        "(default: prompt, messages or problem, whichever the file has)",
+    ),
+    Option(
+        "max_prompt_length",
+        "count",
+        1024,
+        "TOKENS",
+        "longer prompts are filtered out, as the training job does",
+    ),
+    Option("batch_size", "count", 4, "N", "prompts in the training step"),
+    Option(
+        "max_new_tokens",
+        "count",
+        16,
+        "TOKENS",
+        "length of the student's rollouts in the training step",
+    ),
+    Option(
+        "loss",
+        "choice",
+        "topk",
+        "KIND",
+        "topk: forward KL over the teacher's top-k log-probabilities, as verl's GKD; "
+        "full: generalized Jensen-Shannon divergence over the whole vocabulary, as TRL",
+        choices=LOSSES,
+    ),
+    Option(
+        "top_k", "count", 64, "K", "log-probabilities taken from the teacher per token"
+    ),
+    Option(
+        "beta",
+        "number",
+        0.5,
+        "B",
+        "GKD's interpolation for the full loss: 0 is forward KL, 1 is reverse KL",
+    ),
+    Option("temperature", "number", 1.0, "T", "softmax temperature of the loss"),
+    Option("learning_rate", "number", 1e-3, "LR", "AdamW's, in the training step"),
+    Option(
+        "layout",
+        "choice",
+        "auto",
+        "LAYOUT",
+        "where trainer and engine live: colocated, split, ray, or auto",
+        choices=("auto", *LAYOUTS),
+    ),
+    Option(
+        "world_size",
+        "count",
+        None,
+        "N",
+        "ranks of the all-reduce (default: every visible GPU, or 2 without one)",
+    ),
+    Option(
+        "min_bus_bandwidth",
+        "number",
+        0.0,
+        "GB/S",
+        "fail the nccl stage when its best bus bandwidth is below this (GB/s)",
+    ),
+    Option(
+        "gpu_memory_utilization",
+        "number",
+        0.3,
+        "FRACTION",
+        "share of the GPU's memory given to the rollout engine",
+    ),
+    Option(
+        "tensor_parallel_size",
+        "count",
+        1,
+        "N",
+        "GPUs that the rollout engine is spread over",
+    ),
+    Option(
+        "trust_remote_code",
+        "flag",
+        False,
+        "",
+        "run code that comes with the model repositories",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every choice a run depends on, with the reason where we made it for the user.
+
+    ``device`` is ``cpu`` or ``cuda``; ``gpus`` counts the GPUs visible to this
+    process. ``*_why`` say in words why ``layout`` and ``world_size`` have the value
+    they have. Temperatures and fractions are plain numbers, lengths are in tokens.
+    """
+
+    student: str | None = None
+    teacher: str | None = None
+    train_files: tuple[str, ...] = ()
+    prompt_column: str | None = None
+    max_prompt_length: int = 1024
+    batch_size: int = 4
+    max_new_tokens: int = 16
+    loss: str = "topk"
+    top_k: int = 64
+    beta: float = 0.5
+    temperature: float = 1.0
+    learning_rate: float = 1e-3
+    layout: str = "colocated"
+    layout_why: str = ""
+    world_size: int = 2
+    world_size_why: str = ""
+    min_bus_bandwidth: float = 0.0
+    gpu_memory_utilization: float = 0.3
+    tensor_parallel_size: int = 1
+    trust_remote_code: bool = False
+    gpus: int = 0
+    cpus: int = 1
+
+    @property
+    def device(self) -> str:
+        """``cuda`` when a GPU is visible, else ``cpu``."""
+        return "cuda" if self.gpus else "cpu"
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as plain JSON values."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Settings:
+        """The inverse of ``to_json``."""
+        values = dict(data)
+        values["train_files"] = tuple(values["train_files"])
+        return cls(**values)
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` for at most three near names, or nothing."""
+    found = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
+    if not found:
+        return ""
+    return "; did you mean " + " or ".join(repr(name) for name in found) + "?"
+
+
+def read_value(option: Option, raw: Any, origin: str) -> Any:
+    """One raw value (from ``origin``, such as ``--gkd-top-k``) as its kind.
+
+    Raises SettingsError naming the value, its origin and what was expected.
+    """
+    if raw is None or raw == "" or raw == []:
+        return option.default
+    if option.kind == "list":
+        parts = raw if isinstance(raw, (list, tuple)) else [raw]
+        return tuple(p.strip() for part in parts for p in part.split(",") if p.strip())
+    if option.kind == "choice":
+        if raw not in option.choices:
+            raise SettingsError(
+                f"{origin}: {raw!r} is not one of {', '.join(option.choices)}"
+                f"{near(str(raw), option.choices)}"
+            )
+        return raw
+    if option.kind == "count":
+        return _number(raw, origin, int, "a whole number above 0", lambda n: n > 0)
+    if option.kind == "number":
+        return _number(raw, origin, float, "a number, 0 or more", lambda n: n >= 0)
+    if option.kind == "flag":
+        if isinstance(raw, bool):
+            return raw
+        if str(raw).lower() in ("1", "true", "yes", "on"):
+            return True
+        if str(raw).lower() in ("0", "false", "no", "off"):
+            return False
+        raise SettingsError(f"{origin}: {raw!r} is neither true nor false")
+    return str(raw)
+
+
+def _number(
+    raw: Any,
+    origin: str,
+    kind: Callable[[Any], Any],
+    expected: str,
+    holds: Callable[[Any], bool],
+) -> Any:
+    try:
+        value = kind(raw)
+    except ValueError:
+        raise SettingsError(f"{origin}: {raw!r} is not {expected}") from None
+    if not holds(value) or value != value or value == float("inf"):
+        raise SettingsError(f"{origin}: {raw!r} is not {expected}")
+    return value
+
+
+def read_timeouts(
+    entries: Iterable[tuple[str, str]], known: Iterable[str]
+) -> dict[str, float]:
+    """``NAME=SECONDS`` entries, each with its origin, as a table of budgets.
+
+    ``all=SECONDS`` stands under the key ``all``. A later entry wins. Raises
+    SettingsError for an unknown stage, and for seconds that are not a number above 0.
+    """
+    names = [*known, "all"]
+    budgets: dict[str, float] = {}
+    for entry, origin in entries:
+        name, equals, seconds = entry.partition("=")
+        name = name.strip()
+        if not equals:
+            raise SettingsError(
+                f"{origin}: {entry!r} is not NAME=SECONDS, for example nccl=90"
+            )
+        if name not in names:
+            raise SettingsError(
+                f"{origin}: there is no stage {name!r}{near(name, names)} "
+                f"Stages: {', '.join(names)}"
+            )
+        budgets[name] = _number(
+            seconds.strip(),
+            f"{origin} ({name})",
+            float,
+            "a number of seconds above 0",
+            lambda n: n > 0,
+        )
+    return budgets
+
+
+def read_stage_names(raw: str, origin: str) -> tuple[str, ...]:
+    """``a,b`` as names, in the user's order; ``all`` is every stage found."""
+    names = tuple(part.strip() for part in raw.split(",") if part.strip())
+    if not names:
+        raise SettingsError(
+            f"{origin}: no stage named. Leave the value out for all stages, or name "
+            f"some: {', '.join(BY_NAME)}"
+        )
+    return names
+
+
+def unknown_stage(name: str, origin: str, known: Iterable[str]) -> SettingsError:
+    """The error for a stage that neither we nor the user's files have."""
+    names = list(known)
+    return SettingsError(
+        f"{origin}: there is no stage {name!r}{near(name, names)} "
+        f"Stages found: {', '.join(names)}. A stage of your own is found in the files "
+        "given on the command line or in gkd_stage_files."
+    )
+
+
+def choose_layout(asked: str, gpus: int) -> tuple[str, str]:
+    """The layout to run and, in words, why."""
+    if asked != "auto":
+        return asked, "asked for"
+    if gpus == 0:
+        return "colocated", "no GPU is visible"
+    if gpus == 1:
+        return "split", "one GPU is visible"
+    return "ray", f"{gpus} GPUs are visible"
+
+
+def choose_world_size(asked: int | None, gpus: int, cpus: int) -> tuple[int, str]:
+    """The ranks of the all-reduce and, in words, why.
+
+    Raises SettingsError when more ranks are asked for than the machine can hold: one
+    rank per GPU where there are GPUs (NCCL refuses two ranks on one device), else 8
+    per core, above which start-up alone outlasts the stage's budget.
+    """
+    if asked is None:
+        if gpus:
+            return gpus, "every visible GPU"
+        return 2, "the default without a GPU"
+    if gpus and asked > gpus:
+        raise SettingsError(
+            f"world size {asked}: this machine shows {gpus} GPU(s) and NCCL refuses "
+            f"two ranks on one device. Use --gkd-world-size={gpus} or fewer, or check "
+            "CUDA_VISIBLE_DEVICES."
+        )
+    if not gpus and asked > 8 * cpus:
+        raise SettingsError(
+            f"world size {asked}: this machine has no GPU and {cpus} CPU core(s), "
+            f"which can hold {8 * cpus} ranks at most. "
+            f"Use --gkd-world-size={8 * cpus} or fewer."
+        )
+    return asked, "asked for"

@@ -1,0 +1,49 @@
+"""Which stages exist: their order, lane, needs and time budget. Data, nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the plan.
+
+    ``lane`` names the worker process the stage runs in; stages of one lane share
+    their imports and session fixtures. ``needs`` are stages whose failure makes this
+    one pointless. ``budget_s`` is in seconds and excludes waiting for ``needs``.
+    """
+
+    name: str
+    title: str
+    lane: str
+    needs: tuple[str, ...]
+    budget_s: float
+
+
+# The order is the order of reports. Within the lane "host", data and tokenizer run
+# first (see plan.py): they are quick, and training_step waits for them.
+STAGES: tuple[Stage, ...] = (
+    Stage("environment", "versions, GPU, disk, limits, Ray", "host", (), 10),
+    Stage("data", "train files", "host", (), 20),
+    Stage("tokenizer", "student and teacher tokenizers", "host", (), 30),
+    Stage("vllm", "rollout engine", "rollout", (), 120),
+    Stage("nccl", "all-reduce", "host", (), 60),
+    Stage("weight_sync", "trainer to rollout engine", "rollout", ("vllm",), 60),
+    Stage(
+        "training_step",
+        "one GKD step",
+        "rollout",
+        ("data", "tokenizer", "vllm", "weight_sync"),
+        300,
+    ),
+)
+
+BY_NAME = {stage.name: stage for stage in STAGES}
+
+# The order in which a lane runs its stages where it differs from the order of reports.
+LANE_ORDER: dict[str, tuple[str, ...]] = {
+    "host": ("data", "tokenizer", "environment", "nccl"),
+}
+
+LAYOUTS = ("colocated", "split", "ray")

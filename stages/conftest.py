@@ -1,0 +1,3 @@
+"""Fixtures that the stages share."""
+
+from __future__ import annotations
