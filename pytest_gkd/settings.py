@@ -262,14 +262,15 @@ def _number(
 
 
 def read_timeouts(
-    entries: Iterable[tuple[str, str]], known: Iterable[str]
+    entries: Iterable[tuple[str, str]], known: Iterable[str] | None
 ) -> dict[str, float]:
     """``NAME=SECONDS`` entries, each with its origin, as a table of budgets.
 
-    ``all=SECONDS`` stands under the key ``all``. A later entry wins. Raises
-    SettingsError for an unknown stage, and for seconds that are not a number above 0.
+    ``all=SECONDS`` stands under the key ``all``. A later entry wins. ``known`` is
+    None while stages of the user's own are still to be found. Raises SettingsError
+    for an unknown stage, and for seconds that are not a number above 0.
     """
-    names = [*known, "all"]
+    names = None if known is None else [*known, "all"]
     budgets: dict[str, float] = {}
     for entry, origin in entries:
         name, equals, seconds = entry.partition("=")
@@ -278,7 +279,7 @@ def read_timeouts(
             raise SettingsError(
                 f"{origin}: {entry!r} is not NAME=SECONDS, for example nccl=90"
             )
-        if name not in names:
+        if names is not None and name not in names:
             raise SettingsError(
                 f"{origin}: there is no stage {name!r}{near(name, names)} "
                 f"Stages: {', '.join(names)}"

@@ -12,6 +12,8 @@ class Stage:
     ``lane`` names the worker process the stage runs in; stages of one lane share
     their imports and session fixtures. ``needs`` are stages whose failure makes this
     one pointless. ``budget_s`` is in seconds and excludes waiting for ``needs``.
+    ``shared`` marks a stage whose product (the engine) a later stage has to make
+    itself when this one is not selected, and then needs this one's time for.
     """
 
     name: str
@@ -19,6 +21,7 @@ class Stage:
     lane: str
     needs: tuple[str, ...]
     budget_s: float
+    shared: bool = False
 
 
 # The order is the order of reports. Within the lane "host", data and tokenizer run
@@ -27,7 +30,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("environment", "versions, GPU, disk, limits, Ray", "host", (), 10),
     Stage("data", "train files", "host", (), 20),
     Stage("tokenizer", "student and teacher tokenizers", "host", (), 30),
-    Stage("vllm", "rollout engine", "rollout", (), 120),
+    Stage("vllm", "rollout engine", "rollout", (), 120, shared=True),
     Stage("nccl", "all-reduce", "host", (), 60),
     Stage("weight_sync", "trainer to rollout engine", "rollout", ("vllm",), 60),
     Stage(

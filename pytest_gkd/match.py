@@ -1,0 +1,264 @@
+"""Why did this stage fail? The stage's evidence and the catalogue give a Diagnosis."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_gkd.root import Found, choose
+from pytest_gkd.rules import Catalogue, Fix, Rule, Signature
+from pytest_gkd.scan import Hit, scan_texts
+
+MAX_FIXES = 3
+MAX_EVIDENCE = 4
+# A stage runs our own code: its reader has no verl or TRL configuration at hand.
+STAGE_FRAMEWORKS = ("any", "env", "pytorch", "vllm", "ray")
+
+_PLACE = re.compile(r"<(\w+)>")
+_EXCEPTION = re.compile(
+    r"^(?:E +)?(?:[\w.]+\.)?\w*(?:Error|Exception|Fault|Timeout)\b:?"
+)
+_TROUBLE = re.compile(
+    r"\b(?:error|fatal|failed|killed|abort(?:ed)?|segmentation fault|panic)\b", re.I
+)
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """A text of a run, such as ``rank1.log`` or ``stacks/rank0.txt``."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class StageEvidence:
+    """What is known of a stage that did not pass.
+
+    ``outcome`` is ``failed``, ``timeout`` or ``crashed``. ``cause`` is the id that
+    the stage itself named, if it knew. ``texts`` are the failure text, the captured
+    output of all processes, the ranks' logs and the stacks; a source whose name holds
+    ``stack`` counts as stacks. ``exit_signal`` is a name such as ``SIGKILL``.
+    """
+
+    stage: str
+    outcome: str
+    cause: str | None = None
+    message: str = ""
+    texts: tuple[TextSource, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    exit_signal: str | None = None
+    doing: str = ""
+
+
+@dataclass(frozen=True)
+class EvidenceLine:
+    """A line that proves the cause, with its source and number where it has one."""
+
+    source: str
+    line: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One cause: its headline, why it matters, what proves it, what to do.
+
+    ``advice`` is in order, the most likely first, a line each. ``also`` names other
+    causes that were found and are not explained by this one.
+    """
+
+    cause: str
+    confidence: str
+    title: str
+    why: str
+    evidence: tuple[EvidenceLine, ...]
+    advice: tuple[str, ...]
+    also: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The diagnosis as the report holds it."""
+        return {
+            "cause": self.cause,
+            "confidence": self.confidence,
+            "title": self.title,
+            "why": self.why,
+            "evidence": [
+                {"source": line.source, "line": line.line, "text": line.text}
+                for line in self.evidence
+            ],
+            "advice": list(self.advice),
+            "also": list(self.also),
+        }
+
+
+def diagnose(evidence: StageEvidence, catalogue: Catalogue) -> Diagnosis | None:
+    """The cause of the stage's failure, or None when nothing known fits.
+
+    A cause that the stage named stands, unless the texts prove another that is known
+    to bring it about.
+    """
+    found = choose(_stage_hits(evidence, catalogue), catalogue)
+    found = [one for one in found if not one.weak]
+    if evidence.cause is None or evidence.cause not in catalogue:
+        return _of_texts(found, evidence, catalogue) if found else None
+    deeper = [one for one in found if _explains(one, evidence.cause, catalogue)]
+    if deeper:
+        return _of_texts(deeper, evidence, catalogue, also=(evidence.cause,))
+    rule = catalogue[evidence.cause]
+    own = [hit for one in found if one.cause == rule.id for hit in one.hits]
+    return Diagnosis(
+        cause=rule.id,
+        confidence="certain",
+        title=_first_line(evidence.message) or rule.title,
+        why=rule.why,
+        evidence=tuple(evidence_lines(own)),
+        advice=advice(rule, STAGE_FRAMEWORKS, evidence.facts),
+        also=(),
+    )
+
+
+def _explains(one: Found, cause: str, catalogue: Catalogue) -> bool:
+    if one.cause == cause or one.rank > 0 or one.confidence == "guess":
+        return False
+    return one.cause in catalogue[cause].consequence_of
+
+
+def _of_texts(
+    found: Sequence[Found],
+    evidence: StageEvidence,
+    catalogue: Catalogue,
+    also: tuple[str, ...] = (),
+) -> Diagnosis:
+    root = found[0]
+    rule = catalogue[root.cause]
+    facts = {**evidence.facts, **root.best.facts}
+    others = (one.cause for one in found[1:] if not one.explained and one.rank == 0)
+    return Diagnosis(
+        cause=rule.id,
+        confidence=root.confidence,
+        title=headline(rule, root.best),
+        why=rule.why,
+        evidence=tuple(evidence_lines(root.hits)),
+        advice=advice(rule, STAGE_FRAMEWORKS, facts),
+        also=tuple(dict.fromkeys((*also, *others))),
+    )
+
+
+def _stage_hits(evidence: StageEvidence, catalogue: Catalogue) -> Iterator[Hit]:
+    texts = [*evidence.texts]
+    if evidence.message:
+        texts.insert(0, TextSource("failure", evidence.message))
+    encoded = [(t.name, t.text.encode("utf-8", "surrogateescape")) for t in texts]
+    for hit in scan_texts(encoded, catalogue):
+        in_stacks = "stack" in hit.source
+        wanted = hit.signature.source == "stacks"
+        if in_stacks == wanted and _holds(hit.signature, evidence):
+            yield hit
+    for rule in catalogue.rules.values():
+        for signature in rule.signatures:
+            if not signature.text and _holds(signature, evidence):
+                yield Hit(
+                    cause=rule.id,
+                    signature=signature,
+                    tier=signature.tier or rule.tier,
+                    source=f"stage {evidence.stage}",
+                    line=None,
+                    text=_what_happened(evidence),
+                    source_index=len(texts),
+                )
+
+
+def _holds(signature: Signature, evidence: StageEvidence) -> bool:
+    """Whether the signature's conditions on the stage hold; without any they do."""
+    if signature.outcomes and evidence.outcome not in signature.outcomes:
+        return False
+    if signature.stages and evidence.stage not in signature.stages:
+        return False
+    if signature.signals and evidence.exit_signal not in signature.signals:
+        return False
+    return re.search(signature.doing, evidence.doing, re.IGNORECASE) is not None
+
+
+def _what_happened(evidence: StageEvidence) -> str:
+    during = f" while {evidence.doing}" if evidence.doing else ""
+    if evidence.exit_signal:
+        return f"ended by {evidence.exit_signal}{during}"
+    if evidence.outcome == "timeout":
+        return f"did not finish within its budget{during}"
+    return f"{evidence.outcome}{during}"
+
+
+def headline(rule: Rule, hit: Hit) -> str:
+    """The signature's own words with its facts, else the rule's title."""
+    say = hit.signature.say
+    names = re.findall(r"\{(\w+)\}", say)
+    if say and all(hit.facts.get(name) for name in names):
+        return say.format_map(dict(hit.facts))
+    return rule.title
+
+
+def advice(
+    rule: Rule,
+    frameworks: Iterable[str],
+    facts: Mapping[str, Any] | None = None,
+    limit: int = MAX_FIXES,
+) -> tuple[str, ...]:
+    """The rule's fixes for these frameworks, a line each, at most ``limit``.
+
+    ``<name>`` in a fix is replaced by the fact of that name where there is one.
+    """
+    wanted = set(frameworks)
+    fixes = [fix for fix in rule.fixes if fix.framework in wanted][:limit]
+    return tuple(_filled(fix, facts or {}) for fix in fixes)
+
+
+def _filled(fix: Fix, facts: Mapping[str, Any]) -> str:
+    def value(match: re.Match[str]) -> str:
+        fact = facts.get(match[1])
+        return str(fact) if isinstance(fact, (str, int, float)) else match[0]
+
+    return _PLACE.sub(value, fix.line)
+
+
+def evidence_lines(hits: Iterable[Hit]) -> Iterator[EvidenceLine]:
+    """The lines of the hits, each text once, at most MAX_EVIDENCE."""
+    seen: set[str] = set()
+    for hit in hits:
+        if hit.text not in seen and len(seen) < MAX_EVIDENCE:
+            seen.add(hit.text)
+            yield EvidenceLine(hit.source, hit.line, hit.text)
+
+
+def telling_lines(texts: Iterable[TextSource], limit: int = 6) -> list[EvidenceLine]:
+    """The lines that say most of a failure that nobody knows, the best first.
+
+    Exceptions that end a traceback come first, the last of each source before
+    earlier ones, then other lines that speak of an error, then the very last lines.
+    """
+    ranked: list[tuple[int, int, EvidenceLine]] = []
+    for order, source in enumerate(texts):
+        lines = [line.strip() for line in source.text.splitlines()]
+        numbered = [(n, line) for n, line in enumerate(lines, 1) if line]
+        for back, (number, line) in enumerate(reversed(numbered)):
+            if _EXCEPTION.search(line[:200]):
+                kind = 0
+            elif _TROUBLE.search(line[:400]):
+                kind = 1
+            elif back < 2:
+                kind = 2
+            else:
+                continue
+            entry = EvidenceLine(source.name, number, line[:400])
+            ranked.append((kind, order * 1_000_000 + back, entry))
+    ranked.sort(key=lambda item: item[:2])
+    told: dict[str, EvidenceLine] = {}
+    for _, _, entry in ranked:
+        told.setdefault(entry.text, entry)
+    return list(told.values())[:limit]
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]

@@ -1,0 +1,158 @@
+"""The process tree of a run: adopt it, list it, stop all of it, name how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Collection, Iterable
+
+import psutil
+
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG = 1
+
+# multiprocessing's helper unlinks the shared memory that killed processes leave. It
+# ends by itself once they are gone, so it gets a moment to do so.
+TRACKER = "multiprocessing.resource_tracker"
+TRACKER_GRACE_S = 1.0
+
+
+def become_subreaper() -> bool:
+    """Make orphaned descendants children of this process, so that none is lost.
+
+    Even a daemon that forked twice and wiped its environment then stays in the tree.
+    False where the kernel has no such call (not Linux).
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    prctl = getattr(libc, "prctl", None)
+    return prctl is not None and prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """Every process below ``pid``; empty when it is gone."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def describe(process: psutil.Process) -> str:
+    """``pid command`` in one line of at most 100 characters."""
+    try:
+        command = " ".join(process.cmdline()) or process.name()
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        command = "(gone)"
+    return f"{process.pid} {' '.join(command.split())}"[:100]
+
+
+def is_tracker(process: psutil.Process) -> bool:
+    """Whether this is multiprocessing's resource tracker."""
+    try:
+        return any(TRACKER in part for part in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def alive(process: psutil.Process) -> bool:
+    """Running, whatever its state; a zombie is not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def stop(
+    pid: int, *, itself: bool, spare: Collection[int] = (), limit_s: float = 10.0
+) -> tuple[list[str], list[str]]:
+    """Kill everything below ``pid`` (and ``pid`` too where ``itself``).
+
+    All are stopped first, ``pid`` too unless it is this process, and looked for again
+    until no new one turns up, so that a process that forks cannot outrun the walk.
+    Processes whose pid is in ``spare`` are left alone. Returns a line for each
+    descendant that was ended and for each that survived ``limit_s`` seconds.
+    """
+    frozen: dict[int, psutil.Process] = {}
+    trackers: list[psutil.Process] = []
+    root = _process(pid)
+    if root is None:
+        return [], []
+    if pid != os.getpid():
+        _signal(root, signal.SIGSTOP)
+    while True:
+        known = {*frozen, *spare}
+        new = [p for p in descendants(pid) if p.pid not in known and alive(p)]
+        if not new:
+            break
+        for process in new:
+            frozen[process.pid] = process
+            if is_tracker(process):
+                trackers.append(process)
+            else:
+                _signal(process, signal.SIGSTOP)
+    ended = [describe(p) for p in frozen.values() if p not in trackers]
+    for process in frozen.values():
+        if process not in trackers:
+            _signal(process, signal.SIGKILL)
+    if itself:
+        _signal(root, signal.SIGKILL)
+    deadline = time.monotonic() + limit_s
+    _await_end(trackers, time.monotonic() + TRACKER_GRACE_S)
+    for process in trackers:
+        _signal(process, signal.SIGKILL)
+    left = _await_end(frozen.values(), deadline)
+    return ended, [f"{describe(p)} ({_state(p)})" for p in left]
+
+
+def _await_end(
+    processes: Iterable[psutil.Process], deadline: float
+) -> list[psutil.Process]:
+    left = list(processes)
+    while True:
+        for process in left:
+            reap(process.pid)
+        left = [process for process in left if alive(process)]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.005)
+
+
+def reap(pid: int) -> None:
+    """Collect a dead child that was re-parented to us; others are not ours to reap."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    # psutil compares the start time first: a reused pid is never hit. One that ended
+    # meanwhile is what we want.
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+def _state(process: psutil.Process) -> str:
+    try:
+        return str(process.status())
+    except psutil.NoSuchProcess:
+        return "gone"
+
+
+def exit_name(returncode: int | None) -> str:
+    """``signal SIGKILL`` for -9, ``exit code 1`` for 1, for people to read."""
+    if returncode is None:
+        return "ended without a status"
+    if returncode < 0:
+        try:
+            return f"signal {signal.Signals(-returncode).name}"
+        except ValueError:
+            return f"signal {-returncode}"
+    return f"exit code {returncode}"

@@ -1,0 +1,100 @@
+"""What a run found: one record, which terminal, JUnit and report.json all render."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA = 1
+
+PASSED = "passed"
+FAILED = "failed"
+TIMEOUT = "timeout"
+BLOCKED = "blocked"
+SKIPPED = "skipped"
+
+
+@dataclass
+class StageRecord:
+    """One stage as it stands now. Seconds throughout; ``outcome`` None while open.
+
+    ``step`` is what the stage was doing last. ``message`` says in one line what went
+    wrong. ``diagnosis`` has the shape of the report contract: cause, confidence,
+    evidence, advice, also; ``telling`` are evidence lines where there is none.
+    ``stuck`` says for each process where its stack stood.
+    """
+
+    name: str
+    nodeid: str
+    lane: str
+    budget_s: float
+    outcome: str | None = None
+    duration_s: float | None = None
+    step: str = ""
+    message: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    diagnosis: dict[str, Any] | None = None
+    telling: list[dict[str, Any]] = field(default_factory=list)
+    stuck: list[str] = field(default_factory=list)
+    stacks: list[str] = field(default_factory=list)
+    output: list[str] = field(default_factory=list)
+    blocked_by: list[str] = field(default_factory=list)
+    cleaned: list[str] = field(default_factory=list)
+    started: float | None = None  # time.monotonic(), which all processes share
+
+    def to_json(self) -> dict[str, Any]:
+        """The stage's part of report.json."""
+        return {
+            "name": self.name,
+            "nodeid": self.nodeid,
+            "lane": self.lane,
+            "outcome": self.outcome or SKIPPED,
+            "duration_s": _rounded(self.duration_s),
+            "budget_s": self.budget_s,
+            "step": self.step,
+            "message": self.message,
+            "facts": self.facts,
+            "diagnosis": self.diagnosis,
+            "telling": self.telling,
+            "stuck": self.stuck,
+            "stacks": self.stacks,
+            "output": self.output,
+            "blocked_by": self.blocked_by,
+            "cleaned": self.cleaned,
+        }
+
+
+@dataclass
+class RunRecord:
+    """A whole run. ``started`` is ISO 8601; ``ended`` stays None until it ended."""
+
+    started: str
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    stages: list[StageRecord] = field(default_factory=list)
+    ended: str | None = None
+    interrupted: str | None = None
+    notes: list[str] = field(default_factory=list)
+    cleaned: list[str] = field(default_factory=list)
+
+    def stage(self, name: str) -> StageRecord | None:
+        """The record of one stage."""
+        return next((stage for stage in self.stages if stage.name == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """report.json, schema 1."""
+        return {
+            "schema": SCHEMA,
+            "started": self.started,
+            "ended": self.ended,
+            "interrupted": self.interrupted,
+            "versions": self.versions,
+            "settings": self.settings,
+            "notes": self.notes,
+            "cleaned": self.cleaned,
+            "stages": [stage.to_json() for stage in self.stages],
+        }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)

@@ -1,0 +1,192 @@
+"""A record as lines of text: results, the failure block, the live line, the header."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pytest_gkd.record import (
+    BLOCKED,
+    FAILED,
+    PASSED,
+    SKIPPED,
+    TIMEOUT,
+    RunRecord,
+    StageRecord,
+)
+
+WIDTH = 80
+LABEL = 7  # "  saw  ", "  fix  "
+EVIDENCE_LINES = 4
+
+MARKUP: dict[str, dict[str, bool]] = {
+    PASSED: {"green": True},
+    FAILED: {"red": True},
+    TIMEOUT: {"red": True},
+    BLOCKED: {"yellow": True},
+    SKIPPED: {"yellow": True},
+}
+
+
+def seconds(value: float | None) -> str:
+    """``0.42 s``, ``3.1 s``, ``120 s``: as exact as it is worth reading."""
+    if value is None:
+        return "-"
+    if value < 0.095:
+        return f"{value:.2f} s"
+    return f"{value:.1f} s" if value < 100 else f"{value:.0f} s"
+
+
+def budget(value: float) -> str:
+    """A budget as the user wrote it: ``60 s``, ``2.5 s``."""
+    return f"{value:g} s"
+
+
+def headline(record: StageRecord) -> str:
+    """One line that stands alone: what is true, then the cause."""
+    cause = f" [{record.diagnosis['cause']}]" if record.diagnosis else " [unknown]"
+    return f"{record.message or _ending(record)}{cause}"
+
+
+def _ending(record: StageRecord) -> str:
+    if record.outcome == TIMEOUT:
+        doing = f" in: {record.step}" if record.step else ""
+        return f"not finished within {budget(record.budget_s)}{doing}"
+    return "failed"
+
+
+def result_line(record: StageRecord) -> str:
+    """One line a stage, as it ends."""
+    outcome = record.outcome or SKIPPED
+    time = f"{seconds(record.duration_s):>7} of {budget(record.budget_s):<6}"
+    if outcome == BLOCKED:
+        time = " " * len(time)
+    line = f"{record.name:<14} {outcome:<8}{time} {_remark(record)}".rstrip()
+    return line if len(line) <= 160 else line[:157] + "..."
+
+
+def _remark(record: StageRecord) -> str:
+    if record.outcome == PASSED:
+        return str(record.facts.get("summary", ""))
+    if record.outcome == BLOCKED:
+        return f"blocked by {', '.join(record.blocked_by)}"
+    if record.outcome == SKIPPED:
+        return record.message
+    return headline(record)
+
+
+def failure_block(record: StageRecord, report: str) -> list[str]:
+    """What failed, why, what shows it, what to do, where the rest is."""
+    what = "was ended" if record.outcome == TIMEOUT else "failed"
+    where = f" in: {record.step}" if record.step else ""
+    lines = [
+        f"stage {record.name} {what} after {seconds(record.duration_s)} of its "
+        f"{budget(record.budget_s)}{where}"
+    ]
+    found = record.diagnosis
+    lines += _labelled("cause", headline(record))
+    if found:
+        if found.get("why"):
+            lines += _labelled("why", found["why"])
+        lines += _evidence(found["evidence"], EVIDENCE_LINES)
+        for number, advice in enumerate(found["advice"], 1):
+            lines += _labelled("fix" if number == 1 else "", f"{number}. {advice}")
+        if found.get("also"):
+            lines += _labelled("also", ", ".join(found["also"]))
+    else:
+        lines += _labelled("why", "no cause in the catalogue matches what was seen")
+        lines += _evidence(record.telling, 2 * EVIDENCE_LINES)
+    for text in record.stuck[:EVIDENCE_LINES]:
+        lines += _labelled("stuck", text)
+    if record.stacks:
+        lines += _labelled("stacks", _files(record.stacks))
+    if record.cleaned:
+        lines += _labelled("ended", _ended(record.cleaned))
+    explain = f"gkd explain {found['cause']}    " if found else ""
+    lines += _labelled("more", f"{explain}{report}")
+    return lines
+
+
+def _evidence(found: list[dict[str, Any]], limit: int) -> list[str]:
+    lines = []
+    for line in found[:limit]:
+        number = "" if line["line"] is None else f":{line['line']}"
+        lines += _labelled("saw", f"{line['source']}{number}  {line['text']}")
+    return lines
+
+
+def _ended(processes: Sequence[str]) -> str:
+    if len(processes) == 1:
+        return f"1 process it had started: {processes[0]}"
+    return f"{len(processes)} processes it had started"
+
+
+def _files(paths: Sequence[str]) -> str:
+    shown = ", ".join(paths[:2])
+    return shown if len(paths) <= 2 else f"{shown} and {len(paths) - 2} more"
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    indent = " " * (LABEL + 2)
+    one_line = " ".join(text.split())
+    if len(one_line) > 3 * WIDTH:
+        one_line = one_line[: 3 * WIDTH - 3] + "..."
+    return textwrap.wrap(
+        one_line,
+        width=WIDTH,
+        initial_indent=f"  {label:<{LABEL}}",
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def live_line(open_stages: Iterable[StageRecord], now: float, width: int) -> str:
+    """The stages that run now, with time against budget and step, in one line."""
+    parts = []
+    for record in open_stages:
+        if record.started is None:
+            continue
+        spent = f"{now - record.started:.0f}/{record.budget_s:g} s"
+        parts.append(f"{record.name} {spent} {record.step}".rstrip())
+    line = " | ".join(parts)
+    return line if len(line) < width else line[: max(0, width - 2)] + "~"
+
+
+def header(record: RunRecord, lanes: int, notes: Iterable[str]) -> list[str]:
+    """What is about to run, and on what, with the choices made for the user."""
+    settings = record.settings
+    model = f"student {settings['student'] or 'tiny (made here)'}"
+    layout = f"layout {settings['layout']} ({settings['layout_why']})"
+    device = "cpu" if not settings["gpus"] else f"{settings['gpus']} GPU(s)"
+    lines = [f"gkd: {layout}, device {device}, {lanes} lane(s), {model}"]
+    lines += [f"gkd: {note}" for note in notes]
+    return lines
+
+
+def summary(record: RunRecord, report: str) -> list[str]:
+    """The closing lines: what had to be cleaned, and where the report is."""
+    lines = []
+    if record.cleaned:
+        lines.append(
+            f"gkd: {len(record.cleaned)} process(es) were still there at the end and "
+            f"were ended: {'; '.join(record.cleaned[:3])}"
+        )
+    lines += [f"gkd: {note}" for note in record.notes]
+    lines.append(f"gkd: report in {report}")
+    return lines
+
+
+def annotations(record: RunRecord) -> list[str]:
+    """GitHub Actions' workflow commands, one an unsuccessful stage."""
+    return [
+        f"::error title=gkd {stage.name}::{_escaped(headline(stage))}"
+        for stage in record.stages
+        if stage.outcome in (FAILED, TIMEOUT)
+    ]
+
+
+def _escaped(text: Any) -> str:
+    # https://docs.github.com/actions/reference/workflow-commands-for-github-actions
+    return str(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

@@ -1,0 +1,88 @@
+"""Of everything that was found, what is the root, and what followed from it?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pytest_gkd.rules import CONFIDENCES, TIERS, Catalogue
+from pytest_gkd.scan import Hit
+
+
+@dataclass(frozen=True)
+class Found:
+    """One cause with its hits, the best first, and how far it explains the failure.
+
+    ``rank`` is the position in TIERS of its strongest hit; ``explained`` says that
+    another cause found in the same run is known to bring this one about.
+    """
+
+    cause: str
+    hits: tuple[Hit, ...]
+    rank: int
+    explained: bool
+
+    @property
+    def best(self) -> Hit:
+        """The hit that speaks for the cause."""
+        return self.hits[0]
+
+    @property
+    def weak(self) -> bool:
+        """Whether only warnings and notes speak for the cause."""
+        return self.best.weak
+
+    @property
+    def confidence(self) -> str:
+        """How sure the cause itself is: certain, likely or guess."""
+        return "guess" if self.weak else self.best.signature.confidence
+
+
+def choose(hits: Iterable[Hit], catalogue: Catalogue) -> list[Found]:
+    """The causes found, the root first.
+
+    The tier decides first: a cause before a symptom before a fallback, and what
+    another found cause explains after that cause. Then how sure it is, then which was
+    first in time, across all sources when every line has a time, else in their order.
+    """
+    grouped: dict[str, list[Hit]] = {}
+    for hit in hits:
+        grouped.setdefault(hit.cause, []).append(hit)
+    strong = {cause for cause, own in grouped.items() if not all(h.weak for h in own)}
+    timed = all(hit.time_s is not None for own in grouped.values() for hit in own)
+    found = [
+        Found(
+            cause=cause,
+            hits=tuple(sorted(own, key=lambda hit: _hit_key(hit, timed))),
+            rank=min(TIERS.index(hit.tier) for hit in own),
+            explained=any(
+                other in strong and other != cause
+                for other in catalogue[cause].consequence_of
+            ),
+        )
+        for cause, own in grouped.items()
+    ]
+    return sorted(found, key=lambda one: _key(one, timed))
+
+
+def _hit_key(hit: Hit, timed: bool) -> tuple[object, ...]:
+    return (
+        hit.weak,
+        TIERS.index(hit.tier),
+        CONFIDENCES.index(hit.signature.confidence),
+        *_when(hit, timed),
+    )
+
+
+def _when(hit: Hit, timed: bool) -> tuple[float, int, int]:
+    return (hit.time_s or 0.0 if timed else 0.0, hit.source_index, hit.order)
+
+
+def _key(found: Found, timed: bool) -> tuple[object, ...]:
+    return (
+        found.weak,
+        found.explained,
+        found.rank,
+        found.confidence == "guess",
+        *_when(found.best, timed),
+    )

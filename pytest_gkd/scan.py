@@ -1,0 +1,251 @@
+"""Which lines of a text hold a known signature, and what do they say?
+
+Text is bytes here: logs hold broken UTF-8, NUL bytes and lines of megabytes. A
+signature is looked for as a plain string; only the line around a find is looked at
+closer, and never more than ``WINDOW`` bytes of it, so no pattern meets a long line.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pytest_gkd.rules import Catalogue, Signature
+
+WINDOW = 3000
+BEFORE = 600
+MAX_HITS = 4
+MAX_TRIES = 200
+
+_ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x00")
+_NOTE = re.compile(
+    rb"(?<!NCCL )\b(?:WARNING|WARN|INFO|DEBUG|warning|Warning)\b"
+    rb"|(?:User|Future|Deprecation|Runtime|Resource)Warning"
+    rb"|^\W{0,3}(?:rank\d+\W{1,4})?[WI]\d{4} "
+)
+_ALARM = re.compile(rb"\b(?:ERROR|CRITICAL|FATAL|Error|error)\b|\b[EF]\d{4} ")
+_ACTOR = re.compile(rb"\(([\w.:]+) pid=(\d+)(?:, ip=([\d.]+))?\)")
+_RANK = re.compile(rb"\[?\b[Rr]ank ?(\d+)\]|\[default(\d+)\]:|\bTP(\d+) pid=")
+_REPEATED = re.compile(rb" *\[repeated \d+x across cluster\].*")
+# 2026-11-21 10:00:00,123 | 11-21 10:00:00 (vLLM) | E1121 10:00:00.123456 (glog)
+_TIME = re.compile(
+    rb"(?:(?:\d{4}[-/])?(?P<month>\d\d)[-/](?P<day>\d\d)[ T]|[EWIF](?P<glog>\d{4}) )"
+    rb"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d(?:[.,]\d{1,6})?)"
+)
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A signature found: where, in which words, and with which facts.
+
+    ``line`` counts from 1 and is None where lines have no numbers. ``order`` counts
+    bytes from the start of the source. ``time_s`` is the line's own time, in seconds
+    from the start of an unnamed year. ``weak`` says that the line calls itself a
+    warning or a note.
+    """
+
+    cause: str
+    signature: Signature
+    tier: str
+    source: str
+    line: int | None
+    text: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+    weak: bool = False
+    source_index: int = 0
+    order: int = 0
+    time_s: float | None = None
+    process: str = ""
+
+
+class Scanner:
+    """Looks through one source, block by block, for the signatures of a catalogue.
+
+    Of each signature the first ``MAX_HITS`` are kept; the root of a failure is among
+    the first things that happened, so later ones cannot change the answer.
+    """
+
+    def __init__(
+        self,
+        signatures: Mapping[bytes, list[tuple[str, Signature, str]]],
+        source: str,
+        source_index: int = 0,
+    ) -> None:
+        self.source = source
+        self.source_index = source_index
+        self.hits: list[Hit] = []
+        self._open = dict(signatures)
+        self._tries: dict[bytes, int] = {}
+        self._seen: dict[int, int] = {}
+        self._line = 1
+        self._offset = 0
+
+    def feed(self, block: bytes) -> None:
+        """Look through the next block, which ends at a line end or at the end."""
+        for text in [text for text in self._open if text in block]:
+            self._search(text, block)
+        self._line += block.count(b"\n")
+        self._offset += len(block)
+
+    def _search(self, text: bytes, block: bytes) -> None:
+        position = block.find(text)
+        while position >= 0:
+            start, end = segment(block, position)
+            clean, at = tidy(block, start, position, end)
+            for cause, signature, tier in self._open[text]:
+                self._look(cause, signature, tier, clean, at, block, start)
+            tries = self._tries.get(text, 0) + 1
+            self._tries[text] = tries
+            if self._done(text) or tries >= MAX_TRIES:
+                del self._open[text]
+                return
+            position = block.find(text, max(end, position + len(text)))
+
+    def _done(self, text: bytes) -> bool:
+        return all(
+            self._seen.get(id(signature), 0) >= MAX_HITS
+            for _, signature, _ in self._open[text]
+        )
+
+    def _look(
+        self,
+        cause: str,
+        signature: Signature,
+        tier: str,
+        clean: bytes,
+        at: int,
+        block: bytes,
+        start: int,
+    ) -> None:
+        if self._seen.get(id(signature), 0) >= MAX_HITS:
+            return
+        facts = fit(signature, clean)
+        if facts is None:
+            return
+        self._seen[id(signature)] = self._seen.get(id(signature), 0) + 1
+        self.hits.append(
+            Hit(
+                cause=cause,
+                signature=signature,
+                tier=signature.tier or tier,
+                source=self.source,
+                line=self._line + block.count(b"\n", 0, start),
+                text=shown(clean),
+                facts=facts,
+                weak=not signature.loud and is_note(clean, at),
+                source_index=self.source_index,
+                order=self._offset + start,
+                time_s=time_of(block, start),
+                process=process_of(clean),
+            )
+        )
+
+
+def index(
+    catalogue: Catalogue,
+) -> dict[bytes, list[tuple[str, Signature, str]]]:
+    """The signatures that have text, by each of their texts, with cause and tier."""
+    found: dict[bytes, list[tuple[str, Signature, str]]] = {}
+    for rule in catalogue.rules.values():
+        for signature in rule.signatures:
+            for text in signature.text:
+                entry = (rule.id, signature, rule.tier)
+                found.setdefault(text.encode(), []).append(entry)
+    return found
+
+
+def segment(block: bytes, position: int) -> tuple[int, int]:
+    """Where the line around ``position`` starts and ends; a progress bar's carriage
+    returns end lines too. At most WINDOW bytes, at most BEFORE of them before."""
+    low = max(0, position - BEFORE)
+    start = max(block.rfind(b"\n", low, position), block.rfind(b"\r", low, position))
+    start = low if start < 0 else start + 1
+    high = min(len(block), position + WINDOW)
+    ends = [block.find(mark, position, high) for mark in (b"\n", b"\r")]
+    end = min((e for e in ends if e >= 0), default=high)
+    return start, end
+
+
+def tidy(block: bytes, start: int, position: int, end: int) -> tuple[bytes, int]:
+    """The line without colours and fold marks, and where the find is in it."""
+    before = _ANSI.sub(b"", block[start:position])
+    after = _ANSI.sub(b"", block[position:end])
+    return _REPEATED.sub(b"", before + after).rstrip(), len(before)
+
+
+def fit(signature: Signature, line: bytes) -> dict[str, str] | None:
+    """The facts that the signature reads in the line, or None when it does not fit."""
+    if any(text.encode() in line for text in signature.unless):
+        return None
+    if not signature.pattern:
+        return {}
+    match = pattern_of(signature.pattern).search(line)
+    if match is None:
+        return None
+    return {
+        name: value.decode("utf-8", "replace").strip()
+        for name, value in match.groupdict().items()
+        if value is not None
+    }
+
+
+@functools.cache
+def pattern_of(pattern: str) -> re.Pattern[bytes]:
+    """The compiled pattern; compiled on its first use, as most are never needed."""
+    return re.compile(pattern.encode())
+
+
+def is_note(line: bytes, at: int) -> bool:
+    """Whether the words before ``at`` call the line a warning or a note."""
+    before = line[:at]
+    return _NOTE.search(before) is not None and _ALARM.search(before) is None
+
+
+def shown(line: bytes, width: int = 400) -> str:
+    """The line as a report shows it."""
+    text = " ".join(line.decode("utf-8", "replace").split())
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def process_of(line: bytes) -> str:
+    """Which process wrote the line, as ``rank 3`` or ``WorkerDict 4711``."""
+    rank = _RANK.search(line)
+    if rank is not None:
+        number = next(group for group in rank.groups() if group is not None)
+        return f"rank {int(number)}"
+    actor = _ACTOR.search(line)
+    if actor is None:
+        return ""
+    name, pid, host = (part.decode() if part else "" for part in actor.groups())
+    return f"{name} {pid}" + (f" on {host}" if host else "")
+
+
+def time_of(block: bytes, start: int) -> float | None:
+    """The time of the line at ``start``, or of the nearest line with one before it."""
+    end = block.find(b"\n", start)
+    end = min(len(block) if end < 0 else end, start + 200)
+    found = _TIME.search(block, start, end)
+    if found is None:
+        for before in _TIME.finditer(block, max(0, start - 4000), start):
+            found = before
+    return None if found is None else _seconds(found)
+
+
+def _seconds(match: re.Match[bytes]) -> float:
+    date = match["glog"] or match["month"] + match["day"]
+    days = int(date[:2]) * 31 + int(date[2:])
+    clock = int(match["hour"]) * 3600 + int(match["minute"]) * 60
+    return days * 86400 + clock + float(match["second"].replace(b",", b"."))
+
+
+def scan_texts(
+    texts: Iterable[tuple[str, bytes]], catalogue: Catalogue
+) -> Iterator[Hit]:
+    """The hits of whole texts, each with its name, in their order."""
+    signatures = index(catalogue)
+    for number, (name, text) in enumerate(texts):
+        scanner = Scanner(signatures, name, number)
+        scanner.feed(text)
+        yield from scanner.hits

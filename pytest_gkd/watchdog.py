@@ -1,0 +1,208 @@
+"""Holds every worker to its deadline: stacks, then the end of its process tree."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pytest_gkd import process, stacks
+from pytest_gkd.journal import EventReader
+
+# pytest-timeout, inside the worker, is the gentle line: a hang in Python ends with its
+# fixtures torn down. It fires a little after the budget, when the stacks have been
+# taken, and the tree is ended a little after that, whatever the worker does.
+GENTLE_AFTER_S = 0.4
+END_AFTER_S = 0.8
+COLLECT_BUDGET_S = 60.0
+CLOSE_BUDGET_S = 15.0
+TICK_S = 0.1
+OUTPUT_BYTES = 64 * 1024
+
+
+@dataclass
+class WorkerWatch:
+    """What the watchdog knows of one worker process. Times are ``time.monotonic()``.
+
+    ``phase`` is starting, idle, running, closing (the stage's result is known, its
+    fixtures are being torn down) or done.
+    """
+
+    name: str
+    pid: int
+    phase: str = "starting"
+    stage: str = ""
+    since: float = 0.0
+    limit_s: float = COLLECT_BUDGET_S
+    sampled: list[stacks.Stack] = field(default_factory=list)
+    has_sample: bool = False
+    ended: bool = False
+    output: list[BinaryIO] = field(default_factory=list)
+
+    @property
+    def deadline(self) -> float:
+        """When the present phase should be over; infinite while idle."""
+        if self.phase in ("idle", "done"):
+            return float("inf")
+        return self.since + self.limit_s
+
+
+@dataclass(frozen=True)
+class Overrun:
+    """A worker was ended because a phase outlasted its budget. Seconds."""
+
+    worker: str
+    stage: str
+    phase: str
+    limit_s: float
+    after_s: float
+    stacks: tuple[stacks.Stack, ...]
+    ended: tuple[str, ...]
+    survived: tuple[str, ...]
+    output: str
+
+
+class Watchdog(threading.Thread):
+    """Follows the workers' events and ends the worker whose budget is over.
+
+    ``on_event`` gets every event, ``on_overrun`` every ending before the processes
+    are known to be gone to pytest-xdist, ``on_tick`` the time, ten times a second.
+    All three are called with ``lock`` held, as are the methods for other threads.
+    """
+
+    def __init__(
+        self,
+        reader: EventReader,
+        armed: Path,
+        stacks_dir: Path,
+        on_event: Callable[[dict[str, Any]], None],
+        on_overrun: Callable[[Overrun], None],
+        on_tick: Callable[[float], None],
+    ) -> None:
+        super().__init__(name="gkd-watchdog", daemon=True)
+        self.lock = threading.RLock()
+        self.workers: dict[str, WorkerWatch] = {}
+        self._reader = reader
+        self._armed = armed
+        self._stacks_dir = stacks_dir
+        self._on_event = on_event
+        self._on_overrun = on_overrun
+        self._on_tick = on_tick
+        self._over = threading.Event()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """The thread's loop; an exception in it is kept for the controller to raise."""
+        try:
+            while not self._over.wait(TICK_S):
+                self.drain()
+                now = time.monotonic()
+                with self.lock:
+                    self._on_tick(now)
+                for worker in list(self.workers.values()):
+                    self._judge(worker, time.monotonic())
+        except BaseException as error:  # noqa: BLE001 - re-raised by the controller
+            self.error = error
+
+    def stop(self) -> None:
+        """End the thread; deadlines are not held any more."""
+        self._over.set()
+        self.join()
+
+    def drain(self) -> None:
+        """Take in every event written so far."""
+        with self.lock:
+            for event in self._reader.read():
+                self._follow(event)
+                self._on_event(event)
+
+    def _follow(self, event: dict[str, Any]) -> None:
+        name, kind, now = event["worker"], event["event"], event.get("t", 0.0)
+        if kind == "hello":
+            self.workers[name] = WorkerWatch(name, event["pid"], since=now)
+        worker = self.workers.get(name)
+        if worker is None:
+            return
+        if kind == "collected":
+            worker.phase = "idle"
+        elif kind == "start":
+            worker.phase, worker.stage, worker.since = "running", event["stage"], now
+            worker.limit_s = event["budget_s"]
+            worker.sampled, worker.has_sample = [], False
+            worker.output = _captured(worker.pid)
+        elif kind == "finish":
+            worker.phase, worker.since = "closing", now
+            worker.limit_s = CLOSE_BUDGET_S
+        elif kind == "closed":
+            worker.phase = "idle"
+        elif kind == "bye":
+            worker.phase = "done"
+
+    def _judge(self, worker: WorkerWatch, now: float) -> None:
+        if worker.ended or now < worker.deadline:
+            return
+        if not worker.has_sample:
+            self._sample(worker)
+        if time.monotonic() < worker.deadline + END_AFTER_S:
+            return
+        # The worker may have finished while its stacks were taken.
+        self.drain()
+        if time.monotonic() < worker.deadline:
+            return
+        output = read_output(worker)
+        worker.ended = True
+        ended, survived = process.stop(worker.pid, itself=False)
+        overrun = Overrun(
+            worker.name,
+            worker.stage,
+            worker.phase,
+            worker.limit_s,
+            time.monotonic() - worker.since,
+            tuple(worker.sampled),
+            tuple(ended),
+            tuple(survived),
+            output,
+        )
+        with self.lock:
+            self._on_overrun(overrun)
+        # Only now may pytest-xdist see the worker go, with everything known.
+        process.stop(worker.pid, itself=True)
+
+    def _sample(self, worker: WorkerWatch) -> None:
+        out = self._stacks_dir / (worker.stage or worker.name)
+        worker.sampled = stacks.collect(worker.pid, self._armed, out)
+        worker.has_sample = True
+
+
+def _captured(pid: int) -> list[BinaryIO]:
+    """The files that pytest captures a worker's stdout and stderr in, kept open.
+
+    They have no name; a handle from /proc still reads them when the worker is dead.
+    A pipe or a terminal is left alone: to read it would be to steal from it.
+    """
+    files = []
+    for number in (1, 2):
+        try:
+            file = Path(f"/proc/{pid}/fd/{number}").open("rb")  # noqa: SIM115
+        except OSError:
+            continue
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            files.append(file)
+        else:
+            file.close()
+    return files
+
+
+def read_output(worker: WorkerWatch) -> str:
+    """The end of what the worker's stage printed, at most 64 KiB a stream."""
+    parts = []
+    for file in worker.output:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - OUTPUT_BYTES))
+        parts.append(file.read().decode("utf-8", "replace"))
+    return "\n".join(part for part in parts if part.strip())

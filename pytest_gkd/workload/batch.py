@@ -1,0 +1,109 @@
+"""How do prompts and rollouts become one rectangular batch?
+
+Prompt and response are joined and padded on the right. A causal model never looks to
+the right, so padding cannot change a logit before it, whatever the architecture makes
+of an attention mask; and a tokenizer without a padding token needs no special case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Listing
+from dataclasses import dataclass
+from typing import Any
+
+# Logits of one forward pass, in elements: 1 GiB in float32. More sequences than fit
+# are computed in turn, so a 150k vocabulary needs no more memory than this.
+MAX_LOGITS = 1 << 28
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One prompt with the rollout that followed it, as token ids."""
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Make lists acceptable; an empty prompt is not: nothing predicts its token."""
+        object.__setattr__(self, "prompt_ids", tuple(self.prompt_ids))
+        object.__setattr__(self, "response_ids", tuple(self.response_ids))
+        if not self.prompt_ids:
+            raise ValueError("a sequence has no prompt tokens; expected at least one")
+
+    def __len__(self) -> int:
+        """Tokens of prompt and response together."""
+        return len(self.prompt_ids) + len(self.response_ids)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences as numpy arrays; ``tokens`` is the longest, ``response`` its like.
+
+    - ``input_ids``, ``attention_mask``: int64 [batch, tokens].
+    - ``response_mask``: bool [batch, tokens], true at ``t`` where the logits at ``t``
+      predict a response token, which is ``input_ids[:, t + 1]``.
+    - ``positions``: int64 [batch, response], the ``t`` that predicts response token
+      ``j``; past the end of a response it repeats a valid position.
+    - ``response_ids``: int64 [batch, response]; ``mask``: bool [batch, response],
+      true for real response tokens.
+    """
+
+    input_ids: Any
+    attention_mask: Any
+    response_mask: Any
+    positions: Any
+    response_ids: Any
+    mask: Any
+
+
+def pad(sequences: Listing[Sequence], pad_id: int | None = None) -> Batch:
+    """Join and pad ``sequences``; ``pad_id`` None or negative means token 0.
+
+    Raises ValueError when there are no sequences or not one response token.
+    """
+    import numpy as np
+
+    if not sequences:
+        raise ValueError("no sequences to train on; expected at least one")
+    rows, tokens = len(sequences), max(len(s) for s in sequences)
+    response = max(len(s.response_ids) for s in sequences)
+    if not response:
+        raise ValueError(f"all {rows} responses are empty; expected a token to learn")
+    filler = pad_id if pad_id is not None and pad_id >= 0 else 0
+    input_ids = np.full((rows, tokens), filler, dtype=np.int64)
+    attention_mask = np.zeros((rows, tokens), dtype=np.int64)
+    response_mask = np.zeros((rows, tokens), dtype=bool)
+    positions = np.zeros((rows, response), dtype=np.int64)
+    response_ids = np.full((rows, response), filler, dtype=np.int64)
+    mask = np.zeros((rows, response), dtype=bool)
+    for row, sequence in enumerate(sequences):
+        start, length = len(sequence.prompt_ids), len(sequence.response_ids)
+        input_ids[row, : start + length] = sequence.prompt_ids + sequence.response_ids
+        attention_mask[row, : start + length] = 1
+        response_mask[row, start - 1 : start - 1 + length] = True
+        positions[row] = start - 1
+        positions[row, :length] += np.arange(length)
+        response_ids[row, :length] = sequence.response_ids
+        mask[row, :length] = True
+    return Batch(
+        input_ids, attention_mask, response_mask, positions, response_ids, mask
+    )
+
+
+def micro_batches(
+    sequences: Listing[Sequence], vocab_size: int, max_logits: int = MAX_LOGITS
+) -> Iterator[slice]:
+    """Consecutive rows whose padded logits stay within ``max_logits`` elements.
+
+    A sequence that is longer than that alone is a micro-batch of its own. Rows
+    without a response are kept with their neighbours.
+    """
+    start, longest = 0, 0
+    for row, sequence in enumerate(sequences):
+        longest = max(longest, len(sequence))
+        if row > start and (row - start + 1) * longest * vocab_size > max_logits:
+            yield slice(start, row)
+            start, longest = row, len(sequence)
+    if start < len(sequences):
+        yield slice(start, len(sequences))

@@ -1,0 +1,152 @@
+"""How far is the student's next-token distribution from the teacher's?
+
+Two distances, both in nats and averaged over response tokens. All logarithms stay
+logarithms, and the arithmetic is float32 or better whatever the models run in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def generalized_jsd(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    mask: Tensor,
+    *,
+    beta: float,
+    temperature: float = 1.0,
+) -> Tensor:
+    """The generalized Jensen-Shannon divergence of GKD, a scalar >= 0.
+
+    With ``M = beta * P_T + (1 - beta) * P_S`` it is ``beta * KL(P_T || M) +
+    (1 - beta) * KL(P_S || M)``: equations (1) and (2) of arXiv 2306.13649. That is 0
+    at both ends, where the name stands for the limits of the rescaled divergence, as
+    in TRL: ``beta`` 0 is the forward ``KL(P_T || P_S)``, 1 the reverse
+    ``KL(P_S || P_T)``. Student and teacher logits (or log-probabilities) are [batch,
+    tokens, vocab], divided by ``temperature``; ``mask`` is bool [batch, tokens].
+    Tokens that either side gives no probability (-inf) are allowed. Raises ValueError
+    for values or shapes that cannot be.
+    """
+    import torch
+    from torch.nn.functional import log_softmax
+
+    if not 0.0 <= beta <= 1.0:
+        raise ValueError(f"beta is {beta}; expected a number from 0 to 1")
+    if student_logits.shape != teacher_logits.shape:
+        raise ValueError(
+            f"student logits are {tuple(student_logits.shape)} and teacher logits "
+            f"{tuple(teacher_logits.shape)}; expected the same shape"
+        )
+    _check(student_logits, mask, temperature)
+    student = log_softmax(_rows(student_logits, mask) / temperature, -1)
+    teacher = log_softmax(_rows(teacher_logits, mask) / temperature, -1)
+    if beta == 0.0:
+        return _kl(teacher, student).mean()
+    if beta == 1.0:
+        return _kl(student, teacher).mean()
+    # logaddexp(-inf, -inf) is -inf with a NaN gradient; where both are -inf neither
+    # divergence has a term, so any finite number will do.
+    neither = torch.isneginf(student) & torch.isneginf(teacher)
+    weight = torch.tensor(beta, dtype=student.dtype, device=student.device)
+    mixture = torch.logaddexp(
+        teacher.masked_fill(neither, 0.0) + torch.log(weight),
+        student.masked_fill(neither, 0.0) + torch.log1p(-weight),
+    )
+    return (beta * _kl(teacher, mixture) + (1.0 - beta) * _kl(student, mixture)).mean()
+
+
+def topk_forward_kl(
+    student_logits: Tensor,
+    teacher_topk_logprobs: Tensor,
+    teacher_topk_ids: Tensor,
+    mask: Tensor,
+    *,
+    temperature: float = 1.0,
+    tail: bool = True,
+) -> Tensor:
+    """Forward KL over the teacher's top-k tokens, the sparse form of verl's GKD.
+
+    ``sum_k p_k * (log p_k - log q_k)``, a scalar. Student logits are [batch, tokens,
+    vocab] and divided by ``temperature``; the teacher's log-probabilities (of the full
+    softmax, at that same temperature) and ids are [batch, tokens, k]; ``mask`` is bool
+    [batch, tokens]. With ``tail`` all other tokens count as one more, of probability
+    ``1 - sum_k p_k``, which keeps the value >= 0. Without it the value may be
+    negative: the ``p_k`` then sum to less than 1. Both equal the full forward KL when
+    k is the vocabulary. Raises ValueError for values or shapes that cannot be.
+    """
+    import torch
+    from torch.nn.functional import log_softmax
+
+    _check(student_logits, mask, temperature)
+    expected = tuple(student_logits.shape[:2])
+    for name, tensor in (
+        ("log-probabilities", teacher_topk_logprobs),
+        ("ids", teacher_topk_ids),
+    ):
+        if tensor.dim() != 3 or tuple(tensor.shape[:2]) != expected:
+            raise ValueError(
+                f"the teacher's top-k {name} are {tuple(tensor.shape)}; expected "
+                f"[batch, tokens, k] with batch and tokens {expected}"
+            )
+    if teacher_topk_logprobs.shape != teacher_topk_ids.shape:
+        raise ValueError(
+            f"the teacher gave {teacher_topk_logprobs.shape[-1]} log-probabilities "
+            f"and {teacher_topk_ids.shape[-1]} ids per token; expected as many"
+        )
+    student = log_softmax(_rows(student_logits, mask) / temperature, -1)
+    teacher = _rows(teacher_topk_logprobs, mask).to(student.dtype)
+    ids = teacher_topk_ids[mask]
+    vocab, top = student.shape[-1], ids.shape[-1]
+    if top == 0 or int(ids.min()) < 0 or int(ids.max()) >= vocab:
+        raise ValueError(
+            f"the teacher's top-{top} ids must be from 0 to {vocab - 1}, the student's "
+            f"vocabulary"
+            + (f"; they reach {int(ids.min())} to {int(ids.max())}" if top else "")
+        )
+    value = _kl(teacher, student.gather(-1, ids))
+    if tail and top < vocab:
+        rest = (1.0 - teacher.exp().sum(-1)).clamp_min(0.0)
+        # Summing what is left is exact where 1 - sum(q) would cancel to nothing.
+        student_rest = student.scatter(-1, ids, float("-inf")).logsumexp(-1)
+        value = value + _kl(torch.log(rest)[:, None], student_rest[:, None])
+    return value.mean()
+
+
+def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """``sum p * (log p - log q)`` over the last axis, where ``0 * log 0`` is 0."""
+    import torch
+
+    # Filled before the arithmetic and not after it: a term that is thrown away after
+    # (-inf) - (-inf) still sends NaN into the gradient.
+    nothing = torch.isneginf(log_p)
+    log_p = log_p.masked_fill(nothing, 0.0)
+    return (log_p.exp() * (log_p - log_q.masked_fill(nothing, 0.0))).sum(-1)
+
+
+def _rows(logits: Tensor, mask: Tensor) -> Tensor:
+    """The masked tokens as [n, vocab], in float32 or the wider type they come in."""
+    import torch
+
+    return logits[mask].to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _check(logits: Tensor, mask: Tensor, temperature: float) -> None:
+    import torch
+
+    if not temperature > 0.0:
+        raise ValueError(f"temperature is {temperature}; expected a number above 0")
+    if logits.dim() != 3:
+        raise ValueError(
+            f"logits are {tuple(logits.shape)}; expected [batch, tokens, vocab]"
+        )
+    if mask.dtype != torch.bool or mask.shape != logits.shape[:2]:
+        raise ValueError(
+            f"the mask is {mask.dtype} {tuple(mask.shape)}; expected torch.bool "
+            f"{tuple(logits.shape[:2])}, as the logits' batch and tokens"
+        )
+    if not bool(mask.any()):
+        raise ValueError("the mask has no true entry; expected a response token")
