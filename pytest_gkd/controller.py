@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import os
 import platform
-import re
 import shutil
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,14 +21,9 @@ from _pytest._io import TerminalWriter
 from _pytest.terminal import TerminalReporter
 
 from pytest_gkd import process, render, stacks
+from pytest_gkd.console import Console
+from pytest_gkd.findings import Findings, without_timeout_dump
 from pytest_gkd.journal import EventReader, EventWriter, write_json
-from pytest_gkd.match import (
-    EvidenceLine,
-    StageEvidence,
-    TextSource,
-    diagnose,
-    telling_lines,
-)
 from pytest_gkd.plan import PlannedStage
 from pytest_gkd.record import (
     BLOCKED,
@@ -40,7 +33,6 @@ from pytest_gkd.record import (
     RunRecord,
     StageRecord,
 )
-from pytest_gkd.rules import load
 from pytest_gkd.settings import Settings
 from pytest_gkd.watchdog import Overrun, Watchdog, WorkerWatch, read_output
 
@@ -54,10 +46,6 @@ PACKAGES = (
     "transformers",
     "datasets",
 )
-PLAIN_EVERY_S = 10.0
-# What pytest-timeout prints when it fires; py-spy's stacks, taken before, say more.
-TIMEOUT_DUMP = re.compile(r"\+{5,} Timeout \+{5,}.*?\+{5,} Timeout \+{5,}", re.DOTALL)
-OUTPUT_LIMIT = 4 * 1024 * 1024
 
 
 class StageFailure(TerminalRepr):
@@ -78,63 +66,6 @@ class StageFailure(TerminalRepr):
             self._traceback.toterminal(tw)
         else:
             tw.line(str(self._traceback))
-
-
-class Console:
-    """Result lines and the live line, from two threads, one at a time."""
-
-    def __init__(self, reporter: TerminalReporter | None) -> None:
-        self.lock = threading.RLock()
-        self._reporter = reporter
-        quiet = reporter is None or reporter.verbosity < 0
-        self._live = not quiet and bool(reporter and reporter.isatty)
-        self._plain = not quiet and not self._live
-        self._shown = False
-        self._said: dict[str, tuple[str, float]] = {}
-
-    @property
-    def quiet(self) -> bool:
-        """Whether nothing is shown while stages run."""
-        return not self._live and not self._plain
-
-    def line(self, text: str, **markup: bool) -> None:
-        """A line that stays."""
-        if self._reporter is None or self.quiet:
-            return
-        with self.lock:
-            self._wipe()
-            self._reporter.ensure_newline()
-            self._reporter.write_line(text, **markup)
-
-    def progress(self, stages: list[StageRecord], now: float) -> None:
-        """Show what runs: one updating line, or now and then a plain one."""
-        if self._reporter is None or self.quiet:
-            return
-        with self.lock:
-            if self._live:
-                width = self._reporter._tw.fullwidth
-                line = render.live_line(stages, now, width)
-                if line or self._shown:
-                    self._reporter.rewrite(line, erase=True)
-                    self._shown = bool(line)
-                return
-            for record in stages:
-                self._say(record, now)
-
-    def _say(self, record: StageRecord, now: float) -> None:
-        step, at = self._said.get(record.name, ("", 0.0))
-        first = record.name not in self._said
-        changed = record.step != step and now - at > 1.0
-        if first or changed or now - at > PLAIN_EVERY_S:
-            self._said[record.name] = (record.step, now)
-            if not (first and not record.step):
-                self.line("  ... " + render.live_line([record], now, 200))
-
-    def _wipe(self) -> None:
-        if self._shown and self._reporter is not None:
-            self._reporter.rewrite("", erase=True)
-            self._reporter.write("\r")
-            self._shown = False
 
 
 class StageController:
@@ -161,9 +92,8 @@ class StageController:
         self._header_notes = list(notes)
         self._console = Console(None)
         self._overruns: dict[str, Overrun] = {}
-        self._stack_texts: dict[str, list[TextSource]] = {}
         self._verdicts = EventWriter(run_dir / "verdicts.jsonl")
-        self._catalogue = load()
+        self._findings = Findings(report_dir, config.invocation_params.dir)
         self._before = {p.pid for p in process.descendants(os.getpid())}
         self._old_sigterm: Any = None
         self.watchdog = Watchdog(
@@ -285,9 +215,7 @@ class StageController:
     # -- hooks: results --------------------------------------------------------------
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
-    def pytest_handlecrashitem(
-        self, crashitem: str, report: pytest.TestReport
-    ) -> None:
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
         self.watchdog.drain()
         record = next((s for s in self.record.stages if s.nodeid == crashitem), None)
         if record is None:
@@ -309,7 +237,7 @@ class StageController:
             record.outcome = TIMEOUT
             record.message = record.message or render._ending(record)
             record.cleaned = list(overrun.ended)
-            self._keep_stacks(record, overrun.stacks)
+            self._findings.keep_stacks(record, overrun.stacks)
             output, status = overrun.output, None
         else:
             record.outcome = FAILED
@@ -321,15 +249,32 @@ class StageController:
             if watch is not None:
                 out = self.report_dir / "stacks" / record.name
                 armed = self.run_dir / "armed"
-                self._keep_stacks(record, stacks.of_crash(watch.pid, armed, out))
+                self._findings.keep_stacks(
+                    record, stacks.of_crash(watch.pid, armed, out)
+                )
         signal_name = process.exit_name(status) if status and status < 0 else None
-        self._keep_output(record, output)
-        self._diagnose(record, output, None, "", signal_name, crashed=overrun is None)
+        self._findings.settle(
+            record, output, exit_signal=signal_name, crashed=overrun is None
+        )
         report.longrepr = self._failure(record, None)
         report.gkd_done = True  # type: ignore[attr-defined]
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logreport(
+        self, report: pytest.TestReport
+    ) -> Generator[None, object, object]:
+        self._take_in(report)
+        result = yield
+        if self.watchdog.error is not None:
+            raise self.watchdog.error
+        limit = self.config.option.maxfail
+        failed = sum(s.outcome in (FAILED, TIMEOUT) for s in self.record.stages)
+        if self.workers and limit and failed >= limit:
+            # pytest-xdist would let the other lanes run to their end first.
+            raise pytest.Session.Failed(f"stopping after {failed} failures")
+        return result
+
+    def _take_in(self, report: pytest.TestReport) -> None:
         if getattr(report, "gkd_done", False):
             self._finish(self._named(report.nodeid), report)
             return
@@ -366,22 +311,23 @@ class StageController:
         worker = getattr(getattr(report, "node", None), "gateway", None)
         watch = self.watchdog.workers.get(worker.id) if worker else None
         if watch is not None and watch.has_sample:
-            self._keep_stacks(record, watch.sampled)
+            self._findings.keep_stacks(record, watch.sampled)
         first = found["error"].strip().splitlines()
         record.message = "" if record.outcome == TIMEOUT else (first or [""])[0]
         record.message = record.message or render._ending(record)
         sections = "\n".join(f"-- {name}\n{text}" for name, text in report.sections)
         traceback = report.longrepr
-        text = sections
         if record.outcome == TIMEOUT:
             # Where it was interrupted says nothing that the stacks do not say better.
             record.cleaned = list(found["ended"])
-            found["error"] = ""
-            text = TIMEOUT_DUMP.sub("", text)
+            self._findings.settle(record, without_timeout_dump(sections))
         else:
-            text = f"{report.longreprtext}\n{sections}"
-        self._keep_output(record, text)
-        self._diagnose(record, text, found["fault"], found["error"], None)
+            self._findings.settle(
+                record,
+                f"{report.longreprtext}\n{sections}",
+                fault=found["fault"],
+                error=found["error"],
+            )
         shown = self.config.get_verbosity() > 0 or self._asked_for_tracebacks()
         if not shown:
             report.sections = []  # in the report directory; -v shows them here too
@@ -391,7 +337,7 @@ class StageController:
         return self.config.option.tbstyle not in ("auto", "no", "line")
 
     def _failure(self, record: StageRecord, traceback: Any) -> Any:
-        block = render.failure_block(record, self._relative(self._report_file))
+        block = render.failure_block(record, self._findings.relative(self._report_file))
         return StageFailure(record, block, traceback)
 
     def _finish(self, record: StageRecord | None, report: pytest.TestReport) -> None:
@@ -403,11 +349,6 @@ class StageController:
             outcome = record.outcome or SKIPPED
             self._console.line(render.result_line(record), **render.MARKUP[outcome])
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        if self.watchdog.error is not None:
-            raise self.watchdog.error
-
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(
         self, report: pytest.CollectReport | pytest.TestReport
@@ -417,10 +358,11 @@ class StageController:
         assert isinstance(report, pytest.TestReport)
         if self.record.ended is None:
             # While stages run each has a line of its own; pytest only counts them.
-            category = report.outcome
-            if report.when != "call":
-                category = "error" if report.failed else ""
-            return ("skipped" if report.skipped else category), "", ""
+            if report.skipped:
+                return "skipped", "", ""
+            if report.when == "call":
+                return report.outcome, "", ""
+            return ("error" if report.failed else ""), "", ""
         in_call = report.when == "call"
         if report.failed:
             return ("failed", "", "FAILED") if in_call else ("error", "", "ERROR")
@@ -432,17 +374,23 @@ class StageController:
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object | None) -> None:
+        output = getattr(node, "workeroutput", {})
+        if output.get("exitstatus") == pytest.ExitCode.USAGE_ERROR:
+            raise pytest.UsageError("the stages could not be collected; see above")
         overrun = self._overruns.get(node.gateway.id)
         if overrun is not None and overrun.phase == "starting":
             pytest.exit(
                 f"gkd: collecting the stages did not end within "
                 f"{render.budget(overrun.limit_s)}; its stacks are in "
-                f"{self._relative(self.report_dir / 'stacks')}",
+                f"{self._findings.relative(self.report_dir / 'stacks')}",
                 returncode=1,
             )
 
     def pytest_keyboard_interrupt(self) -> None:
         self.record.interrupted = "interrupted"
+        self._close_open_stages()
+
+    def _close_open_stages(self) -> None:
         for stage in self.record.stages:
             if stage.outcome is None and stage.started is not None:
                 stage.duration_s = time.monotonic() - stage.started
@@ -458,6 +406,7 @@ class StageController:
             self.watchdog.stop()
             self.watchdog.drain()
             self._end_workers()
+            self._close_open_stages()
         if self.record.ended is None:
             self.record.ended = _now()
         self._write()
@@ -471,7 +420,9 @@ class StageController:
     def pytest_unconfigure(self) -> None:
         if self._old_sigterm is not None:
             signal.signal(signal.SIGTERM, self._old_sigterm)
-        mine = [p for p in process.descendants(os.getpid()) if p.pid not in self._before]
+        mine = [
+            p for p in process.descendants(os.getpid()) if p.pid not in self._before
+        ]
         if self.workers and mine:
             # Only what is below this process and was not there when the run began.
             for child in mine:
@@ -480,10 +431,12 @@ class StageController:
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
-        for line in render.summary(self.record, self._relative(self._report_file)):
+        for line in render.summary(
+            self.record, self._findings.relative(self._report_file)
+        ):
             terminalreporter.write_line(line)
         if os.environ.get("GITHUB_ACTIONS") == "true":
-            for line in render.annotations(self.record):
+            for line in render.github_annotations(self.record):
                 terminalreporter.write_line(line)
 
     # -- files -----------------------------------------------------------------------
@@ -495,93 +448,8 @@ class StageController:
     def _write(self) -> None:
         write_json(self._report_file, self.record.to_json())
 
-    def _keep_output(self, record: StageRecord, text: str) -> None:
-        if text.strip():
-            path = self.report_dir / "output" / record.name / "stage.log"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text[-OUTPUT_LIMIT:], "utf-8", "replace")
-
-    def _keep_stacks(self, record: StageRecord, found: Iterable[stacks.Stack]) -> None:
-        found = list(found)
-        record.stacks = [self._relative(stack.path) for stack in found]
-        record.stuck = [stack.where() for stack in found]
-        self._stack_texts[record.name] = [
-            TextSource(f"stacks/{stack.path.name}", stack.text) for stack in found
-        ]
-
-    def _diagnose(
-        self,
-        record: StageRecord,
-        text: str,
-        fault: dict[str, Any] | None,
-        error: str,
-        exit_signal: str | None,
-        *,
-        crashed: bool = False,
-    ) -> None:
-        kind = "timeout" if record.outcome == TIMEOUT else "failed"
-        texts = [TextSource("error", error)] if error else []
-        texts.append(TextSource("output", text))
-        texts += self._child_output(record)
-        texts += self._stack_texts.get(record.name, [])
-        evidence = StageEvidence(
-            stage=record.name,
-            outcome="crashed" if crashed else kind,
-            cause=fault["cause"] if fault else None,
-            message=record.message,
-            texts=tuple(texts),
-            facts={**record.facts, **(fault["facts"] if fault else {})},
-            exit_signal=exit_signal,
-            doing=record.step,
-        )
-        diagnosis = diagnose(evidence, self._catalogue)
-        if diagnosis is None:
-            said = [text for text in texts if not text.name.startswith("stacks/")]
-            found = telling_lines(said, 8) or _last_lines(said)
-            record.telling = [dataclasses.asdict(line) for line in found]
-            return
-        record.diagnosis = diagnosis.to_json()
-        if fault:
-            proofs = [
-                {"source": source, "line": line, "text": shown}
-                for source, line, shown in fault["evidence"]
-            ]
-            record.diagnosis["evidence"] = proofs + record.diagnosis["evidence"]
-
-    def _child_output(self, record: StageRecord) -> list[TextSource]:
-        directory = self.report_dir / "output" / record.name
-        texts = []
-        for path in sorted(directory.glob("*")):
-            if path.name == "stage.log" or not path.is_file():
-                continue
-            record.output.append(self._relative(path))
-            with path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - OUTPUT_LIMIT))
-                texts.append(
-                    TextSource(path.name, file.read().decode("utf-8", "replace"))
-                )
-        return texts
-
     def _named(self, nodeid: str) -> StageRecord | None:
         return next((s for s in self.record.stages if s.nodeid == nodeid), None)
-
-    def _relative(self, path: Path) -> str:
-        try:
-            return str(path.relative_to(self.config.invocation_params.dir))
-        except ValueError:
-            return str(path)
-
-
-def _last_lines(texts: Iterable[TextSource]) -> list[EvidenceLine]:
-    """What was printed last, for a stage that ended without a word of trouble."""
-    lines = [
-        EvidenceLine(text.name, number, line.strip())
-        for text in texts
-        for number, line in enumerate(text.text.splitlines(), 1)
-        if line.strip() and not line.startswith("-- ")
-    ]
-    return lines[-3:]
 
 
 def _end(worker: WorkerWatch) -> None:
@@ -621,4 +489,3 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-

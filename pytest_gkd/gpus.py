@@ -35,12 +35,10 @@ def visible(count: int, environment: str | None) -> int:
     left = 0
     for entry in environment.split(","):
         name = entry.strip()
-        if name.isdigit() and int(name) < count:
-            left += 1
-        elif name.startswith(("GPU-", "MIG-")):
-            left += 1
-        else:
+        index = name.isdigit() and int(name) < count
+        if not index and not name.startswith(("GPU-", "MIG-")):
             break
+        left += 1
     return min(left, count)
 
 

@@ -14,7 +14,8 @@ from pytest_gkd.scan import Hit, scan_texts
 MAX_FIXES = 3
 MAX_EVIDENCE = 4
 # A stage runs our own code: its reader has no verl or TRL configuration at hand.
-STAGE_FRAMEWORKS = ("any", "env", "pytorch", "vllm", "ray")
+STAGE_FRAMEWORKS = ("vllm", "ray")
+TRAINERS = ("verl", "trl", "lightrft", "deepspeed")
 
 _PLACE = re.compile(r"<(\w+)>")
 _EXCEPTION = re.compile(
@@ -204,15 +205,31 @@ def advice(
     rule: Rule,
     frameworks: Iterable[str],
     facts: Mapping[str, Any] | None = None,
-    limit: int = MAX_FIXES,
+    *,
+    of_stage: bool = True,
 ) -> tuple[str, ...]:
-    """The rule's fixes for these frameworks, a line each, at most ``limit``.
+    """The rule's fixes for these frameworks, in their order, at most MAX_FIXES.
 
-    ``<name>`` in a fix is replaced by the fact of that name where there is one.
+    For a log (not ``of_stage``) the options of the smoke test are left out, and the
+    knobs of the trainer that wrote it come before more general ones. ``<name>`` in a
+    fix is replaced by the fact of that name where there is one.
     """
-    wanted = set(frameworks)
-    fixes = [fix for fix in rule.fixes if fix.framework in wanted][:limit]
-    return tuple(_filled(fix, facts or {}) for fix in fixes)
+    wanted = {"any", "env", "pytorch", *frameworks}
+    fixes = [fix for fix in rule.fixes if fix.framework in wanted]
+    if not of_stage:
+        fixes = [fix for fix in fixes if not _of_smoke_test(fix)]
+        own = [fix for fix in fixes if fix.framework in TRAINERS]
+        others = [fix for fix in fixes if fix.framework not in TRAINERS]
+        kept = own[:2] + others[: MAX_FIXES - len(own[:2])]
+        fixes = [fix for fix in fixes if fix in kept]
+    return tuple(_filled(fix, facts or {}) for fix in fixes[:MAX_FIXES])
+
+
+def _of_smoke_test(fix: Fix) -> bool:
+    return any(
+        knob.startswith("gkd:--gkd-") and knob != "gkd:--gkd-stages"
+        for knob in fix.knobs
+    )
 
 
 def _filled(fix: Fix, facts: Mapping[str, Any]) -> str:

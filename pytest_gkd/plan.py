@@ -119,7 +119,9 @@ def _needs_first(stages: Sequence[PlannedStage]) -> tuple[PlannedStage, ...]:
         missing = {stage.name for stage in left}
         following = next((s for s in left if not missing & set(s.needs)), None)
         if following is None:
-            circle = " and ".join(f"{s.name} (needs {', '.join(s.needs)})" for s in left)
+            circle = " and ".join(
+                f"{s.name} (needs {', '.join(s.needs)})" for s in left
+            )
             raise SettingsError(f"these stages need each other in a circle: {circle}")
         done.append(following)
         left.remove(following)

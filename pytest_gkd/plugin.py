@@ -65,8 +65,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             group.addoption(
                 option.flag, dest=option.ini, metavar=option.metavar, help=text
             )
-        ini_type = "linelist" if option.kind == "list" else None
-        parser.addini(option.ini, option.help, type=ini_type, default=None)
+        if option.kind == "list":
+            parser.addini(option.ini, option.help, type="linelist", default=None)
+        else:
+            parser.addini(option.ini, option.help, default=None)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -167,7 +167,11 @@ def header(record: RunRecord, lanes: int, notes: Iterable[str]) -> list[str]:
 
 def summary(record: RunRecord, report: str) -> list[str]:
     """The closing lines: what had to be cleaned, and where the report is."""
-    lines = []
+    lines = [
+        f"gkd: {stage.name} was {stage.message}"
+        for stage in record.stages
+        if stage.message.startswith("interrupted ")
+    ]
     if record.cleaned:
         lines.append(
             f"gkd: {len(record.cleaned)} process(es) were still there at the end and "
@@ -178,7 +182,7 @@ def summary(record: RunRecord, report: str) -> list[str]:
     return lines
 
 
-def annotations(record: RunRecord) -> list[str]:
+def github_annotations(record: RunRecord) -> list[str]:
     """GitHub Actions' workflow commands, one an unsuccessful stage."""
     return [
         f"::error title=gkd {stage.name}::{_escaped(headline(stage))}"

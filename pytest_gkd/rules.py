@@ -65,7 +65,8 @@ class Signature:
     it died of (``signals``) and what it was doing (``doing``, a regular expression).
     Where text and such conditions stand together, both must hold. ``source`` limits
     the text to ``stacks``. ``tier`` replaces the tier of the rule for this signature.
-    ``loud`` lets a line count that calls itself a warning or a note.
+    ``loud`` lets a line count that calls itself a warning or a note, ``silent`` one
+    that the run goes on after, even to its end.
     """
 
     text: tuple[str, ...] = ()
@@ -78,6 +79,7 @@ class Signature:
     tier: str = ""
     source: str = ""
     loud: bool = False
+    silent: bool = False
     outcomes: tuple[str, ...] = ()
     stages: tuple[str, ...] = ()
     signals: tuple[str, ...] = ()
@@ -187,6 +189,7 @@ _SIGNATURE_KEYS = {
     "tier": _TEXT,
     "source": _TEXT,
     "loud": _FLAG,
+    "silent": _FLAG,
     "outcomes": _TEXTS,
     "stages": _TEXTS,
     "signals": _TEXTS,

@@ -89,6 +89,16 @@ class Scanner:
         self._line += block.count(b"\n")
         self._offset += len(block)
 
+    @property
+    def texts(self) -> list[bytes]:
+        """The texts that are still looked for."""
+        return list(self._open)
+
+    def feed_line(self, text: bytes, line: int, offset: int) -> None:
+        """Look through one line, which a filter found, with its place in the source."""
+        self._line, self._offset = line, offset
+        self.feed(text)
+
     def _search(self, text: bytes, block: bytes) -> None:
         position = block.find(text)
         while position >= 0:

@@ -107,12 +107,7 @@ def prepare(config: pytest.Config) -> None:
         selection = select(config)
         if selection is None or _only_asks(config):
             return
-        inside = os.environ.get(IN_STAGE)
-        if inside:
-            raise SettingsError(
-                f"stages were asked for inside the running stage {inside!r} (the "
-                f"variable {IN_STAGE} is set). A stage may not start stages."
-            )
+        _refuse_nesting()
         _check_paths(config, selection)
         read = read_settings(config)
         budgets(config, None if selection.own_files else BY_NAME)
@@ -124,6 +119,15 @@ def prepare(config: pytest.Config) -> None:
     for part in ("events", "armed"):
         (run_dir / part).mkdir()
     config.stash[PREPARED] = Prepared(read, run_dir, report_dir, workers, notes)
+
+
+def _refuse_nesting() -> None:
+    inside = os.environ.get(IN_STAGE)
+    if inside:
+        raise SettingsError(
+            f"stages were asked for inside the running stage {inside!r} (the "
+            f"variable {IN_STAGE} is set). A stage may not start stages."
+        )
 
 
 def _check_paths(config: pytest.Config, selection: Selection) -> None:
@@ -284,9 +288,7 @@ def register(config: pytest.Config) -> None:
         config.pluginmanager.register(controller, "gkd-controller")
         if prepared.workers:
             return
-        context = StageContext(
-            prepared.settings, prepared.run_dir, prepared.report_dir
-        )
+        context = StageContext(prepared.settings, prepared.run_dir, prepared.report_dir)
         worker = StageWorker(
             context,
             selection.names,

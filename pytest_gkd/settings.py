@@ -206,10 +206,10 @@ class Settings:
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for at most three near names, or nothing."""
-    found = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
+    """``; did you mean 'x'?`` for at most three near names, else a full stop."""
+    found = difflib.get_close_matches(word, list(known), n=3)
     if not found:
-        return ""
+        return "."
     return "; did you mean " + " or ".join(repr(name) for name in found) + "?"
 
 
@@ -307,7 +307,7 @@ def read_stage_names(raw: str, origin: str) -> tuple[str, ...]:
 
 def unknown_stage(name: str, origin: str, known: Iterable[str]) -> SettingsError:
     """The error for a stage that neither we nor the user's files have."""
-    names = list(known)
+    names = [*BY_NAME, *sorted(set(known) - set(BY_NAME))]
     return SettingsError(
         f"{origin}: there is no stage {name!r}{near(name, names)} "
         f"Stages found: {', '.join(names)}. A stage of your own is found in the files "
@@ -339,14 +339,14 @@ def choose_world_size(asked: int | None, gpus: int, cpus: int) -> tuple[int, str
         return 2, "the default without a GPU"
     if gpus and asked > gpus:
         raise SettingsError(
-            f"world size {asked}: this machine shows {gpus} GPU(s) and NCCL refuses "
-            f"two ranks on one device. Use --gkd-world-size={gpus} or fewer, or check "
-            "CUDA_VISIBLE_DEVICES."
+            f"--gkd-world-size={asked}: this machine shows {gpus} GPU(s), and NCCL "
+            f"refuses two ranks on one device. Use --gkd-world-size={gpus} or fewer, "
+            "or check CUDA_VISIBLE_DEVICES."
         )
     if not gpus and asked > 8 * cpus:
         raise SettingsError(
-            f"world size {asked}: this machine has no GPU and {cpus} CPU core(s), "
-            f"which can hold {8 * cpus} ranks at most. "
+            f"--gkd-world-size={asked}: this machine has no GPU and {cpus} CPU "
+            f"core(s), which can hold {8 * cpus} ranks at most. "
             f"Use --gkd-world-size={8 * cpus} or fewer."
         )
     return asked, "asked for"

@@ -106,7 +106,7 @@ class Watchdog(threading.Thread):
                     self._on_tick(now)
                 for worker in list(self.workers.values()):
                     self._judge(worker, time.monotonic())
-        except BaseException as error:  # noqa: BLE001 - re-raised by the controller
+        except BaseException as error:
             self.error = error
 
     def stop(self) -> None:
@@ -185,7 +185,7 @@ def _captured(pid: int) -> list[BinaryIO]:
     They have no name; a handle from /proc still reads them when the worker is dead.
     A pipe or a terminal is left alone: to read it would be to steal from it.
     """
-    files = []
+    files: list[BinaryIO] = []
     for number in (1, 2):
         try:
             file = Path(f"/proc/{pid}/fd/{number}").open("rb")  # noqa: SIM115

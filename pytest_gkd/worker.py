@@ -87,7 +87,7 @@ class StageWorker:
         self._emit({**event, "t": time.monotonic()})
 
     def isolate(self, armed: Path) -> None:
-        """Make this process a worker that can be ended whole: session, stacks, TMPDIR."""
+        """Make this process a worker that can be ended with all it started."""
         os.setsid()  # Ctrl-C is the controller's; it ends the workers itself
         process.become_subreaper()
         self._armed = armed
@@ -119,12 +119,13 @@ class StageWorker:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
+        self, session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         found = {item.nodeid: read_marker(item) for item in items}
         stages = [stage for stage in found.values() if stage is not None]
         try:
-            self._check_names(config, [stage.name for stage in stages])
+            if not session.testsfailed:  # else a file that could not be read has them
+                self._check_names(config, [stage.name for stage in stages])
             self.plan = plan.build(stages, self._selected, self._budgets)
         except SettingsError as error:
             # The controller turns this into a usage error; here nothing may run.
@@ -132,7 +133,8 @@ class StageWorker:
             items.clear()
             return
         self._by_nodeid = {stage.nodeid: stage for stage in self.plan}
-        kept, dropped = [], []
+        kept: list[pytest.Item] = []
+        dropped: list[pytest.Item] = []
         for item in items:
             is_stage = found[item.nodeid] is not None
             keep = item.nodeid in self._by_nodeid if is_stage else not self._only
@@ -142,12 +144,15 @@ class StageWorker:
         position = {stage.nodeid: at for at, stage in enumerate(self._run_order())}
         kept.sort(key=lambda item: position.get(item.nodeid, len(position)))
         items[:] = kept
-        if config.pluginmanager.hasplugin("timeout"):
-            for item in items:
-                stage = self._by_nodeid.get(item.nodeid)
-                if stage is not None:
-                    after_s = stage.budget_s + GENTLE_AFTER_S
-                    item.add_marker(pytest.mark.timeout(after_s, method="signal"))
+        gentle = config.pluginmanager.hasplugin("timeout")
+        for item in items:
+            stage = self._by_nodeid.get(item.nodeid)
+            if stage is not None and gentle:
+                after_s = stage.budget_s + GENTLE_AFTER_S
+                item.add_marker(pytest.mark.timeout(after_s, method="signal"))
+            if item.path.parent == stages_dir():
+                # torch's and vLLM's own deprecations are not the user's business.
+                item.add_marker(pytest.mark.filterwarnings("ignore"))
         self._send(
             {
                 "event": "collected",
@@ -198,9 +203,7 @@ class StageWorker:
         self._before = {p.pid for p in process.descendants(os.getpid())}
         self._started[item.nodeid] = time.monotonic()
         self.context.begin(stage.name, stage.budget_s)
-        self._send(
-            {"event": "start", "stage": stage.name, "budget_s": stage.budget_s}
-        )
+        self._send({"event": "start", "stage": stage.name, "budget_s": stage.budget_s})
 
     def _await_needs(self, stage: PlannedStage) -> list[str]:
         """The needs that did not pass, once all of them have a verdict.
@@ -216,9 +219,7 @@ class StageWorker:
                 return failed
             if not said:
                 said = True
-                self._send(
-                    {"event": "waiting", "stage": stage.name, "needs": waiting}
-                )
+                self._send({"event": "waiting", "stage": stage.name, "needs": waiting})
             if self._isolated and os.getppid() != self._parent:
                 raise RuntimeError(
                     f"the pytest process {self._parent} is gone; nobody is left who "

@@ -1,3 +1,72 @@
-"""Fixtures that the stages share."""
+"""Fixtures that the stages share: what they work on, and the job under test."""
 
 from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gkd.context import StageContext
+
+if TYPE_CHECKING:
+    from pytest_gkd.workload.inputs import Inputs
+    from pytest_gkd.workload.layouts import Job
+
+
+class JobKeeper:
+    """Keeps one job for all stages of the session; a new one after a failure."""
+
+    def __init__(self, gkd: StageContext) -> None:
+        self.job: Job | None = None
+        self._gkd = gkd
+
+    def open(self, inputs: Inputs) -> Job:
+        """The job that is there and sound, else a new one."""
+        from pytest_gkd.workload import layouts
+
+        if self.job is not None and self.job.broken:
+            self._gkd.step("ending the engine of the failed stage")
+            self.job.close(for_another=True)
+            self.job = None
+        if self.job is None:
+            self.job = layouts.open_job(self._gkd.settings, self._gkd, inputs)
+        return self.job
+
+
+KEEPER = pytest.StashKey[JobKeeper]()
+
+
+@pytest.fixture(scope="session")
+def inputs(gkd: StageContext) -> Inputs:
+    """Student, teacher and train files: the user's, or made ones."""
+    from pytest_gkd.workload import inputs
+
+    return inputs.resolve(gkd.settings, gkd.run_dir)
+
+
+@pytest.fixture(scope="session")
+def _job_keeper(gkd: StageContext, request: pytest.FixtureRequest) -> Iterator[JobKeeper]:
+    keeper = JobKeeper(gkd)
+    request.session.stash[KEEPER] = keeper
+    yield keeper
+    if keeper.job is not None:
+        keeper.job.close()
+
+
+@pytest.fixture
+def job(_job_keeper: JobKeeper, inputs: Inputs) -> Job:
+    """Trainer, teacher and rollout engine; each is made when first used."""
+    return _job_keeper.open(inputs)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    keeper = item.session.stash.get(KEEPER, None)
+    if report.failed and keeper is not None and keeper.job is not None:
+        # It may hold the weights of either side of a failed push.
+        keeper.job.broken = True
+    return report

@@ -25,11 +25,12 @@ class Sequence:
     response_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Make lists acceptable; an empty prompt is not: nothing predicts its token."""
-        object.__setattr__(self, "prompt_ids", tuple(self.prompt_ids))
-        object.__setattr__(self, "response_ids", tuple(self.response_ids))
-        if not self.prompt_ids:
-            raise ValueError("a sequence has no prompt tokens; expected at least one")
+        """Accept lists; refuse an empty side: there is nothing to predict, or from."""
+        for name in ("prompt_ids", "response_ids"):
+            ids = tuple(getattr(self, name))
+            if not ids:
+                raise ValueError(f"a sequence's {name} are empty; expected a token")
+            object.__setattr__(self, name, ids)
 
     def __len__(self) -> int:
         """Tokens of prompt and response together."""
@@ -60,7 +61,7 @@ class Batch:
 def pad(sequences: Listing[Sequence], pad_id: int | None = None) -> Batch:
     """Join and pad ``sequences``; ``pad_id`` None or negative means token 0.
 
-    Raises ValueError when there are no sequences or not one response token.
+    Raises ValueError when there are no sequences.
     """
     import numpy as np
 
@@ -68,15 +69,13 @@ def pad(sequences: Listing[Sequence], pad_id: int | None = None) -> Batch:
         raise ValueError("no sequences to train on; expected at least one")
     rows, tokens = len(sequences), max(len(s) for s in sequences)
     response = max(len(s.response_ids) for s in sequences)
-    if not response:
-        raise ValueError(f"all {rows} responses are empty; expected a token to learn")
     filler = pad_id if pad_id is not None and pad_id >= 0 else 0
-    input_ids = np.full((rows, tokens), filler, dtype=np.int64)
-    attention_mask = np.zeros((rows, tokens), dtype=np.int64)
-    response_mask = np.zeros((rows, tokens), dtype=bool)
-    positions = np.zeros((rows, response), dtype=np.int64)
-    response_ids = np.full((rows, response), filler, dtype=np.int64)
-    mask = np.zeros((rows, response), dtype=bool)
+    input_ids: Any = np.full((rows, tokens), filler, dtype=np.int64)
+    attention_mask: Any = np.zeros((rows, tokens), dtype=np.int64)
+    response_mask: Any = np.zeros((rows, tokens), dtype=bool)
+    positions: Any = np.zeros((rows, response), dtype=np.int64)
+    response_ids: Any = np.full((rows, response), filler, dtype=np.int64)
+    mask: Any = np.zeros((rows, response), dtype=bool)
     for row, sequence in enumerate(sequences):
         start, length = len(sequence.prompt_ids), len(sequence.response_ids)
         input_ids[row, : start + length] = sequence.prompt_ids + sequence.response_ids
@@ -96,8 +95,7 @@ def micro_batches(
 ) -> Iterator[slice]:
     """Consecutive rows whose padded logits stay within ``max_logits`` elements.
 
-    A sequence that is longer than that alone is a micro-batch of its own. Rows
-    without a response are kept with their neighbours.
+    A sequence that is longer than that alone is a micro-batch of its own.
     """
     start, longest = 0, 0
     for row, sequence in enumerate(sequences):

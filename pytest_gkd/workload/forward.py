@@ -39,7 +39,11 @@ def load_model(
             "checkpoint.mismatch",
             f"{len(names)} weights of {path} are {kind}, {names[0]} first; expected "
             f"every weight that {type(model).__name__} has",
-            facts={"path": path, "missing": missing[:10], "mismatched": mismatched[:10]},
+            facts={
+                "path": path,
+                "missing": missing[:10],
+                "mismatched": mismatched[:10],
+            },
         )
     # No dropout: the loss of a repeated batch must differ by the update alone.
     return model.to(device).eval()
@@ -50,9 +54,9 @@ def torch_dtype(name: str) -> torch.dtype:
     import torch
 
     found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"{name!r} is not a torch dtype, such as bfloat16")
-    return found
+    if isinstance(found, torch.dtype):
+        return found
+    raise ValueError(f"{name!r} is not a torch dtype, such as bfloat16")
 
 
 def embedding_rows(model: Any) -> int:
@@ -77,8 +81,8 @@ def check_ids(sequences: Listing[Sequence], rows: int, model: str) -> None:
                 )
 
 
-def pad_token_id(model: Any) -> int | None:
-    """The model's padding token, where its configuration names a usable one."""
+def pad_token_id(model: Any) -> int:
+    """The model's padding token, or 0: some models have none, some say -1."""
     token = getattr(model.config, "pad_token_id", None)
     return token if isinstance(token, int) and 0 <= token < embedding_rows(model) else 0
 
@@ -109,3 +113,33 @@ def response_logits(model: Any, batch: Batch) -> Tensor:
     positions = torch.from_numpy(batch.positions).to(device) - skipped
     rows = torch.arange(positions.shape[0], device=device)[:, None]
     return logits[rows, positions]
+
+
+class Participants:
+    """Which parameters' modules took part in the forward passes made inside ``with``.
+
+    ``names`` are the parameters that such a module owns itself.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.names: set[str] = set()
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Participants:
+        for prefix, module in self.model.named_modules():
+            own = {
+                f"{prefix}.{name}" if prefix else name
+                for name, _ in module.named_parameters(recurse=False)
+            }
+            if own:
+                self._handles.append(
+                    module.register_forward_hook(
+                        lambda *_, own=own: self.names.update(own)
+                    )
+                )
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for handle in self._handles:
+            handle.remove()

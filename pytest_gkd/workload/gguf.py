@@ -86,9 +86,9 @@ def convert(gguf: Path, out: Path, dtype: str = "bfloat16") -> Path:
 
 def write_prompts(path: Path) -> None:
     """Write the built-in prompts as JSONL with chat messages under ``prompt``."""
-    from pytest_gkd.workload import tiny
+    from pytest_gkd.workload import tiny_text
 
-    rows = [{"prompt": [{"role": "user", "content": p}]} for p in tiny.prompts()]
+    rows = [{"prompt": [{"role": "user", "content": p}]} for p in tiny_text.prompts()]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
 
 

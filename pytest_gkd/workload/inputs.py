@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_gkd.fault import StageFault
 from pytest_gkd.settings import Settings
 from pytest_gkd.workload import tiny
+
+# Rows looked through for short prompts; the data stage looks at every one.
+MOST_ROWS = 20_000
 
 
 @dataclass(frozen=True)
@@ -63,3 +68,62 @@ def resolve(settings: Settings, fallback_dir: Path) -> Inputs:
             made.append("train_files")
             reasons.append("train files are a few hundred made prompts: none was named")
     return Inputs(student, teacher, train_files, tuple(made), "; ".join(reasons))
+
+
+def prompt_column(inputs: Inputs, settings: Settings) -> str | None:
+    """The column the user named, unless the train files are ours."""
+    return None if "train_files" in inputs.made else settings.prompt_column
+
+
+def prompt_ids(
+    inputs: Inputs, settings: Settings, n: int, tokenizer: Any = None
+) -> list[list[int]]:
+    """Token ids of the first ``n`` prompts that are within the length limit.
+
+    The chat template is applied, with the generation prompt. ``tokenizer`` saves
+    loading the student's again. Raises StageFault ``data.too-long`` or ``data.empty``
+    when there are fewer than ``n``, and what ``datafiles.check_files`` raises.
+    """
+    from pytest_gkd.workload import datafiles, prompts, tokenizers_check
+
+    files = datafiles.check_files(inputs.train_files, inputs.origin("train_files"))
+    if tokenizer is None:
+        tokenizer = tokenizers_check.load(
+            inputs.student,
+            inputs.origin("student"),
+            trust_remote_code=settings.trust_remote_code,
+        )
+    renderer = prompts.Renderer(tokenizer)
+    limit = settings.max_prompt_length
+    found: list[list[int]] = []
+    column = ""
+    looked = 0
+    for row in itertools.islice(prompts.read_rows(files), MOST_ROWS):
+        if len(found) == n:
+            break
+        column = column or prompts.choose_column(
+            list(row), prompt_column(inputs, settings)
+        )
+        looked += 1
+        prompt = row.get(column)
+        kind = prompts.kind_of(prompt)
+        wrong = prompts.problem(prompt, kind)
+        if wrong or kind not in ("text", "messages"):
+            raise StageFault(
+                "data.schema",
+                f"{files[0].path} row {looked - 1}: column {column!r} is "
+                f"{wrong or 'of type ' + kind}",
+                facts={"column": column, "row": looked - 1},
+            )
+        ids = renderer.ids([prompt])[0]
+        if len(ids) <= limit:
+            found.append(ids)
+    if len(found) < n:
+        cause = "data.too-long" if looked > len(found) else "data.empty"
+        raise StageFault(
+            cause,
+            f"{', '.join(inputs.train_files[:3])}: {len(found)} of the first {looked} "
+            f"prompts are within {limit} tokens (--gkd-max-prompt-length), wanted {n}",
+            facts={"rows": looked, "fitting_rows": len(found), "limit_tokens": limit},
+        )
+    return found

@@ -6,46 +6,18 @@ Arrays go in and out, so that a teacher may as well live in another process.
 from __future__ import annotations
 
 from collections.abc import Sequence as Listing
-from dataclasses import dataclass
 from typing import Any
 
-from pytest_gkd.workload.batch import Sequence, micro_batches, pad
+from pytest_gkd.workload.batch import MAX_LOGITS, Sequence, micro_batches, pad
 from pytest_gkd.workload.forward import (
     check_ids,
     embedding_rows,
     load_model,
     response_logits,
 )
+from pytest_gkd.workload.signals import TeacherFull, TeacherTopK
 
-
-@dataclass(frozen=True)
-class TeacherTopK:
-    """The teacher's most likely tokens, aligned with the response tokens.
-
-    ``logprobs`` float32 and ``ids`` int64 are [batch, response, k], most likely first:
-    log-probabilities (nats) of the full softmax at ``temperature``. ``mask`` is bool
-    [batch, response], false past the end of a response, where the rest is padding.
-    """
-
-    logprobs: Any
-    ids: Any
-    mask: Any
-    temperature: float = 1.0
-
-
-@dataclass(frozen=True)
-class TeacherFull:
-    """The teacher's whole distribution, aligned with the response tokens.
-
-    ``logprobs`` float32 [batch, response, vocab], in nats at temperature 1; ``mask``
-    bool [batch, response].
-    """
-
-    logprobs: Any
-    mask: Any
-
-
-Signal = TeacherTopK | TeacherFull
+__all__ = ["Teacher", "TeacherFull", "TeacherTopK"]
 
 
 class Teacher:
@@ -58,13 +30,18 @@ class Teacher:
         device: str = "cpu",
         dtype: str = "float32",
         trust_remote_code: bool = False,
+        max_logits: int = MAX_LOGITS,
     ) -> None:
-        """Load ``path`` in ``dtype``; see ``load_model`` for what it raises."""
+        """Load ``path`` in ``dtype``; see ``load_model`` for what it raises.
+
+        ``max_logits`` bounds the elements of one forward pass's logits.
+        """
         self.model = load_model(
             str(path), device=device, dtype=dtype, trust_remote_code=trust_remote_code
         )
         self.model.requires_grad_(requires_grad=False)
         self.vocab_size = embedding_rows(self.model)
+        self.max_logits = max_logits
 
     def topk(
         self,
@@ -91,7 +68,10 @@ class Teacher:
             logprobs.append(top.values.cpu().numpy())
             ids.append(top.indices.cpu().numpy())
         return TeacherTopK(
-            np.concatenate(logprobs), np.concatenate(ids), pad(sequences).mask, temperature
+            np.concatenate(logprobs),
+            np.concatenate(ids),
+            pad(sequences).mask,
+            temperature,
         )
 
     def full(
@@ -133,14 +113,8 @@ class Teacher:
         longest = pad(sequences).mask.shape[1]
         chunks = []
         with torch.inference_mode():
-            for rows in micro_batches(sequences, self.vocab_size):
-                part = sequences[rows]
-                if not any(s.response_ids for s in part):
-                    # Nothing to score in these rows, yet they keep their place.
-                    vocab = int(self.model.get_output_embeddings().weight.shape[0])
-                    chunks.append(torch.zeros(len(part), longest, vocab))
-                    continue
-                logits = response_logits(self.model, pad(part)).float()
+            for rows in micro_batches(sequences, self.vocab_size, self.max_logits):
+                logits = response_logits(self.model, pad(sequences[rows])).float()
                 missing = longest - logits.shape[1]
                 chunks.append(pad_tensor(logits, (0, 0, 0, missing)))
         return chunks

@@ -1,0 +1,156 @@
+"""The ``gkd`` command: what broke this run, and what does a cause mean?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from pytest_gkd import __version__, diagnose, logs, rules
+from pytest_gkd.settings import near
+
+HEALTHY, FOUND, UNUSABLE, UNKNOWN = 0, 1, 2, 3
+EXITS = {"healthy": HEALTHY, "failed": FOUND, "hung": FOUND, "unknown": UNKNOWN}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    parser = _parser()
+    asked = parser.parse_args(arguments)
+    try:
+        return int(asked.run(asked))
+    except (logs.LogError, rules.RuleError) as error:
+        _say_error(str(error))
+        return UNUSABLE
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; nothing may be written any more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNUSABLE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gkd",
+        description="Diagnose the logs of distillation and RL post-training runs.",
+    )
+    parser.add_argument("--version", action="version", version=f"gkd {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    command = commands.add_parser(
+        "diagnose",
+        help="name the root cause of a failed or stuck run from its logs",
+        epilog="Exit status: 0 healthy, 1 a cause or a hang was found, 2 unreadable "
+        "input or wrong usage, 3 unknown.",
+    )
+    command.add_argument(
+        "logs",
+        nargs="+",
+        metavar="LOG",
+        help="a log file, plain, gzip or zstd; - is standard input; several files "
+        "are several ranks of one job",
+    )
+    _add_common(command)
+    command.set_defaults(run=_diagnose)
+
+    command = commands.add_parser("explain", help="tell all that is known of a cause")
+    command.add_argument("cause", nargs="?", help="its id, such as comm.peer-died")
+    command.add_argument(
+        "--list", action="store_true", help="list every cause with its title"
+    )
+    _add_common(command)
+    command.set_defaults(run=_explain)
+
+    command = commands.add_parser("rules", help="check advice files of your own")
+    actions = command.add_subparsers(metavar="ACTION", required=True)
+    check = actions.add_parser("check", help="say what is wrong in a rule, and where")
+    check.add_argument("files", nargs="+", metavar="FILE")
+    check.set_defaults(run=_check)
+    return parser
+
+
+def _add_common(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--format", choices=("text", "json"), default="text")
+    command.add_argument(
+        "--rules",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a rule of your own beside the built-in ones; repeatable",
+    )
+
+
+def _diagnose(asked: argparse.Namespace) -> int:
+    catalogue = rules.load(Path(name) for name in asked.rules)
+    sources: list[Path | IO[bytes]] = [
+        sys.stdin.buffer if name == "-" else Path(name) for name in asked.logs
+    ]
+    report = logs.diagnose(sources, catalogue, _progress())
+    if asked.format == "json":
+        print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
+    else:
+        print(diagnose.report_text(report))
+    for text in report.unreadable:
+        _say_error(text)
+    return EXITS[report.verdict]
+
+
+def _progress() -> Callable[[int], None] | None:
+    """A counter of megabytes on a terminal, silent elsewhere and for small files."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int) -> None:
+        if done >= 64 << 20:
+            sys.stderr.write(f"\rread {done >> 20} MiB ")
+            sys.stderr.flush()
+
+    return show
+
+
+def _explain(asked: argparse.Namespace) -> int:
+    catalogue = rules.load(Path(name) for name in asked.rules)
+    if asked.list:
+        if asked.format == "json":
+            titles = {rule.id: rule.title for rule in catalogue.rules.values()}
+            print(json.dumps({"schema": 1, "causes": titles}, indent=2))
+        else:
+            print(diagnose.list_text(catalogue))
+        return 0
+    if asked.cause is None:
+        _say_error("explain: name a cause, or ask for all of them with --list")
+        return UNUSABLE
+    if asked.cause not in catalogue:
+        hint = near(asked.cause, catalogue.rules)
+        _say_error(f"explain: there is no cause {asked.cause!r}{hint}")
+        return UNUSABLE
+    rule = catalogue[asked.cause]
+    if asked.format == "json":
+        print(json.dumps(diagnose.cause_json(rule), indent=2, ensure_ascii=False))
+    else:
+        print(diagnose.cause_text(rule))
+    return 0
+
+
+def _check(asked: argparse.Namespace) -> int:
+    wrong = 0
+    for name in asked.files:
+        try:
+            found = rules.proofread(rules.read_rule(Path(name)), name)
+        except rules.RuleError as error:
+            found = [str(error)]
+        wrong += len(found)
+        print("\n".join(found) if found else f"{name}: good")
+    return FOUND if wrong else 0
+
+
+def _say_error(text: str) -> None:
+    for line in text.splitlines():
+        print(f"gkd: {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""How is a log's report, a cause or the list of causes told as text?"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from pytest_gkd.logs import CauseFound, LogReport
+from pytest_gkd.match import EvidenceLine
+from pytest_gkd.rules import Catalogue, Rule
+
+WIDTH = 80
+
+
+def report_text(report: LogReport) -> str:
+    """A report on at most some twenty lines: what, proof, why, what to do."""
+    lines = [f"{name}: left out" for name in report.unreadable]
+    if report.causes:
+        root, *others = report.causes
+        lines += _cause_lines(root)
+        lines += [f"  or    {one.title} [{one.cause}]" for one in others]
+        lines.append(f"  phase {report.phase}")
+        lines.append(f"  more  gkd explain {root.cause}")
+    elif report.verdict == "healthy":
+        lines.append("healthy: the run reached its end, or works, and nothing failed")
+    elif report.verdict == "hung":
+        lines.append(f"hung: the log stops in the phase {report.phase}")
+        lines += _wrapped("  waits ", "for " + report.waits_for)
+        lines += [f"  last  {_place(report.last)}"] if report.last else []
+        lines.append(
+            "  fix   1. See what each process waits for: py-spy dump --pid PID"
+        )
+        lines.append("        2. See whether Ray waits for resources: ray status")
+    else:
+        lines.append("unknown: nothing in this log is known; the most telling lines:")
+        lines += [f"  {_place(line)}" for line in report.telling]
+    return "\n".join(lines)
+
+
+def _cause_lines(one: CauseFound) -> Iterator[str]:
+    guess = "" if one.confidence == "certain" else f" ({one.confidence})"
+    head = f"{one.title}{guess}"
+    yield f"{head:<{WIDTH - len(one.cause) - 3}} [{one.cause}]"
+    for number, line in enumerate(one.evidence):
+        yield from _wrapped("  saw   " if not number else "        ", _place(line))
+    if one.consequences:
+        names = ", ".join(dict.fromkeys(cause for cause, _ in one.consequences))
+        yield from _wrapped("  then  ", names)
+    yield from _wrapped("  why   ", one.why)
+    for number, fix in enumerate(one.advice, 1):
+        # A command must stay on one line to be copied.
+        yield f"  fix   {number}. {fix}" if number == 1 else f"        {number}. {fix}"
+
+
+def _place(line: EvidenceLine | None) -> str:
+    if line is None:
+        return ""
+    where = line.source if line.line is None else f"{line.source}:{line.line}"
+    return f"{where}  {line.text[:160]}"
+
+
+def _wrapped(first: str, text: str) -> list[str]:
+    rest = " " * len(first)
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def cause_text(rule: Rule) -> str:
+    """Everything the catalogue knows of one cause."""
+    lines = [f"{rule.id}: {rule.title}", ""]
+    lines += _wrapped("", rule.why)
+    if rule.tier != "cause":
+        lines += ["", "Usually it follows from something else; look for that first."]
+    if rule.consequence_of:
+        lines += _wrapped("Often after: ", ", ".join(rule.consequence_of))
+    examples = [one.example for one in rule.signatures if one.example]
+    if examples:
+        lines += ["", "How it looks:", *(f"  {text}" for text in examples)]
+    lines += ["", "What to do:"]
+    for number, fix in enumerate(rule.fixes, 1):
+        of = "" if fix.framework in ("any", "env") else f" [{fix.framework}]"
+        lines += _wrapped(f"  {number}. ", fix.do + of)
+        lines += [f"     when: {fix.when}"] if fix.when else []
+        lines += [f"     holds for: {fix.versions}"] if fix.versions else []
+        lines += [f"       {fix.run}"] if fix.run else []
+    if rule.confirm:
+        lines += ["", *_wrapped("Cured when: ", rule.confirm)]
+    for myth in rule.myths:
+        lines += ["", *_wrapped("Not true: ", myth.claim)]
+        lines += _wrapped("  ", myth.truth)
+    if rule.sources:
+        lines += ["", "Sources:"]
+        lines += [f"  {one.ref}: {one.says}" for one in rule.sources]
+    return "\n".join(lines)
+
+
+def cause_json(rule: Rule) -> dict[str, Any]:
+    """One cause as ``gkd explain --format json`` prints it."""
+    return {
+        "schema": 1,
+        "cause": rule.id,
+        "title": rule.title,
+        "tier": rule.tier,
+        "why": rule.why,
+        "confirm": rule.confirm,
+        "consequence_of": list(rule.consequence_of),
+        "examples": [one.example for one in rule.signatures if one.example],
+        "fixes": [
+            {
+                "do": fix.do,
+                "run": fix.run,
+                "when": fix.when,
+                "framework": fix.framework,
+                "versions": fix.versions,
+                "knobs": list(fix.knobs),
+            }
+            for fix in rule.fixes
+        ],
+        "myths": [{"claim": one.claim, "truth": one.truth} for one in rule.myths],
+        "sources": [{"ref": one.ref, "says": one.says} for one in rule.sources],
+    }
+
+
+def list_text(catalogue: Catalogue) -> str:
+    """An id and its title a line."""
+    width = max(len(cause) for cause in catalogue.rules)
+    return "\n".join(
+        f"{rule.id:<{width}}  {rule.title}" for rule in catalogue.rules.values()
+    )

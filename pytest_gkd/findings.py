@@ -1,0 +1,130 @@
+"""From what a failed stage left behind to its diagnosis, and to files that stay."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd import stacks
+from pytest_gkd.match import (
+    EvidenceLine,
+    StageEvidence,
+    TextSource,
+    diagnose,
+    telling_lines,
+)
+from pytest_gkd.record import TIMEOUT, StageRecord
+from pytest_gkd.rules import load
+
+OUTPUT_LIMIT = 4 * 1024 * 1024
+
+
+class Findings:
+    """Keeps a failed stage's output and stacks in the report directory; diagnoses it.
+
+    Paths in records are relative to ``base``, where pytest was started.
+    """
+
+    def __init__(self, report_dir: Path, base: Path) -> None:
+        self.report_dir = report_dir
+        self._base = base
+        self._catalogue = load()
+        self._stack_texts: dict[str, list[TextSource]] = {}
+
+    def relative(self, path: Path) -> str:
+        """A path as the user would type it."""
+        try:
+            return str(path.relative_to(self._base))
+        except ValueError:
+            return str(path)
+
+    def keep_stacks(self, record: StageRecord, found: Iterable[stacks.Stack]) -> None:
+        found = list(found)
+        record.stacks = [self.relative(stack.path) for stack in found]
+        record.stuck = [stack.where() for stack in found]
+        self._stack_texts[record.name] = [
+            TextSource(f"stacks/{stack.path.name}", stack.text) for stack in found
+        ]
+
+    def settle(
+        self,
+        record: StageRecord,
+        text: str,
+        *,
+        fault: dict[str, Any] | None = None,
+        error: str = "",
+        exit_signal: str | None = None,
+        crashed: bool = False,
+    ) -> None:
+        """Store what the stage printed and write the diagnosis into its record.
+
+        ``fault`` is what a StageFault carried, ``error`` the exception's text,
+        ``exit_signal`` the name of the signal that ended its process.
+        """
+        self._keep_output(record, text)
+        texts = [TextSource("error", error)] if error else []
+        texts += [TextSource("output", text), *self._child_output(record)]
+        kind = "timeout" if record.outcome == TIMEOUT else "failed"
+        evidence = StageEvidence(
+            stage=record.name,
+            outcome="crashed" if crashed else kind,
+            cause=fault["cause"] if fault else None,
+            message=record.message,
+            texts=(*texts, *self._stack_texts.get(record.name, [])),
+            facts={**record.facts, **(fault["facts"] if fault else {})},
+            exit_signal=exit_signal,
+            doing=record.step,
+        )
+        diagnosis = diagnose(evidence, self._catalogue)
+        if diagnosis is None:
+            lines = telling_lines(texts, 8) or _last_lines(texts)
+            record.telling = [dataclasses.asdict(line) for line in lines]
+            return
+        record.diagnosis = diagnosis.to_json()
+        if fault:
+            proofs = [
+                {"source": source, "line": line, "text": shown}
+                for source, line, shown in fault["evidence"]
+            ]
+            record.diagnosis["evidence"] = proofs + record.diagnosis["evidence"]
+
+    def _keep_output(self, record: StageRecord, text: str) -> None:
+        if text.strip():
+            path = self.report_dir / "output" / record.name / "stage.log"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text[-OUTPUT_LIMIT:], "utf-8", "replace")
+
+    def _child_output(self, record: StageRecord) -> list[TextSource]:
+        directory = self.report_dir / "output" / record.name
+        texts = []
+        for path in sorted(directory.glob("*")):
+            if path.name == "stage.log" or not path.is_file():
+                continue
+            record.output.append(self.relative(path))
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - OUTPUT_LIMIT))
+                texts.append(
+                    TextSource(path.name, file.read().decode("utf-8", "replace"))
+                )
+        return texts
+
+
+def _last_lines(texts: Iterable[TextSource]) -> list[EvidenceLine]:
+    """What was printed last, for a stage that ended without a word of trouble."""
+    lines = [
+        EvidenceLine(text.name, number, line.strip())
+        for text in texts
+        for number, line in enumerate(text.text.splitlines(), 1)
+        if line.strip() and not line.startswith("-- ")
+    ]
+    return lines[-3:]
+
+
+def without_timeout_dump(text: str) -> str:
+    """Drop the stacks that pytest-timeout printed; py-spy's, taken before, say more."""
+    return re.sub(r"^~+ Stack of .*?(?=^-- |\Z)", "", text, flags=re.M | re.S)

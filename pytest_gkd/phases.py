@@ -1,0 +1,265 @@
+"""How far had a run come when its log ends, and what does that phase wait for?
+
+A marker is a text that a program prints, with the phase the run is in after it. The
+last marker of a log tells the phase. Where the texts come from: verl 0.6 to 0.9 and
+verl-recipe (main_gkd.py, ray_trainer.py), vLLM 0.32, Ray 2.60, datasets 5.2, TRL 1,
+transformers 5, LightRFT.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+PHASES = (
+    "config",
+    "data",
+    "ray-init",
+    "actor-init",
+    "rollout-init",
+    "teacher-init",
+    "weight-sync",
+    "generation",
+    "teacher",
+    "training-step",
+    "checkpoint",
+    "unknown",
+)
+
+# Marker texts that occur a few times in a run. Those of every step are in STEPS.
+MARKERS: dict[str, tuple[str, ...]] = {
+    "config": (
+        "TaskRunner hostname:",
+        "{'actor_rollout_ref': {",
+        "[validate_config] All configuration checks passed",
+        "non-default args: {",
+        "Setting ds_accelerator to",
+        "Using config file",
+    ),
+    "ray-init": (
+        "ray init kwargs:",
+        "Started a local Ray instance",
+        "Connecting to existing Ray cluster at address",
+        "Connected to Ray cluster",
+        "Local node IP:",
+        "Usage stats collection is",
+    ),
+    "data": (
+        "resource_pool_spec:",
+        "Using dataset class",
+        "Generating train split",
+        "Generating validation split",
+        "Generating test split",
+        "dataset len:",
+        "Filtering prompts longer than",
+        "filter dataset len:",
+        "Size of train dataloader",
+        "train and validate dataloader initialized",
+        "Tokenizing train dataset",
+        "Applying chat template to train dataset",
+        "Loading dataset",
+        "loading dataset",
+        "Downloading data:",
+        "Resolving data files",
+    ),
+    "actor-init": (
+        "Total training steps:",
+        "worker group kwargs:",
+        "colocated worker base class",
+        "create worker group",
+        "Model config after override",
+        "TF config:",
+        "Loading checkpoint shards",
+        "wrap_policy:",
+        "actor_module:",
+        "loading embeddings...",
+        "loading layer #",
+        "loading megatron ckpt done",
+        "number of parameters on (tensor",
+        "Actor use_remove_padding",
+        "Before init actor model",
+        "Before init ref model",
+        "Init Distributed Env, init_method",
+        "distributed init (rank",
+        "Initializing TorchBackend in DeepSpeed",
+        "[Gloo] Rank",
+        "initializing torch distributed",
+        "Initializing process group",
+        "Actor optimizer",
+    ),
+    "rollout-init": (
+        "actor and ref model engine initialized",
+        "Before init rollout model",
+        "Before building vllm rollout",
+        "Before building sglang",
+        "Initializing a V1 LLM engine",
+        "Initializing an LLM engine",
+        "Starting to load model",
+        "Loading safetensors checkpoint shards",
+        "Loading weights took",
+        "Model loading took",
+        "Capturing CUDA graph",
+        "Capturing cudagraphs",
+        "GPU KV cache size",
+        "Available KV cache memory",
+        "Graph capturing finished",
+        "torch.compile takes",
+        "Dynamo bytecode transform time",
+        "vLLM is using nccl",
+        "Resolved architecture",
+        "core engine proc(s) to start",
+        "vLLM API server version",
+        "Load weight begin",
+        "Load weight end",
+        "Waiting for vLLM server",
+        "init engine (profile",
+    ),
+    "teacher-init": (
+        "reward loop manager initialized",
+        "wait proxy server ready at",
+        "teacher proxy is ready",
+        "start teacher worker",
+        "teacher server is ready",
+        "Loading teacher",
+        "loading teacher",
+        "Initializing teacher",
+    ),
+    "weight-sync": (
+        "After building vllm rollout",
+        "LLMServerManager:",
+        "checkpoint engine manager initialized",
+        "all initialize finished, ready to fit",
+        "Training from scratch",
+        "Setting global step to",
+        "setting global step to",
+        "[SYNC] Starting weight",
+        "Before sync rollout weights",
+        "init_process_group rank:",
+        "Initializing weight transfer",
+        "start update_engine_weights",
+    ),
+    "generation": (
+        "update_weights done, time cost",
+        "send weights done, time cost",
+        "finished update_engine_weights",
+        "Initial validation metrics",
+        "test_gen_batch meta info",
+        "generate_sequences Before",
+        "Processed prompts:",
+        "Generating rollouts",
+        "Rendering prompts:",
+        "[SYNC] Weight",
+    ),
+    "teacher": (
+        "generate_sequences After",
+        "get_prompt_topk_logprobs started",
+        "Teacher request failed",
+        "worker started...",
+    ),
+    "training-step": (
+        "generate text done",
+        "Before update_policy",
+        "***** Running training *****",
+        "Before compute_log_prob",
+        "Before update_actor",
+    ),
+    "checkpoint": (
+        "local_global_step_folder:",
+        "Saving model checkpoint to",
+        "Saving checkpoint",
+        "saving checkpoint",
+        "Checkpoint saved",
+        "[Rank 0] Saved",
+    ),
+}
+
+WAITS_FOR: dict[str, str] = {
+    "config": "the model path or the tokenizer to be read or downloaded, or imports",
+    "data": "the dataset to be read, prepared and filtered",
+    "ray-init": "the Ray cluster, or a place for the first task (ray status)",
+    "actor-init": "a place for the workers (ray status shows a pending placement "
+    "group), their process group, or the trainer's weights",
+    "rollout-init": "the engine: weights, profiling, compilation, graph capture",
+    "teacher-init": "the teacher's engine or server",
+    "weight-sync": "both sides of the transfer; verl's GKD recipe has no time limit",
+    "generation": "the engine's answers, or a transfer that precedes them",
+    "teacher": "the teacher's answer (600 s in verl's GKD recipe)",
+    "training-step": "forward, backward and the collectives of the optimizer step",
+    "checkpoint": "all ranks to write their part, or the storage",
+    "unknown": "something that leaves no mark in this log",
+}
+
+# One completed step of training, however the framework prints it.
+STEP = re.compile(
+    rb"\bstep:\d+ - |\{'loss': |\{'train_loss|'reward': -?\d"
+    rb"|Training Progress: +\d+%\|.{0,80}\| [1-9]\d*/"
+    rb"|\b(?:iteration|step|Step|global_step|iter)[ =:]+\d+(?: ?/ ?\d+)?.{0,80}\bloss\b"
+    rb"|INFO: update actor done"
+)
+# Nothing follows these but the end of the program.
+FINISHED = re.compile(
+    rb"'train_runtime': |train_runtime +=|Final validation metrics"
+    rb"|Training Progress: +100%\|"
+    rb"|\b[Tt]raining (?:is )?(?:completed?|finished|done|succeeded)\b"
+    rb"|\b[Ff]inished [Tt]raining\b|[Tt]raining finished successfully"
+    rb"|\bJob 'raysubmit_\w+' succeeded|\bSUCCEEDED\b"
+    rb"|\b(?:exited|finished|completed) with (?:exit )?(?:code|status):? 0\b"
+    rb"|\bexit (?:code|status):? 0\b|Successfully installed "
+    rb"|=+ \d+ passed(?:, \d+ (?:skipped|warnings?|deselected))* in [\d.]+s"
+    rb"|^\d+ passed in [\d.]+s"
+    rb"|\b(?:All done|Run complete|Job completed|run completed)\b"
+)
+# The program works, or did what was asked; a later failure still counts.
+WORKING = re.compile(
+    rb"Application startup complete|Uvicorn running on|\" 200 OK|HTTP/1\.1\" 200"
+    rb"|Processed prompts: 100%|Avg generation throughput: (?!0\.0)"
+    rb"|Generated text: |The server is fired up and ready to roll|max_steps reached"
+    rb"|Model saved to|Saved model to|saved successfully|Evaluation complete"
+    rb"|[Aa]ll (?:tests|checks) passed|(?:^|\W)[Dd]one[.!]?$"
+    rb"|Avg bus bandwidth|Out of bounds values : 0 OK"
+)
+# Signs that a program failed, whatever the reason.
+FAILED = re.compile(
+    rb"^(?:E +)?(?:\([^)]*\) *|\[rank\d+\]: *)*Traceback \(most recent call last\)"
+    rb"|^(?:\([^)]*\) *|\[rank\d+\]: *)*(?:[\w.]+\.)?\w+(?:Error|Exception): "
+    rb"|\b(?:FATAL|CRITICAL)\b|Segmentation fault|core dumped"
+    rb"|[Ee]xit(?:ed with)? (?:code|status):? [1-9]|Error executing job with overrides"
+    rb"|Fatal Python error|terminate called after|Aborted\b"
+)
+
+
+@dataclass(frozen=True)
+class Marker:
+    """A phase marker in a text: at which byte, in which phase the run is after it."""
+
+    at: int
+    phase: str
+
+
+def last_marker(text: bytes) -> Marker | None:
+    """The last phase marker of a text, or None."""
+    found = [
+        Marker(text.rfind(mark.encode()), phase)
+        for phase, marks in MARKERS.items()
+        for mark in marks
+    ]
+    best = max(found, key=lambda marker: marker.at)
+    steps = [match.start() for match in STEP.finditer(text)]
+    if steps and steps[-1] > best.at:
+        return Marker(steps[-1], "after-step")
+    if best.at < 0:
+        return None
+    return best
+
+
+def phase_of(marker: Marker | None, distils: bool) -> str:
+    """The phase after a marker.
+
+    After a completed step, and at a progress bar that stands at 0, verl's GKD recipe
+    (``distils``) pushes weights first, every other trainer generates.
+    """
+    if marker is None:
+        return "unknown"
+    if marker.phase in ("after-step", "bar"):
+        return "weight-sync" if distils else "generation"
+    return marker.phase

@@ -1,0 +1,262 @@
+"""How do weights travel from the trainer's process into the engine's?
+
+Over a group of their own that leaves ``torch.distributed``'s global state alone, in
+buckets. Each bucket is announced with its size and, where it passes through host
+memory, its hash: gloo accepts a message that is shorter than the buffer and says
+nothing, which leaves garbage in the weights.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+BUCKET_BYTES = 64 << 20
+ALIGNMENT = 16
+HOST = "127.0.0.1"
+SENDER = 0
+
+Info = tuple[str, str, tuple[int, ...]]
+"""A tensor before it is there: name, dtype (``bfloat16``), shape."""
+
+
+class BroadcastError(RuntimeError):
+    """What arrived is not what was sent."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where and how the processes of one broadcast meet; plain data, to be sent.
+
+    Rank 0 sends. ``timeout_s`` bounds each single operation under gloo; NCCL's have
+    no bound, so the caller needs its own deadline.
+    """
+
+    transport: str
+    port: int
+    world_size: int
+    timeout_s: float
+
+
+class Group(Protocol):
+    """The processes of a broadcast, seen from one of them."""
+
+    device: Any
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Fill ``tensor`` (uint8, on ``device``) on every rank with rank 0's."""
+
+
+class GlooGroup:
+    """A gloo group over the loopback interface."""
+
+    def __init__(self, meeting: Meeting, rank: int, store: Any = None) -> None:
+        import torch
+        import torch.distributed as dist
+
+        timeout = datetime.timedelta(seconds=meeting.timeout_s)
+        if store is None:
+            store = dist.TCPStore(
+                HOST, meeting.port, is_master=False, timeout=timeout
+            )
+        self.device = torch.device("cpu")
+        options = dist.ProcessGroupGloo._Options()
+        # Without a device of ours gloo looks this machine's name up, which fails in
+        # many a container and proves nothing about these two processes.
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=HOST)]
+        options._timeout = timeout
+        self._group = dist.ProcessGroupGloo(
+            dist.PrefixStore("gkd", store), rank, meeting.world_size, options
+        )
+        self._store = store
+
+    def broadcast(self, tensor: Tensor) -> None:
+        import torch.distributed as dist
+
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = SENDER, 0
+        self._group.broadcast([tensor], options).wait()
+
+
+class NcclGroup:
+    """An NCCL communicator over the GPUs of the processes, by vLLM's own wrapper."""
+
+    def __init__(self, meeting: Meeting, rank: int, device: torch.device) -> None:
+        import torch
+        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+        from vllm.distributed.utils import StatelessProcessGroup
+
+        torch.cuda.set_device(device)
+        self.device = device
+        group = StatelessProcessGroup.create(
+            host=HOST, port=meeting.port, rank=rank, world_size=meeting.world_size
+        )
+        self._communicator = PyNcclCommunicator(group, device=device)
+        if self._communicator.disabled:
+            # It would skip every broadcast without a word.
+            raise BroadcastError(
+                f"vLLM's NCCL communicator is disabled on {device}; expected libnccl "
+                "to be found and VLLM_DISABLE_PYNCCL to be unset"
+            )
+
+    def broadcast(self, tensor: Tensor) -> None:
+        import torch
+
+        stream = torch.cuda.current_stream(self.device)
+        self._communicator.broadcast(tensor, src=SENDER, stream=stream)
+        stream.synchronize()
+
+
+def call_meeting(transport: str, world_size: int, timeout_s: float) -> tuple[Meeting, Any]:
+    """A meeting at a free port, and the store that rank 0 must keep until its end."""
+    import torch.distributed as dist
+
+    if transport == "nccl":
+        return Meeting(transport, free_port(), world_size, timeout_s), None
+    store = dist.TCPStore(
+        HOST,
+        0,
+        is_master=True,
+        timeout=datetime.timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+    )
+    return Meeting(transport, store.port, world_size, timeout_s), store
+
+
+def free_port() -> int:
+    """A TCP port that is free now; another program may take it before it is used."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def join(meeting: Meeting, rank: int, device: torch.device, store: Any = None) -> Group:
+    """Join as ``rank``; waits until all have come. ``device`` holds the weights."""
+    if meeting.transport == "nccl":
+        return NcclGroup(meeting, rank, device)
+    return GlooGroup(meeting, rank, store)
+
+
+def plan(infos: Iterable[Info], bucket_bytes: int = BUCKET_BYTES) -> list[list[Info]]:
+    """The buckets that both sides derive from the same list; none is empty.
+
+    A bucket is at most ``bucket_bytes`` unless a single tensor is larger.
+    """
+    buckets: list[list[Info]] = []
+    used = 0
+    for info in infos:
+        size = _aligned(nbytes(info))
+        if not buckets or used + size > bucket_bytes:
+            buckets.append([])
+            used = 0
+        buckets[-1].append(info)
+        used += size
+    return buckets
+
+
+def nbytes(info: Info) -> int:
+    """Bytes of the tensor that ``info`` announces."""
+    import torch
+
+    count = 1
+    for length in info[2]:
+        count *= length
+    itemsize: int = getattr(torch, info[1]).itemsize
+    return count * itemsize
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def send(group: Group, infos: list[Info], tensors: Iterable[tuple[str, Tensor]]) -> int:
+    """Send ``tensors``, which come in the order of ``infos``; the bytes sent.
+
+    Each is cast to the dtype announced. Raises BroadcastError when a tensor is not
+    the one announced.
+    """
+    import torch
+
+    source = iter(tensors)
+    sent = 0
+    for bucket in plan(infos):
+        buffer = torch.zeros(
+            sum(_aligned(nbytes(info)) for info in bucket),
+            dtype=torch.uint8,
+            device=group.device,
+        )
+        offset = 0
+        for info in bucket:
+            name, tensor = next(source, ("nothing", None))
+            if name != info[0] or tensor is None or tuple(tensor.shape) != info[2]:
+                shape = None if tensor is None else tuple(tensor.shape)
+                raise BroadcastError(
+                    f"the trainer gave {name} {shape} where {info[0]} {info[2]} was "
+                    "announced"
+                )
+            data = tensor.detach().to(getattr(torch, info[1])).contiguous()
+            size = nbytes(info)
+            buffer[offset : offset + size] = data.reshape(-1).view(torch.uint8)
+            offset += _aligned(size)
+        group.broadcast(_header(buffer))
+        group.broadcast(buffer)
+        sent += buffer.numel()
+    return sent
+
+
+def receive(group: Group, infos: list[Info]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that rank 0 sends, as views of their bucket on the group's device.
+
+    Raises BroadcastError when a bucket has another size or other content than the
+    sender announced for it.
+    """
+    import torch
+
+    for number, bucket in enumerate(plan(infos)):
+        size = sum(_aligned(nbytes(info)) for info in bucket)
+        buffer = torch.empty(size, dtype=torch.uint8, device=group.device)
+        header = torch.zeros_like(_header(buffer[:0]))
+        group.broadcast(header)
+        where = f"bucket {number} (from {bucket[0][0]} to {bucket[-1][0]})"
+        announced = int(header.view(torch.int64)[0].item())
+        if announced != size:
+            raise BroadcastError(
+                f"{where}: the sender announces {announced} bytes, the receiver "
+                f"expects {size}"
+            )
+        group.broadcast(buffer)
+        if not torch.equal(_header(buffer), header):
+            raise BroadcastError(
+                f"{where}: {size} bytes arrived whose hash is not the sender's"
+            )
+        offset = 0
+        for name, dtype, shape in bucket:
+            length = nbytes((name, dtype, shape))
+            view = buffer[offset : offset + length].view(getattr(torch, dtype))
+            yield name, view.view(shape)
+            offset += _aligned(length)
+
+
+def _header(buffer: Tensor) -> Tensor:
+    """40 bytes: the size as int64 and, for host memory, the content's SHA-256.
+
+    On a GPU a hash would cost a copy of all weights to the host; NCCL does not
+    truncate, and the digests that are compared after a push cover the rest.
+    """
+    import torch
+
+    size = buffer.numel().to_bytes(8, "little")
+    in_host_memory = buffer.device.type == "cpu"
+    content = hashlib.sha256(buffer.numpy().data).digest() if in_host_memory else bytes(32)
+    return torch.frombuffer(bytearray(size + content), dtype=torch.uint8).to(
+        buffer.device
+    )

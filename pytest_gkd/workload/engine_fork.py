@@ -1,0 +1,83 @@
+"""May the engine's processes be forked from this one, on a CPU?
+
+vLLM starts them by spawn there, and each then imports torch and vLLM again: 15 to 17 s
+on two cores, where a fork takes 1.2 s. (On a GPU fork is vLLM's own default.) A fork is
+only sound while this process has done nothing but import: a child of one whose OpenMP
+threads ran once waits for them for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_gkd.workload.engine import EngineConfig
+
+FORKED = "forked"
+SPAWNED = "spawned"
+VLLMS_CHOICE = "as vLLM chooses"
+
+# The allocator of pyarrow runs one that holds no lock over a fork.
+HARMLESS_THREADS = ("jemalloc_bg_thd",)
+
+
+def choose(config: EngineConfig) -> str:
+    """How the engine's processes are started; only the CPU's choice is ours."""
+    if config.device != "cpu":
+        return VLLMS_CHOICE
+    return FORKED if native_threads() == 0 else SPAWNED
+
+
+def native_threads() -> int:
+    """Threads of this process that Python does not know, such as OpenMP's."""
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has just ended
+            names.append((task / "comm").read_text().strip())
+    counted = [name for name in names if not name.startswith(HARMLESS_THREADS)]
+    return max(0, len(counted) - threading.active_count())
+
+
+@contextlib.contextmanager
+def chosen(how: str) -> Iterator[None]:
+    """While open, vLLM starts processes as ``how`` says.
+
+    Its CPU platform sets the environment variable back to spawn, so the function that
+    reads it is replaced, in every module that imported it.
+    """
+    if how != FORKED:
+        yield
+        return
+    from vllm.utils import system_utils
+    from vllm.v1.engine import coordinator, utils
+    from vllm.v1.executor import multiproc_executor
+
+    del coordinator, utils, multiproc_executor
+    original = system_utils.get_mp_context
+    holders = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("vllm.")
+        and getattr(module, "get_mp_context", None) is original
+    ]
+    for module in holders:
+        _replace(module, _fork_context)
+    try:
+        yield
+    finally:
+        for module in holders:
+            _replace(module, original)
+
+
+def _replace(module: Any, function: Any) -> None:
+    module.get_mp_context = function
+
+
+def _fork_context() -> Any:
+    return multiprocessing.get_context("fork")

@@ -1,0 +1,133 @@
+"""What runs inside the engine's own processes? (vLLM's ``worker_extension_cls``)
+
+vLLM adds the methods of ``WeightReceiver`` to its worker; ``collective_rpc`` calls them
+by name. Arguments and results are plain data, because they travel between processes.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import pickle
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pytest_gkd.workload import broadcast, digest, parameters
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def keep_weights_in_place() -> None:
+    """On CPU, keep linear weights as they were loaded.
+
+    There vLLM packs them into closures and leaves empty parameters behind, so that
+    ``load_weights`` fails half-way and nothing can be compared. A GPU keeps them, and
+    that is what is to be tested here. The layers look the function up when called.
+    """
+    from vllm.model_executor.layers import utils
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu() and hasattr(utils, "dispatch_cpu_unquantized_gemm"):
+        utils.dispatch_cpu_unquantized_gemm = _plain_linear
+
+
+def _plain_linear(layer: Any, remove_weight: bool) -> None:
+    import torch
+
+    layer.cpu_linear = torch.nn.functional.linear
+
+
+# In an engine of several processes this module is first imported in the worker, before
+# the model is loaded.
+keep_weights_in_place()
+
+
+class WeightReceiver:
+    """Methods that a vLLM worker gains; the attributes are the worker's own."""
+
+    model_runner: Any
+    device: Any
+    rank: int
+
+    def gkd_identity(self) -> dict[str, str]:
+        """The device that holds the weights, and what tells it from other devices."""
+        import torch
+
+        device = torch.device(self.device)
+        if device.type != "cuda":
+            return {"device": str(device), "uuid": str(device)}
+        properties = torch.cuda.get_device_properties(device)
+        return {"device": properties.name, "uuid": str(properties.uuid)}
+
+    def gkd_parameters(self, names: list[str]) -> dict[str, Any]:
+        """``parameters``: name -> [dtype, shape] of all; ``places``: where ``names`` go.
+
+        Engine names are without fusion; ``places`` holds no name that is unknown.
+        """
+        model = self.model_runner.get_model()
+        views = parameters.unfused(model)
+        return {
+            "parameters": {
+                name: [str(view.dtype).removeprefix("torch."), list(view.shape)]
+                for name, view in views.items()
+            },
+            "places": parameters.engine_names(model, names),
+        }
+
+    def gkd_digests(self, places: dict[str, str], exact: bool) -> dict[str, str]:
+        """A digest per trainer name; ``places`` maps it to the engine's name.
+
+        SHA-256 when ``exact``, else the checksum of this rank's shard in hex. The
+        parameters that no name maps to have one checksum together under ``*``.
+        """
+        views = parameters.unfused(self.model_runner.get_model())
+        placed = {name: views[place] for name, place in places.items()}
+        taken = set(places.values())
+        others = [view for name, view in views.items() if name not in taken]
+        if exact:
+            found = digest.digests(placed.items())
+        else:
+            found = {n: f"{parameters.checksum([v]):016x}" for n, v in placed.items()}
+        if others:
+            found[parameters.OTHERS] = f"{parameters.checksum(others):016x}"
+        return found
+
+    def gkd_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Load ``weights`` in place; only for an engine in the caller's process."""
+        self.model_runner.get_model().load_weights(weights)
+
+    def gkd_receive(self, infos: list[Any], meeting: dict[str, Any]) -> None:
+        """Join the trainer's broadcast and load what it sends."""
+        announced = [(name, dtype, tuple(shape)) for name, dtype, shape in infos]
+        group = broadcast.join(broadcast.Meeting(**meeting), 1 + self.rank, self.device)
+        # A failure has to end the group here and now: the sender then hears of it at
+        # once instead of waiting for its timeout.
+        with contextlib.closing(broadcast.receive(group, announced)) as weights:
+            del group
+            self._load(weights)
+
+    def gkd_import(self, infos: list[Any], handles: str) -> None:
+        """Load from memory that the trainer shares on this very GPU (CUDA IPC).
+
+        ``handles`` is our trainer's own pickle, made for this call.
+        """
+        import torch
+        from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+        shared = pickle.loads(base64.b64decode(handles))  # noqa: S301
+
+        def tensors() -> Iterator[tuple[str, Tensor]]:
+            for (name, _, _), arguments in zip(infos, shared, strict=True):
+                here = list(arguments)
+                # The seventh is the sender's number of the GPU; ours may differ.
+                here[6] = self.device.index
+                yield name, rebuild_cuda_tensor(*here)
+
+        self._load(tensors())
+        # The trainer frees the memory once this call returns.
+        torch.cuda.synchronize(self.device)
+
+    def _load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        on_device = ((name, tensor.to(self.device)) for name, tensor in weights)
+        self.model_runner.get_model().load_weights(on_device)

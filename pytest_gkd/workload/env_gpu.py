@@ -1,0 +1,193 @@
+"""Which GPUs are here, who uses them, and what was torch built for?"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+GPU_FIELDS = "index,uuid,name,driver_version,memory.total,memory.used,compute_cap"
+APP_FIELDS = "gpu_uuid,pid,used_memory"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as nvidia-smi lists it; memory in MiB; ``capability`` like ``9.0``."""
+
+    index: int
+    uuid: str
+    name: str
+    driver: str
+    total_mib: int
+    used_mib: int
+    capability: str
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """One process that holds GPU memory (MiB; 0 where the driver does not tell)."""
+
+    gpu_uuid: str
+    pid: int
+    used_mib: int
+    user: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """What torch was built for and whether its CUDA starts here.
+
+    ``archs`` are such as ``sm_90`` and ``compute_90``; ``complaints`` are warnings
+    that torch gave while it looked for devices.
+    """
+
+    version: str
+    cuda: str | None = None
+    hip: str | None = None
+    archs: tuple[str, ...] = ()
+    available: bool = False
+    devices: int = 0
+    complaints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What nvidia-smi said; ``error`` where it is there and failed."""
+
+    gpus: tuple[Gpu, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
+    error: str = ""
+    driver_loaded: bool = False
+
+
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
+    """The answer to ``--query-gpu=GPU_FIELDS --format=csv,noheader,nounits``."""
+    gpus = []
+    for line in text.strip().splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) != 7 or not cells[0].isdigit():
+            continue
+        index, uuid, name, driver, total, used, capability = cells
+        gpus.append(
+            Gpu(int(index), uuid, name, driver, _mib(total), _mib(used), capability)
+        )
+    return tuple(gpus)
+
+
+def parse_processes(text: str) -> tuple[GpuProcess, ...]:
+    """The answer to ``--query-compute-apps=APP_FIELDS``."""
+    processes = []
+    for line in text.strip().splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == 3 and cells[1].isdigit():
+            processes.append(GpuProcess(cells[0], int(cells[1]), _mib(cells[2])))
+    return tuple(processes)
+
+
+def _mib(text: str) -> int:
+    """``[N/A]`` and ``[Not Supported]`` stand where the driver cannot tell."""
+    return int(text) if text.isdigit() else 0
+
+
+class NvidiaSmi:
+    """nvidia-smi, started early and read late: it takes from 50 ms to seconds.
+
+    A child process, because a broken driver can block a call into it for ever.
+    """
+
+    def __init__(self) -> None:
+        path = shutil.which("nvidia-smi")
+        queries = (f"--query-gpu={GPU_FIELDS}", f"--query-compute-apps={APP_FIELDS}")
+        self._calls = [
+            subprocess.Popen(
+                [path, query, "--format=csv,noheader,nounits"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+            for query in queries
+            if path
+        ]
+
+    def read(self, timeout_s: float) -> Machine:
+        """What it said, waiting at most ``timeout_s`` in all."""
+        loaded = Path("/proc/driver/nvidia/version").exists()
+        outputs = []
+        for call in self._calls:
+            try:
+                output, _ = call.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                self.stop()
+                error = f"nvidia-smi gave no answer in {timeout_s:.1f} s"
+                return Machine(error=error, driver_loaded=loaded)
+            if call.returncode != 0:
+                error = " ".join(output.split()) or f"exit status {call.returncode}"
+                return Machine(error=error, driver_loaded=loaded)
+            outputs.append(output)
+        if not outputs:
+            return Machine(driver_loaded=loaded)
+        processes = tuple(map(_named, parse_processes(outputs[1])))
+        return Machine(parse_gpus(outputs[0]), processes, "", loaded)
+
+    def stop(self) -> None:
+        """End it; one that sits inside the driver is left to the kernel."""
+        for call in self._calls:
+            if call.poll() is None:
+                call.kill()
+
+
+def _named(process: GpuProcess) -> GpuProcess:
+    try:
+        known = psutil.Process(process.pid)
+        return GpuProcess(
+            process.gpu_uuid,
+            process.pid,
+            process.used_mib,
+            known.username(),
+            known.name(),
+        )
+    except psutil.Error:
+        # It belongs to another container, or has just ended.
+        return process
+
+
+def run_pids() -> frozenset[int]:
+    """The processes of this run: everything below the outermost pytest above us."""
+    me = psutil.Process(os.getpid())
+    top = me
+    for parent in me.parents():
+        if "pytest" in " ".join(_command(parent)):
+            top = parent
+    return frozenset({top.pid, *(child.pid for child in top.children(recursive=True))})
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def gpu_facts(machine: Machine) -> dict[str, Any]:
+    """The GPUs and the driver, for the report."""
+    return {
+        "driver": machine.gpus[0].driver if machine.gpus else None,
+        "gpus": [
+            {
+                "index": gpu.index,
+                "name": gpu.name,
+                "compute_capability": gpu.capability,
+                "memory_mib": gpu.total_mib,
+                "used_mib": gpu.used_mib,
+            }
+            for gpu in machine.gpus
+        ],
+    }

@@ -1,0 +1,195 @@
+"""Is this environment fit for the job? Everything is judged in one pass."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import platform
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd.context import StageContext
+from pytest_gkd.workload import (
+    env_gpu,
+    env_gpu_judge,
+    env_host,
+    env_names,
+    env_ray,
+    env_variables,
+    env_versions,
+)
+from pytest_gkd.workload.env_bytecode import judge_bytecode
+from pytest_gkd.workload.env_findings import Finding, Findings
+from pytest_gkd.workload.env_probe import Outcome, Probe
+from pytest_gkd.workload.env_probe_judge import judge_imports, judge_ray
+
+# Bottom up: each imports the ones before it, so the first failure is the deepest.
+IMPORTS: tuple[str, ...] = ("torch", "transformers", "datasets", "vllm")
+
+# Time kept for ending what hangs and for telling, before the stage's budget is up.
+RESERVE_S = 1.0
+
+
+class Examination:
+    """One pass over the environment, and what it found.
+
+    Two children run meanwhile, one importing the heavy packages and one starting a
+    Ray; this process imports nothing heavy and judges the rest while they work.
+    """
+
+    def __init__(self, gkd: StageContext) -> None:
+        self.gkd = gkd
+        self.found = Findings()
+        self._deadline = time.monotonic() + max(1.0, gkd.remaining_s() - RESERVE_S)
+
+    def run(self) -> Findings:
+        """Judge everything. Facts go to the report as they become known."""
+        gkd = self.gkd
+        gkd.step("starting the import of torch, transformers, datasets and vLLM")
+        with contextlib.ExitStack() as on_exit:
+            smi = env_gpu.NvidiaSmi()
+            on_exit.callback(smi.stop)
+            imports = self._start_imports()
+            on_exit.callback(imports.kill)
+            ray, ray_directory = self._start_ray()
+            if ray:
+                on_exit.callback(ray.kill)
+            versions = self._judge_versions()
+            self._judge_host()
+            self._judge_variables()
+            machine = smi.read(max(1.0, self._deadline - time.monotonic()))
+            self._wait(imports, ray)
+            outcome = imports.finish()
+            ray_outcome = ray.finish() if ray else None
+        self._judge_imports(outcome)
+        self._judge_gpus(machine, outcome, versions)
+        if ray_outcome and ray_directory:
+            self._judge_ray(ray_outcome, ray_directory)
+        gkd.fact("notes", [note.to_json() for note in self.found.notes])
+        return self.found
+
+    def _start_imports(self) -> Probe:
+        # What an earlier stage of this lane has imported has been shown to import.
+        # torch and vLLM stay: the child also asks them what they were built for.
+        here = [name for name in IMPORTS[1:-1] if name in sys.modules]
+        wanted = [name for name in IMPORTS if name not in here]
+        self.gkd.fact("imported_before", here)
+        return Probe("import_packages", [wanted], self.gkd.output_dir)
+
+    def _start_ray(self) -> tuple[Probe | None, Path | None]:
+        if not env_versions.read_installed(["ray"]):
+            if self.gkd.settings.layout == "ray":
+                text = "ray is not installed, and the layout is 'ray' "
+                text += f"({self.gkd.settings.layout_why})."
+                facts = {"package": "ray"}
+                self.found.add([Finding("env.package-missing", text, facts)])
+            self.gkd.fact("ray", "not installed")
+            return None, None
+        directory = env_ray.make_directory(self.gkd.run_dir)
+        environ = env_ray.child_environ(os.environ)
+        arguments = [str(directory)]
+        probe = Probe("start_ray", arguments, self.gkd.output_dir, environ)
+        return probe, directory
+
+    def _judge_versions(self) -> dict[str, str]:
+        self.gkd.step("judging versions against each other")
+        installed = env_versions.read_environment()
+        importable = env_versions.read_importable()
+        self.found.add(env_versions.judge_versions(installed, importable))
+        versions = env_versions.versions_table(installed)
+        self.gkd.fact("python", platform.python_version())
+        self.gkd.fact("versions", versions)
+        self.found.add(judge_bytecode(IMPORTS, os.environ))
+        return versions
+
+    def _judge_host(self) -> None:
+        self.gkd.step("judging disk, memory, limits and compiler")
+        ours = {"run directory": self.gkd.run_dir, "report": self.gkd.report_dir}
+        items, facts = env_host.read_host(ours, os.environ, gpus=self.gkd.settings.gpus)
+        self.found.add(items)
+        self.found.add(env_host.shadowing(Path.cwd(), (*IMPORTS, "ray", "trl", "verl")))
+        for name, value in facts.items():
+            self.gkd.fact(name, value)
+
+    def _judge_variables(self) -> None:
+        self.gkd.step("judging environment variables")
+        source, version = env_names.read_vllm_source()
+        self.found.add(
+            env_variables.judge_variables(
+                os.environ,
+                gpus=self.gkd.settings.gpus,
+                interfaces=env_names.read_interfaces(),
+                vllm_source=source,
+                vllm_version=version,
+                real_names=env_names.read_real_names,
+            )
+        )
+        raylets = env_ray.read_raylets(env_gpu.run_pids())
+        self.found.add(env_ray.judge_raylets(raylets, getpass.getuser()))
+
+    def _wait(self, imports: Probe, ray: Probe | None) -> None:
+        """Until both children have ended, or the stage's time is nearly up."""
+        probes = [imports, *([ray] if ray else [])]
+        said = ""
+        while time.monotonic() < self._deadline:
+            running = [probe for probe in probes if probe.running()]
+            if not running:
+                return
+            doing = " and ".join(
+                Outcome(probe.events(), None, 0.0).doing or "starting Python"
+                for probe in running
+            )
+            if doing != said:
+                self.gkd.step(doing)
+                said = doing
+            time.sleep(0.05)
+
+    def _judge_imports(self, outcome: Outcome) -> None:
+        # Before what the metadata say: a crash is certain, a wrong pin may be harmless.
+        known, self.found.faults = self.found.faults, []
+        self.found.add([*judge_imports(outcome), *known])
+        seconds = {
+            event["done"].removeprefix("import "): event["seconds"]
+            for event in outcome.events
+            if str(event.get("done", "")).startswith("import ")
+        }
+        self.gkd.fact("import_s", seconds)
+        self.gkd.fact("vllm_platform", outcome.found("platform"))
+
+    def _judge_gpus(
+        self, machine: env_gpu.Machine, outcome: Outcome, versions: dict[str, str]
+    ) -> None:
+        build: dict[str, Any] | None = outcome.found("torch")
+        torch = None
+        if build:
+            lists = {"archs": (), "complaints": ()} | {
+                name: tuple(value)
+                for name, value in build.items()
+                if isinstance(value, list)
+            }
+            torch = env_gpu.TorchBuild(**{**build, **lists})
+            self.gkd.fact("torch_cuda", torch.cuda)
+        items = env_gpu_judge.judge_gpus(
+            machine,
+            torch,
+            visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            vllm_for_cuda=env_gpu_judge.built_for_cuda(versions),
+            memory_fraction=self.gkd.settings.gpu_memory_utilization,
+            own_pids=env_gpu.run_pids(),
+        )
+        self.found.add(items)
+        for name, value in env_gpu.gpu_facts(machine).items():
+            self.gkd.fact(name, value)
+
+    def _judge_ray(self, outcome: Outcome, directory: Path) -> None:
+        faults = judge_ray(outcome)
+        self.found.add(faults)
+        if faults:
+            env_ray.keep_logs(directory, self.gkd.output_dir / "ray-logs")
+        self.gkd.fact("ray_start_s", outcome.found("ready_s"))
+        # Raises where something is left in it that cannot be removed.
+        shutil.rmtree(directory)

@@ -1,0 +1,215 @@
+"""Is a file JSON lines, and if not, which line breaks it?
+
+Standard library only. Compressed files (gzip, xz, bzip2) are read through.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+from pytest_gkd.fault import StageFault
+
+PEEK_BYTES = 1 << 16  # read at either end before the loader reads all
+WHOLE_BYTES = 16 << 20  # a file of one JSON value is parsed here up to this size
+GZIP, XZ, BZIP2, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh", b"\x28\xb5\x2f\xfd"
+_BAD = object()
+
+
+def corrupt(
+    path: Path | str, problem: str, line: int | None = None, text: str = ""
+) -> StageFault:
+    """``data.corrupt`` at a file or a line of it, with the line as evidence."""
+    where = f"{path}:{line}" if line else str(path)
+    facts: dict[str, Any] = {"path": str(path)}
+    evidence: tuple[tuple[str, int | None, str], ...] = ()
+    if line:
+        facts["line"] = line
+        evidence = ((str(path), line, text[:200]),)
+    return StageFault(
+        "data.corrupt", f"{where} {problem}", facts=facts, evidence=evidence
+    )
+
+
+def first_bad_line(path: Path | str) -> StageFault | None:
+    """The first line of a JSON lines file that is no JSON object, as a fault.
+
+    The whole file is read; None when every line is one.
+    """
+    with open_text(Path(path)) as file:
+        for number, raw in enumerate(file, 1):
+            fault = _line_fault(path, number, raw, last=False)
+            if fault is not None:
+                return fault
+    return None
+
+
+def first_changed_type(path: Path | str) -> StageFault | None:
+    """The first row of which a column has another JSON type than above, as a fault.
+
+    For files whose lines all parse. int and float count as one type, null as any.
+    """
+    seen: dict[str, tuple[str, int]] = {}
+    for number, raw in nonblank_lines(path):
+        for column, value in json.loads(raw.decode("utf-8-sig")).items():
+            kind = "number" if type(value) in (int, float) else type(value).__name__
+            if value is None:
+                continue
+            before, line = seen.setdefault(column, (kind, number))
+            if before != kind:
+                return StageFault(
+                    "data.schema",
+                    f"{path}:{number}: column {column!r} is {_short(repr(value))}, a "
+                    f"{kind}; in line {line} it is a {before}",
+                    facts={"path": str(path), "line": number, "column": column},
+                    evidence=((str(path), number, raw.decode().strip()[:200]),),
+                )
+    return None
+
+
+def nonblank_lines(path: Path | str) -> Iterator[tuple[int, bytes]]:
+    """Number (from 1) and bytes of each line that holds a row."""
+    with open_text(Path(path)) as file:
+        for number, raw in enumerate(file, 1):
+            if raw.strip():
+                yield number, raw
+
+
+def open_text(path: Path) -> IO[bytes]:
+    """The bytes of a file, uncompressed where it is gzip, xz or bzip2."""
+    with path.open("rb") as file:
+        start = file.read(8)
+    opened: Any
+    if start.startswith(GZIP):
+        opened = gzip.open(path)  # noqa: SIM115 - the caller closes it
+    elif start.startswith(XZ):
+        opened = lzma.open(path)  # noqa: SIM115
+    elif start.startswith(BZIP2):
+        opened = bz2.open(path)  # noqa: SIM115
+    else:
+        opened = path.open("rb")
+    return cast(IO[bytes], opened)
+
+
+def is_one_value(path: Path | str) -> bool:
+    """Whether the file is one JSON value (an array, or an indented object)."""
+    path = Path(path)
+    with open_text(path) as file:
+        start = file.read(PEEK_BYTES)
+    if start.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"["):
+        return True
+    first, newline, _ = start.lstrip().partition(b"\n")
+    return bool(newline) and _parsed(first) is _BAD and _whole(path) is not _BAD
+
+
+def check_json(path: Path) -> None:
+    """The first and the last lines are objects; or the file is one JSON value.
+
+    Raises StageFault ``data.corrupt``, ``data.schema`` or ``data.empty``.
+    """
+    try:
+        with open_text(path) as file:
+            start = file.read(PEEK_BYTES)
+            whole = not file.read(1)
+    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
+        raise corrupt(path, f"cannot be unpacked: {error}") from error
+    if whole and not start.strip():
+        raise StageFault(
+            "data.empty",
+            f"{path} has no rows, only blank lines",
+            facts={"path": str(path), "rows": 0},
+        )
+    if is_one_value(path):
+        if path.stat().st_size <= WHOLE_BYTES and _whole(path) is _BAD:
+            raise corrupt(path, "is not a JSON array: " + _whole_error(path))
+        return
+    lines = start.splitlines(keepends=True)
+    if not whole:
+        lines.pop()  # may be cut by our own reading
+    for number, raw in enumerate(lines, 1):
+        last = whole and number == len(lines)
+        fault = _line_fault(path, number, raw, last=last)
+        if fault is not None:
+            raise fault
+    if not whole:
+        _check_last_line(path)
+
+
+def _check_last_line(path: Path) -> None:
+    """A download that stopped early ends inside a line."""
+    with path.open("rb") as file:
+        if file.read(8).startswith((GZIP, XZ, BZIP2)):
+            return  # only unpacking all of it would tell
+        file.seek(-PEEK_BYTES, os.SEEK_END)
+        tail = file.read().rstrip()
+    _, newline, last = tail.rpartition(b"\n")
+    if newline and _parsed(last) is _BAD:
+        with path.open("rb") as file:
+            number = max(n for n, line in enumerate(file, 1) if line.strip())
+        fault = _line_fault(path, number, last, last=True)
+        if fault is not None:
+            raise fault
+
+
+def _parsed(raw: bytes) -> Any:
+    try:
+        return json.loads(raw.decode("utf-8-sig"))
+    except ValueError:
+        return _BAD
+
+
+def _whole(path: Path) -> Any:
+    if path.stat().st_size > WHOLE_BYTES:
+        return _BAD
+    with open_text(path) as file:
+        return _parsed(file.read())
+
+
+def _whole_error(path: Path) -> str:
+    with open_text(path) as file:
+        raw = file.read()
+    try:
+        json.loads(raw.decode("utf-8-sig"))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _line_fault(
+    path: Path | str, number: int, raw: bytes, *, last: bool
+) -> StageFault | None:
+    """What is wrong with one line of JSON lines, if anything."""
+    if not raw.strip():
+        return None
+    shown = raw.decode("utf-8", "replace").strip()
+    try:
+        value = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
+    except UnicodeDecodeError as error:
+        problem = f"is not UTF-8: byte {raw[error.start]:#04x} at column {error.start}"
+        return corrupt(path, problem, number, shown)
+    except json.JSONDecodeError as error:
+        # A line that breaks at its very end, in the last line, was cut off.
+        cut = last and not raw.endswith(b"\n")
+        problem = "is cut off" if cut else "is not JSON"
+        detail = f"{error.msg} at column {error.colno}"
+        return corrupt(path, f"{problem} ({detail}): {_short(shown)}", number, shown)
+    if not isinstance(value, dict):
+        return StageFault(
+            "data.schema",
+            f"{path}:{number} holds a JSON {type(value).__name__}; expected an object "
+            f"with named columns: {_short(shown)}",
+            facts={"path": str(path), "line": number},
+            evidence=((str(path), number, shown[:200]),),
+        )
+    return None
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,0 +1,30 @@
+"""Who measures prompts: the student's tokenizer, or, without one, a rough guess?"""
+
+from __future__ import annotations
+
+from pytest_gkd.settings import Settings
+from pytest_gkd.workload import tokenizers_check
+from pytest_gkd.workload.datarows import Lengths
+from pytest_gkd.workload.inputs import Inputs
+from pytest_gkd.workload.prompts import Renderer, RoughRenderer
+
+
+def best(inputs: Inputs, settings: Settings) -> tuple[Lengths, str]:
+    """What measures, and in words what it is.
+
+    A tokenizer that fails is not this one's to report: the tokenizer stage does. The
+    words say that, and why.
+    """
+    try:
+        tokenizer = tokenizers_check.load(
+            inputs.student,
+            inputs.origin("student"),
+            trust_remote_code=settings.trust_remote_code,
+        )
+        renderer = Renderer(tokenizer)
+        renderer.bound("a prompt")  # the chat template works
+    except Exception as error:
+        problem = f"{type(error).__name__}: {str(error)[:200]}"
+        return RoughRenderer(), f"characters divided by 4, because {problem}"
+    how = "chat template" if renderer.has_template else "no chat template"
+    return renderer, f"{type(tokenizer).__name__} of the student, {how}"

@@ -1,0 +1,142 @@
+"""How do trainer and engine work together in one process, or in two beside each other?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_gkd.context import StageContext
+from pytest_gkd.workload import engine as engines
+from pytest_gkd.workload.broadcast import Info, nbytes
+from pytest_gkd.workload.deadline import both, within
+from pytest_gkd.workload.layouts import Plan
+
+
+class _Local:
+    """Trainer and teacher in this process."""
+
+    def __init__(self, plan: Plan, gkd: StageContext) -> None:
+        self.plan = plan
+        self.gkd = gkd
+        self._engine: engines.Engine | None = None
+
+    def start_engine(self) -> engines.Engine:
+        self.gkd.step("importing vLLM")
+        engines.prepare_environment(self.plan.engine)
+        engines.import_vllm()
+        self.gkd.step("starting the engine")
+        self._engine = engines.Engine(self.plan.engine, self.budget_s)
+        return self._engine
+
+    def budget_s(self) -> float:
+        return max(5.0, self.gkd.remaining_s() - 5.0)
+
+    def load_trainer(self) -> tuple[Any, Any]:
+        from pytest_gkd.workload.sync import WeightSource
+        from pytest_gkd.workload.trainer import Trainer
+
+        trainer = Trainer(
+            self.plan.student,
+            device=self.device(trainer=True),
+            dtype=self.plan.engine.dtype,
+            learning_rate=self.plan.settings.learning_rate,
+            trust_remote_code=self.plan.settings.trust_remote_code,
+        )
+        return trainer, WeightSource(trainer)
+
+    def load_teacher(self) -> Any:
+        from pytest_gkd.workload.teacher import Teacher
+
+        return Teacher(
+            self.plan.teacher,
+            device=self.device(trainer=False),
+            dtype=self.plan.engine.dtype,
+            trust_remote_code=self.plan.settings.trust_remote_code,
+        )
+
+    def device(self, *, trainer: bool) -> str:
+        del trainer
+        return self.plan.settings.device
+
+    def close(self, *, for_another: bool) -> None:
+        engine, self._engine = self._engine, None
+        # In one process there is nothing to end, and taking it down costs 2 s.
+        if engine is not None and (for_another or self.plan.engine.multiprocess):
+            engine.close()
+
+
+class Colocated(_Local):
+    """Everything in this process; a push is a load in place."""
+
+    name = "colocated"
+
+    def transport(self, engine: Any, source: Any) -> tuple[str, str]:
+        del engine, source
+        return "in-process", "trainer and engine share a process"
+
+    def carry(
+        self, transport: str, engine: Any, source: Any, infos: list[Info], budget_s: float
+    ) -> int:
+        del transport, budget_s
+        engine.load(source.tensors(infos))
+        return sum(nbytes(info) for info in infos)
+
+
+class Split(_Local):
+    """The trainer here, vLLM's core and workers in processes of their own."""
+
+    name = "split"
+
+    def device(self, *, trainer: bool) -> str:
+        """The first GPUs are the engine's; trainer and teacher get what is left."""
+        settings = self.plan.settings
+        if settings.device == "cpu":
+            return "cpu"
+        wanted = settings.tensor_parallel_size + (0 if trainer else 1)
+        return f"cuda:{min(wanted, settings.gpus - 1)}"
+
+    def transport(self, engine: Any, source: Any) -> tuple[str, str]:
+        return choose_transport(engine, source, same_gpu="cuda-ipc")
+
+    def carry(
+        self, transport: str, engine: Any, source: Any, infos: list[Info], budget_s: float
+    ) -> int:
+        if transport == "cuda-ipc":
+            handles = source.share(infos)
+            what = "the load from the trainer's GPU memory"
+            within(
+                budget_s,
+                lambda: engine.take_shared(infos, handles),
+                what,
+                "sync.stuck",
+            )
+            source.unshare()
+            return sum(nbytes(info) for info in infos)
+        ranks = 1 + self.plan.engine.tensor_parallel_size
+        meeting = source.call_meeting(transport, ranks, operation_budget_s(budget_s))
+        sent, _ = both(
+            (f"sending by {transport}", lambda: source.send(meeting, infos)),
+            ("the engine's load of what is sent", lambda: engine.receive(infos, meeting)),
+            budget_s,
+            "sync.stuck",
+        )
+        return int(sent)
+
+
+def operation_budget_s(budget_s: float) -> float:
+    """Seconds for one operation of a broadcast whose whole may take ``budget_s``.
+
+    gloo names the side that does not answer, but was measured to take up to 2.6 times
+    its timeout; it should still come before our own deadline, which names none.
+    """
+    return max(2.0, min(30.0, budget_s / 3.0))
+
+
+def choose_transport(engine: Any, source: Any, *, same_gpu: str) -> tuple[str, str]:
+    """The transport between two processes, and why; ``same_gpu`` where they share one."""
+    trainer: str = source.identity()
+    ranks: list[str] = [rank["uuid"] for rank in engine.identities()]
+    if trainer == "cpu":
+        return "gloo", "weights are in host memory"
+    if trainer in ranks:
+        return same_gpu, "trainer and engine share a GPU, which NCCL refuses"
+    return "nccl", f"trainer and engine are on {1 + len(ranks)} GPUs"

@@ -1,0 +1,79 @@
+"""What is wrong with a path that the user gave? Standard library only."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+from pytest_gkd.fault import StageFault
+
+# What git leaves in the place of a large file when git-lfs did not fetch it.
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def near_names(path: Path, limit: int = 3) -> list[str]:
+    """Paths that exist and whose name is like that of ``path``, best first.
+
+    They lie beside ``path``, or, where its parent does not exist either, beside the
+    first part of it that does not.
+    """
+    path = path.absolute()
+    while not path.parent.is_dir():
+        path = path.parent
+    try:
+        siblings = [entry.name for entry in os.scandir(path.parent)]
+    except OSError:
+        return []
+    # Case is the commonest difference, and difflib counts it fully.
+    folded = {name.lower(): name for name in siblings}
+    found = difflib.get_close_matches(path.name.lower(), folded, n=limit, cutoff=0.6)
+    return [str(path.parent / folded[name]) for name in found]
+
+
+def did_you_mean(names: list[str]) -> str:
+    """``; near it there is x or y``, or nothing."""
+    return "; near it there is " + " or ".join(names) if names else ""
+
+
+def first_missing(path: Path) -> Path:
+    """The first part of ``path``, from the root on, that does not exist."""
+    path = path.absolute()
+    while not path.parent.exists() and path.parent != path:
+        path = path.parent
+    return path
+
+
+def missing(cause: str, path: Path, origin: str, expected: str) -> StageFault:
+    """The fault for ``path``, which does not exist.
+
+    ``expected`` names what should have been there, such as ``a model directory``.
+    """
+    near = near_names(path)
+    broken = path.is_symlink()
+    if broken:
+        what = f"is a link to {path.readlink()}, which does not exist"
+    else:
+        what = "does not exist"
+        gap = first_missing(path)
+        if gap != path.absolute():
+            what += f", nor does {gap}"
+    return StageFault(
+        cause,
+        f"{origin}: {path} {what}; expected {expected}{did_you_mean(near)}",
+        facts={"path": str(path), "origin": origin, "near": near, "absent": True},
+    )
+
+
+def denied(path: Path, origin: str, error: OSError) -> StageFault:
+    """The fault for ``path``, which this user may not read."""
+    return StageFault(
+        "env.permission",
+        f"{origin}: {path} cannot be read by user id {os.geteuid()}: {error.strerror}",
+        facts={"path": str(path), "origin": origin, "user_id": os.geteuid()},
+    )
+
+
+def is_lfs_pointer(start: bytes) -> bool:
+    """Whether a file that starts with ``start`` only points to the real one."""
+    return start.startswith(LFS_POINTER)

@@ -1,0 +1,222 @@
+"""How do teacher, trainer and rollout engine work together as Ray actors?
+
+A local Ray, started for this job and ended with it. Weights go from the trainer's actor
+straight into the rollout's, over a group of their own; Ray only carries the calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pytest_gkd.context import StageContext
+from pytest_gkd.fault import StageFault
+from pytest_gkd.workload import ray_actors
+from pytest_gkd.workload.broadcast import Info
+from pytest_gkd.workload.deadline import both
+from pytest_gkd.workload.layouts import Plan
+from pytest_gkd.workload.local_layouts import choose_transport, operation_budget_s
+
+ROLES = ("rollout", "trainer", "teacher")
+NAMESPACE = "pytest-gkd"
+PLACEMENT_BUDGET_S = 30.0
+OBJECT_STORE_BYTES = 200 << 20
+
+
+class RayLayout:
+    """Three actors, each in a process of its own, in one placement group."""
+
+    name = "ray"
+
+    def __init__(self, plan: Plan, gkd: StageContext) -> None:
+        self.plan = plan
+        self.gkd = gkd
+        self._group: Any = None
+        self._remotes: list[Remote] = []
+
+    def start_engine(self) -> Any:
+        self._connect()
+        self.gkd.step("starting the rollout actor and its engine")
+        # The trainer's process imports meanwhile; it is needed right after.
+        self._trainer = self._actor("trainer")
+        return self._actor("rollout").wait_until_made()
+
+    def load_trainer(self) -> tuple[Any, Any]:
+        self._connect()
+        if not hasattr(self, "_trainer"):
+            self._trainer = self._actor("trainer")
+        trainer = self._trainer.wait_until_made()
+        return trainer, trainer.of("source")
+
+    def load_teacher(self) -> Any:
+        self._connect()
+        return self._actor("teacher").wait_until_made()
+
+    def transport(self, engine: Any, source: Any) -> tuple[str, str]:
+        return choose_transport(engine, source, same_gpu="gloo")
+
+    def carry(
+        self, transport: str, engine: Any, source: Any, infos: list[Info], budget_s: float
+    ) -> int:
+        ranks = 1 + self.plan.engine.tensor_parallel_size
+        meeting = source.call_meeting(transport, ranks, operation_budget_s(budget_s))
+        sent, _ = both(
+            ("the trainer's broadcast", lambda: source.send(meeting, infos)),
+            ("the rollout's load", lambda: engine.receive(infos, meeting)),
+            budget_s,
+            "sync.stuck",
+        )
+        return int(sent)
+
+    def budget_s(self) -> float:
+        """Seconds that a call of an actor may take."""
+        return max(5.0, self.gkd.remaining_s() - 2.0)
+
+    def close(self, *, for_another: bool) -> None:
+        del for_another
+        import ray
+
+        if not ray.is_initialized():
+            return
+        for remote in self._remotes:
+            # The engine's own processes end with the actor; Ray ends the rest.
+            ray.kill(remote.actor, no_restart=True)
+        self._remotes = []
+        ray.shutdown()
+
+    # -- placement -------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        if self._group is not None:
+            return
+        import os
+
+        # Read when Ray is imported, here and in the actors.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+        self.gkd.step("starting Ray")
+        import ray
+
+        settings = self.plan.settings
+        temporary = self.gkd.run_dir / "r"
+        temporary.mkdir(exist_ok=True)
+        ray.init(
+            address="local",
+            # Cores are shared between the three, which Ray would not believe.
+            num_cpus=max(settings.cpus, len(ROLES)),
+            num_gpus=settings.gpus,
+            include_dashboard=False,
+            namespace=NAMESPACE,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=str(temporary),
+            configure_logging=False,
+        )
+        self.gkd.step("placing the actors")
+        needs = bundles(settings.gpus, settings.tensor_parallel_size)
+        self._group = place(needs, min(PLACEMENT_BUDGET_S, self.budget_s()))
+
+    def _actor(self, role: str) -> Remote:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        settings = self.plan.settings
+        number = ROLES.index(role)
+        needs = bundles(settings.gpus, settings.tensor_parallel_size)[number]
+        actor = ray.remote(ray_actors.Actor).options(
+            name=role,
+            num_cpus=needs["CPU"],
+            num_gpus=needs.get("GPU", 0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=number
+            ),
+        )
+        remote = Remote(actor.remote(role, self.plan), role, self.budget_s)
+        self._remotes.append(remote)
+        return remote
+
+
+def bundles(gpus: int, tensor_parallel_size: int) -> list[dict[str, float]]:
+    """What rollout, trainer and teacher (in this order) need, as Ray counts it.
+
+    A GPU each where there are enough, else trainer and teacher share one, and on a
+    machine with one GPU all three do.
+    """
+    if not gpus:
+        return [{"CPU": 1.0} for _ in ROLES]
+    shares = [float(tensor_parallel_size), 1.0, 1.0]
+    if gpus == 1 and tensor_parallel_size == 1:
+        shares = [0.4, 0.3, 0.3]
+    elif gpus < tensor_parallel_size + 2:
+        shares = [float(tensor_parallel_size), 0.5, 0.5]
+    return [{"CPU": 1.0, "GPU": share} for share in shares]
+
+
+def place(needs: list[dict[str, float]], budget_s: float) -> Any:
+    """A placement group of ``needs``, ready.
+
+    Ray waits for resources without a word and without end; its table of groups knows
+    at once when they cannot come. Raises StageFault ``ray.no-resources``.
+    """
+    import ray
+    from ray.util.placement_group import placement_group, placement_group_table
+
+    group = placement_group(needs)
+    deadline = time.monotonic() + budget_s
+    while not group.wait(0.2):
+        state = placement_group_table(group)["stats"]["scheduling_state"]
+        if state != "INFEASIBLE" and time.monotonic() < deadline:
+            continue
+        offered = ray.cluster_resources()
+        short = [
+            f"{name}: {wanted:g} wanted, {offered.get(name, 0.0):g} there"
+            for name in sorted({name for need in needs for name in need})
+            if (wanted := sum(need.get(name, 0.0) for need in needs))
+            > offered.get(name, 0.0)
+        ]
+        raise StageFault(
+            "ray.no-resources",
+            f"Ray cannot place the {len(needs)} actors ({state}): "
+            f"{'; '.join(short) or 'each resource is there, but not on one node'}",
+            facts={"state": state, "wanted": needs, "offered": offered},
+        )
+    return group
+
+
+class Remote:
+    """Stands for an object in an actor: has its methods, each bounded in time."""
+
+    def __init__(
+        self, actor: Any, role: str, budget_s: Callable[[], float], part: str = ""
+    ) -> None:
+        self.actor = actor
+        self.role = role
+        self._budget_s = budget_s
+        self._part = part
+
+    def wait_until_made(self) -> Remote:
+        """Return once the actor's object is there; raises what its making raised."""
+        self._call("made")
+        return self
+
+    def of(self, part: str) -> Remote:
+        """Another object in the same actor."""
+        return Remote(self.actor, self.role, self._budget_s, part)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._call("call", self._part, name, *args, **kwargs)
+
+        return call
+
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        import ray
+
+        answer = getattr(self.actor, method).remote(*args, **kwargs)
+        found = ray.get(answer, timeout=self._budget_s())
+        if isinstance(found, ray_actors.Fault):
+            raise found.as_exception()
+        return found

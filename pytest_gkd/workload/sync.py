@@ -1,0 +1,240 @@
+"""May these weights be pushed, and has the push arrived?
+
+vLLM raises nothing for missing tensors, an empty update or a NaN, and casts a wrong
+dtype without a word. So the set is judged before it is sent, and what the engine then
+holds is compared with what the trainer has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pytest_gkd.fault import StageFault
+from pytest_gkd.workload import broadcast, digest, parameters
+from pytest_gkd.workload.broadcast import Info, Meeting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pytest_gkd.workload.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Places:
+    """Which of the engine's parameters takes which tensor of the trainer.
+
+    ``places`` maps the trainer's name to the engine's. ``unplaced`` are trainer names
+    that vLLM's tables do not lead to a parameter, ``unfilled`` engine names (with their
+    dtype and shape in ``parameters``) that no tensor leads to. ``exact`` is false when
+    the engine's parameters are shards, which are compared by checksum.
+    """
+
+    places: Mapping[str, str]
+    parameters: Mapping[str, tuple[str, tuple[int, ...]]]
+    unplaced: tuple[str, ...] = ()
+    unfilled: tuple[str, ...] = ()
+    exact: bool = True
+
+    def dtype(self, name: str) -> str | None:
+        """The dtype that the engine keeps tensor ``name`` in, None when unknown."""
+        place = self.places.get(name)
+        return None if place is None else self.parameters[place][0]
+
+
+def places_of(names: Iterable[str], answer: Mapping[str, Any], *, exact: bool) -> Places:
+    """Read the answer of ``WeightReceiver.gkd_parameters`` for ``names``."""
+    known = {
+        name: (str(dtype), tuple(shape))
+        for name, (dtype, shape) in answer["parameters"].items()
+    }
+    places = dict(answer["places"])
+    taken = set(places.values())
+    return Places(
+        places,
+        known,
+        tuple(name for name in names if name not in places),
+        tuple(name for name in known if name not in taken),
+        exact,
+    )
+
+
+def check_set(infos: Iterable[Info], base: Places, now: Places) -> None:
+    """The tensors to be sent fit the engine; judged before anything is sent.
+
+    ``base`` is what was true when the engine had just loaded the same checkpoint: a
+    tensor that had no place then may be one of an architecture that our tables do not
+    follow, and only vLLM can tell. Raises StageFault ``sync.name-or-shape``.
+    """
+    unknown = [name for name in now.unplaced if name not in base.unplaced]
+    missing = [name for name in now.unfilled if name not in base.unfilled]
+    facts = {"unknown": unknown[:10], "missing": missing[:10]}
+    if unknown:
+        raise StageFault(
+            "sync.name-or-shape",
+            f"{len(unknown)} of the trainer's tensors have no parameter in the engine: "
+            f"{_some(unknown)}"
+            + (f"; the engine waits for {_some(missing)}" if missing else ""),
+            facts=facts,
+        )
+    if missing:
+        raise StageFault(
+            "sync.name-or-shape",
+            f"{len(missing)} of the engine's parameters are not among the tensors that "
+            f"the trainer sends: {_some(missing)}",
+            facts=facts,
+        )
+    if not now.exact:
+        return  # the engine's shapes are those of its shards
+    for name, _, shape in infos:
+        place = now.places.get(name)
+        if place is None:
+            continue
+        expected = now.parameters[place][1]
+        if shape != expected:
+            raise StageFault(
+                "sync.name-or-shape",
+                f"the trainer's {name} has shape {list(shape)}; expected "
+                f"{list(expected)}, the shape of the engine's {place}",
+                facts={"name": name, "shape": shape, "expected": expected},
+            )
+
+
+def check_finite(nonfinite: list[str], total: int) -> None:
+    """No tensor holds a NaN or an infinity. Raises StageFault ``train.nan``."""
+    if nonfinite:
+        raise StageFault(
+            "train.nan",
+            f"{len(nonfinite)} of {total} tensors to be pushed hold NaN or infinity: "
+            f"{_some(nonfinite)}",
+            facts={"tensors": nonfinite[:10]},
+        )
+
+
+def check_equal(engine: Mapping[str, str], trainer: Mapping[str, str], when: str) -> None:
+    """The engine holds the trainer's weights, by their digests.
+
+    ``when`` completes the sentence, such as ``after the push``. Raises StageFault
+    ``sync.not-applied``.
+    """
+    differing = [name for name in trainer if engine.get(name) != trainer[name]]
+    differing += [name for name in engine if name not in trainer]
+    if not trainer:
+        raise StageFault(
+            "sync.not-applied", f"{when} there is no tensor that could be compared"
+        )
+    if differing:
+        total = len({*engine, *trainer})
+        shown = ["(tensors without a name in common)" if n == "*" else n for n in differing]
+        raise StageFault(
+            "sync.not-applied",
+            f"{len(differing)} of {total} tensors in the engine differ from the "
+            f"trainer's {when}: {_some(shown)}",
+            facts={"differing": len(differing), "tensors": total, "first": shown[:3]},
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def whole(ranks: list[dict[str, str]], *, exact: bool) -> dict[str, str]:
+    """One digest per tensor from those of every rank of the engine.
+
+    Shards add up. A tensor that ranks hold in common (norms, shared key-value heads)
+    gives them one checksum, and counts once.
+    """
+    if exact:
+        return ranks[0]
+    names = {name for rank in ranks for name in rank}
+    total: dict[str, str] = {}
+    for name in sorted(names):
+        values = {int(rank[name], 16) for rank in ranks if name in rank}
+        total[name] = f"{sum(values) % (1 << 64):016x}"
+    return total
+
+
+@dataclass
+class WeightSource:
+    """The trainer as one that gives weights away; lives in the trainer's process."""
+
+    trainer: Trainer
+    _store: Any = field(default=None, repr=False)
+    _shared: list[Any] = field(default_factory=list, repr=False)
+
+    def infos(self, dtypes: Mapping[str, str]) -> list[Info]:
+        """Name, dtype and shape of each tensor as it is sent: in the engine's dtype."""
+        return [
+            (name, dtypes.get(name, dtype.removeprefix("torch.")), tuple(shape))
+            for name, dtype, shape in self.trainer.parameter_info()
+        ]
+
+    def vocab_size(self) -> int:
+        """Rows of the student's embedding."""
+        return self.trainer.vocab_size
+
+    def tensors(self, infos: Iterable[Info]) -> Iterator[tuple[str, Tensor]]:
+        """The tensors, each in the dtype that ``infos`` gives it."""
+        import torch
+
+        dtypes = {name: getattr(torch, dtype) for name, dtype, _ in infos}
+        for name, tensor in self.trainer.named_tensors():
+            yield name, tensor.detach().to(dtypes[name])
+
+    def digests(self, infos: list[Info], places: Places) -> dict[str, str]:
+        """Digests to compare with the engine's, in the dtypes of ``infos``."""
+        named = {n: t for n, t in self.tensors(infos) if n in places.places}
+        if places.exact:
+            found = digest.digests(named.items())
+        else:
+            found = {n: f"{parameters.checksum([t]):016x}" for n, t in named.items()}
+        if places.unplaced and places.unfilled:
+            others = (t for n, t in self.tensors(infos) if n not in places.places)
+            found[parameters.OTHERS] = f"{parameters.checksum(others):016x}"
+        return found
+
+    def identity(self) -> str:
+        """What tells the trainer's device from others: a GPU's UUID, or ``cpu``."""
+        import torch
+
+        device = self.device()
+        if device.type != "cuda":
+            return str(device)
+        return str(torch.cuda.get_device_properties(device).uuid)
+
+    def device(self) -> Any:
+        """The device that holds the trainer's weights."""
+        _, tensor = next(iter(self.trainer.named_tensors()))
+        return tensor.device
+
+    def call_meeting(self, transport: str, world_size: int, timeout_s: float) -> Meeting:
+        """Open the meeting that ``send`` then takes part in."""
+        meeting, self._store = broadcast.call_meeting(transport, world_size, timeout_s)
+        return meeting
+
+    def send(self, meeting: Meeting, infos: list[Info]) -> int:
+        """Broadcast the tensors to the engine's ranks; the bytes sent."""
+        store, self._store = self._store, None
+        group = broadcast.join(meeting, broadcast.SENDER, self.device(), store)
+        return broadcast.send(group, infos, self.tensors(infos))
+
+    def share(self, infos: list[Info]) -> str:
+        """Handles of the tensors for another process on the same GPU (CUDA IPC).
+
+        The memory is kept until ``unshare``.
+        """
+        import base64
+        import pickle
+
+        import torch
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        self._shared = [tensor.contiguous() for _, tensor in self.tensors(infos)]
+        torch.cuda.synchronize()
+        handles = [reduce_tensor(tensor)[1] for tensor in self._shared]
+        return base64.b64encode(pickle.dumps(handles)).decode("ascii")
+
+    def unshare(self) -> None:
+        """Let go of the memory that ``share`` kept."""
+        self._shared = []

@@ -1,0 +1,45 @@
+"""Stage data: the train files load, and leave the job prompts to train on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pytest_gkd.context import StageContext
+from pytest_gkd.workload import datafiles, datarows, inputs, lengths
+
+
+@pytest.mark.gkd_stage("data")
+def test_data(gkd: StageContext) -> None:
+    """Files, then rows, then lengths; nothing heavy is imported before files are."""
+    settings = gkd.settings
+    gkd.step("looking at the train files")
+    if settings.train_files:  # before anything is made for the run
+        datafiles.check_files(settings.train_files, "--gkd-train-files")
+    job = inputs.resolve(settings, gkd.run_dir)
+    gkd.fact("train_files", list(job.train_files))
+    gkd.fact("inputs_why", job.why or "all named by the user")
+    files = datafiles.check_files(job.train_files, job.origin("train_files"))
+    gkd.fact("size_bytes", sum(file.size_bytes for file in files))
+
+    gkd.step("loading the train files with datasets")
+    dataset = datarows.load(files, gkd.run_dir / "datasets")
+    gkd.fact("rows", len(dataset))
+    gkd.fact("columns", list(dataset.column_names))
+
+    gkd.step("loading the student's tokenizer to measure prompts")
+    measure, how = lengths.best(job, settings)
+    gkd.fact("lengths_by", how)
+
+    gkd.step(f"looking at {len(dataset)} rows")
+    report = datarows.check_rows(
+        dataset,
+        files,
+        measure,
+        prompt_column=inputs.prompt_column(job, settings),
+        max_prompt_length=settings.max_prompt_length,
+        batch_size=settings.batch_size,
+    )
+    for name, value in dataclasses.asdict(report).items():
+        gkd.fact(name, value)

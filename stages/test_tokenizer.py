@@ -1,0 +1,73 @@
+"""Stage tokenizer: student's and teacher's tokenizers work and speak one language."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gkd.context import StageContext
+from pytest_gkd.workload import inputs, modelfiles
+from pytest_gkd.workload import tokenizers_check as check
+
+
+@pytest.mark.gkd_stage("tokenizer")
+def test_tokenizer(gkd: StageContext) -> None:
+    """Each tokenizer alone first, then against both embeddings and the other one."""
+    job = inputs.resolve(gkd.settings, gkd.run_dir)
+    names = {"student": job.student, "teacher": job.teacher}
+    loaded: dict[str, Any] = {}
+    rows: dict[str, int | None] = {}
+    for role, name in names.items():
+        gkd.fact(role, name)
+        rows[role] = _embedding_rows(name, job.origin(role))
+        gkd.fact(f"{role}_embedding_rows", rows[role])
+        if role == "teacher" and name == job.student:
+            loaded[role] = loaded["student"]
+            continue
+        loaded[role] = _one(gkd, role, name, job.origin(role), rows[role])
+
+    gkd.step("comparing the vocabularies")
+    student, teacher = loaded["student"], loaded["teacher"]
+    vocabularies = {role: tokenizer.get_vocab() for role, tokenizer in loaded.items()}
+    agreement = check.compare(
+        vocabularies["student"],
+        vocabularies["teacher"],
+        (rows["student"], rows["teacher"]),
+    )
+    gkd.fact("tokens", agreement.tokens)
+    gkd.fact("tokens_only_student", agreement.only_student)
+    gkd.fact("tokens_only_teacher", agreement.only_teacher)
+    for role in names:
+        # The student's rollouts are fed to the teacher, the teacher's top-k ids index
+        # the student's logits: each vocabulary must fit both embeddings.
+        check.check_ids(vocabularies["student"], rows[role], job.origin(role))
+        check.check_ids(vocabularies["teacher"], rows[role], job.origin(role))
+    check.check_same_ids(student, teacher)
+    gkd.fact("same_chat_template", student.chat_template == teacher.chat_template)
+
+
+def _one(gkd: StageContext, role: str, name: str, origin: str, rows: int | None) -> Any:
+    """One tokenizer, loaded and tried on its own."""
+    trust = gkd.settings.trust_remote_code
+    gkd.step(f"loading the {role}'s tokenizer")
+    tokenizer = check.load(name, origin, trust_remote_code=trust)
+    gkd.fact(f"{role}_tokenizer", type(tokenizer).__name__)
+    gkd.step(f"trying the {role}'s tokenizer")
+    check.check_special_tokens(tokenizer, rows, origin)
+    gkd.fact(f"{role}_pad_is_eos", tokenizer.pad_token_id == tokenizer.eos_token_id)
+    check.check_chat_template(tokenizer, origin)
+    gkd.fact(f"{role}_lossy_texts", check.check_round_trip(tokenizer, origin))
+    gkd.step(f"loading the {role}'s processor, if it has one")
+    processor = check.load_processor(name, origin, trust_remote_code=trust)
+    gkd.fact(f"{role}_processor", processor)
+    return tokenizer
+
+
+def _embedding_rows(name: str, origin: str) -> int | None:
+    """vocab_size of the model's config; None while only the hub knows it."""
+    found = modelfiles.locate(name, origin)
+    if found is None:
+        return None
+    return modelfiles.vocab_size(modelfiles.read_config(Path(found.directory), origin))

@@ -1,0 +1,67 @@
+"""Does one on-policy GKD step work, from the student's rollouts to served weights?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gkd.context import StageContext
+
+if TYPE_CHECKING:
+    from pytest_gkd.workload.inputs import Inputs
+    from pytest_gkd.workload.layouts import Job
+
+STEPS = 3
+SEED = 20
+
+
+@pytest.mark.gkd_stage("training_step")
+def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
+    from pytest_gkd.workload import reference, rollouts
+    from pytest_gkd.workload.inputs import prompt_ids
+    from pytest_gkd.workload.step import judge_step
+
+    settings = gkd.settings
+    gkd.step("reading prompts")
+    prompts = prompt_ids(inputs, settings, settings.batch_size)
+    gkd.fact("prompt_tokens", sum(map(len, prompts)))
+
+    if inputs.student == inputs.teacher:
+        rollouts.move_away_from_teacher(gkd, job)
+    job.check_served("before the rollouts")
+    completions = job.generate(
+        prompts, settings.max_new_tokens, temperature=1.0, seed=SEED
+    )
+    sequences = rollouts.sequences(prompts, completions)
+    gkd.fact("rollout_tokens", sum(len(s.response_ids) for s in sequences))
+
+    signal = rollouts.teacher_signal(gkd, job, sequences)
+    reports = []
+    for number in range(STEPS):
+        gkd.step(f"training step {number + 1} of {STEPS}")
+        reports.append(
+            job.trainer.gkd_step(
+                sequences,
+                signal,
+                loss=settings.loss,
+                beta=settings.beta,
+                temperature=settings.temperature,
+            )
+        )
+    first, last = reports[0], reports[-1]
+    gkd.fact("loss", settings.loss)
+    gkd.fact("loss_first_nats", first.loss)
+    gkd.fact("loss_last_nats", last.loss)
+    gkd.fact("grad_norm", first.grad_norm)
+    gkd.fact("parameters_moved", f"{last.parameters_moved} of {last.parameters}")
+    judge_step(first, last)
+
+    pushed = job.push_weights()
+    job.check_served("after the training step")
+    gkd.fact("push_s", round(pushed.seconds, 4))
+    gkd.fact("transport", pushed.transport)
+    served = job.generate(prompts, settings.max_new_tokens)
+    gkd.step("reference forward pass")
+    wrong = reference.disagreement(reference.check(job, prompts, served))
+    assert not wrong, f"after the training step {wrong}"

@@ -1,0 +1,42 @@
+"""Does a real rollout engine start and answer as its weights would have it?"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gkd.context import StageContext
+
+if TYPE_CHECKING:
+    from pytest_gkd.workload.layouts import Job
+
+NEW_TOKENS = 16
+
+
+@pytest.mark.gkd_stage("vllm")
+def test_vllm(gkd: StageContext, job: Job) -> None:
+    from pytest_gkd.workload import reference
+
+    prompts = job.engine.encode(list(reference.PROMPTS))
+    started = time.monotonic()
+    completions = job.generate(prompts, NEW_TOKENS)
+    seconds = time.monotonic() - started
+
+    assert len(completions) == len(prompts)
+    tokens = sum(len(completion.token_ids) for completion in completions)
+    assert all(completion.token_ids for completion in completions), (
+        f"the engine gave {tokens} tokens for {len(prompts)} prompts and left some "
+        "without any"
+    )
+    gkd.fact("generated_tokens", tokens)
+    gkd.fact("tokens_per_s", round(tokens / seconds, 1))
+
+    gkd.step("reference forward pass")
+    checks = reference.check(job, prompts, completions)
+    gkd.fact("max_logprob_difference_nats", reference.largest_difference(checks))
+    for name, value in job.describe().items():
+        gkd.fact(name, value)
+    wrong = reference.disagreement(checks)
+    assert not wrong, wrong

@@ -1,0 +1,55 @@
+"""Does the engine serve the trainer's weights after a push, and after the push back?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gkd.context import StageContext
+
+if TYPE_CHECKING:
+    from pytest_gkd.workload.layouts import Job
+
+NEW_TOKENS = 16
+
+
+@pytest.mark.gkd_stage("weight_sync")
+def test_weight_sync(gkd: StageContext, job: Job) -> None:
+    from pytest_gkd.workload import reference
+
+    prompts = job.engine.encode(list(reference.PROMPTS))
+    original = job.generate(prompts, NEW_TOKENS)
+    loaded = job.check_served("before any push")
+
+    job.trainer.snapshot()
+    gkd.step("changing the trainer's weights")
+    job.trainer.perturb(seed=1)
+    pushed = job.push_weights()
+    served = job.check_served("after the push")
+    gkd.fact("tensors", pushed.tensors)
+    gkd.fact("bytes", pushed.bytes)
+    gkd.fact("push_s", round(pushed.seconds, 4))
+    gkd.fact("transport", pushed.transport)
+    gkd.fact("transport_why", job.transport[1])
+
+    unchanged = [name for name in loaded if served[name] == loaded[name]]
+    assert not unchanged, f"{len(unchanged)} tensors were pushed unchanged: {unchanged}"
+    changed = job.generate(prompts, NEW_TOKENS)
+    gkd.step("reference forward pass")
+    wrong = reference.disagreement(reference.check(job, prompts, changed))
+    assert not wrong, f"after the push {wrong}"
+    assert [c.token_ids for c in changed] != [c.token_ids for c in original], (
+        f"the engine answers {len(prompts)} prompts with the very tokens of before, "
+        "though every weight has changed"
+    )
+
+    gkd.step("restoring the trainer's weights")
+    job.trainer.restore()
+    job.push_weights()
+    restored = job.check_served("after the push back")
+    different = [name for name in loaded if restored[name] != loaded[name]]
+    assert not different, f"{len(different)} tensors did not come back: {different}"
+    again = job.generate(prompts, NEW_TOKENS)
+    wrong = reference.disagreement(reference.check(job, prompts, again))
+    assert not wrong, f"after the push back {wrong}"

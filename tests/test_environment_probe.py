@@ -1,0 +1,252 @@
+"""Real child processes import packages made here, and end as they may."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_gkd.workload.env_findings import Finding
+from pytest_gkd.workload.env_probe import Outcome, Probe, busy_share
+from pytest_gkd.workload.env_probe_judge import judge_imports, judge_ray
+
+MakeProbe = Callable[..., Probe]
+
+
+@pytest.fixture
+def importing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeProbe:
+    """Start an import of packages given as name=source."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+
+    def start(**packages: str) -> Probe:
+        for name, source in packages.items():
+            (folder / f"{name}.py").write_text(source)
+        return Probe("import_packages", [list(packages)], tmp_path)
+
+    return start
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for a state that a child reaches by itself, at most 20 seconds."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "the child did not get there in 20 s"
+        time.sleep(0.01)
+
+
+def ended(probe: Probe) -> Outcome:
+    until(lambda: not probe.running())
+    return probe.finish()
+
+
+def test_packages_that_import_are_no_finding(importing: MakeProbe) -> None:
+    outcome = ended(importing(good="__version__ = '1.2'"))
+    assert judge_imports(outcome) == []
+    assert outcome.found("version") == "1.2"
+
+
+def test_a_child_has_the_search_path_of_this_process(importing: MakeProbe) -> None:
+    source = "import sys; __version__ = sys.path[0]"
+    assert ended(importing(where=source)).found("version") == sys.path[0]
+
+
+def test_what_a_package_prints_does_not_disturb_the_events(
+    importing: MakeProbe,
+) -> None:
+    outcome = ended(importing(loud="print('{\"failed\": 1}', flush=True)"))
+    assert judge_imports(outcome) == []
+    assert outcome.tail[-1][2] == '{"failed": 1}'
+
+
+def test_a_crash_names_the_package_and_the_signal(importing: MakeProbe) -> None:
+    crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    outcome = ended(importing(good="", crashes=crash, after=""))
+    (fault,) = judge_imports(outcome)
+    assert fault.cause == "env.package-conflict"
+    assert fault.message == "import crashes ended the process with SIGSEGV."
+    assert fault.facts["package"] == "crashes"
+
+
+def test_a_crash_keeps_the_python_stack(importing: MakeProbe) -> None:
+    crash = "import os, signal; os.kill(os.getpid(), signal.SIGABRT)"
+    outcome = ended(importing(crashes=crash))
+    evidence = [line for _, _, line in outcome.tail]
+    assert evidence[0] == "Fatal Python error: Aborted"
+    assert any("crashes.py" in line for line in evidence)
+
+
+def test_a_package_that_exits_is_not_taken_for_success(importing: MakeProbe) -> None:
+    outcome = ended(importing(leaves="import os; os._exit(0)"))
+    (fault,) = judge_imports(outcome)
+    assert fault.message == "import leaves ended the process with exit status 0."
+
+
+def test_an_import_error_is_passed_on_and_the_next_package_is_tried(
+    importing: MakeProbe,
+) -> None:
+    error = "raise ImportError('lib.so: undefined symbol: _ZN3c10')"
+    outcome = ended(importing(broken=error, good="__version__ = '3'"))
+    (fault,) = judge_imports(outcome)
+    assert fault.cause == "env.package-conflict"
+    assert "undefined symbol: _ZN3c10" in fault.message
+    assert outcome.found("version") == "3"
+
+
+def test_one_error_that_several_packages_meet_is_one_finding(
+    importing: MakeProbe,
+) -> None:
+    error = "raise RuntimeError('same')"
+    assert len(judge_imports(ended(importing(first=error, second=error)))) == 1
+
+
+def test_a_package_that_is_not_there_is_missing(importing: MakeProbe) -> None:
+    (fault,) = judge_imports(ended(importing(needs="import no_such_package_here")))
+    assert fault.cause == "env.package-missing"
+    assert "no_such_package_here" in fault.message
+
+
+def test_a_module_that_moved_is_a_conflict(importing: MakeProbe) -> None:
+    (fault,) = judge_imports(ended(importing(needs="import json.no_such_module")))
+    assert fault.cause == "env.package-conflict"
+
+
+def test_a_hang_names_the_package_and_has_no_cause(importing: MakeProbe) -> None:
+    probe = importing(good="", hangs="import time; time.sleep(3600)")
+    until(lambda: Outcome(probe.events(), None, 0).doing == "import hangs")
+    outcome = probe.finish()
+    (fault,) = judge_imports(outcome)
+    assert fault.cause is None
+    assert fault.message.startswith("import hangs had not returned")
+
+
+def test_a_hang_that_keeps_the_interpreter_locked_shows_its_stack(
+    importing: MakeProbe,
+) -> None:
+    hang = "import ctypes; ctypes.PyDLL(None).sleep(3600)"
+    probe = importing(locked=hang)
+    until(lambda: Outcome(probe.events(), None, 0).doing == "import locked")
+    evidence = [line for _, _, line in probe.finish().tail]
+    assert any("locked.py" in line for line in evidence)
+
+
+def alive(process: psutil.Process) -> bool:
+    """A zombie waits for its new parent and does nothing any more."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_nothing_is_left_of_a_child_that_is_ended(importing: MakeProbe) -> None:
+    grandchild = (
+        "import subprocess, time\n"
+        "subprocess.Popen(['sleep', '3600'], process_group=0)\n"
+        "__import__('os').write(1, b'started')\n"
+        "time.sleep(3600)"
+    )
+    probe = importing(parent=grandchild)
+    until(lambda: b"started" in probe.output_path.read_bytes())
+    members = probe.family()
+    assert len(members) == 2
+    probe.finish()
+    assert not any(alive(member) for member in members)
+
+
+def test_a_process_that_outlives_a_child_is_ended_and_named(
+    importing: MakeProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_gkd.workload.env_probe.GRACE_S", 0.1)
+    leaves = "import subprocess; subprocess.Popen(['sleep', '3600'])"
+    probe = importing(leaves=leaves)
+    outcome = ended(probe)
+    assert outcome.left == ("sleep",)
+    assert probe.family() == []
+
+
+def test_a_full_disk_is_told_whoever_meets_it(importing: MakeProbe) -> None:
+    error = "raise OSError(28, 'No space left on device')"
+    (fault,) = judge_imports(ended(importing(writes=error)))
+    assert fault.cause == "env.disk-full"
+
+
+def test_a_child_killed_from_outside_points_to_memory(importing: MakeProbe) -> None:
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    (fault,) = judge_imports(ended(importing(eats=killed)))
+    assert fault.cause == "env.host-oom"
+    assert fault.facts["exit_code"] == -signal.SIGKILL
+
+
+def ray(
+    *events: dict[str, object], exit_code: int | None = 0, busy: float = 0.1
+) -> list[Finding]:
+    return judge_ray(Outcome(events, exit_code, 3.0, machine_busy=busy))
+
+
+def test_a_ray_that_ran_its_task_is_no_finding() -> None:
+    assert ray({"begin": "ray.init"}, {"done": "ray.init"}, {"end": True}) == []
+
+
+def test_a_ray_that_raises_is_a_start_failure() -> None:
+    failed: dict[str, object] = {
+        "failed": "ray.init",
+        "error": "RuntimeError",
+        "text": "GCS did not answer",
+        "errno": None,
+    }
+    (fault,) = ray({"begin": "ray.init"}, failed, {"end": True})
+    assert fault.cause == "ray.worker-start"
+    assert "GCS did not answer" in fault.message
+
+
+def test_a_ray_that_hangs_is_a_start_failure() -> None:
+    (fault,) = ray({"begin": "ray.init"}, exit_code=None)
+    assert fault.cause == "ray.worker-start"
+    assert fault.message.startswith("ray.init had not returned")
+
+
+def test_a_ray_that_got_no_processor_is_not_called_broken() -> None:
+    (fault,) = ray({"begin": "ray.init"}, exit_code=None, busy=0.98)
+    assert fault.cause is None
+    assert "on a machine 98% busy" in fault.message
+
+
+def test_waiting_for_disk_does_not_make_a_machine_busy() -> None:
+    times = namedtuple("times", "user system idle iowait")
+    assert busy_share(times(1, 1, 5, 0), times(2, 1, 7, 1)) == pytest.approx(0.25)
+
+
+def test_processes_that_ray_leaves_behind_are_named() -> None:
+    events: tuple[dict[str, object], ...] = ({"end": True},)
+    (fault,) = judge_ray(Outcome(events, 0, 3.0, left=("raylet",)))
+    assert "raylet" in fault.message
+
+
+def test_the_environment_of_a_ray_of_ours_keeps_what_the_user_set() -> None:
+    from pytest_gkd.workload.env_ray import child_environ
+
+    child = child_environ({"RAY_AUTH_MODE": "disabled", "X": "1"})
+    assert child == {
+        "RAY_AUTH_MODE": "disabled",
+        "X": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    assert len(child_environ({})["RAY_AUTH_TOKEN"]) == 64
+
+
+def test_a_long_run_directory_gives_ray_a_short_one(tmp_path: Path) -> None:
+    from pytest_gkd.workload.env_ray import make_directory
+
+    place = make_directory(tmp_path / ("x" * 80))
+    try:
+        assert len(os.fsencode(place)) <= 43
+    finally:
+        place.rmdir()

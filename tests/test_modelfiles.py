@@ -1,0 +1,264 @@
+"""What is found wrong with a model directory before anything heavy is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_gkd.fault import StageFault
+from pytest_gkd.workload import modelfiles, tiny
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tiny")
+    tiny.write(root)
+    return root / "student"
+
+
+@pytest.fixture
+def model(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "model"))
+
+
+@pytest.fixture(autouse=True)
+def no_hub_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def fault_of(name: Path | str) -> StageFault:
+    with pytest.raises(StageFault) as caught:
+        modelfiles.inspect(str(name), "--gkd-student")
+    assert str(name) in caught.value.message or "model" in caught.value.message
+    assert caught.value.message.startswith("--gkd-student: ")
+    json.dumps(caught.value.facts)
+    return caught.value
+
+
+def shard(model: Path, count: int = 2) -> list[Path]:
+    """The weights as numbered shards, each a valid file, without an index."""
+    single = model / "model.safetensors"
+    paths = [
+        model / f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)
+    ]
+    for path in paths:
+        shutil.copy(single, path)
+    single.unlink()
+    return paths
+
+
+def test_a_whole_model_is_described(model: Path) -> None:
+    found = modelfiles.inspect(str(model), "--gkd-student")
+    assert found is not None
+    assert found.weight_files == (model / "model.safetensors",)
+    assert found.weight_bytes == (model / "model.safetensors").stat().st_size
+    assert found.config["model_type"] == "qwen2"
+
+
+def test_a_missing_directory_is_named_with_its_near_neighbour(model: Path) -> None:
+    fault = fault_of(model.parent / "modle")
+    assert fault.cause == "checkpoint.missing"
+    assert fault.facts["near"] == [str(model)]
+    assert str(model) in fault.message
+
+
+def test_the_first_part_of_a_path_that_is_missing_is_named(tmp_path: Path) -> None:
+    fault = fault_of(tmp_path / "gone" / "deep" / "model")
+    assert f"nor does {tmp_path / 'gone'}" in fault.message
+
+
+def test_a_link_to_nowhere_is_called_one(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "target")
+    assert f"is a link to {tmp_path / 'target'}" in fault_of(link).message
+
+
+def test_a_file_is_not_a_model(model: Path) -> None:
+    fault = fault_of(model / "config.json")
+    assert fault.cause == "checkpoint.missing"
+    assert "is a file" in fault.message
+
+
+def test_a_directory_above_the_model_points_to_it(model: Path) -> None:
+    fault = fault_of(model.parent)
+    assert fault.cause == "checkpoint.missing"
+    assert fault.facts["near"] == [str(model)]
+
+
+def test_an_unparsable_config_is_named_by_line(model: Path) -> None:
+    (model / "config.json").write_text('{\n "a": 1,\n oops\n}')
+    fault = fault_of(model)
+    assert fault.cause == "checkpoint.corrupt"
+    assert fault.evidence == ((str(model / "config.json"), 3, " oops"),)
+
+
+def test_no_weights_says_what_lies_there_instead(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    (model / "model_world_size_8_rank_0.pt").write_bytes(b"x")
+    fault = fault_of(model)
+    assert fault.cause == "checkpoint.missing"
+    assert "FSDP" in fault.message
+
+
+def test_a_truncated_safetensors_file_is_told_with_both_sizes(model: Path) -> None:
+    path = model / "model.safetensors"
+    size = path.stat().st_size
+    os.truncate(path, size - 1)
+    fault = fault_of(model)
+    assert fault.cause == "checkpoint.corrupt"
+    assert fault.facts["size_bytes"] == size - 1
+    assert fault.facts["expected_bytes"] == size
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"", "0 bytes"),
+        (b"1234", "4 bytes"),
+        (struct.pack("<Q", 1000) + b"{}", "inside its header"),
+        (b"<html>not found</html>", "not a safetensors file"),
+        (struct.pack("<Q", 4) + b"oops", "no readable header"),
+        (struct.pack("<Q", 8) + b'{"a": 1}', "no readable header"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git-lfs"),
+    ],
+)
+def test_what_is_no_safetensors_file_is_called_corrupt(
+    model: Path, content: bytes, part: str
+) -> None:
+    (model / "model.safetensors").write_bytes(content)
+    fault = fault_of(model)
+    assert fault.cause == "checkpoint.corrupt"
+    assert part in fault.message
+
+
+def test_a_shard_that_the_others_names_promise_is_missed(model: Path) -> None:
+    shards = shard(model, 3)
+    shards[1].unlink()
+    fault = fault_of(model)
+    assert fault.cause == "checkpoint.missing"
+    assert str(shards[1]) in fault.message
+
+
+def test_a_shard_that_the_index_names_is_missed(model: Path) -> None:
+    shards = shard(model)
+    index = {"weight_map": {"a": shards[0].name, "b": "model-other.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    fault = fault_of(model)
+    assert fault.cause == "checkpoint.missing"
+    assert "model-other.safetensors" in fault.message
+
+
+def test_a_damaged_index_is_corrupt(model: Path) -> None:
+    (model / "model.safetensors.index.json").write_text('{"weights": {}}')
+    assert fault_of(model).cause == "checkpoint.corrupt"
+
+
+def test_a_truncated_pytorch_file_is_found_without_torch(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    (model / "pytorch_model.bin").write_bytes(b"PK\x03\x04" + b"\0" * 100)
+    fault = fault_of(model)
+    assert fault.cause == "checkpoint.corrupt"
+    assert "truncated" in fault.message
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"", "is empty"),
+        (b'{"version": "1.0", "model": {"vo', "cut off"),
+        (b"<!DOCTYPE html>", "not a JSON object"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git-lfs"),
+    ],
+)
+def test_a_broken_tokenizer_file_is_found_from_outside(
+    model: Path, content: bytes, part: str
+) -> None:
+    (model / "tokenizer.json").write_bytes(content)
+    fault = fault_of(model)
+    assert fault.cause == "tokenizer.load"
+    assert part in fault.message
+
+
+def test_a_model_without_a_tokenizer_says_which_files_would_do(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    fault = fault_of(model)
+    assert fault.cause == "tokenizer.load"
+    assert "tokenizer.model" in fault.message
+
+
+def test_a_hub_id_that_is_not_cached_is_left_to_the_hub() -> None:
+    assert modelfiles.inspect("org/name", "--gkd-student") is None
+
+
+def test_a_hub_id_that_is_not_cached_fails_when_offline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert fault_of("org/model").cause == "env.hub-unreachable"
+
+
+def test_a_relative_path_beside_real_directories_is_no_hub_id(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent.parent)
+    fault = fault_of(f"{model.parent.name}/modell")
+    assert fault.cause == "checkpoint.missing"
+    assert fault.facts["near"] == [str(model)]
+
+
+def cached(model: Path, tmp_path: Path) -> Path:
+    home = tmp_path / "hub" / "models--org--name"
+    (home / "refs").mkdir(parents=True)
+    (home / "refs" / "main").write_text("abc")
+    (home / "snapshots").mkdir()
+    return Path(shutil.copytree(model, home / "snapshots" / "abc"))
+
+
+def test_a_cached_hub_id_is_inspected_in_the_cache(model: Path, tmp_path: Path) -> None:
+    snapshot = cached(model, tmp_path)
+    found = modelfiles.inspect("org/name", "--gkd-student")
+    assert found is not None
+    assert found.directory == snapshot
+
+
+def test_a_cached_hub_id_without_weights_is_left_to_the_hub_unless_offline(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cached(model, tmp_path) / "model.safetensors").unlink()
+    assert modelfiles.inspect("org/name", "--gkd-student") is None
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(StageFault) as caught:
+        modelfiles.inspect("org/name", "--gkd-student")
+    assert caught.value.cause == "checkpoint.missing"
+
+
+def test_embedding_rows_are_found_in_a_multimodal_config() -> None:
+    assert modelfiles.vocab_size({"text_config": {"vocab_size": 7}}) == 7
+    assert modelfiles.vocab_size({"vocab_size": 5, "text_config": {}}) == 5
+    assert modelfiles.vocab_size({}) is None
+
+
+def test_inspection_imports_nothing_but_the_standard_library(whole: Path) -> None:
+    code = (
+        "import sys; from pytest_gkd.workload import modelfiles, datafiles; "
+        f"modelfiles.inspect({str(whole)!r}, 'x'); "
+        "heavy = {'torch', 'numpy', 'safetensors', 'transformers', 'datasets'}; "
+        "print(sorted(heavy & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"

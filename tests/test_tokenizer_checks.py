@@ -1,0 +1,266 @@
+"""What is found wrong with tokenizers, alone and against each other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gkd.fault import StageFault
+from pytest_gkd.workload import prompts, tiny
+from pytest_gkd.workload import tokenizers_check as check
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tiny")
+    tiny.write(root)
+    return root / "student"
+
+
+@pytest.fixture
+def model(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "model"))
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def load(model: Path) -> Any:
+    return check.load(str(model), "--gkd-student", trust_remote_code=False)
+
+
+def fault(call: Callable[[], Any]) -> StageFault:
+    with pytest.raises(StageFault) as caught:
+        call()
+    json.dumps(caught.value.facts)
+    return caught.value
+
+
+def test_a_sound_tokenizer_passes_every_check(model: Path) -> None:
+    tokenizer = load(model)
+    assert check.check_round_trip(tokenizer, "x") == []
+    assert check.check_chat_template(tokenizer, "x").endswith("assistant\n")
+    check.check_special_tokens(tokenizer, 512, "x")
+    check.check_ids(tokenizer.get_vocab(), 512, "x")
+    check.check_same_ids(tokenizer, tokenizer)
+
+
+def test_the_light_way_needs_no_torch_and_gives_auto_tokenizers_ids(
+    model: Path,
+) -> None:
+    transformers = pytest.importorskip("transformers", minversion="5")
+    code = (
+        "import json, sys; from pytest_gkd.workload import tokenizers_check as check\n"
+        f"own = check.load({str(model)!r}, 'x', trust_remote_code=False)\n"
+        "ids = [own.encode(text) for text in check.SAMPLES.values()]\n"
+        "print(json.dumps([type(own).__name__, 'torch' in sys.modules, ids]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    auto = transformers.AutoTokenizer.from_pretrained(model)
+    ids = [auto.encode(text) for text in check.SAMPLES.values()]
+    assert json.loads(done.stdout) == [type(auto).__name__, False, ids]
+
+
+def test_a_tokenizer_that_cannot_be_built_names_the_file_and_reason(
+    model: Path,
+) -> None:
+    edit(model / "tokenizer.json", lambda value: value.update(model={"type": "no"}))
+    found = fault(lambda: load(model))
+    assert found.cause == "tokenizer.load"
+    assert str(model) in found.message
+
+
+def test_code_of_the_models_own_needs_the_option(model: Path) -> None:
+    edit(
+        model / "tokenizer_config.json",
+        lambda value: value.update(
+            auto_map={"AutoTokenizer": ["own.Own", None]}, tokenizer_class="Own"
+        ),
+    )
+    edit(model / "config.json", lambda value: value.update(model_type="own"))
+    (model / "own.py").write_text("class Own: pass\n")
+    assert fault(lambda: load(model)).cause == "model.trust-remote-code"
+
+
+def test_no_chat_template_is_its_own_cause(model: Path) -> None:
+    edit(model / "tokenizer_config.json", lambda value: value.pop("chat_template"))
+    found = fault(lambda: check.check_chat_template(load(model), "--gkd-student"))
+    assert found.cause == "tokenizer.chat-template"
+    assert "has no chat template" in found.message
+
+
+@pytest.mark.parametrize(
+    ("template", "part"),
+    [
+        ("{{ messages[5]['content'] }}", "fails on one turn"),
+        ("{% for m in messages %}", "fails on one turn"),
+        ("{{ raise_exception('system turn wanted') }}", "system turn wanted"),
+        ("hello", "drops the user's text"),
+    ],
+)
+def test_a_chat_template_that_does_not_work_says_how(
+    model: Path, template: str, part: str
+) -> None:
+    edit(
+        model / "tokenizer_config.json",
+        lambda value: value.update(chat_template=template),
+    )
+    found = fault(lambda: check.check_chat_template(load(model), "x"))
+    assert found.cause == "tokenizer.chat-template"
+    assert part in found.message
+
+
+class Special:
+    """The special tokens of a tokenizer."""
+
+    name_or_path = "m"
+
+    def __init__(self, pad: int | None, eos: int | None) -> None:
+        self.pad_token_id, self.eos_token_id = pad, eos
+        self.pad_token = self.eos_token = "<x>"  # noqa: S105
+
+
+def test_a_missing_padding_token_is_its_own_cause() -> None:
+    found = fault(lambda: check.check_special_tokens(Special(None, 1), 9, "x"))
+    assert found.cause == "tokenizer.pad-token"
+
+
+def test_a_padding_id_without_an_embedding_row_is_named() -> None:
+    found = fault(lambda: check.check_special_tokens(Special(9, 1), 9, "x"))
+    assert found.cause == "tokenizer.pad-token"
+    assert "id 9, but the embedding has 9 rows" in found.message
+
+
+def test_a_missing_end_token_fails() -> None:
+    with pytest.raises(AssertionError, match="no end-of-sequence token"):
+        check.check_special_tokens(Special(0, None), 9, "x")
+
+
+def test_ids_beyond_the_embedding_are_counted_and_shown() -> None:
+    found = fault(lambda: check.check_ids({"a": 0, "b": 2, "c": 3}, 2, "x"))
+    assert found.cause == "tokenizer.vocab-mismatch"
+    assert "2 token ids" in found.message
+    assert found.facts["largest_id"] == 3
+
+
+def test_padded_embeddings_of_different_size_are_fine() -> None:
+    vocab = {"a": 0, "b": 1}
+    check.check_ids(vocab, 2, "x")
+    check.check_ids(vocab, 64, "x")
+    assert check.compare(vocab, dict(vocab), (2, 64)) == check.Agreement(2)
+
+
+def test_the_first_differences_of_two_vocabularies_are_shown() -> None:
+    student = {token: i for i, token in enumerate("abcdef")}
+    teacher = {token: i for i, token in enumerate("abdcfe")}
+    found = fault(lambda: check.compare(student, teacher, (6, 6)))
+    assert found.cause == "tokenizer.vocab-mismatch"
+    assert found.facts["differences"] == 4
+    assert found.facts["first"] == [["c", 2, 3], ["d", 3, 2], ["e", 4, 5]]
+    assert "'c' is 2 and 3" in found.message
+
+
+def test_a_few_added_tokens_at_free_ids_are_allowed() -> None:
+    student = {"a": 0, "b": 1, "<think>": 2}
+    found = check.compare(student, {"a": 0, "b": 1}, (8, 8))
+    assert (found.only_student, found.only_teacher) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "rows"),
+    [
+        ({"a": 0, "b": 1, "<call>": 2}, (8, 8)),  # the id means something else
+        ({"a": 0, "b": 1}, (8, 2)),  # the teacher has no such row
+        ({"a": 0, "b": 1}, (8, None)),  # not known
+    ],
+)
+def test_added_tokens_that_the_other_model_cannot_hold_are_a_mismatch(
+    teacher: dict[str, int], rows: tuple[int | None, int | None]
+) -> None:
+    student = {"a": 0, "b": 1, "<think>": 2}
+    found = fault(lambda: check.compare(student, teacher, rows))
+    assert found.cause == "tokenizer.vocab-mismatch"
+    assert "<think>" in found.message
+
+
+def test_many_tokens_on_one_side_are_another_vocabulary() -> None:
+    student = {str(i): i for i in range(200)}
+    teacher = {str(i): i for i in range(100)}
+    assert fault(lambda: check.compare(student, teacher, (200, 200))).cause == (
+        "tokenizer.vocab-mismatch"
+    )
+
+
+class Codec:
+    """A tokenizer whose decoding is given."""
+
+    def __init__(self, back: Callable[[str], str]) -> None:
+        self.back = back
+        self.text = ""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        self.text = text
+        return [0]
+
+    def decode(self, ids: list[int], **options: Any) -> str:
+        return self.back(self.text)
+
+
+def test_a_blank_at_the_start_is_sentencepieces_way() -> None:
+    assert check.check_round_trip(Codec(lambda text: " " + text), "x") == []
+
+
+def test_lost_blanks_are_noted_and_lost_letters_fail() -> None:
+    noted = check.check_round_trip(Codec(lambda text: " ".join(text.split())), "x")
+    assert noted == ["code", "whitespace"]
+    with pytest.raises(AssertionError, match="does not give back"):
+        check.check_round_trip(Codec(lambda text: text.replace("o", "?")), "x")
+
+
+def test_the_same_vocabulary_cut_differently_is_a_mismatch(
+    model: Path, whole: Path
+) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    edit(model / "tokenizer.json", lambda value: value["model"].update(merges=[]))
+    ours, theirs = (
+        Wrapped(tokenizers.Tokenizer.from_file(str(at / "tokenizer.json")))
+        for at in (whole, model)
+    )
+    assert ours.vocab == theirs.vocab
+    found = fault(lambda: check.check_same_ids(ours, theirs))
+    assert found.cause == "tokenizer.vocab-mismatch"
+
+
+class Wrapped:
+    """tokenizers' Tokenizer with the call of transformers."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.vocab = tokenizer.get_vocab()
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        encoding = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
+
+
+def test_the_bound_holds_for_a_real_tokenizer_and_template(model: Path) -> None:
+    renderer = prompts.Renderer(load(model))
+    for text in check.SAMPLES.values():
+        for prompt in (text, [{"role": "user", "content": text}] * 3):
+            assert renderer.bound(prompt) >= renderer.lengths([prompt])[0]

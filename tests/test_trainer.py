@@ -1,0 +1,466 @@
+"""The trainer and the teacher on tiny models made here: weights, reference, steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gkd.fault import StageFault
+from pytest_gkd.workload.batch import Sequence
+from pytest_gkd.workload.signals import TeacherTopK
+from pytest_gkd.workload.teacher import Teacher
+from pytest_gkd.workload.trainer import Trainer, judge_step
+
+VOCAB = 512
+SEQUENCES = [
+    Sequence((7, 8, 9), (10, 11, 12, 13, 14)),
+    Sequence((20, 21, 22, 23, 24, 25), (30, 31)),
+    Sequence((5,), (6, 300, 511, 0)),
+]
+
+
+def make(directory: Path, *, seed: int, tied: bool, hidden: int = 64) -> Path:
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=VOCAB,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    base = tmp_path_factory.mktemp("models")
+    return {
+        "tied": make(base / "tied", seed=1, tied=True),
+        "untied": make(base / "untied", seed=2, tied=False),
+        "teacher": make(base / "teacher", seed=3, tied=False, hidden=96),
+    }
+
+
+@pytest.fixture
+def trainer(models: dict[str, Path]) -> Trainer:
+    return Trainer(models["tied"])
+
+
+@pytest.fixture(scope="module")
+def teacher(models: dict[str, Path]) -> Teacher:
+    return Teacher(str(models["teacher"]))
+
+
+def in_checkpoint(directory: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    found: dict[str, Any] = load_file(directory / "model.safetensors")
+    return found
+
+
+# -- weights ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["tied", "untied"])
+def test_tensors_have_the_names_and_values_of_the_checkpoint(
+    models: dict[str, Path], which: str
+) -> None:
+    stored = in_checkpoint(models[which])
+    tensors = dict(Trainer(models[which]).named_tensors())
+    assert set(tensors) == set(stored)
+    assert ("lm_head.weight" in tensors) == (which == "untied")
+    assert all(tensors[name].equal(stored[name]) for name in stored)
+
+
+def test_experts_that_transformers_fuses_keep_their_checkpoint_names(
+    tmp_path: Path,
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        tie_word_embeddings=False,
+    )
+    transformers.Qwen3MoeForCausalLM(config).save_pretrained(tmp_path)
+    stored = in_checkpoint(tmp_path)
+    assert "model.layers.0.mlp.experts.3.up_proj.weight" in stored
+    tensors = dict(Trainer(tmp_path).named_tensors())
+    assert set(tensors) == set(stored)
+    assert all(tensors[name].equal(stored[name]) for name in stored)
+
+
+def test_parameter_info_describes_the_tensors_in_their_order(trainer: Trainer) -> None:
+    described = trainer.parameter_info()
+    named = list(trainer.named_tensors())
+    assert [entry[0] for entry in described] == [name for name, _ in named]
+    assert [entry[2] for entry in described] == [list(t.shape) for _, t in named]
+    assert {entry[1] for entry in described} == {"float32"}
+    assert json.loads(json.dumps(described)) == [list(entry) for entry in described]
+
+
+def test_perturbing_changes_every_digest_and_restoring_brings_them_back(
+    trainer: Trainer,
+) -> None:
+    before = trainer.digests()
+    trainer.snapshot()
+    trainer.perturb(seed=1)
+    after = trainer.digests()
+    assert not [name for name in before if before[name] == after[name]]
+    assert trainer.nonfinite() == []
+    trainer.restore()
+    assert trainer.digests() == before
+
+
+def test_a_seed_stands_for_one_perturbation(models: dict[str, Path]) -> None:
+    changed = []
+    for seed in (1, 1, 2):
+        trainer = Trainer(models["tied"])
+        trainer.perturb(seed=seed)
+        changed.append(trainer.digests())
+    assert changed[0] == changed[1]
+    assert not [name for name in changed[0] if changed[0][name] == changed[2][name]]
+
+
+def test_every_tensor_moves_in_bfloat16_too(models: dict[str, Path]) -> None:
+    trainer = Trainer(models["tied"], dtype="bfloat16")
+    assert trainer.dtype == "bfloat16"
+    before = trainer.digests()
+    trainer.perturb(seed=1)
+    after = trainer.digests()
+    assert not [name for name in before if before[name] == after[name]]
+
+
+def test_restoring_without_a_snapshot_says_so(trainer: Trainer) -> None:
+    with pytest.raises(RuntimeError, match="no snapshot"):
+        trainer.restore()
+
+
+def test_digests_are_those_of_the_engines_dtype(models: dict[str, Path]) -> None:
+    wide, narrow = (Trainer(models["tied"], dtype=d) for d in ("float32", "bfloat16"))
+    assert wide.digests("bfloat16") == narrow.digests()
+    assert wide.digests("bfloat16") != wide.digests()
+    assert wide.digests("torch.float32") == wide.digests()
+
+
+def test_weights_that_are_not_finite_are_named(trainer: Trainer) -> None:
+    poison(trainer)
+    assert trainer.nonfinite() == ["model.layers.1.mlp.up_proj.weight"]
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    from safetensors.torch import save_file
+
+    stored = in_checkpoint(models["tied"])
+    del stored["model.layers.1.mlp.up_proj.weight"]
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = (models["tied"] / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(StageFault, match=r"layers\.1\.mlp\.up_proj") as caught:
+        Trainer(tmp_path)
+    assert caught.value.cause == "checkpoint.mismatch"
+
+
+# -- the reference ---------------------------------------------------------------------
+
+
+def test_greedy_output_of_the_same_weights_agrees_and_of_others_does_not(
+    trainer: Trainer,
+) -> None:
+    prompt = [5, 6, 7, 8]
+    response = generate(trainer, prompt)
+    check = trainer.check_greedy(prompt, response)
+    assert check.agree
+    assert check.exact == check.positions == 12
+    trainer.perturb(seed=1)
+    assert not trainer.check_greedy(prompt, response).agree
+    assert generate(trainer, prompt) != response
+
+
+def test_one_altered_token_disagrees_at_its_position(trainer: Trainer) -> None:
+    prompt = [5, 6, 7, 8]
+    response = generate(trainer, prompt)
+    altered = [*response[:4], (response[4] + 1) % VOCAB, *response[5:]]
+    check = trainer.check_greedy(prompt, altered)
+    assert check.first_disagreement == 4
+    assert (check.expected, check.found) == (response[4], altered[4])
+
+
+def generate(trainer: Trainer, prompt: list[int]) -> list[int]:
+    import torch
+
+    ids = trainer.model.generate(
+        torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None
+    )
+    out: list[int] = ids[0, len(prompt) :].tolist()
+    return out
+
+
+# -- the teacher -----------------------------------------------------------------------
+
+
+def test_topk_are_the_best_of_the_full_distribution(teacher: Teacher) -> None:
+    import numpy as np
+
+    top, full = teacher.topk(SEQUENCES, 8), teacher.full(SEQUENCES)
+    assert top.logprobs.shape == top.ids.shape == (3, 5, 8)
+    assert (top.logprobs.dtype, top.ids.dtype) == (np.float32, np.int64)
+    assert full.logprobs.shape == (3, 5, VOCAB)
+    assert top.mask.sum(1).tolist() == [5, 2, 4]
+    best = np.sort(full.logprobs, -1)[..., ::-1][..., :8]
+    assert np.allclose(top.logprobs[top.mask], best[top.mask])
+    total = np.exp(full.logprobs[full.mask]).sum(-1)
+    assert np.allclose(total, 1.0, atol=1e-5)
+
+
+def test_padding_does_not_change_what_the_teacher_says(teacher: Teacher) -> None:
+    import numpy as np
+
+    together = teacher.logits(SEQUENCES)
+    for row, sequence in enumerate(SEQUENCES):
+        alone = teacher.logits([sequence])[0]
+        assert np.allclose(together[row, : len(alone)], alone, atol=1e-4)
+
+
+def test_logits_are_those_that_predict_the_response(teacher: Teacher) -> None:
+    import numpy as np
+    import torch
+
+    sequence = SEQUENCES[1]
+    ids = torch.tensor([sequence.prompt_ids + sequence.response_ids])
+    with torch.no_grad():
+        plain = teacher.model(ids).logits[0].numpy()
+    start = len(sequence.prompt_ids) - 1
+    assert np.allclose(teacher.logits([sequence])[0], plain[start:-1], atol=1e-4)
+
+
+def test_rows_that_only_the_teacher_has_can_be_left_out(teacher: Teacher) -> None:
+    import numpy as np
+
+    assert teacher.topk(SEQUENCES, 9999).ids.shape[-1] == VOCAB
+    cut = teacher.topk(SEQUENCES, 9999, vocab_size=300)
+    assert cut.ids.shape[-1] == 300
+    assert cut.ids.max() == 299
+    assert np.allclose(np.exp(cut.logprobs[cut.mask]).sum(-1), 1.0, atol=1e-5)
+
+
+def test_a_token_id_outside_the_embedding_is_named(
+    teacher: Teacher, trainer: Trainer
+) -> None:
+    for fails in (
+        lambda: teacher.topk([Sequence((1,), (VOCAB,))], 4),
+        lambda: trainer.check_greedy([VOCAB], [1]),
+    ):
+        with pytest.raises(StageFault, match="token id 512") as caught:
+            fails()
+        assert caught.value.cause == "tokenizer.vocab-mismatch"
+
+
+# -- steps -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["tied", "untied"])
+@pytest.mark.parametrize("loss", ["topk", "full"])
+def test_steps_on_one_batch_lower_the_loss(
+    models: dict[str, Path], teacher: Teacher, which: str, loss: str
+) -> None:
+    trainer = Trainer(models[which])
+    signal = teacher.topk(SEQUENCES, 64) if loss == "topk" else teacher.full(SEQUENCES)
+    reports = [trainer.gkd_step(SEQUENCES, signal, loss=loss) for _ in range(3)]
+    judge_step(reports[0], reports[-1])
+    first = reports[0]
+    assert first.tokens == 11
+    assert first.parameters == len(trainer.parameter_info())
+    assert first.parameters_with_grad == first.parameters_moved == first.parameters
+    assert not first.zero_grads
+
+
+def test_micro_batches_give_the_loss_and_gradient_of_the_whole_batch(
+    models: dict[str, Path], teacher: Teacher
+) -> None:
+    signal = teacher.topk(SEQUENCES, 16)
+    whole, parts = (
+        Trainer(models["tied"], max_logits=size).gkd_step(SEQUENCES, signal)
+        for size in (1 << 28, 1)
+    )
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert parts.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4)
+    split = Teacher(str(teacher.model.config.name_or_path), max_logits=1)
+    assert (split.topk(SEQUENCES, 16).mask == signal.mask).all()
+    again = Trainer(models["tied"]).gkd_step(SEQUENCES, split.topk(SEQUENCES, 16))
+    assert again.loss == pytest.approx(whole.loss, rel=1e-4)
+
+
+def test_topk_over_the_whole_vocabulary_equals_the_full_forward_kl(
+    models: dict[str, Path], teacher: Teacher
+) -> None:
+    sparse = Trainer(models["tied"]).gkd_step(
+        SEQUENCES, teacher.topk(SEQUENCES, VOCAB, temperature=2.0), temperature=2.0
+    )
+    full = Trainer(models["tied"]).gkd_step(
+        SEQUENCES, teacher.full(SEQUENCES), loss="full", beta=0.0, temperature=2.0
+    )
+    assert sparse.loss == pytest.approx(full.loss, rel=1e-4)
+    assert sparse.grad_norm == pytest.approx(full.grad_norm, rel=1e-4)
+
+
+def test_steps_work_in_bfloat16(models: dict[str, Path], teacher: Teacher) -> None:
+    trainer = Trainer(models["tied"], dtype="bfloat16")
+    signal = teacher.topk(SEQUENCES, 64)
+    reports = [trainer.gkd_step(SEQUENCES, signal) for _ in range(3)]
+    judge_step(reports[0], reports[-1])
+
+
+def test_a_frozen_model_has_no_gradient(trainer: Trainer, teacher: Teacher) -> None:
+    trainer.model.requires_grad_(requires_grad=False)
+    signal = teacher.topk(SEQUENCES, 8)
+    report = trainer.gkd_step(SEQUENCES, signal)
+    assert report.frozen == report.parameters
+    assert report.parameters_with_grad == report.parameters_moved == 0
+    assert cause_of(report, report) == "train.no-grad"
+
+
+def test_a_layer_whose_output_is_thrown_away_is_named(
+    trainer: Trainer, teacher: Teacher
+) -> None:
+    layer = trainer.model.model.layers[1].mlp
+    layer.register_forward_hook(lambda module, given, made: made.detach())
+    report = trainer.gkd_step(SEQUENCES, teacher.topk(SEQUENCES, 8))
+    assert sorted(report.zero_grads) == [
+        f"model.layers.1.{name}.weight"
+        for name in (
+            "mlp.down_proj",
+            "mlp.gate_proj",
+            "mlp.up_proj",
+            "post_attention_layernorm",
+        )
+    ]
+    assert cause_of(report, report) == "train.no-grad"
+
+
+def test_modules_that_take_no_part_and_frozen_ones_are_no_fault(
+    trainer: Trainer, teacher: Teacher
+) -> None:
+    import torch
+
+    trainer.model.vision_tower = torch.nn.Linear(4, 4)
+    trainer.model.model.norm.requires_grad_(requires_grad=False)
+    signal = teacher.topk(SEQUENCES, 64)
+    reports = [trainer.gkd_step(SEQUENCES, signal) for _ in range(3)]
+    judge_step(reports[0], reports[-1])
+    assert (reports[0].unused, reports[0].frozen) == (2, 1)
+
+
+def test_one_nan_weight_is_named_and_the_others_are_not_spoilt(
+    trainer: Trainer, teacher: Teacher
+) -> None:
+    poison(trainer)
+    before = trainer.digests()
+    report = trainer.gkd_step(SEQUENCES, teacher.topk(SEQUENCES, 8))
+    assert report.nonfinite_parameters == ["model.layers.1.mlp.up_proj.weight"]
+    assert report.nonfinite_grads
+    assert trainer.digests() == before
+    assert cause_of(report, report) == "train.nan"
+
+
+def test_a_teacher_of_nan_is_blamed(trainer: Trainer, teacher: Teacher) -> None:
+    signal = teacher.topk(SEQUENCES, 8)
+    signal.logprobs[0, 0, 3] = float("nan")
+    report = trainer.gkd_step(SEQUENCES, signal)
+    assert report.nonfinite_teacher == 1
+    assert report.nonfinite_parameters == []
+    assert cause_of(report, report) == "train.nan"
+
+
+def test_a_learning_rate_of_zero_moves_nothing(
+    models: dict[str, Path], teacher: Teacher
+) -> None:
+    trainer = Trainer(models["tied"], learning_rate=0.0)
+    report = trainer.gkd_step(SEQUENCES, teacher.topk(SEQUENCES, 8))
+    assert report.parameters_with_grad == report.parameters
+    assert report.parameters_moved == 0
+    assert cause_of(report, report) == "train.no-grad"
+
+
+def test_a_learning_rate_that_is_far_too_high_diverges(
+    models: dict[str, Path], teacher: Teacher
+) -> None:
+    trainer = Trainer(models["tied"], learning_rate=10.0)
+    signal = teacher.topk(SEQUENCES, 64)
+    reports = [trainer.gkd_step(SEQUENCES, signal) for _ in range(3)]
+    assert cause_of(reports[0], reports[-1]) == "train.diverged"
+
+
+def test_restoring_forgets_the_optimizers_momentum(
+    trainer: Trainer, teacher: Teacher
+) -> None:
+    signal = teacher.topk(SEQUENCES, 64)
+    trainer.snapshot()
+    once = [trainer.gkd_step(SEQUENCES, signal).loss for _ in range(3)]
+    trainer.restore()
+    again = [trainer.gkd_step(SEQUENCES, signal).loss for _ in range(3)]
+    assert again == pytest.approx(once, rel=1e-6)
+
+
+def test_a_signal_that_does_not_fit_the_batch_is_refused(
+    trainer: Trainer, teacher: Teacher
+) -> None:
+    signal = teacher.topk(SEQUENCES, 8)
+    with pytest.raises(TypeError, match="expected a TeacherFull"):
+        trainer.gkd_step(SEQUENCES, signal, loss="full")
+    with pytest.raises(ValueError, match="same batch"):
+        trainer.gkd_step(SEQUENCES[::-1], signal)
+    with pytest.raises(ValueError, match=r"temperature 1\.0 and the loss of 2"):
+        trainer.gkd_step(SEQUENCES, signal, temperature=2.0)
+
+
+def test_teacher_tokens_that_the_student_cannot_have_are_named(
+    trainer: Trainer, teacher: Teacher
+) -> None:
+    signal = teacher.topk(SEQUENCES, 8)
+    signal.ids[0, 0, 7] = VOCAB + 1
+    with pytest.raises(StageFault, match="token id 513") as caught:
+        trainer.gkd_step(SEQUENCES, signal)
+    assert caught.value.cause == "tokenizer.vocab-mismatch"
+
+
+def test_arrays_from_shared_memory_may_be_read_only(
+    trainer: Trainer, teacher: Teacher
+) -> None:
+    signal = teacher.topk(SEQUENCES, 8)
+    for array in (signal.logprobs, signal.ids, signal.mask):
+        array.flags.writeable = False
+    trainer.gkd_step(SEQUENCES, TeacherTopK(signal.logprobs, signal.ids, signal.mask))
+
+
+def poison(trainer: Trainer) -> None:
+    weight = trainer.model.model.layers[1].mlp.up_proj.weight
+    weight.data[3, 5] = float("nan")
+
+
+def cause_of(first: Any, last: Any) -> str:
+    with pytest.raises(StageFault) as caught:
+        judge_step(first, last)
+    return caught.value.cause
