@@ -129,11 +129,12 @@ def test_a_hang_names_the_package_and_has_no_cause(importing: MakeProbe) -> None
 
 
 def test_a_hang_that_keeps_the_interpreter_locked_shows_its_stack(
-    importing: MakeProbe,
+    importing: MakeProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hang = "import ctypes; ctypes.PyDLL(None).sleep(3600)"
+    monkeypatch.setattr("pytest_gkd.workload.env_probe.STACKS_S", 20)
+    hang = "import ctypes, os; os.write(1, b'in'); ctypes.PyDLL(None).sleep(3600)"
     probe = importing(locked=hang)
-    until(lambda: Outcome(probe.events(), None, 0).doing == "import locked")
+    until(lambda: probe.output_path.read_bytes() == b"in")
     evidence = [line for _, _, line in probe.finish().tail]
     assert any("locked.py" in line for line in evidence)
 

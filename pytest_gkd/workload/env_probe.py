@@ -21,6 +21,10 @@ from pytest_gkd.workload.env_findings import Evidence
 TAIL_LINES = 6
 # Ray's processes end by themselves shortly after ray.shutdown() has returned.
 GRACE_S = 2.0
+# A stack takes some milliseconds to print, more on a busy machine.
+STACKS_S = 0.7
+# Its last line: the outermost frame is the code given to ``python -c``.
+OUTERMOST = b'File "<string>", line 1 in <module>\n'
 
 
 @dataclass(frozen=True)
@@ -156,11 +160,10 @@ class Probe:
         caught = next(x for x in status.splitlines() if x.startswith("SigCgt"))
         if not int(caught.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1:
             return
-        before = self.output_path.stat().st_size
         os.kill(self.process.pid, signal.SIGUSR1)
-        deadline = time.monotonic() + 0.5
+        deadline = time.monotonic() + STACKS_S
         while time.monotonic() < deadline:
-            if self.output_path.stat().st_size > before:
+            if self.output_path.read_bytes().endswith(OUTERMOST):
                 return
             time.sleep(0.01)
 
