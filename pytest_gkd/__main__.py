@@ -90,9 +90,9 @@ def _diagnose(asked: argparse.Namespace) -> int:
     ]
     report = logs.diagnose(sources, catalogue, _progress())
     if asked.format == "json":
-        print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
+        _say(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
     else:
-        print(diagnose.report_text(report))
+        _say(diagnose.report_text(report))
     for text in report.unreadable:
         _say_error(text)
     return EXITS[report.verdict]
@@ -116,9 +116,9 @@ def _explain(asked: argparse.Namespace) -> int:
     if asked.list:
         if asked.format == "json":
             titles = {rule.id: rule.title for rule in catalogue.rules.values()}
-            print(json.dumps({"schema": 1, "causes": titles}, indent=2))
+            _say(json.dumps({"schema": 1, "causes": titles}, indent=2))
         else:
-            print(diagnose.list_text(catalogue))
+            _say(diagnose.list_text(catalogue))
         return 0
     if asked.cause is None:
         _say_error("explain: name a cause, or ask for all of them with --list")
@@ -129,9 +129,9 @@ def _explain(asked: argparse.Namespace) -> int:
         return UNUSABLE
     rule = catalogue[asked.cause]
     if asked.format == "json":
-        print(json.dumps(diagnose.cause_json(rule), indent=2, ensure_ascii=False))
+        _say(json.dumps(diagnose.cause_json(rule), indent=2, ensure_ascii=False))
     else:
-        print(diagnose.cause_text(rule))
+        _say(diagnose.cause_text(rule))
     return 0
 
 
@@ -143,13 +143,18 @@ def _check(asked: argparse.Namespace) -> int:
         except rules.RuleError as error:
             found = [str(error)]
         wrong += len(found)
-        print("\n".join(found) if found else f"{name}: good")
+        _say("\n".join(found) if found else f"{name}: good")
     return FOUND if wrong else 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def _say_error(text: str) -> None:
     for line in text.splitlines():
-        print(f"gkd: {line}", file=sys.stderr)
+        sys.stderr.write(f"gkd: {line}\n")
 
 
 if __name__ == "__main__":

@@ -96,6 +96,7 @@ def stop(
     for process in frozen.values():
         if process not in trackers:
             _signal(process, signal.SIGKILL)
+    orphans = [p.pid for p in descendants(pid)]
     if itself:
         _signal(root, signal.SIGKILL)
     deadline = time.monotonic() + limit_s
@@ -103,15 +104,20 @@ def stop(
     for process in trackers:
         _signal(process, signal.SIGKILL)
     left = _await_end(frozen.values(), deadline)
+    if itself:
+        # What was dead before, and is a zombie of this process now.
+        left += [p for p in _await_end([root], deadline, mine=False) if p not in left]
+        for orphan in orphans:
+            reap(orphan)
     return ended, [f"{describe(p)} ({_state(p)})" for p in left]
 
 
 def _await_end(
-    processes: Iterable[psutil.Process], deadline: float
+    processes: Iterable[psutil.Process], deadline: float, *, mine: bool = True
 ) -> list[psutil.Process]:
     left = list(processes)
     while True:
-        for process in left:
+        for process in left if mine else ():
             reap(process.pid)
         left = [process for process in left if alive(process)]
         if not left or time.monotonic() > deadline:

@@ -77,6 +77,7 @@ class Scanner:
         self.source_index = source_index
         self.hits: list[Hit] = []
         self._open = dict(signatures)
+        self._by_gram: dict[bytes, list[bytes]] = {}
         self._tries: dict[bytes, int] = {}
         self._seen: dict[int, int] = {}
         self._line = 1
@@ -94,10 +95,24 @@ class Scanner:
         """The texts that are still looked for."""
         return list(self._open)
 
-    def feed_line(self, text: bytes, line: int, offset: int) -> None:
-        """Look through one line, which a filter found, with its place in the source."""
-        self._line, self._offset = line, offset
-        self.feed(text)
+    def feed_line(self, line: bytes, number: int, offset: int) -> None:
+        """Look through one line, which a filter found, with its place in the source.
+
+        Which of the texts it holds is found by four bytes of each, as one by one
+        would take a hundred times as long.
+        """
+        self._line, self._offset = number, offset
+        if len(line) > 20 * WINDOW:
+            self.feed(line)
+            return
+        if not self._by_gram:
+            for text in self._open:
+                self._by_gram.setdefault(_gram(text), []).append(text)
+        grams = {line[at : at + 4] for at in range(len(line) - 3)}
+        for gram in grams & self._by_gram.keys():
+            for text in self._by_gram[gram]:
+                if text in self._open and text in line:
+                    self._search(text, line)
 
     def _search(self, text: bytes, block: bytes) -> None:
         position = block.find(text)
@@ -151,6 +166,12 @@ class Scanner:
                 process=process_of(clean),
             )
         )
+
+
+def _gram(text: bytes) -> bytes:
+    """Four bytes of the text, the ones least like prose: from its middle."""
+    middle = (len(text) - 4) // 2
+    return text[middle : middle + 4]
 
 
 def index(

@@ -59,7 +59,7 @@ def select(config: pytest.Config) -> Selection | None:
     builtin_paths = [arg for arg in paths if _is_builtin(arg)]
     own = tuple(arg for arg in paths if arg not in builtin_paths)
     if raw is not None:
-        if os.path.sep in raw or Path(raw.split("::")[0]).exists():
+        if os.path.sep in raw or (raw and Path(raw.split("::")[0]).exists()):
             raise SettingsError(
                 f"{origin}: {raw!r} was taken for stage names. Write "
                 f"{origin}=all {raw} to run every stage and the tests in {raw}"
@@ -184,7 +184,7 @@ def read_settings(config: pytest.Config) -> Settings:
         values[option.name] = settings.read_value(option, raw, origin)
     if values["beta"] > 1:
         raise SettingsError(
-            f"--gkd-beta: {values['beta']!r} is not a number between 0 and 1"
+            f"--gkd-beta: {values['beta']:g} is not a number between 0 and 1"
         )
     if values["temperature"] == 0:
         raise SettingsError("--gkd-temperature: '0' is not a number above 0")

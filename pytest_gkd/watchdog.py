@@ -134,7 +134,7 @@ class Watchdog(threading.Thread):
             worker.phase, worker.stage, worker.since = "running", event["stage"], now
             worker.limit_s = event["budget_s"]
             worker.sampled, worker.has_sample = [], False
-            worker.output = _captured(worker.pid)
+            worker.output = _captured(worker.pid, event["captured"])
         elif kind == "finish":
             worker.phase, worker.since = "closing", now
             worker.limit_s = CLOSE_BUDGET_S
@@ -179,22 +179,20 @@ class Watchdog(threading.Thread):
         worker.has_sample = True
 
 
-def _captured(pid: int) -> list[BinaryIO]:
+def _captured(pid: int, descriptors: list[int]) -> list[BinaryIO]:
     """The files that pytest captures a worker's stdout and stderr in, kept open.
 
     They have no name; a handle from /proc still reads them when the worker is dead.
     A pipe or a terminal is left alone: to read it would be to steal from it.
     """
     files: list[BinaryIO] = []
-    for number in (1, 2):
+    for number in descriptors:
+        path = Path(f"/proc/{pid}/fd/{number}")
         try:
-            file = Path(f"/proc/{pid}/fd/{number}").open("rb")  # noqa: SIM115
+            if stat.S_ISREG(path.stat().st_mode):
+                files.append(path.open("rb"))
         except OSError:
-            continue
-        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            files.append(file)
-        else:
-            file.close()
+            continue  # it ended meanwhile
     return files
 
 

@@ -121,9 +121,9 @@ class StageWorker:
     def pytest_collection_modifyitems(
         self, session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        found = {item.nodeid: read_marker(item) for item in items}
-        stages = [stage for stage in found.values() if stage is not None]
         try:
+            found = {item.nodeid: read_marker(item) for item in items}
+            stages = [stage for stage in found.values() if stage is not None]
             if not session.testsfailed:  # else a file that could not be read has them
                 self._check_names(config, [stage.name for stage in stages])
             self.plan = plan.build(stages, self._selected, self._budgets)
@@ -203,7 +203,14 @@ class StageWorker:
         self._before = {p.pid for p in process.descendants(os.getpid())}
         self._started[item.nodeid] = time.monotonic()
         self.context.begin(stage.name, stage.budget_s)
-        self._send({"event": "start", "stage": stage.name, "budget_s": stage.budget_s})
+        self._send(
+            {
+                "event": "start",
+                "stage": stage.name,
+                "budget_s": stage.budget_s,
+                "captured": captured_descriptors() if self._isolated else [],
+            }
+        )
 
     def _await_needs(self, stage: PlannedStage) -> list[str]:
         """The needs that did not pass, once all of them have a verdict.
@@ -287,10 +294,34 @@ class StageWorker:
         os._exit(0)
 
 
+def captured_descriptors() -> list[int]:
+    """pytest's own descriptors of the files that stdout and stderr go to, if any.
+
+    1 and 2 point there only while a test runs; these do all the time, so that the
+    controller can read what a stage printed however the stage ends.
+    """
+    found = []
+    for stream in (1, 2):
+        target = os.fstat(stream)
+        for entry in Path("/proc/self/fd").iterdir():
+            number = int(entry.name)
+            try:
+                here = os.fstat(number)
+            except OSError:
+                continue  # the directory's own descriptor
+            if number > 2 and (here.st_dev, here.st_ino) == (
+                target.st_dev,
+                target.st_ino,
+            ):
+                found.append(number)
+                break
+    return found
+
+
 def read_marker(item: pytest.Item) -> StageItem | None:
     """The stage that a test's ``gkd_stage`` marker describes, None without one.
 
-    Raises pytest.UsageError for a marker that cannot be read.
+    Raises SettingsError for a marker that cannot be read.
     """
     marker = item.get_closest_marker("gkd_stage")
     if marker is None:
@@ -314,7 +345,7 @@ def read_marker(item: pytest.Item) -> StageItem | None:
     ):
         problem = f"takes timeout as seconds above 0, not {timeout_s!r}"
     if problem:
-        raise pytest.UsageError(f"{item.nodeid}: the marker gkd_stage {problem}")
+        raise SettingsError(f"{item.nodeid}: the marker gkd_stage {problem}")
     name = marker.args[0]
     callspec = getattr(item, "callspec", None)
     if callspec is not None:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from pytest_gkd.context import StageContext
-from pytest_gkd.workload import datafiles, datarows, inputs, lengths
+from pytest_gkd.workload import datafiles, datarows, dataset_load, inputs, lengths
 
 
 @pytest.mark.gkd_stage("data")
@@ -24,7 +24,7 @@ def test_data(gkd: StageContext) -> None:
     gkd.fact("size_bytes", sum(file.size_bytes for file in files))
 
     gkd.step("loading the train files with datasets")
-    dataset = datarows.load(files, gkd.run_dir / "datasets")
+    dataset = dataset_load.load(files, gkd.run_dir / "datasets")
     gkd.fact("rows", len(dataset))
     gkd.fact("columns", list(dataset.column_names))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gkd.context import StageContext
-from pytest_gkd.workload import inputs, modelfiles
+from pytest_gkd.workload import inputs, modelfiles, modelpaths, tokenizer_load
 from pytest_gkd.workload import tokenizers_check as check
 
 
@@ -52,7 +52,7 @@ def _one(gkd: StageContext, role: str, name: str, origin: str, rows: int | None)
     """One tokenizer, loaded and tried on its own."""
     trust = gkd.settings.trust_remote_code
     gkd.step(f"loading the {role}'s tokenizer")
-    tokenizer = check.load(name, origin, trust_remote_code=trust)
+    tokenizer = tokenizer_load.load(name, origin, trust_remote_code=trust)
     gkd.fact(f"{role}_tokenizer", type(tokenizer).__name__)
     gkd.step(f"trying the {role}'s tokenizer")
     check.check_special_tokens(tokenizer, rows, origin)
@@ -60,14 +60,14 @@ def _one(gkd: StageContext, role: str, name: str, origin: str, rows: int | None)
     check.check_chat_template(tokenizer, origin)
     gkd.fact(f"{role}_lossy_texts", check.check_round_trip(tokenizer, origin))
     gkd.step(f"loading the {role}'s processor, if it has one")
-    processor = check.load_processor(name, origin, trust_remote_code=trust)
+    processor = tokenizer_load.load_processor(name, origin, trust_remote_code=trust)
     gkd.fact(f"{role}_processor", processor)
     return tokenizer
 
 
 def _embedding_rows(name: str, origin: str) -> int | None:
     """vocab_size of the model's config; None while only the hub knows it."""
-    found = modelfiles.locate(name, origin)
+    found = modelpaths.locate(name, origin)
     if found is None:
         return None
     return modelfiles.vocab_size(modelfiles.read_config(Path(found.directory), origin))

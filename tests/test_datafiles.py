@@ -16,7 +16,7 @@ import pytest
 
 from pytest_gkd.fault import StageFault
 from pytest_gkd.settings import Settings
-from pytest_gkd.workload import datafiles, datarows, inputs, prompts
+from pytest_gkd.workload import datafiles, datarows, dataset_load, inputs, prompts
 
 GOOD = '{"prompt": "What is salt?"}\n'
 
@@ -64,7 +64,7 @@ def report(
     lengths: datarows.Lengths | None = None,
 ) -> datarows.DataReport:
     found = datafiles.check_files([str(file) for file in files], "--gkd-train-files")
-    dataset = datarows.load(found, files[0].parent / "cache")
+    dataset = dataset_load.load(found, files[0].parent / "cache")
     return datarows.check_rows(
         dataset,
         found,
@@ -383,8 +383,9 @@ def test_a_batch_that_the_length_filter_leaves_short_names_the_numbers(
     assert fault.facts == {
         "rows": 3,
         "fitting_rows": 1,
+        "measured_rows": 3,
         "limit_tokens": 4,
-        "shortest_tokens": 5,
+        "shortest_too_long_tokens": 5,
         "longest_tokens": 6,
         "batch_size": 2,
     }

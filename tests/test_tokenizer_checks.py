@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import prompts, tiny
+from pytest_gkd.workload import prompts, tiny, tokenizer_load
 from pytest_gkd.workload import tokenizers_check as check
 
 
@@ -36,7 +36,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def load(model: Path) -> Any:
-    return check.load(str(model), "--gkd-student", trust_remote_code=False)
+    return tokenizer_load.load(str(model), "--gkd-student", trust_remote_code=False)
 
 
 def fault(call: Callable[[], Any]) -> StageFault:
@@ -60,8 +60,10 @@ def test_the_light_way_needs_no_torch_and_gives_auto_tokenizers_ids(
 ) -> None:
     transformers = pytest.importorskip("transformers", minversion="5")
     code = (
-        "import json, sys; from pytest_gkd.workload import tokenizers_check as check\n"
-        f"own = check.load({str(model)!r}, 'x', trust_remote_code=False)\n"
+        "import json, sys\n"
+        "from pytest_gkd.workload import tokenizer_load\n"
+        "from pytest_gkd.workload import tokenizers_check as check\n"
+        f"own = tokenizer_load.load({str(model)!r}, 'x', trust_remote_code=False)\n"
         "ids = [own.encode(text) for text in check.SAMPLES.values()]\n"
         "print(json.dumps([type(own).__name__, 'torch' in sys.modules, ids]))"
     )

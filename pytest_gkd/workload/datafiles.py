@@ -86,10 +86,10 @@ def _expanded(path: Path, origin: str) -> list[Path]:
 def _checked(path: Path, origin: str) -> DataFile:
     try:
         status = path.stat()
-    except (FileNotFoundError, NotADirectoryError) as error:
+    except (FileNotFoundError, NotADirectoryError):
         raise paths.missing(
             "data.file-missing", path, origin, "a parquet or JSONL file"
-        ) from error
+        ) from None
     if stat.S_ISDIR(status.st_mode):
         inside = sorted(
             str(one)

@@ -1,30 +1,21 @@
-"""Do the train files load, and is every row one that the job can use?"""
+"""Is every row of the train files one that the job can use?"""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import collector
 from pytest_gkd.workload.datafiles import DataFile
-from pytest_gkd.workload.jsonlines import (
-    corrupt,
-    first_bad_line,
-    first_changed_type,
-    is_one_value,
-    nonblank_lines,
-)
+from pytest_gkd.workload.dataset_load import bad_text, locate
 from pytest_gkd.workload.prompts import choose_column, kind_of, problem
 
-READ_ROWS = 1000
+READ_ROWS = 500
 # Rows that are cut into tokens, evenly spread over all rows and again over those that
 # may be too long. The rest is judged by its size, which is quick and errs to the safe
 # side.
-MEASURED_ROWS = 4096
+MEASURED_ROWS = 1000
 
 
 class Lengths(Protocol):
@@ -43,7 +34,7 @@ class DataReport:
 
     ``fitting_rows`` are within the length limit for certain: measured, or too small to
     exceed it. ``too_long_rows`` were measured and exceed it. ``unsure_rows`` may exceed
-    it by their size and were not measured (none below 4096 rows). ``longest_tokens`` is
+    it by their size and were not measured (none below 1000 rows). ``longest_tokens`` is
     the longest of the ``measured_rows``, which include the largest prompt.
     """
 
@@ -55,46 +46,6 @@ class DataReport:
     longest_tokens: int
     column: str
     kind: str
-
-
-def load(files: Sequence[DataFile], cache_dir: Path) -> Any:
-    """All files as one ``datasets.Dataset``, in their order, cached in ``cache_dir``.
-
-    The cache is the caller's own, so no lock or leftover of another run is met.
-    Raises StageFault ``data.corrupt``, ``data.schema`` or ``data.empty`` where the
-    reason is found in a file; else the error of ``datasets`` itself.
-    """
-    with collector.paused():
-        import datasets
-
-    datasets.disable_progress_bars()
-    parts = []
-    for kind, group in itertools.groupby(files, key=lambda file: file.kind):
-        members = list(group)
-        try:
-            parts.append(
-                datasets.load_dataset(
-                    kind,
-                    data_files=[file.path for file in members],
-                    split="train",
-                    cache_dir=str(cache_dir),
-                )
-            )
-        except Exception as error:
-            fault = _reason(members, error)
-            if fault is None:
-                raise
-            raise fault from error
-    if len(parts) == 1:
-        return parts[0]
-    try:
-        return datasets.concatenate_datasets(parts)
-    except ValueError as error:
-        raise StageFault(
-            "data.schema",
-            f"the train files do not have the same columns: {error}",
-            facts={"columns": [list(part.column_names) for part in parts]},
-        ) from error
 
 
 def check_rows(
@@ -110,7 +61,8 @@ def check_rows(
 
     Raises StageFault ``data.empty`` (no rows, or fewer than ``batch_size``),
     ``data.schema`` (no such column, or a row that cannot be used, by file and line),
-    or ``data.too-long`` (fewer than ``batch_size`` are within ``max_prompt_length``).
+    or ``data.too-long`` (fewer than ``batch_size`` are within ``max_prompt_length``;
+    of many rows, a spread sample and then the smallest ones are measured).
     """
     rows = len(dataset)
     where = ", ".join(file.path for file in files[:3])
@@ -129,25 +81,33 @@ def check_rows(
     for part in _parts(sorted(sample)):
         tokens |= _measure(dataset, column, files, lengths, part)
     fitting += sum(tokens.get(row, bounds[row]) <= max_prompt_length for row in unsure)
-    for part in _parts([row for row in unsure if row not in tokens]):
+    # No batch yet: one may be among the others, the smallest of them first.
+    others = sorted((bounds[row], row) for row in unsure if row not in tokens)
+    for looked, part in enumerate(_parts([row for _, row in others])):
         if fitting >= batch_size:
             break
         found = _measure(dataset, column, files, lengths, part)
-        fitting += sum(length <= max_prompt_length for length in found.values())
         tokens |= found
+        more = sum(length <= max_prompt_length for length in found.values())
+        fitting += more
+        if not more and (looked + 1) * READ_ROWS >= MEASURED_ROWS:
+            break  # what is larger still will hardly fit
     longest = max(tokens.values())
     if fitting < batch_size:
-        shortest = min(tokens[row] for row in unsure)
+        too_long = [length for length in tokens.values() if length > max_prompt_length]
+        unseen = rows - len(tokens)
+        beyond = f" ({unseen} larger ones not measured)" if unseen else ""
         raise StageFault(
             "data.too-long",
             f"{where}: {fitting} of {rows} prompts are within {max_prompt_length} "
             f"tokens (--gkd-max-prompt-length), expected a batch of {batch_size}; the "
-            f"others have {shortest} to {longest} tokens",
+            f"others have {min(too_long)} to {longest} tokens{beyond}",
             facts={
                 "rows": rows,
                 "fitting_rows": fitting,
+                "measured_rows": len(tokens),
                 "limit_tokens": max_prompt_length,
-                "shortest_tokens": shortest,
+                "shortest_too_long_tokens": min(too_long),
                 "longest_tokens": longest,
                 "batch_size": batch_size,
             },
@@ -164,30 +124,6 @@ def check_rows(
     )
 
 
-def locate(files: Sequence[DataFile], row: int) -> str:
-    """Where a row of the whole lies: ``file:line`` in JSON lines, else ``file row n``.
-
-    Rows count from 0, lines from 1.
-    """
-    for file in files:
-        if file.kind == "parquet":
-            import pyarrow.parquet
-
-            count = pyarrow.parquet.read_metadata(file.path).num_rows
-            if row < count:
-                return f"{file.path} row {row}"
-        elif "://" in file.path or is_one_value(file.path):
-            return f"{file.path} row {row}"  # the last one, or alone: not counted
-        else:
-            count = 0
-            for line, _ in nonblank_lines(file.path):
-                if count == row:
-                    return f"{file.path}:{line}"
-                count += 1
-        row -= count
-    return f"row {row} after the last file"
-
-
 def _survey(
     dataset: Any, column: str, files: Sequence[DataFile], lengths: Lengths
 ) -> tuple[str, list[int]]:
@@ -200,7 +136,7 @@ def _survey(
         try:
             prompts = narrow[start : start + READ_ROWS][column]
         except UnicodeDecodeError as error:
-            raise _bad_text(files) or error from error
+            raise bad_text(files) or error from error
         for row, prompt in enumerate(prompts, start):
             if not kind and prompt is not None:
                 kind = kind_of(prompt)
@@ -268,49 +204,3 @@ def _unusable(
         },
         evidence=((place, None, f"{column} is {wrong}"),),
     )
-
-
-def _bad_text(files: Sequence[DataFile]) -> StageFault | None:
-    """The first line that is no JSON object in UTF-8, or changes a column's type."""
-    for file in files:
-        if file.kind != "json" or "://" in file.path or is_one_value(file.path):
-            continue
-        fault = first_bad_line(file.path) or first_changed_type(file.path)
-        if fault is not None:
-            return fault
-    return None
-
-
-def _reason(files: Sequence[DataFile], error: Exception) -> StageFault | None:
-    """The cause of a failed load, where the files themselves show it."""
-    if "corresponds to no data" in str(error):
-        return StageFault(
-            "data.empty",
-            f"{files[0].path} has no rows",
-            facts={"path": files[0].path, "rows": 0},
-        )
-    if type(error).__name__ == "DatasetGenerationCastError":
-        return StageFault(
-            "data.schema",
-            f"the train files do not have the same columns: {error}".split("\n")[0],
-            facts={"path": files[0].path},
-        )
-    for file in files:
-        if file.kind == "parquet" and "://" not in file.path:
-            problem_text = _parquet_problem(file.path)
-            if problem_text:
-                return corrupt(file.path, f"cannot be read: {problem_text}")
-    return _bad_text(files)
-
-
-def _parquet_problem(path: str) -> str:
-    """What pyarrow says when it reads all of one file; empty if nothing."""
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        for _ in pyarrow.parquet.ParquetFile(path).iter_batches():
-            pass
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        return str(error).splitlines()[0]
-    return ""

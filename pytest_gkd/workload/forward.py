@@ -22,9 +22,10 @@ def load_model(
     Raises StageFault ``checkpoint.mismatch`` when weights are missing or have another
     shape: transformers would fill them with random numbers and only warn.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    model, info = AutoModelForCausalLM.from_pretrained(
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    model, info = _model_class(config).from_pretrained(
         path,
         dtype=dtype if dtype == "auto" else torch_dtype(dtype),
         trust_remote_code=trust_remote_code,
@@ -47,6 +48,18 @@ def load_model(
         )
     # No dropout: the loss of a repeated batch must differ by the update alone.
     return model.to(device).eval()
+
+
+def _model_class(config: Any) -> Any:
+    """The auto class for ``config``: a vision-language model is no CausalLM to it."""
+    import transformers
+
+    if (
+        type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        and type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    ):
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
 
 
 def torch_dtype(name: str) -> torch.dtype:

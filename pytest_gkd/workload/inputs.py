@@ -84,11 +84,11 @@ def prompt_ids(
     loading the student's again. Raises StageFault ``data.too-long`` or ``data.empty``
     when there are fewer than ``n``, and what ``datafiles.check_files`` raises.
     """
-    from pytest_gkd.workload import datafiles, prompts, tokenizers_check
+    from pytest_gkd.workload import datafiles, prompts, tokenizer_load
 
     files = datafiles.check_files(inputs.train_files, inputs.origin("train_files"))
     if tokenizer is None:
-        tokenizer = tokenizers_check.load(
+        tokenizer = tokenizer_load.load(
             inputs.student,
             inputs.origin("student"),
             trust_remote_code=settings.trust_remote_code,

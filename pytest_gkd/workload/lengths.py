@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_gkd.settings import Settings
-from pytest_gkd.workload import tokenizers_check
+from pytest_gkd.workload import tokenizer_load
 from pytest_gkd.workload.datarows import Lengths
 from pytest_gkd.workload.inputs import Inputs
 from pytest_gkd.workload.prompts import Renderer, RoughRenderer
@@ -16,7 +16,7 @@ def best(inputs: Inputs, settings: Settings) -> tuple[Lengths, str]:
     words say that, and why.
     """
     try:
-        tokenizer = tokenizers_check.load(
+        tokenizer = tokenizer_load.load(
             inputs.student,
             inputs.origin("student"),
             trust_remote_code=settings.trust_remote_code,

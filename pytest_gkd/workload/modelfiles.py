@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytest_gkd.fault import StageFault
 from pytest_gkd.workload import paths
+from pytest_gkd.workload.modelpaths import is_offline, locate
 from pytest_gkd.workload.weightfiles import check_weights
 
 # Any one of these holds a vocabulary that transformers can build a tokenizer from.
@@ -27,15 +27,6 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-
-
-@dataclass(frozen=True)
-class Located:
-    """A model directory; ``from_hub`` when it lies in the hub's local cache."""
-
-    directory: Path
-    from_hub: bool
 
 
 @dataclass(frozen=True)
@@ -78,49 +69,6 @@ def inspect(name: str, origin: str) -> ModelFiles | None:
         weight_bytes=sum(path.stat().st_size for path in weights),
         vocab_size=vocab_size(config),
     )
-
-
-def locate(name: str, origin: str) -> Located | None:
-    """The directory of ``name``: itself, or its snapshot in the hub's local cache.
-
-    None for a hub id that is not in the cache, and for an address (``s3://…``).
-    Raises StageFault ``checkpoint.missing`` for a path that does not exist, and
-    ``env.hub-unreachable`` for an absent hub id while ``HF_HUB_OFFLINE`` is set.
-    """
-    path = Path(name).expanduser()
-    try:
-        if path.is_dir():
-            return Located(path, from_hub=False)
-        exists = path.exists()
-    except PermissionError as error:
-        raise paths.denied(path, origin, error) from error
-    if exists:
-        raise StageFault(
-            "checkpoint.missing",
-            f"{origin}: {path} is a file; expected a model directory with config.json",
-            facts={"path": str(path), "origin": origin},
-        )
-    if "://" in name or os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in (
-        "1",
-        "true",
-    ):
-        return None
-    if not _HUB_ID.fullmatch(name):
-        raise paths.missing("checkpoint.missing", path, origin, "a model directory")
-    snapshot = _snapshot(name)
-    if snapshot is not None:
-        return Located(snapshot, from_hub=True)
-    if "/" in name and path.parent.is_dir():
-        # The loaders would ask the hub for it; the user meant the directory here.
-        raise paths.missing("checkpoint.missing", path, origin, "a model directory")
-    if is_offline():
-        raise StageFault(
-            "env.hub-unreachable",
-            f"{origin}: {name} is neither a directory here nor in the hub's cache "
-            f"{hub_cache()}, and HF_HUB_OFFLINE forbids asking the hub",
-            facts={"path": name, "origin": origin, "hub_cache": str(hub_cache())},
-        )
-    return None
 
 
 def read_config(directory: Path, origin: str) -> dict[str, Any]:
@@ -196,36 +144,6 @@ def vocab_size(config: dict[str, Any]) -> int | None:
         if isinstance(part, dict) and isinstance(part.get("vocab_size"), int):
             return int(part["vocab_size"])
     return None
-
-
-def hub_cache() -> Path:
-    """Where huggingface_hub keeps models, by its own variables in its own order."""
-    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if os.environ.get(variable):
-            return Path(os.environ[variable]).expanduser()
-    if os.environ.get("HF_HOME"):
-        return Path(os.environ["HF_HOME"]).expanduser() / "hub"
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(base), "huggingface", "hub")  # noqa: PTH111
-
-
-def is_offline() -> bool:
-    """Whether the loaders may not ask the hub."""
-    return any(
-        os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE")
-        for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    )
-
-
-def _snapshot(hub_id: str) -> Path | None:
-    """The cached snapshot of the default branch, if its config is there."""
-    home = hub_cache() / ("models--" + hub_id.replace("/", "--"))
-    try:
-        revision = (home / "refs" / "main").read_text("utf-8").strip()
-    except (OSError, ValueError):
-        return None
-    snapshot = home / "snapshots" / revision
-    return snapshot if (snapshot / "config.json").exists() else None
 
 
 def _outside(path: Path, origin: str) -> str:

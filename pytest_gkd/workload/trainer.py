@@ -21,6 +21,7 @@ from pytest_gkd.workload.forward import (
 )
 from pytest_gkd.workload.greedy import GreedyCheck, compare
 from pytest_gkd.workload.loss import generalized_jsd, topk_forward_kl
+from pytest_gkd.workload.optimizer import Optimizer
 from pytest_gkd.workload.signals import (
     Signal,
     TeacherTopK,
@@ -30,7 +31,6 @@ from pytest_gkd.workload.signals import (
 from pytest_gkd.workload.step import StepReport, judge_step
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 __all__ = ["GreedyCheck", "StepReport", "Trainer", "judge_step"]
@@ -69,7 +69,7 @@ class Trainer:
         self.vocab_size = embedding_rows(self.model)
         self.pad_id = pad_token_id(self.model)
         self.dtype = str(self.model.dtype).removeprefix("torch.")
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._optimizer: Optimizer | None = None
         self._saved: dict[str, Tensor] | None = None
 
     # -- weights, as a checkpoint names them ------------------------------------------
@@ -187,7 +187,9 @@ class Trainer:
         bad = [name for name, norm in norms.items() if not math.isfinite(norm)]
         without = [name for name, p in named if p.requires_grad and not norms.get(name)]
         idle = [name for name in without if name not in took_part.names]
-        moved = 0 if bad else self._update()
+        if self._optimizer is None:
+            self._optimizer = Optimizer(self.model, self.learning_rate)
+        moved = 0 if bad else self._optimizer.step()
         self.model.zero_grad(set_to_none=True)
         return StepReport(
             loss=mean_loss,
@@ -240,21 +242,3 @@ class Trainer:
             beta=beta,
             temperature=temperature,
         )
-
-    def _update(self) -> int:
-        """One optimizer step; how many parameters it changed."""
-        import torch
-
-        trainable = [p for p in self.model.parameters() if p.requires_grad]
-        if not trainable:
-            return 0
-        if self._optimizer is None:
-            # No decay: a parameter then moves by its gradient or not at all. Not
-            # foreach: that needs the size of the model once more.
-            self._optimizer = torch.optim.AdamW(
-                trainable, lr=self.learning_rate, weight_decay=0.0, foreach=False
-            )
-        before = [digest.fingerprint(p) for p in trainable]
-        self._optimizer.step()
-        after = [digest.fingerprint(p) for p in trainable]
-        return sum(old != new for old, new in zip(before, after, strict=True))

@@ -1,0 +1,96 @@
+"""Which directory does a model's name mean: a path, or a hub id in the local cache?"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_gkd.fault import StageFault
+from pytest_gkd.workload import paths
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True)
+class Located:
+    """A model directory; ``from_hub`` when it lies in the hub's local cache."""
+
+    directory: Path
+    from_hub: bool
+
+
+def locate(name: str, origin: str) -> Located | None:
+    """The directory of ``name``: itself, or its snapshot in the hub's local cache.
+
+    None for a hub id that is not in the cache, and for an address (``s3://…``).
+    Raises StageFault ``checkpoint.missing`` for a path that does not exist, and
+    ``env.hub-unreachable`` for an absent hub id while ``HF_HUB_OFFLINE`` is set.
+    """
+    path = Path(name).expanduser()
+    try:
+        if path.is_dir():
+            with os.scandir(path):  # raises where is_dir does not
+                path.joinpath("config.json").exists()
+            return Located(path, from_hub=False)
+        exists = path.exists()
+    except PermissionError as error:
+        raise paths.denied(path, origin, error) from error
+    if exists:
+        raise StageFault(
+            "checkpoint.missing",
+            f"{origin}: {path} is a file; expected a model directory with config.json",
+            facts={"path": str(path), "origin": origin},
+        )
+    if "://" in name or os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in (
+        "1",
+        "true",
+    ):
+        return None
+    if not _HUB_ID.fullmatch(name):
+        raise paths.missing("checkpoint.missing", path, origin, "a model directory")
+    snapshot = _snapshot(name)
+    if snapshot is not None:
+        return Located(snapshot, from_hub=True)
+    if "/" in name and path.parent.is_dir():
+        # The loaders would ask the hub for it; the user meant the directory here.
+        raise paths.missing("checkpoint.missing", path, origin, "a model directory")
+    if is_offline():
+        raise StageFault(
+            "env.hub-unreachable",
+            f"{origin}: {name} is neither a directory here nor in the hub's cache "
+            f"{hub_cache()}, and HF_HUB_OFFLINE forbids asking the hub",
+            facts={"path": name, "origin": origin, "hub_cache": str(hub_cache())},
+        )
+    return None
+
+
+def hub_cache() -> Path:
+    """Where huggingface_hub keeps models, by its own variables in its own order."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(variable):
+            return Path(os.environ[variable]).expanduser()
+    if os.environ.get("HF_HOME"):
+        return Path(os.environ["HF_HOME"]).expanduser() / "hub"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(base), "huggingface", "hub")  # noqa: PTH111
+
+
+def is_offline() -> bool:
+    """Whether the loaders may not ask the hub."""
+    return any(
+        os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE")
+        for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    )
+
+
+def _snapshot(hub_id: str) -> Path | None:
+    """The cached snapshot of the default branch, if its config is there."""
+    home = hub_cache() / ("models--" + hub_id.replace("/", "--"))
+    try:
+        revision = (home / "refs" / "main").read_text("utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    snapshot = home / "snapshots" / revision
+    return snapshot if (snapshot / "config.json").exists() else None

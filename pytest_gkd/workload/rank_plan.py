@@ -1,0 +1,76 @@
+"""What is a rank told to do, and where does it leave what it found?
+
+Plain data that the stage, the launcher and the ranks share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_gkd.workload import allreduce
+
+HOST = "127.0.0.1"
+
+# What a line of a rank's marks tells of, in the order of a run.
+MEETING, JOINED, ENTERED, RAISED, FINISHED = (
+    "meeting",
+    "joined",
+    "entered",
+    "failed",
+    "done",
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault that one rank commits for real, to see how it is reported.
+
+    ``kind``: ``exit``, ``kill``, ``stop``, ``late``, ``raise``, ``shape``, ``dtype``,
+    ``op``, ``garbage``, or ``missing`` (the rank is never started). ``at`` is the start
+    of an operation's name, or ``meeting``; empty means the first collective.
+    """
+
+    rank: int
+    kind: str
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """What all ranks of one run do; plain data that travels as JSON.
+
+    ``backend`` is ``gloo`` (tensors on the CPU) or ``nccl`` (rank k on GPU k).
+    ``timeout_s`` bounds the meeting and each collective; gloo may take 2.6 times as
+    long. ``sizes_bytes`` are the buffers whose bus bandwidth is measured.
+    """
+
+    world_size: int
+    backend: str
+    timeout_s: float
+    output_dir: str
+    sizes_bytes: tuple[int, ...] = allreduce.BANDWIDTH_BYTES
+    fault: Fault | None = None
+
+    def to_json(self) -> str:
+        """As one line of JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RankPlan:
+        """The inverse of ``to_json``."""
+        data = json.loads(text)
+        data["sizes_bytes"] = tuple(data["sizes_bytes"])
+        data["fault"] = Fault(**data["fault"]) if data["fault"] else None
+        return cls(**data)
+
+    def file(self, kind: str, rank: int) -> Path:
+        """Where a rank's ``log``, ``marks`` or ``flight`` (recorder) is."""
+        names = {
+            "log": f"rank{rank}.log",
+            "marks": f"rank{rank}.marks.jsonl",
+            "flight": f"flight-rank{rank}.json",
+        }
+        return Path(self.output_dir) / names[kind]

@@ -1,0 +1,50 @@
+"""Stage 5: every rank's all-reduce is right, and how fast the bus between them is."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gkd.context import StageContext
+
+
+@pytest.mark.gkd_stage("nccl")
+def test_nccl(gkd: StageContext) -> None:
+    from pytest_gkd.workload import allreduce, ranks
+    from pytest_gkd.workload.rank_plan import RankPlan
+    from pytest_gkd.workload.rank_verdict import judge
+
+    settings = gkd.settings
+    backend, why = ranks.choose_backend(settings.gpus)
+    gkd.fact("backend", backend)
+    gkd.fact("backend_why", why)
+    gkd.fact("world_size", settings.world_size)
+    gkd.fact("world_size_why", settings.world_size_why)
+    ranks.check_world_size(settings.world_size, settings.gpus)
+    remaining_s = gkd.remaining_s()
+    plan = RankPlan(
+        settings.world_size,
+        backend,
+        ranks.operation_timeout_s(remaining_s),
+        str(gkd.output_dir),
+    )
+
+    gkd.step("importing torch in the launcher")
+    with ranks.Launcher(gkd.output_dir) as launcher:
+        run = launcher.run(plan, remaining_s - ranks.reserve_s(remaining_s), gkd.step)
+    error = judge(run)
+    if error is not None:
+        raise error
+
+    found = [record.found for record in run.records if record.found is not None]
+    seconds = allreduce.slowest([ranks.medians_s(one) for one in found])
+    table = allreduce.bandwidths(seconds, settings.world_size)
+    gkd.fact("torch_import_s", run.import_s)
+    gkd.fact("devices", [one["device"] for one in found])
+    gkd.fact("checked_operations", found[0]["operations"])
+    gkd.fact("bus_bandwidth_gb_s", table)
+    gkd.fact("latency_us", round(seconds[min(seconds)] * 1e6, 1))
+    if found[0]["nccl"] is not None:
+        gkd.fact("nccl_version", found[0]["nccl"])
+    where = f"{settings.world_size} rank(s), {backend}"
+    slow = allreduce.too_slow(table, settings.min_bus_bandwidth, where)
+    assert not slow, slow

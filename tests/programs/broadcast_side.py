@@ -1,0 +1,64 @@
+"""One side of a weight broadcast, told on standard input what to do, a line a case.
+
+As ``send``: a case's name comes in, the meeting goes out. As ``receive``: a meeting
+comes in, what arrived or the error goes out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from pytest_gkd.workload import broadcast
+
+INFOS: list[broadcast.Info] = [
+    ("embedding", "float32", (64, 8)),
+    ("norm", "bfloat16", (3,)),
+    ("scalar", "float32", ()),
+]
+
+
+def tensors() -> list[tuple[str, Any]]:
+    torch.manual_seed(0)
+    return [(n, torch.randn(s).to(getattr(torch, d))) for n, d, s in INFOS]
+
+
+def send(case: str) -> None:
+    meeting, store = broadcast.call_meeting("gloo", 2, timeout_s=3.0)
+    print(json.dumps(asdict(meeting)), flush=True)
+    group = broadcast.join(meeting, 0, torch.device("cpu"), store)
+    if case == "whole":
+        broadcast.send(group, INFOS, tensors())
+    elif case == "fewer tensors":
+        broadcast.send(group, INFOS[:1], tensors())
+    elif case == "short message":
+        buffer = torch.zeros(2080, dtype=torch.uint8)
+        group.broadcast(broadcast._header(buffer))
+        group.broadcast(buffer[:1024])
+    elif case == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif case == "stops":
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def receive(meeting: str) -> None:
+    group = broadcast.join(
+        broadcast.Meeting(**json.loads(meeting)), 1, torch.device("cpu")
+    )
+    try:
+        found = dict(broadcast.receive(group, INFOS))
+    except RuntimeError as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
+        return
+    equal = all(torch.equal(found[name], tensor) for name, tensor in tensors())
+    print(json.dumps({"equal": equal}), flush=True)
+
+
+for line in sys.stdin:
+    {"send": send, "receive": receive}[sys.argv[1]](line.strip())

@@ -1,0 +1,135 @@
+"""A stage's failure becomes one cause: the root, with its proof and its advice."""
+
+from __future__ import annotations
+
+from pytest_gkd import rules
+from pytest_gkd.match import StageEvidence, TextSource, diagnose, telling_lines
+
+CATALOGUE = rules.load()
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. GPU 3"
+WATCHDOG = (
+    "[rank1]:[E1121 10:10:00.000000000 ProcessGroupNCCL.cpp:685] [Rank 1] Watchdog "
+    "caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, "
+    "NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600060 milliseconds"
+)
+
+
+def failed(*texts: tuple[str, str], **more: object) -> StageEvidence:
+    sources = tuple(TextSource(name, text) for name, text in texts)
+    return StageEvidence("nccl", "failed", texts=sources, **more)  # type: ignore[arg-type]
+
+
+def test_the_rank_out_of_memory_explains_the_watchdogs_of_the_others() -> None:
+    found = diagnose(failed(("rank0.log", WATCHDOG), ("rank3.log", OOM)), CATALOGUE)
+    assert found is not None
+    assert found.cause == "cuda.oom"
+    assert found.evidence[0].source == "rank3.log"
+
+
+def test_the_cause_that_the_stage_names_stands() -> None:
+    found = diagnose(
+        failed(cause="data.schema", message="no column 'prompt' in a.jsonl"), CATALOGUE
+    )
+    assert found is not None
+    assert found.cause == "data.schema"
+    assert found.confidence == "certain"
+    assert found.title == "no column 'prompt' in a.jsonl"
+
+
+def test_a_deeper_cause_in_the_output_replaces_the_one_the_stage_named() -> None:
+    found = diagnose(
+        failed(("rank1.log", OOM), cause="comm.peer-died", message="rank 1 is gone"),
+        CATALOGUE,
+    )
+    assert found is not None
+    assert found.cause == "cuda.oom"
+    assert found.also == ("comm.peer-died",)
+
+
+def test_an_unrelated_line_does_not_replace_what_the_stage_named() -> None:
+    found = diagnose(
+        failed(("out", "OSError: [Errno 24] Too many open files"), cause="data.empty"),
+        CATALOGUE,
+    )
+    assert found is not None
+    assert found.cause == "data.empty"
+
+
+def test_nothing_known_is_no_diagnosis() -> None:
+    assert diagnose(failed(("out", "ValueError: the moon is full")), CATALOGUE) is None
+
+
+def test_a_warning_is_no_cause() -> None:
+    text = "WARNING 11-21 10:00:00 retry after CUDA out of memory in the cache"
+    assert diagnose(failed(("out", text)), CATALOGUE) is None
+
+
+def test_a_worker_killed_by_sigkill_is_most_likely_out_of_host_memory() -> None:
+    evidence = StageEvidence("vllm", "crashed", exit_signal="SIGKILL")
+    found = diagnose(evidence, CATALOGUE)
+    assert found is not None
+    assert found.cause == "env.host-oom"
+    assert found.confidence == "likely"
+
+
+def test_a_stage_stuck_in_the_rendezvous_is_named_by_its_stack() -> None:
+    stack = "    init_process_group (torch/distributed/distributed_c10d.py:1700)"
+    evidence = StageEvidence("x", "timeout", texts=(TextSource("stacks/1.txt", stack),))
+    found = diagnose(evidence, CATALOGUE)
+    assert found is not None
+    assert found.cause == "comm.rendezvous"
+
+
+def test_a_data_stage_out_of_time_is_a_stalled_loader() -> None:
+    evidence = StageEvidence("data", "timeout", doing="reading rows")
+    found = diagnose(evidence, CATALOGUE)
+    assert found is not None
+    assert found.cause == "data.loader-stall"
+
+
+def test_a_push_out_of_time_is_a_stuck_sync() -> None:
+    evidence = StageEvidence("weight_sync", "timeout", doing="pushing weights")
+    found = diagnose(evidence, CATALOGUE)
+    assert found is not None
+    assert found.cause == "sync.stuck"
+
+
+def test_a_stages_advice_names_no_knob_of_a_trainer() -> None:
+    found = diagnose(failed(("out", OOM)), CATALOGUE)
+    assert found is not None
+    assert not any("actor_rollout_ref" in line for line in found.advice)
+
+
+def test_advice_holds_the_facts_of_the_stage() -> None:
+    found = diagnose(
+        failed(cause="data.file-missing", message="gone", facts={"path": "/data/a"}),
+        CATALOGUE,
+    )
+    assert found is not None
+    assert found.advice[0].endswith("ls -l /data/a")
+
+
+def test_colours_and_ray_prefixes_do_not_hide_a_line() -> None:
+    text = f"\x1b[36m(WorkerDict pid=12)\x1b[0m {OOM} [repeated 7x across cluster]"
+    found = diagnose(failed(("out", text)), CATALOGUE)
+    assert found is not None
+    assert found.title == "GPU 3 could not give 2.32 GiB more memory"
+    assert "\x1b" not in found.evidence[0].text
+
+
+def test_the_report_form_is_the_documented_one() -> None:
+    found = diagnose(failed(("out", OOM)), CATALOGUE)
+    assert found is not None
+    told = found.to_json()
+    assert {"cause", "confidence", "evidence", "advice", "also"} <= told.keys()
+    assert told["evidence"][0].keys() == {"source", "line", "text"}
+
+
+def test_the_most_telling_line_is_the_last_exception() -> None:
+    text = "starting\nKeyError: 'a'\nmore\nValueError: the moon is full\nbye"
+    lines = telling_lines([TextSource("out", text)], 2)
+    assert [line.text for line in lines] == [
+        "ValueError: the moon is full",
+        "KeyError: 'a'",
+    ]
+    assert lines[0].line == 4
