@@ -18,6 +18,7 @@ PR_SET_PDEATHSIG = 1
 # ends by itself once they are gone, so it gets a moment to do so.
 TRACKER = "multiprocessing.resource_tracker"
 TRACKER_GRACE_S = 1.0
+ORPHAN_GRACE_S = 0.5
 
 
 def become_subreaper() -> bool:
@@ -105,10 +106,8 @@ def stop(
         _signal(process, signal.SIGKILL)
     left = _await_end(frozen.values(), deadline)
     if itself:
-        # What was dead before, and is a zombie of this process now.
-        left += [p for p in _await_end([root], deadline, mine=False) if p not in left]
-        for orphan in orphans:
-            reap(orphan)
+        left += _await_end([root], deadline, mine=False)
+        _reap_orphans(orphans)
     return ended, [f"{describe(p)} ({_state(p)})" for p in left]
 
 
@@ -123,6 +122,19 @@ def _await_end(
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.005)
+
+
+def _reap_orphans(pids: list[int]) -> None:
+    """Reap zombies whose parent was just killed.
+
+    They become children of this process only when its last thread is gone.
+    """
+    deadline = time.monotonic() + ORPHAN_GRACE_S
+    while pids and time.monotonic() < deadline:
+        for pid in pids:
+            reap(pid)
+        pids = [pid for pid in pids if psutil.pid_exists(pid)]
+        time.sleep(0.002)
 
 
 def reap(pid: int) -> None:

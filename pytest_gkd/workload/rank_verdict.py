@@ -7,6 +7,8 @@ who failed for a reason of its own, and only then who was waited for.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 from pytest_gkd.fault import StageFault
@@ -79,44 +81,49 @@ def wrong_values(records: tuple[RankRecord, ...]) -> str:
 
 
 def _told(run: RankRun) -> StageFault | None:
-    """Causes that a rank's own text names."""
-    for record, text in texts(run):
-        if found := DUPLICATE_GPU.search(text):
-            return StageFault(
-                "comm.duplicate-gpu",
-                f"rank {record.rank}: {found[0]}; expected one GPU for each rank",
-                facts=_facts(run),
-                evidence=evidence(record, DUPLICATE_GPU),
-            )
-    for record, text in texts(run):
-        if MISMATCH.search(text):
-            return StageFault(
-                "comm.mismatch",
-                describe_mismatch(run, record),
-                facts=_facts(run),
-                evidence=evidence(record, MISMATCH),
-            )
-    for record, text in texts(run):
-        if PORT_IN_USE.search(text):
-            return StageFault(
-                "comm.port-in-use",
-                f"rank {record.rank}: a port is taken by another program, in "
-                f"{record.operation}; expected a free port",
-                facts=_facts(run),
-                evidence=evidence(record, PORT_IN_USE),
-            )
-    for record, text in texts(run):
-        if found := INTERFACE.search(text):
-            name = found["name"]
-            what = f"network interface {name!r}" if name else "a network address"
-            return StageFault(
-                "comm.interface",
-                f"rank {record.rank}: {what} was not found on this machine, in "
-                f"{record.operation}; expected one that exists",
-                facts={**_facts(run), **({"interface": name} if name else {})},
-                evidence=evidence(record, INTERFACE),
-            )
+    """Causes that a rank's own text names, the most telling first."""
+    for cause, pattern, describe in TOLD:
+        for record, text in texts(run):
+            found = pattern.search(text)
+            if found is not None:
+                return StageFault(
+                    cause,
+                    describe(run, record, found),
+                    facts=_facts(run),
+                    evidence=evidence(record, pattern),
+                )
     return None
+
+
+def _describe_gpu(_: RankRun, record: RankRecord, found: re.Match[str]) -> str:
+    return f"rank {record.rank}: {found[0]}; expected one GPU for each rank"
+
+
+def _describe_port(_: RankRun, record: RankRecord, __: re.Match[str]) -> str:
+    return (
+        f"rank {record.rank}: a port is taken by another program, in "
+        f"{record.operation}; expected a free port"
+    )
+
+
+def _describe_interface(_: RankRun, record: RankRecord, found: re.Match[str]) -> str:
+    name = found["name"]
+    what = f"network interface {name!r}" if name else "a network address"
+    return (
+        f"rank {record.rank}: {what} was not found on this machine, in "
+        f"{record.operation}; expected one that exists"
+    )
+
+
+TOLD: tuple[
+    tuple[str, re.Pattern[str], Callable[[RankRun, RankRecord, re.Match[str]], str]],
+    ...,
+] = (
+    ("comm.duplicate-gpu", DUPLICATE_GPU, _describe_gpu),
+    ("comm.mismatch", MISMATCH, lambda run, record, _: describe_mismatch(run, record)),
+    ("comm.port-in-use", PORT_IN_USE, _describe_port),
+    ("comm.interface", INTERFACE, _describe_interface),
+)
 
 
 def _died(run: RankRun) -> StageFault | None:

@@ -6,6 +6,7 @@ comes in, what arrived or the error goes out.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -36,7 +37,8 @@ def send(case: str) -> None:
     if case == "whole":
         broadcast.send(group, INFOS, tensors())
     elif case == "fewer tensors":
-        broadcast.send(group, INFOS[:1], tensors())
+        with contextlib.suppress(RuntimeError):  # the receiver leaves
+            broadcast.send(group, INFOS[:1], tensors())
     elif case == "short message":
         buffer = torch.zeros(2080, dtype=torch.uint8)
         group.broadcast(broadcast._header(buffer))

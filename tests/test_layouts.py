@@ -1,0 +1,170 @@
+"""Weights are pushed into a real engine, and broadcast between two real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+TENSORS = 26  # of the tiny student
+
+
+@pytest.fixture(scope="module")
+def pushes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What became of pushes, right and wrong, into one in-process engine."""
+    base = tmp_path_factory.mktemp("p")
+    result = base / "result.json"
+    with (base / "log").open("wb") as log:
+        subprocess.run(
+            [sys.executable, str(PROGRAMS / "colocated_faults.py"), base, result],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=180,
+        )
+    assert result.exists(), (base / "log").read_text("utf-8", "replace")[-4000:]
+    found: dict[str, Any] = json.loads(result.read_text("utf-8"))
+    return found
+
+
+def test_a_push_changes_every_tensor_in_the_engine(pushes: dict[str, Any]) -> None:
+    assert pushes["changed"] == [TENSORS, TENSORS]
+
+
+def test_a_push_back_restores_the_engine_bit_for_bit(pushes: dict[str, Any]) -> None:
+    assert pushes["restored"] is True
+
+
+def test_a_push_that_is_lost_whole_is_noticed(pushes: dict[str, Any]) -> None:
+    assert pushes["lost all"]["cause"] == "sync.not-applied"
+    assert f"{TENSORS} of {TENSORS} tensors" in pushes["lost all"]["message"]
+
+
+def test_a_push_that_is_lost_in_part_is_noticed(pushes: dict[str, Any]) -> None:
+    assert pushes["lost half"]["cause"] == "sync.not-applied"
+    assert f"{TENSORS // 2} of {TENSORS} tensors" in pushes["lost half"]["message"]
+
+
+def test_tensors_of_unknown_names_are_refused_by_name(pushes: dict[str, Any]) -> None:
+    assert pushes["renamed"]["cause"] == "sync.name-or-shape"
+    assert "module.model.embed_tokens.weight" in pushes["renamed"]["message"]
+
+
+def test_a_tensor_that_is_not_sent_is_missed(pushes: dict[str, Any]) -> None:
+    assert pushes["missing"]["cause"] == "sync.name-or-shape"
+    assert "model.norm.weight" in pushes["missing"]["message"]
+
+
+def test_a_tensor_of_another_shape_is_refused(pushes: dict[str, Any]) -> None:
+    assert pushes["misshapen"]["cause"] == "sync.name-or-shape"
+    assert "[256, 129]" in pushes["misshapen"]["message"]
+
+
+def test_a_refused_push_leaves_the_engine_as_it_was(pushes: dict[str, Any]) -> None:
+    assert pushes["untouched"] is True
+
+
+def test_a_nan_is_not_pushed(pushes: dict[str, Any]) -> None:
+    assert pushes["nan"]["cause"] == "train.nan"
+    assert "model.embed_tokens.weight" in pushes["nan"]["message"]
+
+
+def test_a_job_is_broken_after_an_error(pushes: dict[str, Any]) -> None:
+    assert pushes["broken"] is True
+
+
+def test_a_new_engine_starts_where_a_broken_one_was(pushes: dict[str, Any]) -> None:
+    assert pushes["fresh"] is True
+    assert pushes["answers"] == 4
+
+
+class Side:
+    """One process of a broadcast."""
+
+    def __init__(self, role: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAMS / "broadcast_side.py"), role],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        )
+        self._watch = threading.Timer(90.0, self.process.kill)
+        self._watch.start()
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        self._watch.cancel()
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[Side]:
+    side = Side("receive")
+    yield side
+    side.end()
+
+
+@pytest.fixture(scope="module")
+def sender() -> Iterator[Side]:
+    side = Side("send")
+    yield side
+    side.end()
+
+
+def broadcast(sender: Side, receiver: Side, case: str) -> dict[str, Any]:
+    sender.say(case)
+    receiver.say(sender.hear())
+    found: dict[str, Any] = json.loads(receiver.hear())
+    return found
+
+
+def test_a_broadcast_arrives_as_it_was_sent(sender: Side, receiver: Side) -> None:
+    assert broadcast(sender, receiver, "whole") == {"equal": True}
+
+
+def test_a_sender_of_fewer_tensors_is_noticed(sender: Side, receiver: Side) -> None:
+    error = broadcast(sender, receiver, "fewer tensors")["error"]
+    assert "announces 2048 bytes, the receiver expects 2080" in error
+
+
+def test_a_message_shorter_than_announced_is_noticed(
+    sender: Side, receiver: Side
+) -> None:
+    error = broadcast(sender, receiver, "short message")["error"]
+    assert "2080 bytes arrived whose hash is not the sender's" in error
+
+
+def test_a_sender_that_stops_is_given_up_at_the_deadline(receiver: Side) -> None:
+    sender = Side("send")
+    try:
+        error = broadcast(sender, receiver, "stops")["error"]
+    finally:
+        sender.end()
+    assert "Timed out waiting 3000ms" in error
+
+
+def test_a_sender_that_dies_is_told_from_one_that_stops(receiver: Side) -> None:
+    sender = Side("send")
+    try:
+        error = broadcast(sender, receiver, "dies")["error"]
+    finally:
+        sender.end()
+    assert "Connection closed by peer" in error or "Connection reset" in error

@@ -1,0 +1,269 @@
+"""Which stages run, where, in which order, for how long (pytest_gkd.plan)."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from pytest_gkd import plan
+from pytest_gkd.plan import PlannedStage, StageItem
+from pytest_gkd.settings import SettingsError
+from pytest_gkd.specs import BY_NAME, STAGES
+
+BUILT_IN = tuple(StageItem(f"stages/{stage.name}", stage.name) for stage in STAGES)
+
+
+def item(name: str, needs: Sequence[str] = (), lane: str = "host") -> StageItem:
+    return StageItem(f"test_own.py::{name}", name, lane, tuple(needs))
+
+
+def build_own(*items: StageItem) -> tuple[PlannedStage, ...]:
+    return plan.build(items, None, ())
+
+
+def names(stages: Sequence[PlannedStage]) -> list[str]:
+    return [stage.name for stage in stages]
+
+
+def budget_s(
+    name: str, selected: Sequence[str], *tables: dict[str, float], **marker: float
+) -> float:
+    """The budget that one built-in stage gets."""
+    items = [
+        StageItem(one.nodeid, one.name, timeout_s=marker.get("timeout_s"))
+        for one in BUILT_IN
+    ]
+    planned = plan.build(items, selected, tables)
+    return next(stage.budget_s for stage in planned if stage.name == name)
+
+
+def stuck(lanes: Sequence[Sequence[PlannedStage]]) -> list[str]:
+    """Stages that never start when each worker runs its own lane in order."""
+    left = [list(lane) for lane in lanes]
+    waiting = {stage.name for lane in lanes for stage in lane}
+    moved = True
+    while moved:
+        moved = False
+        for lane in left:
+            while lane and not waiting & set(lane[0].needs):
+                waiting.discard(lane.pop(0).name)
+                moved = True
+    return sorted(waiting)
+
+
+# -- order -------------------------------------------------------------------------
+
+
+def test_the_plan_is_in_the_order_of_reports() -> None:
+    planned = plan.build(reversed(BUILT_IN), None, ())
+    assert names(planned) == [stage.name for stage in STAGES]
+
+
+def test_stages_of_the_users_own_follow_in_the_order_they_were_found() -> None:
+    planned = plan.build([item("b"), item("a"), *BUILT_IN], None, ())
+    assert names(planned)[-2:] == ["b", "a"]
+
+
+def test_a_stage_stands_after_its_needs() -> None:
+    planned = build_own(item("last", ["middle"]), item("middle", ["first"]))
+    assert names(planned) == ["middle", "last"]
+    planned = build_own(item("last", ["first"]), item("first"))
+    assert names(planned) == ["first", "last"]
+
+
+def test_needs_in_a_circle_are_named() -> None:
+    items = [item("egg", ["hen"]), item("hen", ["egg"]), item("free")]
+    with pytest.raises(SettingsError, match="circle") as caught:
+        plan.build(items, None, ())
+    assert "egg (needs hen)" in str(caught.value)
+    assert "hen (needs egg)" in str(caught.value)
+    assert "free" not in str(caught.value)
+
+
+def test_a_stage_that_needs_itself_is_a_circle() -> None:
+    with pytest.raises(SettingsError, match=r"circle: alone \(needs alone\)"):
+        build_own(item("alone", ["alone"]))
+
+
+# -- selection and needs -----------------------------------------------------------
+
+
+def test_only_selected_stages_are_planned() -> None:
+    assert names(plan.build(BUILT_IN, ["nccl", "data"], ())) == ["data", "nccl"]
+
+
+def test_a_need_that_is_not_selected_is_dropped() -> None:
+    (alone,) = plan.build(BUILT_IN, ["weight_sync"], ())
+    assert alone.needs == ()
+    both = plan.build(BUILT_IN, ["vllm", "weight_sync"], ())
+    assert both[1].needs == ("vllm",)
+
+
+def test_a_marker_overrules_the_stage_table() -> None:
+    own = StageItem("t.py::t", "weight_sync", lane="mine", needs=(), timeout_s=7)
+    (planned,) = plan.build([own], None, ())
+    assert planned == PlannedStage("t.py::t", "weight_sync", "mine", (), 7)
+
+
+def test_a_silent_marker_of_the_users_own_gets_the_defaults() -> None:
+    (planned,) = plan.build([StageItem("t.py::t", "mine")], None, ())
+    assert planned.lane == plan.DEFAULT_LANE
+    assert planned.needs == ()
+    assert planned.budget_s == plan.DEFAULT_BUDGET_S
+
+
+def test_two_stages_of_one_name_are_both_named() -> None:
+    twice = [StageItem("a.py::one", "same"), StageItem("b.py::two", "same")]
+    with pytest.raises(SettingsError, match="'same'") as caught:
+        plan.build(twice, None, ())
+    assert "a.py::one" in str(caught.value)
+    assert "b.py::two" in str(caught.value)
+
+
+def test_an_unknown_need_is_named_with_the_near_one() -> None:
+    with pytest.raises(SettingsError) as caught:
+        build_own(item("mine", ["vlm"]))
+    text = str(caught.value)
+    assert "test_own.py::mine" in text
+    assert "'vlm'" in text
+    assert "did you mean 'vllm'?" in text
+
+
+def test_a_built_in_stage_may_be_needed_without_being_collected() -> None:
+    (planned,) = build_own(item("mine", ["vllm"]))
+    assert planned.needs == ()
+
+
+# -- budgets -----------------------------------------------------------------------
+
+
+def test_a_stage_has_its_own_budget_by_default() -> None:
+    assert budget_s("nccl", ["nccl"]) == BY_NAME["nccl"].budget_s
+
+
+def test_a_marker_beats_the_stage_table() -> None:
+    assert budget_s("nccl", ["nccl"], timeout_s=5) == 5
+
+
+def test_a_users_budget_beats_the_marker() -> None:
+    assert budget_s("nccl", ["nccl"], {"nccl": 9}, timeout_s=5) == 9
+
+
+def test_all_stands_for_a_stage_that_is_not_named() -> None:
+    table = {"all": 30.0, "nccl": 9.0}
+    assert budget_s("nccl", ["nccl"], table) == 9
+    assert budget_s("data", ["data"], table) == 30
+
+
+def test_a_stronger_tables_all_beats_a_weaker_tables_name() -> None:
+    assert budget_s("nccl", ["nccl"], {"all": 30}, {"nccl": 9}) == 30
+
+
+def test_a_weaker_table_speaks_where_the_stronger_is_silent() -> None:
+    assert budget_s("nccl", ["nccl"], {"data": 3}, {"nccl": 9}) == 9
+
+
+@pytest.mark.parametrize("name", ["weight_sync", "training_step"])
+def test_a_stage_that_must_start_the_engine_gets_the_engines_time_too(
+    name: str,
+) -> None:
+    engine_s = BY_NAME["vllm"].budget_s
+    assert budget_s(name, [name]) == BY_NAME[name].budget_s + engine_s
+    assert budget_s(name, [name, "vllm"]) == BY_NAME[name].budget_s
+
+
+def test_a_need_that_is_not_shared_adds_no_time() -> None:
+    without = budget_s("training_step", ["training_step", "vllm"])
+    assert without == BY_NAME["training_step"].budget_s
+
+
+def test_a_budget_of_the_users_is_taken_as_it_is() -> None:
+    assert budget_s("weight_sync", ["weight_sync"], {"weight_sync": 9}) == 9
+    assert budget_s("weight_sync", ["weight_sync"], timeout_s=9) == 9
+
+
+# -- lanes -------------------------------------------------------------------------
+
+
+def test_each_lane_has_a_worker_and_runs_quick_stages_first() -> None:
+    host, rollout = plan.lanes(plan.build(BUILT_IN, None, ()), 2)
+    assert names(host) == ["data", "tokenizer", "environment", "nccl"]
+    assert names(rollout) == ["vllm", "weight_sync", "training_step"]
+
+
+def test_more_workers_than_lanes_change_nothing() -> None:
+    planned = plan.build(BUILT_IN, None, ())
+    assert plan.lanes(planned, 9) == plan.lanes(planned, 2)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_one_worker_runs_the_plan_as_it_is(workers: int) -> None:
+    planned = plan.build(BUILT_IN, None, ())
+    assert plan.lanes(planned, workers) == [list(planned)]
+
+
+def test_fewer_workers_than_lanes_join_the_last_ones() -> None:
+    items = [item(lane, lane=lane) for lane in "abcd"]
+    lanes = plan.lanes(build_own(*items), 2)
+    assert [names(lane) for lane in lanes] == [["a"], ["b", "c", "d"]]
+
+
+def test_no_stage_is_lost_or_run_twice() -> None:
+    planned = plan.build([*BUILT_IN, item("mine", lane="own")], None, ())
+    for workers in range(5):
+        run = [stage for lane in plan.lanes(planned, workers) for stage in lane]
+        assert sorted(names(run)) == sorted(names(planned))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_no_selection_of_the_built_in_stages_waits_for_ever(workers: int) -> None:
+    for size in range(1, len(STAGES) + 1):
+        for selected in itertools.combinations(BY_NAME, size):
+            planned = plan.build(BUILT_IN, selected, ())
+            assert stuck(plan.lanes(planned, workers)) == [], selected
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_no_graph_of_needs_waits_for_ever(workers: int) -> None:
+    choose = random.Random(workers)
+    for _ in range(300):
+        items = [
+            item(
+                f"s{number}",
+                [f"s{need}" for need in range(number) if choose.random() < 0.3],
+                lane=choose.choice("abcd"),
+            )
+            for number in range(8)
+        ]
+        choose.shuffle(items)
+        assert stuck(plan.lanes(build_own(*items), workers)) == [], items
+
+
+def test_within_a_joined_lane_every_need_comes_first() -> None:
+    items = [item("b", ["a"], "one"), item("c", ["b"], "two"), item("a", lane="two")]
+    (lane,) = plan.lanes(build_own(*items), 1)
+    assert names(lane) == ["a", "b", "c"]
+
+
+# -- -k ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("nccl", ("nccl",)),
+        ("vllm or data", ("data", "vllm")),
+        ("(weight_sync)", ("weight_sync",)),
+        ("test_nccl", ()),
+        ("database", ()),
+        ("vllm_v1", ()),
+        ("", ()),
+    ],
+)
+def test_a_k_expression_mentions_stages_by_their_whole_name(
+    expression: str, expected: tuple[str, ...]
+) -> None:
+    assert plan.mentioned(expression) == expected

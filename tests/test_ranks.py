@@ -1,0 +1,293 @@
+"""Real ranks, really broken: which cause is named, on which rank, and what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_gkd.fault import StageFault
+from pytest_gkd.workload import ranks
+from pytest_gkd.workload.allreduce import KIB, MIB
+from pytest_gkd.workload.rank_plan import Fault, RankPlan
+from pytest_gkd.workload.rank_records import RankRecord, RankRun
+from pytest_gkd.workload.rank_verdict import RankError, judge
+
+FIRST = "all_reduce float32[1]"
+TIMEOUT_S = 1.5
+BUDGET_S = 40.0
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ranks.Launcher]:
+    """One interpreter with torch, for all tests here."""
+    with ranks.Launcher(tmp_path_factory.mktemp("launcher")) as launcher:
+        yield launcher
+
+
+def _run(
+    launcher: ranks.Launcher, directory: Path, fault: Fault | None, world_size: int = 2
+) -> RankRun:
+    plan = RankPlan(
+        world_size, "gloo", TIMEOUT_S, str(directory), (4 * KIB, MIB), fault
+    )
+    return launcher.run(plan, BUDGET_S)
+
+
+def _fault(run: RankRun) -> StageFault:
+    error = judge(run)
+    assert isinstance(error, StageFault), error
+    assert not [r.pid for r in run.records if r.pid and psutil.pid_exists(r.pid)]
+    return error
+
+
+def test_sound_ranks_find_every_value_right(
+    launcher: ranks.Launcher, tmp_path: Path
+) -> None:
+    run = _run(launcher, tmp_path, None, 3)
+    assert judge(run) is None
+    for record in run.records:
+        assert record.found is not None
+        assert set(ranks.medians_s(record.found)) == {4 * KIB, MIB}
+
+
+@pytest.mark.parametrize("at", ["", "timed"], ids=["checked", "timed"])
+def test_a_killed_rank_is_named_with_its_signal(
+    launcher: ranks.Launcher, tmp_path: Path, at: str
+) -> None:
+    fault = _fault(_run(launcher, tmp_path, Fault(1, "kill", at), 3))
+    assert fault.cause == "comm.peer-died"
+    assert fault.message.startswith("rank 1 ")
+    assert "SIGKILL" in fault.message
+    assert "all_reduce" in fault.message
+
+
+def test_a_rank_killed_before_the_rendezvous_is_named(
+    launcher: ranks.Launcher, tmp_path: Path
+) -> None:
+    fault = _fault(_run(launcher, tmp_path, Fault(0, "kill", "meeting")))
+    assert fault.cause == "comm.peer-died"
+    assert fault.message.startswith("rank 0 ")
+    assert "in the rendezvous" in fault.message
+
+
+def test_a_rank_that_leaves_early_is_named_with_its_exit_code(
+    launcher: ranks.Launcher, tmp_path: Path
+) -> None:
+    fault = _fault(_run(launcher, tmp_path, Fault(0, "exit")))
+    assert fault.cause == "comm.peer-died"
+    assert fault.message.startswith("rank 0 ")
+    assert "exit code 3" in fault.message
+
+
+@pytest.mark.parametrize("at", ["", "timed"], ids=["checked", "timed"])
+def test_a_stopped_rank_is_named_with_the_operation_that_waits_for_it(
+    launcher: ranks.Launcher, tmp_path: Path, at: str
+) -> None:
+    fault = _fault(_run(launcher, tmp_path, Fault(1, "stop", at)))
+    assert fault.cause == "comm.collective-timeout"
+    assert fault.facts["late_ranks"] == [1]
+    assert "stopped" in fault.message
+    assert "all_reduce" in fault.facts["operation"]
+
+
+def test_a_late_rank_is_named_and_its_stack_shown(
+    launcher: ranks.Launcher, tmp_path: Path
+) -> None:
+    fault = _fault(_run(launcher, tmp_path, Fault(0, "late")))
+    assert fault.cause == "comm.collective-timeout"
+    assert fault.facts["late_ranks"] == [0]
+    assert any("threading.py" in text for _, _, text in fault.evidence)
+    assert all(Path(path).exists() for path in fault.facts["flight_records"])
+    assert len(fault.facts["flight_records"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "called"),
+    [("shape", "Float[2]"), ("op", "BROADCAST"), ("dtype", "Byte[1]")],
+)
+def test_a_rank_that_calls_something_else_is_named_with_what_it_called(
+    launcher: ranks.Launcher, tmp_path: Path, kind: str, called: str
+) -> None:
+    fault = _fault(_run(launcher, tmp_path, Fault(1, kind), 3))
+    assert fault.cause == "comm.mismatch"
+    assert fault.message.startswith("rank 1 called ")
+    assert called in fault.message.partition(" while ")[0]
+
+
+def test_an_abort_inside_gloo_counts_as_a_mismatch(
+    launcher: ranks.Launcher, tmp_path: Path
+) -> None:
+    # The plain group's first check; torch's own comparison is off there.
+    plain = f"all_reduce float32[{KIB}]"
+    run = _run(launcher, tmp_path, Fault(1, "shape", plain))
+    assert -signal.SIGABRT in [record.code for record in run.records]
+    fault = _fault(run)
+    assert fault.cause == "comm.mismatch"
+    assert plain in fault.message
+
+
+def test_a_rank_that_was_never_started_is_missed_in_the_rendezvous(
+    launcher: ranks.Launcher, tmp_path: Path
+) -> None:
+    fault = _fault(_run(launcher, tmp_path, Fault(2, "missing"), 3))
+    assert fault.cause == "comm.rendezvous"
+    assert "2 of 3 ranks" in fault.message
+    assert fault.facts["missing_ranks"] == [2]
+
+
+def test_a_wrong_value_is_shown_with_rank_operation_and_index(
+    launcher: ranks.Launcher, tmp_path: Path
+) -> None:
+    run = _run(launcher, tmp_path, Fault(1, "garbage", "all_reduce bfloat16[1023]"))
+    error = judge(run)
+    assert isinstance(error, AssertionError)
+    assert str(error).splitlines() == [
+        "rank 1: all-reduce of bfloat16[1023] gave 4.0, expected 3.0 at index 0",
+        "right on rank 0",
+    ]
+
+
+def test_a_ranks_own_exception_is_told_rather_than_what_its_peers_saw(
+    launcher: ranks.Launcher, tmp_path: Path
+) -> None:
+    error = judge(_run(launcher, tmp_path, Fault(1, "raise")))
+    assert isinstance(error, RankError)
+    assert str(error).startswith(f"rank 1 failed in {FIRST}: MemoryError: ")
+
+
+def test_the_budget_holds_where_the_ranks_own_timeout_is_longer(
+    launcher: ranks.Launcher, tmp_path: Path
+) -> None:
+    plan = RankPlan(2, "gloo", 600.0, str(tmp_path), (), Fault(1, "stop"))
+    fault = _fault(launcher.run(plan, 1.5))
+    assert fault.cause == "comm.collective-timeout"
+    assert fault.facts["late_ranks"] == [1]
+
+
+def test_a_taken_port_is_named(launcher: ranks.Launcher, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        plan = RankPlan(2, "gloo", TIMEOUT_S, str(tmp_path))
+        with pytest.raises(StageFault, match=str(port)) as caught:
+            launcher.run(plan, BUDGET_S, port=port)
+    assert caught.value.cause == "comm.port-in-use"
+
+
+def test_more_ranks_than_gpus_are_refused() -> None:
+    ranks.check_world_size(3, 0)
+    ranks.check_world_size(2, 2)
+    with pytest.raises(StageFault) as caught:
+        ranks.check_world_size(3, 2)
+    assert caught.value.cause == "comm.world-size"
+
+
+def test_closing_ends_a_launcher_that_is_still_importing(tmp_path: Path) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    with ranks.Launcher(tmp_path):
+        pass
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_a_launcher_that_ends_at_once_is_told_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A module of the user's that shadows torch, found in the launcher's own way.
+    (tmp_path / "torch.py").write_text(
+        "raise ImportError('libcudart.so.12 is not here')"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with ranks.Launcher(tmp_path) as launcher:
+        run = launcher.run(RankPlan(2, "gloo", TIMEOUT_S, str(tmp_path)), BUDGET_S)
+    error = judge(run)
+    assert isinstance(error, RankError)
+    assert "exit code 1" in str(error)
+    assert "libcudart.so.12 is not here" in str(error)
+
+
+# -- texts of what this machine may not have ---------------------------------------
+
+
+def _failed(error: str, code: int = 1, log: str = "") -> RankRun:
+    """Two ranks of which rank 1 failed in the first collective, with these words."""
+    marks: list[dict[str, object]] = [
+        {"what": "meeting", "t": 1.0},
+        {"what": "joined", "t": 2.0},
+        {"what": "entered", "t": 3.0, "op": FIRST},
+    ]
+    raised = [{"what": "failed", "t": 4.0, "at": FIRST, "error": error}]
+    tail = tuple(enumerate(log.splitlines(), 1))
+    return RankRun(
+        RankPlan(2, "nccl", TIMEOUT_S, "nowhere"),
+        (
+            RankRecord(0, 10, None, None, "S", tuple(marks)),
+            RankRecord(
+                1,
+                11,
+                code,
+                5.0,
+                "",
+                (*marks, *(raised if error else [])),
+                Path("rank1.log"),
+                tail,
+            ),
+        ),
+        5.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (
+            "DistBackendError: NCCL error, ncclInvalidUsage\nLast error:\nDuplicate GPU "
+            "detected : rank 1 and rank 0 both on CUDA device 1000",
+            "comm.duplicate-gpu",
+        ),
+        (
+            "RuntimeError: [enforce fail at device.cc:84] ifa != nullptr. Unable to find "
+            "address for: nosuch0",
+            "comm.interface",
+        ),
+        (
+            "DistNetworkError: The server socket has failed to listen on any local "
+            "network address. port: 33505, useIpv6: false, code: -98, name: EADDRINUSE",
+            "comm.port-in-use",
+        ),
+    ],
+)
+def test_a_text_that_names_its_cause_is_believed(error: str, cause: str) -> None:
+    found = judge(_failed(error))
+    assert isinstance(found, StageFault)
+    assert found.cause == cause
+    assert "rank 1" in found.message
+
+
+def test_a_watchdog_that_aborts_its_rank_is_a_timeout_and_no_death() -> None:
+    line = (
+        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, "
+        "OpType=ALLREDUCE) ran for 20000 milliseconds before timing out."
+    )
+    found = judge(_failed("", -signal.SIGABRT, line))
+    assert isinstance(found, StageFault)
+    assert found.cause == "comm.collective-timeout"
+
+
+def test_a_failed_fork_is_a_matter_of_the_world_size() -> None:
+    run = RankRun(
+        RankPlan(4, "gloo", TIMEOUT_S, "nowhere"),
+        (),
+        0.1,
+        fork_error="rank 3: [Errno 11] Resource temporarily unavailable",
+    )
+    found = judge(run)
+    assert isinstance(found, StageFault)
+    assert found.cause == "comm.world-size"
+    assert "rank 3" in found.message

@@ -1,0 +1,88 @@
+"""The record of a run as report.json holds it: schema 1."""
+
+from __future__ import annotations
+
+import json
+
+from pytest_gkd.record import (
+    BLOCKED,
+    FAILED,
+    PASSED,
+    SCHEMA,
+    SKIPPED,
+    TIMEOUT,
+    RunRecord,
+    StageRecord,
+)
+
+# Other programs read these; what else the report holds may grow.
+RUN_KEYS = {"schema", "started", "versions", "settings", "stages"}
+STAGE_KEYS = {
+    "name",
+    "outcome",
+    "duration_s",
+    "budget_s",
+    "facts",
+    "diagnosis",
+    "stacks",
+    "blocked_by",
+}
+
+
+def stage(name: str = "nccl") -> StageRecord:
+    return StageRecord(name, f"stages/test_{name}.py::test_{name}", "host", 60.0)
+
+
+def test_a_run_has_the_keys_that_other_programs_read() -> None:
+    report = RunRecord("2026-01-01T00:00:00+00:00", {"torch": "2"}, {}).to_json()
+    assert set(report) >= RUN_KEYS
+    assert report["schema"] == SCHEMA == 1
+    assert report["stages"] == []
+
+
+def test_a_stage_has_the_keys_that_other_programs_read() -> None:
+    assert set(stage().to_json()) >= STAGE_KEYS
+
+
+def test_what_is_not_known_yet_is_null_and_what_was_not_found_is_empty() -> None:
+    report = stage().to_json()
+    assert report["duration_s"] is None
+    assert report["diagnosis"] is None
+    assert report["facts"] == {}
+    assert report["stacks"] == report["blocked_by"] == []
+
+
+def test_a_stage_that_never_ended_counts_as_skipped() -> None:
+    assert stage().to_json()["outcome"] == SKIPPED
+
+
+def test_the_outcomes_are_those_of_the_contract() -> None:
+    outcomes = {PASSED, FAILED, TIMEOUT, BLOCKED, SKIPPED}
+    assert outcomes == {"passed", "failed", "timeout", "blocked", "skipped"}
+
+
+def test_durations_are_given_in_milliseconds_precision() -> None:
+    record = stage()
+    record.duration_s = 1.23456789
+    assert record.to_json()["duration_s"] == 1.235
+
+
+def test_a_report_is_plain_json() -> None:
+    record = stage()
+    record.facts["bus_bandwidth_gb_s"] = 1.5
+    run = RunRecord("now", {}, {"train_files": ["a"]}, [record])
+    assert json.loads(json.dumps(run.to_json())) == run.to_json()
+
+
+def test_a_stages_record_is_found_by_its_name() -> None:
+    run = RunRecord("now", {}, {}, [stage("data"), stage("nccl")])
+    assert run.stage("nccl") is run.stages[1]
+    assert run.stage("ncl") is None
+
+
+def test_records_do_not_share_their_lists() -> None:
+    one, other = stage(), stage()
+    one.stacks.append("x")
+    one.facts["y"] = 1
+    assert other.stacks == []
+    assert other.facts == {}

@@ -1,0 +1,252 @@
+"""Options as values, and what is said of a value that cannot be used."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from pytest_gkd import settings
+from pytest_gkd.settings import OPTIONS, Option, Settings, SettingsError
+from pytest_gkd.specs import BY_NAME, LAYOUTS
+
+
+def option(kind: str, default: Any = None, choices: tuple[str, ...] = ()) -> Option:
+    return Option("some_thing", kind, default, "X", "help", choices)
+
+
+def complaint(
+    kind: str, raw: Any, choices: tuple[str, ...] = (), origin: str = "--gkd-x"
+) -> str:
+    with pytest.raises(SettingsError) as caught:
+        settings.read_value(option(kind, choices=choices), raw, origin)
+    return str(caught.value)
+
+
+# -- the table of options ----------------------------------------------------------
+
+
+def test_an_option_has_two_spellings() -> None:
+    assert option("text").flag == "--gkd-some-thing"
+    assert option("text").ini == "gkd_some_thing"
+
+
+def test_every_option_is_a_setting_with_the_same_default() -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
+    # These two are worked out from the machine when they are not given.
+    worked_out = {"layout", "world_size"}
+    for one in OPTIONS:
+        assert one.name in defaults
+        if one.name not in worked_out:
+            assert defaults[one.name] == one.default, one.name
+
+
+def test_every_default_is_one_of_its_choices() -> None:
+    for one in OPTIONS:
+        assert (one.kind == "choice") == bool(one.choices), one.name
+        if one.choices:
+            assert one.default in one.choices
+
+
+# -- one value ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "value"),
+    [
+        ("text", "model", "model"),
+        ("count", "3", 3),
+        ("count", " 3 ", 3),
+        ("number", "0", 0.0),
+        ("number", "1e-3", 1e-3),
+        ("list", ["a,b", "c"], ("a", "b", "c")),
+        ("list", "a, b,", ("a", "b")),
+        ("flag", True, True),
+        ("flag", "yes", True),
+        ("flag", "ON", True),
+        ("flag", "off", False),
+        ("flag", "0", False),
+    ],
+)
+def test_a_raw_value_is_read_as_its_kind(kind: str, raw: Any, value: Any) -> None:
+    read = settings.read_value(option(kind), raw, "--gkd-x")
+    assert read == value
+    assert type(read) is type(value)
+
+
+@pytest.mark.parametrize("raw", [None, "", []])
+def test_no_value_is_the_default(raw: Any) -> None:
+    assert settings.read_value(option("count", 42), raw, "--gkd-x") == 42
+
+
+@pytest.mark.parametrize("raw", ["0", "-1", "1.5", "many", "nan", "1e3"])
+def test_a_count_is_a_whole_number_above_0(raw: str) -> None:
+    text = complaint("count", raw)
+    assert text == f"--gkd-x: {raw!r} is not a whole number above 0"
+
+
+@pytest.mark.parametrize("raw", ["-0.1", "nan", "inf", "-inf", "1e999", "half"])
+def test_a_number_is_finite_and_not_negative(raw: str) -> None:
+    assert complaint("number", raw) == f"--gkd-x: {raw!r} is not a number, 0 or more"
+
+
+def test_a_flag_is_true_or_false() -> None:
+    assert complaint("flag", "maybe") == "--gkd-x: 'maybe' is neither true nor false"
+
+
+def test_a_choice_is_one_of_those_offered() -> None:
+    layouts = option("choice", choices=LAYOUTS)
+    assert settings.read_value(layouts, "split", "--gkd-x") == "split"
+
+
+def test_a_wrong_choice_lists_the_right_ones_and_the_near_one() -> None:
+    text = complaint("choice", "spilt", LAYOUTS)
+    assert "'spilt' is not one of colocated, split, ray" in text
+    assert text.endswith("; did you mean 'split'?")
+
+
+def test_a_complaint_says_where_the_value_came_from() -> None:
+    origin = "gkd_top_k in the ini file"
+    assert complaint("count", "0", origin=origin).startswith(f"{origin}: '0'")
+
+
+# -- near names --------------------------------------------------------------------
+
+
+def test_a_word_near_nothing_gets_a_full_stop() -> None:
+    assert settings.near("zzz", BY_NAME) == "."
+
+
+def test_at_most_three_near_names_are_given() -> None:
+    assert settings.near("aaaa", ["aaab", "aaac", "aaad", "aaae"]).count("or") == 2
+
+
+# -- budgets -----------------------------------------------------------------------
+
+
+def timeouts(*entries: str, known: Any = BY_NAME) -> dict[str, float]:
+    return settings.read_timeouts([(one, "--gkd-timeout") for one in entries], known)
+
+
+def test_budgets_are_read_by_stage_name() -> None:
+    assert timeouts("nccl=90", "all = 2.5") == {"nccl": 90.0, "all": 2.5}
+
+
+def test_a_later_budget_wins() -> None:
+    assert timeouts("nccl=90", "nccl=5") == {"nccl": 5.0}
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "soon", "inf", "nan", ""])
+def test_a_budget_is_seconds_above_0(seconds: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        timeouts(f"nccl={seconds}")
+    assert str(caught.value) == (
+        f"--gkd-timeout (nccl): {seconds!r} is not a number of seconds above 0"
+    )
+
+
+def test_a_budget_without_a_name_is_shown_how_it_should_be() -> None:
+    with pytest.raises(SettingsError, match="'90' is not NAME=SECONDS.*nccl=90"):
+        timeouts("90")
+
+
+def test_a_budget_of_an_unknown_stage_lists_the_stages() -> None:
+    with pytest.raises(SettingsError) as caught:
+        timeouts("ncl=90")
+    text = str(caught.value)
+    assert text.startswith("--gkd-timeout: there is no stage 'ncl'")
+    assert "did you mean 'nccl'?" in text
+    assert text.endswith(f"Stages: {', '.join(BY_NAME)}, all")
+
+
+def test_any_name_may_have_a_budget_while_own_stages_are_not_found_yet() -> None:
+    assert timeouts("mine=3", known=None) == {"mine": 3.0}
+
+
+# -- stage names -------------------------------------------------------------------
+
+
+def test_stage_names_keep_the_users_order() -> None:
+    assert settings.read_stage_names(" nccl, data ,", "x") == ("nccl", "data")
+
+
+@pytest.mark.parametrize("raw", ["", ",", " "])
+def test_no_stage_name_is_an_error_that_lists_them(raw: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        settings.read_stage_names(raw, "--gkd-stages")
+    assert str(caught.value).startswith("--gkd-stages: no stage named")
+    assert ", ".join(BY_NAME) in str(caught.value)
+
+
+def test_an_unknown_stage_is_met_with_the_users_own_stages_too() -> None:
+    error = settings.unknown_stage("prob", "--gkd-stages", ["probe", "data"])
+    text = str(error)
+    assert "there is no stage 'prob'; did you mean 'probe'?" in text
+    assert text.count("data") == 1
+
+
+# -- choices made for the user -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpus", "layout", "why"),
+    [
+        (0, "colocated", "no GPU is visible"),
+        (1, "split", "one GPU is visible"),
+        (8, "ray", "8 GPUs are visible"),
+    ],
+)
+def test_auto_takes_the_layout_that_fits_the_gpus(
+    gpus: int, layout: str, why: str
+) -> None:
+    assert settings.choose_layout("auto", gpus) == (layout, why)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_that_was_asked_for_stands(layout: str) -> None:
+    for gpus in (0, 1, 8):
+        assert settings.choose_layout(layout, gpus) == (layout, "asked for")
+
+
+def test_the_world_is_every_visible_gpu() -> None:
+    assert settings.choose_world_size(None, 4, 2) == (4, "every visible GPU")
+
+
+def test_the_world_is_two_ranks_without_a_gpu() -> None:
+    assert settings.choose_world_size(None, 0, 2) == (2, "the default without a GPU")
+
+
+@pytest.mark.parametrize(("asked", "gpus", "cpus"), [(4, 4, 1), (1, 4, 1), (16, 0, 2)])
+def test_a_world_that_fits_stands(asked: int, gpus: int, cpus: int) -> None:
+    assert settings.choose_world_size(asked, gpus, cpus) == (asked, "asked for")
+
+
+def test_more_ranks_than_gpus_are_refused_with_the_most_that_fit() -> None:
+    with pytest.raises(SettingsError) as caught:
+        settings.choose_world_size(5, 4, 64)
+    text = str(caught.value)
+    assert text.startswith("--gkd-world-size=5: this machine shows 4 GPU(s)")
+    assert "--gkd-world-size=4 or fewer" in text
+
+
+def test_more_ranks_than_cores_can_hold_are_refused() -> None:
+    with pytest.raises(SettingsError) as caught:
+        settings.choose_world_size(17, 0, 2)
+    text = str(caught.value)
+    assert text.startswith("--gkd-world-size=17: this machine has no GPU and 2 CPU")
+    assert "--gkd-world-size=16 or fewer" in text
+
+
+# -- the settings ------------------------------------------------------------------
+
+
+def test_settings_survive_the_way_to_a_worker() -> None:
+    sent = Settings(student="s", train_files=("a", "b"), gpus=2, layout_why="asked for")
+    assert Settings.from_json(json.loads(json.dumps(sent.to_json()))) == sent
+
+
+def test_the_device_is_cuda_when_a_gpu_is_visible() -> None:
+    assert Settings(gpus=0).device == "cpu"
+    assert Settings(gpus=1).device == "cuda"
