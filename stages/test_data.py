@@ -43,3 +43,5 @@ def test_data(gkd: StageContext) -> None:
     )
     for name, value in dataclasses.asdict(report).items():
         gkd.fact(name, value)
+    kept = f"{report.rows - report.too_long_rows} of {report.rows} prompts"
+    gkd.fact("summary", f"{kept}, column {report.column!r} ({report.kind})")

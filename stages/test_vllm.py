@@ -40,3 +40,6 @@ def test_vllm(gkd: StageContext, job: Job) -> None:
         gkd.fact(name, value)
     wrong = reference.disagreement(checks)
     assert not wrong, wrong
+    facts = job.describe()
+    engine = f"{facts['engine']}, {facts['engine_dtype']}"
+    gkd.fact("summary", f"{engine}, up in {facts['engine_start_s']} s")

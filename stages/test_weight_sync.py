@@ -53,3 +53,5 @@ def test_weight_sync(gkd: StageContext, job: Job) -> None:
     again = job.generate(prompts, NEW_TOKENS)
     wrong = reference.disagreement(reference.check(job, prompts, again))
     assert not wrong, f"after the push back {wrong}"
+    what = f"{pushed.tensors} tensors, {pushed.bytes / 1e6:.1f} MB"
+    gkd.fact("summary", f"{what}, {pushed.transport}, {pushed.seconds:.3f} s a push")

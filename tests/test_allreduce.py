@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from pytest_gkd.workload import allreduce
 from pytest_gkd.workload.allreduce import KIB, MIB
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 WORLD_SIZES = (1, 2, 3, 8, 130, 300)
 
 
-def _sum(world_size: int, count: int, dtype: str, lost: int | None = None) -> object:
+def _sum(world_size: int, count: int, dtype: str, lost: int | None = None) -> Tensor:
     import torch
 
     kind = getattr(torch, dtype)
@@ -30,7 +35,7 @@ def test_the_expected_sum_is_exact_in_every_dtype(world_size: int, dtype: str) -
     kind = getattr(torch, dtype)
     expected = allreduce.expected_sum(world_size, count, kind, "cpu")
     got = _sum(world_size, count, dtype)
-    assert allreduce.first_difference(got, expected) is None  # type: ignore[arg-type]
+    assert allreduce.first_difference(got, expected) is None
     exact = allreduce.expected_sum(world_size, count, torch.int64, "cpu")
     assert [int(x) for x in expected] == exact.tolist()
 
@@ -41,7 +46,7 @@ def test_a_lost_contribution_shows_whichever_rank_it_is_of(lost: int) -> None:
 
     expected = allreduce.expected_sum(300, 600, torch.float32, "cpu")
     got = _sum(300, 600, "float32", lost)
-    assert allreduce.first_difference(got, expected) is not None  # type: ignore[arg-type]
+    assert allreduce.first_difference(got, expected) is not None
 
 
 def test_a_nan_is_a_difference() -> None:

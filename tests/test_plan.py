@@ -68,10 +68,8 @@ def test_stages_of_the_users_own_follow_in_the_order_they_were_found() -> None:
 
 
 def test_a_stage_stands_after_its_needs() -> None:
-    planned = build_own(item("last", ["middle"]), item("middle", ["first"]))
-    assert names(planned) == ["middle", "last"]
-    planned = build_own(item("last", ["first"]), item("first"))
-    assert names(planned) == ["first", "last"]
+    items = [item("last", ["middle"]), item("middle", ["first"]), item("first")]
+    assert names(build_own(*items)) == ["first", "middle", "last"]
 
 
 def test_needs_in_a_circle_are_named() -> None:

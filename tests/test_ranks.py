@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pytest_gkd import process
 from pytest_gkd.fault import StageFault
 from pytest_gkd.workload import ranks
 from pytest_gkd.workload.allreduce import KIB, MIB
@@ -42,8 +43,16 @@ def _run(
 def _fault(run: RankRun) -> StageFault:
     error = judge(run)
     assert isinstance(error, StageFault), error
-    assert not [r.pid for r in run.records if r.pid and psutil.pid_exists(r.pid)]
+    assert not [record.pid for record in run.records if _is_alive(record.pid)]
     return error
+
+
+def _is_alive(pid: int | None) -> bool:
+    return (
+        pid is not None
+        and psutil.pid_exists(pid)
+        and process.alive(psutil.Process(pid))
+    )
 
 
 def test_sound_ranks_find_every_value_right(
@@ -161,6 +170,15 @@ def test_a_ranks_own_exception_is_told_rather_than_what_its_peers_saw(
     assert str(error).startswith(f"rank 1 failed in {FIRST}: MemoryError: ")
 
 
+def test_ranks_end_with_the_process_that_started_them(
+    launcher: ranks.Launcher, tmp_path: Path
+) -> None:
+    run = _run(launcher, tmp_path, Fault(1, "kill-host"), 3)
+    error = judge(run)
+    assert isinstance(error, RankError)
+    assert not [record.pid for record in run.records if _is_alive(record.pid)]
+
+
 def test_the_budget_holds_where_the_ranks_own_timeout_is_longer(
     launcher: ranks.Launcher, tmp_path: Path
 ) -> None:
@@ -247,13 +265,13 @@ def _failed(error: str, code: int = 1, log: str = "") -> RankRun:
     ("error", "cause"),
     [
         (
-            "DistBackendError: NCCL error, ncclInvalidUsage\nLast error:\nDuplicate GPU "
-            "detected : rank 1 and rank 0 both on CUDA device 1000",
+            "DistBackendError: NCCL error, ncclInvalidUsage\nLast error:\nDuplicate "
+            "GPU detected : rank 1 and rank 0 both on CUDA device 1000",
             "comm.duplicate-gpu",
         ),
         (
-            "RuntimeError: [enforce fail at device.cc:84] ifa != nullptr. Unable to find "
-            "address for: nosuch0",
+            "RuntimeError: [enforce fail at device.cc:84] ifa != nullptr. Unable to "
+            "find address for: nosuch0",
             "comm.interface",
         ),
         (

@@ -90,7 +90,7 @@ class Rank:
         self._marks = os.open(
             plan.file("marks", rank), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644
         )
-        self._at = MEETING
+        self._at = "the rendezvous"
 
     def run(self, port: int) -> int:
         """Everything, and the exit code; an exception is told in the marks."""
@@ -188,8 +188,8 @@ class Rank:
 
     def _enter(self, name: str) -> str:
         """Say where this rank is; returns the fault to commit inside, mostly none."""
-        kind = self._commit(name)
         self._at = name
+        kind = self._commit(name)
         self.mark(ENTERED, op=name)
         return kind
 
@@ -257,6 +257,7 @@ class Rank:
             "exit": lambda: os._exit(LEFT),
             "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
             "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+            "kill-host": lambda: os.kill(os.getppid(), signal.SIGKILL),
             "late": lambda: threading.Event().wait(4 * self.plan.timeout_s),
             "raise": self._raise,
         }

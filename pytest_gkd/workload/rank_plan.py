@@ -29,8 +29,9 @@ class Fault:
     """A fault that one rank commits for real, to see how it is reported.
 
     ``kind``: ``exit``, ``kill``, ``stop``, ``late``, ``raise``, ``shape``, ``dtype``,
-    ``op``, ``garbage``, or ``missing`` (the rank is never started). ``at`` is the start
-    of an operation's name, or ``meeting``; empty means the first collective.
+    ``op``, ``garbage``, ``kill-host`` (of the process that forked the ranks), or
+    ``missing`` (the rank is never started). ``at`` is the start of an operation's name,
+    or ``meeting``; empty means the first collective.
     """
 
     rank: int

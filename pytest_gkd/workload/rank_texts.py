@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pytest_gkd.workload.rank_records import RankRecord, RankRun
 
@@ -56,28 +56,14 @@ def raised_at(record: RankRecord) -> float:
     return float(record.raised["t"]) if record.raised is not None else NEVER
 
 
-def describe_mismatch(run: RankRun, record: RankRecord) -> str:
-    """Which rank called what, from torch's fingerprints; ``record`` failed first."""
-    calls: dict[int, str] = {}
-    for _, text in texts(run):
-        for found in FINGERPRINT.finditer(text):
-            tensor = f" of {found['dtype']}[{found['shape']}]" if found["dtype"] else ""
-            calls[int(found["rank"])] = found["op"] + tensor
-    if len(set(calls.values())) < 2:
-        return (
-            f"rank {record.rank} ended in {record.operation}: a peer sent another "
-            "number of bytes than it waited for; expected one shape on all ranks"
-        )
-    votes = Counter(calls.values())
-    # Of two ranks neither is in the minority; both are named either way.
-    odd = min(sorted(calls, reverse=True), key=lambda rank: votes[calls[rank]])
-    others = {rank: call for rank, call in calls.items() if call != calls[odd]}
-    first = min(others)
-    same = [rank for rank, call in sorted(others.items()) if call == others[first]]
-    return (
-        f"rank {odd} called {calls[odd]} while {name_ranks(same)} called "
-        f"{others[first]}; expected one collective of one shape and type on all ranks"
-    )
+def told(run: RankRun) -> tuple[str, str, Evidence] | None:
+    """Cause id, message and proof, where a failed rank's text leaves no doubt."""
+    for cause, pattern, describe in TOLD:
+        for record, text in texts(run):
+            found = pattern.search(text)
+            if found is not None:
+                return cause, describe(run, record, found), evidence(record, pattern)
+    return None
 
 
 def evidence(record: RankRecord, pattern: re.Pattern[str]) -> Evidence:
@@ -115,3 +101,58 @@ def name_ranks(ranks: list[int]) -> str:
         return f"rank {ranks[0]}"
     shown = ", ".join(str(rank) for rank in ranks[:8])
     return f"ranks {shown}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+
+
+def _describe_gpu(_: RankRun, record: RankRecord, found: re.Match[str]) -> str:
+    return f"rank {record.rank}: {found[0]}; expected one GPU for each rank"
+
+
+def _describe_port(_: RankRun, record: RankRecord, __: re.Match[str]) -> str:
+    return (
+        f"rank {record.rank}: a port is taken by another program, in "
+        f"{record.operation}; expected a free port"
+    )
+
+
+def _describe_interface(_: RankRun, record: RankRecord, found: re.Match[str]) -> str:
+    name = found["name"]
+    what = f"network interface {name!r}" if name else "a network address"
+    return (
+        f"rank {record.rank}: {what} was not found on this machine, in "
+        f"{record.operation}; expected one that exists"
+    )
+
+
+def _describe_mismatch(run: RankRun, record: RankRecord, _: re.Match[str]) -> str:
+    """Which rank called what, from torch's fingerprints; ``record`` failed first."""
+    calls: dict[int, str] = {}
+    for _, text in texts(run):
+        for found in FINGERPRINT.finditer(text):
+            tensor = f" of {found['dtype']}[{found['shape']}]" if found["dtype"] else ""
+            calls[int(found["rank"])] = found["op"] + tensor
+    if len(set(calls.values())) < 2:
+        return (
+            f"rank {record.rank} ended in {record.operation}: a peer sent another "
+            "number of bytes than it waited for; expected one shape on all ranks"
+        )
+    votes = Counter(calls.values())
+    # Of two ranks neither is in the minority; both are named either way.
+    odd = min(sorted(calls, reverse=True), key=lambda rank: votes[calls[rank]])
+    others = {rank: call for rank, call in calls.items() if call != calls[odd]}
+    first = min(others)
+    same = [rank for rank, call in sorted(others.items()) if call == others[first]]
+    return (
+        f"rank {odd} called {calls[odd]} while {name_ranks(same)} called "
+        f"{others[first]}; expected one collective of one shape and type on all ranks"
+    )
+
+
+TOLD: tuple[
+    tuple[str, re.Pattern[str], Callable[[RankRun, RankRecord, re.Match[str]], str]],
+    ...,
+] = (
+    ("comm.duplicate-gpu", DUPLICATE_GPU, _describe_gpu),
+    ("comm.mismatch", MISMATCH, _describe_mismatch),
+    ("comm.port-in-use", PORT_IN_USE, _describe_port),
+    ("comm.interface", INTERFACE, _describe_interface),
+)

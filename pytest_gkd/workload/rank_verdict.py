@@ -7,8 +7,6 @@ who failed for a reason of its own, and only then who was waited for.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from typing import Any
 
 from pytest_gkd.fault import StageFault
@@ -17,19 +15,15 @@ from pytest_gkd.workload.rank_plan import MEETING, RankPlan
 from pytest_gkd.workload.rank_records import RankRecord, RankRun
 from pytest_gkd.workload.rank_texts import (
     ABSENT,
-    DUPLICATE_GPU,
-    INTERFACE,
-    MISMATCH,
     OF_A_PEER,
-    PORT_IN_USE,
     WATCHDOG,
-    describe_mismatch,
     evidence,
     last_words,
     name_ranks,
     raised_at,
     stack,
     texts,
+    told,
 )
 
 
@@ -81,49 +75,12 @@ def wrong_values(records: tuple[RankRecord, ...]) -> str:
 
 
 def _told(run: RankRun) -> StageFault | None:
-    """Causes that a rank's own text names, the most telling first."""
-    for cause, pattern, describe in TOLD:
-        for record, text in texts(run):
-            found = pattern.search(text)
-            if found is not None:
-                return StageFault(
-                    cause,
-                    describe(run, record, found),
-                    facts=_facts(run),
-                    evidence=evidence(record, pattern),
-                )
-    return None
-
-
-def _describe_gpu(_: RankRun, record: RankRecord, found: re.Match[str]) -> str:
-    return f"rank {record.rank}: {found[0]}; expected one GPU for each rank"
-
-
-def _describe_port(_: RankRun, record: RankRecord, __: re.Match[str]) -> str:
-    return (
-        f"rank {record.rank}: a port is taken by another program, in "
-        f"{record.operation}; expected a free port"
-    )
-
-
-def _describe_interface(_: RankRun, record: RankRecord, found: re.Match[str]) -> str:
-    name = found["name"]
-    what = f"network interface {name!r}" if name else "a network address"
-    return (
-        f"rank {record.rank}: {what} was not found on this machine, in "
-        f"{record.operation}; expected one that exists"
-    )
-
-
-TOLD: tuple[
-    tuple[str, re.Pattern[str], Callable[[RankRun, RankRecord, re.Match[str]], str]],
-    ...,
-] = (
-    ("comm.duplicate-gpu", DUPLICATE_GPU, _describe_gpu),
-    ("comm.mismatch", MISMATCH, lambda run, record, _: describe_mismatch(run, record)),
-    ("comm.port-in-use", PORT_IN_USE, _describe_port),
-    ("comm.interface", INTERFACE, _describe_interface),
-)
+    """The cause that a rank's own text names."""
+    found = told(run)
+    if found is None:
+        return None
+    cause, message, lines = found
+    return StageFault(cause, message, facts=_facts(run), evidence=lines)
 
 
 def _died(run: RankRun) -> StageFault | None:

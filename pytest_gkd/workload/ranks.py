@@ -181,9 +181,10 @@ class Launcher:
             self._end_host(watched, events)
             os.close(events)
         error = ""
-        is_cut_off = is_early and len(watched.codes) < len(watched.pids)
-        if is_cut_off or not watched.pids:
+        if is_early and (not watched.pids or watched.codes.keys() < watched.pids.keys()):
             error = self._launcher_error()
+        elif watched.host_pid is None:
+            error = f"torch was still being imported by pid {self._process.pid}"
         # The logs once more: a rank that was called off has left its stacks there.
         records = tuple(replace(r, log_tail=read_tail(r.log)) for r in seen)
         return RankRun(plan, records, waited_s, watched.import_s, fork_error, error)
@@ -235,6 +236,9 @@ class Launcher:
             if select.select([events], [], [], left_s)[0]:
                 watched.read(events)
         if watched.closed:
+            # Ranks whose host was killed die with it; they may not have got there yet.
+            for rank in watched.pids.keys() - watched.codes.keys():
+                process.stop(watched.pids[rank], itself=True)
             return
         if watched.host_pid is None:
             # Still importing: it has no rank yet and must not start one later.
@@ -243,7 +247,8 @@ class Launcher:
             process.stop(watched.host_pid, itself=True)
 
     def _launcher_error(self) -> str:
-        code = self._process.poll()
-        state = "runs" if code is None else f"ended with {process.exit_name(code)}"
+        state = "still runs"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            state = f"ended with {process.exit_name(self._process.wait(0.5))}"
         lines = self._log.read_text("utf-8", "replace").strip().splitlines()
         return "\n".join([f"the launcher {state}", *lines[-TAIL_LINES:]])

@@ -1,0 +1,326 @@
+"""A record as lines of text that people and CI read (pytest_gkd.render)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_gkd import render
+from pytest_gkd.record import (
+    BLOCKED,
+    FAILED,
+    PASSED,
+    SKIPPED,
+    TIMEOUT,
+    RunRecord,
+    StageRecord,
+)
+from pytest_gkd.settings import Settings
+
+REPORT = ".gkd/last/report.json"
+DIAGNOSIS: dict[str, Any] = {
+    "cause": "comm.collective-timeout",
+    "confidence": "certain",
+    "title": "a rank never came",
+    "why": "A collective ends only when every rank has entered it.",
+    "evidence": [
+        {"source": "rank1.log", "line": 812, "text": "Watchdog caught a timeout"},
+        {"source": "error", "line": None, "text": "no number here"},
+    ],
+    "advice": ["Read the stack of rank 0.", "Check the network alone."],
+    "also": ["env.disk-full"],
+}
+
+
+def record(outcome: str | None = FAILED, **values: Any) -> StageRecord:
+    made = StageRecord("nccl", "stages/test_nccl.py::test_nccl", "host", 60.0)
+    made.outcome, made.duration_s = outcome, 12.34
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
+def block(made: StageRecord) -> list[str]:
+    return render.failure_block(made, REPORT)
+
+
+def labels(lines: list[str]) -> list[str]:
+    """The labels of a block, in their order, each once."""
+    found = [line[2:9].strip() for line in lines[1:]]
+    return list(dict.fromkeys(label for label in found if label))
+
+
+def run(**values: Any) -> RunRecord:
+    made = RunRecord("now", {}, Settings(layout_why="no GPU is visible").to_json())
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
+# -- seconds -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.0, "0.00 s"),
+        (0.094, "0.09 s"),
+        (0.42, "0.4 s"),
+        (12.34, "12.3 s"),
+        (99.94, "99.9 s"),
+        (120.4, "120 s"),
+    ],
+)
+def test_seconds_are_as_exact_as_worth_reading(value: float | None, text: str) -> None:
+    assert render.seconds(value) == text
+
+
+def test_a_budget_is_shown_as_it_was_written() -> None:
+    assert render.budget(60.0) == "60 s"
+    assert render.budget(2.5) == "2.5 s"
+
+
+# -- headline ----------------------------------------------------------------------
+
+
+def test_the_headline_ends_with_the_cause() -> None:
+    made = record(message="rank 1 waited", diagnosis=DIAGNOSIS)
+    assert render.headline(made) == "rank 1 waited [comm.collective-timeout]"
+
+
+def test_a_headline_without_a_cause_says_so() -> None:
+    assert render.headline(record(message="it broke")) == "it broke [unknown]"
+
+
+def test_a_timeout_speaks_of_its_budget_and_its_step() -> None:
+    made = record(TIMEOUT, step="loading weights")
+    assert render.headline(made) == (
+        "not finished within 60 s in: loading weights [unknown]"
+    )
+
+
+def test_a_failure_without_a_word_failed() -> None:
+    assert render.headline(record()) == "failed [unknown]"
+
+
+# -- the line of a stage -----------------------------------------------------------
+
+
+def test_a_passed_stage_shows_its_time_and_its_summary() -> None:
+    made = record(PASSED, facts={"summary": "2 ranks, 1.2 GB/s"})
+    line = render.result_line(made)
+    assert line.split() == "nccl passed 12.3 s of 60 s 2 ranks, 1.2 GB/s".split()
+
+
+def test_a_failed_stage_shows_its_headline() -> None:
+    assert render.result_line(record(message="it broke")).endswith("it broke [unknown]")
+
+
+def test_a_blocked_stage_shows_by_what_and_no_time() -> None:
+    made = record(BLOCKED, blocked_by=["vllm", "data"], duration_s=0.0)
+    line = render.result_line(made)
+    assert line.split() == "nccl blocked blocked by vllm, data".split()
+
+
+def test_a_skipped_stage_shows_why() -> None:
+    line = render.result_line(record(SKIPPED, message="no such device"))
+    assert line.endswith("no such device")
+
+
+def test_columns_stand_under_each_other_whatever_the_outcome() -> None:
+    long_ago = record(PASSED, duration_s=120.0, facts={"summary": "REMARK"})
+    blocked = record(BLOCKED, blocked_by=["REMARK"])
+    at = render.result_line(long_ago).index("REMARK")
+    assert render.result_line(blocked).index("blocked by REMARK") == at
+
+
+def test_a_very_long_result_is_cut_where_it_can_be_seen() -> None:
+    line = render.result_line(record(message="x" * 500))
+    assert len(line) == 160
+    assert line.endswith("...")
+
+
+# -- the failure block -------------------------------------------------------------
+
+
+def test_the_block_starts_with_what_failed_and_its_time() -> None:
+    made = record(diagnosis=DIAGNOSIS, step="reducing 1 MiB")
+    first = block(made)[0]
+    assert first == "stage nccl failed after 12.3 s of its 60 s in: reducing 1 MiB"
+    made.outcome = TIMEOUT
+    assert block(made)[0].startswith("stage nccl was ended after 12.3 s")
+
+
+def test_the_block_goes_from_cause_to_evidence_to_advice_to_the_rest() -> None:
+    made = record(
+        diagnosis=DIAGNOSIS,
+        stuck=["1 python: all_reduce"],
+        stacks=["stacks/1.txt"],
+        cleaned=["12 sleep"],
+    )
+    assert labels(block(made)) == [
+        "cause",
+        "why",
+        "saw",
+        "fix",
+        "also",
+        "stuck",
+        "stacks",
+        "ended",
+        "more",
+    ]
+
+
+def test_evidence_names_its_file_and_line() -> None:
+    lines = block(record(diagnosis=DIAGNOSIS))
+    assert "  saw    rank1.log:812  Watchdog caught a timeout" in lines
+    assert "  saw    error  no number here" in lines
+
+
+def test_advice_is_numbered_in_its_order() -> None:
+    lines = block(record(diagnosis=DIAGNOSIS))
+    at = lines.index("  fix    1. Read the stack of rank 0.")
+    assert lines[at + 1] == "         2. Check the network alone."
+
+
+def test_the_last_line_says_where_the_rest_is() -> None:
+    lines = block(record(diagnosis=DIAGNOSIS))
+    assert f"gkd explain comm.collective-timeout    {REPORT}" in " ".join(lines[-1:])
+
+
+def test_without_a_cause_the_block_says_so_and_shows_what_was_seen() -> None:
+    seen = [{"source": "output", "line": 3, "text": "last words"}]
+    lines = block(record(message="it broke", telling=seen))
+    assert labels(lines) == ["cause", "why", "saw", "more"]
+    assert "  saw    output:3  last words" in lines
+    assert "explain" not in lines[-1]
+
+
+def test_no_more_than_four_lines_of_evidence_are_shown() -> None:
+    many = [{"source": "s", "line": n, "text": f"line {n}"} for n in range(1, 9)]
+    lines = block(record(diagnosis={**DIAGNOSIS, "evidence": many}))
+    assert sum(line.startswith("  saw") for line in lines) == 4
+
+
+def test_one_ended_process_is_named_and_many_are_counted() -> None:
+    assert "  ended  1 process it had started: 12 sleep" in block(
+        record(cleaned=["12 sleep"])
+    )
+    assert "  ended  3 processes it had started" in block(record(cleaned=["a"] * 3))
+
+
+def test_stacks_beyond_two_are_counted() -> None:
+    lines = block(record(stacks=["a.txt", "b.txt", "c.txt", "d.txt"]))
+    assert "  stacks a.txt, b.txt and 2 more" in lines
+
+
+def test_the_block_fits_80_columns() -> None:
+    long = "many words of a story that does not end " * 20
+    made = record(
+        message=long,
+        stuck=[long],
+        diagnosis={
+            **DIAGNOSIS,
+            "why": long,
+            "advice": [long],
+            "evidence": [{"source": "s", "line": 1, "text": long}],
+        },
+    )
+    assert max(map(len, block(made))) <= 80
+
+
+def test_lines_that_go_on_stand_under_the_text() -> None:
+    made = record(diagnosis={**DIAGNOSIS, "why": "word " * 30})
+    lines = block(made)
+    at = next(n for n, line in enumerate(lines) if line.startswith("  why"))
+    assert lines[at + 1].startswith(" " * 9 + "word")
+
+
+def test_a_long_path_is_not_broken() -> None:
+    path = "/".join(["a-rather-long-directory-name"] * 6) + "/stacks/1.txt"
+    lines = block(record(stacks=[path]))
+    assert any(line.strip() == path for line in lines)
+
+
+def test_a_text_of_many_lines_becomes_one_paragraph() -> None:
+    made = record(message="one\n\n   two\tthree")
+    assert "  cause  one two three [unknown]" in block(made)
+
+
+def test_an_endless_text_is_cut() -> None:
+    lines = block(record(message="word " * 1000))
+    assert len(lines) < 10
+
+
+# -- the live line -----------------------------------------------------------------
+
+
+def open_stage(started: float, step: str = "") -> StageRecord:
+    return record(None, started=started, step=step)
+
+
+def test_the_live_line_shows_time_budget_and_step_of_what_runs() -> None:
+    running = [open_stage(90.0, "reducing"), open_stage(99.0)]
+    line = render.live_line(running, 100.0, 80)
+    assert line == "nccl 10/60 s reducing | nccl 1/60 s"
+
+
+def test_a_stage_that_has_not_started_is_not_in_the_live_line() -> None:
+    assert render.live_line([record(None)], 100.0, 80) == ""
+
+
+@pytest.mark.parametrize("width", [1, 2, 20, 40, 80])
+def test_the_live_line_leaves_the_last_column_free(width: int) -> None:
+    running = [open_stage(90.0, "a long story " * 20)]
+    line = render.live_line(running, 100.0, width)
+    assert len(line) <= max(1, width - 1)
+    assert line.endswith("~")
+
+
+# -- header, summary, annotations --------------------------------------------------
+
+
+def test_the_header_says_what_runs_on_what_and_why() -> None:
+    (line,) = render.header(run(), 2, [])
+    assert line == (
+        "gkd: layout colocated (no GPU is visible), device cpu, 2 lane(s), "
+        "student tiny (made here)"
+    )
+
+
+def test_the_header_ends_with_the_notes() -> None:
+    assert render.header(run(), 1, ["budgets are not held"])[1:] == [
+        "gkd: budgets are not held"
+    ]
+
+
+def test_the_summary_ends_with_the_report() -> None:
+    assert render.summary(run(), REPORT) == [f"gkd: report in {REPORT}"]
+
+
+def test_the_summary_names_what_was_interrupted_and_what_was_left() -> None:
+    stopped = record(SKIPPED, message="interrupted after 3.0 s in: reducing")
+    lines = render.summary(run(stages=[stopped], cleaned=["12 ray"]), REPORT)
+    assert lines[0] == "gkd: nccl was interrupted after 3.0 s in: reducing"
+    assert "1 process(es) were still there" in lines[1]
+    assert "12 ray" in lines[1]
+
+
+def test_github_gets_an_error_for_each_stage_that_did_not_pass() -> None:
+    stages = [record(PASSED), record(FAILED, message="a"), record(TIMEOUT, message="b")]
+    assert render.github_annotations(run(stages=stages)) == [
+        "::error title=gkd nccl::a [unknown]",
+        "::error title=gkd nccl::b [unknown]",
+    ]
+
+
+def test_an_annotation_is_one_line_whatever_the_message_holds() -> None:
+    stages = [record(message="50%\r\nleft")]
+    (line,) = render.github_annotations(run(stages=stages))
+    assert line == "::error title=gkd nccl::50%25%0D%0Aleft [unknown]"
+
+
+def test_every_outcome_has_a_colour() -> None:
+    assert set(render.MARKUP) == {PASSED, FAILED, TIMEOUT, BLOCKED, SKIPPED}
