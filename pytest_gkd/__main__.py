@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from pytest_gkd import __version__, diagnose, logs, rules
+from pytest_gkd import __version__, diagnose, logs, reading, rules
 from pytest_gkd.settings import near
 
 HEALTHY, FOUND, UNUSABLE, UNKNOWN = 0, 1, 2, 3
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     try:
         return int(asked.run(asked))
-    except (logs.LogError, rules.RuleError) as error:
+    except (reading.LogError, rules.RuleError) as error:
         _say_error(str(error))
         return UNUSABLE
     except BrokenPipeError:

@@ -78,8 +78,9 @@ def cause_text(rule: Rule) -> str:
     lines += _wrapped("", rule.why)
     if rule.tier != "cause":
         lines += ["", "Usually it follows from something else; look for that first."]
-    if rule.consequence_of:
-        lines += _wrapped("Often after: ", ", ".join(rule.consequence_of))
+    after = [cause for cause in rule.consequence_of if cause != "*"]
+    if after:
+        lines += _wrapped("Often after: ", ", ".join(after))
     examples = [one.example for one in rule.signatures if one.example]
     if examples:
         lines += ["", "How it looks:", *(f"  {text}" for text in examples)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_gkd.root import Found, choose
@@ -214,15 +214,32 @@ def advice(
     knobs of the trainer that wrote it come before more general ones. ``<name>`` in a
     fix is replaced by the fact of that name where there is one.
     """
-    wanted = {"any", "env", "pytorch", *frameworks}
+    wanted = {"any", "env", "pytorch", rule.id.partition(".")[0], *frameworks}
     fixes = [fix for fix in rule.fixes if fix.framework in wanted]
-    if not of_stage:
+    if of_stage:
+        ours = {knob for fix in fixes for knob in fix.knobs if knob.startswith("gkd:")}
+        fixes = [fix for fix in fixes if not _has_twin(fix, ours)]
+    else:
         fixes = [fix for fix in fixes if not _of_smoke_test(fix)]
+        fixes = fixes or [_of_framework(f) for f in rule.fixes if not _of_smoke_test(f)]
         own = [fix for fix in fixes if fix.framework in TRAINERS]
         others = [fix for fix in fixes if fix.framework not in TRAINERS]
         kept = own[:2] + others[: MAX_FIXES - len(own[:2])]
         fixes = [fix for fix in fixes if fix in kept]
     return tuple(_filled(fix, facts or {}) for fix in fixes[:MAX_FIXES])
+
+
+def _has_twin(fix: Fix, ours: set[str]) -> bool:
+    """Whether the smoke test has an option for the engine argument of this fix."""
+    return fix.framework == "vllm" and any(
+        "gkd:--gkd-" + knob.removeprefix("vllm:").replace("_", "-") in ours
+        for knob in fix.knobs
+    )
+
+
+def _of_framework(fix: Fix) -> Fix:
+    """The fix with its framework's name, for a log that does not tell its own."""
+    return replace(fix, when=f"{fix.framework}; {fix.when}".rstrip("; "))
 
 
 def _of_smoke_test(fix: Fix) -> bool:

@@ -193,7 +193,8 @@ WAITS_FOR: dict[str, str] = {
 STEP = re.compile(
     rb"\bstep:\d+ - |\{'loss': |\{'train_loss|'reward': -?\d"
     rb"|Training Progress: +\d+%\|.{0,80}\| [1-9]\d*/"
-    rb"|\b(?:iteration|step|Step|global_step|iter)[ =:]+\d+(?: ?/ ?\d+)?.{0,80}\bloss\b"
+    rb"|\b(?:iteration|step|Step|global_step|iter|epoch)[ =:]+\d+[^\r\n]{0,300}loss"
+    rb"|\| [1-9]\d*/\d+ \[[^\]\r\n]{0,80}loss=|\bstep=\d+, skipped="
     rb"|INFO: update actor done"
 )
 # Nothing follows these but the end of the program.
@@ -209,19 +210,26 @@ FINISHED = re.compile(
     rb"|^\d+ passed in [\d.]+s"
     rb"|\b(?:All done|Run complete|Job completed|run completed)\b"
 )
-# The program works, or did what was asked; a later failure still counts.
+# The program works at this point; a later failure still counts.
 WORKING = re.compile(
     rb"Application startup complete|Uvicorn running on|\" 200 OK|HTTP/1\.1\" 200"
     rb"|Processed prompts: 100%|Avg generation throughput: (?!0\.0)"
-    rb"|Generated text: |The server is fired up and ready to roll|max_steps reached"
-    rb"|Model saved to|Saved model to|saved successfully|Evaluation complete"
-    rb"|[Aa]ll (?:tests|checks) passed|(?:^|\W)[Dd]one[.!]?$"
-    rb"|Avg bus bandwidth|Out of bounds values : 0 OK"
+    rb"|Generated text: |The server is fired up and ready to roll"
+)
+# Seen at the end of a run; some programs print it after a failure as well.
+ENDED = re.compile(
+    rb"max_steps reached|Model saved to|Saved model to|saved successfully"
+    rb"|Evaluation complete|[Aa]ll (?:tests|checks) passed"
+    rb"|Avg bus bandwidth|Out of bounds values : 0 OK|Serving Benchmark Result"
+    rb"|wandb: Find logs at|wandb: Synced |Throughput: [\d.]+ requests/s"
+    rb"|^ *100%\|[^|]{0,99}\| (\d+)/\1 \[|(?:[Ee]poch|Episode)[^|]{0,40}: 100%\|"
 )
 # Signs that a program failed, whatever the reason.
 FAILED = re.compile(
     rb"^(?:E +)?(?:\([^)]*\) *|\[rank\d+\]: *)*Traceback \(most recent call last\)"
-    rb"|^(?:\([^)]*\) *|\[rank\d+\]: *)*(?:[\w.]+\.)?\w+(?:Error|Exception): "
+    rb"|^(?:\([^)]*\) *|\[rank\d+\]: *)*[\w.]*(?:Error|Exception): "
+    rb"|\[\w+\.py:\d+\] [\w.]*(?:Error|Exception): "
+    rb"|slurmstepd: error|CANCELLED AT |^KeyboardInterrupt"
     rb"|\b(?:FATAL|CRITICAL)\b|Segmentation fault|core dumped"
     rb"|[Ee]xit(?:ed with)? (?:code|status):? [1-9]|Error executing job with overrides"
     rb"|Fatal Python error|terminate called after|Aborted\b"
@@ -252,14 +260,24 @@ def last_marker(text: bytes) -> Marker | None:
     return best
 
 
-def phase_of(marker: Marker | None, distils: bool) -> str:
-    """The phase after a marker.
+def phase_of(marker: Marker | None, after_step: str) -> str:
+    """The phase after a marker; ``after_step`` is what follows a completed step.
 
-    After a completed step, and at a progress bar that stands at 0, verl's GKD recipe
-    (``distils``) pushes weights first, every other trainer generates.
+    verl's GKD recipe pushes weights first, a trainer with rollouts generates, others
+    go on training. The same holds at a progress bar that stands at 0.
     """
     if marker is None:
         return "unknown"
-    if marker.phase in ("after-step", "bar"):
-        return "weight-sync" if distils else "generation"
-    return marker.phase
+    return after_step if marker.phase in ("after-step", "bar") else marker.phase
+
+
+_STARTS = ("config", "data", "ray-init", "actor-init", "rollout-init", "teacher-init")
+
+
+def starts_after(text: bytes, at: int) -> bool:
+    """Whether a phase of the start of a run begins after byte ``at``."""
+    return any(
+        text.find(mark.encode(), at) >= 0
+        for phase in _STARTS
+        for mark in MARKERS[phase]
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_gkd.rules import CONFIDENCES, TIERS, Catalogue
 from pytest_gkd.scan import Hit
@@ -46,7 +46,7 @@ def choose(hits: Iterable[Hit], catalogue: Catalogue) -> list[Found]:
     first in time, across all sources when every line has a time, else in their order.
     """
     grouped: dict[str, list[Hit]] = {}
-    for hit in hits:
+    for hit in _with_mismatch(list(hits), catalogue):
         grouped.setdefault(hit.cause, []).append(hit)
     strong = {cause for cause, own in grouped.items() if not all(h.weak for h in own)}
     timed = all(hit.time_s is not None for own in grouped.values() for hit in own)
@@ -55,14 +55,41 @@ def choose(hits: Iterable[Hit], catalogue: Catalogue) -> list[Found]:
             cause=cause,
             hits=tuple(sorted(own, key=lambda hit: _hit_key(hit, timed))),
             rank=min(TIERS.index(hit.tier) for hit in own),
-            explained=any(
-                other in strong and other != cause
-                for other in catalogue[cause].consequence_of
-            ),
+            explained=any(_brings(other, cause, catalogue) for other in strong),
         )
         for cause, own in grouped.items()
     ]
     return sorted(found, key=lambda one: _key(one, timed))
+
+
+def _with_mismatch(hits: list[Hit], catalogue: Catalogue) -> list[Hit]:
+    """The hits, and a mismatch where watchdogs of two ranks prove one.
+
+    A collective has the same number on every rank, so ranks that wait in number 7 of
+    different kinds called different operations.
+    """
+    waiting: dict[str, Hit] = {}
+    for hit in hits:
+        number = hit.facts.get("seq")
+        if number is None or "comm.mismatch" not in catalogue:
+            continue
+        first = waiting.setdefault(number, hit)
+        ranks = (first.facts.get("rank"), hit.facts.get("rank"))
+        if None in ranks or ranks[0] == ranks[1]:
+            continue
+        if first.facts["op"] != hit.facts["op"]:
+            found = replace(hit, cause="comm.mismatch", tier="cause", facts={})
+            sure = replace(hit.signature, confidence="likely", say="")
+            return [*hits, replace(found, signature=sure)]
+    return hits
+
+
+def _brings(other: str, cause: str, catalogue: Catalogue) -> bool:
+    """Whether ``other`` is known to bring ``cause`` about; ``*`` is anything known."""
+    known = catalogue[cause].consequence_of
+    if other == cause or other in known:
+        return other != cause
+    return "*" in known and "*" not in catalogue[other].consequence_of
 
 
 def _hit_key(hit: Hit, timed: bool) -> tuple[object, ...]:

@@ -134,7 +134,8 @@ class Source:
 class Rule:
     """One cause: how it is recognised, what it means and what to do about it.
 
-    ``consequence_of`` lists causes that, found in the same run, explain this one.
+    ``consequence_of`` lists causes that, found in the same run, explain this one;
+    ``*`` stands for any other.
     """
 
     id: str

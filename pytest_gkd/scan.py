@@ -17,7 +17,7 @@ from pytest_gkd.rules import Catalogue, Signature
 WINDOW = 3000
 BEFORE = 600
 MAX_HITS = 4
-MAX_TRIES = 200
+MAX_TRIES = 1000
 
 _ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x00")
 _NOTE = re.compile(
@@ -91,6 +91,15 @@ class Scanner:
         self._offset += len(block)
 
     @property
+    def place(self) -> tuple[int, int]:
+        """The number of the next line and the offset of the next byte."""
+        return self._line, self._offset
+
+    @place.setter
+    def place(self, place: tuple[int, int]) -> None:
+        self._line, self._offset = place
+
+    @property
     def texts(self) -> list[bytes]:
         """The texts that are still looked for."""
         return list(self._open)
@@ -102,14 +111,15 @@ class Scanner:
         would take a hundred times as long.
         """
         self._line, self._offset = number, offset
-        if len(line) > 20 * WINDOW:
-            self.feed(line)
-            return
         if not self._by_gram:
             for text in self._open:
                 self._by_gram.setdefault(_gram(text), []).append(text)
-        grams = {line[at : at + 4] for at in range(len(line) - 3)}
-        for gram in grams & self._by_gram.keys():
+        grams: set[bytes] = set()
+        for low in range(0, len(line), 1 << 16):
+            high = min(low + (1 << 16), len(line) - 3)
+            here = {line[at : at + 4] for at in range(low, high)}
+            grams |= here & self._by_gram.keys()
+        for gram in grams:
             for text in self._by_gram[gram]:
                 if text in self._open and text in line:
                     self._search(text, line)
@@ -175,12 +185,17 @@ def _gram(text: bytes) -> bytes:
 
 
 def index(
-    catalogue: Catalogue,
+    catalogue: Catalogue, *, of_stage: bool = False
 ) -> dict[bytes, list[tuple[str, Signature, str]]]:
-    """The signatures that have text, by each of their texts, with cause and tier."""
+    """The signatures that have text, by each of their texts, with cause and tier.
+
+    Those that ask about a stage or its stacks are left out unless ``of_stage``.
+    """
     found: dict[bytes, list[tuple[str, Signature, str]]] = {}
     for rule in catalogue.rules.values():
         for signature in rule.signatures:
+            if not of_stage and (signature.of_stage or signature.source):
+                continue
             for text in signature.text:
                 entry = (rule.id, signature, rule.tier)
                 found.setdefault(text.encode(), []).append(entry)
@@ -274,8 +289,8 @@ def _seconds(match: re.Match[bytes]) -> float:
 def scan_texts(
     texts: Iterable[tuple[str, bytes]], catalogue: Catalogue
 ) -> Iterator[Hit]:
-    """The hits of whole texts, each with its name, in their order."""
-    signatures = index(catalogue)
+    """The hits of a stage's texts, each with its name, in their order."""
+    signatures = index(catalogue, of_stage=True)
     for number, (name, text) in enumerate(texts):
         scanner = Scanner(signatures, name, number)
         scanner.feed(text)

@@ -193,6 +193,10 @@ def read_settings(config: pytest.Config) -> Settings:
             f"--gkd-gpu-memory-utilization: {values['gpu_memory_utilization']!r} is "
             "not a fraction above 0 and up to 1"
         )
+    if values["learning_rate"] is None:
+        # Measured on a 135M pretrained student: 1e-4 and above makes one repeated
+        # batch's loss rise, 1e-5 makes it fall; random tiny weights need larger steps.
+        values["learning_rate"] = 1e-5 if values["student"] else 1e-3
     found = gpus.usable()
     cpus = len(os.sched_getaffinity(0))
     values["layout"], values["layout_why"] = settings.choose_layout(

@@ -109,7 +109,14 @@ OPTIONS: tuple[Option, ...] = (
         "GKD's interpolation for the full loss: 0 is forward KL, 1 is reverse KL",
     ),
     Option("temperature", "number", 1.0, "T", "softmax temperature of the loss"),
-    Option("learning_rate", "number", 1e-3, "LR", "AdamW's, in the training step"),
+    Option(
+        "learning_rate",
+        "number",
+        None,
+        "LR",
+        "AdamW's, in the training step "
+        "(default: 1e-5, or 1e-3 for the tiny models made here)",
+    ),
     Option(
         "layout",
         "choice",

@@ -91,6 +91,9 @@ class StageWorker:
         os.setsid()  # Ctrl-C is the controller's; it ends the workers itself
         process.become_subreaper()
         self._armed = armed
+        # Lanes share the cores: an idle OpenMP thread that spins takes them from the
+        # other lane (measured: 0.07 s against 4 s for three tiny steps on 2 cores).
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         temporary = self.context.run_dir / "t"
         temporary.mkdir(exist_ok=True)
         os.environ["TMPDIR"] = str(temporary)

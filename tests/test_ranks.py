@@ -207,6 +207,14 @@ def test_more_ranks_than_gpus_are_refused() -> None:
     assert caught.value.cause == "comm.world-size"
 
 
+def test_a_budget_that_ends_before_the_ranks_run_blames_no_rank(tmp_path: Path) -> None:
+    with ranks.Launcher(tmp_path) as launcher:
+        run = launcher.run(RankPlan(2, "gloo", TIMEOUT_S, str(tmp_path)), 0.0)
+    error = judge(run)
+    assert isinstance(error, RankError)
+    assert "still importing torch" in str(error)
+
+
 def test_closing_ends_a_launcher_that_is_still_importing(tmp_path: Path) -> None:
     before = set(psutil.Process().children(recursive=True))
     with ranks.Launcher(tmp_path):
@@ -286,6 +294,12 @@ def test_a_text_that_names_its_cause_is_believed(error: str, cause: str) -> None
     assert isinstance(found, StageFault)
     assert found.cause == cause
     assert "rank 1" in found.message
+
+
+def test_the_interface_that_is_not_there_is_named() -> None:
+    found = judge(_failed("ifa != nullptr. Unable to find address for: nosuch0"))
+    assert isinstance(found, StageFault)
+    assert "'nosuch0'" in found.message
 
 
 def test_a_watchdog_that_aborts_its_rank_is_a_timeout_and_no_death() -> None:

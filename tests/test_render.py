@@ -51,6 +51,13 @@ def labels(lines: list[str]) -> list[str]:
     return list(dict.fromkeys(label for label in found if label))
 
 
+def words(lines: list[str], label: str) -> list[str]:
+    """The texts under one label, without regard to spaces."""
+    return [
+        " ".join(line[9:].split()) for line in lines if line[2:9].strip() == label
+    ]
+
+
 def run(**values: Any) -> RunRecord:
     made = RunRecord("now", {}, Settings(layout_why="no GPU is visible").to_json())
     for name, value in values.items():
@@ -174,9 +181,10 @@ def test_the_block_goes_from_cause_to_evidence_to_advice_to_the_rest() -> None:
 
 
 def test_evidence_names_its_file_and_line() -> None:
-    lines = block(record(diagnosis=DIAGNOSIS))
-    assert "  saw    rank1.log:812  Watchdog caught a timeout" in lines
-    assert "  saw    error  no number here" in lines
+    assert words(block(record(diagnosis=DIAGNOSIS)), "saw") == [
+        "rank1.log:812 Watchdog caught a timeout",
+        "error no number here",
+    ]
 
 
 def test_advice_is_numbered_in_its_order() -> None:
@@ -186,22 +194,23 @@ def test_advice_is_numbered_in_its_order() -> None:
 
 
 def test_the_last_line_says_where_the_rest_is() -> None:
-    lines = block(record(diagnosis=DIAGNOSIS))
-    assert f"gkd explain comm.collective-timeout    {REPORT}" in " ".join(lines[-1:])
+    last = block(record(diagnosis=DIAGNOSIS))[-1]
+    assert last.startswith("  more   gkd explain comm.collective-timeout")
+    assert last.endswith(REPORT)
 
 
 def test_without_a_cause_the_block_says_so_and_shows_what_was_seen() -> None:
     seen = [{"source": "output", "line": 3, "text": "last words"}]
     lines = block(record(message="it broke", telling=seen))
     assert labels(lines) == ["cause", "why", "saw", "more"]
-    assert "  saw    output:3  last words" in lines
+    assert words(lines, "saw") == ["output:3 last words"]
     assert "explain" not in lines[-1]
 
 
 def test_no_more_than_four_lines_of_evidence_are_shown() -> None:
     many = [{"source": "s", "line": n, "text": f"line {n}"} for n in range(1, 9)]
     lines = block(record(diagnosis={**DIAGNOSIS, "evidence": many}))
-    assert sum(line.startswith("  saw") for line in lines) == 4
+    assert len(words(lines, "saw")) == 4
 
 
 def test_one_ended_process_is_named_and_many_are_counted() -> None:
@@ -241,7 +250,7 @@ def test_lines_that_go_on_stand_under_the_text() -> None:
 def test_a_long_path_is_not_broken() -> None:
     path = "/".join(["a-rather-long-directory-name"] * 6) + "/stacks/1.txt"
     lines = block(record(stacks=[path]))
-    assert any(line.strip() == path for line in lines)
+    assert words(lines, "stacks") == [path]
 
 
 def test_a_text_of_many_lines_becomes_one_paragraph() -> None:

@@ -13,7 +13,9 @@ from pytest_gkd.rules import Rule, RuleError, Signature
 
 CATALOGUE = rules.load()
 ALL = list(CATALOGUE.rules.values())
-CURES = re.compile(r"^(use|avoid|set|increase|raise|lower|reduce|install|check)\b", re.I)
+CURES = re.compile(
+    r"^(use|avoid|set|increase|raise|lower|reduce|install|check)\b", re.I
+)
 
 GOOD = {"title": "a thing is broken", "tier": "cause", "why": "It broke."}
 
@@ -72,7 +74,7 @@ def test_a_rule_tells_what_to_do_for_a_stage_and_where_it_is_from(rule: Rule) ->
 
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)
 def test_consequences_name_causes_that_exist(rule: Rule) -> None:
-    assert set(rule.consequence_of) <= set(CATALOGUE.rules)
+    assert set(rule.consequence_of) <= {*CATALOGUE.rules, "*"}
 
 
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)

@@ -351,11 +351,14 @@ def test_a_frozen_model_has_no_gradient(trainer: Trainer, teacher: Teacher) -> N
     assert cause_of(report, report) == "train.no-grad"
 
 
-def test_a_layer_whose_output_is_thrown_away_is_named(
-    trainer: Trainer, teacher: Teacher
+@pytest.mark.parametrize("gradient", ["none", "zero"])
+def test_a_layer_that_learns_nothing_is_named_and_does_not_move(
+    trainer: Trainer, teacher: Teacher, gradient: str
 ) -> None:
     layer = trainer.model.model.layers[1].mlp
-    layer.register_forward_hook(lambda module, given, made: made.detach())
+    layer.register_forward_hook(
+        lambda module, given, made: made.detach() if gradient == "none" else made * 0
+    )
     report = trainer.gkd_step(SEQUENCES, teacher.topk(SEQUENCES, 8))
     assert sorted(report.zero_grads) == [
         f"model.layers.1.{name}.weight"
@@ -366,6 +369,7 @@ def test_a_layer_whose_output_is_thrown_away_is_named(
             "post_attention_layernorm",
         )
     ]
+    assert report.parameters_moved == report.parameters - 4
     assert cause_of(report, report) == "train.no-grad"
 
 

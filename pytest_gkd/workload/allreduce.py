@@ -32,6 +32,8 @@ COUNTED_RANKS = 128
 MARK_LIMIT = 64
 
 WARM_UP = 2
+# What one size may take to time, unless three times take longer.
+TIMED_S = 0.4
 
 
 @dataclass(frozen=True)
@@ -90,63 +92,84 @@ def mark(rank: int) -> int:
     return rank % MARK_LIMIT + 1
 
 
-def expected_sum(
-    world_size: int, count: int, dtype: torch.dtype, device: Any
-) -> Tensor:
-    """The sum of all ranks' contributions, shape [count]; exact in every dtype."""
+def expected_sum(world_size: int, dtype: torch.dtype, device: Any) -> Tensor:
+    """The sum of all ranks' contributions, exact in every dtype.
+
+    Shape [world size]: one period, which the elements of any buffer repeat.
+    """
     import torch
 
-    owners = torch.arange(count, device=device) % world_size
-    total = min(world_size, COUNTED_RANKS) + owners % MARK_LIMIT + 1
-    return total.to(dtype)
+    marks = [mark(rank) for rank in range(world_size)]
+    ones = min(world_size, COUNTED_RANKS)
+    return torch.tensor(marks, dtype=torch.int64, device=device).add(ones).to(dtype)
 
 
-def first_difference(got: Tensor, expected: Tensor) -> tuple[int, float, float] | None:
+def first_difference(got: Tensor, period: Tensor) -> tuple[int, float, float] | None:
     """Index, value and expected value of the first wrong element, or None.
 
-    A NaN is wrong, whatever is expected.
+    ``got`` [count] should repeat ``period``, the last time perhaps in part. A NaN is
+    wrong, whatever is expected.
     """
-    wrong = got != expected
-    if not bool(wrong.any()):
-        return None
-    index = int(wrong.nonzero()[0])
-    return index, float(got[index]), float(expected[index])
+    length = len(period)
+    whole = len(got) // length * length
+    # In rows, so that no second buffer of expected values has to be written.
+    for start, part, expected in (
+        (0, got[:whole].view(-1, length), period),
+        (whole, got[whole:], period[: len(got) - whole]),
+    ):
+        wrong = (part != expected).flatten()
+        if bool(wrong.any()):
+            index = start + int(wrong.nonzero()[0])
+            return index, float(got[index]), float(period[index % length])
+    return None
 
 
-def iterations(size_bytes: int) -> int:
-    """How often an all-reduce of this size is timed: more often the shorter it is."""
-    return max(5, min(20, 64 * MIB // size_bytes))
+def iterations(seconds: float) -> int:
+    """How often an all-reduce that takes so long is timed: 3 to 20 times."""
+    return max(3, min(20, int(TIMED_S / seconds)))
 
 
-def time_all_reduce(buffer: Tensor, times: int, group: Any) -> float:
-    """Seconds of one all-reduce of ``buffer`` on this rank, the median of ``times``.
+def time_all_reduce(buffer: Tensor, group: Any) -> float:
+    """Seconds of one all-reduce of ``buffer`` on this rank, the median of several.
 
-    The ranks start together and a warm-up goes before. On a GPU the time is taken by
-    events on the stream, so it holds the transfer and not the call.
+    The last warm-up tells rank 0 how many to time, and rank 0 tells the others: ranks
+    that share few cores are slow, and the stage's budget is bounded. On a GPU the time
+    is taken by events on the stream, so it holds the transfer and not the call.
     """
     import torch
     import torch.distributed as dist
 
     for _ in range(WARM_UP):
+        started = time.perf_counter()
         dist.all_reduce(buffer, group=group)
-    dist.barrier(group=group)
+        _synchronize(buffer)
+    count = iterations(time.perf_counter() - started)
+    times = torch.tensor([count], dtype=torch.int64, device=buffer.device)
+    dist.broadcast(times, 0, group=group)
     if buffer.device.type == "cuda":
         pairs = []
-        for _ in range(times):
+        for _ in range(int(times)):
             start = torch.cuda.Event(enable_timing=True)
             end = torch.cuda.Event(enable_timing=True)
             start.record()
             dist.all_reduce(buffer, group=group)
             end.record()
             pairs.append((start, end))
-        torch.cuda.synchronize(buffer.device)
+        _synchronize(buffer)
         return float(statistics.median(s.elapsed_time(e) / 1e3 for s, e in pairs))
     seconds = []
-    for _ in range(times):
+    for _ in range(int(times)):
         started = time.perf_counter()
         dist.all_reduce(buffer, group=group)
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds)
+
+
+def _synchronize(buffer: Tensor) -> None:
+    import torch
+
+    if buffer.device.type == "cuda":
+        torch.cuda.synchronize(buffer.device)
 
 
 def bus_bandwidth_gb_s(size_bytes: int, seconds: float, world_size: int) -> float:

@@ -15,13 +15,9 @@ U = TypeVar("U")
 # How long the other of two processes has, after one failed, to say why.
 GRACE_S = 2.0
 
-# What gloo says on the side that is left behind.
-PEER_SIGNS = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Timed out waiting",
-)
+# What gloo and its store say on the side that is left behind, or left waiting.
+GONE_SIGNS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+SILENT_SIGNS = ("Timed out waiting", "wait timeout after", "Timed out after")
 
 
 class Call(Generic[T]):
@@ -112,8 +108,18 @@ def both(
         grace_until = min(deadline, time.monotonic() + GRACE_S)
         for call in calls:
             call.join(max(0.0, grace_until - time.monotonic()))
-        raise root([call.error for call in calls if call.error is not None])
     late = [call.what for call in calls if not call.is_done]
+    errors = [call.error for call in calls if call.error is not None]
+    if errors:
+        error = root(errors)
+        if not late or not any(sign in str(error) for sign in SILENT_SIGNS):
+            raise error
+        raise StageFault(
+            cause,
+            f"{' and '.join(late)} does not get on: the other side gave up with "
+            f"{type(error).__name__}: {error}",
+            facts={"waited_for": late},
+        ) from error
     if late:
         raise StageFault(
             cause,
@@ -135,4 +141,4 @@ def root(errors: list[BaseException]) -> BaseException:
 
 def tells_of_peer(text: str) -> bool:
     """Whether an error's text only says that the other process is gone or silent."""
-    return any(sign in text for sign in PEER_SIGNS)
+    return any(sign in text for sign in (*GONE_SIGNS, *SILENT_SIGNS))

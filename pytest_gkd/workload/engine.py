@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -11,9 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from pytest_gkd.workload import sync
 from pytest_gkd.workload.broadcast import Info, Meeting
-from pytest_gkd.workload.deadline import within
+from pytest_gkd.workload.deadline import Call, within
 from pytest_gkd.workload.sync import Places
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ MAX_SEQUENCES = 16
 CPU_CACHE_BYTES = 32 << 20
 CPU_CACHE_LIMIT = 1 << 30
 RPC_BUDGET_S = 120.0
+CLOSE_BUDGET_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -168,10 +172,12 @@ class Engine:
         self._budget_s = budget_s or (lambda: RPC_BUDGET_S)
         how = engine_fork.choose(config) if config.multiprocess else "in this process"
         started = time.monotonic()
+        before = _children()
         with engine_fork.chosen(how):
             from vllm import LLM
 
             self._llm: Any = LLM(**_arguments(config))
+        self._processes = _children() - before
         self.start_s = time.monotonic() - started
         self.how = how
 
@@ -262,10 +268,11 @@ class Engine:
         llm, self._llm = self._llm, None
         if llm is None:
             return
-        core = llm.llm_engine.engine_core
         # Its shutdown waits for the core, which a stuck one never answers.
-        within(15.0, core.shutdown, "the engine's shutdown", "vllm.engine-died")
-        del llm, core
+        ending = Call(llm.llm_engine.engine_core.shutdown, "the engine's shutdown")
+        ending.join(CLOSE_BUDGET_S)
+        _kill(self._processes)
+        del llm
         gc.collect()
 
     def _rpc(self, method: str, *args: Any) -> list[Any]:
@@ -277,6 +284,26 @@ class Engine:
         # vLLM checks its own timeout in the engine core: stopped, it never returns.
         what = f"the engine's answer to {method}"
         return within(self._budget_s(), call, what, "sync.stuck")
+
+
+def _children() -> set[psutil.Process]:
+    """All processes below this one, but for multiprocessing's resource trackers.
+
+    Those end by themselves and unlink the shared memory that others leave.
+    """
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
+                found.add(process)
+    return found
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()  # psutil checks that the pid is still the same process
+    psutil.wait_procs(list(processes), timeout=CLOSE_BUDGET_S)
 
 
 def _completion(output: Any) -> Completion:

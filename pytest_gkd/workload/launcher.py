@@ -102,6 +102,7 @@ class Host:
                 self.emit("fork-failed", rank=rank, error=str(error))
                 self._kill()
                 break
+        self.emit("forked")
         # Only now: the store runs a thread, and threads do not survive a fork.
         store = dist.TCPStore(
             HOST,

@@ -193,7 +193,8 @@ class Rank:
         self.mark(ENTERED, op=name)
         return kind
 
-    def _check(self, operation: Operation, device: Any, group: Any) -> None:
+    def _check(self, operation: Operation, device: Any, group: Any) -> Tensor:
+        """Run one collective and compare; returns the buffer, whatever is in it."""
         import torch
         import torch.distributed as dist
 
@@ -204,28 +205,29 @@ class Rank:
             count += 1
         if kind == "dtype":
             dtype = torch.uint8
+
+        def period(rank: int) -> Tensor:
+            return allreduce.contribution(rank, n, n, dtype, device)
+
         own = allreduce.contribution(self.rank, n, count, dtype, device)
         if operation.kind == "all_gather":
             parts = [torch.empty_like(own) for _ in range(n)]
             dist.all_gather(parts, own, group=group)
-            pairs = [
-                (part, allreduce.contribution(rank, n, count, dtype, device))
-                for rank, part in enumerate(parts)
-            ]
+            pairs = [(part, period(rank)) for rank, part in enumerate(parts)]
         elif operation.kind == "broadcast" or kind == "op":
-            last = n - 1
-            dist.broadcast(own, last, group=group)
-            pairs = [(own, allreduce.contribution(last, n, count, dtype, device))]
+            dist.broadcast(own, n - 1, group=group)
+            pairs = [(own, period(n - 1))]
         else:
             dist.all_reduce(own, group=group)
-            pairs = [(own, allreduce.expected_sum(n, count, dtype, device))]
+            pairs = [(own, allreduce.expected_sum(n, dtype, device))]
         for got, expected in pairs:
             if kind == "garbage":
                 got[0] += 1
             self._compare(operation, got, expected)
+        return own
 
-    def _compare(self, operation: Operation, got: Tensor, expected: Tensor) -> None:
-        found = allreduce.first_difference(got, expected)
+    def _compare(self, operation: Operation, got: Tensor, period: Tensor) -> None:
+        found = allreduce.first_difference(got, period)
         if found is None or len(self.wrong) >= WRONG_LIMIT:
             return
         index, value, should = found
@@ -233,15 +235,12 @@ class Rank:
         self.wrong.append({**dataclasses.asdict(operation), **entry})
 
     def _measure(self, size_bytes: int, device: Any, group: Any) -> float:
-        import torch
-
-        count = size_bytes // 4
-        self._check(Operation("all_reduce", "float32", count), device, group)
+        buffer = self._check(
+            Operation("all_reduce", "float32", size_bytes // 4), device, group
+        )
         self._enter(f"timed all_reduce of {allreduce.size_name(size_bytes)}")
         # Zeros, because sums of sums would run into infinity.
-        buffer = torch.zeros(count, dtype=torch.float32, device=device)
-        times = allreduce.iterations(size_bytes)
-        return allreduce.time_all_reduce(buffer, times, group)
+        return allreduce.time_all_reduce(buffer.zero_(), group)
 
     # -- faults --------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ class RankRun:
     """One run of all ranks, over or given up.
 
     ``fork_error`` is set when a rank could not be started, ``launcher_error`` when the
-    launcher itself ended early. ``waited_s`` counts from the request.
+    launcher ended early or was not ready in time. ``waited_s`` counts from the request.
     """
 
     plan: RankPlan
@@ -92,6 +92,7 @@ class Watched:
     host_pid: int | None = None
     import_s: float | None = None
     fork_error: str = ""
+    forked: bool = False
     closed: bool = False
     rest: bytes = b""
 
@@ -111,6 +112,8 @@ class Watched:
         elif kind == "ended":
             self.codes[event["rank"]] = event["code"]
             self.ends[event["rank"]] = event["ended_at"]
+        elif kind == "forked":
+            self.forked = True
         elif kind == "fork-failed":
             self.fork_error = f"rank {event['rank']}: {event['error']}"
 

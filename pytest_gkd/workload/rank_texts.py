@@ -16,7 +16,7 @@ MISMATCH = re.compile(
 )
 PORT_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 INTERFACE = re.compile(
-    r"Unable to find address for: ?(?P<name>\S+)|ifa != nullptr"
+    r"(?:ifa != nullptr\. )?Unable to find address for: ?(?P<name>\S+)|ifa != nullptr"
     r"|no socket interface found|Name or service not known"
     r"|Temporary failure in name resolution"
 )
@@ -126,7 +126,7 @@ def _describe_interface(_: RankRun, record: RankRecord, found: re.Match[str]) ->
 def _describe_mismatch(run: RankRun, record: RankRecord, _: re.Match[str]) -> str:
     """Which rank called what, from torch's fingerprints; ``record`` failed first."""
     calls: dict[int, str] = {}
-    for _, text in texts(run):
+    for _rank, text in texts(run):
         for found in FINGERPRINT.finditer(text):
             tensor = f" of {found['dtype']}[{found['shape']}]" if found["dtype"] else ""
             calls[int(found["rank"])] = found["op"] + tensor

@@ -133,8 +133,8 @@ def _launcher(run: RankRun) -> RankError | None:
     if not run.launcher_error:
         return None
     return RankError(
-        f"after {run.waited_s:.1f} s there was nothing left to run the "
-        f"{run.plan.world_size} ranks, or not yet: {run.launcher_error}"
+        f"the {run.plan.world_size} ranks were not running after {run.waited_s:.1f} s: "
+        f"{run.launcher_error}"
     )
 
 

@@ -175,16 +175,21 @@ class Launcher:
             self._watch(plan, watched, events, deadline, say)
             waited_s = time.monotonic() - started
             seen = collect(plan, watched)
-            fork_error, is_early = watched.fork_error, watched.closed
+            fork_error, is_ready = watched.fork_error, watched.forked
+            is_cut_off = watched.closed and (
+                not is_ready or watched.codes.keys() < watched.pids.keys()
+            )
         finally:
             os.close(lifeline)
             self._end_host(watched, events)
             os.close(events)
         error = ""
-        if is_early and (not watched.pids or watched.codes.keys() < watched.pids.keys()):
+        if is_cut_off:
             error = self._launcher_error()
-        elif watched.host_pid is None:
-            error = f"torch was still being imported by pid {self._process.pid}"
+        elif not is_ready:
+            error = f"its launcher (pid {self._process.pid}) was still " + (
+                "importing torch" if watched.import_s is None else "starting them"
+            )
         # The logs once more: a rank that was called off has left its stacks there.
         records = tuple(replace(r, log_tail=read_tail(r.log)) for r in seen)
         return RankRun(plan, records, waited_s, watched.import_s, fork_error, error)

@@ -29,31 +29,48 @@ class Fault:
         )
 
 
-class Actor:
-    """One role of the job and the objects that belong to it.
+class Role:
+    """One role of the job and the objects that belong to it, by name in ``parts``.
 
-    The object is made in ``made``, not in the constructor: of an actor that dies there
+    They are made in ``made``, not in the constructor: of an actor that fails there,
     Ray only says that it died.
     """
 
-    def __init__(self, role: str, plan: Plan) -> None:
-        self._role = role
-        self._plan = plan
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
         self._parts: dict[str, Any] | None = None
 
+    def parts(self) -> dict[str, Any]:
+        """Make the objects; the main one has the empty name."""
+        raise NotImplementedError
+
     def made(self) -> Fault | None:
-        """Make the role's objects; returns None, or what is known to be wrong."""
-        return self._answered(self._make)
+        """Make the objects; returns None, or what is known to be wrong."""
+
+
+        def make() -> None:
+            self._make()
+
+        found: Fault | None = self._answered(make)
+        return found
 
     def call(self, part: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call ``method`` of one of the objects."""
 
-        def made_and_called() -> Any:
-            self._make()
-            assert self._parts is not None
-            return getattr(self._parts[part], method)(*args, **kwargs)
+        def answer() -> Any:
+            return getattr(self._make()[part], method)(*args, **kwargs)
 
-        return self._answered(made_and_called)
+        return self._answered(answer)
+
+    def _make(self) -> dict[str, Any]:
+        if self._parts is None:
+            # Imports are most of the time here, and collections during them are waste.
+            gc.disable()
+            try:
+                self._parts = self.parts()
+            finally:
+                gc.enable()
+        return self._parts
 
     def _answered(self, function: Callable[[], Any]) -> Any:
         try:
@@ -61,52 +78,51 @@ class Actor:
         except StageFault as fault:
             return Fault(fault.cause, fault.message, fault.facts, fault.evidence)
 
-    def _make(self) -> None:
-        if self._parts is None:
-            # Imports are most of the time here, and collections during them are waste.
-            gc.disable()
-            try:
-                self._parts = MAKERS[self._role](self._plan)
-            finally:
-                gc.enable()
+
+# A class each: Ray titles the processes by it, as stacks and process lists show them.
 
 
-def _rollout(plan: Plan) -> dict[str, Any]:
-    from pytest_gkd.workload import engine
+class Rollout(Role):
+    """vLLM, in the actor's own process."""
 
-    engine.prepare_environment(plan.engine)
-    engine.import_vllm()
-    return {"": engine.Engine(plan.engine)}
+    def parts(self) -> dict[str, Any]:
+        """The engine."""
+        from pytest_gkd.workload import engine
 
-
-def _trainer(plan: Plan) -> dict[str, Any]:
-    from pytest_gkd.workload.sync import WeightSource
-    from pytest_gkd.workload.trainer import Trainer
-
-    trainer = Trainer(
-        plan.student,
-        device=plan.settings.device,
-        dtype=plan.engine.dtype,
-        learning_rate=plan.settings.learning_rate,
-        trust_remote_code=plan.settings.trust_remote_code,
-    )
-    return {"": trainer, "source": WeightSource(trainer)}
+        engine.prepare_environment(self.plan.engine)
+        engine.import_vllm()
+        return {"": engine.Engine(self.plan.engine)}
 
 
-def _teacher(plan: Plan) -> dict[str, Any]:
-    from pytest_gkd.workload.teacher import Teacher
+class Trainer(Role):
+    """The student in training."""
 
-    teacher = Teacher(
-        plan.teacher,
-        device=plan.settings.device,
-        dtype=plan.engine.dtype,
-        trust_remote_code=plan.settings.trust_remote_code,
-    )
-    return {"": teacher}
+    def parts(self) -> dict[str, Any]:
+        """The trainer and its weight source."""
+        from pytest_gkd.workload import trainer
+        from pytest_gkd.workload.sync import WeightSource
+
+        made = trainer.Trainer(
+            self.plan.student,
+            device=self.plan.settings.device,
+            dtype=self.plan.engine.dtype,
+            learning_rate=self.plan.settings.learning_rate,
+            trust_remote_code=self.plan.settings.trust_remote_code,
+        )
+        return {"": made, "source": WeightSource(made)}
 
 
-MAKERS: dict[str, Callable[[Plan], dict[str, Any]]] = {
-    "rollout": _rollout,
-    "trainer": _trainer,
-    "teacher": _teacher,
-}
+class Teacher(Role):
+    """The teacher."""
+
+    def parts(self) -> dict[str, Any]:
+        """The teacher."""
+        from pytest_gkd.workload import teacher
+
+        made = teacher.Teacher(
+            self.plan.teacher,
+            device=self.plan.settings.device,
+            dtype=self.plan.engine.dtype,
+            trust_remote_code=self.plan.settings.trust_remote_code,
+        )
+        return {"": made}

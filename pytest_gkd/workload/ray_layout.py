@@ -18,7 +18,7 @@ from pytest_gkd.workload.deadline import both
 from pytest_gkd.workload.layouts import Plan
 from pytest_gkd.workload.local_layouts import choose_transport, operation_budget_s
 
-ROLES = ("rollout", "trainer", "teacher")
+ROLES = (ray_actors.Rollout, ray_actors.Trainer, ray_actors.Teacher)
 NAMESPACE = "pytest-gkd"
 PLACEMENT_BUDGET_S = 30.0
 OBJECT_STORE_BYTES = 200 << 20
@@ -39,19 +39,19 @@ class RayLayout:
         self._connect()
         self.gkd.step("starting the rollout actor and its engine")
         # The trainer's process imports meanwhile; it is needed right after.
-        self._trainer = self._actor("trainer")
-        return self._actor("rollout").wait_until_made()
+        self._trainer = self._actor(ray_actors.Trainer)
+        return self._actor(ray_actors.Rollout).wait_until_made()
 
     def load_trainer(self) -> tuple[Any, Any]:
         self._connect()
         if not hasattr(self, "_trainer"):
-            self._trainer = self._actor("trainer")
+            self._trainer = self._actor(ray_actors.Trainer)
         trainer = self._trainer.wait_until_made()
         return trainer, trainer.of("source")
 
     def load_teacher(self) -> Any:
         self._connect()
-        return self._actor("teacher").wait_until_made()
+        return self._actor(ray_actors.Teacher).wait_until_made()
 
     def transport(self, engine: Any, source: Any) -> tuple[str, str]:
         return choose_transport(engine, source, same_gpu="gloo")
@@ -116,22 +116,22 @@ class RayLayout:
         needs = bundles(settings.gpus, settings.tensor_parallel_size)
         self._group = place(needs, min(PLACEMENT_BUDGET_S, self.budget_s()))
 
-    def _actor(self, role: str) -> Remote:
+    def _actor(self, role: type[ray_actors.Role]) -> Remote:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         settings = self.plan.settings
         number = ROLES.index(role)
         needs = bundles(settings.gpus, settings.tensor_parallel_size)[number]
-        actor = ray.remote(ray_actors.Actor).options(
-            name=role,
+        actor = ray.remote(role).options(
+            name=role.__name__.lower(),
             num_cpus=needs["CPU"],
             num_gpus=needs.get("GPU", 0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=number
             ),
         )
-        remote = Remote(actor.remote(role, self.plan), role, self.budget_s)
+        remote = Remote(actor.remote(self.plan), self.budget_s)
         self._remotes.append(remote)
         return remote
 
@@ -187,10 +187,9 @@ class Remote:
     """Stands for an object in an actor: has its methods, each bounded in time."""
 
     def __init__(
-        self, actor: Any, role: str, budget_s: Callable[[], float], part: str = ""
+        self, actor: Any, budget_s: Callable[[], float], part: str = ""
     ) -> None:
         self.actor = actor
-        self.role = role
         self._budget_s = budget_s
         self._part = part
 
@@ -201,7 +200,7 @@ class Remote:
 
     def of(self, part: str) -> Remote:
         """Another object in the same actor."""
-        return Remote(self.actor, self.role, self._budget_s, part)
+        return Remote(self.actor, self._budget_s, part)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):

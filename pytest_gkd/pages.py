@@ -1,0 +1,178 @@
+"""What do the documentation pages of the catalogue say? All are made from the rules.
+
+``python -m pytest_gkd.pages docs`` writes them, ``--check`` says which are out of date.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pytest_gkd.rules import Catalogue, Fix, Rule, load
+
+NOTE = "<!-- Made from the advice files by python -m pytest_gkd.pages; do not edit. -->"
+# The quick card: what is met most often, in the order in which a run comes to it.
+CARD = (
+    "env.package-conflict",
+    "env.no-gpu",
+    "env.gpu-busy",
+    "data.file-missing",
+    "data.schema",
+    "data.empty",
+    "data.loader-stall",
+    "tokenizer.vocab-mismatch",
+    "ray.no-resources",
+    "ray.memory-monitor",
+    "vllm.kv-cache",
+    "vllm.gpu-memory-utilization",
+    "vllm.engine-start-timeout",
+    "cuda.oom",
+    "comm.collective-timeout",
+    "comm.rendezvous",
+    "sync.stuck",
+    "sync.not-applied",
+    "teacher.unreachable",
+    "train.nan",
+    "train.batch-size",
+    "config.unknown-option",
+    "config.framework-version",
+    "env.variable-not-propagated",
+)
+
+
+def pages(catalogue: Catalogue) -> dict[str, str]:
+    """Every page by its path below the documentation's directory."""
+    made = {
+        f"causes/{rule.id}.md": page(rule, catalogue)
+        for rule in catalogue.rules.values()
+    }
+    made["causes/README.md"] = index(catalogue)
+    made["quick-card.md"] = card(catalogue)
+    return made
+
+
+def page(rule: Rule, catalogue: Catalogue) -> str:
+    """One cause: what it is, how it looks, what to do, what is not true."""
+    lines = [f"# {rule.id}: {rule.title}", "", NOTE, "", rule.why, ""]
+    if rule.tier != "cause":
+        lines += ["Usually it follows from something else; look for that first.", ""]
+    after = [cause for cause in rule.consequence_of if cause in catalogue]
+    if after:
+        links = ", ".join(f"[{cause}]({cause}.md)" for cause in after)
+        lines += [f"Often after: {links}.", ""]
+    examples = [one.example for one in rule.signatures if one.example]
+    if examples:
+        lines += ["## How it looks", "", "```text", *examples, "```", ""]
+    lines += ["## What to do", ""]
+    for number, fix in enumerate(rule.fixes, 1):
+        lines += _fix_lines(number, fix)
+    if rule.confirm:
+        lines += ["## Cured when", "", rule.confirm, ""]
+    if rule.myths:
+        lines += ["## Not true", ""]
+        lines += [f"- *{myth.claim}* {myth.truth}" for myth in rule.myths]
+        lines += [""]
+    if rule.sources:
+        lines += ["## Sources", ""]
+        lines += [f"- {one.ref}: {one.says}" for one in rule.sources]
+        lines += [""]
+    return "\n".join(lines)
+
+
+def _fix_lines(number: int, fix: Fix) -> Iterator[str]:
+    of = "" if fix.framework in ("any", "env") else f" ({fix.framework})"
+    yield f"{number}. {fix.do}{of}."
+    if fix.when:
+        yield f"   When: {fix.when}."
+    if fix.versions:
+        yield f"   Holds for: {fix.versions}."
+    if fix.run:
+        yield from ("", "   ```sh", f"   {fix.run}", "   ```")
+    yield ""
+
+
+def index(catalogue: Catalogue) -> str:
+    """The table from error text to cause to first fix."""
+    lines = [
+        "# Error text, cause, first thing to do",
+        "",
+        NOTE,
+        "",
+        "| The log says | Cause | First |",
+        "| --- | --- | --- |",
+    ]
+    for rule in catalogue.rules.values():
+        text = next((one.text[0] for one in rule.signatures if one.text), rule.title)
+        link = f"[{rule.id}]({rule.id}.md)"
+        lines.append(f"| `{_cell(text)}` | {link} | {_cell(rule.fixes[0].do)} |")
+    return "\n".join([*lines, ""])
+
+
+def card(catalogue: Catalogue) -> str:
+    """One page of what is met most often."""
+    lines = [
+        "# Quick card",
+        "",
+        NOTE,
+        "",
+        "`gkd diagnose LOG...` names the root cause of a run; `gkd explain CAUSE`",
+        "tells all that is known of it. The first error in time is the root, the",
+        "loudest or last one seldom is.",
+        "",
+        "| What is true | Do first | Cause |",
+        "| --- | --- | --- |",
+    ]
+    for cause in CARD:
+        rule = catalogue[cause]
+        first = rule.fixes[0]
+        run = f" `{_cell(first.run)}`" if first.run else ""
+        link = f"[{cause}](causes/{cause}.md)"
+        lines.append(f"| {_cell(rule.title)} | {_cell(first.do)}{run} | {link} |")
+    lines += ["", "## Not true, though often told", ""]
+    lines += [
+        f"- *{myth.claim}* {myth.truth}"
+        for rule in catalogue.rules.values()
+        for myth in rule.myths
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").strip()
+
+
+def stale(catalogue: Catalogue, root: Path) -> list[str]:
+    """The pages below ``root`` that differ, are missing, or should not be there."""
+    made = pages(catalogue)
+    differ = [
+        name
+        for name, text in made.items()
+        if not (root / name).is_file() or (root / name).read_text() != text
+    ]
+    known = {Path(name).name for name in made if name.startswith("causes/")}
+    there = (root / "causes").glob("*.md")
+    return differ + [f"causes/{p.name}" for p in there if p.name not in known]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the pages, or with ``--check`` name the stale ones; 1 if there are any."""
+    root = Path(next((a for a in arguments if not a.startswith("-")), "docs"))
+    catalogue = load()
+    wrong = stale(catalogue, root)
+    if "--check" in arguments:
+        sys.stdout.write("".join(f"{root / name}: out of date\n" for name in wrong))
+        return 1 if wrong else 0
+    made = pages(catalogue)
+    for name in wrong:
+        path = root / name
+        if name in made:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(made[name])
+        else:
+            path.unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,357 @@
+"""What does this source hold: which hits, and how does it begin and end?
+
+A source is a file or a stream, plain, gzip, zstd or UTF-16. Its size does not matter:
+grep finds the lines that hold a known text, and only those are looked at here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import IO
+
+from pytest_gkd.rules import Catalogue
+from pytest_gkd.scan import Hit, Scanner, index
+
+BLOCK = 1 << 20
+# How much of the beginning and of the end is kept.
+EDGE = 1 << 20
+# Up to this size looking for every text here is quicker than starting grep.
+SMALL = 1 << 19
+FIRST_PART = 1 << 21
+LARGEST_PART = 1 << 27
+
+GZIP, ZSTD, UTF16 = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", (b"\xff\xfe", b"\xfe\xff")
+
+
+class LogError(Exception):
+    """A file that cannot be read as a log; the text says which and why."""
+
+
+@dataclass
+class Log:
+    """What was kept of one source: its hits, its first and its last bytes."""
+
+    name: str
+    hits: list[Hit] = field(default_factory=list)
+    head: bytes = b""
+    tail: bytes = b""
+    tail_at: int = 0
+    lines: int = 0
+
+    @property
+    def edges(self) -> bytes:
+        """The first and the last bytes, each byte once."""
+        return self.head[: self.tail_at] + self.tail
+
+
+def read(
+    stream: IO[bytes],
+    name: str,
+    number: int,
+    catalogue: Catalogue,
+    progress: Callable[[int], None] | None = None,
+) -> Log:
+    """Read a whole source in constant memory; ``number`` is its place among all.
+
+    ``progress`` is told how many bytes are done. Raises LogError when the source is
+    empty or no text.
+    """
+    scanner = Scanner(index(catalogue), name, number)
+    if _is_large_plain_file(stream, name):
+        return _read_file(stream.fileno(), scanner, progress)
+    blocks = _counted(_text_blocks(stream, name), progress)
+    log = Log(name)
+    start = b""
+    for block in blocks:
+        start += block
+        if len(start) > SMALL:
+            break
+    if not start:
+        raise LogError(f"{name}: is empty")
+    _keep(log, start)
+    if len(start) <= SMALL:
+        scanner.feed(start)
+    else:
+        _scan_stream(_kept(log, start, blocks), scanner)
+    log.hits = scanner.hits
+    return log
+
+
+def _kept(log: Log, start: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    yield start
+    for block in rest:
+        _keep(log, block)
+        yield block
+
+
+def _is_large_plain_file(stream: IO[bytes], name: str) -> bool:
+    """Whether grep can read the file itself, which saves a copy of every byte."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False  # no file of the system's, such as bytes in memory
+    if not stat.S_ISREG(status.st_mode) or status.st_size <= SMALL or not _grep():
+        return False
+    start = os.pread(stream.fileno(), 8192, 0)
+    if start.startswith((GZIP, ZSTD, *UTF16)):
+        return False
+    _refuse_binary(start, name)
+    return True
+
+
+def _read_file(
+    file: int, scanner: Scanner, progress: Callable[[int], None] | None
+) -> Log:
+    size = os.fstat(file).st_size
+    tail_at = max(0, size - EDGE)
+    # grep starts anew when a text was seen often enough, without that text: a line
+    # that comes in every step costs nothing after its first times.
+    patience = 2000
+    running = True
+    while running:
+        running = False
+        os.lseek(file, scanner.place[1], os.SEEK_SET)
+        line, offset = scanner.place
+        texts = len(scanner.texts)
+        with _grepping(scanner.texts, file) as found:
+            for seen, (row, column, text) in enumerate(found):
+                if seen > patience and len(scanner.texts) < texts:
+                    scanner.place = (line + row, offset + column)
+                    patience *= 2
+                    running = True
+                    break
+                scanner.feed_line(text, line + row, offset + column)
+                if progress is not None:
+                    progress(offset + column)
+    head = os.pread(file, EDGE, 0)
+    tail = os.pread(file, size - tail_at, tail_at)
+    return Log(scanner.source, scanner.hits, head, tail, tail_at, lines=0)
+
+
+@contextlib.contextmanager
+def _grepping(
+    texts: list[bytes], source: int
+) -> Iterator[Iterator[tuple[int, int, bytes]]]:
+    """Lines of a file, from where it stands, that hold one of the texts.
+
+    Each comes with its line number and its offset, both counted from 0.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".txt") as words:
+        words.write(b"\n".join(texts) + b"\n")
+        words.flush()
+        process = subprocess.Popen(
+            [*_grep(), "-f", words.name],
+            stdin=source,
+            stdout=subprocess.PIPE,
+            env={"LC_ALL": "C"},
+        )
+        assert process.stdout is not None
+        try:
+            yield _split(process.stdout)
+        finally:
+            process.stdout.close()
+            process.kill()
+            process.wait()
+
+
+def _split(output: IO[bytes]) -> Iterator[tuple[int, int, bytes]]:
+    for line in output:
+        row, column, text = line.split(b":", 2)
+        yield int(row) - 1, int(column), text
+
+
+@functools.cache
+def _grep() -> tuple[str, ...]:
+    """The command of a grep that tells line numbers and offsets, or nothing."""
+    tool = shutil.which("grep")
+    if tool is None:
+        return ()
+    command = (tool, "-a", "-n", "-b", "-F")
+    done = subprocess.run(
+        [*command, "-e", "b"], input=b"a\nb\n", capture_output=True, check=False
+    )
+    return command if done.stdout == b"2:2:b\n" else ()
+
+
+def _keep(log: Log, block: bytes) -> None:
+    if len(log.head) < EDGE:
+        log.head += block[: EDGE - len(log.head)]
+    total = log.tail_at + len(log.tail) + len(block)
+    log.tail = (log.tail + block)[-EDGE:]
+    log.tail_at = total - len(log.tail)
+    log.lines += block.count(b"\n")
+
+
+def _counted(
+    blocks: Iterator[bytes], progress: Callable[[int], None] | None
+) -> Iterator[bytes]:
+    done = 0
+    for block in blocks:
+        done += len(block)
+        if progress is not None:
+            progress(done)
+        yield block
+
+
+def _text_blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    """The bytes of the log, decompressed, as UTF-8 where it was UTF-16."""
+    first = stream.read(BLOCK)
+    if first.startswith(GZIP):
+        blocks = _gunzip(first, stream, name)
+    elif first.startswith(ZSTD):
+        blocks = _unzstd(first, stream, name)
+    else:
+        blocks = _plain(first, stream)
+    start = next(blocks, b"")
+    if start.startswith(UTF16):
+        decoded = (start + b"".join(blocks)).decode("utf-16", "replace")
+        yield decoded.encode()
+        return
+    _refuse_binary(start, name)
+    yield start
+    yield from blocks
+
+
+def _refuse_binary(start: bytes, name: str) -> None:
+    sample = start[:8192]
+    control = sum(byte < 9 or 13 < byte < 27 for byte in sample)
+    if sample.startswith((b"\x7fELF", b"PAR1", b"PK\x03\x04")) or (
+        control > len(sample) * 0.3
+    ):
+        raise LogError(f"{name}: holds binary data, not the text of a log")
+
+
+def _plain(first: bytes, stream: IO[bytes]) -> Iterator[bytes]:
+    block = first
+    while block:
+        yield block
+        block = stream.read(BLOCK)
+
+
+def _gunzip(first: bytes, stream: IO[bytes], name: str) -> Iterator[bytes]:
+    reader = zlib.decompressobj(wbits=31)
+    data = first
+    while data:
+        try:
+            block = reader.decompress(data, BLOCK)
+        except zlib.error as error:
+            raise LogError(f"{name}: damaged gzip data: {error}") from error
+        if block:
+            yield block
+        data = reader.unconsumed_tail
+        if reader.eof:
+            data, reader = reader.unused_data, zlib.decompressobj(wbits=31)
+        data = data or stream.read(BLOCK)
+
+
+def _unzstd(first: bytes, stream: IO[bytes], name: str) -> Iterator[bytes]:
+    tool = shutil.which("zstd")
+    if tool is None:
+        raise LogError(f"{name}: is zstd data, and there is no zstd to read it with")
+    with _fed([tool, "-dcq"], iter([first]), stream) as output:
+        yield from _plain(output.read(BLOCK), output)
+
+
+@contextlib.contextmanager
+def _fed(
+    command: list[str], blocks: Iterable[bytes], rest: IO[bytes] | None = None
+) -> Iterator[IO[bytes]]:
+    """The output of a filter that is fed the blocks, and then the rest, by a thread.
+
+    An error of the feeding thread is raised at the end.
+    """
+    failures: list[BaseException] = []
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"LC_ALL": "C"}
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def feed(pipe: IO[bytes]) -> None:
+        try:
+            with pipe:
+                for block in blocks:
+                    pipe.write(block)
+                while rest is not None and (block := rest.read(BLOCK)):
+                    pipe.write(block)
+        except BrokenPipeError:
+            pass  # the reader has seen enough
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=feed, args=(process.stdin,), daemon=True)
+    thread.start()
+    try:
+        yield process.stdout
+        thread.join()
+    finally:
+        process.stdout.close()
+        process.kill()
+        process.wait()
+    if failures:
+        raise failures[0]
+
+
+def _scan_stream(blocks: Iterator[bytes], scanner: Scanner) -> None:
+    """Look through a pipe or decompressed data, part by part, each by a new grep."""
+    whole = _whole_lines(blocks)
+    if not _grep():
+        for block in whole:
+            scanner.feed(block)
+        return
+    size = FIRST_PART
+    while (first := next(whole, None)) is not None:
+        part = _Part(first, whole, size)
+        line, offset = scanner.place
+        with tempfile.NamedTemporaryFile(suffix=".txt") as words:
+            words.write(b"\n".join(scanner.texts) + b"\n")
+            words.flush()
+            with _fed([*_grep(), "-f", words.name], part) as output:
+                for row, column, text in _split(output):
+                    scanner.feed_line(text, line + row, offset + column)
+        scanner.place = (line + part.lines, offset + part.bytes)
+        size = min(size * 4, LARGEST_PART)
+
+
+class _Part:
+    """Blocks up to a size in bytes, counted as they are taken."""
+
+    def __init__(self, first: bytes, rest: Iterator[bytes], size: int) -> None:
+        self.lines = 0
+        self.bytes = 0
+        self._first = first
+        self._rest = rest
+        self._size = size
+
+    def __iter__(self) -> Iterator[bytes]:
+        block: bytes | None = self._first
+        while block is not None:
+            self.lines += block.count(b"\n")
+            self.bytes += len(block)
+            yield block
+            if self.bytes >= self._size:
+                return
+            block = next(self._rest, None)
+
+
+def _whole_lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for block in blocks:
+        cut = block.rfind(b"\n") + 1
+        if not cut and len(rest) < 16 * BLOCK:
+            rest += block
+            continue
+        yield rest + block[:cut]
+        rest = block[cut:]
+    if rest:
+        yield rest

@@ -1,0 +1,321 @@
+"""Whole logs: the root of each, the phase of those that stop, peace for the healthy."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_gkd import __main__ as command
+from pytest_gkd import logs, phases, reading, rules, scan
+
+CATALOGUE = rules.load()
+LOGS = Path(__file__).with_name("logs")
+ALL = sorted(LOGS.glob("*/*.log"))
+OOM = (
+    b"[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. "
+    b"GPU 3 has a total capacity of 79.15 GiB\n"
+)
+FILLER = b"INFO step is fine, all ranks are well, nothing to be seen here\n" * 20_000
+
+
+def judged(text: bytes, name: str = "a.log") -> logs.LogReport:
+    return logs.judge([reading.read(io.BytesIO(text), name, 0, CATALOGUE)], CATALOGUE)
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_a_log_gets_its_verdict(path: Path) -> None:
+    report = logs.diagnose([path], CATALOGUE)
+    expected = path.parent.name
+    if expected == "healthy":
+        assert report.verdict == "healthy"
+    elif expected.startswith("hung."):
+        assert (report.verdict, report.phase) == ("hung", expected[5:])
+        assert report.waits_for
+    else:
+        assert report.verdict == "failed"
+        assert report.causes[0].cause == expected
+        assert report.causes[0].advice
+
+
+def test_the_first_in_time_across_files_is_the_root(tmp_path: Path) -> None:
+    late = tmp_path / "rank0.log"
+    early = tmp_path / "rank1.log"
+    late.write_text("2026-11-21 10:00:09,000 OSError: [Errno 24] Too many open files\n")
+    early.write_text(
+        "2026-11-21 10:00:03,000 OSError: [Errno 28] No space left on device\n"
+    )
+    report = logs.diagnose([late, early], CATALOGUE)
+    assert report.causes[0].cause == "env.disk-full"
+    assert report.causes[0].evidence[0].source == str(early)
+
+
+def test_consequences_name_their_file_and_line(tmp_path: Path) -> None:
+    wait = tmp_path / "rank0.log"
+    wait.write_text(
+        "start\n[Rank 0] Watchdog caught collective operation timeout: WorkNCCL("
+        "SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran\n"
+    )
+    oom = tmp_path / "rank3.log"
+    oom.write_bytes(OOM)
+    (root,) = logs.diagnose([wait, oom], CATALOGUE).to_json()["causes"]
+    assert root["cause"] == "cuda.oom"
+    assert {"cause": "comm.collective-timeout", "file": str(wait), "line": 2} in root[
+        "consequences"
+    ]
+
+
+def test_watchdogs_in_different_operations_are_a_mismatch() -> None:
+    line = (
+        "[Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, "
+        "OpType={1}, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran\n"
+    )
+    text = line.format(0, "ALLREDUCE") + line.format(1, "BROADCAST")
+    assert judged(text.encode()).causes[0].cause == "comm.mismatch"
+
+
+def test_a_large_log_says_the_same_as_a_small_one() -> None:
+    small, large = judged(OOM), judged(FILLER + OOM + FILLER)
+    assert large.causes[0].cause == small.causes[0].cause == "cuda.oom"
+    assert large.causes[0].evidence[0].line == 20_001
+    assert large.causes[0].evidence[0].text == small.causes[0].evidence[0].text
+
+
+def test_a_large_file_says_the_same_as_a_stream(tmp_path: Path) -> None:
+    text = FILLER + b"batch size must be seen\n" * 30_000 + OOM + FILLER
+    path = tmp_path / "large.log"
+    path.write_bytes(text)
+    (of_file,) = logs.diagnose([path], CATALOGUE).causes
+    assert of_file.cause == "cuda.oom"
+    assert of_file.evidence[0].line == 50_001
+    assert of_file.evidence[0].text == judged(text).causes[0].evidence[0].text
+
+
+def test_without_grep_a_large_log_says_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "_grep", lambda: ())
+    report = judged(FILLER + OOM + FILLER)
+    assert report.causes[0].cause == "cuda.oom"
+    assert report.causes[0].evidence[0].line == 20_001
+
+
+def test_gzip_is_read() -> None:
+    assert judged(gzip.compress(OOM)).causes[0].cause == "cuda.oom"
+
+
+@pytest.mark.skipif(shutil.which("zstd") is None, reason="there is no zstd here")
+def test_zstd_is_read() -> None:
+    packed = subprocess.run(
+        ["zstd", "-c"], input=FILLER + OOM, capture_output=True, check=True
+    )
+    assert judged(packed.stdout).causes[0].cause == "cuda.oom"
+
+
+def test_utf16_as_powershell_writes_it_is_read() -> None:
+    assert judged(OOM.decode().encode("utf-16")).causes[0].cause == "cuda.oom"
+
+
+def test_a_line_of_10_mb_nul_bytes_and_broken_utf8_are_read() -> None:
+    text = b"x" * 10_000_000 + OOM + b"\x00\xff\xfe broken\n" + OOM
+    assert judged(text).causes[0].cause == "cuda.oom"
+
+
+def test_a_progress_bars_carriage_returns_end_lines() -> None:
+    report = judged(b"Loading:  50%|#\rLoading: 100%|##\r" + OOM)
+    assert report.causes[0].evidence[0].text.startswith("[rank3]: torch.Out")
+
+
+def test_an_unknown_failure_shows_its_exception() -> None:
+    report = judged(
+        b"start\nTraceback (most recent call last):\n"
+        b'  File "a.py", line 3, in main\nValueError: the moon is full\n'
+    )
+    assert report.verdict == "unknown"
+    assert report.telling[0].text == "ValueError: the moon is full"
+
+
+def test_a_log_of_nothing_known_is_unknown() -> None:
+    assert judged(b"hello\nworld\n").verdict == "unknown"
+
+
+def test_an_error_after_the_end_of_the_run_counts() -> None:
+    text = b"{'train_runtime': 12.0}\nOSError: [Errno 28] No space left on device\n"
+    assert judged(text).causes[0].cause == "env.disk-full"
+
+
+def test_noise_of_the_shutdown_after_the_end_does_not_count() -> None:
+    text = (
+        b"{'train_runtime': 12.0}\nException ignored in: <function x>\n"
+        b"vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.\n"
+    )
+    assert judged(text).verdict == "healthy"
+
+
+STEP = b"{'loss': 0.4, 'grad_norm': 1.2, 'epoch': 0.1, 'filler': '%s'}\n" % (
+    b"x" * 1500
+)
+
+
+def test_a_failure_that_the_run_outlived_is_none() -> None:
+    assert judged(OOM + STEP * 4 + b"{'train_runtime': 9}\n").verdict == "healthy"
+    assert judged(OOM + STEP * 4).verdict == "hung"
+
+
+def test_metrics_of_nan_count_though_the_run_goes_on() -> None:
+    text = b"{'loss': nan, 'grad_norm': nan}\n" * 9 + b"{'train_runtime': 9}\n"
+    assert judged(text).causes[0].cause == "train.nan"
+
+
+def test_an_installation_that_ended_is_not_the_end_of_the_run() -> None:
+    text = b"Successfully installed vllm-0.32.0\nInitializing a V1 LLM engine (v0.32)\n"
+    report = judged(text)
+    assert (report.verdict, report.phase) == ("hung", "rollout-init")
+
+
+def test_wandbs_summary_after_a_traceback_is_no_health() -> None:
+    text = (
+        b"Traceback (most recent call last):\nValueError: the moon is full\n"
+        b"wandb: Find logs at: ./wandb/run-1/logs\n"
+    )
+    assert judged(text).verdict == "unknown"
+
+
+def test_a_server_that_answered_and_then_died_has_failed() -> None:
+    text = (
+        b"INFO:     Application startup complete.\n"
+        b'INFO: 127.0.0.1 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+        b"vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.\n"
+    )
+    assert judged(text).causes[0].cause == "vllm.engine-died"
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF" + bytes(range(256)) * 9])
+def test_an_empty_or_binary_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.log"
+    path.write_bytes(content)
+    with pytest.raises(reading.LogError, match=r"x\.log: (is empty|holds binary data)"):
+        logs.diagnose([path], CATALOGUE)
+
+
+def test_one_bad_file_does_not_lose_the_others(tmp_path: Path) -> None:
+    good = tmp_path / "good.log"
+    good.write_bytes(OOM)
+    report = logs.diagnose([tmp_path / "none.log", tmp_path, good], CATALOGUE)
+    assert report.causes[0].cause == "cuda.oom"
+    assert [text.partition(": ")[2] for text in report.unreadable] == [
+        "no such file or directory",
+        "is a directory",
+    ]
+
+
+def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    status = command.main(arguments)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_the_command_prints_the_documented_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(OOM)
+    status, out, _ = run("diagnose", str(path), "--format", "json", capsys=capsys)
+    told = json.loads(out)
+    assert status == 1
+    assert told["schema"] == 1
+    assert told["verdict"] == "failed"
+    assert told["causes"][0]["cause"] == "cuda.oom"
+    assert told["causes"][0]["evidence"][0].keys() == {"file", "line", "text"}
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [("{'train_runtime': 1}", 0), ("resource_pool_spec: {}", 1), ("hello", 3)],
+)
+def test_the_exit_status_tells_the_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, status: int
+) -> None:
+    path = tmp_path / "a.log"
+    path.write_text(text + "\n")
+    assert run("diagnose", str(path), capsys=capsys)[0] == status
+
+
+def test_a_file_that_does_not_exist_is_exit_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, _, err = run("diagnose", "/nowhere/x.log", capsys=capsys)
+    assert status == 2
+    assert err == "gkd: /nowhere/x.log: no such file or directory\n"
+
+
+def test_standard_input_is_read() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_gkd", "diagnose", "-"],
+        input=OOM,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert b"[cuda.oom]" in done.stdout
+
+
+def test_every_cause_is_listed_and_explained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, out, _ = run("explain", "--list", capsys=capsys)
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()] == list(CATALOGUE.rules)
+    for cause in CATALOGUE.rules:
+        status, out, _ = run("explain", cause, capsys=capsys)
+        assert status == 0
+        assert out.startswith(f"{cause}: ")
+
+
+def test_a_misspelt_cause_gets_a_suggestion(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, _, err = run("explain", "cuda.oon", capsys=capsys)
+    assert status == 2
+    assert "did you mean 'cuda.oom'?" in err
+
+
+def test_a_rule_file_of_the_users_own_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('id = "my.cause"\ntitle = "t"\ntier = "cause"\nwhi = "y"\n')
+    status, out, _ = run("rules", "check", str(own), capsys=capsys)
+    assert status == 1
+    assert "unknown key 'whi'" in out
+
+
+def test_every_phase_says_what_it_waits_for() -> None:
+    assert set(phases.WAITS_FOR) == set(phases.PHASES)
+
+
+@pytest.mark.parametrize(
+    "seed", [b"a", b" ", b"Error: ", b"rank 1 (", b"1.2 GiB ", b'"']
+)
+def test_no_pattern_is_slow_on_a_long_hostile_line(seed: bytes) -> None:
+    """Each line holds every signature's text in a sea of one repeated piece."""
+    sea = seed * (scan.WINDOW // len(seed))
+    patterns = {
+        one.pattern: one.text
+        for rule in CATALOGUE.rules.values()
+        for one in rule.signatures
+        if one.pattern
+    }
+    steps = 0
+    for pattern, texts in patterns.items():
+        for text in texts:
+            line = sea[: scan.BEFORE] + text.encode() + sea
+            scan.pattern_of(pattern).search(line)
+            steps += 1
+    assert steps > 300  # a pattern that backtracks badly would not end in time

@@ -1,0 +1,39 @@
+"""The documentation pages are exactly what the catalogue makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_gkd import pages, rules
+
+DOCS = Path(__file__).parent.parent / "docs"
+CATALOGUE = rules.load()
+
+
+def test_the_pages_are_up_to_date() -> None:
+    assert pages.stale(CATALOGUE, DOCS) == [], "run python -m pytest_gkd.pages docs"
+
+
+def test_a_changed_page_is_found_and_written_again(tmp_path: Path) -> None:
+    pages.main([str(tmp_path)])
+    changed = tmp_path / "causes" / "cuda.oom.md"
+    changed.write_text("something else")
+    stray = tmp_path / "causes" / "no.such-cause.md"
+    stray.write_text("x")
+    wrong = ["causes/cuda.oom.md", "causes/no.such-cause.md"]
+    assert pages.stale(CATALOGUE, tmp_path) == wrong
+    assert pages.main([str(tmp_path), "--check"]) == 1
+    pages.main([str(tmp_path)])
+    assert pages.main([str(tmp_path), "--check"]) == 0
+
+
+@pytest.mark.parametrize("name", sorted(pages.pages(CATALOGUE)))
+def test_every_link_leads_to_a_page(name: str) -> None:
+    made = pages.pages(CATALOGUE)
+    folder = Path(name).parent
+    for part in made[name].split("](")[1:]:
+        target = part.partition(")")[0]
+        if target.endswith(".md"):
+            assert str(folder / target) in made

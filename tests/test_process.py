@@ -1,0 +1,315 @@
+"""The end of process trees, with real processes in a program of their own.
+
+Each scenario is a program that adopts what its children lose, as the controller does,
+starts a tree and stops it. pytest itself must not become the reaper of its tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_gkd import process
+
+# What every scenario starts with. A child says its pid when it is where it should be,
+# and ends by itself after a minute should the test lose it.
+PROLOGUE = """
+import json, os, signal, subprocess, sys, textwrap
+import psutil
+from pytest_gkd import process
+
+assert process.become_subreaper()
+ME = os.getpid()
+SLEEP = "print(os.getpid(), flush=True); time.sleep(60)"
+
+def start(body, **options):
+    body = "import os, signal, subprocess, sys, time\\n" + textwrap.dedent(body)
+    options.setdefault("stdout", subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-c", body], text=True, **options)
+
+def pid(child):
+    return int(child.stdout.readline())
+
+def show(**found):
+    left = [p.pid for p in psutil.Process().children(recursive=True)]
+    print(json.dumps({**found, "left": left}))
+"""
+
+
+def scenario(body: str, *args: str) -> dict[str, Any]:
+    """What a scenario shows; ``left`` are the processes, also dead ones, it has yet."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROLOGUE + textwrap.dedent(body), *args],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_child_in_a_session_of_its_own_is_ended_with_its_parent() -> None:
+    found = scenario(
+        """
+        worker = start('''
+            command = [sys.executable, "-c", "import time; time.sleep(60)"]
+            child = subprocess.Popen(command, start_new_session=True)
+            print(child.pid, flush=True)
+            time.sleep(60)
+        ''')
+        child = pid(worker)
+        ended, survived = process.stop(worker.pid, itself=True)
+        worker.wait()
+        show(ended=ended, survived=survived, child=child)
+        """
+    )
+    assert len(found["ended"]) == 1
+    assert found["ended"][0].startswith(f"{found['child']} ")
+    assert found["survived"] == found["left"] == []
+
+
+def test_a_daemon_that_forked_twice_and_wiped_its_environment_is_found() -> None:
+    found = scenario(
+        """
+        worker = start('''
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    code = "import os, time; print(os.getpid(), flush=True);"
+                    code += "time.sleep(60)"
+                    os.execve(sys.executable, ["daemon", "-c", code], {})
+                os._exit(0)
+            os.wait()
+            time.sleep(60)
+        ''')
+        daemon = pid(worker)
+        parent = psutil.Process(daemon).ppid()
+        ended, survived = process.stop(ME, itself=False)
+        show(ended=len(ended), survived=survived, adopted=parent == ME)
+        """
+    )
+    assert found["adopted"]
+    assert found["ended"] == 2
+    assert found["survived"] == found["left"] == []
+
+
+def test_a_child_that_ignores_sigterm_is_ended() -> None:
+    found = scenario(
+        """
+        child = start("signal.signal(signal.SIGTERM, signal.SIG_IGN)\\n" + SLEEP)
+        pid(child)
+        process.stop(child.pid, itself=True)
+        show(status=child.wait())
+        """
+    )
+    assert found["status"] == -signal.SIGKILL
+    assert found["left"] == []
+
+
+def test_a_child_that_is_stopped_is_ended() -> None:
+    found = scenario(
+        """
+        child = start(SLEEP)
+        os.kill(pid(child), signal.SIGSTOP)
+        ended, survived = process.stop(ME, itself=False)
+        show(ended=len(ended), survived=survived)
+        """
+    )
+    assert found == {"ended": 1, "survived": [], "left": []}
+
+
+def test_processes_that_keep_forking_do_not_outrun_the_end() -> None:
+    # Each process starts the next and stays, 200 deep. The first is stopped as soon
+    # as it is known, in the midst of it.
+    found = scenario(
+        """
+        storm = start('''
+            print(os.getpid(), flush=True)
+            for generation in range(200):
+                if os.fork():
+                    break
+            time.sleep(60)
+        ''')
+        pid(storm)
+        ended, survived = process.stop(ME, itself=False)
+        show(ended=len(ended), survived=survived)
+        """
+    )
+    assert found["ended"] >= 1
+    assert found["survived"] == found["left"] == []
+
+
+def test_fifty_children_are_ended_and_named() -> None:
+    found = scenario(
+        """
+        parent = start('''
+            for number in range(50):
+                if os.fork() == 0:
+                    time.sleep(60)
+                    os._exit(0)
+            print(os.getpid(), flush=True)
+            time.sleep(60)
+        ''')
+        pid(parent)
+        ended, survived = process.stop(parent.pid, itself=True)
+        parent.wait()
+        show(ended=len(set(ended)), survived=survived)
+        """
+    )
+    assert found == {"ended": 50, "survived": [], "left": []}
+
+
+def test_what_is_spared_lives_on() -> None:
+    found = scenario(
+        """
+        spared, other = start(SLEEP), start(SLEEP)
+        pid(spared), pid(other)
+        ended, _ = process.stop(ME, itself=False, spare={spared.pid})
+        status = psutil.Process(spared.pid).status()
+        lives = spared.poll() is None
+        spared.kill()
+        spared.wait()
+        show(ended=len(ended), status=status, lives=lives)
+        """
+    )
+    assert found == {"ended": 1, "status": "sleeping", "lives": True, "left": []}
+
+
+def test_the_root_lives_on_when_only_what_is_below_is_to_end() -> None:
+    found = scenario(
+        """
+        worker = start('''
+            child = subprocess.Popen([sys.executable, "-c", "import time;"
+                                      "time.sleep(60)"])
+            print(child.pid, flush=True)
+            time.sleep(60)
+        ''')
+        child = pid(worker)
+        process.stop(worker.pid, itself=False)
+        below = process.alive(psutil.Process(child)) if psutil.pid_exists(child) else 0
+        lives = process.alive(psutil.Process(worker.pid))
+        process.stop(worker.pid, itself=True)
+        worker.wait()
+        show(below=bool(below), lives=lives)
+        """
+    )
+    assert found == {"below": False, "lives": True, "left": []}
+
+
+def test_shared_memory_of_a_killed_process_is_unlinked_by_its_tracker() -> None:
+    found = scenario(
+        """
+        worker = start('''
+            from multiprocessing import shared_memory
+            block = shared_memory.SharedMemory(create=True, size=64)
+            print(block.name, flush=True)
+            time.sleep(60)
+        ''')
+        name = worker.stdout.readline().strip()
+        trackers = [p for p in process.descendants(ME) if process.is_tracker(p)]
+        ended, survived = process.stop(ME, itself=False)
+        show(name=name, trackers=len(trackers), ended=len(ended), survived=survived)
+        """
+    )
+    assert found["trackers"] == 1
+    assert found["ended"] == 1  # the tracker ended by itself
+    assert not Path("/dev/shm", found["name"]).exists()
+    assert found["survived"] == found["left"] == []
+
+
+def test_a_dead_child_is_reaped() -> None:
+    found = scenario(
+        """
+        child = start(SLEEP)
+        pid(child)
+        process.stop(ME, itself=False)
+        show()
+        """
+    )
+    assert found["left"] == []
+
+
+def test_reaping_what_is_not_a_child_does_nothing() -> None:
+    process.reap(os.getppid())
+
+
+def test_nothing_is_stopped_below_a_process_that_is_gone(gone: int) -> None:
+    assert process.stop(gone, itself=True) == ([], [])
+    assert process.descendants(gone) == []
+
+
+@pytest.fixture
+def gone() -> int:
+    """The pid of a process that has ended."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+# -- telling processes -------------------------------------------------------------
+
+
+@pytest.fixture
+def sleeper() -> Any:
+    """A process with a command line of several lines and many characters."""
+    code = "import time\n\nprint(1, flush=True)\ntime.sleep(60)  # " + "long " * 50
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    yield child
+    child.kill()
+    child.wait()
+    child.stdout.close()
+
+
+def test_a_process_is_described_on_one_line(sleeper: subprocess.Popen[str]) -> None:
+    line = process.describe(psutil.Process(sleeper.pid))
+    assert line.startswith(f"{sleeper.pid} ")
+    assert "import time print(1" in line
+    assert len(line) == 100
+
+
+def test_a_process_that_is_gone_is_described_as_gone(
+    sleeper: subprocess.Popen[str],
+) -> None:
+    found = psutil.Process(sleeper.pid)
+    sleeper.kill()
+    sleeper.wait()
+    assert process.describe(found) == f"{sleeper.pid} (gone)"
+    assert not process.alive(found)
+    assert not process.is_tracker(found)
+
+
+def test_a_zombie_is_not_alive(sleeper: subprocess.Popen[str]) -> None:
+    found = psutil.Process(sleeper.pid)
+    assert process.alive(found)
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # dead, not collected
+    assert found.status() == psutil.STATUS_ZOMBIE
+    assert not process.alive(found)
+
+
+@pytest.mark.parametrize(
+    ("status", "name"),
+    [
+        (None, "ended without a status"),
+        (0, "exit code 0"),
+        (1, "exit code 1"),
+        (-9, "signal SIGKILL"),
+        (-11, "signal SIGSEGV"),
+        (-77, "signal 77"),
+    ],
+)
+def test_a_status_has_a_name(status: int | None, name: str) -> None:
+    assert process.exit_name(status) == name
