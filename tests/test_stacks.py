@@ -56,7 +56,10 @@ def kills_itself():
 
 kills_itself()
 """
-HANGS = [(SLEEPS, "waits_for_ever"), (HOLDS_THE_GIL, "locks_twice")]
+HANGS = [
+    pytest.param(SLEEPS, "waits_for_ever", id="sleeps"),
+    pytest.param(HOLDS_THE_GIL, "locks_twice", id="holds-the-gil"),
+]
 
 Child = subprocess.Popen[str]
 Start = Callable[..., Child]
@@ -82,10 +85,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield begin
     for child in started:
+        if child.poll() is not None:
+            continue
         for below in psutil.Process(child.pid).children(recursive=True):
             below.kill()
         child.kill()
-        child.communicate()
+        child.wait()
+    for child in started:
+        assert child.stdout is not None
+        child.stdout.close()
 
 
 def collect(child: Child, tmp_path: Path) -> list[stacks.Stack]:
@@ -196,13 +204,7 @@ def test_an_armed_process_writes_its_stack_where_py_spy_is_missing(
     await_status(child, psutil.STATUS_SLEEPING)
     (stack,) = collect(child, tmp_path)
     assert f"in {function}" in stack.text
-    assert stack.where().endswith(f"{function} (<string>:{line_of(stack, function)})")
-
-
-def line_of(stack: stacks.Stack, function: str) -> str:
-    found = re.search(rf"line (\d+) in {function}", stack.text)
-    assert found is not None
-    return found[1]
+    assert f": {function} (<string>:" in stack.where()
 
 
 def test_an_armed_process_writes_its_stack_where_py_spy_is_refused(

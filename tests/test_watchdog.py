@@ -1,0 +1,315 @@
+"""Deadlines held against real processes that do not keep them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_gkd.journal import EventReader, EventWriter
+from pytest_gkd.watchdog import CLOSE_BUDGET_S, Overrun, Watchdog
+
+PATIENCE_S = 60.0  # of a test, before it gives up waiting for what should happen
+
+# A worker that hangs with a child in a session of its own.
+HANGS = """
+import json, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(90)"],
+                         start_new_session=True)
+def never_ends():
+    print("the last words", flush=True)
+    print(json.dumps(child.pid), file=sys.stderr, flush=True)
+    time.sleep(90)
+never_ends()
+"""
+
+
+class Bench:
+    """A watchdog with the events that a test writes, and what it says of them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.events: list[dict[str, Any]] = []
+        self.overruns: list[Overrun] = []
+        self.overran = threading.Event()
+        self.ticked = threading.Event()
+        self.ticks = 0
+        self.at_tick: Callable[[], None] = lambda: None
+        self.children: list[subprocess.Popen[str]] = []
+        self.watchdog = Watchdog(
+            EventReader(directory / "events"),
+            directory / "armed",
+            directory / "stacks",
+            self.events.append,
+            self._overrun,
+            self._tick,
+        )
+
+    def _overrun(self, overrun: Overrun) -> None:
+        self.overruns.append(overrun)
+        self.overran.set()
+
+    def _tick(self, now: float) -> None:
+        self.ticks += 1
+        self.at_tick()
+        self.ticked.set()
+
+    def say(self, worker: str, event: str, **values: Any) -> None:
+        """Write one event, as a worker does."""
+        writer = EventWriter(self.directory / f"events/{worker}.jsonl")
+        writer.write({"event": event, "t": time.monotonic(), **values})
+
+    def start(self, worker: str, stage: str, budget_s: float, **values: Any) -> None:
+        values.setdefault("captured", [])
+        self.say(worker, "start", stage=stage, budget_s=budget_s, **values)
+
+    def child(self, code: str = HANGS) -> subprocess.Popen[str]:
+        """A process that stands in for a worker; it has said its child's pid."""
+        out = self.directory / f"{len(self.children)}.out"
+        with out.open("w") as file:
+            child = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdout=file,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        self.children.append(child)
+        return child
+
+    def await_ticks(self, number: int) -> None:
+        """Until the watchdog has looked at every worker so many times more."""
+        until = self.ticks + number
+        while self.ticks < until:
+            self.ticked.clear()
+            assert self.ticked.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        if self.watchdog.is_alive():
+            self.watchdog.stop()
+        for child in self.children:
+            child.kill()
+            child.communicate()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.close()
+
+
+# -- an overrun --------------------------------------------------------------------
+
+
+class Scene:
+    """A worker that overran its budget, and another that has not."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.worker, self.other = bench.child(), bench.child()
+        self.child = psutil.Process(self.read_pid(self.worker))
+        self.read_pid(self.other)
+        for name, process in (("gw0", self.worker), ("gw1", self.other)):
+            bench.say(name, "hello", pid=process.pid)
+            bench.say(name, "collected")
+        bench.start("gw0", "stuck", 0.2, captured=[1])
+        bench.start("gw1", "fine", 500)
+        bench.watchdog.start()
+        assert bench.overran.wait(PATIENCE_S), bench.watchdog.error
+        self.status = self.worker.wait(PATIENCE_S)
+        bench.await_ticks(2)
+        (self.overrun,) = bench.overruns
+
+    @staticmethod
+    def read_pid(worker: subprocess.Popen[str]) -> int:
+        assert worker.stderr is not None
+        return int(json.loads(worker.stderr.readline()))
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    bench = Bench(tmp_path_factory.mktemp("overrun"))
+    yield Scene(bench)
+    bench.close()
+
+
+def test_an_overrun_names_its_worker_and_stage(scene: Scene) -> None:
+    assert (scene.overrun.worker, scene.overrun.stage) == ("gw0", "stuck")
+    assert (scene.overrun.phase, scene.overrun.limit_s) == ("running", 0.2)
+    assert scene.overrun.after_s >= 0.2
+
+
+def test_a_worker_that_overran_is_ended_with_its_tree(scene: Scene) -> None:
+    assert scene.status == -9
+    assert not scene.child.is_running() or (
+        scene.child.status() == psutil.STATUS_ZOMBIE
+    )
+    assert len(scene.overrun.ended) == 1
+    assert scene.overrun.ended[0].startswith(f"{scene.child.pid} ")
+    assert scene.overrun.survived == ()
+
+
+def test_the_stacks_were_taken_before_the_end(scene: Scene) -> None:
+    stacks = {stack.pid: stack for stack in scene.overrun.stacks}
+    assert set(stacks) == {scene.worker.pid, scene.child.pid}
+    stack = stacks[scene.worker.pid]
+    assert stack.path.parent == scene.bench.directory / "stacks/stuck"
+    assert stack.path.exists()
+
+
+def test_what_the_worker_printed_is_kept(scene: Scene) -> None:
+    assert scene.overrun.output == "the last words\n"
+
+
+def test_a_worker_within_its_budget_is_left_alone(scene: Scene) -> None:
+    assert scene.other.poll() is None
+    assert scene.bench.watchdog.workers["gw1"].phase == "running"
+
+
+def test_a_worker_is_ended_once(scene: Scene) -> None:
+    scene.bench.await_ticks(3)
+    assert len(scene.bench.overruns) == 1
+
+
+def test_every_event_was_passed_on_in_order(scene: Scene) -> None:
+    kinds = [e["event"] for e in scene.bench.events if e["worker"] == "gw0"]
+    assert kinds == ["hello", "collected", "start"]
+
+
+# -- near overruns -----------------------------------------------------------------
+
+
+def test_a_worker_that_finishes_while_its_stacks_are_taken_is_left_alone(
+    bench: Bench,
+) -> None:
+    worker = bench.child("import time; time.sleep(90)")
+    long_ago = time.monotonic() - 100
+    bench.say("gw0", "hello", pid=worker.pid)
+    bench.start("gw0", "late", 1, t=long_ago)
+
+    def finish() -> None:
+        # After this tick's events were read and before the worker is judged.
+        bench.at_tick = lambda: None
+        bench.say("gw0", "finish", stage="late")
+
+    bench.at_tick = finish
+    bench.watchdog.start()
+    bench.await_ticks(2)
+    assert bench.watchdog.workers["gw0"].has_sample
+    assert bench.watchdog.workers["gw0"].phase == "closing"
+    assert bench.overruns == []
+    assert worker.poll() is None
+
+
+def test_a_worker_that_ended_by_itself_is_an_overrun_without_stacks(
+    bench: Bench,
+) -> None:
+    worker = bench.child("")
+    worker.wait(PATIENCE_S)
+    bench.say("gw0", "hello", pid=worker.pid)
+    bench.start("gw0", "gone", 1, t=time.monotonic() - 100)
+    bench.watchdog.start()
+    assert bench.overran.wait(PATIENCE_S), bench.watchdog.error
+    assert bench.overruns[0].stacks == ()
+    assert bench.overruns[0].ended == ()
+
+
+# -- phases ------------------------------------------------------------------------
+
+
+def follow(bench: Bench, *events: str) -> Any:
+    """The worker as the watchdog sees it after these events, at time 100."""
+    bench.say("gw0", "hello", pid=1, t=100.0)
+    for event in events:
+        values = {"stage": "s", "budget_s": 9, "captured": []}
+        bench.say("gw0", event, **{**values, "t": 100.0})
+    bench.watchdog.drain()
+    return bench.watchdog.workers["gw0"]
+
+
+@pytest.mark.parametrize(
+    ("events", "phase", "deadline"),
+    [
+        ([], "starting", 160.0),
+        (["collected"], "idle", float("inf")),
+        (["collected", "waiting"], "idle", float("inf")),
+        (["collected", "start"], "running", 109.0),
+        (["collected", "start", "step", "fact"], "running", 109.0),
+        (["collected", "start", "finish"], "closing", 100.0 + CLOSE_BUDGET_S),
+        (["collected", "start", "finish", "closed"], "idle", float("inf")),
+        (["collected", "start", "finish", "closed", "bye"], "done", float("inf")),
+    ],
+)
+def test_each_phase_has_its_deadline(
+    bench: Bench, events: list[str], phase: str, deadline: float
+) -> None:
+    worker = follow(bench, *events)
+    assert (worker.phase, worker.deadline) == (phase, deadline)
+
+
+def test_the_next_stage_is_sampled_anew(bench: Bench) -> None:
+    worker = follow(bench, "start")
+    worker.has_sample = True
+    follow_on = follow(bench, "finish", "closed", "start")
+    assert not follow_on.has_sample
+
+
+def test_a_word_of_a_worker_that_never_said_hello_changes_nothing(
+    bench: Bench,
+) -> None:
+    bench.start("gw7", "stage", 9)
+    bench.watchdog.drain()
+    assert bench.watchdog.workers == {}
+    assert len(bench.events) == 1
+
+
+# -- the thread --------------------------------------------------------------------
+
+
+def test_an_error_in_the_thread_is_kept_and_ends_it(bench: Bench) -> None:
+    error = RuntimeError("broken")
+
+    def fail() -> None:
+        raise error
+
+    bench.at_tick = fail
+    bench.watchdog.start()
+    bench.watchdog.join(PATIENCE_S)
+    assert bench.watchdog.error is error
+
+
+def test_a_stopped_watchdog_holds_no_deadline(bench: Bench) -> None:
+    bench.watchdog.start()
+    bench.await_ticks(1)
+    bench.watchdog.stop()
+    assert not bench.watchdog.is_alive()
+    assert bench.watchdog.error is None
+
+
+# -- what a worker printed ---------------------------------------------------------
+
+
+def test_a_pipe_is_not_read(bench: Bench) -> None:
+    worker = bench.child()
+    Scene.read_pid(worker)
+    bench.say("gw0", "hello", pid=worker.pid)
+    bench.start("gw0", "stage", 9, captured=[1, 2])  # a file, and a pipe
+    bench.watchdog.drain()
+    assert len(bench.watchdog.workers["gw0"].output) == 1
+
+
+def test_the_output_of_a_worker_that_is_gone_is_empty(bench: Bench) -> None:
+    worker = bench.child("")
+    worker.wait(PATIENCE_S)
+    bench.say("gw0", "hello", pid=worker.pid)
+    bench.start("gw0", "stage", 9, captured=[1, 2])
+    bench.watchdog.drain()
+    assert bench.watchdog.workers["gw0"].output == []
