@@ -138,7 +138,9 @@ def _that_count(logs: list[Log]) -> Iterator[Hit]:
         for hit in log.hits:
             if hit.signature.silent:
                 yield hit
-            elif hit.tier != "cause" and _went_on(log, hit.order):
+            elif _works_now(log, hit.order) or (
+                hit.tier != "cause" and _went_on(log, hit.order)
+            ):
                 continue
             elif over[log.name] >= 0 and hit.order >= over[log.name]:
                 if hit.tier == "cause" and not _shutdown(log, hit):
@@ -147,6 +149,13 @@ def _that_count(logs: list[Log]) -> Iterator[Hit]:
                 at > hit.order + 2000 for at in steps[log.name][-2:-1]
             ):
                 yield hit
+
+
+def _works_now(log: Log, order: int) -> bool:
+    """Whether the program still works at the end, well after this byte."""
+    return order < log.tail_at + len(log.tail) - 2000 and any(
+        phases.WORKING.search(line) for line in _end(log)
+    )
 
 
 def _went_on(log: Log, order: int) -> bool:

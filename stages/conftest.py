@@ -46,7 +46,9 @@ def inputs(gkd: StageContext) -> Inputs:
 
 
 @pytest.fixture(scope="session")
-def _job_keeper(gkd: StageContext, request: pytest.FixtureRequest) -> Iterator[JobKeeper]:
+def _job_keeper(
+    gkd: StageContext, request: pytest.FixtureRequest
+) -> Iterator[JobKeeper]:
     keeper = JobKeeper(gkd)
     request.session.stash[KEEPER] = keeper
     yield keeper

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -265,6 +266,7 @@ def _failed(error: str, code: int = 1, log: str = "") -> RankRun:
                 tail,
             ),
         ),
+        0.0,
         5.0,
     )
 
@@ -312,10 +314,22 @@ def test_a_watchdog_that_aborts_its_rank_is_a_timeout_and_no_death() -> None:
     assert found.cause == "comm.collective-timeout"
 
 
+def test_ranks_that_still_got_on_at_the_end_of_the_budget_are_slow_not_stuck() -> None:
+    sound = _failed("").records[0]
+    pair = (sound, replace(sound, rank=1, pid=11))
+    run = RankRun(RankPlan(2, "gloo", 2.0, "nowhere"), pair, 0.0, 4.0)
+    assert isinstance(judge(run), RankError)
+    assert FIRST in str(judge(run))
+    stuck = judge(replace(run, waited_s=9.0))
+    assert isinstance(stuck, StageFault)
+    assert stuck.cause == "comm.collective-timeout"
+
+
 def test_a_failed_fork_is_a_matter_of_the_world_size() -> None:
     run = RankRun(
         RankPlan(4, "gloo", TIMEOUT_S, "nowhere"),
         (),
+        0.0,
         0.1,
         fork_error="rank 3: [Errno 11] Resource temporarily unavailable",
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -63,9 +63,7 @@ class GlooGroup:
 
         timeout = datetime.timedelta(seconds=meeting.timeout_s)
         if store is None:
-            store = dist.TCPStore(
-                HOST, meeting.port, is_master=False, timeout=timeout
-            )
+            store = dist.TCPStore(HOST, meeting.port, is_master=False, timeout=timeout)
         self.device = torch.device("cpu")
         options = dist.ProcessGroupGloo._Options()
         # Without a device of ours gloo looks this machine's name up, which fails in
@@ -114,7 +112,9 @@ class NcclGroup:
         stream.synchronize()
 
 
-def call_meeting(transport: str, world_size: int, timeout_s: float) -> tuple[Meeting, Any]:
+def call_meeting(
+    transport: str, world_size: int, timeout_s: float
+) -> tuple[Meeting, Any]:
     """A meeting at a free port, and the store that rank 0 must keep until its end."""
     import torch.distributed as dist
 
@@ -213,7 +213,7 @@ def send(group: Group, infos: list[Info], tensors: Iterable[tuple[str, Tensor]])
     return sent
 
 
-def receive(group: Group, infos: list[Info]) -> Iterator[tuple[str, Tensor]]:
+def receive(group: Group, infos: list[Info]) -> Generator[tuple[str, Tensor]]:
     """The tensors that rank 0 sends, as views of their bucket on the group's device.
 
     Raises BroadcastError when a bucket has another size or other content than the
@@ -256,7 +256,9 @@ def _header(buffer: Tensor) -> Tensor:
 
     size = buffer.numel().to_bytes(8, "little")
     in_host_memory = buffer.device.type == "cpu"
-    content = hashlib.sha256(buffer.numpy().data).digest() if in_host_memory else bytes(32)
+    content = (
+        hashlib.sha256(buffer.numpy().data).digest() if in_host_memory else bytes(32)
+    )
     return torch.frombuffer(bytearray(size + content), dtype=torch.uint8).to(
         buffer.device
     )

@@ -47,7 +47,7 @@ class Call(Generic[T]):
         error: BaseException | None = None
         try:
             result.append(self._function())
-        except BaseException as raised:  # noqa: BLE001 - raised again in result()
+        except BaseException as raised:  # raised again in result()
             error = raised
         with self._changed:
             self._result, self.error, self.is_done = result, error, True

@@ -61,9 +61,9 @@ class WeightReceiver:
         return {"device": properties.name, "uuid": str(properties.uuid)}
 
     def gkd_parameters(self, names: list[str]) -> dict[str, Any]:
-        """``parameters``: name -> [dtype, shape] of all; ``places``: where ``names`` go.
+        """``parameters``: name -> [dtype, shape]; ``places``: trainer name -> name.
 
-        Engine names are without fusion; ``places`` holds no name that is unknown.
+        Names are without fusion; ``places`` leaves out what is unknown here.
         """
         model = self.model_runner.get_model()
         views = parameters.unfused(model)

@@ -73,7 +73,12 @@ class Layout(Protocol):
         """By what means weights move, and why."""
 
     def carry(
-        self, transport: str, engine: Any, source: Any, infos: list[Info], budget_s: float
+        self,
+        transport: str,
+        engine: Any,
+        source: Any,
+        infos: list[Info],
+        budget_s: float,
     ) -> int:
         """Move the trainer's weights into the engine; the bytes moved."""
 
@@ -197,7 +202,9 @@ class Job:
 
     def trainer_digests(self) -> dict[str, str]:
         """The same of what the trainer holds, in the engine's dtypes."""
-        found: dict[str, str] = self.source.digests(self.infos(self.places), self.places)
+        found: dict[str, str] = self.source.digests(
+            self.infos(self.places), self.places
+        )
         return found
 
     def check_served(self, when: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""How do trainer and engine work together in one process, or in two beside each other?"""
+"""How do trainer and engine work in one process, or in processes side by side?"""
 
 from __future__ import annotations
 
@@ -74,7 +74,12 @@ class Colocated(_Local):
         return "in-process", "trainer and engine share a process"
 
     def carry(
-        self, transport: str, engine: Any, source: Any, infos: list[Info], budget_s: float
+        self,
+        transport: str,
+        engine: Any,
+        source: Any,
+        infos: list[Info],
+        budget_s: float,
     ) -> int:
         del transport, budget_s
         engine.load(source.tensors(infos))
@@ -98,7 +103,12 @@ class Split(_Local):
         return choose_transport(engine, source, same_gpu="cuda-ipc")
 
     def carry(
-        self, transport: str, engine: Any, source: Any, infos: list[Info], budget_s: float
+        self,
+        transport: str,
+        engine: Any,
+        source: Any,
+        infos: list[Info],
+        budget_s: float,
     ) -> int:
         if transport == "cuda-ipc":
             handles = source.share(infos)
@@ -115,7 +125,10 @@ class Split(_Local):
         meeting = source.call_meeting(transport, ranks, operation_budget_s(budget_s))
         sent, _ = both(
             (f"sending by {transport}", lambda: source.send(meeting, infos)),
-            ("the engine's load of what is sent", lambda: engine.receive(infos, meeting)),
+            (
+                "the engine's load of what is sent",
+                lambda: engine.receive(infos, meeting),
+            ),
             budget_s,
             "sync.stuck",
         )
@@ -132,7 +145,10 @@ def operation_budget_s(budget_s: float) -> float:
 
 
 def choose_transport(engine: Any, source: Any, *, same_gpu: str) -> tuple[str, str]:
-    """The transport between two processes, and why; ``same_gpu`` where they share one."""
+    """The transport between two processes, and why.
+
+    ``same_gpu`` is what they use when they share one.
+    """
     trainer: str = source.identity()
     ranks: list[str] = [rank["uuid"] for rank in engine.identities()]
     if trainer == "cpu":

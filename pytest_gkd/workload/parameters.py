@@ -27,7 +27,9 @@ def unfused(model: Any) -> dict[str, Tensor]:
     sizes; padding rows of embeddings are left out. Parameters that cannot be split so
     keep vLLM's name, and with tensor parallelism all are this rank's part.
     """
-    packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", None) or {}
+    packed: Mapping[str, list[str]] = (
+        getattr(model, "packed_modules_mapping", None) or {}
+    )
     modules = dict(model.named_modules())
     views: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():

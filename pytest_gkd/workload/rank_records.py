@@ -76,6 +76,7 @@ class RankRun:
 
     plan: RankPlan
     records: tuple[RankRecord, ...]
+    started_at: float
     waited_s: float
     import_s: float | None = None
     fork_error: str = ""

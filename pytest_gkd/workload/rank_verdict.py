@@ -49,6 +49,7 @@ def judge(run: RankRun) -> Exception | None:
         or _died(run)
         or _raised(run)
         or _launcher(run)
+        or _slow(run)
         or _absent(run)
         or _stuck(run)
     )
@@ -135,6 +136,29 @@ def _launcher(run: RankRun) -> RankError | None:
     return RankError(
         f"the {run.plan.world_size} ranks were not running after {run.waited_s:.1f} s: "
         f"{run.launcher_error}"
+    )
+
+
+def _slow(run: RankRun) -> RankError | None:
+    """The budget ended while every rank still got on, none of them out of step."""
+    now = run.started_at + run.waited_s
+    since = {
+        r.rank: now - max((m["t"] for m in r.marks), default=0) for r in run.records
+    }
+    entered = [record.entered for record in run.records]
+    if (
+        any(r.raised or r.code is not None or r.state == "T" for r in run.records)
+        or min(since.values()) >= run.plan.timeout_s
+        or max(entered) - min(entered) > 1
+    ):
+        return None
+    places = "; ".join(
+        f"rank {r.rank} was in {r.operation} for {since[r.rank]:.1f} s"
+        for r in run.records[:8]
+    )
+    return RankError(
+        f"the {run.plan.world_size} ranks were not done after {run.waited_s:.1f} s, the "
+        f"time that the stage had for them: {places}"
     )
 
 

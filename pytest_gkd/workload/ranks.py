@@ -176,6 +176,7 @@ class Launcher:
             waited_s = time.monotonic() - started
             seen = collect(plan, watched)
             fork_error, is_ready = watched.fork_error, watched.forked
+            doing = "importing torch" if watched.host_pid is None else "starting them"
             is_cut_off = watched.closed and (
                 not is_ready or watched.codes.keys() < watched.pids.keys()
             )
@@ -187,12 +188,12 @@ class Launcher:
         if is_cut_off:
             error = self._launcher_error()
         elif not is_ready:
-            error = f"its launcher (pid {self._process.pid}) was still " + (
-                "importing torch" if watched.import_s is None else "starting them"
-            )
+            error = f"its launcher (pid {self._process.pid}) was still {doing}"
         # The logs once more: a rank that was called off has left its stacks there.
         records = tuple(replace(r, log_tail=read_tail(r.log)) for r in seen)
-        return RankRun(plan, records, waited_s, watched.import_s, fork_error, error)
+        return RankRun(
+            plan, records, started, waited_s, watched.import_s, fork_error, error
+        )
 
     def close(self) -> None:
         """End the launcher and whatever is left below it; reap it."""
@@ -236,20 +237,19 @@ class Launcher:
                 say(said)
 
     def _end_host(self, watched: Watched, events: int) -> None:
+        if watched.host_pid is None and not watched.closed:
+            # Still importing: it has no rank yet and must not start one later.
+            process.stop(self._process.pid, itself=True)
+            return
         until = time.monotonic() + END_S
         while not watched.closed and (left_s := until - time.monotonic()) > 0:
             if select.select([events], [], [], left_s)[0]:
                 watched.read(events)
-        if watched.closed:
-            # Ranks whose host was killed die with it; they may not have got there yet.
-            for rank in watched.pids.keys() - watched.codes.keys():
-                process.stop(watched.pids[rank], itself=True)
-            return
-        if watched.host_pid is None:
-            # Still importing: it has no rank yet and must not start one later.
-            process.stop(self._process.pid, itself=True)
-        else:
+        if not watched.closed and watched.host_pid is not None:
             process.stop(watched.host_pid, itself=True)
+        # Ranks whose host was killed die with it; they may not have got there yet.
+        for rank in watched.pids.keys() - watched.codes.keys():
+            process.stop(watched.pids[rank], itself=True)
 
     def _launcher_error(self) -> str:
         state = "still runs"

@@ -47,7 +47,6 @@ class Role:
     def made(self) -> Fault | None:
         """Make the objects; returns None, or what is known to be wrong."""
 
-
         def make() -> None:
             self._make()
 

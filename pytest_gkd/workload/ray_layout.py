@@ -57,7 +57,12 @@ class RayLayout:
         return choose_transport(engine, source, same_gpu="gloo")
 
     def carry(
-        self, transport: str, engine: Any, source: Any, infos: list[Info], budget_s: float
+        self,
+        transport: str,
+        engine: Any,
+        source: Any,
+        infos: list[Info],
+        budget_s: float,
     ) -> int:
         ranks = 1 + self.plan.engine.tensor_parallel_size
         meeting = source.call_meeting(transport, ranks, operation_budget_s(budget_s))
@@ -123,15 +128,16 @@ class RayLayout:
         settings = self.plan.settings
         number = ROLES.index(role)
         needs = bundles(settings.gpus, settings.tensor_parallel_size)[number]
+        title = role.__name__.lower()
         actor = ray.remote(role).options(
-            name=role.__name__.lower(),
+            name=title,
             num_cpus=needs["CPU"],
             num_gpus=needs.get("GPU", 0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=number
             ),
         )
-        remote = Remote(actor.remote(self.plan), self.budget_s)
+        remote = Remote(actor.remote(self.plan), title, self.budget_s)
         self._remotes.append(remote)
         return remote
 
@@ -187,9 +193,10 @@ class Remote:
     """Stands for an object in an actor: has its methods, each bounded in time."""
 
     def __init__(
-        self, actor: Any, budget_s: Callable[[], float], part: str = ""
+        self, actor: Any, role: str, budget_s: Callable[[], float], part: str = ""
     ) -> None:
         self.actor = actor
+        self.role = role
         self._budget_s = budget_s
         self._part = part
 
@@ -200,7 +207,7 @@ class Remote:
 
     def of(self, part: str) -> Remote:
         """Another object in the same actor."""
-        return Remote(self.actor, self._budget_s, part)
+        return Remote(self.actor, self.role, self._budget_s, part)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
@@ -215,7 +222,16 @@ class Remote:
         import ray
 
         answer = getattr(self.actor, method).remote(*args, **kwargs)
-        found = ray.get(answer, timeout=self._budget_s())
+        budget_s = self._budget_s()
+        try:
+            found = ray.get(answer, timeout=budget_s)
+        except ray.exceptions.GetTimeoutError as error:
+            asked = " ".join(str(arg) for arg in args[:2]).strip() or "its start"
+            raise StageFault(
+                "ray.get-timeout",
+                f"the {self.role} actor had not answered {asked} in {budget_s:.0f} s",
+                facts={"actor": self.role, "asked": asked, "waited_s": budget_s},
+            ) from error
         if isinstance(found, ray_actors.Fault):
             raise found.as_exception()
         return found

@@ -53,8 +53,9 @@ def disagreement(checks: list[GreedyCheck]) -> str:
         f"{len(wrong)} of {len(checks)} greedy completions are not what the trainer's "
         f"weights give: completion {number} differs at {len(first.disagreements)} of "
         f"{first.positions} positions, first at {first.first_disagreement}, where the "
-        f"engine chose token {first.found} and a reference forward pass {first.expected} "
-        f"({first.max_logprob_gap:.3g} nats apart at most, {first.tolerance:.3g} allowed)"
+        f"engine chose token {first.found} and a reference forward pass "
+        f"{first.expected} ({first.max_logprob_gap:.3g} nats apart at most, "
+        f"{first.tolerance:.3g} allowed)"
     )
 
 

@@ -43,7 +43,9 @@ class Places:
         return None if place is None else self.parameters[place][0]
 
 
-def places_of(names: Iterable[str], answer: Mapping[str, Any], *, exact: bool) -> Places:
+def places_of(
+    names: Iterable[str], answer: Mapping[str, Any], *, exact: bool
+) -> Places:
     """Read the answer of ``WeightReceiver.gkd_parameters`` for ``names``."""
     known = {
         name: (str(dtype), tuple(shape))
@@ -68,8 +70,8 @@ def check_set(infos: Iterable[Info], base: Places, now: Places) -> None:
     follow, and only vLLM can tell. Raises StageFault ``sync.name-or-shape``.
     """
     # Of a strange architecture some names lead nowhere; that all do is a wrong prefix.
-    expected = set(base.unplaced) if now.places else set()
-    unknown = [name for name in now.unplaced if name not in expected]
+    strange = set(base.unplaced) if now.places else set()
+    unknown = [name for name in now.unplaced if name not in strange]
     missing = [name for name in now.unfilled if name not in base.unfilled]
     facts = {"unknown": unknown[:10], "missing": missing[:10]}
     if unknown:
@@ -114,7 +116,9 @@ def check_finite(nonfinite: list[str], total: int) -> None:
         )
 
 
-def check_equal(engine: Mapping[str, str], trainer: Mapping[str, str], when: str) -> None:
+def check_equal(
+    engine: Mapping[str, str], trainer: Mapping[str, str], when: str
+) -> None:
     """The engine holds the trainer's weights, by their digests.
 
     ``when`` completes the sentence, such as ``after the push``. Raises StageFault
@@ -128,7 +132,9 @@ def check_equal(engine: Mapping[str, str], trainer: Mapping[str, str], when: str
         )
     if differing:
         total = len({*engine, *trainer})
-        shown = ["(tensors without a name in common)" if n == "*" else n for n in differing]
+        shown = [
+            "(tensors without a name in common)" if n == "*" else n for n in differing
+        ]
         raise StageFault(
             "sync.not-applied",
             f"{len(differing)} of {total} tensors in the engine differ from the "
@@ -210,7 +216,9 @@ class WeightSource:
         _, tensor = next(iter(self.trainer.named_tensors()))
         return tensor.device
 
-    def call_meeting(self, transport: str, world_size: int, timeout_s: float) -> Meeting:
+    def call_meeting(
+        self, transport: str, world_size: int, timeout_s: float
+    ) -> Meeting:
         """Open the meeting that ``send`` then takes part in."""
         meeting, self._store = broadcast.call_meeting(transport, world_size, timeout_s)
         return meeting

@@ -28,7 +28,9 @@ class Dropping(Colocated):
 
     loses = "nothing"
 
-    def carry(self, transport: str, engine: Any, source: Any, infos: Any, budget_s: float) -> int:
+    def carry(
+        self, transport: str, engine: Any, source: Any, infos: Any, budget_s: float
+    ) -> int:
         if self.loses == "all":
             return 1
         if self.loses == "half":
