@@ -95,6 +95,7 @@ class StageController:
         self._verdicts = EventWriter(run_dir / "verdicts.jsonl")
         self._findings = Findings(report_dir, config.invocation_params.dir)
         self._before = {p.pid for p in process.descendants(os.getpid())}
+        self._told: dict[tuple[str, ...], str] = {}
         self._old_sigterm: Any = None
         self.watchdog = Watchdog(
             EventReader(run_dir / "events"),
@@ -235,7 +236,7 @@ class StageController:
         report.duration = record.duration_s
         if overrun is not None:
             record.outcome = TIMEOUT
-            record.message = record.message or render._ending(record)
+            record.message = record.message or render.ending(record)
             record.cleaned = list(overrun.ended)
             self._findings.keep_stacks(record, overrun.stacks)
             output, status = overrun.output, None
@@ -312,9 +313,12 @@ class StageController:
         watch = self.watchdog.workers.get(worker.id) if worker else None
         if watch is not None and watch.has_sample:
             self._findings.keep_stacks(record, watch.sampled)
-        first = found["error"].strip().splitlines()
-        record.message = "" if record.outcome == TIMEOUT else (first or [""])[0]
-        record.message = record.message or render._ending(record)
+        record.message = render.ending(record)
+        if record.outcome != TIMEOUT:
+            first, *others = found["error"].strip().splitlines() or [""]
+            record.message = first or record.message
+            # What a stage found besides, a line each (see workload/env_findings.py).
+            record.also = [line for line in others if line.startswith("[")]
         sections = "\n".join(f"-- {name}\n{text}" for name, text in report.sections)
         traceback = report.longrepr
         if record.outcome == TIMEOUT:
@@ -337,7 +341,11 @@ class StageController:
         return self.config.option.tbstyle not in ("auto", "no", "line")
 
     def _failure(self, record: StageRecord, traceback: Any) -> Any:
-        block = render.failure_block(record, self._findings.relative(self._report_file))
+        advice = tuple(record.diagnosis["advice"]) if record.diagnosis else ()
+        report = self._findings.relative(self._report_file)
+        block = render.failure_block(record, report, self._told)
+        if advice:
+            self._told.setdefault(advice, record.name)
         return StageFailure(record, block, traceback)
 
     def _finish(self, record: StageRecord | None, report: pytest.TestReport) -> None:

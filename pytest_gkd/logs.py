@@ -29,7 +29,9 @@ _NOISE = re.compile(
     rb"Exception ignored in|destroy_process_group|resource_tracker|shutting down"
     rb"|[Ss]hutdown|SIGTERM|atexit|leaked"
 )
-_DISTILS = re.compile(rb"on_policy_distill|recipe\.gkd|gkd[./]|OnPolicyDistill|Teacher")
+_DISTILS = re.compile(
+    rb"on_policy_distill|recipe\.gkd|gkd[./]|OnPolicyDistill|Teacher|actor_pool"
+)
 _ROLLS_OUT = re.compile(
     rb"rollout|(?i:vllm|sglang)|completions?/|timing_s/gen|GRPO|PPO"
 )

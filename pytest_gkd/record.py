@@ -21,7 +21,8 @@ class StageRecord:
     ``step`` is what the stage was doing last. ``message`` says in one line what went
     wrong. ``diagnosis`` has the shape of the report contract: cause, confidence,
     evidence, advice, also; ``telling`` are evidence lines where there is none.
-    ``stuck`` says for each process where its stack stood.
+    ``also`` are further findings, a line each. ``stuck`` says for each process where
+    its stack stood.
     """
 
     name: str
@@ -35,6 +36,7 @@ class StageRecord:
     facts: dict[str, Any] = field(default_factory=dict)
     diagnosis: dict[str, Any] | None = None
     telling: list[dict[str, Any]] = field(default_factory=list)
+    also: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
     stacks: list[str] = field(default_factory=list)
     output: list[str] = field(default_factory=list)
@@ -56,6 +58,7 @@ class StageRecord:
             "facts": self.facts,
             "diagnosis": self.diagnosis,
             "telling": self.telling,
+            "also": self.also,
             "stuck": self.stuck,
             "stacks": self.stacks,
             "output": self.output,

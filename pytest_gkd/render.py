@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pytest_gkd.record import (
@@ -46,10 +46,11 @@ def budget(value: float) -> str:
 def headline(record: StageRecord) -> str:
     """One line that stands alone: what is true, then the cause."""
     cause = f" [{record.diagnosis['cause']}]" if record.diagnosis else " [unknown]"
-    return f"{record.message or _ending(record)}{cause}"
+    return f"{record.message or ending(record)}{cause}"
 
 
-def _ending(record: StageRecord) -> str:
+def ending(record: StageRecord) -> str:
+    """How a stage ended that said nothing itself."""
     if record.outcome == TIMEOUT:
         doing = f" in: {record.step}" if record.step else ""
         return f"not finished within {budget(record.budget_s)}{doing}"
@@ -76,8 +77,14 @@ def _remark(record: StageRecord) -> str:
     return headline(record)
 
 
-def failure_block(record: StageRecord, report: str) -> list[str]:
-    """What failed, why, what shows it, what to do, where the rest is."""
+def failure_block(
+    record: StageRecord, report: str, told: Mapping[tuple[str, ...], str] | None = None
+) -> list[str]:
+    """What failed, why, what shows it, what to do, where the rest is.
+
+    ``told`` names the stage under which a piece of advice stands already: nobody
+    needs to read it twice.
+    """
     what = "was ended" if record.outcome == TIMEOUT else "failed"
     where = f" in: {record.step}" if record.step else ""
     lines = [
@@ -87,10 +94,16 @@ def failure_block(record: StageRecord, report: str) -> list[str]:
     found = record.diagnosis
     lines += _labelled("cause", headline(record))
     if found:
-        if found.get("why"):
+        before = (told or {}).get(tuple(found["advice"]))
+        if found.get("why") and not before:
             lines += _labelled("why", found["why"])
-        lines += _evidence(found["evidence"], EVIDENCE_LINES)
-        for number, advice in enumerate(found["advice"], 1):
+        new = [line for line in found["evidence"] if _says_more(line, record)]
+        lines += _evidence(new, EVIDENCE_LINES)
+        for text in record.also[:EVIDENCE_LINES]:
+            lines += _labelled("also", text)
+        if before:
+            lines += _labelled("fix", f"as for {before}")
+        for number, advice in enumerate(() if before else found["advice"], 1):
             lines += _labelled("fix" if number == 1 else "", f"{number}. {advice}")
         if found.get("also"):
             lines += _labelled("also", ", ".join(found["also"]))
@@ -114,6 +127,12 @@ def _evidence(found: list[dict[str, Any]], limit: int) -> list[str]:
         number = "" if line["line"] is None else f":{line['line']}"
         lines += _labelled("saw", f"{line['source']}{number}  {line['text']}")
     return lines
+
+
+def _says_more(line: dict[str, Any], record: StageRecord) -> bool:
+    """Whether a line of evidence is more than the headline in other clothes."""
+    text = line["text"].removeprefix("E ").strip()
+    return text not in record.message and record.message not in text
 
 
 def _ended(processes: Sequence[str]) -> str:

@@ -23,15 +23,15 @@ _ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x00")
 _NOTE = re.compile(
     rb"(?<!NCCL )\b(?:WARNING|WARN|INFO|DEBUG|warning|Warning)\b"
     rb"|(?:User|Future|Deprecation|Runtime|Resource)Warning"
-    rb"|^\W{0,3}(?:rank\d+\W{1,4})?[WI]\d{4} "
+    rb"|^\W{0,3}(?:rank\d+\W{1,4})?[WI]\d{0,4} "
 )
-_ALARM = re.compile(rb"\b(?:ERROR|CRITICAL|FATAL|Error|error)\b|\b[EF]\d{4} ")
+_ALARM = re.compile(rb"\b(?:ERROR|CRITICAL|FATAL)\b|\b[EF]\d{3,4} ")
 _ACTOR = re.compile(rb"\(([\w.:]+) pid=(\d+)(?:, ip=([\d.]+))?\)")
 _RANK = re.compile(rb"\[?\b[Rr]ank ?(\d+)\]|\[default(\d+)\]:|\bTP(\d+) pid=")
 _REPEATED = re.compile(rb" *\[repeated \d+x across cluster\].*")
-# 2026-11-21 10:00:00,123 | 11-21 10:00:00 (vLLM) | E1121 10:00:00.123456 (glog)
+# 2026-11-21 10:00:00,123 | 11-21 10:00:00 (vLLM) | E1121 10:00:00.123456 or E918 (glog)
 _TIME = re.compile(
-    rb"(?:(?:\d{4}[-/])?(?P<month>\d\d)[-/](?P<day>\d\d)[ T]|[EWIF](?P<glog>\d{4}) )"
+    rb"(?:(?:\d{4}[-/])?(?P<month>\d\d)[-/](?P<day>\d\d)[ T]|[EWIF](?P<glog>\d{3,4}) )"
     rb"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d(?:[.,]\d{1,6})?)"
 )
 
@@ -281,7 +281,7 @@ def time_of(block: bytes, start: int) -> float | None:
 
 def _seconds(match: re.Match[bytes]) -> float:
     date = match["glog"] or match["month"] + match["day"]
-    days = int(date[:2]) * 31 + int(date[2:])
+    days = int(date[:-2]) * 31 + int(date[-2:])
     clock = int(match["hour"]) * 3600 + int(match["minute"]) * 60
     return days * 86400 + clock + float(match["second"].replace(b",", b"."))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -258,7 +259,8 @@ class StageWorker:
         }
         if call.excinfo is not None and not report.skipped:
             error = call.excinfo.value
-            found["error"] = call.excinfo.exconly(tryshort=True)
+            text = call.excinfo.exconly(tryshort=True)
+            found["error"] = re.sub(r"^(?:\w+\.)+(?=\w+: )", "", text)
             if isinstance(error, StageFault):
                 found["error"] = error.message
                 found["fault"] = {

@@ -168,3 +168,17 @@ def test_a_sender_that_dies_is_told_from_one_that_stops(receiver: Side) -> None:
     finally:
         sender.end()
     assert "Connection closed by peer" in error or "Connection reset" in error
+
+
+def test_what_ray_cannot_place_is_named_by_resource() -> None:
+    ended = subprocess.run(
+        [sys.executable, str(PROGRAMS / "infeasible_placement.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    found = json.loads(ended.stdout.strip().splitlines()[-1])
+    assert found["cause"] == "ray.no-resources"
+    assert "GPU: 1 wanted, 0 there" in found["message"]

@@ -14,8 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from pytest_gkd import process
 from pytest_gkd.journal import EventReader, EventWriter
-from pytest_gkd.watchdog import CLOSE_BUDGET_S, Overrun, Watchdog
+from pytest_gkd.watchdog import CLOSE_BUDGET_S, Overrun, Watchdog, WorkerWatch
 
 PATIENCE_S = 60.0  # of a test, before it gives up waiting for what should happen
 
@@ -95,7 +96,7 @@ class Bench:
         if self.watchdog.is_alive():
             self.watchdog.stop()
         for child in self.children:
-            child.kill()
+            process.stop(child.pid, itself=True)
             child.communicate()
 
 
@@ -117,8 +118,8 @@ class Scene:
         self.worker, self.other = bench.child(), bench.child()
         self.child = psutil.Process(self.read_pid(self.worker))
         self.read_pid(self.other)
-        for name, process in (("gw0", self.worker), ("gw1", self.other)):
-            bench.say(name, "hello", pid=process.pid)
+        for name, worker in (("gw0", self.worker), ("gw1", self.other)):
+            bench.say(name, "hello", pid=worker.pid)
             bench.say(name, "collected")
         bench.start("gw0", "stuck", 0.2, captured=[1])
         bench.start("gw1", "fine", 500)
@@ -225,11 +226,10 @@ def test_a_worker_that_ended_by_itself_is_an_overrun_without_stacks(
 # -- phases ------------------------------------------------------------------------
 
 
-def follow(bench: Bench, *events: str) -> Any:
-    """The worker as the watchdog sees it after these events, at time 100."""
-    bench.say("gw0", "hello", pid=1, t=100.0)
+def follow(bench: Bench, *events: str) -> WorkerWatch:
+    """The worker as the watchdog sees it after these events, all at time 100."""
     for event in events:
-        values = {"stage": "s", "budget_s": 9, "captured": []}
+        values = {"pid": 1, "stage": "s", "budget_s": 9, "captured": []}
         bench.say("gw0", event, **{**values, "t": 100.0})
     bench.watchdog.drain()
     return bench.watchdog.workers["gw0"]
@@ -251,15 +251,15 @@ def follow(bench: Bench, *events: str) -> Any:
 def test_each_phase_has_its_deadline(
     bench: Bench, events: list[str], phase: str, deadline: float
 ) -> None:
-    worker = follow(bench, *events)
+    worker = follow(bench, "hello", *events)
     assert (worker.phase, worker.deadline) == (phase, deadline)
 
 
 def test_the_next_stage_is_sampled_anew(bench: Bench) -> None:
-    worker = follow(bench, "start")
+    worker = follow(bench, "hello", "start")
     worker.has_sample = True
-    follow_on = follow(bench, "finish", "closed", "start")
-    assert not follow_on.has_sample
+    assert follow(bench, "finish", "closed").has_sample
+    assert not follow(bench, "start").has_sample
 
 
 def test_a_word_of_a_worker_that_never_said_hello_changes_nothing(

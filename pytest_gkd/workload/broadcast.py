@@ -213,7 +213,9 @@ def send(group: Group, infos: list[Info], tensors: Iterable[tuple[str, Tensor]])
     return sent
 
 
-def receive(group: Group, infos: list[Info]) -> Generator[tuple[str, Tensor]]:
+def receive(
+    group: Group, infos: list[Info]
+) -> Generator[tuple[str, Tensor], None, None]:
     """The tensors that rank 0 sends, as views of their bucket on the group's device.
 
     Raises BroadcastError when a bucket has another size or other content than the

@@ -101,8 +101,8 @@ def ranked(findings: Sequence[Finding]) -> list[Finding]:
 def to_error(findings: Sequence[Finding]) -> Exception | None:
     """The exception that ends the stage, or None when nothing was found.
 
-    The others are named in the message and stand under ``also`` in the facts. A
-    finding without a known cause becomes a plain RuntimeError, which the report
+    The others follow in the message, a line each, and stand under ``also`` in the
+    facts. A finding without a known cause becomes a plain RuntimeError, which the report
     shows as unknown.
     """
     if not findings:
@@ -110,7 +110,7 @@ def to_error(findings: Sequence[Finding]) -> Exception | None:
     first, *rest = ranked(findings)
     message = first.message
     if rest:
-        message += f" Also found ({len(rest)}): " + " ".join(
+        message += f"\nAlso found ({len(rest)}):\n" + "\n".join(
             f"[{other.cause or 'unknown'}] {other.message}" for other in rest
         )
     if first.cause is None:

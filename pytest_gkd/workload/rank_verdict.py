@@ -157,8 +157,8 @@ def _slow(run: RankRun) -> RankError | None:
         for r in run.records[:8]
     )
     return RankError(
-        f"the {run.plan.world_size} ranks were not done after {run.waited_s:.1f} s, the "
-        f"time that the stage had for them: {places}"
+        f"the {run.plan.world_size} ranks were not done after {run.waited_s:.1f} s, "
+        f"all the time that the stage had for them: {places}"
     )
 
 

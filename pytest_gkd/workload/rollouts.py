@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pytest_gkd.context import StageContext
     from pytest_gkd.workload.engine import Completion
     from pytest_gkd.workload.layouts import Job
-    from pytest_gkd.workload.teacher import Signal
+    from pytest_gkd.workload.signals import Signal
 
 DISTANCE = 0.05
 

@@ -37,6 +37,8 @@ def load(name: str, origin: str, *, trust_remote_code: bool) -> Any:
                     source, trust_remote_code=trust_remote_code
                 )
             return light.from_pretrained(source)
+    except ModuleNotFoundError:
+        raise  # a package is missing, which is no fault of the tokenizer's files
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise StageFault(
@@ -73,6 +75,8 @@ def load_processor(name: str, origin: str, *, trust_remote_code: bool) -> str | 
         processor = AutoProcessor.from_pretrained(
             str(found.directory), trust_remote_code=trust_remote_code
         )
+    except ModuleNotFoundError:
+        raise
     except Exception as error:
         first = next(iter(str(error).splitlines()), "")
         raise StageFault(

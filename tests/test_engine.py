@@ -1,0 +1,230 @@
+"""What engine and trainer agree on before and after a push, without an engine."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from pytest_gkd.fault import StageFault
+from pytest_gkd.workload import broadcast, engine, engine_fork, ray_layout, sync
+from pytest_gkd.workload.deadline import both, within
+from pytest_gkd.workload.sync import Places
+
+
+def fused_model() -> Any:
+    """Two fused projections and a padded embedding, named as vLLM names them."""
+    import torch
+    from torch import nn
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv_proj = nn.Linear(4, 8)
+            self.qkv_proj.output_sizes = [4, 2, 2]  # type: ignore[assignment]
+            self.o_proj = nn.Linear(4, 4, bias=False)
+
+    class Model(nn.Module):
+        packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}  # noqa: RUF012
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(8, 4)
+            self.embed.org_vocab_size = 5  # type: ignore[assignment]
+            self.attn = Attention()
+
+    torch.manual_seed(0)
+    return Model()
+
+
+def test_fused_parameters_are_seen_as_a_checkpoint_has_them() -> None:
+    from pytest_gkd.workload.parameters import unfused
+
+    shapes = {name: tuple(view.shape) for name, view in unfused(fused_model()).items()}
+    assert shapes == {
+        "embed.weight": (5, 4),
+        "attn.q_proj.weight": (4, 4),
+        "attn.k_proj.weight": (2, 4),
+        "attn.v_proj.weight": (2, 4),
+        "attn.q_proj.bias": (4,),
+        "attn.k_proj.bias": (2,),
+        "attn.v_proj.bias": (2,),
+        "attn.o_proj.weight": (4, 4),
+    }
+
+
+def test_fused_parameters_that_do_not_add_up_stay_whole() -> None:
+    from pytest_gkd.workload.parameters import unfused
+
+    model = fused_model()
+    model.attn.qkv_proj.output_sizes = [4, 4]
+    assert "attn.qkv_proj.weight" in unfused(model)
+
+
+def test_a_checksum_is_that_of_the_parts_whatever_their_order() -> None:
+    import torch
+
+    from pytest_gkd.workload.parameters import checksum
+
+    whole = torch.randn(6, 4)
+    parts = [whole[4:], torch.zeros(3, 4), whole[:4].t()]
+    assert checksum(parts) == checksum([whole])
+
+
+def test_a_checksum_tells_a_single_changed_bit() -> None:
+    import torch
+
+    from pytest_gkd.workload.parameters import checksum
+
+    values = torch.randn(64).to(torch.bfloat16)
+    changed = values.clone()
+    changed.view(torch.int16)[7] ^= 1
+    assert checksum([changed]) != checksum([values])
+
+
+def test_shards_add_up_and_copies_count_once() -> None:
+    ranks = [{"shard": "0a", "copy": "05"}, {"shard": "02", "copy": "05"}]
+    found = sync.whole(ranks, exact=False)
+    assert {name: int(value, 16) for name, value in found.items()} == {
+        "shard": 12,
+        "copy": 5,
+    }
+
+
+def places(known: list[str], unplaced: list[str], unfilled: list[str]) -> Places:
+    table = dict.fromkeys([*known, *unfilled], ("float32", (2,)))
+    return Places(
+        {name: name for name in known}, table, tuple(unplaced), tuple(unfilled)
+    )
+
+
+def test_tensors_of_a_strange_architecture_are_left_to_vllm() -> None:
+    base = places(["a"], ["experts.0"], ["w13"])
+    sync.check_set([("a", "float32", (2,)), ("experts.0", "float32", (9,))], base, base)
+
+
+def test_a_set_of_which_no_name_is_known_is_refused() -> None:
+    base = places([], ["module.a"], ["a"])
+    with pytest.raises(StageFault, match=r"module\.a") as caught:
+        sync.check_set([("module.a", "float32", (2,))], base, base)
+    assert caught.value.cause == "sync.name-or-shape"
+
+
+def test_weights_that_cannot_be_compared_are_no_success() -> None:
+    with pytest.raises(StageFault, match="no tensor that could be compared"):
+        sync.check_equal({}, {}, "after the push")
+
+
+def test_a_tensor_only_one_side_has_is_a_difference() -> None:
+    with pytest.raises(StageFault, match="1 of 2 tensors"):
+        sync.check_equal({"a": "1", "b": "2"}, {"a": "1"}, "after the push")
+
+
+def test_both_sides_plan_the_same_buckets_in_order() -> None:
+    infos = [(f"t{n}", "bfloat16", (n, 100)) for n in range(1, 9)]
+    buckets = broadcast.plan(infos, bucket_bytes=1600)
+    assert [info for bucket in buckets for info in bucket] == infos
+    sizes = [sum(map(broadcast.nbytes, bucket)) for bucket in buckets]
+    assert (
+        max(size for size, b in zip(sizes, buckets, strict=True) if len(b) > 1) <= 1600
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "dtype"),
+    [
+        ({"torch_dtype": "bfloat16"}, "cpu", "float32"),
+        ({"torch_dtype": "float16"}, "cuda", "float16"),
+        ({"dtype": "float32"}, "cuda", "bfloat16"),
+        ({}, "cuda", "bfloat16"),
+    ],
+)
+def test_engine_and_trainer_share_a_dtype_that_compares(
+    config: dict[str, str], device: str, dtype: str
+) -> None:
+    assert engine.choose_dtype(config, device) == dtype
+
+
+def test_the_cache_holds_one_sequence_of_full_length() -> None:
+    config = {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "hidden_size": 1024,
+        "num_hidden_layers": 64,
+    }
+    needed = 2 * 4 * 64 * 4 * 128 * 8192
+    assert (engine.cache_bytes(config, 8192) or 0) >= needed
+
+
+def test_a_cache_of_an_unusual_config_is_left_to_vllm() -> None:
+    assert engine.cache_bytes({"hidden_size": 8}, 128) is None
+
+
+def test_pythons_own_threads_do_not_forbid_a_fork() -> None:
+    before = engine_fork.native_threads()
+    release = threading.Event()
+    thread = threading.Thread(target=release.wait)
+    thread.start()
+    try:
+        assert engine_fork.native_threads() == before
+    finally:
+        release.set()
+        thread.join()
+
+
+def test_a_call_that_does_not_return_is_given_up() -> None:
+    release = threading.Event()
+    try:
+        with pytest.raises(StageFault, match="the answer had not finished") as caught:
+            within(0.05, release.wait, "the answer", "sync.stuck")
+    finally:
+        release.set()
+    assert caught.value.cause == "sync.stuck"
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def test_of_two_failures_the_one_behind_the_other_is_raised() -> None:
+    with pytest.raises(ValueError, match="no module named x") as caught:
+        both(
+            ("sender", lambda: fail(RuntimeError("Connection closed by peer"))),
+            ("receiver", lambda: fail(ValueError("there is no module named x"))),
+            5.0,
+            "sync.stuck",
+        )
+    assert caught.value.__notes__ == ["the other side said: Connection closed by peer"]
+
+
+def test_a_side_that_waits_in_vain_names_the_silent_one() -> None:
+    release = threading.Event()
+    try:
+        with pytest.raises(StageFault, match="receiver does not get on") as caught:
+            both(
+                ("sender", lambda: fail(RuntimeError("Timed out waiting 10000ms"))),
+                ("receiver", release.wait),
+                5.0,
+                "sync.stuck",
+            )
+    finally:
+        release.set()
+    assert caught.value.cause == "sync.stuck"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "parallel", "shares"),
+    [
+        (1, 1, [0.4, 0.3, 0.3]),
+        (2, 1, [1, 0.5, 0.5]),
+        (3, 1, [1, 1, 1]),
+        (4, 2, [2, 1, 1]),
+    ],
+)
+def test_gpus_are_shared_only_where_there_are_too_few(
+    gpus: int, parallel: int, shares: list[float]
+) -> None:
+    needs = ray_layout.bundles(gpus, parallel)
+    assert [need["GPU"] for need in needs] == shares
+    assert sum(shares) <= gpus

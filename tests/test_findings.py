@@ -1,0 +1,247 @@
+"""What is kept of a failed stage, and the diagnosis that is made from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gkd import findings
+from pytest_gkd.findings import Findings, without_timeout_dump
+from pytest_gkd.record import FAILED, TIMEOUT, StageRecord
+from pytest_gkd.rules import load
+from pytest_gkd.stacks import Stack
+
+DISK_FULL = "OSError: [Errno 28] No space left on device: '/data/ckpt/model.pt'"
+FAULT: dict[str, Any] = {
+    "cause": "data.file-missing",
+    "facts": {"path": "trian.jsonl"},
+    "evidence": [["--gkd-train-files", None, "trian.jsonl"]],
+}
+
+
+@pytest.fixture
+def report_dir(tmp_path: Path) -> Path:
+    return tmp_path / "report"
+
+
+@pytest.fixture
+def found(report_dir: Path, tmp_path: Path) -> Findings:
+    return Findings(report_dir, tmp_path)
+
+
+def record(outcome: str = FAILED, message: str = "it broke") -> StageRecord:
+    made = StageRecord("data", "stages/test_data.py::test_data", "host", 20.0)
+    made.outcome, made.message = outcome, message
+    return made
+
+
+def diagnosis(made: StageRecord) -> dict[str, Any]:
+    assert made.diagnosis is not None
+    return made.diagnosis
+
+
+# -- diagnosis ---------------------------------------------------------------------
+
+
+def test_a_known_line_of_output_gives_its_cause_with_the_line(found: Findings) -> None:
+    made = record()
+    found.settle(made, f"step 1\n{DISK_FULL}\n")
+    assert diagnosis(made)["cause"] == "env.disk-full"
+    assert diagnosis(made)["advice"]
+    assert {"source": "output", "line": 2, "text": DISK_FULL} in diagnosis(made)[
+        "evidence"
+    ]
+
+
+def test_a_diagnosis_has_the_keys_that_other_programs_read(found: Findings) -> None:
+    made = record()
+    found.settle(made, DISK_FULL)
+    keys = {"cause", "confidence", "evidence", "advice", "also"}
+    assert set(diagnosis(made)) >= keys
+    assert set(diagnosis(made)["evidence"][0]) == {"source", "line", "text"}
+
+
+def test_the_exceptions_text_is_looked_at_too(found: Findings) -> None:
+    made = record()
+    found.settle(made, "", error=DISK_FULL)
+    assert diagnosis(made)["cause"] == "env.disk-full"
+
+
+def test_what_the_stages_children_wrote_is_looked_at_too(
+    found: Findings, report_dir: Path
+) -> None:
+    output = report_dir / "output/data"
+    output.mkdir(parents=True)
+    (output / "rank1.log").write_text(f"one\ntwo\n{DISK_FULL}\n")
+    made = record()
+    found.settle(made, "nothing here")
+    assert diagnosis(made)["cause"] == "env.disk-full"
+    assert diagnosis(made)["evidence"][0]["source"] == "rank1.log"
+    assert diagnosis(made)["evidence"][0]["line"] == 3
+
+
+def test_another_stages_output_is_not_looked_at(
+    found: Findings, report_dir: Path
+) -> None:
+    output = report_dir / "output/nccl"
+    output.mkdir(parents=True)
+    (output / "rank1.log").write_text(DISK_FULL)
+    made = record()
+    found.settle(made, "nothing here")
+    assert made.diagnosis is None
+
+
+def test_a_cause_that_the_stage_named_stands_with_its_evidence_first(
+    found: Findings,
+) -> None:
+    made = record(message="there is no file trian.jsonl")
+    found.settle(made, DISK_FULL, fault=FAULT, error=made.message)
+    assert diagnosis(made)["cause"] == "data.file-missing"
+    assert diagnosis(made)["confidence"] == "certain"
+    assert diagnosis(made)["evidence"][0] == {
+        "source": "--gkd-train-files",
+        "line": None,
+        "text": "trian.jsonl",
+    }
+
+
+def test_without_a_cause_the_telling_lines_are_kept(found: Findings) -> None:
+    made = record()
+    found.settle(made, "fine\nZorkError: the quux is frobbed\nfine\n")
+    assert made.diagnosis is None
+    assert [line["text"] for line in made.telling] == ["ZorkError: the quux is frobbed"]
+
+
+def test_without_a_word_of_trouble_the_last_lines_are_kept(found: Findings) -> None:
+    made = record()
+    found.settle(made, "one\ntwo\nthree\n\nfour\n")
+    assert [line["text"] for line in made.telling] == ["two", "three", "four"]
+    assert made.telling[-1]["line"] == 5
+
+
+def test_a_stage_that_left_nothing_is_unknown_without_lines(found: Findings) -> None:
+    made = record()
+    found.settle(made, "")
+    assert (made.diagnosis, made.telling) == (None, [])
+
+
+def test_a_process_that_was_killed_by_the_kernel_is_told_by_its_signal(
+    found: Findings,
+) -> None:
+    made = record(message="the process that ran it died: signal SIGKILL")
+    found.settle(made, "", exit_signal="SIGKILL", crashed=True)
+    assert diagnosis(made)["cause"] == "env.host-oom"
+
+
+def test_a_hang_is_told_by_what_the_stage_was_doing(found: Findings) -> None:
+    rule = next(
+        rule
+        for rule in load().rules.values()
+        if any(s.doing and "timeout" in s.outcomes for s in rule.signatures)
+    )
+    made = record(TIMEOUT)
+    made.name = next(
+        s.stages[0] for s in rule.signatures if s.doing and "timeout" in s.outcomes
+    )
+    found.settle(made, "")
+    assert made.diagnosis is None or diagnosis(made)["cause"] != rule.id
+
+
+# -- what is kept ------------------------------------------------------------------
+
+
+def test_what_the_stage_printed_is_kept(found: Findings, report_dir: Path) -> None:
+    found.settle(record(), "the last words\n")
+    log = report_dir / "output/data/stage.log"
+    assert log.read_text() == "the last words\n"
+
+
+def test_the_end_of_a_flood_is_kept(
+    found: Findings, report_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(findings, "OUTPUT_LIMIT", 10)
+    found.settle(record(), "x" * 100 + "the end")
+    assert (report_dir / "output/data/stage.log").read_text() == "xxxthe end"
+
+
+def test_an_empty_log_is_not_made(found: Findings, report_dir: Path) -> None:
+    found.settle(record(), " \n")
+    assert not (report_dir / "output/data/stage.log").exists()
+
+
+def test_the_childrens_files_are_listed_as_the_user_would_type_them(
+    found: Findings, report_dir: Path
+) -> None:
+    output = report_dir / "output/data"
+    output.mkdir(parents=True)
+    for name in ("rank1.log", "rank0.log"):
+        (output / name).touch()
+    made = record()
+    found.settle(made, "printed")
+    assert made.output == [
+        "report/output/data/rank0.log",
+        "report/output/data/rank1.log",
+    ]
+
+
+def test_a_childs_file_that_is_no_text_is_read_all_the_same(
+    found: Findings, report_dir: Path
+) -> None:
+    output = report_dir / "output/data"
+    output.mkdir(parents=True)
+    (output / "rank0.log").write_bytes(b"\xff\xfe\0\n" + DISK_FULL.encode())
+    made = record()
+    found.settle(made, "")
+    assert diagnosis(made)["cause"] == "env.disk-full"
+
+
+def test_a_path_elsewhere_is_given_whole(found: Findings) -> None:
+    assert found.relative(Path("/elsewhere/x")) == "/elsewhere/x"
+
+
+def test_stacks_are_listed_and_looked_at(found: Findings, report_dir: Path) -> None:
+    text = 'Thread 7 (idle): "MainThread"\n    mine (test_mine.py:9)\n'
+    path = report_dir / "stacks/data/7.txt"
+    made = record(TIMEOUT)
+    found.keep_stacks(made, [Stack(7, "7 python", path, text)])
+    assert made.stacks == ["report/stacks/data/7.txt"]
+    assert made.stuck == ["7 python: mine (test_mine.py:9)"]
+
+
+def test_a_cause_is_found_in_the_stacks_that_were_kept(
+    found: Findings, report_dir: Path
+) -> None:
+    catalogue = load()
+    rule, signature = next(
+        (rule, signature)
+        for rule in catalogue.rules.values()
+        for signature in rule.signatures
+        if signature.source == "stacks" and not signature.of_stage
+    )
+    made = record(TIMEOUT)
+    path = report_dir / "stacks/data/7.txt"
+    found.keep_stacks(made, [Stack(7, "7 python", path, signature.example)])
+    found.settle(made, "")
+    assert diagnosis(made)["cause"] == rule.id
+
+
+# -- pytest-timeout's own words ----------------------------------------------------
+
+
+def test_the_stacks_of_pytest_timeout_are_dropped_and_the_rest_is_kept() -> None:
+    text = (
+        "-- Captured stderr call\n"
+        "before\n"
+        "~~~~~~~~ Stack of MainThread (1) ~~~~~~~~\n"
+        '  File "x.py", line 1, in <module>\n'
+        "-- Captured log call\n"
+        "after\n"
+    )
+    kept = without_timeout_dump(text)
+    assert kept == "-- Captured stderr call\nbefore\n-- Captured log call\nafter\n"
+
+
+def test_text_without_such_stacks_is_left_as_it_is() -> None:
+    assert without_timeout_dump("~~~ a title ~~~\ntext\n") == "~~~ a title ~~~\ntext\n"
