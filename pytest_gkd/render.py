@@ -132,6 +132,8 @@ def _evidence(found: list[dict[str, Any]], limit: int) -> list[str]:
 def _says_more(line: dict[str, Any], record: StageRecord) -> bool:
     """Whether a line of evidence is more than the headline in other clothes."""
     text = line["text"].removeprefix("E ").strip()
+    if not record.message:
+        return True
     return text not in record.message and record.message not in text
 
 

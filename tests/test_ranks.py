@@ -183,7 +183,8 @@ def test_ranks_end_with_the_process_that_started_them(
 def test_the_budget_holds_where_the_ranks_own_timeout_is_longer(
     launcher: ranks.Launcher, tmp_path: Path
 ) -> None:
-    plan = RankPlan(2, "gloo", 600.0, str(tmp_path), (), Fault(1, "stop"))
+    at = Fault(1, "stop", "timed")
+    plan = RankPlan(2, "gloo", 600.0, str(tmp_path), (4 * KIB,), at)
     fault = _fault(launcher.run(plan, 1.5))
     assert fault.cause == "comm.collective-timeout"
     assert fault.facts["late_ranks"] == [1]

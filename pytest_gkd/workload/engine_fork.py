@@ -9,9 +9,12 @@ threads ran once waits for them for ever.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import multiprocessing
+import os
+import signal
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 FORKED = "forked"
 SPAWNED = "spawned"
 VLLMS_CHOICE = "as vLLM chooses"
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 # The allocator of pyarrow runs one that holds no lock over a fork.
 HARMLESS_THREADS = ("jemalloc_bg_thd",)
@@ -41,7 +46,8 @@ def native_threads() -> int:
         with contextlib.suppress(OSError):  # it has just ended
             names.append((task / "comm").read_text().strip())
     counted = [name for name in names if not name.startswith(HARMLESS_THREADS)]
-    return max(0, len(counted) - threading.active_count())
+    # Not threading's list: pytest-xdist's channel runs in threads it does not know.
+    return max(0, len(counted) - len(sys._current_frames()))
 
 
 @contextlib.contextmanager
@@ -49,8 +55,11 @@ def chosen(how: str) -> Iterator[None]:
     """While open, vLLM starts processes as ``how`` says.
 
     Its CPU platform sets the environment variable back to spawn, so the function that
-    reads it is replaced, in every module that imported it.
+    reads it is replaced, in every module that imported it. Forked processes, on a GPU
+    too, end with the one that forked them: they hold copies of its pipes, and a crash
+    of pytest's worker would go unseen for as long as they live.
     """
+    _end_forks_with_parent()
     if how != FORKED:
         yield
         return
@@ -73,6 +82,17 @@ def chosen(how: str) -> Iterator[None]:
     finally:
         for module in holders:
             _replace(module, original)
+
+
+@functools.cache
+def _end_forks_with_parent() -> None:
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def in_child() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    # It cannot be taken back, and need not: nobody forks a daemon from a stage.
+    os.register_at_fork(after_in_child=in_child)
 
 
 def _replace(module: Any, function: Any) -> None:

@@ -149,6 +149,7 @@ class Host:
                 else:
                     self._report_end(self._rank_by_fd.pop(fd))
             if kill_at is not None and time.monotonic() >= kill_at:
+                self._kill()
                 kill_at = time.monotonic() + CALL_OFF_GRACE_S
 
     def _report_end(self, rank: int) -> None:

@@ -1,0 +1,80 @@
+"""What may import what, and what a run without stages must not import at all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("torch", "vllm", "ray", "transformers", "datasets", "numpy", "pyarrow")
+# What the plugin itself needs, but only when stages run.
+OURS = ("psutil", "pytest_gkd.controller", "pytest_gkd.session", "pytest_gkd.worker")
+
+RUNS_PYTEST = """
+import json, sys
+import pytest
+code = pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]])
+print()
+print(json.dumps([int(code), sorted(sys.modules)]))
+"""
+
+
+def imported(directory: Path, *args: str) -> set[str]:
+    """The modules of a pytest process that ran one ordinary test, which passed."""
+    (directory / "test_it.py").write_text("def test_it(): pass\n")
+    done = subprocess.run(
+        [sys.executable, "-c", RUNS_PYTEST, *args],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    code, modules = json.loads(done.stdout.splitlines()[-1])
+    assert code == 0, done.stdout
+    assert "pytest_gkd.plugin" in modules
+    return set(modules)
+
+
+def test_an_ordinary_run_imports_the_plugin_and_no_more_of_it(
+    tmp_path: Path,
+) -> None:
+    found = imported(tmp_path)
+    assert found.isdisjoint(HEAVY)
+    assert found.isdisjoint(OURS)
+    ours = {name for name in found if name.startswith("pytest_gkd.")}
+    assert ours == {"pytest_gkd.plugin", "pytest_gkd.settings", "pytest_gkd.specs"}
+
+
+def test_a_k_that_names_no_stage_costs_no_more_than_the_plan(tmp_path: Path) -> None:
+    found = imported(tmp_path, "-k", "test_it")
+    assert found.isdisjoint(HEAVY)
+    assert found.isdisjoint(OURS)
+
+
+def test_the_process_that_controls_the_stages_imports_nothing_heavy() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import json, sys, pytest_gkd.session, pytest_gkd.__main__\n"
+            "print(json.dumps(sorted(sys.modules)))",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(json.loads(done.stdout)).isdisjoint(HEAVY)
+
+
+def test_modules_import_only_what_lies_below_them() -> None:
+    pytest.importorskip("importlinter", reason="import-linter is not installed")
+    program = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run(
+        [program, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert "0 broken" in done.stdout

@@ -1,0 +1,229 @@
+"""What others rely on by name. A change here is a change for them, on purpose."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+from pytest_gkd.record import SCHEMA, RunRecord, StageRecord
+from pytest_gkd.rules import load
+from pytest_gkd.specs import STAGES
+
+FLAGS = [
+    "--gkd-stages",
+    "--gkd-timeout",
+    "--gkd-report",
+    "--gkd-student",
+    "--gkd-teacher",
+    "--gkd-train-files",
+    "--gkd-prompt-column",
+    "--gkd-max-prompt-length",
+    "--gkd-batch-size",
+    "--gkd-max-new-tokens",
+    "--gkd-loss",
+    "--gkd-top-k",
+    "--gkd-beta",
+    "--gkd-temperature",
+    "--gkd-learning-rate",
+    "--gkd-layout",
+    "--gkd-world-size",
+    "--gkd-min-bus-bandwidth",
+    "--gkd-gpu-memory-utilization",
+    "--gkd-tensor-parallel-size",
+    "--gkd-trust-remote-code",
+]
+INI_ONLY = ["gkd_stage_files"]
+
+STAGE_NAMES = [
+    "environment",
+    "data",
+    "tokenizer",
+    "vllm",
+    "nccl",
+    "weight_sync",
+    "training_step",
+]
+
+# An id keeps its meaning for ever; new ones may be added.
+CAUSES = [
+    "env.package-missing",
+    "env.package-conflict",
+    "env.cuda-arch-mismatch",
+    "env.driver-too-old",
+    "env.no-gpu",
+    "env.gpu-busy",
+    "env.gpu-hardware",
+    "env.compiler",
+    "env.install-build",
+    "env.shm-too-small",
+    "env.disk-full",
+    "env.too-many-files",
+    "env.host-oom",
+    "env.hub-unreachable",
+    "env.hub-auth",
+    "env.permission",
+    "env.variable-not-propagated",
+    "data.file-missing",
+    "data.corrupt",
+    "data.schema",
+    "data.empty",
+    "data.too-long",
+    "data.cache",
+    "data.loader-stall",
+    "data.worker-died",
+    "tokenizer.load",
+    "tokenizer.chat-template",
+    "tokenizer.vocab-mismatch",
+    "tokenizer.pad-token",
+    "model.trust-remote-code",
+    "model.unsupported-arch",
+    "checkpoint.missing",
+    "checkpoint.corrupt",
+    "checkpoint.mismatch",
+    "checkpoint.save-failed",
+    "vllm.kv-cache",
+    "vllm.gpu-memory-utilization",
+    "vllm.max-model-len",
+    "vllm.attention-backend",
+    "vllm.tp-divisibility",
+    "vllm.engine-died",
+    "vllm.engine-start-timeout",
+    "vllm.compile-capture",
+    "vllm.quantization",
+    "vllm.sleep-wake",
+    "vllm.invalid-argument",
+    "cuda.oom",
+    "cuda.illegal-access",
+    "cuda.device-assert",
+    "cuda.library-init",
+    "comm.collective-timeout",
+    "comm.rendezvous",
+    "comm.port-in-use",
+    "comm.interface",
+    "comm.ib",
+    "comm.p2p",
+    "comm.duplicate-gpu",
+    "comm.peer-died",
+    "comm.mismatch",
+    "comm.world-size",
+    "comm.env-missing",
+    "comm.nccl-version",
+    "comm.nccl-other",
+    "ray.no-resources",
+    "ray.worker-start",
+    "ray.actor-died",
+    "ray.object-store",
+    "ray.memory-monitor",
+    "ray.connection",
+    "ray.get-timeout",
+    "sync.name-or-shape",
+    "sync.not-applied",
+    "sync.stuck",
+    "train.nan",
+    "train.batch-size",
+    "train.no-grad",
+    "train.diverged",
+    "train.slow",
+    "train.memory-leak",
+    "train.moe",
+    "train.fsdp-deepspeed",
+    "config.unknown-option",
+    "config.missing-value",
+    "config.invalid-combination",
+    "config.framework-version",
+    "teacher.unreachable",
+    "teacher.protocol",
+]
+
+# The first of each are the contract; the others may move, but not unseen.
+RUN_KEYS = [
+    "schema",
+    "started",
+    "versions",
+    "settings",
+    "stages",
+    "ended",
+    "interrupted",
+    "notes",
+    "cleaned",
+]
+STAGE_KEYS = [
+    "name",
+    "outcome",
+    "duration_s",
+    "budget_s",
+    "facts",
+    "diagnosis",
+    "stacks",
+    "blocked_by",
+    "nodeid",
+    "lane",
+    "step",
+    "message",
+    "also",
+    "telling",
+    "stuck",
+    "output",
+    "cleaned",
+]
+
+
+@pytest.fixture(scope="module")
+def help_text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--help"],
+        cwd=tmp_path_factory.mktemp("help"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_the_flags(help_text: str) -> None:
+    assert re.findall(r"^  (--gkd-[\w-]+)", help_text, re.MULTILINE) == FLAGS
+
+
+def test_every_flag_has_an_ini_twin(help_text: str) -> None:
+    twins = [flag.removeprefix("--").replace("-", "_") for flag in FLAGS]
+    keys = re.findall(r"^  (gkd_\w+) \(", help_text, re.MULTILINE)
+    assert sorted(keys) == sorted(twins + INI_ONLY)
+
+
+def test_the_marker(pytestconfig: pytest.Config) -> None:
+    markers = [m for m in pytestconfig.getini("markers") if m.startswith("gkd")]
+    (marker,) = markers
+    assert marker.startswith("gkd_stage(name, *, lane=None, needs=None, timeout=None):")
+
+
+def test_the_stages_and_their_order() -> None:
+    assert [stage.name for stage in STAGES] == STAGE_NAMES
+
+
+def test_the_causes() -> None:
+    known = set(load().rules)
+    assert known >= set(CAUSES), "an id is gone that others have stored"
+    assert known <= set(CAUSES), "a new id: add it to the list above"
+
+
+def test_no_cause_is_listed_twice() -> None:
+    assert len(CAUSES) == len(set(CAUSES))
+
+
+def test_the_keys_of_the_report() -> None:
+    stage = StageRecord("data", "stages/test_data.py::test_data", "host", 20.0)
+    report = RunRecord("now", {}, {}, [stage]).to_json()
+    assert SCHEMA == 1
+    assert sorted(report) == sorted(RUN_KEYS)
+    assert sorted(report["stages"][0]) == sorted(STAGE_KEYS)
+
+
+def test_the_names_under_which_pytest_and_the_shell_find_us() -> None:
+    (entry,) = metadata.entry_points(group="pytest11", name="gkd")
+    assert entry.value == "pytest_gkd.plugin"
+    (command,) = metadata.entry_points(group="console_scripts", name="gkd")
+    assert command.value == "pytest_gkd.__main__:main"
