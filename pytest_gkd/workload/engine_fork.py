@@ -59,7 +59,8 @@ def chosen(how: str) -> Iterator[None]:
     too, end with the one that forked them: they hold copies of its pipes, and a crash
     of pytest's worker would go unseen for as long as they live.
     """
-    _end_forks_with_parent()
+    if how in (FORKED, VLLMS_CHOICE):
+        _end_forks_with_parent()
     if how != FORKED:
         yield
         return
