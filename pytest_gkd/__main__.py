@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from pytest_gkd import __version__, diagnose, logs, reading, rules
+from pytest_gkd import __version__, diagnose, logs, own_rules, reading, rules
 from pytest_gkd.settings import near
 
 HEALTHY, FOUND, UNUSABLE, UNKNOWN = 0, 1, 2, 3
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     try:
         return int(asked.run(asked))
-    except (reading.LogError, rules.RuleError) as error:
+    except (reading.LogError, rules.RuleError, LookupError) as error:
         _say_error(str(error))
         return UNUSABLE
     except BrokenPipeError:
@@ -83,8 +83,12 @@ def _add_common(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _catalogue(asked: argparse.Namespace) -> rules.Catalogue:
+    return rules.load([*own_rules.installed(), *(Path(name) for name in asked.rules)])
+
+
 def _diagnose(asked: argparse.Namespace) -> int:
-    catalogue = rules.load(Path(name) for name in asked.rules)
+    catalogue = _catalogue(asked)
     sources: list[Path | IO[bytes]] = [
         sys.stdin.buffer if name == "-" else Path(name) for name in asked.logs
     ]
@@ -112,7 +116,7 @@ def _progress() -> Callable[[int], None] | None:
 
 
 def _explain(asked: argparse.Namespace) -> int:
-    catalogue = rules.load(Path(name) for name in asked.rules)
+    catalogue = _catalogue(asked)
     if asked.list:
         if asked.format == "json":
             titles = {rule.id: rule.title for rule in catalogue.rules.values()}

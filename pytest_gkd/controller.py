@@ -80,6 +80,7 @@ class StageController:
         *,
         workers: int,
         notes: Iterable[str] = (),
+        rules: Iterable[Path] = (),
     ) -> None:
         self.config = config
         self.settings = settings
@@ -93,7 +94,7 @@ class StageController:
         self._console = Console(None)
         self._overruns: dict[str, Overrun] = {}
         self._verdicts = EventWriter(run_dir / "verdicts.jsonl")
-        self._findings = Findings(report_dir, config.invocation_params.dir)
+        self._findings = Findings(report_dir, config.invocation_params.dir, rules)
         self._before = {p.pid for p in process.descendants(os.getpid())}
         self._told: dict[tuple[str, ...], str] = {}
         self._old_sigterm: Any = None

@@ -26,13 +26,16 @@ OUTPUT_LIMIT = 4 * 1024 * 1024
 class Findings:
     """Keeps a failed stage's output and stacks in the report directory; diagnoses it.
 
-    Paths in records are relative to ``base``, where pytest was started.
+    Paths in records are relative to ``base``, where pytest was started. ``rules`` are
+    files of users' own.
     """
 
-    def __init__(self, report_dir: Path, base: Path) -> None:
+    def __init__(
+        self, report_dir: Path, base: Path, rules: Iterable[Path] = ()
+    ) -> None:
         self.report_dir = report_dir
         self._base = base
-        self._catalogue = load()
+        self._catalogue = load(rules)
         self._stack_texts: dict[str, list[TextSource]] = {}
 
     def relative(self, path: Path) -> str:
@@ -105,6 +108,8 @@ class Findings:
             if path.name == "stage.log" or not path.is_file():
                 continue
             record.output.append(self.relative(path))
+            if path.suffix not in (".log", ".txt"):
+                continue  # marks and dumps, which say nothing in words
             with path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - OUTPUT_LIMIT))

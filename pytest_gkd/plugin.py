@@ -45,6 +45,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type="linelist",
         default=[],
     )
+    parser.addini(
+        "gkd_rules",
+        "files with rules (causes) of your own",
+        type="linelist",
+        default=[],
+    )
     for option in OPTIONS:
         default = f" (default: {option.default})" if option.default else ""
         choices = f" [{', '.join(option.choices)}]" if option.choices else ""

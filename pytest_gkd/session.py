@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd import gpus, plan, settings
+from pytest_gkd import gpus, own_rules, plan, settings
 from pytest_gkd.context import StageContext
 from pytest_gkd.controller import StageController
 from pytest_gkd.journal import EventWriter, VerdictReader
+from pytest_gkd.rules import RuleError, load
 from pytest_gkd.settings import OPTIONS, Settings, SettingsError
 from pytest_gkd.specs import BY_NAME, STAGES
 from pytest_gkd.worker import CONTEXT, IN_STAGE, StageWorker, stage_file, stages_dir
@@ -48,6 +49,7 @@ class Prepared:
     report_dir: Path
     workers: int
     notes: tuple[str, ...]
+    rules: tuple[Path, ...]
 
 
 def select(config: pytest.Config) -> Selection | None:
@@ -111,6 +113,7 @@ def prepare(config: pytest.Config) -> None:
         _check_paths(config, selection)
         read = read_settings(config)
         budgets(config, None if selection.own_files else BY_NAME)
+        rules = _own_rules(config)
         report_dir = _report_dir(config)
     except SettingsError as error:
         raise pytest.UsageError(str(error)) from None
@@ -118,7 +121,18 @@ def prepare(config: pytest.Config) -> None:
     run_dir = Path(tempfile.mkdtemp(prefix="gkd-"))
     for part in ("events", "armed"):
         (run_dir / part).mkdir()
-    config.stash[PREPARED] = Prepared(read, run_dir, report_dir, workers, notes)
+    config.stash[PREPARED] = Prepared(read, run_dir, report_dir, workers, notes, rules)
+
+
+def _own_rules(config: pytest.Config) -> tuple[Path, ...]:
+    """The users' rules, read once here so that a bad one ends the run at once."""
+    try:
+        named = (config.rootpath / name for name in config.getini("gkd_rules"))
+        found = (*own_rules.installed(), *named)
+        load(found)
+    except (RuleError, LookupError) as error:
+        raise SettingsError(f"gkd_rules: {error}") from None
+    return found
 
 
 def _refuse_nesting() -> None:
@@ -288,6 +302,7 @@ def register(config: pytest.Config) -> None:
             prepared.report_dir,
             workers=prepared.workers,
             notes=prepared.notes,
+            rules=prepared.rules,
         )
         config.pluginmanager.register(controller, "gkd-controller")
         if prepared.workers:

@@ -451,7 +451,10 @@ def test_ini_twins_set_budgets_files_and_stages(tmp_path: Path) -> None:
         (["--gkd-stages=nccl", "--gkd-layout=spilt"], "*did you mean 'split'?*"),
         (["--gkd-stages=data", "--gkd-report=/proc/no"], "*cannot write the report*"),
         (["--gkd-stages=mine", "absent.py"], "*file or directory not found*absent.py*"),
-        (["--gkd-stages=data", "--gkd-beta=2"], "*--gkd-beta: 2 is not a number between 0 and 1*"),
+        (
+            ["--gkd-stages=data", "--gkd-beta=2"],
+            "*--gkd-beta: 2 is not a number between 0 and 1*",
+        ),
     ],
 )
 def test_a_value_that_cannot_be_used_is_a_usage_error_that_says_why(
@@ -484,6 +487,50 @@ def test_a_marker_that_cannot_be_read_is_named(
     run = Run(tmp_path, "--gkd-stages=a", "test_probe.py")
     assert run.code == pytest.ExitCode.USAGE_ERROR
     assert says in run.text
+
+
+RULE = """
+id = "mine.reward-down"
+title = "the reward server is down"
+tier = "cause"
+why = "It was restarted. It comes back by itself."
+confirm = "python -c 'print(1)'"
+[[signature]]
+text = ["reward server said 503"]
+example = "RuntimeError: reward server said 503"
+near_miss = ["reward server said 200"]
+[[fix]]
+do = "Wait a minute"
+[[source]]
+ref = "https://example.org/reward"
+says = "what 503 means there"
+"""
+
+
+def test_a_rule_of_the_users_own_names_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "reward.toml").write_text(RULE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\ngkd_rules = reward.toml\n")
+    write(
+        tmp_path,
+        """
+        import pytest
+
+        @pytest.mark.gkd_stage("reward")
+        def test_reward():
+            raise RuntimeError("reward server said 503")
+        """,
+    )
+    run = Run(tmp_path, "--gkd-stages=reward", "test_probe.py")
+    assert run.stage("reward")["diagnosis"]["cause"] == "mine.reward-down"
+    assert run.shows("*fix *Wait a minute*")
+
+
+def test_a_rule_that_cannot_be_read_ends_the_run_at_once(tmp_path: Path) -> None:
+    (tmp_path / "reward.toml").write_text('id = "mine.x"\ncolour = "blue"\n')
+    (tmp_path / "pytest.ini").write_text("[pytest]\ngkd_rules = reward.toml\n")
+    run = Run(tmp_path, "--gkd-stages=data")
+    assert run.code == pytest.ExitCode.USAGE_ERROR
+    assert "reward.toml" in run.text
 
 
 def test_collect_only_lists_the_stages_and_runs_none(tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ def to_error(findings: Sequence[Finding]) -> Exception | None:
     """The exception that ends the stage, or None when nothing was found.
 
     The others follow in the message, a line each, and stand under ``also`` in the
-    facts. A finding without a known cause becomes a plain RuntimeError, which the report
-    shows as unknown.
+    facts. A finding without a known cause becomes a plain RuntimeError, which the
+    report shows as unknown.
     """
     if not findings:
         return None

@@ -286,6 +286,10 @@ def make_plan(settings: Settings, inputs: Inputs, run_dir: Path) -> Plan:
     )
     tokens = settings.max_prompt_length + max(settings.max_new_tokens, CHECK_TOKENS)
     tokens = max(tokens, MIN_MODEL_LEN)
+    positions = config.get("max_position_embeddings")
+    if settings.max_prompt_length == Settings.max_prompt_length and positions:
+        # A limit that nobody asked for must not be what a small model fails on.
+        tokens = min(tokens, positions)
     on_cpu = settings.device == "cpu"
     local = all(Path(model).is_dir() for model in (inputs.student, inputs.teacher))
     return Plan(
