@@ -45,7 +45,11 @@ class StageContext:
         self._send({"event": "step", "stage": self.stage, "text": text})
 
     def fact(self, name: str, value: Any) -> None:
-        """Record one finding; ``value`` must be JSON, with its unit in ``name``."""
+        """Record one finding; ``value`` must be JSON, with its unit in ``name``.
+
+        ``summary``, a text, stands on the stage's line in the terminal; ``notes``, a
+        list of ``{"id": ..., "text": ...}``, is shown at the end.
+        """
         self.facts[name] = value
         self._send({"event": "fact", "stage": self.stage, "name": name, "value": value})
 

@@ -19,6 +19,9 @@ from pytest_gkd.record import (
 WIDTH = 80
 LABEL = 7  # "  saw  ", "  fix  "
 EVIDENCE_LINES = 4
+NOTES = 6
+# Notes on what is so by choice; in the report for whoever looks for it.
+REPORT_ONLY = ("package.optional-missing",)
 
 MARKUP: dict[str, dict[str, bool]] = {
     PASSED: {"green": True},
@@ -193,6 +196,12 @@ def summary(record: RunRecord, report: str) -> list[str]:
         for stage in record.stages
         if stage.message.startswith("interrupted ")
     ]
+    for stage in record.stages:
+        notes = [n for n in stage.facts.get("notes", []) if n["id"] not in REPORT_ONLY]
+        for note in notes[:NOTES]:
+            lines += textwrap.wrap(
+                f"gkd: note: {note['text']}", WIDTH, subsequent_indent="     "
+            )
     if record.cleaned:
         lines.append(
             f"gkd: {len(record.cleaned)} process(es) were still there at the end and "

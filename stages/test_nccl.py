@@ -48,3 +48,5 @@ def test_nccl(gkd: StageContext) -> None:
     where = f"{settings.world_size} rank(s), {backend}"
     slow = allreduce.too_slow(table, settings.min_bus_bandwidth, where)
     assert not slow, slow
+    size, best = max(table.items(), key=lambda entry: entry[1])
+    gkd.fact("summary", f"{where}, best bus bandwidth {best} GB/s at {size}")
