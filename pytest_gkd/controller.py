@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
@@ -34,7 +35,7 @@ from pytest_gkd.record import (
     StageRecord,
 )
 from pytest_gkd.settings import Settings
-from pytest_gkd.watchdog import Overrun, Watchdog, WorkerWatch, read_output
+from pytest_gkd.watchdog import Overrun, Watchdog, read_output
 
 PACKAGES = (
     "pytest-gkd",
@@ -289,6 +290,10 @@ class StageController:
             return
         if record.outcome is not None and report.when != "teardown":
             return
+        if report.when == "setup":
+            # The engine comes up in a fixture. That it did not is the stage's failure,
+            # not an error of the test.
+            report.when = "call"
         record.duration_s = found["duration_s"]
         record.outcome = found["outcome"]
         record.blocked_by = list(found["blocked_by"])
@@ -414,27 +419,37 @@ class StageController:
         if self.workers and self.watchdog.is_alive():
             self.watchdog.stop()
             self.watchdog.drain()
-            self._end_workers()
+            self.record.cleaned = self._end_all()
             self._close_open_stages()
         if self.record.ended is None:
             self.record.ended = _now()
         self._write()
 
-    def _end_workers(self) -> None:
-        for worker in self.watchdog.workers.values():
-            if not worker.ended:
-                _end(worker)
+    def _end_all(self) -> list[str]:
+        """End the workers and what they left behind; a line for each of the latter.
+
+        Only what is below this process and was not there when the run began.
+        """
+        workers = {worker.pid for worker in self.watchdog.workers.values()}
+        ended: list[str] = []
+        for pid in workers:
+            ended += process.stop(pid, itself=True)[0]
+        for child in self._left():
+            if child.pid not in workers:
+                ended.append(process.describe(child))
+                ended += process.stop(child.pid, itself=True)[0]
+        return ended
+
+    def _left(self) -> list[psutil.Process]:
+        below = process.descendants(os.getpid())
+        return [p for p in below if p.pid not in self._before and process.alive(p)]
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         if self._old_sigterm is not None:
             signal.signal(signal.SIGTERM, self._old_sigterm)
-        mine = [
-            p for p in process.descendants(os.getpid()) if p.pid not in self._before
-        ]
-        if self.workers and mine:
-            # Only what is below this process and was not there when the run began.
-            for child in mine:
+        if self.workers:
+            for child in self._left():
                 process.stop(child.pid, itself=True)
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
@@ -459,10 +474,6 @@ class StageController:
 
     def _named(self, nodeid: str) -> StageRecord | None:
         return next((s for s in self.record.stages if s.nodeid == nodeid), None)
-
-
-def _end(worker: WorkerWatch) -> None:
-    process.stop(worker.pid, itself=True)
 
 
 def _closing_message(overrun: Overrun | None) -> str:

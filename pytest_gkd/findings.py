@@ -93,7 +93,13 @@ class Findings:
                 {"source": source, "line": line, "text": shown}
                 for source, line, shown in fault["evidence"]
             ]
-            record.diagnosis["evidence"] = proofs + record.diagnosis["evidence"]
+            # The stage knows; lines of its own traceback would only repeat it.
+            others = [
+                line
+                for line in record.diagnosis["evidence"]
+                if line["source"] not in ("error", "failure", "output")
+            ]
+            record.diagnosis["evidence"] = proofs + others
 
     def _keep_output(self, record: StageRecord, text: str) -> None:
         if text.strip():

@@ -85,7 +85,7 @@ def test_a_checksum_tells_a_single_changed_bit() -> None:
 
 def test_shards_add_up_and_copies_count_once() -> None:
     ranks = [{"shard": "0a", "copy": "05"}, {"shard": "02", "copy": "05"}]
-    found = sync.whole(ranks, exact=False)
+    found = sync.whole(ranks, shards=True)
     assert {name: int(value, 16) for name, value in found.items()} == {
         "shard": 12,
         "copy": 5,

@@ -10,6 +10,7 @@ import pytest
 from pytest_gkd import findings
 from pytest_gkd.findings import Findings, without_timeout_dump
 from pytest_gkd.record import FAILED, TIMEOUT, StageRecord
+from pytest_gkd.rules import load
 from pytest_gkd.stacks import Stack
 
 DISK_FULL = "OSError: [Errno 28] No space left on device: '/data/ckpt/model.pt'"
@@ -95,8 +96,9 @@ def test_another_stages_output_is_not_looked_at(
 def test_a_cause_that_the_stage_named_stands_with_its_evidence_first(
     found: Findings,
 ) -> None:
+    proof = load()["data.file-missing"].signatures[0].example
     made = record(message="there is no file trian.jsonl")
-    found.settle(made, DISK_FULL, fault=FAULT, error=made.message)
+    found.settle(made, f"{DISK_FULL}\n{proof}", fault=FAULT, error=made.message)
     assert diagnosis(made)["cause"] == "data.file-missing"
     assert diagnosis(made)["confidence"] == "certain"
     assert diagnosis(made)["evidence"][0] == {
@@ -104,6 +106,8 @@ def test_a_cause_that_the_stage_named_stands_with_its_evidence_first(
         "line": None,
         "text": "trian.jsonl",
     }
+    # Its own output and traceback would only repeat it.
+    assert len(diagnosis(made)["evidence"]) == 1
 
 
 def test_without_a_cause_the_telling_lines_are_kept(found: Findings) -> None:

@@ -557,3 +557,24 @@ def test_the_run_leaves_no_temporary_directory(
     )
     assert Run(tmp_path, "--gkd-stages=leaves", "test_probe.py").code == 0
     assert list(tmp_path.glob("gkd-*")) == []
+
+
+def test_what_a_passed_stage_left_running_is_ended_and_named(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        f"""
+        import subprocess, sys
+        import pytest
+
+        @pytest.mark.gkd_stage("leaves")
+        def test_leaves(gkd):
+            sleeper = [sys.executable, "-c", {SLEEPER!r}]
+            child = subprocess.Popen(sleeper, start_new_session=True)
+            gkd.fact("child", child.pid)
+        """,
+    )
+    run = Run(tmp_path, "--gkd-stages=leaves", "test_probe.py")
+    assert run.outcomes() == {"leaves": "passed"}
+    assert not psutil.pid_exists(run.stage("leaves")["facts"]["child"])
+    assert any(SLEEPER in line for line in run.report["cleaned"])
+    assert run.shows("gkd: 1 process(es) were still there at the end*")

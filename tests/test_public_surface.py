@@ -36,7 +36,7 @@ FLAGS = [
     "--gkd-tensor-parallel-size",
     "--gkd-trust-remote-code",
 ]
-INI_ONLY = ["gkd_stage_files"]
+INI_ONLY = ["gkd_stage_files", "gkd_rules"]
 
 STAGE_NAMES = [
     "environment",

@@ -50,6 +50,18 @@ def awaits_its_child():
 
 awaits_its_child()
 """
+MOVES = """
+def first_place():
+    print(os.getpid(), flush=True)
+    sys.stdin.readline()
+
+def second_place():
+    print("moved", flush=True)
+    sys.stdin.readline()
+
+first_place()
+second_place()
+"""
 DIES = """
 def kills_itself():
     os.kill(os.getpid(), signal.{name})
@@ -74,6 +86,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         code = "\n".join(["import os, signal, subprocess, sys, time", *parts])
         child = subprocess.Popen(
             [PYTHON, "-c", textwrap.dedent(code), str(tmp_path / "armed")],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -92,8 +105,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         child.kill()
         child.wait()
     for child in started:
-        assert child.stdout is not None
-        child.stdout.close()
+        child.communicate()
 
 
 def collect(child: Child, tmp_path: Path) -> list[stacks.Stack]:
@@ -215,14 +227,19 @@ def test_an_armed_process_writes_its_stack_where_py_spy_is_refused(
     assert "in waits_for_ever" in stack.text
 
 
-def test_an_armed_process_lives_on_after_each_sample(
+def test_a_second_sample_shows_where_the_process_stands_by_then(
     start: Start, tools: Path, tmp_path: Path
 ) -> None:
-    child = start(ARMED, SLEEPS)
-    for _ in range(2):
-        (stack,) = collect(child, tmp_path)
-        assert stack.text.count("in waits_for_ever") == 1
-    assert child.poll() is None
+    child = start(ARMED, MOVES)
+    (first,) = collect(child, tmp_path)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    print("move", file=child.stdin, flush=True)
+    child.stdout.readline()
+    (second,) = collect(child, tmp_path)
+    assert "in first_place" in first.text
+    assert "in second_place" in second.text
+    assert "in first_place" not in second.text
 
 
 def test_a_process_that_is_not_armed_is_not_signalled(

@@ -66,13 +66,13 @@ def check_rows(
     """
     rows = len(dataset)
     where = ", ".join(file.path for file in files[:3])
+    column = choose_column(dataset.column_names, prompt_column, where)
     if rows < batch_size:
         raise StageFault(
             "data.empty",
             f"{where}: {rows} rows; expected at least one batch of {batch_size}",
             facts={"rows": rows, "batch_size": batch_size},
         )
-    column = choose_column(dataset.column_names, prompt_column)
     kind, bounds = _survey(dataset, column, files, lengths)
     unsure = [row for row, bound in enumerate(bounds) if bound > max_prompt_length]
     fitting = rows - len(unsure)

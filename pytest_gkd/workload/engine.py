@@ -130,6 +130,9 @@ def prepare_environment(config: EngineConfig) -> None:
         # vLLM's sampler compiles the ranking of log-probabilities even in eager mode:
         # 2.9 s, and a C++ compiler, for what takes no time uncompiled.
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+        if config.tensor_parallel_size > 1:
+            # A rank wants a NUMA node of its own; few machines have one to spare.
+            os.environ.setdefault("VLLM_CPU_SIM_MULTI_NUMA", "1")
     if config.offline:
         os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 
@@ -231,14 +234,16 @@ class Engine:
 
     def places(self, names: list[str]) -> Places:
         """Where the engine keeps the trainer tensors ``names``."""
-        exact = self.config.tensor_parallel_size == 1
-        answers = self._rpc("gkd_parameters", names)
-        return sync.places_of(names, answers[0], exact=exact)
+        answer = self._rpc("gkd_parameters", names)[0]
+        return sync.places_of(
+            names, answer, shards=self.config.tensor_parallel_size > 1
+        )
 
     def digests(self, places: Places) -> dict[str, str]:
         """A digest per trainer tensor, computed where the parameters are."""
-        ranks = self._rpc("gkd_digests", dict(places.places), places.exact)
-        found = sync.whole(ranks, exact=places.exact)
+        inexact = sorted(places.by_content)
+        ranks = self._rpc("gkd_digests", dict(places.places), inexact)
+        found = sync.whole(ranks, shards=self.config.tensor_parallel_size > 1)
         if not places.unplaced:
             # Parameters that no tensor of the trainer's could mean, such as scales.
             found.pop("*", None)

@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from pytest_gkd.workload import broadcast, digest, parameters
+from pytest_gkd.workload import broadcast, parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +38,18 @@ def _plain_linear(layer: Any, remove_weight: bool) -> None:
     layer.cpu_linear = torch.nn.functional.linear
 
 
+def _pack_experts_again(model: Any) -> None:
+    """On CPU, do what vLLM (0.32) does on the first load of experts and not on others."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    for module in model.modules():
+        kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+        if kernel is not None and hasattr(module, "w13_weight"):
+            kernel.fused_experts.process_weights_after_loading(module)
+
+
 # In an engine of several processes this module is first imported in the worker, before
 # the model is loaded.
 keep_weights_in_place()
@@ -49,6 +61,7 @@ class WeightReceiver:
     model_runner: Any
     device: Any
     rank: int
+    reload_weights: Any
 
     def gkd_identity(self) -> dict[str, str]:
         """The device that holds the weights, and what tells it from other devices."""
@@ -75,27 +88,23 @@ class WeightReceiver:
             "places": parameters.engine_names(model, names),
         }
 
-    def gkd_digests(self, places: dict[str, str], exact: bool) -> dict[str, str]:
+    def gkd_digests(
+        self, places: dict[str, str], by_content: list[str]
+    ) -> dict[str, str]:
         """A digest per trainer name; ``places`` maps it to the engine's name.
 
-        SHA-256 when ``exact``, else the checksum of this rank's shard in hex. The
-        parameters that no name maps to have one checksum together under ``*``.
+        For names in ``by_content`` the checksum of this rank's part. The parameters
+        that no name maps to have one checksum together under ``*``.
         """
         views = parameters.unfused(self.model_runner.get_model())
         placed = {name: views[place] for name, place in places.items()}
         taken = set(places.values())
         others = [view for name, view in views.items() if name not in taken]
-        if exact:
-            found = digest.digests(placed.items())
-        else:
-            found = {n: f"{parameters.checksum([v]):016x}" for n, v in placed.items()}
-        if others:
-            found[parameters.OTHERS] = f"{parameters.checksum(others):016x}"
-        return found
+        return parameters.digests(placed, set(by_content), others)
 
     def gkd_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load ``weights`` in place; only for an engine in the caller's process."""
-        self.model_runner.get_model().load_weights(weights)
+        self._gkd_load(weights)
 
     def gkd_receive(self, infos: list[Any], meeting: dict[str, Any]) -> None:
         """Join the trainer's broadcast and load what it sends."""
@@ -105,7 +114,7 @@ class WeightReceiver:
         # once instead of waiting for its timeout.
         with contextlib.closing(broadcast.receive(group, announced)) as weights:
             del group
-            self._load(weights)
+            self._gkd_load(weights)
 
     def gkd_import(self, infos: list[Any], handles: str) -> None:
         """Load from memory that the trainer shares on this very GPU (CUDA IPC).
@@ -124,10 +133,17 @@ class WeightReceiver:
                 here[6] = self.device.index
                 yield name, rebuild_cuda_tensor(*here)
 
-        self._load(tensors())
+        self._gkd_load(tensors())
         # The trainer frees the memory once this call returns.
         torch.cuda.synchronize(self.device)
 
-    def _load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+    def _gkd_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         on_device = ((name, tensor.to(self.device)) for name, tensor in weights)
-        self.model_runner.get_model().load_weights(on_device)
+        model = self.model_runner.get_model()
+        if any(hasattr(module, "w13_weight") for module in model.modules()):
+            # Experts lie in the order their kernel likes, and load_weights does not
+            # know it: it would fill them with a jumble, without a word.
+            self.reload_weights(weights_iterator=on_device)
+            _pack_experts_again(model)
+        else:
+            model.load_weights(on_device)

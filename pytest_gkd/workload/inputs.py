@@ -102,7 +102,7 @@ def prompt_ids(
         if len(found) == n:
             break
         column = column or prompts.choose_column(
-            list(row), prompt_column(inputs, settings)
+            list(row), prompt_column(inputs, settings), ", ".join(inputs.train_files)
         )
         looked += 1
         prompt = row.get(column)

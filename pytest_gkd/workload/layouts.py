@@ -139,8 +139,18 @@ class Job:
 
     @cached_property
     def places(self) -> Places:
-        """Which engine parameter takes which tensor, for the checkpoint's own names."""
-        return self._places_now()
+        """Which engine parameter takes which tensor, for the checkpoint's own names.
+
+        Found out while both sides still hold that checkpoint.
+        """
+        self._gkd.step("matching parameters by name")
+        with self._single_use():
+            return sync.by_content(self._places_now(), self._digests)
+
+    def _digests(self, places: Places) -> tuple[dict[str, str], dict[str, str]]:
+        engine: dict[str, str] = self.engine.digests(places)
+        trainer: dict[str, str] = self.source.digests(self.infos(places), places)
+        return engine, trainer
 
     def _places_now(self) -> Places:
         names = [name for name, _, _ in self.trainer.parameter_info()]
@@ -220,16 +230,18 @@ class Job:
     def describe(self) -> dict[str, Any]:
         """What runs, as findings for the report."""
         transport, why = self.transport
-        facts = {
+        facts: dict[str, Any] = {
             "layout": self.layout.name,
             "layout_why": self.plan.settings.layout_why,
             "transport": transport,
             "transport_why": why,
             **self.engine.describe(),
         }
-        uncompared = (*self.places.unplaced, *self.places.unfilled)
-        if uncompared:
-            facts["tensors_without_a_partner_by_name"] = list(uncompared[:10])
+        apart = (*self.places.unplaced, *self.places.unfilled)
+        if apart:
+            facts["tensors_without_partner_by_name"] = list(apart[:10])
+        if self.places.by_content:
+            facts["tensors_compared_by_content"] = len(self.places.by_content)
         return facts
 
     def budget_s(self) -> float:

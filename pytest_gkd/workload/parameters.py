@@ -7,8 +7,10 @@ some modules; checkpoints do none of that. Everything here is by the checkpoint'
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from pytest_gkd.workload import digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,6 +101,24 @@ def checksum(tensors: Iterable[Tensor]) -> int:
         for chunk in bits.split(CHUNK):
             total += int(_mixed(chunk).sum().item())
     return total % (1 << 64)
+
+
+def digests(
+    tensors: Mapping[str, Tensor], by_content: Container[str], others: Iterable[Tensor]
+) -> dict[str, str]:
+    """The digest of each tensor; for names in ``by_content`` its checksum, in hex.
+
+    ``others`` have one checksum together, under ``OTHERS``, if there are any.
+    """
+    exact = {n: tensor for n, tensor in tensors.items() if n not in by_content}
+    found = digest.digests(exact.items())
+    for name, tensor in tensors.items():
+        if name in by_content:
+            found[name] = f"{checksum([tensor]):016x}"
+    rest = list(others)
+    if rest:
+        found[OTHERS] = f"{checksum(rest):016x}"
+    return found
 
 
 def _integer_type(element_bytes: int) -> Any:

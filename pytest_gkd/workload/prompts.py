@@ -31,8 +31,10 @@ COLUMNS = (
 _NORMALISED_GROWTH = 11
 
 
-def choose_column(columns: Sequence[str], named: str | None) -> str:
+def choose_column(columns: Sequence[str], named: str | None, where: str) -> str:
     """The prompt column: the named one, else the first known name there is.
+
+    ``where`` are the files that have the columns.
 
     Raises StageFault ``data.schema``.
     """
@@ -49,9 +51,12 @@ def choose_column(columns: Sequence[str], named: str | None) -> str:
     found = ", ".join(columns) or "none"
     raise StageFault(
         "data.schema",
-        f"the train files have no prompt column: expected {wanted} ({origin}), found "
-        f"{found}{hint}",
-        facts={"column": named or COLUMNS[0], "columns": list(columns)},
+        f"{where}: no prompt column; expected {wanted} ({origin}), found {found}{hint}",
+        facts={
+            "column": named or COLUMNS[0],
+            "columns": list(columns),
+            "path": where.split(", ")[0],
+        },
     )
 
 

@@ -59,6 +59,23 @@ def disagreement(checks: list[GreedyCheck]) -> str:
     )
 
 
+def same_answers(
+    before: list[Completion], after: list[Completion], tolerance: float
+) -> bool:
+    """The same tokens, with log-probabilities (nats) within ``tolerance``.
+
+    Tokens alone would not do: a model may say one thing whatever its weights.
+    """
+    return all(
+        old.token_ids == new.token_ids
+        and all(
+            abs(a - b) <= tolerance
+            for a, b in zip(old.logprobs, new.logprobs, strict=True)
+        )
+        for old, new in zip(before, after, strict=True)
+    )
+
+
 def largest_difference(checks: list[GreedyCheck]) -> float | None:
     """The largest difference (nats) of log-probabilities, engine to reference."""
     found = [c.max_logprob_difference for c in checks]

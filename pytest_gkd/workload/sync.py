@@ -7,12 +7,12 @@ holds is compared with what the trainer has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import broadcast, digest, parameters
+from pytest_gkd.workload import broadcast, parameters
 from pytest_gkd.workload.broadcast import Info, Meeting
 
 if TYPE_CHECKING:
@@ -21,21 +21,25 @@ if TYPE_CHECKING:
     from pytest_gkd.workload.trainer import Trainer
 
 
+Digests = Mapping[str, str]
+
+
 @dataclass(frozen=True)
 class Places:
     """Which of the engine's parameters takes which tensor of the trainer.
 
     ``places`` maps the trainer's name to the engine's. ``unplaced`` are trainer names
     that vLLM's tables do not lead to a parameter, ``unfilled`` engine names (with their
-    dtype and shape in ``parameters``) that no tensor leads to. ``exact`` is false when
-    the engine's parameters are shards, which are compared by checksum.
+    dtype and shape in ``parameters``) that no tensor leads to. ``by_content`` are
+    trainer names whose tensor the engine holds in another form, as shards or
+    transposed; they are compared by a checksum that does not know of form.
     """
 
     places: Mapping[str, str]
     parameters: Mapping[str, tuple[str, tuple[int, ...]]]
     unplaced: tuple[str, ...] = ()
     unfilled: tuple[str, ...] = ()
-    exact: bool = True
+    by_content: frozenset[str] = frozenset()
 
     def dtype(self, name: str) -> str | None:
         """The dtype that the engine keeps tensor ``name`` in, None when unknown."""
@@ -44,9 +48,12 @@ class Places:
 
 
 def places_of(
-    names: Iterable[str], answer: Mapping[str, Any], *, exact: bool
+    names: Iterable[str], answer: Mapping[str, Any], *, shards: bool
 ) -> Places:
-    """Read the answer of ``WeightReceiver.gkd_parameters`` for ``names``."""
+    """Read the answer of ``WeightReceiver.gkd_parameters`` for ``names``.
+
+    ``shards`` says that the engine holds each parameter in parts.
+    """
     known = {
         name: (str(dtype), tuple(shape))
         for name, (dtype, shape) in answer["parameters"].items()
@@ -58,8 +65,29 @@ def places_of(
         known,
         tuple(name for name in names if name not in places),
         tuple(name for name in known if name not in taken),
-        exact,
+        frozenset(places) if shards else frozenset(),
     )
+
+
+def by_content(
+    places: Places, digests: Callable[[Places], tuple[Digests, Digests]]
+) -> Places:
+    """``places``, with the tensors of which the engine holds another form marked.
+
+    Some architectures keep a matrix transposed (GPT-2), or sort its rows. To be
+    called while engine and trainer hold the same checkpoint; ``digests`` gives the
+    engine's and the trainer's. A tensor of other content stays marked as exact, so
+    that it is found to differ.
+    """
+    engine, trainer = digests(places)
+    differing = frozenset(
+        name for name in places.places if engine.get(name) != trainer.get(name)
+    )
+    if not differing or places.by_content:
+        return places
+    engine, trainer = digests(replace(places, by_content=differing))
+    other_form = frozenset(n for n in differing if engine.get(n) == trainer.get(n))
+    return replace(places, by_content=other_form)
 
 
 def check_set(infos: Iterable[Info], base: Places, now: Places) -> None:
@@ -89,11 +117,9 @@ def check_set(infos: Iterable[Info], base: Places, now: Places) -> None:
             f"the trainer sends: {_some(missing)}",
             facts=facts,
         )
-    if not now.exact:
-        return  # the engine's shapes are those of its shards
     for name, _, shape in infos:
         place = now.places.get(name)
-        if place is None:
+        if place is None or name in base.by_content:
             continue
         expected = now.parameters[place][1]
         if shape != expected:
@@ -147,13 +173,13 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def whole(ranks: list[dict[str, str]], *, exact: bool) -> dict[str, str]:
+def whole(ranks: list[dict[str, str]], *, shards: bool) -> dict[str, str]:
     """One digest per tensor from those of every rank of the engine.
 
     Shards add up. A tensor that ranks hold in common (norms, shared key-value heads)
     gives them one checksum, and counts once.
     """
-    if exact:
+    if not shards:
         return ranks[0]
     names = {name for rank in ranks for name in rank}
     total: dict[str, str] = {}
@@ -193,14 +219,10 @@ class WeightSource:
     def digests(self, infos: list[Info], places: Places) -> dict[str, str]:
         """Digests to compare with the engine's, in the dtypes of ``infos``."""
         named = {n: t for n, t in self.tensors(infos) if n in places.places}
-        if places.exact:
-            found = digest.digests(named.items())
-        else:
-            found = {n: f"{parameters.checksum([t]):016x}" for n, t in named.items()}
-        if places.unplaced and places.unfilled:
-            others = (t for n, t in self.tensors(infos) if n not in places.places)
-            found[parameters.OTHERS] = f"{parameters.checksum(others):016x}"
-        return found
+        others: list[Tensor] = []
+        if places.unfilled:
+            others = [t for n, t in self.tensors(infos) if n not in places.places]
+        return parameters.digests(named, places.by_content, others)
 
     def identity(self) -> str:
         """What tells the trainer's device from others: a GPU's UUID, or ``cpu``."""
