@@ -260,9 +260,15 @@ def test_a_parquet_file_with_a_damaged_page_is_named(tmp_path: Path) -> None:
 
 
 def test_no_prompt_column_lists_what_there_is(write: Write) -> None:
-    fault = rows_fault(write("t.jsonl", '{"query": "a", "answer": "b"}\n'))
+    path = write("t.jsonl", '{"query": "a", "answer": "b"}\n')
+    fault = rows_fault(path)
     assert fault.cause == "data.schema"
-    assert fault.facts == {"column": "prompt", "columns": ["query", "answer"]}
+    assert str(path) in fault.message
+    assert fault.facts == {
+        "column": "prompt",
+        "columns": ["query", "answer"],
+        "path": str(path),
+    }
 
 
 def test_a_named_column_that_is_missing_has_its_near_name(write: Write) -> None:

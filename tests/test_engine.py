@@ -99,6 +99,17 @@ def places(known: list[str], unplaced: list[str], unfilled: list[str]) -> Places
     )
 
 
+def test_a_tensor_kept_in_another_form_is_compared_by_content() -> None:
+    def digests(now: Places) -> tuple[dict[str, str], dict[str, str]]:
+        # b is transposed in the engine, c is another tensor.
+        trainer = {"a": "1", "b": "2", "c": "3"}
+        engine = {"a": "1", "b": "2" if "b" in now.by_content else "x", "c": "y"}
+        return engine, trainer
+
+    base = places(["a", "b", "c"], [], [])
+    assert sync.by_content(base, digests).by_content == {"b"}
+
+
 def test_tensors_of_a_strange_architecture_are_left_to_vllm() -> None:
     base = places(["a"], ["experts.0"], ["w13"])
     sync.check_set([("a", "float32", (2,)), ("experts.0", "float32", (9,))], base, base)

@@ -40,13 +40,13 @@ def pid(child):
     return int(child.stdout.readline())
 
 def show(**found):
-    left = [p.pid for p in psutil.Process().children(recursive=True)]
-    print(json.dumps({**found, "left": left}))
+    left = psutil.Process().children(recursive=True)
+    print(json.dumps({**found, "left": [(p.pid, p.status()) for p in left]}))
 """
 
 
 def scenario(body: str, *args: str) -> dict[str, Any]:
-    """What a scenario shows; ``left`` are the processes, also dead ones, it has yet."""
+    """What a scenario shows; ``left`` are its processes, also dead ones not reaped."""
     done = subprocess.run(
         [sys.executable, "-c", PROLOGUE + textwrap.dedent(body), *args],
         capture_output=True,

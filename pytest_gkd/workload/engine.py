@@ -287,7 +287,7 @@ class Engine:
         if not self.config.multiprocess:
             return call()
         # vLLM checks its own timeout in the engine core: stopped, it never returns.
-        what = f"the engine's answer to {method}"
+        what = f"the call of {method} in the engine's processes"
         return within(self._budget_s(), call, what, "sync.stuck")
 
 

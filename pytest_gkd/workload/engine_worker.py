@@ -39,7 +39,7 @@ def _plain_linear(layer: Any, remove_weight: bool) -> None:
 
 
 def _pack_experts_again(model: Any) -> None:
-    """On CPU, do what vLLM (0.32) does on the first load of experts and not on others."""
+    """On CPU, do what vLLM (0.32) does on the first load of experts alone."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():

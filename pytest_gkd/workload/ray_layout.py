@@ -33,6 +33,7 @@ class RayLayout:
         self.plan = plan
         self.gkd = gkd
         self._group: Any = None
+        self._started = False
         self._remotes: list[Remote] = []
 
     def start_engine(self) -> Any:
@@ -80,10 +81,10 @@ class RayLayout:
 
     def close(self, *, for_another: bool) -> None:
         del for_another
+        if not self._started:
+            return
         import ray
 
-        if not ray.is_initialized():
-            return
         for remote in self._remotes:
             # The engine's own processes end with the actor; Ray ends the rest.
             ray.kill(remote.actor, no_restart=True)
@@ -106,6 +107,7 @@ class RayLayout:
         settings = self.plan.settings
         temporary = self.gkd.run_dir / "r"
         temporary.mkdir(exist_ok=True)
+        self._started = True
         ray.init(
             address="local",
             # Cores are shared between the three, which Ray would not believe.
