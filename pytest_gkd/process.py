@@ -107,7 +107,8 @@ def stop(
     left = _await_end(frozen.values(), deadline)
     if itself:
         left += _await_end([root], deadline, mine=False)
-        _reap_orphans(orphans)
+    if itself or pid == os.getpid():
+        _reap_orphans([*orphans, *frozen])
     return ended, [f"{describe(p)} ({_state(p)})" for p in left]
 
 
@@ -125,9 +126,9 @@ def _await_end(
 
 
 def _reap_orphans(pids: list[int]) -> None:
-    """Reap zombies whose parent was just killed.
+    """Reap zombies whose parents were just killed.
 
-    They become children of this process only when its last thread is gone.
+    They become children of this process only when a parent's last thread is gone.
     """
     deadline = time.monotonic() + ORPHAN_GRACE_S
     while pids and time.monotonic() < deadline:
