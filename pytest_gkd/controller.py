@@ -290,6 +290,11 @@ class StageController:
             return
         if record.outcome is not None and report.when != "teardown":
             return
+        if record.outcome in (FAILED, TIMEOUT):
+            # Its verdict stands; what its fixtures then ran into is told beside it.
+            record.also.append(f"teardown: {found['error'].strip().splitlines()[0]}")
+            self._write()
+            return
         if report.when == "setup":
             # The engine comes up in a fixture. That it did not is the stage's failure,
             # not an error of the test.

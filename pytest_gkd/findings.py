@@ -11,7 +11,6 @@ from typing import Any
 
 from pytest_gkd import stacks
 from pytest_gkd.match import (
-    EvidenceLine,
     StageEvidence,
     TextSource,
     diagnose,
@@ -84,7 +83,7 @@ class Findings:
         )
         diagnosis = diagnose(evidence, self._catalogue)
         if diagnosis is None:
-            lines = telling_lines(texts, 8) or _last_lines(texts)
+            lines = telling_lines(texts, 8)
             record.telling = [dataclasses.asdict(line) for line in lines]
             return
         record.diagnosis = diagnosis.to_json()
@@ -123,17 +122,6 @@ class Findings:
                     TextSource(path.name, file.read().decode("utf-8", "replace"))
                 )
         return texts
-
-
-def _last_lines(texts: Iterable[TextSource]) -> list[EvidenceLine]:
-    """What was printed last, for a stage that ended without a word of trouble."""
-    lines = [
-        EvidenceLine(text.name, number, line.strip())
-        for text in texts
-        for number, line in enumerate(text.text.splitlines(), 1)
-        if line.strip() and not line.startswith("-- ")
-    ]
-    return lines[-3:]
 
 
 def without_timeout_dump(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,9 +49,21 @@ class EventReader:
 def write_json(path: Path, data: Any) -> None:
     """Write a whole file or leave the old one: write beside it, then rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    data = _finite(data)
     temporary = path.with_name(path.name + ".part")
     temporary.write_text(json.dumps(data, indent=1, default=str) + "\n", "utf-8")
     temporary.replace(path)
+
+
+def _finite(data: Any) -> Any:
+    """NaN and infinities, which JSON has not, as their names."""
+    if isinstance(data, float) and not math.isfinite(data):
+        return str(data)
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return data
 
 
 class VerdictReader:

@@ -152,7 +152,7 @@ def _stage_hits(evidence: StageEvidence, catalogue: Catalogue) -> Iterator[Hit]:
     texts = [*evidence.texts]
     if evidence.message:
         texts.insert(0, TextSource("failure", evidence.message))
-    encoded = [(t.name, t.text.encode("utf-8", "surrogateescape")) for t in texts]
+    encoded = [(t.name, t.text.encode("utf-8", "replace")) for t in texts]
     for hit in scan_texts(encoded, catalogue):
         in_stacks = "stack" in hit.source
         wanted = hit.signature.source == "stacks"

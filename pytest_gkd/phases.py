@@ -203,6 +203,7 @@ FINISHED = re.compile(
     rb"|Training Progress: +100%\|"
     rb"|\b[Tt]raining (?:is )?(?:completed?|finished|done|succeeded)\b"
     rb"|\b[Ff]inished [Tt]raining\b|[Tt]raining finished successfully"
+    rb"|\b[Dd]one training in [\d.]+ seconds"
     rb"|\bJob 'raysubmit_\w+' succeeded|\bSUCCEEDED\b"
     rb"|\b(?:exited|finished|completed) with (?:exit )?(?:code|status):? 0\b"
     rb"|\bexit (?:code|status):? 0\b|Successfully installed "
@@ -221,6 +222,7 @@ ENDED = re.compile(
     rb"max_steps reached|Model saved to|Saved model to|saved successfully"
     rb"|Evaluation complete|[Aa]ll (?:tests|checks) passed"
     rb"|Avg bus bandwidth|Out of bounds values : 0 OK|Serving Benchmark Result"
+    rb"|was not called before program exit"
     rb"|wandb: Find logs at|wandb: Synced |Throughput: [\d.]+ requests/s"
     rb"|^ *100%\|[^|]{0,99}\| (\d+)/\1 \[|(?:[Ee]poch|Episode)[^|]{0,40}: 100%\|"
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,9 +40,23 @@ class PlannedStage:
 
 
 def mentioned(expression: str) -> tuple[str, ...]:
-    """The built-in stages whose whole name a ``-k`` expression holds."""
+    """The built-in stages whose whole name a ``-k`` expression holds and selects."""
     words = set(re.findall(r"[\w-]+", expression))
-    return tuple(stage.name for stage in STAGES if stage.name in words)
+    names = [stage.name for stage in STAGES if stage.name in words]
+    try:
+        tree = ast.parse(expression.strip(), mode="eval").body
+    except SyntaxError:
+        return tuple(names)  # -k knows names that Python does not; it will decide
+    return tuple(n for n in names if _selects(tree, f"stages/test_{n}.py::test_{n}"))
+
+
+def _selects(node: ast.expr, nodeid: str) -> bool:
+    if isinstance(node, ast.BoolOp):
+        parts = [_selects(value, nodeid) for value in node.values]
+        return all(parts) if isinstance(node.op, ast.And) else any(parts)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return not _selects(node.operand, nodeid)
+    return not isinstance(node, ast.Name) or node.id.lower() in nodeid
 
 
 def build(
@@ -148,6 +163,7 @@ def lanes(stages: Sequence[PlannedStage], workers: int) -> list[list[PlannedStag
 
 def _in_lane_order(lane: str, group: list[PlannedStage]) -> list[PlannedStage]:
     order = LANE_ORDER.get(lane, ())
-    return sorted(
+    ranked = sorted(
         group, key=lambda s: order.index(s.name) if s.name in order else len(order)
     )
+    return list(_needs_first(ranked))

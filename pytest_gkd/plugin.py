@@ -104,13 +104,13 @@ def _asked_for(config: pytest.Config) -> bool:
     """
     if config.option.gkd_stages is not None or config.getini("gkd_stages"):
         return True
-    keyword = config.option.keyword
-    if keyword:
+    if config.option.keyword:
         from pytest_gkd.plan import mentioned
 
-        if mentioned(keyword):
+        if mentioned(config.option.keyword):
             return True
-    return any("test_" in arg and "stages" in arg for arg in config.args)
+    given = config.args_source == config.ArgsSource.ARGS
+    return given and any("stages" in arg for arg in config.args)
 
 
 @pytest.fixture(scope="session")

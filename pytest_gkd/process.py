@@ -40,6 +40,22 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
+def children(pid: int) -> list[psutil.Process]:
+    """The processes directly below ``pid``."""
+    try:
+        return psutil.Process(pid).children()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def is_dead(pid: int) -> bool:
+    """Gone, or a zombie."""
+    try:
+        return not alive(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return True
+
+
 def describe(process: psutil.Process) -> str:
     """``pid command`` in one line of at most 100 characters."""
     try:
@@ -75,41 +91,55 @@ def stop(
     Processes whose pid is in ``spare`` are left alone. Returns a line for each
     descendant that was ended and for each that survived ``limit_s`` seconds.
     """
-    frozen: dict[int, psutil.Process] = {}
-    trackers: list[psutil.Process] = []
     root = _process(pid)
     if root is None:
         return [], []
     if pid != os.getpid():
         _signal(root, signal.SIGSTOP)
-    while True:
-        known = {*frozen, *spare}
-        new = [p for p in descendants(pid) if p.pid not in known and alive(p)]
-        if not new:
+    deadline = time.monotonic() + limit_s
+    ended: list[str] = []
+    trackers: dict[int, psutil.Process] = {}
+    killed: dict[int, psutil.Process] = {}
+    while time.monotonic() < deadline:
+        frozen = _freeze(pid, {*spare, *killed, *trackers}, trackers)
+        if not frozen:
             break
-        for process in new:
-            frozen[process.pid] = process
-            if is_tracker(process):
-                trackers.append(process)
-            else:
-                _signal(process, signal.SIGSTOP)
-    ended = [describe(p) for p in frozen.values() if p not in trackers]
-    for process in frozen.values():
-        if process not in trackers:
+        ended += [describe(process) for process in frozen.values()]
+        for process in frozen.values():
             _signal(process, signal.SIGKILL)
-    orphans = [p.pid for p in descendants(pid)]
+        killed |= frozen
+        # One that was amid a fork when it was stopped shows its child only now.
+        _await_end(frozen.values(), deadline)
+    orphans = [p.pid for p in descendants(pid) if p.pid not in spare]
     if itself:
         _signal(root, signal.SIGKILL)
-    deadline = time.monotonic() + limit_s
-    _await_end(trackers, time.monotonic() + TRACKER_GRACE_S)
-    for process in trackers:
+    _await_end(trackers.values(), time.monotonic() + TRACKER_GRACE_S)
+    for process in trackers.values():
         _signal(process, signal.SIGKILL)
-    left = _await_end(frozen.values(), deadline)
+    left = _await_end([*killed.values(), *trackers.values()], deadline)
     if itself:
         left += _await_end([root], deadline, mine=False)
     if itself or pid == os.getpid():
-        _reap_orphans([*orphans, *frozen])
+        _reap_orphans([*orphans, *killed])
     return ended, [f"{describe(p)} ({_state(p)})" for p in left]
+
+
+def _freeze(
+    pid: int, known: Collection[int], trackers: dict[int, psutil.Process]
+) -> dict[int, psutil.Process]:
+    """Stop everything below ``pid`` that is not known; trackers are set aside."""
+    frozen: dict[int, psutil.Process] = {}
+    while True:
+        seen = {*frozen, *known, *trackers}
+        new = [p for p in descendants(pid) if p.pid not in seen and alive(p)]
+        if not new:
+            return frozen
+        for process in new:
+            if is_tracker(process):
+                trackers[process.pid] = process
+            else:
+                frozen[process.pid] = process
+                _signal(process, signal.SIGSTOP)
 
 
 def _await_end(

@@ -90,10 +90,12 @@ def failure_block(
     """
     what = "was ended" if record.outcome == TIMEOUT else "failed"
     where = f" in: {record.step}" if record.step else ""
-    lines = [
+    lines = textwrap.wrap(
         f"stage {record.name} {what} after {seconds(record.duration_s)} of its "
-        f"{budget(record.budget_s)}{where}"
-    ]
+        f"{budget(record.budget_s)}{where}",
+        WIDTH,
+        subsequent_indent="  ",
+    )
     found = record.diagnosis
     lines += _labelled("cause", headline(record))
     if found:
@@ -119,8 +121,9 @@ def failure_block(
         lines += _labelled("stacks", _files(record.stacks))
     if record.cleaned:
         lines += _labelled("ended", _ended(record.cleaned))
-    explain = f"gkd explain {found['cause']}    " if found else ""
-    lines += _labelled("more", f"{explain}{report}")
+    lines += _labelled("more", f"report: {report}")
+    if found:
+        lines += _labelled("", f"gkd explain {found['cause']}")
     return lines
 
 
@@ -215,7 +218,7 @@ def summary(record: RunRecord, report: str) -> list[str]:
 def github_annotations(record: RunRecord) -> list[str]:
     """GitHub Actions' workflow commands, one an unsuccessful stage."""
     return [
-        f"::error title=gkd {stage.name}::{_escaped(headline(stage))}"
+        f"::error title=gkd {_property(stage.name)}::{_escaped(headline(stage))}"
         for stage in record.stages
         if stage.outcome in (FAILED, TIMEOUT)
     ]
@@ -224,3 +227,7 @@ def github_annotations(record: RunRecord) -> list[str]:
 def _escaped(text: Any) -> str:
     # https://docs.github.com/actions/reference/workflow-commands-for-github-actions
     return str(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _escaped(text).replace(":", "%3A").replace(",", "%2C")

@@ -19,6 +19,7 @@ import psutil
 from pytest_gkd import process as processes
 
 DUMP_SIGNAL = signal.SIGUSR1
+SIGNAL_GRACE_S = 0.2
 XDIST_TITLE = "[pytest-xdist"
 PYTEST_FRAME = re.compile(r"[(/](_pytest|pluggy|xdist|execnet)/|\(<string>")
 
@@ -105,7 +106,7 @@ def collect(
         root = psutil.Process(pid)
     except psutil.NoSuchProcess:
         return []
-    tree = [*([root] if itself else []), *root.children(recursive=True)]
+    tree = [*([root] if itself else []), *processes.descendants(pid)]
     tree = [p for p in tree if processes.alive(p) and not processes.is_tracker(p)]
     spies = {p.pid: _spy(p) for p in tree}
     deadline = time.monotonic() + limit_s
@@ -128,8 +129,9 @@ def _spy(process: psutil.Process) -> subprocess.Popen[str] | None:
     if program is None:
         return None
     arguments = [program, "dump", "--pid", str(process.pid)]
-    if process.status() == psutil.STATUS_STOPPED:
-        arguments.append("--nonblocking")  # ptrace cannot attach to a stopped process
+    with contextlib.suppress(psutil.NoSuchProcess):  # py-spy will say so itself
+        if process.status() == psutil.STATUS_STOPPED:
+            arguments.append("--nonblocking")  # ptrace cannot attach to it
     return subprocess.Popen(
         arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -153,6 +155,8 @@ def _by_signal(process: psutil.Process, armed: Path, deadline: float) -> str:
     before = path.stat().st_size
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(DUMP_SIGNAL)
+    # A signal is answered at once; it gets that moment even if py-spy took all others.
+    deadline = max(deadline, time.monotonic() + SIGNAL_GRACE_S)
     while time.monotonic() < deadline:
         text = path.read_text("utf-8", "replace")[before:]
         if "File " in text:

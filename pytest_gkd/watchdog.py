@@ -93,6 +93,7 @@ class Watchdog(threading.Thread):
         self._on_event = on_event
         self._on_overrun = on_overrun
         self._on_tick = on_tick
+        self._before = {child.pid for child in process.children(os.getpid())}
         self._over = threading.Event()
         self.error: BaseException | None = None
 
@@ -144,6 +145,8 @@ class Watchdog(threading.Thread):
             worker.phase = "done"
 
     def _judge(self, worker: WorkerWatch, now: float) -> None:
+        if not worker.ended and worker.phase != "done" and process.is_dead(worker.pid):
+            self._bury(worker)
         if worker.ended or now < worker.deadline:
             return
         if not worker.has_sample:
@@ -172,6 +175,18 @@ class Watchdog(threading.Thread):
             self._on_overrun(overrun)
         # Only now may pytest-xdist see the worker go, with everything known.
         process.stop(worker.pid, itself=True)
+
+    def _bury(self, worker: WorkerWatch) -> None:
+        """End what a dead worker left.
+
+        A child that it forked may hold its end of the pipe to pytest-xdist, which
+        then would wait for ever. Such orphans are this process's children now.
+        """
+        worker.ended = True
+        living = {other.pid for other in self.workers.values()}
+        for orphan in process.children(os.getpid()):
+            if orphan.pid not in living | self._before:
+                process.stop(orphan.pid, itself=True)
 
     def _sample(self, worker: WorkerWatch) -> None:
         out = self._stacks_dir / (worker.stage or worker.name)

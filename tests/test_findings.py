@@ -237,3 +237,9 @@ def test_the_stacks_of_pytest_timeout_are_dropped_and_the_rest_is_kept() -> None
 
 def test_text_without_such_stacks_is_left_as_it_is() -> None:
     assert without_timeout_dump("~~~ a title ~~~\ntext\n") == "~~~ a title ~~~\ntext\n"
+
+
+def test_half_a_surrogate_pair_in_the_output_is_no_obstacle(found: Findings) -> None:
+    made = record()
+    found.settle(made, "bad \ud800 text")
+    assert made.telling

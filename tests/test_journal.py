@@ -172,3 +172,14 @@ def test_data_that_is_no_json_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_json(path, {("a", "tuple"): "is no key"})
     assert json.loads(path.read_text()) == {"old": 1}
+
+
+def test_a_number_that_json_has_not_is_written_as_json(tmp_path: Path) -> None:
+    write_json(tmp_path / "r.json", {"loss": float("nan"), "all": [float("inf")]})
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    text = (tmp_path / "r.json").read_text()
+    found = json.loads(text, parse_constant=refuse)
+    assert found == {"loss": "nan", "all": ["inf"]}

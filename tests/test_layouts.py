@@ -29,6 +29,7 @@ def pushes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             stderr=subprocess.STDOUT,
             check=False,
             timeout=180,
+            env=os.environ | {"TMPDIR": str(base)},  # vLLM leaves files behind
         )
     assert result.exists(), (base / "log").read_text("utf-8", "replace")[-4000:]
     found: dict[str, Any] = json.loads(result.read_text("utf-8"))

@@ -265,3 +265,29 @@ def test_a_k_expression_mentions_stages_by_their_whole_name(
     expression: str, expected: tuple[str, ...]
 ) -> None:
     assert plan.mentioned(expression) == expected
+
+
+def test_a_lanes_own_order_does_not_put_a_stage_before_its_need() -> None:
+    items = [
+        StageItem("a::nccl", "nccl", None, ("mine",)),
+        StageItem("a::mine", "mine", "host"),
+    ]
+    lanes = plan.lanes(plan.build(items, None, ()), 2)
+    assert [[stage.name for stage in lane] for lane in lanes] == [["mine", "nccl"]]
+
+
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [
+        ("not data", ()),
+        ("not (vllm or nccl)", ()),
+        ("data and not nccl", ("data",)),
+        ("nccl or vllm", ("vllm", "nccl")),
+        ("nccl and absent", ()),
+        ("nccl[2]", ("nccl",)),
+    ],
+)
+def test_k_mentions_the_stages_that_it_selects(
+    expression: str, names: tuple[str, ...]
+) -> None:
+    assert plan.mentioned(expression) == names

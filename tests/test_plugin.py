@@ -196,6 +196,33 @@ def test_a_worker_that_dies_fails_its_stage_and_the_lane_goes_on(
     assert any("test_dies" in line for line in run.stage("dies")["stuck"])
 
 
+def test_a_worker_that_is_killed_is_noticed_though_a_fork_of_it_lives(
+    tmp_path: Path,
+) -> None:
+    write(
+        tmp_path,
+        """
+        import os, signal, time
+        import pytest
+
+        @pytest.mark.gkd_stage("killed", timeout=50)
+        def test_killed():
+            if os.fork() == 0:
+                time.sleep(40)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        @pytest.mark.gkd_stage("lives", timeout=20)
+        def test_lives():
+            pass
+        """,
+    )
+    run = Run(tmp_path, "--gkd-stages=killed,lives", "test_probe.py")
+    assert run.outcomes() == {"killed": "failed", "lives": "passed"}
+    assert "SIGKILL" in run.stage("killed")["message"]
+    assert run.stage("killed")["duration_s"] < 40
+
+
 def test_an_assertion_of_the_users_is_shown_with_its_values(
     tmp_path: Path,
 ) -> None:
@@ -578,3 +605,26 @@ def test_what_a_passed_stage_left_running_is_ended_and_named(tmp_path: Path) -> 
     assert not psutil.pid_exists(run.stage("leaves")["facts"]["child"])
     assert any(SLEEPER in line for line in run.report["cleaned"])
     assert run.shows("gkd: 1 process(es) were still there at the end*")
+
+
+def test_what_the_fixtures_run_into_later_does_not_hide_the_failure(
+    tmp_path: Path,
+) -> None:
+    write(
+        tmp_path,
+        """
+        import pytest
+
+        @pytest.fixture
+        def resource():
+            yield
+            raise OSError("teardown fell over")
+
+        @pytest.mark.gkd_stage("full")
+        def test_full(resource):
+            raise OSError(28, "No space left on device")
+        """,
+    )
+    stage = Run(tmp_path, "--gkd-stages=full", "test_probe.py").stage("full")
+    assert "No space left" in stage["message"]
+    assert stage["also"] == ["teardown: OSError: teardown fell over"]

@@ -192,9 +192,9 @@ def test_advice_is_numbered_in_its_order() -> None:
 
 
 def test_the_last_line_says_where_the_rest_is() -> None:
-    last = block(record(diagnosis=DIAGNOSIS))[-1]
-    assert last.startswith("  more   gkd explain comm.collective-timeout")
-    assert last.endswith(REPORT)
+    report, explain = block(record(diagnosis=DIAGNOSIS))[-2:]
+    assert report == f"  more   report: {REPORT}"
+    assert explain.strip() == "gkd explain comm.collective-timeout"
 
 
 def test_without_a_cause_the_block_says_so_and_shows_what_was_seen() -> None:
@@ -331,3 +331,13 @@ def test_an_annotation_is_one_line_whatever_the_message_holds() -> None:
 
 def test_every_outcome_has_a_colour() -> None:
     assert set(render.MARKUP) == {PASSED, FAILED, TIMEOUT, BLOCKED, SKIPPED}
+
+
+def test_a_long_step_does_not_leave_the_80_columns() -> None:
+    assert max(map(len, block(record(step="a long step " * 10)))) <= 80
+
+
+def test_a_stages_name_cannot_break_an_annotation() -> None:
+    made = StageRecord("x[a,b]", "n", "host", 20.0, outcome=FAILED, message="m")
+    (line,) = render.github_annotations(RunRecord("now", {}, {}, [made]))
+    assert line.startswith("::error title=gkd x[a%2Cb]::")

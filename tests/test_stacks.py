@@ -365,3 +365,33 @@ def test_pytests_own_frames_are_shown_where_there_are_no_others() -> None:
 def test_without_frames_the_last_lines_are_shown() -> None:
     text = "py-spy is not installed\nstate: sleeping\n"
     assert stacks.innermost(text, 12) == "py-spy is not installed; state: sleeping"
+
+
+COMES_AND_GOES = """
+print(os.getpid(), flush=True)
+until = time.monotonic() + 30
+while time.monotonic() < until:
+    for child in [subprocess.Popen(["true"]) for _ in range(4)]:
+        child.wait()
+"""
+
+
+def test_children_that_come_and_go_do_not_stop_a_collection(
+    start: Start, tmp_path: Path
+) -> None:
+    child = start(COMES_AND_GOES)
+    for _ in range(15):
+        found = stacks.collect(child.pid, tmp_path, tmp_path / "out", limit_s=0.3)
+        assert found[0].pid == child.pid
+
+
+def test_an_armed_process_writes_its_stack_where_py_spy_hangs(
+    start: Start, tools: Path, tmp_path: Path
+) -> None:
+    program = tools / "py-spy"
+    program.write_text("#!/bin/sh\nexec /bin/sleep 30\n")
+    program.chmod(0o700)
+    child = start(ARMED, SLEEPS)
+    armed, out = tmp_path / "armed", tmp_path / "out"
+    (stack,) = stacks.collect(child.pid, armed, out, limit_s=1)
+    assert "in waits_for_ever" in stack.text
