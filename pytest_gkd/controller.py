@@ -204,6 +204,12 @@ class StageController:
         }
 
     @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_newgateway(self, gateway: Any) -> None:
+        popen = getattr(getattr(gateway, "_io", None), "popen", None)
+        if popen is not None:
+            self.watchdog.spared.add(popen.pid)
+
+    @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self) -> Any:
         from pytest_gkd.scheduler import LaneScheduling
 
@@ -393,6 +399,7 @@ class StageController:
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object | None) -> None:
+        self.watchdog.gone(node.gateway.id)
         output = getattr(node, "workeroutput", {})
         if output.get("exitstatus") == pytest.ExitCode.USAGE_ERROR:
             raise pytest.UsageError("the stages could not be collected; see above")

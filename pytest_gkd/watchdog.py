@@ -22,6 +22,8 @@ END_AFTER_S = 0.8
 COLLECT_BUDGET_S = 60.0
 CLOSE_BUDGET_S = 15.0
 TICK_S = 0.1
+# pytest-xdist notices a dead worker at once, unless somebody else holds its pipe.
+NOTICE_S = 2.0
 OUTPUT_BYTES = 64 * 1024
 
 
@@ -42,6 +44,7 @@ class WorkerWatch:
     sampled: list[stacks.Stack] = field(default_factory=list)
     has_sample: bool = False
     ended: bool = False
+    dead_since: float | None = None
     output: list[BinaryIO] = field(default_factory=list)
 
     @property
@@ -93,7 +96,7 @@ class Watchdog(threading.Thread):
         self._on_event = on_event
         self._on_overrun = on_overrun
         self._on_tick = on_tick
-        self._before = {child.pid for child in process.children(os.getpid())}
+        self.spared = {child.pid for child in process.children(os.getpid())}
         self._over = threading.Event()
         self.error: BaseException | None = None
 
@@ -146,7 +149,10 @@ class Watchdog(threading.Thread):
 
     def _judge(self, worker: WorkerWatch, now: float) -> None:
         if not worker.ended and worker.phase != "done" and process.is_dead(worker.pid):
-            self._bury(worker)
+            worker.dead_since = worker.dead_since or now
+            if now > worker.dead_since + NOTICE_S:
+                self._bury(worker)
+            return
         if worker.ended or now < worker.deadline:
             return
         if not worker.has_sample:
@@ -176,16 +182,22 @@ class Watchdog(threading.Thread):
         # Only now may pytest-xdist see the worker go, with everything known.
         process.stop(worker.pid, itself=True)
 
-    def _bury(self, worker: WorkerWatch) -> None:
-        """End what a dead worker left.
+    def gone(self, name: str) -> None:
+        """pytest-xdist has noticed by itself that a worker is gone."""
+        with self.lock:
+            if name in self.workers:
+                self.workers[name].ended = True
 
-        A child that it forked may hold its end of the pipe to pytest-xdist, which
-        then would wait for ever. Such orphans are this process's children now.
+    def _bury(self, worker: WorkerWatch) -> None:
+        """End what a dead worker left, since pytest-xdist does not see that it died.
+
+        A child that it forked holds its end of the pipe, and that could go on for
+        ever. Such orphans are this process's children now.
         """
         worker.ended = True
         living = {other.pid for other in self.workers.values()}
         for orphan in process.children(os.getpid()):
-            if orphan.pid not in living | self._before:
+            if orphan.pid not in living | self.spared:
                 process.stop(orphan.pid, itself=True)
 
     def _sample(self, worker: WorkerWatch) -> None:

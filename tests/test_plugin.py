@@ -323,8 +323,14 @@ def test_an_interrupt_ends_everything_and_the_report_says_where(
 ) -> None:
     write(tmp_path, HANGS_IN_C)
     command = [sys.executable, "-m", "pytest", "--gkd-stages=stuck", "test_probe.py"]
+    # What a shell starts in the background ignores SIGINT, and so do its children.
+    heeds = "import os, signal, sys; signal.signal(2, signal.SIG_DFL)"
     pytest_run = subprocess.Popen(
-        [*command, "--gkd-timeout=stuck=60"],
+        [
+            *(sys.executable, "-c", f"{heeds}; os.execv(sys.executable, sys.argv[1:])"),
+            *command,
+            "--gkd-timeout=stuck=60",
+        ],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
