@@ -463,6 +463,9 @@ class StageController:
         if self.workers:
             for child in self._left():
                 process.stop(child.pid, itself=True)
+            for child in process.children(os.getpid()):
+                if child.pid not in self._before and not process.alive(child):
+                    process.reap(child.pid)
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
     @pytest.hookimpl(trylast=True)
