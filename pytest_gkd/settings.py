@@ -72,7 +72,8 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "NAME",
         "column that holds the prompt, as text or as chat messages "
-        "(default: prompt, messages or problem, whichever the file has)",
+        "(default: the first of prompt, messages, problem, question, input, "
+        "instruction, text that the file has)",
     ),
     Option(
         "max_prompt_length",

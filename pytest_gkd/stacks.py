@@ -157,12 +157,14 @@ def _by_signal(process: psutil.Process, armed: Path, deadline: float) -> str:
         process.send_signal(DUMP_SIGNAL)
     # A signal is answered at once; it gets that moment even if py-spy took all others.
     deadline = max(deadline, time.monotonic() + SIGNAL_GRACE_S)
+    text = ""
     while time.monotonic() < deadline:
-        text = path.read_text("utf-8", "replace")[before:]
-        if "File " in text:
-            return text
         time.sleep(0.02)
-    return ""
+        longer = path.read_text("utf-8", "replace")[before:]
+        if "File " in longer and longer == text:
+            return text  # nothing was added meanwhile: it is whole
+        text = longer
+    return text if "File " in text else ""
 
 
 def _catches(pid: int, number: int) -> bool:

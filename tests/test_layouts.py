@@ -133,6 +133,8 @@ def sender() -> Iterator[Side]:
 def broadcast(sender: Side, receiver: Side, case: str) -> dict[str, Any]:
     sender.say(case)
     receiver.say(sender.hear())
+    assert receiver.hear() == "joined"
+    sender.say("go")
     found: dict[str, Any] = json.loads(receiver.hear())
     return found
 

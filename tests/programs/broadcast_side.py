@@ -1,7 +1,7 @@
 """One side of a weight broadcast, told on standard input what to do, a line a case.
 
-As ``send``: a case's name comes in, the meeting goes out. As ``receive``: a meeting
-comes in, what arrived or the error goes out.
+As ``send``: a case's name comes in, the meeting goes out, any line starts it. As
+``receive``: a meeting comes in, "joined" goes out, then what arrived or the error.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def send(case: str) -> None:
     meeting, store = broadcast.call_meeting("gloo", 2, timeout_s=3.0)
     print(json.dumps(asdict(meeting)), flush=True)
     group = broadcast.join(meeting, 0, torch.device("cpu"), store)
+    sys.stdin.readline()  # the receiver has joined too, which needs this side's store
     if case == "whole":
         broadcast.send(group, INFOS, tensors())
     elif case == "fewer tensors":
@@ -53,6 +54,7 @@ def receive(meeting: str) -> None:
     group = broadcast.join(
         broadcast.Meeting(**json.loads(meeting)), 1, torch.device("cpu")
     )
+    print("joined", flush=True)
     try:
         found = dict(broadcast.receive(group, INFOS))
     except RuntimeError as error:
