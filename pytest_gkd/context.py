@@ -26,7 +26,6 @@ class StageContext:
     run_dir: Path
     report_dir: Path
     stage: str = ""
-    selected: tuple[str, ...] = ()
     emit: Emit | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     doing: str = ""
