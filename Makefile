@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements/cpu.lock
 
-.PHONY: stages test check lock clean
+.PHONY: stages test matrix check lock clean
 
 stages: $(VENV)/.ready
 	$(BIN)/pytest --gkd-stages
 
 test: $(VENV)/.ready
 	$(BIN)/pytest
+
+# Every fault that can be injected, for real: about ten minutes.
+matrix: $(VENV)/.ready
+	$(BIN)/pytest matrix
 
 # Lint, types, layers: what needs no run.
 check: $(VENV)/.ready

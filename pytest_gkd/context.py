@@ -52,6 +52,14 @@ class StageContext:
         self.facts[name] = value
         self._send({"event": "fact", "stage": self.stage, "name": name, "value": value})
 
+    def struck(self, at: float | None = None) -> None:
+        """Say that an injected fault took effect (see --gkd-inject).
+
+        ``at`` is in seconds of ``time.monotonic()``; None is now.
+        """
+        at = time.monotonic() if at is None else at
+        self._send({"event": "struck", "stage": self.stage, "at": at})
+
     def remaining_s(self, default: float = 60.0) -> float:
         """Seconds left of the stage's budget, at least 1; ``default`` without one."""
         if self._deadline is None:

@@ -21,7 +21,7 @@ from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
 from _pytest.terminal import TerminalReporter
 
-from pytest_gkd import process, render, stacks
+from pytest_gkd import faultspecs, process, render, stacks
 from pytest_gkd.console import Console
 from pytest_gkd.findings import Findings, without_timeout_dump
 from pytest_gkd.journal import EventReader, EventWriter, write_json
@@ -90,6 +90,9 @@ class StageController:
         self.workers = workers
         self.plan: tuple[PlannedStage, ...] = ()
         self.record = RunRecord(_now(), _versions(), settings.to_json())
+        if settings.inject:
+            fault = faultspecs.find(settings.inject)
+            self.record.injected = {"fault": settings.inject, "how": fault.how}
         self.problem: str | None = None
         self._header_notes = list(notes)
         self._console = Console(None)
@@ -123,6 +126,9 @@ class StageController:
             record.started = event["t"]
         elif kind == "step":
             record.step = event["text"]
+        elif kind == "struck":
+            record.struck = record.struck or event["at"]
+            record.injected = self.settings.inject or ""
         elif kind == "fact":
             record.facts[event["name"]] = event["value"]
         self._write()
@@ -368,6 +374,9 @@ class StageController:
     def _finish(self, record: StageRecord | None, report: pytest.TestReport) -> None:
         if record is None:
             return
+        if record.struck is not None:
+            record.verdict_after_s = time.monotonic() - record.struck
+            report.user_properties.append(("gkd_injected", record.injected))
         self._verdicts.write({"stage": record.name, "outcome": record.outcome})
         with self.watchdog.lock:
             self._write()

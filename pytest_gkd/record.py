@@ -22,7 +22,7 @@ class StageRecord:
     wrong. ``diagnosis`` has the shape of the report contract: cause, confidence,
     evidence, advice, also; ``telling`` are evidence lines where there is none.
     ``also`` are further findings, a line each. ``stuck`` says for each process where
-    its stack stood.
+    its stack stood. ``injected`` names the fault that was put into it on purpose.
     """
 
     name: str
@@ -43,6 +43,9 @@ class StageRecord:
     blocked_by: list[str] = field(default_factory=list)
     cleaned: list[str] = field(default_factory=list)
     started: float | None = None  # time.monotonic(), which all processes share
+    struck: float | None = None  # likewise: when an injected fault took effect
+    verdict_after_s: float | None = None  # from then until the outcome was known
+    injected: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The stage's part of report.json."""
@@ -64,6 +67,8 @@ class StageRecord:
             "output": self.output,
             "blocked_by": self.blocked_by,
             "cleaned": self.cleaned,
+            "injected": self.injected or None,
+            "verdict_after_s": _rounded(self.verdict_after_s),
         }
 
 
@@ -79,6 +84,7 @@ class RunRecord:
     interrupted: str | None = None
     notes: list[str] = field(default_factory=list)
     cleaned: list[str] = field(default_factory=list)
+    injected: dict[str, str] | None = None
 
     def stage(self, name: str) -> StageRecord | None:
         """The record of one stage."""
@@ -93,6 +99,7 @@ class RunRecord:
             "interrupted": self.interrupted,
             "versions": self.versions,
             "settings": self.settings,
+            "injected": self.injected,
             "notes": self.notes,
             "cleaned": self.cleaned,
             "stages": [stage.to_json() for stage in self.stages],

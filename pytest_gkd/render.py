@@ -121,6 +121,8 @@ def failure_block(
         lines += _labelled("stacks", _files(record.stacks))
     if record.cleaned:
         lines += _labelled("ended", _ended(record.cleaned))
+    if record.injected:
+        lines += _labelled("note", f"this fault was injected: {record.injected}")
     lines += _labelled("more", f"report: {report}")
     if found:
         lines += _labelled("", f"gkd explain {found['cause']}")
@@ -188,6 +190,8 @@ def header(record: RunRecord, lanes: int, notes: Iterable[str]) -> list[str]:
     layout = f"layout {settings['layout']} ({settings['layout_why']})"
     device = "cpu" if not settings["gpus"] else f"{settings['gpus']} GPU(s)"
     lines = [f"gkd: {layout}, device {device}, {lanes} lane(s), {model}"]
+    if record.injected:
+        lines.append(_injected(record.injected))
     lines += [f"gkd: {note}" for note in notes]
     return lines
 
@@ -211,8 +215,14 @@ def summary(record: RunRecord, report: str) -> list[str]:
             f"were ended: {'; '.join(record.cleaned[:3])}"
         )
     lines += [f"gkd: {note}" for note in record.notes]
+    if record.injected:
+        lines.append(_injected(record.injected))
     lines.append(f"gkd: report in {report}")
     return lines
+
+
+def _injected(injected: Mapping[str, str]) -> str:
+    return f"gkd: INJECTED FAULT {injected['fault']}: {injected['how']}"
 
 
 def github_annotations(record: RunRecord) -> list[str]:

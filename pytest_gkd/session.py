@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd import gpus, own_rules, plan, settings
+from pytest_gkd import faultspecs, gpus, own_rules, plan, settings
 from pytest_gkd.context import StageContext
 from pytest_gkd.controller import StageController
 from pytest_gkd.journal import EventWriter, VerdictReader
@@ -113,6 +113,12 @@ def prepare(config: pytest.Config) -> None:
         _check_paths(config, selection)
         read = read_settings(config)
         budgets(config, None if selection.own_files else BY_NAME)
+        injected = _fault(read.inject) if read.inject else None
+        if injected is not None and injected.stage not in selection.builtin:
+            raise SettingsError(
+                f"--gkd-inject: {read.inject!r} strikes in stage {injected.stage}, "
+                f"which was not asked for ({', '.join(selection.builtin) or 'none'})"
+            )
         rules = _own_rules(config)
         report_dir = _report_dir(config)
     except SettingsError as error:
@@ -211,6 +217,8 @@ def read_settings(config: pytest.Config) -> Settings:
         # Measured on a 135M pretrained student: 1e-4 and above makes one repeated
         # batch's loss rise, 1e-5 makes it fall; random tiny weights need larger steps.
         values["learning_rate"] = 1e-5 if values["student"] else 1e-3
+    if values["inject"]:
+        values |= _fault(values["inject"]).settings
     found = gpus.usable()
     cpus = len(os.sched_getaffinity(0))
     values["layout"], values["layout_why"] = settings.choose_layout(
@@ -220,6 +228,15 @@ def read_settings(config: pytest.Config) -> Settings:
         values["world_size"], found, cpus
     )
     return Settings(**values, gpus=found, cpus=cpus)
+
+
+def _fault(name: str) -> faultspecs.FaultSpec:
+    try:
+        return faultspecs.find(name)
+    except faultspecs.UnknownFaultError as error:
+        raise SettingsError(
+            f"--gkd-inject: {error} docs/faults.md lists them all."
+        ) from None
 
 
 def budgets(

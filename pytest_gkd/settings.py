@@ -161,6 +161,14 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "run code that comes with the model repositories",
     ),
+    Option(
+        "inject",
+        "text",
+        None,
+        "FAULT",
+        "break something on purpose, to see that the stages find it; docs/faults.md "
+        "lists what can be broken",
+    ),
 )
 
 
@@ -193,6 +201,7 @@ class Settings:
     gpu_memory_utilization: float = 0.3
     tensor_parallel_size: int = 1
     trust_remote_code: bool = False
+    inject: str | None = None
     gpus: int = 0
     cpus: int = 1
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gkd import faultspecs
 from pytest_gkd.context import StageContext
+from pytest_gkd.worker import CONTEXT
 
 if TYPE_CHECKING:
     from pytest_gkd.workload.inputs import Inputs
@@ -35,6 +37,7 @@ class JobKeeper:
 
 
 KEEPER = pytest.StashKey[JobKeeper]()
+SITE = pytest.StashKey["Site"]()
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +63,30 @@ def _job_keeper(
 def job(_job_keeper: JobKeeper, inputs: Inputs) -> Job:
     """Trainer, teacher and rollout engine; each is made when first used."""
     return _job_keeper.open(inputs)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # Before any fixture of the stage: it may be their inputs that are broken.
+    gkd = item.config.stash.get(CONTEXT, None)
+    if gkd is None or not gkd.settings.inject:
+        return
+    fault = faultspecs.find(gkd.settings.inject)
+    if fault.stage != gkd.stage:
+        return
+    from pytest_gkd.workload.inject.site import Site
+
+    site = item.stash[SITE] = Site(gkd, fault)
+    site.strike()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    try:
+        yield
+    finally:
+        site = item.stash.get(SITE, None)
+        if site is not None:
+            site.close()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,0 +1,115 @@
+"""Which faults can be injected: name, stage, what it does, what must be found. Data."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+DIRECTORY = Path(__file__).parent / "faults"
+KEYS = {
+    "name",
+    "how",
+    "stage",
+    "outcome",
+    "causes",
+    "does",
+    "arguments",
+    "settings",
+    "budget_s",
+    "needs",
+    "exit_code",
+    "also_runs",
+}
+
+
+class UnknownFaultError(LookupError):
+    """There is no fault of that name; the text says which are near."""
+
+
+@dataclass(frozen=True)
+class FaultSpec:
+    """One fault and what the stages must make of it.
+
+    ``name`` is ``FILE:NAME``, as in ``nccl:rank-killed``. ``how`` says in one line
+    what is done. ``outcome`` and ``causes`` (one of them, as a diagnosis) are what
+    ``stage`` must end with. ``does`` is the function of ``workload/inject/FILE.py``
+    that does it, called with ``arguments``. ``settings`` are choices that the fault
+    needs, ``budget_s`` (seconds) is the stage's budget in the matrix, ``needs`` what
+    the machine must have (``gpu``, ``root``), ``exit_code`` pytest's. ``also_runs``
+    are stages that the matrix runs beside it and that must pass.
+    """
+
+    name: str
+    how: str
+    stage: str
+    outcome: str
+    causes: tuple[str, ...]
+    does: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    budget_s: float | None = None
+    needs: tuple[str, ...] = ()
+    exit_code: int = 1
+    also_runs: tuple[str, ...] = ()
+
+    @property
+    def group(self) -> str:
+        """The file that the fault stands in, also its module below workload/inject."""
+        return self.name.split(":")[0]
+
+
+@cache
+def load(directory: Path = DIRECTORY) -> Mapping[str, FaultSpec]:
+    """Every fault by name, in the order of the files.
+
+    Raises ValueError for an entry that cannot be read, with its file and name.
+    """
+    found: dict[str, FaultSpec] = {}
+    for path in sorted(directory.glob("*.toml")):
+        for entry in tomllib.loads(path.read_text("utf-8")).get("fault", []):
+            spec = _read(path, entry)
+            if spec.name in found:
+                raise ValueError(f"{path}: {spec.name} stands there twice")
+            found[spec.name] = spec
+    return found
+
+
+def _read(path: Path, entry: Mapping[str, Any]) -> FaultSpec:
+    where = f"{path} ({entry.get('name', 'a fault without a name')})"
+    if unknown := set(entry) - KEYS:
+        raise ValueError(f"{where}: unknown keys {', '.join(sorted(unknown))}")
+    if missing := {"name", "how", "outcome", "causes"} - set(entry):
+        raise ValueError(f"{where}: {', '.join(sorted(missing))} missing")
+    if "stage" not in entry and path.stem == "any":
+        raise ValueError(f"{where}: stage missing")
+    values = dict(entry)
+    for name in ("causes", "needs", "also_runs"):
+        values[name] = tuple(values.get(name, ()))
+    values["name"] = f"{path.stem}:{entry['name']}"
+    values.setdefault("stage", path.stem)
+    values.setdefault("does", entry["name"].replace("-", "_"))
+    return FaultSpec(**values)
+
+
+def find(name: str) -> FaultSpec:
+    """The fault ``name``, or ``NAME@STAGE`` for one that may strike in any stage.
+
+    Raises UnknownFaultError.
+    """
+    faults = load()
+    plain, _, stage = name.partition("@")
+    if plain not in faults:
+        close = difflib.get_close_matches(plain, list(faults), n=3, cutoff=0.5)
+        near = f" Near: {', '.join(close)}." if close else ""
+        raise UnknownFaultError(f"there is no fault {plain!r}.{near}")
+    spec = faults[plain]
+    if not stage:
+        return spec
+    if spec.group != "any":
+        raise UnknownFaultError(f"{plain!r} strikes in stage {spec.stage} only")
+    return FaultSpec(**{**vars(spec), "stage": stage})
