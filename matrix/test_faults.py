@@ -41,7 +41,7 @@ class Run:
         self.base = base
         self.temporary = base / "t"
         self.temporary.mkdir()
-        self.shm_before = set(os.listdir(SHM))
+        self.shm_before = {path.name for path in SHM.iterdir()}
         stages = [*fault.also_runs, fault.stage]
         budget_s = fault.budget_s or DEFAULT_BUDGET_S
         started = time.monotonic()
@@ -93,7 +93,7 @@ class Run:
 
     def shared_memory(self) -> list[str]:
         """Segments that came with the run and that no process holds any more."""
-        new = set(os.listdir(SHM)) - self.shm_before
+        new = {path.name for path in SHM.iterdir()} - self.shm_before
         held = set()
         for maps in Path("/proc").glob("[0-9]*/maps"):
             try:
@@ -115,6 +115,10 @@ def problems(fault: FaultSpec, run: Run) -> Iterator[str]:
     for name in fault.also_runs:
         if run.stage(name)["outcome"] != "passed":
             yield f"stage {name}: {run.stage(name)['outcome']}, expected passed"
+    given = [note["id"] for note in stage["facts"].get("notes", [])]
+    for note in fault.notes:
+        if note not in given:
+            yield f"no note {note}, only {', '.join(given) or 'none'}"
     if run.code != fault.exit_code:
         yield f"exit code {run.code}, expected {fault.exit_code}"
     if run.report["injected"]["fault"] != fault.name or "INJECTED" not in run.out:
@@ -138,6 +142,8 @@ def wanting(fault: FaultSpec) -> str:
     """What this machine lacks for the fault, empty for nothing."""
     if "gpu" in fault.needs and not gpus.usable():
         return "needs a GPU"
+    if "cpu" in fault.needs and gpus.usable():
+        return "needs a machine without a GPU"
     if "root" in fault.needs and os.geteuid() != 0:
         return "needs root"
     return ""

@@ -109,6 +109,7 @@ class StageController:
             self.on_event,
             self._on_overrun,
             self._on_tick,
+            end_stuck=not settings.full_budget,
         )
 
     # -- what happens, as it happens -------------------------------------------------
@@ -250,6 +251,12 @@ class StageController:
         report.duration = record.duration_s
         if overrun is not None:
             record.outcome = TIMEOUT
+            if overrun.progress is not None:
+                record.progress = overrun.progress.to_json()
+                record.state = overrun.progress.text()
+            if overrun.early:
+                record.message = render.early_ending(record)
+                record.state += "; --gkd-full-budget would let it wait on"
             record.message = record.message or render.ending(record)
             record.cleaned = list(overrun.ended)
             self._findings.keep_stacks(record, overrun.stacks)
@@ -336,18 +343,28 @@ class StageController:
         watch = self.watchdog.workers.get(worker.id) if worker else None
         if watch is not None and watch.has_sample:
             self._findings.keep_stacks(record, watch.sampled)
+            if watch.progress is not None and record.outcome == TIMEOUT:
+                record.progress = watch.progress.to_json()
+                record.state = watch.progress.text()
         record.message = render.ending(record)
         if record.outcome != TIMEOUT:
             first, *others = found["error"].strip().splitlines() or [""]
             record.message = first or record.message
             # What a stage found besides, a line each (see workload/env_findings.py).
             record.also = [line for line in others if line.startswith("[")]
-        sections = "\n".join(f"-- {name}\n{text}" for name, text in report.sections)
+        timed_out = record.outcome == TIMEOUT
+        kept = [
+            (name, without_timeout_dump(text) if timed_out else text)
+            for name, text in report.sections
+        ]
+        sections = "\n".join(
+            f"-- {name}\n{text}" for name, text in kept if text.strip()
+        )
         traceback = report.longrepr
-        if record.outcome == TIMEOUT:
+        if timed_out:
             # Where it was interrupted says nothing that the stacks do not say better.
             record.cleaned = list(found["ended"])
-            self._findings.settle(record, without_timeout_dump(sections))
+            self._findings.settle(record, sections)
         else:
             self._findings.settle(
                 record,

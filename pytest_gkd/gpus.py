@@ -45,3 +45,33 @@ def visible(count: int, environment: str | None) -> int:
 def usable() -> int:
     """GPUs that a process started now would see."""
     return visible(driver_count(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+class _Utilization(ctypes.Structure):
+    """NVML's ``nvmlUtilization_t``: percent of the last sample period."""
+
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+def busiest_percent() -> int:
+    """How busy the busiest GPU is, whoever uses it; 0 without NVIDIA's driver.
+
+    NVML's ``nvmlDeviceGetUtilizationRates`` (NVML API reference): the share of the
+    last sample period, a sixth of a second to a second, in which a kernel ran.
+    """
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return 0
+    if nvml.nvmlInit_v2() != 0:
+        return 0
+    count = ctypes.c_uint(0)
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    most = 0
+    for index in range(count.value):
+        device, used = ctypes.c_void_p(), _Utilization()
+        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) == 0:
+            nvml.nvmlDeviceGetUtilizationRates(device, ctypes.byref(used))
+            most = max(most, int(used.gpu))
+    nvml.nvmlShutdown()
+    return most

@@ -22,7 +22,9 @@ class StageRecord:
     wrong. ``diagnosis`` has the shape of the report contract: cause, confidence,
     evidence, advice, also; ``telling`` are evidence lines where there is none.
     ``also`` are further findings, a line each. ``stuck`` says for each process where
-    its stack stood. ``injected`` names the fault that was put into it on purpose.
+    its stack stood, ``state`` in a line whether it still got on and what shows it;
+    ``progress`` has its numbers (see stillness.Progress). ``injected`` names the fault
+    that was put into it on purpose.
     """
 
     name: str
@@ -38,6 +40,8 @@ class StageRecord:
     telling: list[dict[str, Any]] = field(default_factory=list)
     also: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
+    state: str = ""
+    progress: dict[str, Any] | None = None
     stacks: list[str] = field(default_factory=list)
     output: list[str] = field(default_factory=list)
     blocked_by: list[str] = field(default_factory=list)
@@ -63,6 +67,7 @@ class StageRecord:
             "telling": self.telling,
             "also": self.also,
             "stuck": self.stuck,
+            "progress": self.progress,
             "stacks": self.stacks,
             "output": self.output,
             "blocked_by": self.blocked_by,

@@ -60,6 +60,11 @@ def ending(record: StageRecord) -> str:
     return "failed"
 
 
+def early_ending(record: StageRecord) -> str:
+    """How a stage ended that was proven to be stuck."""
+    return f"stuck in: {record.step}" if record.step else "stuck"
+
+
 def result_line(record: StageRecord) -> str:
     """One line a stage, as it ends."""
     outcome = record.outcome or SKIPPED
@@ -115,6 +120,8 @@ def failure_block(
     else:
         lines += _labelled("why", "no cause in the catalogue matches what was seen")
         lines += _evidence(record.telling, 2 * EVIDENCE_LINES)
+    if record.state:
+        lines += _labelled("state", record.state)
     for text in record.stuck[:EVIDENCE_LINES]:
         lines += _labelled("stuck", text)
     if record.stacks:

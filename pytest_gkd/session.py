@@ -113,12 +113,7 @@ def prepare(config: pytest.Config) -> None:
         _check_paths(config, selection)
         read = read_settings(config)
         budgets(config, None if selection.own_files else BY_NAME)
-        injected = _fault(read.inject) if read.inject else None
-        if injected is not None and injected.stage not in selection.builtin:
-            raise SettingsError(
-                f"--gkd-inject: {read.inject!r} strikes in stage {injected.stage}, "
-                f"which was not asked for ({', '.join(selection.builtin) or 'none'})"
-            )
+        _check_inject(read, selection)
         rules = _own_rules(config)
         report_dir = _report_dir(config)
     except SettingsError as error:
@@ -237,6 +232,17 @@ def _fault(name: str) -> faultspecs.FaultSpec:
         raise SettingsError(
             f"--gkd-inject: {error} docs/faults.md lists them all."
         ) from None
+
+
+def _check_inject(read: Settings, selection: Selection) -> None:
+    if read.inject is None:
+        return
+    stage = _fault(read.inject).stage
+    if stage not in selection.builtin:
+        raise SettingsError(
+            f"--gkd-inject: {read.inject!r} strikes in stage {stage}, which was not "
+            f"asked for ({', '.join(selection.builtin) or 'no built-in stage was'})"
+        )
 
 
 def budgets(

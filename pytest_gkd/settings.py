@@ -162,6 +162,13 @@ OPTIONS: tuple[Option, ...] = (
         "run code that comes with the model repositories",
     ),
     Option(
+        "full_budget",
+        "flag",
+        False,
+        "",
+        "let a stage that is proven to be stuck use up its budget all the same",
+    ),
+    Option(
         "inject",
         "text",
         None,
@@ -201,6 +208,7 @@ class Settings:
     gpu_memory_utilization: float = 0.3
     tensor_parallel_size: int = 1
     trust_remote_code: bool = False
+    full_budget: bool = False
     inject: str | None = None
     gpus: int = 0
     cpus: int = 1

@@ -62,8 +62,16 @@ def innermost(text: str, pid: int) -> str:
 
 
 def _shown(frames: list[str]) -> str:
-    own = [frame for frame in frames if not PYTEST_FRAME.search(frame)]
-    return " < ".join((own or frames)[:2])
+    """The innermost frame, and the next that is not Python's own library's."""
+    own = [frame for frame in frames if not PYTEST_FRAME.search(frame)] or frames
+    others = [frame for frame in own[1:] if not _in_library(frame)] or own[1:]
+    return " < ".join([*own[:1], *others[:1]])
+
+
+def _in_library(frame: str) -> bool:
+    # py-spy gives a file's last part only: threading.py, or asyncio/runners.py.
+    found = re.search(r"\((?:.*/lib/python[\d.]+/)?([\w/]+)\.py:\d+\)$", frame)
+    return found is not None and found[1].split("/")[0] in sys.stdlib_module_names
 
 
 def arm(directory: Path) -> None:

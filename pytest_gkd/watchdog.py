@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pytest_gkd import process, stacks
+from pytest_gkd import process, stacks, stillness
 from pytest_gkd.journal import EventReader
+from pytest_gkd.stillness import Look, Progress, QuietWatch
 
 # pytest-timeout, inside the worker, is the gentle line: a hang in Python ends with its
 # fixtures torn down. It fires a little after the budget, when the stacks have been
@@ -24,6 +25,10 @@ CLOSE_BUDGET_S = 15.0
 TICK_S = 0.1
 # pytest-xdist notices a dead worker at once, unless somebody else holds its pipe.
 NOTICE_S = 2.0
+# How long before the end of a budget the first of two looks is taken that tell a slow
+# stage from a stuck one.
+LOOK_BEFORE_S = 3.0
+LOOK_BEFORE_SHARE = 0.3
 OUTPUT_BYTES = 64 * 1024
 
 
@@ -41,6 +46,11 @@ class WorkerWatch:
     stage: str = ""
     since: float = 0.0
     limit_s: float = COLLECT_BUDGET_S
+    said: float = 0.0
+    earlier: Look | None = None
+    quiet: QuietWatch | None = None
+    stuck_at: float | None = None
+    progress: Progress | None = None
     sampled: list[stacks.Stack] = field(default_factory=list)
     has_sample: bool = False
     ended: bool = False
@@ -52,12 +62,17 @@ class WorkerWatch:
         """When the present phase should be over; infinite while idle."""
         if self.phase in ("idle", "done"):
             return float("inf")
+        if self.stuck_at is not None:
+            return self.stuck_at
         return self.since + self.limit_s
 
 
 @dataclass(frozen=True)
 class Overrun:
-    """A worker was ended because a phase outlasted its budget. Seconds."""
+    """A worker was ended because a phase outlasted its budget, or was stuck. Seconds.
+
+    ``early`` is set when it was ended before its budget was over.
+    """
 
     worker: str
     stage: str
@@ -68,6 +83,8 @@ class Overrun:
     ended: tuple[str, ...]
     survived: tuple[str, ...]
     output: str
+    progress: Progress | None = None
+    early: bool = False
 
 
 class Watchdog(threading.Thread):
@@ -75,6 +92,8 @@ class Watchdog(threading.Thread):
 
     ``on_event`` gets every event, ``on_overrun`` every ending before the processes
     are known to be gone to pytest-xdist, ``on_tick`` the time, ten times a second.
+    ``end_stuck`` lets a stage that is proven to be stuck be ended before its budget is
+    over (see ``stillness.QuietWatch``).
     All three are called with ``lock`` held, as are the methods for other threads.
     """
 
@@ -86,6 +105,8 @@ class Watchdog(threading.Thread):
         on_event: Callable[[dict[str, Any]], None],
         on_overrun: Callable[[Overrun], None],
         on_tick: Callable[[float], None],
+        *,
+        end_stuck: bool = True,
     ) -> None:
         super().__init__(name="gkd-watchdog", daemon=True)
         self.lock = threading.RLock()
@@ -96,6 +117,7 @@ class Watchdog(threading.Thread):
         self._on_event = on_event
         self._on_overrun = on_overrun
         self._on_tick = on_tick
+        self._end_stuck = end_stuck
         self.spared = {child.pid for child in process.children(os.getpid())}
         self._over = threading.Event()
         self.error: BaseException | None = None
@@ -138,10 +160,15 @@ class Watchdog(threading.Thread):
             worker.phase, worker.stage, worker.since = "running", event["stage"], now
             worker.limit_s = event["budget_s"]
             worker.sampled, worker.has_sample = [], False
+            worker.earlier = worker.progress = worker.stuck_at = None
+            worker.said = now
+            worker.quiet = self._quiet_watch(worker)
             worker.output = _captured(worker.pid, event["captured"])
+        elif kind in ("step", "fact"):
+            worker.said = now
         elif kind == "finish":
             worker.phase, worker.since = "closing", now
-            worker.limit_s = CLOSE_BUDGET_S
+            worker.limit_s, worker.stuck_at = CLOSE_BUDGET_S, None
         elif kind == "closed":
             worker.phase = "idle"
         elif kind == "bye":
@@ -153,7 +180,10 @@ class Watchdog(threading.Thread):
             if now > worker.dead_since + NOTICE_S:
                 self._bury(worker)
             return
-        if worker.ended or now < worker.deadline:
+        if worker.ended or worker.phase in ("idle", "done"):
+            return
+        self._look_ahead(worker, now)
+        if now < worker.deadline:
             return
         if not worker.has_sample:
             self._sample(worker)
@@ -176,6 +206,8 @@ class Watchdog(threading.Thread):
             tuple(ended),
             tuple(survived),
             output,
+            worker.progress,
+            worker.stuck_at is not None,
         )
         with self.lock:
             self._on_overrun(overrun)
@@ -200,10 +232,39 @@ class Watchdog(threading.Thread):
             if orphan.pid not in living | self.spared:
                 process.stop(orphan.pid, itself=True)
 
+    def _quiet_watch(self, worker: WorkerWatch) -> QuietWatch | None:
+        watch = QuietWatch(
+            worker.pid, worker.limit_s, self._armed, self._stacks_of(worker)
+        )
+        # With little left of the budget by then there is nothing to be gained.
+        gains = watch.window_s < worker.limit_s - LOOK_BEFORE_S
+        return watch if self._end_stuck and gains else None
+
+    def _look_ahead(self, worker: WorkerWatch, now: float) -> None:
+        """Take the first of two looks before a deadline; find what is stuck early."""
+        if worker.phase != "running" or worker.stuck_at is not None:
+            return
+        if worker.quiet is not None:
+            proof = worker.quiet.look(now, worker.said)
+            if proof is not None:
+                worker.progress, last = proof
+                worker.sampled, worker.has_sample = list(last.stacks), True
+                # Its last second to end by itself runs from here.
+                worker.stuck_at = time.monotonic()
+                return
+        lead_s = min(LOOK_BEFORE_S, LOOK_BEFORE_SHARE * worker.limit_s)
+        if worker.earlier is None and now >= worker.deadline - lead_s:
+            out = self._stacks_of(worker) / "earlier"
+            worker.earlier = stillness.look(worker.pid, self._armed, out)
+
     def _sample(self, worker: WorkerWatch) -> None:
-        out = self._stacks_dir / (worker.stage or worker.name)
-        worker.sampled = stacks.collect(worker.pid, self._armed, out)
-        worker.has_sample = True
+        last = stillness.look(worker.pid, self._armed, self._stacks_of(worker))
+        worker.sampled, worker.has_sample = list(last.stacks), True
+        if worker.earlier is not None:
+            worker.progress = stillness.compare(worker.earlier, last)
+
+    def _stacks_of(self, worker: WorkerWatch) -> Path:
+        return self._stacks_dir / (worker.stage or worker.name)
 
 
 def _captured(pid: int, descriptors: list[int]) -> list[BinaryIO]:

@@ -12,6 +12,7 @@ from pytest_gkd.context import StageContext
 from pytest_gkd.worker import CONTEXT
 
 if TYPE_CHECKING:
+    from pytest_gkd.workload.inject.site import Site
     from pytest_gkd.workload.inputs import Inputs
     from pytest_gkd.workload.layouts import Job
 
@@ -37,7 +38,7 @@ class JobKeeper:
 
 
 KEEPER = pytest.StashKey[JobKeeper]()
-SITE = pytest.StashKey["Site"]()
+SITE: pytest.StashKey[Site] = pytest.StashKey()
 
 
 @pytest.fixture(scope="session")

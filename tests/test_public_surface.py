@@ -35,6 +35,8 @@ FLAGS = [
     "--gkd-gpu-memory-utilization",
     "--gkd-tensor-parallel-size",
     "--gkd-trust-remote-code",
+    "--gkd-full-budget",
+    "--gkd-inject",
 ]
 INI_ONLY = ["gkd_stage_files", "gkd_rules"]
 
@@ -150,6 +152,7 @@ RUN_KEYS = [
     "interrupted",
     "notes",
     "cleaned",
+    "injected",
 ]
 STAGE_KEYS = [
     "name",
@@ -169,6 +172,9 @@ STAGE_KEYS = [
     "stuck",
     "output",
     "cleaned",
+    "progress",
+    "injected",
+    "verdict_after_s",
 ]
 
 

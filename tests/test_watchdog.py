@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_gkd import process
+from pytest_gkd import process, stillness
 from pytest_gkd.journal import EventReader, EventWriter
 from pytest_gkd.watchdog import CLOSE_BUDGET_S, Overrun, Watchdog, WorkerWatch
 
@@ -36,7 +36,7 @@ never_ends()
 class Bench:
     """A watchdog with the events that a test writes, and what it says of them."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, end_stuck: bool = True) -> None:
         self.directory = directory
         self.events: list[dict[str, Any]] = []
         self.overruns: list[Overrun] = []
@@ -52,6 +52,7 @@ class Bench:
             self.events.append,
             self._overrun,
             self._tick,
+            end_stuck=end_stuck,
         )
 
     def _overrun(self, overrun: Overrun) -> None:
@@ -221,6 +222,67 @@ def test_a_worker_that_ended_by_itself_is_no_overrun_and_leaves_nothing(
     bench.await_ticks(2)
     assert orphan.wait(PATIENCE_S) == -9
     assert bench.overruns == []
+
+
+# -- early ends --------------------------------------------------------------------
+
+
+WAITS = """
+import os, sys, threading
+print(os.getpid(), file=sys.stderr, flush=True)
+threading.Event().wait()
+"""
+
+
+def begin_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that waits for ever, with a budget of 20 s; proof takes 2 s."""
+    monkeypatch.setattr(stillness, "QUIET_S", 2.0)
+    monkeypatch.setattr(stillness, "QUIET_SHARE", 0.0)
+    worker = bench.child(WAITS)
+    Scene.read_pid(worker)
+    bench.say("gw0", "hello", pid=worker.pid)
+    bench.start("gw0", "stuck", 20)
+
+
+def test_what_is_proven_stuck_is_ended_long_before_its_budget(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_wait(bench, monkeypatch)
+    bench.watchdog.start()
+    assert bench.overran.wait(PATIENCE_S), bench.watchdog.error
+    (overrun,) = bench.overruns
+    assert overrun.early
+    assert overrun.after_s < 15
+    assert overrun.progress is not None
+    assert overrun.progress.verdict == "stuck"
+    assert overrun.stacks
+
+
+def test_the_option_lets_it_use_its_budget_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, end_stuck=False)
+    try:
+        begin_wait(bench, monkeypatch)
+        bench.watchdog.drain()
+        assert bench.watchdog.workers["gw0"].quiet is None
+    finally:
+        bench.close()
+
+
+def test_an_overrun_says_what_two_looks_have_shown(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = bench.child("while True: pass")
+    bench.say("gw0", "hello", pid=worker.pid)
+    bench.start("gw0", "spins", 2)
+    bench.watchdog.start()
+    assert bench.overran.wait(PATIENCE_S), bench.watchdog.error
+    (overrun,) = bench.overruns
+    assert not overrun.early
+    assert overrun.progress is not None
+    assert overrun.progress.verdict != "stuck"
+    assert overrun.progress.cpu_s > 0
 
 
 # -- phases ------------------------------------------------------------------------
