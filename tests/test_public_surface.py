@@ -112,6 +112,7 @@ CAUSES = [
     "comm.peer-died",
     "comm.mismatch",
     "comm.world-size",
+    "comm.wrong-result",
     "comm.env-missing",
     "comm.nccl-version",
     "comm.nccl-other",

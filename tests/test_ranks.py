@@ -156,11 +156,56 @@ def test_a_wrong_value_is_shown_with_rank_operation_and_index(
 ) -> None:
     run = _run(launcher, tmp_path, Fault(1, "garbage", "all_reduce bfloat16[1023]"))
     error = judge(run)
-    assert isinstance(error, AssertionError)
-    assert str(error).splitlines() == [
+    assert isinstance(error, StageFault)
+    assert error.cause == "comm.wrong-result"
+    assert error.message.splitlines() == [
         "rank 1: all-reduce of bfloat16[1023] gave 4.0, expected 3.0 at index 0",
         "right on rank 0",
     ]
+
+
+def test_a_rank_that_gives_something_wrong_is_found_by_all_gather(
+    launcher: ranks.Launcher, tmp_path: Path
+) -> None:
+    error = _fault(_run(launcher, tmp_path, Fault(2, "contribution"), 3))
+    assert error.cause == "comm.wrong-result"
+    assert error.message.startswith("rank 2's own part is wrong")
+
+
+def test_ranks_with_different_world_sizes_are_told_apart(
+    launcher: ranks.Launcher, tmp_path: Path
+) -> None:
+    error = _fault(_run(launcher, tmp_path, Fault(1, "world-size", "meeting")))
+    assert error.cause == "comm.world-size"
+    assert "rank 0 with 2; rank 1 with 3" in error.message
+
+
+def test_ranks_that_look_for_each_other_in_different_places_say_where(
+    launcher: ranks.Launcher, tmp_path: Path
+) -> None:
+    error = _fault(_run(launcher, tmp_path, Fault(1, "address", "meeting")))
+    assert error.cause == "comm.rendezvous"
+    assert "rank 1 at 192.0.2.1:" in error.message
+
+
+def test_the_flight_recorders_show_who_is_behind(
+    launcher: ranks.Launcher, tmp_path: Path
+) -> None:
+    fault = Fault(1, "late", "timed")  # a barrier comes before checked collectives
+    error = _fault(_run(launcher, tmp_path, fault, 3))
+    found = error.facts["flight_recorder"]
+    assert found["entered_by"] == [0, 2]
+    assert list(found["behind"]) == ["1"]
+    assert found["behind"]["1"] < found["sequence"]
+    assert error.evidence[0][0] == "flight recorder"
+
+
+def test_a_rank_that_left_no_record_is_named_as_such(
+    launcher: ranks.Launcher, tmp_path: Path
+) -> None:
+    fault = Fault(1, "stop", "all_reduce bfloat16")
+    error = _fault(_run(launcher, tmp_path, fault, 3))
+    assert error.facts["flight_recorder"]["without_record"] == [1]
 
 
 def test_a_ranks_own_exception_is_told_rather_than_what_its_peers_saw(
@@ -176,7 +221,8 @@ def test_ranks_end_with_the_process_that_started_them(
 ) -> None:
     run = _run(launcher, tmp_path, Fault(1, "kill-host"), 3)
     error = judge(run)
-    assert isinstance(error, RankError)
+    assert isinstance(error, StageFault)
+    assert "was ended from outside, and the ranks with it" in error.message
     assert not [record.pid for record in run.records if _is_alive(record.pid)]
 
 

@@ -125,7 +125,9 @@ def _kind(path: Path, start: bytes, size: int) -> str:
     """Parquet or json, by content; the name may not say something else."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if paths.is_lfs_pointer(start):
-        raise corrupt(path, "is a git-lfs pointer, not the data itself")
+        fault = corrupt(path, "is a git-lfs pointer, not the data itself")
+        fault.facts["lfs_pointer"] = True
+        raise fault
     if start.startswith(PARQUET_MAGIC):
         if any(suffix in JSON_SUFFIXES for suffix in suffixes):
             raise corrupt(path, "holds parquet, but its name says JSON")

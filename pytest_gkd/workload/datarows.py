@@ -71,7 +71,8 @@ def check_rows(
         raise StageFault(
             "data.empty",
             f"{where}: {rows} rows; expected at least one batch of {batch_size}",
-            facts={"rows": rows, "batch_size": batch_size},
+            facts={"rows": rows, "batch_size": batch_size}
+            | ({} if rows else {"path": files[0].path}),
         )
     kind, bounds = _survey(dataset, column, files, lengths)
     unsure = [row for row, bound in enumerate(bounds) if bound > max_prompt_length]
@@ -196,7 +197,8 @@ def _unusable(
         "data.schema",
         f"{place}: column {column!r} is {wrong}{more}",
         facts={
-            "column": column,
+            "prompt_column": column,
+            "path": files[0].path,
             "row": row,
             "place": place,
             "problem": wrong,

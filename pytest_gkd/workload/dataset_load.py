@@ -97,11 +97,7 @@ def bad_text(files: Sequence[DataFile]) -> StageFault | None:
 def _reason(files: Sequence[DataFile], error: Exception) -> StageFault | None:
     """The cause of a failed load, where the files themselves show it."""
     if "corresponds to no data" in str(error):
-        return StageFault(
-            "data.empty",
-            f"{files[0].path} has no rows",
-            facts={"path": files[0].path, "rows": 0},
-        )
+        return _no_rows(files[0].path)
     if type(error).__name__ == "DatasetGenerationCastError":
         return StageFault(
             "data.schema",
@@ -110,20 +106,30 @@ def _reason(files: Sequence[DataFile], error: Exception) -> StageFault | None:
         )
     for file in files:
         if file.kind == "parquet" and "://" not in file.path:
-            problem_text = _parquet_problem(file.path)
-            if problem_text:
-                return corrupt(file.path, f"cannot be read: {problem_text}")
+            fault = _parquet_fault(file.path)
+            if fault is not None:
+                return fault
     return bad_text(files)
 
 
-def _parquet_problem(path: str) -> str:
-    """What pyarrow says when it reads all of one file; empty if nothing."""
+def _no_rows(path: str) -> StageFault:
+    return StageFault(
+        "data.empty", f"{path} has no rows", facts={"path": path, "rows": 0}
+    )
+
+
+def _parquet_fault(path: str) -> StageFault | None:
+    """What shows when pyarrow reads all of one file, if anything.
+
+    A file without rows loads, unless its writer had no value to tell a type by.
+    """
     import pyarrow
     import pyarrow.parquet
 
     try:
-        for _ in pyarrow.parquet.ParquetFile(path).iter_batches():
+        file = pyarrow.parquet.ParquetFile(path)
+        for _ in file.iter_batches():
             pass
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        return str(error).splitlines()[0]
-    return ""
+        return corrupt(path, f"cannot be read: {str(error).splitlines()[0]}")
+    return None if file.metadata.num_rows else _no_rows(path)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from pytest_gkd.fault import StageFault
+from pytest_gkd.workload import fates
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -65,11 +66,7 @@ class Call(Generic[T]):
         goes on running, so whatever it works on must not be used again.
         """
         if not self.join(budget_s):
-            raise StageFault(
-                cause,
-                f"{self.what} had not finished after {budget_s:.1f} s",
-                facts={"waited_s": round(budget_s, 1), "waited_for": self.what},
-            )
+            raise _late([self.what], f"had not finished after {budget_s:.1f} s", cause)
         if self.error is not None:
             raise self.error
         return self._result[0]
@@ -114,19 +111,22 @@ def both(
         error = root(errors)
         if not late or not any(sign in str(error) for sign in SILENT_SIGNS):
             raise error
-        raise StageFault(
-            cause,
-            f"{' and '.join(late)} does not get on: the other side gave up with "
-            f"{type(error).__name__}: {error}",
-            facts={"waited_for": late},
-        ) from error
+        gave_up = f"the other side gave up with {type(error).__name__}: {error}"
+        raise _late(late, f"does not get on; {gave_up}", cause) from error
     if late:
-        raise StageFault(
-            cause,
-            f"{' and '.join(late)} had not finished after {budget_s:.1f} s",
-            facts={"waited_s": round(budget_s, 1), "waited_for": late},
-        )
+        raise _late(late, f"had not finished after {budget_s:.1f} s", cause)
     return left.result(0.0, cause), right.result(0.0, cause)
+
+
+def _late(late: list[str], how: str, cause: str) -> StageFault:
+    """The fault of calls that do not return; a stopped process is named first."""
+    found = fates.stopped()
+    held = "".join(f"{one}: " for one in found[:1])
+    return StageFault(
+        cause,
+        f"{held}{' and '.join(late)} {how}",
+        facts={"waited_for": late, **fates.stopped_facts(found)},
+    )
 
 
 def root(errors: list[BaseException]) -> BaseException:

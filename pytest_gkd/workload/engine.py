@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from pytest_gkd.workload import sync
+from pytest_gkd.workload import fates, sync
 from pytest_gkd.workload.broadcast import Info, Meeting
 from pytest_gkd.workload.deadline import Call, within
 from pytest_gkd.workload.sync import Places
@@ -176,10 +176,17 @@ class Engine:
         how = engine_fork.choose(config) if config.multiprocess else "in this process"
         started = time.monotonic()
         before = _children()
+        kills = fates.oom_kills()
         with engine_fork.chosen(how):
             from vllm import LLM
 
-            self._llm: Any = LLM(**_arguments(config))
+            try:
+                self._llm: Any = LLM(**_arguments(config))
+            except RuntimeError as error:
+                fault = fates.engine_fault(str(error), kills)
+                if fault is None:
+                    raise
+                raise fault from error
         self._processes = _children() - before
         self.start_s = time.monotonic() - started
         self.how = how

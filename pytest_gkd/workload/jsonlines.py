@@ -68,7 +68,7 @@ def first_changed_type(path: Path | str) -> StageFault | None:
                     "data.schema",
                     f"{path}:{number}: column {column!r} is {_short(repr(value))}, a "
                     f"{kind}; in line {line} it is a {before}",
-                    facts={"path": str(path), "line": number, "column": column},
+                    facts={"path": str(path), "line": number, "changed": column},
                     evidence=((str(path), number, raw.decode().strip()[:200]),),
                 )
     return None
@@ -198,7 +198,7 @@ def _line_fault(
         # A line that breaks at its very end, in the last line, was cut off.
         cut = last and not raw.endswith(b"\n")
         problem = "is cut off" if cut else "is not JSON"
-        detail = f"{error.msg} at column {error.colno}"
+        detail = f"{error.msg.removesuffix(' at')} at column {error.colno}"
         return corrupt(path, f"{problem} ({detail}): {_short(shown)}", number, shown)
     if not isinstance(value, dict):
         return StageFault(

@@ -196,9 +196,15 @@ class Job:
             sync.check_finite(self.trainer.nonfinite(), len(infos))
             self._gkd.step(f"pushing weights ({transport})")
             started = time.monotonic()
-            moved = self.layout.carry(
-                transport, self.engine, self.source, infos, self.budget_s()
-            )
+            try:
+                moved = self.layout.carry(
+                    transport, self.engine, self.source, infos, self.budget_s()
+                )
+            except Exception as error:
+                fault = sync.refusal(error, infos, base)
+                if fault is None or isinstance(error, StageFault):
+                    raise
+                raise fault from error
             seconds = time.monotonic() - started
         return PushReport(len(infos), moved, seconds, transport)
 
@@ -217,14 +223,18 @@ class Job:
         )
         return found
 
-    def check_served(self, when: str) -> dict[str, str]:
+    def check_served(
+        self, when: str, cause: str = "sync.not-applied"
+    ) -> dict[str, str]:
         """The engine holds the trainer's weights; their digests.
 
-        Raises StageFault ``sync.not-applied``.
+        Raises StageFault ``cause``, or ``sync.name-or-shape`` for a tensor of another
+        shape, which cannot be equal.
         """
         engine = self.engine_digests()
         with self._single_use():
-            sync.check_equal(engine, self.trainer_digests(), when)
+            sync.check_shapes(self.infos(self.places), self.places, self.places)
+            sync.check_equal(engine, self.trainer_digests(), when, cause)
         return engine
 
     def describe(self) -> dict[str, Any]:

@@ -130,7 +130,8 @@ def check_tokenizer_files(directory: Path, origin: str) -> tuple[Path, ...]:
                 "tokenizer.load",
                 f"{origin}: {path} {problem}",
                 facts={
-                    "path": str(path),
+                    "path": str(directory),
+                    "file": path.name,
                     "origin": origin,
                     "size_bytes": path.stat().st_size,
                 },

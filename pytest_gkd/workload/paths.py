@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
+import stat
 from pathlib import Path
 
 from pytest_gkd.fault import StageFault
@@ -67,9 +69,15 @@ def missing(cause: str, path: Path, origin: str, expected: str) -> StageFault:
 
 def denied(path: Path, origin: str, error: OSError) -> StageFault:
     """The fault for ``path``, which this user may not read."""
+    shown = f"{origin}: {path} cannot be read by user id {os.geteuid()}: "
+    shown += str(error.strerror)
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        mode = stat.S_IMODE(status.st_mode)
+        shown += f" (its mode is {mode:03o}, its owner user id {status.st_uid})"
     return StageFault(
         "env.permission",
-        f"{origin}: {path} cannot be read by user id {os.geteuid()}: {error.strerror}",
+        shown,
         facts={"path": str(path), "origin": origin, "user_id": os.geteuid()},
     )
 

@@ -6,6 +6,7 @@ the tokenizer has a chat template it is applied, with the generation prompt adde
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,14 @@ def choose_column(columns: Sequence[str], named: str | None, where: str) -> str:
                 return name
         wanted, origin, hint = "one of " + ", ".join(COLUMNS), "the default", ""
     found = ", ".join(columns) or "none"
+    similar = difflib.get_close_matches(named or "", columns, n=1)
     raise StageFault(
         "data.schema",
         f"{where}: no prompt column; expected {wanted} ({origin}), found {found}{hint}",
         facts={
-            "column": named or COLUMNS[0],
+            "prompt_column": named or COLUMNS[0],
             "columns": list(columns),
+            "column": columns[0] if len(columns) == 1 else (similar or [""])[0],
             "path": where.split(", ")[0],
         },
     )

@@ -30,6 +30,7 @@ from pytest_gkd.workload.rank_plan import (
     JOINED,
     MEETING,
     RAISED,
+    STRUCK,
     RankPlan,
 )
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PR_SET_PDEATHSIG = 1
+
+# An address that belongs to nobody (RFC 5737).
+NOBODY = "192.0.2.1"
 
 # Exit codes. Anything else, and any signal, was not the rank's own choice.
 DONE, FAILED, CALLED_OFF = 0, 1, 76
@@ -86,6 +90,8 @@ class Rank:
         self.plan = plan
         self.rank = rank
         self.wrong: list[dict[str, Any]] = []
+        self._wrong_parts: set[int] = set()
+        self._contributes_garbage = False
         self._fault = plan.fault if plan.fault and plan.fault.rank == rank else None
         self._marks = os.open(
             plan.file("marks", rank), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644
@@ -139,17 +145,22 @@ class Rank:
         device = torch.device("cpu")
         options: dict[str, Any] = {}
         if plan.backend == "nccl":
-            device = options["device_id"] = torch.device("cuda", self.rank)
+            index = self.rank
+            if plan.fault is not None and plan.fault.kind == "one-gpu":
+                index = 0
+            device = options["device_id"] = torch.device("cuda", index)
             torch.cuda.set_device(device)
         timeout = datetime.timedelta(seconds=plan.timeout_s)
-        self._commit(MEETING)
-        self.mark(MEETING)
-        store = dist.TCPStore(HOST, port, is_master=False, timeout=timeout)
+        kind = self._commit(MEETING)
+        host = NOBODY if kind == "address" else HOST
+        world_size = plan.world_size + (kind == "world-size")
+        self.mark(MEETING, world_size=world_size, at=f"{host}:{port}")
+        store = dist.TCPStore(host, port, is_master=False, timeout=timeout)
         dist.init_process_group(
             plan.backend,
             store=dist.PrefixStore("gkd", store),
             rank=self.rank,
-            world_size=plan.world_size,
+            world_size=world_size,
             timeout=timeout,
             **options,
         )
@@ -171,6 +182,7 @@ class Rank:
             "operations": len(allreduce.checked_operations(plan.backend)),
             "medians_s": medians_s,
             "wrong": self.wrong,
+            "wrong_parts": sorted(self._wrong_parts),
             "nccl": ".".join(map(str, torch.cuda.nccl.version()))
             if plan.backend == "nccl"
             else None,
@@ -210,10 +222,15 @@ class Rank:
             return allreduce.contribution(rank, n, n, dtype, device)
 
         own = allreduce.contribution(self.rank, n, count, dtype, device)
+        if self._contributes_garbage:
+            own[0] += 1
         if operation.kind == "all_gather":
             parts = [torch.empty_like(own) for _ in range(n)]
             dist.all_gather(parts, own, group=group)
             pairs = [(part, period(rank)) for rank, part in enumerate(parts)]
+            for rank, (part, expected) in enumerate(pairs):
+                if allreduce.first_difference(part, expected) is not None:
+                    self._wrong_parts.add(rank)
         elif operation.kind == "broadcast" or kind == "op":
             dist.broadcast(own, n - 1, group=group)
             pairs = [(own, period(n - 1))]
@@ -252,6 +269,7 @@ class Rank:
         if not name.startswith(fault.at):
             return ""
         self._fault = None
+        self.mark(STRUCK, kind=fault.kind)
         actions: Mapping[str, Any] = {
             "exit": lambda: os._exit(LEFT),
             "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -259,6 +277,7 @@ class Rank:
             "kill-host": lambda: os.kill(os.getppid(), signal.SIGKILL),
             "late": lambda: threading.Event().wait(4 * self.plan.timeout_s),
             "raise": self._raise,
+            "contribution": lambda: setattr(self, "_contributes_garbage", True),
         }
         if fault.kind in actions:
             actions[fault.kind]()

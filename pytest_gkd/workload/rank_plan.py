@@ -15,11 +15,12 @@ from pytest_gkd.workload import allreduce
 HOST = "127.0.0.1"
 
 # What a line of a rank's marks tells of, in the order of a run.
-MEETING, JOINED, ENTERED, RAISED, FINISHED = (
+MEETING, JOINED, ENTERED, RAISED, STRUCK, FINISHED = (
     "meeting",
     "joined",
     "entered",
     "failed",
+    "struck",
     "done",
 )
 
@@ -29,9 +30,12 @@ class Fault:
     """A fault that one rank commits for real, to see how it is reported.
 
     ``kind``: ``exit``, ``kill``, ``stop``, ``late``, ``raise``, ``shape``, ``dtype``,
-    ``op``, ``garbage``, ``kill-host`` (of the process that forked the ranks), or
-    ``missing`` (the rank is never started). ``at`` is the start of an operation's name,
-    or ``meeting``; empty means the first collective.
+    ``op``, ``garbage`` (what it gets is spoilt), ``contribution`` (what it gives is,
+    from there on), ``kill-host`` (of the process that forked the ranks), ``address``
+    (it looks for the others where nobody is), ``world-size`` (it expects one rank
+    more), ``one-gpu`` (all ranks take GPU 0) or ``missing`` (the rank is never
+    started). ``at`` is the start of an operation's name, or ``meeting``; empty means
+    the first collective.
     """
 
     rank: int

@@ -71,7 +71,8 @@ class RankRun:
     """One run of all ranks, over or given up.
 
     ``fork_error`` is set when a rank could not be started, ``launcher_error`` when the
-    launcher ended early or was not ready in time. ``waited_s`` counts from the request.
+    launcher ended early or was not ready in time; ``host_lost`` then is the pid of the
+    host, if that is what ended while ranks ran. ``waited_s`` counts from the request.
     """
 
     plan: RankPlan
@@ -81,6 +82,7 @@ class RankRun:
     import_s: float | None = None
     fork_error: str = ""
     launcher_error: str = ""
+    host_lost: int | None = None
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import Any
 
 from pytest_gkd.fault import StageFault
 from pytest_gkd.process import exit_name
+from pytest_gkd.workload import flight
 from pytest_gkd.workload.rank_plan import MEETING, RankPlan
 from pytest_gkd.workload.rank_records import RankRecord, RankRun
 from pytest_gkd.workload.rank_texts import (
@@ -42,16 +43,54 @@ def judge(run: RankRun) -> Exception | None:
             facts=_facts(run),
         )
     if all(record.found is not None and record.code == 0 for record in records):
-        wrong = wrong_values(records)
-        return AssertionError(wrong) if wrong else None
+        return _wrong(run)
     return (
-        _told(run)
+        _sizes(run)
+        or _told(run)
         or _died(run)
         or _raised(run)
         or _launcher(run)
         or _slow(run)
         or _absent(run)
         or _stuck(run)
+    )
+
+
+def _wrong(run: RankRun) -> StageFault | None:
+    """Every rank came to the end; were all sums right?"""
+    text = wrong_values(run.records)
+    if not text:
+        return None
+    parts = {
+        rank
+        for record in run.records
+        if record.found is not None
+        for rank in record.found.get("wrong_parts", ())
+    }
+    if len(parts) == 1:
+        text = f"rank {parts.pop()}'s own part is wrong wherever it is gathered; {text}"
+    return StageFault("comm.wrong-result", text, facts=_facts(run))
+
+
+def _sizes(run: RankRun) -> StageFault | None:
+    """Ranks that were told different world sizes."""
+    told: dict[int, list[int]] = {}
+    for record in run.records:
+        for mark in record.marks:
+            if mark["what"] == MEETING:
+                told.setdefault(mark.get("world_size", run.plan.world_size), []).append(
+                    record.rank
+                )
+    if len(told) < 2:
+        return None
+    states = "; ".join(
+        f"{name_ranks(ranks)} with {size}" for size, ranks in sorted(told.items())
+    )
+    return StageFault(
+        "comm.world-size",
+        f"the ranks were started with different world sizes: {states}; expected one "
+        "for all",
+        facts={**_facts(run), "world_sizes": {str(s): r for s, r in told.items()}},
     )
 
 
@@ -130,9 +169,17 @@ def _raised(run: RankRun) -> RankError | None:
     )
 
 
-def _launcher(run: RankRun) -> RankError | None:
+def _launcher(run: RankRun) -> Exception | None:
     if not run.launcher_error:
         return None
+    if run.host_lost is not None:
+        return StageFault(
+            "comm.peer-died",
+            f"process {run.host_lost}, which holds the ranks' store as torchrun's "
+            "agent does, was ended from outside, and the ranks with it; expected it to "
+            "outlive them",
+            facts={**_facts(run), "host_pid": run.host_lost},
+        )
     return RankError(
         f"the {run.plan.world_size} ranks were not running after {run.waited_s:.1f} s: "
         f"{run.launcher_error}"
@@ -169,6 +216,15 @@ def _absent(run: RankRun) -> StageFault | None:
     came = [r for r in run.records if any(m["what"] == MEETING for m in r.marks)]
     absent = [record for record in run.records if record not in came]
     states = "; ".join(f"rank {r.rank} {_state(r)}" for r in absent)
+    places: dict[str, list[int]] = {}
+    for record in run.records:
+        for mark in record.marks:
+            if mark["what"] == MEETING and "at" in mark:
+                places.setdefault(mark["at"], []).append(record.rank)
+    if not states and len(places) > 1:
+        states = "they looked for each other in different places, " + "; ".join(
+            f"{name_ranks(ranks)} at {place}" for place, ranks in places.items()
+        )
     if not states:
         late = name_ranks([r.rank for r in run.records if not r.joined])
         states = f"all came, and {late} could not connect to the others"
@@ -207,6 +263,8 @@ def _stuck(run: RankRun) -> StageFault:
             f"all {run.plan.world_size} ranks were in {place}, which did not end "
             f"within {run.waited_s:.1f} s"
         )
+    missing = flight.find_missing(run.plan)
+    recorded = () if missing is None else (("flight recorder", None, missing.text()),)
     return StageFault(
         "comm.collective-timeout",
         message,
@@ -214,10 +272,10 @@ def _stuck(run: RankRun) -> StageFault:
             **_facts(run),
             "operation": place,
             "late_ranks": [record.rank for record in suspects],
+            "flight_recorder": None if missing is None else missing.to_json(),
         },
-        evidence=tuple(
-            line for record in waiting[:2] for line in evidence(record, OF_A_PEER)
-        )
+        evidence=recorded
+        + tuple(line for record in waiting[:2] for line in evidence(record, OF_A_PEER))
         + tuple(line for record in suspects[:2] for line in stack(record)),
     )
 

@@ -192,7 +192,14 @@ class Launcher:
         # The logs once more: a rank that was called off has left its stacks there.
         records = tuple(replace(r, log_tail=read_tail(r.log)) for r in seen)
         return RankRun(
-            plan, records, started, waited_s, watched.import_s, fork_error, error
+            plan,
+            records,
+            started,
+            waited_s,
+            watched.import_s,
+            fork_error,
+            error,
+            watched.host_pid if is_cut_off and is_ready else None,
         )
 
     def close(self) -> None:

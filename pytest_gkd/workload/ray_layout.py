@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_gkd.context import StageContext
 from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import ray_actors
+from pytest_gkd.workload import fates, ray_actors
 from pytest_gkd.workload.broadcast import Info
 from pytest_gkd.workload.deadline import both
 from pytest_gkd.workload.layouts import Plan
@@ -199,6 +199,7 @@ class Remote:
     ) -> None:
         self.actor = actor
         self.role = role
+        self._kills = fates.oom_kills()
         self._budget_s = budget_s
         self._part = part
 
@@ -225,15 +226,29 @@ class Remote:
 
         answer = getattr(self.actor, method).remote(*args, **kwargs)
         budget_s = self._budget_s()
+        asked = " ".join(str(arg) for arg in args[:2]).strip() or "its start"
         try:
             found = ray.get(answer, timeout=budget_s)
         except ray.exceptions.GetTimeoutError as error:
-            asked = " ".join(str(arg) for arg in args[:2]).strip() or "its start"
-            raise StageFault(
-                "ray.get-timeout",
-                f"the {self.role} actor had not answered {asked} in {budget_s:.0f} s",
-                facts={"actor": self.role, "asked": asked, "waited_s": budget_s},
-            ) from error
+            raise self._silent(asked, budget_s) from error
+        except ray.exceptions.ActorDiedError as error:
+            text = str(error)
+            raise fates.actor_fault(self.role, asked, text, self._kills) from error
         if isinstance(found, ray_actors.Fault):
             raise found.as_exception()
         return found
+
+    def _silent(self, asked: str, budget_s: float) -> StageFault:
+        """The fault when the actor lives and does not answer."""
+        stopped = fates.stopped()
+        held = "".join(f"{one}: " for one in stopped[:1])
+        return StageFault(
+            "teacher.unreachable" if self.role == "teacher" else "ray.get-timeout",
+            f"{held}the {self.role} actor had not answered {asked} in {budget_s:.0f} s",
+            facts={
+                "actor": self.role,
+                "asked": asked,
+                "waited_s": budget_s,
+                **fates.stopped_facts(stopped),
+            },
+        )

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from pytest_gkd.fault import StageFault
+from pytest_gkd.workload import sync
 
 if TYPE_CHECKING:
     from pytest_gkd.workload.engine import Completion
@@ -43,19 +44,53 @@ def check(
     ]
 
 
-def disagreement(checks: list[GreedyCheck]) -> str:
-    """Where engine and reference part, in words; empty when they agree."""
+def judge(job: Job, checks: list[GreedyCheck], when: str) -> None:
+    """Raise StageFault unless the engine's tokens are those of the reference.
+
+    ``when`` says what went before, such as ``after the push``. Where they are not,
+    what the engine holds tells why: other weights than the trainer's, parameters that
+    the trainer never sends (``sync.name-or-shape``), or the right weights, from which
+    it computes something else (``vllm.wrong-output``).
+    """
     wrong = [(n, found) for n, found in enumerate(checks) if not found.agree]
     if not wrong:
-        return ""
+        return
     number, first = wrong[0]
-    return (
-        f"{len(wrong)} of {len(checks)} greedy completions are not what the trainer's "
-        f"weights give: completion {number} differs at {len(first.disagreements)} of "
-        f"{first.positions} positions, first at {first.first_disagreement}, where the "
-        f"engine chose token {first.found} and a reference forward pass "
-        f"{first.expected} ({first.max_logprob_gap:.3g} nats apart at most, "
-        f"{first.tolerance:.3g} allowed)"
+    tokens = (
+        f"{when} {len(wrong)} of {len(checks)} greedy completions are not what the "
+        "trainer's weights give"
+    )
+    detail = (
+        f"completion {number} differs at {len(first.disagreements)} of "
+        f"{first.positions} positions, first at {first.first_disagreement}: engine "
+        f"{first.found}, reference {first.expected}, {first.max_logprob_gap:.3g} nats "
+        f"apart at most, {first.tolerance:.3g} allowed"
+    )
+    engine = job.engine_digests()
+    others = sync.differing(engine, job.trainer_digests())
+    never_sent = job.places.unfilled
+    cause = "vllm.wrong-output"
+    if others:
+        why = (
+            f"{len(others)} of {len(engine)} tensors in the engine are not the "
+            f"trainer's ({sync.some(others)})"
+        )
+    elif never_sent:
+        cause = "sync.name-or-shape"
+        why = (
+            f"{len(never_sent)} of the engine's parameters are not among the tensors "
+            f"that the trainer sends ({sync.some(never_sent)})"
+        )
+    else:
+        why = f"all {len(engine)} tensors in the engine equal the trainer's"
+        if job.places.by_content:
+            unsure = len(job.places.by_content)
+            why += f", {unsure} of them but for the order of their elements"
+    facts = {"first_completion": detail, "tensors": len(engine), "differing": others}
+    raise StageFault(
+        cause,
+        f"{tokens}: {why}; {detail}",
+        facts={**facts, "never_sent": list(never_sent[:10])},
     )
 
 

@@ -7,7 +7,8 @@ holds is compared with what the trainer has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 
 Digests = Mapping[str, str]
+
+# How vLLM 0.32's loaders and torch's copies complain of a tensor.
+_LOADERS_WORDS = re.compile(
+    r"dimension|shape|\bsize|no module or parameter named|KeyError", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -80,13 +86,13 @@ def by_content(
     that it is found to differ.
     """
     engine, trainer = digests(places)
-    differing = frozenset(
+    apart = frozenset(
         name for name in places.places if engine.get(name) != trainer.get(name)
     )
-    if not differing or places.by_content:
+    if not apart or places.by_content:
         return places
-    engine, trainer = digests(replace(places, by_content=differing))
-    other_form = frozenset(n for n in differing if engine.get(n) == trainer.get(n))
+    engine, trainer = digests(replace(places, by_content=apart))
+    other_form = frozenset(n for n in apart if engine.get(n) == trainer.get(n))
     return replace(places, by_content=other_form)
 
 
@@ -106,17 +112,26 @@ def check_set(infos: Iterable[Info], base: Places, now: Places) -> None:
         raise StageFault(
             "sync.name-or-shape",
             f"{len(unknown)} of the trainer's tensors have no parameter in the engine: "
-            f"{_some(unknown)}"
-            + (f"; the engine waits for {_some(missing)}" if missing else ""),
+            f"{some(unknown)}"
+            + (f"; the engine waits for {some(missing)}" if missing else ""),
             facts=facts,
         )
     if missing:
         raise StageFault(
             "sync.name-or-shape",
             f"{len(missing)} of the engine's parameters are not among the tensors that "
-            f"the trainer sends: {_some(missing)}",
+            f"the trainer sends: {some(missing)}",
             facts=facts,
         )
+    check_shapes(infos, base, now)
+
+
+def check_shapes(infos: Iterable[Info], base: Places, now: Places) -> None:
+    """Each tensor has the shape of the engine's parameter for it.
+
+    But for those that ``base`` knows to be the same in another form. Raises StageFault
+    ``sync.name-or-shape``.
+    """
     for name, _, shape in infos:
         place = now.places.get(name)
         if place is None or name in base.by_content:
@@ -131,45 +146,76 @@ def check_set(infos: Iterable[Info], base: Places, now: Places) -> None:
             )
 
 
+def refusal(error: Exception, infos: Iterable[Info], base: Places) -> StageFault | None:
+    """The fault when the engine's loader raised ``error`` over names or shapes.
+
+    vLLM's own text names no tensor. The suspects are those that already before the
+    push had a place of another shape, or none. None when there is no such tensor, or
+    the text is of something else.
+    """
+    text = str(error).strip().partition("\n")[0]
+    if not _LOADERS_WORDS.search(text):
+        return None
+    suspects = []
+    for name, _, shape in infos:
+        place = base.places.get(name)
+        if place is None:
+            suspects.append(f"{name} has no parameter in the engine")
+        elif shape != base.parameters[place][1]:
+            expected = list(base.parameters[place][1])
+            suspects.append(f"{name} has shape {list(shape)}, the engine's {expected}")
+    if not suspects:
+        return None
+    return StageFault(
+        "sync.name-or-shape",
+        f"the engine refused the push; {suspects[0]}"
+        + (f", and {len(suspects) - 1} more" if suspects[1:] else "")
+        + f" ({type(error).__name__}: {text[:120]})",
+        facts={"suspects": suspects[:10]},
+    )
+
+
 def check_finite(nonfinite: list[str], total: int) -> None:
     """No tensor holds a NaN or an infinity. Raises StageFault ``train.nan``."""
     if nonfinite:
         raise StageFault(
             "train.nan",
             f"{len(nonfinite)} of {total} tensors to be pushed hold NaN or infinity: "
-            f"{_some(nonfinite)}",
+            f"{some(nonfinite)}",
             facts={"tensors": nonfinite[:10]},
         )
 
 
+def differing(engine: Digests, trainer: Digests) -> list[str]:
+    """The names of tensors that are not the same on both sides."""
+    found = [name for name in trainer if engine.get(name) != trainer[name]]
+    return found + [name for name in engine if name not in trainer]
+
+
 def check_equal(
-    engine: Mapping[str, str], trainer: Mapping[str, str], when: str
+    engine: Digests, trainer: Digests, when: str, cause: str = "sync.not-applied"
 ) -> None:
     """The engine holds the trainer's weights, by their digests.
 
     ``when`` completes the sentence, such as ``after the push``. Raises StageFault
-    ``sync.not-applied``.
+    ``cause``.
     """
-    differing = [name for name in trainer if engine.get(name) != trainer[name]]
-    differing += [name for name in engine if name not in trainer]
     if not trainer:
-        raise StageFault(
-            "sync.not-applied", f"{when} there is no tensor that could be compared"
-        )
-    if differing:
+        raise StageFault(cause, f"{when} there is no tensor that could be compared")
+    others = differing(engine, trainer)
+    if others:
         total = len({*engine, *trainer})
-        shown = [
-            "(tensors without a name in common)" if n == "*" else n for n in differing
-        ]
+        shown = ["(tensors without a name in common)" if n == "*" else n for n in others]
         raise StageFault(
-            "sync.not-applied",
-            f"{len(differing)} of {total} tensors in the engine differ from the "
-            f"trainer's {when}: {_some(shown)}",
-            facts={"differing": len(differing), "tensors": total, "first": shown[:3]},
+            cause,
+            f"{len(others)} of {total} tensors in the engine differ from the "
+            f"trainer's {when}: {some(shown)}",
+            facts={"differing": len(others), "tensors": total, "first": shown[:3]},
         )
 
 
-def _some(names: list[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """The first three names."""
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 

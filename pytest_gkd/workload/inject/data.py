@@ -2,9 +2,181 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd.workload import datafiles, dataset_load, tiny_text
 from pytest_gkd.workload.inject.site import Site
+
+ROWS = 4000
+
+# linux/capability.h
+CAPABILITY_VERSION_3 = 0x20080522
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
 
 
 def missing_file(site: Site) -> None:
     """A path where nothing is."""
     site.settings(train_files=(str(site.folder / "train.parquet"),))
+
+
+def truncated_parquet(site: Site) -> None:
+    """A download that stopped early."""
+    path = _parquet(site, {"prompt": _prompts(ROWS)})
+    os.truncate(path, path.stat().st_size * 2 // 3)
+
+
+def damaged_parquet(site: Site) -> None:
+    """A footer that is right, and pages that are not."""
+    path = _parquet(site, {"prompt": _prompts(ROWS)})
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b"\xa5" * 64)
+
+
+def bad_row(site: Site) -> None:
+    """Far from both ends, which are looked at before the file is read."""
+    path = _jsonl(site, _prompts(ROWS))
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[ROWS // 2] = lines[ROWS // 2][:20] + b"\n"
+    path.write_bytes(b"".join(lines))
+
+
+def missing_column(site: Site) -> None:
+    """Only a column that no trainer reads as a prompt."""
+    _parquet(site, {"answer": _prompts(ROWS)})
+
+
+def wrong_type(site: Site) -> None:
+    """A column of the right name."""
+    _parquet(site, {"prompt": list(range(ROWS))})
+
+
+def mixed_type(site: Site) -> None:
+    """Loaders guess a column's type from the rows at the top."""
+    _jsonl(site, _with(_prompts(ROWS), ROWS // 2, 42))
+
+
+def null_prompt(site: Site) -> None:
+    """A type that every column allows."""
+    _parquet(site, {"prompt": _with(_prompts(ROWS), ROWS // 2, None)})
+
+
+def empty_file(site: Site) -> None:
+    """What a full disk leaves of a file that was being written."""
+    path = site.folder / "train.jsonl"
+    path.touch()
+    site.settings(train_files=(str(path),))
+
+
+def no_rows(site: Site) -> None:
+    """What a filter that lets nothing through leaves."""
+    _parquet(site, {"prompt": _prompts(0), "answer": _prompts(0)})
+
+
+def all_too_long(site: Site) -> None:
+    """Twenty of the usual prompts in each."""
+    _parquet(site, {"prompt": [text * 20 for text in _prompts(100)]})
+
+
+def unreadable(site: Site) -> None:
+    """Root reads any file by two capabilities, which this thread then lacks."""
+    path = _jsonl(site, _prompts(100))
+    path.chmod(0)
+    _drop_capabilities(site, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH)
+
+
+def cache_locked(site: Site) -> None:
+    """The cache has the dataset already, as on every start but the first."""
+    cache = site.folder / "datasets"
+    site.environ("HF_DATASETS_CACHE", str(cache))
+    path = _jsonl(site, _prompts(100))
+    files = datafiles.check_files([str(path)], "the fault")
+    arrow = Path(dataset_load.load(files, cache).cache_files[0]["filename"])
+    code = "fcntl.flock(descriptor, fcntl.LOCK_EX)"
+    _stopped_with(site, Path(f"{arrow.parent}_builder.lock"), code)
+
+
+def pipe(site: Site) -> None:
+    """As ``<(zcat train.jsonl.gz)`` gives a program, with its writer gone."""
+    path = site.folder / "train.jsonl"
+    os.mkfifo(path)
+    site.settings(train_files=(str(path),))
+
+
+def open_stalls(site: Site) -> None:
+    """As on a file server that does not answer.
+
+    The kernel waits for the holder of a write lease to give it up, at most
+    /proc/sys/fs/lease-break-time seconds (45 by default; fcntl(2), Leases).
+    """
+    path = _jsonl(site, _prompts(100))
+    code = "fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)"
+    _stopped_with(site, path, code)
+
+
+def _prompts(count: int) -> list[str]:
+    made = tiny_text.prompts()
+    return [f"{made[row % len(made)]} ({row})" for row in range(count)]
+
+
+def _with(values: Sequence[Any], row: int, value: Any) -> list[Any]:
+    return [*values[:row], value, *values[row + 1 :]]
+
+
+def _parquet(site: Site, columns: dict[str, list[Any]]) -> Path:
+    import pyarrow
+    import pyarrow.parquet
+
+    path = site.folder / "train.parquet"
+    table = pyarrow.table(columns)
+    # The commonest codec keeps a checksum of nothing: what is damaged is found late.
+    pyarrow.parquet.write_table(table, path, compression="snappy")
+    site.settings(train_files=(str(path),))
+    return path
+
+
+def _jsonl(site: Site, prompts: Iterable[Any]) -> Path:
+    path = site.folder / "train.jsonl"
+    path.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts))
+    site.settings(train_files=(str(path),))
+    return path
+
+
+def _stopped_with(site: Site, path: Path, code: str) -> None:
+    """A process that opens the file, does ``code`` with its descriptor, and stops."""
+    source = "import fcntl, os, signal, sys; "
+    source += f"descriptor = os.open(sys.argv[1], os.O_RDWR); {code}; "
+    source += "os.kill(os.getpid(), signal.SIGSTOP)"
+    arguments = [sys.executable, "-I", "-S", "-c", source, str(path)]
+    holder = subprocess.Popen(arguments)
+    site.callback(holder.wait)
+    site.callback(holder.kill)
+    _, status = os.waitpid(holder.pid, os.WUNTRACED)
+    if not os.WIFSTOPPED(status):
+        raise RuntimeError(f"the process that was to hold {path} ended: {status}")
+
+
+def _drop_capabilities(site: Site, *numbers: int) -> None:
+    """Out of this thread's effective set (capset(2)); there they can be put back."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+    # Effective, permitted, inheritable for numbers below 32, then for those above.
+    before = (ctypes.c_uint32 * 6)()
+
+    def checked(result: int) -> None:
+        if result != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    checked(libc.capget(header, before))
+    after = (ctypes.c_uint32 * 6)(*before)
+    for number in numbers:
+        after[0] &= ~(1 << number)
+    checked(libc.capset(header, after))
+    site.callback(libc.capset, header, before)

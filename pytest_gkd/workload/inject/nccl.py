@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import socket
+from typing import Any
 
-from pytest_gkd.workload import rank_plan
+from pytest_gkd.workload import rank_plan, ranks
 from pytest_gkd.workload.inject.site import LATER, Site
 
 
@@ -13,4 +15,24 @@ def rank_fault(site: Site, *, rank: int, kind: str, at: str = "") -> object:
     fault = rank_plan.Fault(rank, kind, at)
     plan = functools.partial(rank_plan.RankPlan, fault=fault)
     site.replace(rank_plan, "RankPlan", plan)
+    if kind == "missing":
+        return None
+
+    def run(*args: Any, **options: Any) -> Any:
+        found = before(*args, **options)
+        for record in found.records:
+            for mark in record.marks:
+                if mark["what"] == rank_plan.STRUCK:
+                    site.struck(mark["t"])
+        return found
+
+    before = site.replace(ranks.Launcher, "run", run)
     return LATER
+
+
+def port_in_use(site: Site) -> None:
+    """Let the ranks meet where another socket listens already."""
+    holder = site.enter_context(socket.create_server((rank_plan.HOST, 0)))
+    port = holder.getsockname()[1]
+    listen = ranks.listen
+    site.replace(ranks, "listen", lambda _=0: listen(port))

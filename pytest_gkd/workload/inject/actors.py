@@ -1,0 +1,57 @@
+"""How does a fault get into a Ray actor, which is no child of the stage's process?
+
+The actor's class is replaced by one that does it there. Ray finds that class by its
+name in its module, so it must stand at the top of one, and be named as the role is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_gkd.workload import ray_actors, ray_layout
+from pytest_gkd.workload.inject.site import LATER, Site
+
+if TYPE_CHECKING:
+    from pytest_gkd.workload.layouts import Plan
+
+POLL_S = 0.01
+
+
+def replace_role(
+    site: Site, role: type[ray_actors.Role], other: type[ray_actors.Role]
+) -> None:
+    """Make the actors of ``role`` from ``other``."""
+    roles = tuple(other if one is role else one for one in ray_layout.ROLES)
+    site.replace(ray_layout, "ROLES", roles)
+    site.replace(ray_actors, role.__name__, other)
+
+
+def leave_mark(plan: Plan) -> None:
+    """In an actor: the fault takes effect now."""
+    path = _mark(Path(plan.engine.socket_dir).parent)
+    draft = path.with_suffix(".part")
+    draft.write_text(repr(time.monotonic()))
+    draft.rename(path)
+
+
+def await_mark(site: Site) -> object:
+    """In the stage's process: tell of the mark once an actor has left it."""
+    over = threading.Event()
+    site.callback(over.set)
+    path = _mark(site.gkd.run_dir)
+
+    def watch() -> None:
+        while not over.wait(POLL_S):
+            if path.exists():
+                site.struck(float(path.read_text()))
+                return
+
+    threading.Thread(target=watch, name="fault: mark", daemon=True).start()
+    return LATER
+
+
+def _mark(run_dir: Path) -> Path:
+    return run_dir / "fault" / "struck"

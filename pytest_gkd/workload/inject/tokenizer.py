@@ -1,0 +1,153 @@
+"""Tokenizers that cannot be used, or not together."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd.workload import modelfiles, tiny_text
+from pytest_gkd.workload.inject.site import Site
+
+CONFIG = "tokenizer_config.json"
+VOCABULARY = "tokenizer.json"
+ADDED = 40  # more than the padding rows of the made model's embedding
+
+OWN_TOKENIZER = """
+from transformers import PreTrainedTokenizerFast
+
+
+class OwnTokenizer(PreTrainedTokenizerFast):
+    pass
+"""
+OWN_CONFIG = """
+from transformers import Qwen2Config
+
+
+class OwnConfig(Qwen2Config):
+    model_type = "own"
+"""
+
+
+def missing_files(site: Site) -> None:
+    """As after saving the model without its tokenizer."""
+    directory = site.copied_model()
+    names = (CONFIG, "special_tokens_map.json", "added_tokens.json", "merges.txt")
+    for name in (*modelfiles.TOKENIZER_FILES, *names):
+        (directory / name).unlink(missing_ok=True)
+
+
+def truncated(site: Site) -> None:
+    """A download that stopped early."""
+    path = site.copied_model() / VOCABULARY
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def broken_merges(site: Site) -> None:
+    """From outside the file looks whole."""
+    directory = site.copied_model()
+    vocabulary = _read(directory / VOCABULARY)
+    merges = vocabulary["model"]["merges"]
+    vocabulary["model"]["merges"] = [["\u0394", "\u0394"], *merges]
+    _write(directory / VOCABULARY, vocabulary)
+
+
+def no_chat_template(site: Site) -> None:
+    """A template is in the configuration or in a file of its own."""
+    directory = site.copied_model()
+    (directory / "chat_template.jinja").unlink(missing_ok=True)
+    _change(directory / CONFIG, chat_template=None)
+
+
+def broken_chat_template(site: Site) -> None:
+    """Only rendering it tells."""
+    directory = site.copied_model()
+    (directory / "chat_template.jinja").unlink(missing_ok=True)
+    template = tiny_text.CHAT_TEMPLATE.replace("{% endfor %}", "")
+    _change(directory / CONFIG, chat_template=template)
+
+
+def no_pad_token(site: Site) -> None:
+    """As Llama's tokenizers are."""
+    directory = site.copied_model()
+    (directory / "special_tokens_map.json").unlink(missing_ok=True)
+    # A class for one family of models has a padding token of its own.
+    named = "PreTrainedTokenizerFast"
+    _change(directory / CONFIG, pad_token=None, tokenizer_class=named)
+
+
+def other_vocabulary(site: Site) -> None:
+    """As many tokens as before, and all of them known to both sides."""
+    directory = site.copied_model("teacher")
+    vocabulary = _read(directory / VOCABULARY)
+    ids = vocabulary["model"]["vocab"]
+    one, other = list(ids)[-2:]
+    ids[one], ids[other] = ids[other], ids[one]
+    _write(directory / VOCABULARY, vocabulary)
+
+
+def other_merges(site: Site) -> None:
+    """A vocabulary alone does not tell how text is cut."""
+    directory = site.copied_model("teacher")
+    vocabulary = _read(directory / VOCABULARY)
+    vocabulary["model"]["merges"] = []
+    _write(directory / VOCABULARY, vocabulary)
+
+
+def ids_outside(site: Site) -> None:
+    """As after add_tokens() without resize_token_embeddings()."""
+    directory = site.copied_model()
+    vocabulary = _read(directory / VOCABULARY)
+    known = vocabulary["model"]["vocab"].values()
+    first = 1 + max(*known, *(token["id"] for token in vocabulary["added_tokens"]))
+    flags = vocabulary["added_tokens"][0]
+    new = [
+        {**flags, "id": first + number, "content": f"<|extra_{number}|>"}
+        for number in range(ADDED)
+    ]
+    vocabulary["added_tokens"] += new
+    _write(directory / VOCABULARY, vocabulary)
+    decoder = _read(directory / CONFIG).get("added_tokens_decoder", {})
+    for token in new:
+        decoder[str(token.pop("id"))] = token
+    _change(directory / CONFIG, added_tokens_decoder=decoder)
+
+
+def remote_code(site: Site) -> None:
+    """The library knows neither the model's type nor the tokenizer's class."""
+    directory = site.copied_model()
+    (directory / "tokenization_own.py").write_text(OWN_TOKENIZER)
+    (directory / "configuration_own.py").write_text(OWN_CONFIG)
+    _change(
+        directory / "config.json",
+        model_type="own",
+        auto_map={"AutoConfig": "configuration_own.OwnConfig"},
+    )
+    own = ["tokenization_own.OwnTokenizer", "tokenization_own.OwnTokenizer"]
+    _change(
+        directory / CONFIG,
+        tokenizer_class="OwnTokenizer",
+        auto_map={"AutoTokenizer": own},
+    )
+
+
+def missing_directory(site: Site) -> None:
+    """A path where nothing is."""
+    site.copied_model()
+    site.settings(student=str(site.folder / "students"))
+
+
+def _change(path: Path, **values: Any) -> None:
+    """Set keys of a JSON object in a file; None takes one out."""
+    now = {**_read(path), **values}
+    _write(path, {name: value for name, value in now.items() if value is not None})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return found
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value), "utf-8")
