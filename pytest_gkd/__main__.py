@@ -1,4 +1,4 @@
-"""The ``gkd`` command: what broke this run, and what does a cause mean?"""
+"""The ``gkd`` command: what broke a run, what does a cause mean, what was left?"""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from pytest_gkd import __version__, diagnose, logs, own_rules, reading, rules
+from pytest_gkd import __version__, clean, diagnose, logs, own_rules, reading, rules
 from pytest_gkd.settings import near
 
 HEALTHY, FOUND, UNUSABLE, UNKNOWN = 0, 1, 2, 3
+# From here on reading takes long enough to be told.
+SLOW_BYTES = 64 << 20
 EXITS = {"healthy": HEALTHY, "failed": FOUND, "hung": FOUND, "unknown": UNKNOWN}
 
 
@@ -43,8 +45,8 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "diagnose",
         help="name the root cause of a failed or stuck run from its logs",
-        epilog="Exit status: 0 healthy, 1 a cause or a hang was found, 2 unreadable "
-        "input or wrong usage, 3 unknown.",
+        epilog="Exit status: 0 healthy, 1 a cause or a hang was found, 2 a log could "
+        "not be read, though others were, or wrong usage, 3 unknown.",
     )
     command.add_argument(
         "logs",
@@ -63,6 +65,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_common(command)
     command.set_defaults(run=_explain)
+
+    command = commands.add_parser(
+        "clean",
+        help="end and remove what dead runs of pytest --gkd-stages left behind",
+        description="Processes, shared memory and directories that a run wrote on its "
+        "list and that are still the same; runs that go on are left alone. Says what "
+        "it would do, and does it only with --yes.",
+        epilog="Exit status: 0 nothing of a dead run is left, 1 something is (also "
+        "when it was only looked for), 2 wrong usage.",
+    )
+    command.add_argument("--yes", action="store_true", help="do it")
+    command.add_argument("--format", choices=("text", "json"), default="text")
+    command.set_defaults(run=_clean)
 
     command = commands.add_parser("rules", help="check advice files of your own")
     actions = command.add_subparsers(metavar="ACTION", required=True)
@@ -93,13 +108,14 @@ def _diagnose(asked: argparse.Namespace) -> int:
         sys.stdin.buffer if name == "-" else Path(name) for name in asked.logs
     ]
     report = logs.diagnose(sources, catalogue, _progress())
+    _end_progress()
     if asked.format == "json":
         _say(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
     else:
         _say(diagnose.report_text(report))
     for text in report.unreadable:
         _say_error(text)
-    return EXITS[report.verdict]
+    return UNUSABLE if report.unreadable else EXITS[report.verdict]
 
 
 def _progress() -> Callable[[int], None] | None:
@@ -108,11 +124,17 @@ def _progress() -> Callable[[int], None] | None:
         return None
 
     def show(done: int) -> None:
-        if done >= 64 << 20:
+        if done >= SLOW_BYTES:
             sys.stderr.write(f"\rread {done >> 20} MiB ")
             sys.stderr.flush()
 
     return show
+
+
+def _end_progress() -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
 
 
 def _explain(asked: argparse.Namespace) -> int:
@@ -137,6 +159,15 @@ def _explain(asked: argparse.Namespace) -> int:
     else:
         _say(diagnose.cause_text(rule))
     return 0
+
+
+def _clean(asked: argparse.Namespace) -> int:
+    runs = clean.clean(yes=asked.yes)
+    if asked.format == "json":
+        _say(json.dumps(clean.to_json(runs, yes=asked.yes), indent=2))
+    else:
+        _say(clean.report_text(runs, yes=asked.yes))
+    return clean.exit_status(runs, yes=asked.yes)
 
 
 def _check(asked: argparse.Namespace) -> int:

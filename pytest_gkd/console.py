@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 from _pytest.terminal import TerminalReporter
 
@@ -10,6 +15,21 @@ from pytest_gkd import render
 from pytest_gkd.record import StageRecord
 
 PLAIN_EVERY_S = 10.0
+
+
+def leave_dead_terminal() -> None:
+    """Put /dev/null in the place of a terminal that has gone.
+
+    Whatever pytest still has to say would be an error else, in the middle of its end.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            os.tcgetpgrp(int(entry.name))
+        except OSError as error:
+            if error.errno == errno.EIO:
+                os.dup2(null, int(entry.name))
+    os.close(null)
 
 
 class Console:
@@ -33,16 +53,27 @@ class Console:
         """A line that stays."""
         if self._reporter is None or self.quiet:
             return
-        with self.lock:
+        with self.lock, self._while_it_can():
             self._wipe()
             self._reporter.ensure_newline()
             self._reporter.write_line(text, **markup)
+
+    @contextlib.contextmanager
+    def _while_it_can(self) -> Iterator[None]:
+        """Say no more to a terminal, pipe or file that takes no more.
+
+        Deadlines are held all the same: the watchdog's thread writes here.
+        """
+        try:
+            yield
+        except OSError:
+            self._reporter = None
 
     def progress(self, stages: list[StageRecord], now: float) -> None:
         """Show what runs: one updating line, or now and then a plain one."""
         if self._reporter is None or self.quiet:
             return
-        with self.lock:
+        with self.lock, self._while_it_can():
             if self._live:
                 width = self._reporter._tw.fullwidth
                 line = render.live_line(stages, now, width)

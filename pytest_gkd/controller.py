@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import threading
@@ -21,20 +20,23 @@ from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
 from _pytest.terminal import TerminalReporter
 
-from pytest_gkd import faultspecs, process, render, stacks
-from pytest_gkd.console import Console
+from pytest_gkd import faultspecs, process, render, stacks, sweep
+from pytest_gkd.console import Console, leave_dead_terminal
 from pytest_gkd.findings import Findings, without_timeout_dump
 from pytest_gkd.journal import EventReader, EventWriter, write_json
 from pytest_gkd.plan import PlannedStage
 from pytest_gkd.record import (
     BLOCKED,
     FAILED,
+    PASSED,
     SKIPPED,
     TIMEOUT,
     RunRecord,
     StageRecord,
 )
+from pytest_gkd.rundir import RunDir, temporary_name
 from pytest_gkd.settings import Settings
+from pytest_gkd.tracker import Tracker
 from pytest_gkd.watchdog import Overrun, Watchdog, read_output
 
 PACKAGES = (
@@ -76,7 +78,7 @@ class StageController:
         self,
         config: pytest.Config,
         settings: Settings,
-        run_dir: Path,
+        home: RunDir,
         report_dir: Path,
         *,
         workers: int,
@@ -85,11 +87,12 @@ class StageController:
     ) -> None:
         self.config = config
         self.settings = settings
-        self.run_dir = run_dir
+        self.home = home
+        self.run_dir = run_dir = home.path
         self.report_dir = report_dir
         self.workers = workers
         self.plan: tuple[PlannedStage, ...] = ()
-        self.record = RunRecord(_now(), _versions(), settings.to_json())
+        self.record = RunRecord(home.started, _versions(), settings.to_json())
         if settings.inject:
             fault = faultspecs.find(settings.inject)
             self.record.injected = {"fault": settings.inject, "how": fault.how}
@@ -101,7 +104,9 @@ class StageController:
         self._findings = Findings(report_dir, config.invocation_params.dir, rules)
         self._before = {p.pid for p in process.descendants(os.getpid())}
         self._told: dict[tuple[str, ...], str] = {}
-        self._old_sigterm: Any = None
+        self._old_handlers: dict[int, Any] = {}
+        self._last_scan = 0.0
+        self._ended = False
         self.watchdog = Watchdog(
             EventReader(run_dir / "events"),
             run_dir / "armed",
@@ -112,6 +117,22 @@ class StageController:
             end_stuck=not settings.full_budget,
         )
 
+        self.tracker = Tracker(
+            home.creations,
+            run_dir,
+            self._before,
+            self._running,
+            home.keep_guard,
+            itself=not workers,
+        )
+
+    def _running(self) -> dict[int, str]:
+        """The stage that each worker runs, by the worker's pid."""
+        if self.workers:
+            return {w.pid: w.stage for w in list(self.watchdog.workers.values())}
+        open_now = (s.name for s in self.record.stages if s.started and not s.outcome)
+        return {os.getpid(): next(open_now, "")}
+
     # -- what happens, as it happens -------------------------------------------------
 
     def on_event(self, event: dict[str, Any]) -> None:
@@ -121,8 +142,15 @@ class StageController:
             self._collected(event)
             return
         record = self.record.stage(event.get("stage", ""))
+        if record is not None and kind == "left":
+            self._note_left(record, event["processes"], event["memory"])
+            self._write()
         if record is None or record.outcome is not None:
             return
+        if not self.workers and time.monotonic() > self._last_scan + 1:
+            # Without workers there is no thread for it: stages may want to fork.
+            self._last_scan = time.monotonic()
+            self.tracker.scan()
         if kind == "start":
             record.started = event["t"]
         elif kind == "step":
@@ -130,6 +158,9 @@ class StageController:
         elif kind == "struck":
             record.struck = record.struck or event["at"]
             record.injected = self.settings.inject or ""
+        elif kind == "finish":
+            record.ended_with = event["outcome"]
+            record.duration_s = event["duration_s"]
         elif kind == "fact":
             record.facts[event["name"]] = event["value"]
         self._write()
@@ -147,6 +178,18 @@ class StageController:
             StageRecord(s.name, s.nodeid, s.lane, s.budget_s) for s in self.plan
         ]
         self._write()
+
+    def _note_left(
+        self, record: StageRecord, processes: list[str], memory: list[str]
+    ) -> None:
+        """A stage left this behind, and it was ended and removed."""
+        self.record.cleaned += processes
+        record.cleaned += processes
+        if memory:
+            self.record.notes.append(
+                f"{record.name} left shared memory, which was removed: "
+                f"{'; '.join(memory)}"
+            )
 
     def _on_tick(self, now: float) -> None:
         running = [
@@ -175,17 +218,24 @@ class StageController:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         reporter = self.config.pluginmanager.getplugin("terminalreporter")
         self._console = Console(reporter)
-        process.become_subreaper()
-        if (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        ):
-            # A CI job that is cancelled still gets its report and its processes ended.
-            self._old_sigterm = signal.signal(signal.SIGTERM, _interrupt)
+        if not process.become_subreaper():
+            self._header_notes.append(
+                "orphans cannot be adopted (prctl is refused): a daemon that a stage "
+                "starts and leaves is ended only if it keeps its environment"
+            )
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            # A CI job that is cancelled, or a terminal that is closed, still gets its
+            # report and its processes ended. nohup's choice is left as it is.
+            if (
+                threading.current_thread() is threading.main_thread()
+                and signal.getsignal(number) is signal.SIG_DFL
+            ):
+                self._old_handlers[number] = signal.signal(number, _interrupt)
         self._write()
         if self.workers:
             self._hush_xdist()
             self.watchdog.start()
+            self.tracker.start()
 
     def _hush_xdist(self) -> None:
         # Its lines on workers that come and go would repeat ours in other words.
@@ -208,6 +258,7 @@ class StageController:
             "settings": self.settings.to_json(),
             "run_dir": str(self.run_dir),
             "report_dir": str(self.report_dir),
+            "guarded": self.home.guard is not None,
         }
 
     @pytest.hookimpl(optionalhook=True)
@@ -274,12 +325,25 @@ class StageController:
                 self._findings.keep_stacks(
                     record, stacks.of_crash(watch.pid, armed, out)
                 )
+        self._sweep_worker(record, worker)
         signal_name = process.exit_name(status) if status and status < 0 else None
+        closing = report.when == "teardown"
         self._findings.settle(
-            record, output, exit_signal=signal_name, crashed=overrun is None
+            record,
+            output,
+            exit_signal=signal_name,
+            crashed=overrun is None or closing,
         )
         report.longrepr = self._failure(record, None)
         report.gkd_done = True  # type: ignore[attr-defined]
+
+    def _sweep_worker(self, record: StageRecord, worker: str) -> None:
+        """Remove what a dead worker left on disk and in memory, before the next one."""
+        watch = self.watchdog.workers.get(worker)
+        if watch is not None:
+            theirs = [s for s in self.tracker.segments if s.worker == watch.pid]
+            self._note_left(record, [], sweep.remove_segments(theirs)[0])
+        sweep.remove_tree(self.run_dir / temporary_name(worker))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_logreport(
@@ -303,6 +367,8 @@ class StageController:
         found = getattr(report, "gkd", None)
         if found is None:
             return
+        if report.when == "teardown" and report.passed and not self._shows_output():
+            report.sections = []  # how an engine says goodbye is nobody's question
         self.watchdog.drain()
         record = self.record.stage(found["stage"])
         if record is None or (report.passed and report.when != "call"):
@@ -369,13 +435,17 @@ class StageController:
             self._findings.settle(
                 record,
                 f"{report.longreprtext}\n{sections}",
+                source_lines=report.longreprtext.count("\n") + 1,
                 fault=found["fault"],
                 error=found["error"],
             )
-        shown = self.config.get_verbosity() > 0 or self._asked_for_tracebacks()
+        shown = self._shows_output()
         if not shown:
             report.sections = []  # in the report directory; -v shows them here too
         report.longrepr = self._failure(record, traceback if shown else None)
+
+    def _shows_output(self) -> bool:
+        return self.config.get_verbosity() > 0 or self._asked_for_tracebacks()
 
     def _asked_for_tracebacks(self) -> bool:
         return self.config.option.tbstyle not in ("auto", "no", "line")
@@ -444,6 +514,8 @@ class StageController:
 
     def _close_open_stages(self) -> None:
         for stage in self.record.stages:
+            if stage.outcome is None and stage.ended_with == PASSED:
+                stage.outcome = PASSED  # only its report did not get here any more
             if stage.outcome is None and stage.started is not None:
                 stage.duration_s = time.monotonic() - stage.started
                 doing = f" in: {stage.step}" if stage.step else ""
@@ -454,14 +526,31 @@ class StageController:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        if self.workers and self.watchdog.is_alive():
+        if self.workers and self.watchdog.ident and not self._ended:
+            # Also when its thread has ended by an error of its own.
+            self._ended = True
             self.watchdog.stop()
             self.watchdog.drain()
-            self.record.cleaned = self._end_all()
+            self.tracker.stop()
+            self.tracker.scan()
+            self.record.cleaned += self._end_all()
             self._close_open_stages()
+        if self.record.ended is None:
+            self._sweep_memory()
         if self.record.ended is None:
             self.record.ended = _now()
         self._write()
+
+    def _sweep_memory(self) -> None:
+        """Shared memory and Ray's directories that are still there at the end."""
+        removed, kept = sweep.remove_segments(self.tracker.segments)
+        for folder in self.tracker.folders:
+            if sweep.remove_folder(folder) == "":
+                removed.append(folder.path)
+        if removed:
+            self.record.notes.append(f"removed what was left: {'; '.join(removed)}")
+        if self.workers:  # else it is this process that still has it
+            self.record.notes += [f"left alone: {text}" for text in kept]
 
     def _end_all(self) -> list[str]:
         """End the workers and what they left behind; a line for each of the latter.
@@ -484,15 +573,19 @@ class StageController:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
-        if self._old_sigterm is not None:
-            signal.signal(signal.SIGTERM, self._old_sigterm)
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
         if self.workers:
             for child in self._left():
                 process.stop(child.pid, itself=True)
             for child in process.children(os.getpid()):
                 if child.pid not in self._before and not process.alive(child):
                     process.reap(child.pid)
-        shutil.rmtree(self.run_dir, ignore_errors=True)
+        problem = self.home.close(finished=not (self.workers and self._left()))
+        if problem:
+            self._console.line(
+                f"gkd: could not remove all of {self.run_dir}: {problem}"
+            )
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
@@ -535,6 +628,8 @@ def _exit_status(node: Any) -> int | None:
 
 
 def _interrupt(number: int, frame: object) -> None:
+    if number == signal.SIGHUP:
+        leave_dead_terminal()
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 

@@ -19,11 +19,15 @@ def report_text(report: LogReport) -> str:
     if report.causes:
         root, *others = report.causes
         lines += _cause_lines(root)
-        lines += [f"  or    {one.title} [{one.cause}]" for one in others]
+        if others:
+            lines.append("  or    " + ", ".join(one.cause for one in others))
         lines.append(f"  phase {report.phase}")
         lines.append(f"  more  gkd explain {root.cause}")
     elif report.verdict == "healthy":
-        lines.append("healthy: the run reached its end, or works, and nothing failed")
+        if report.still:
+            lines.append("healthy: the run works where the log ends; nothing failed")
+        else:
+            lines.append("healthy: the run reached its end, and nothing failed")
     elif report.verdict == "hung":
         lines.append(f"hung: the log stops in the phase {report.phase}")
         lines += _wrapped("  waits ", "for " + report.waits_for)

@@ -24,6 +24,7 @@ KEYS = {
     "needs",
     "exit_code",
     "also_runs",
+    "notes",
 }
 
 
@@ -40,8 +41,10 @@ class FaultSpec:
     ``stage`` must end with. ``does`` is the function of ``workload/inject/FILE.py``
     that does it, called with ``arguments``. ``settings`` are choices that the fault
     needs, ``budget_s`` (seconds) is the stage's budget in the matrix, ``needs`` what
-    the machine must have (``gpu``, ``root``), ``exit_code`` pytest's. ``also_runs``
-    are stages that the matrix runs beside it and that must pass.
+    the machine must have (``gpu``, ``cpu`` for no GPU, ``root``), ``exit_code``
+    pytest's. ``also_runs`` are stages that the matrix runs beside it and that must
+    pass. ``notes`` are ids of notes that the stage must give, for what does not stop a
+    job by itself.
     """
 
     name: str
@@ -56,6 +59,7 @@ class FaultSpec:
     needs: tuple[str, ...] = ()
     exit_code: int = 1
     also_runs: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def group(self) -> str:
@@ -88,7 +92,7 @@ def _read(path: Path, entry: Mapping[str, Any]) -> FaultSpec:
     if "stage" not in entry and path.stem == "any":
         raise ValueError(f"{where}: stage missing")
     values = dict(entry)
-    for name in ("causes", "needs", "also_runs"):
+    for name in ("causes", "needs", "also_runs", "notes"):
         values[name] = tuple(values.get(name, ()))
     values["name"] = f"{path.stem}:{entry['name']}"
     values.setdefault("stage", path.stem)

@@ -19,6 +19,7 @@ from pytest_gkd.match import (
 from pytest_gkd.record import TIMEOUT, StageRecord
 from pytest_gkd.rules import load
 
+_SAID = re.compile(r"E |\S+:\d+: |[A-Z].*:$")
 OUTPUT_LIMIT = 4 * 1024 * 1024
 
 
@@ -61,15 +62,19 @@ class Findings:
         error: str = "",
         exit_signal: str | None = None,
         crashed: bool = False,
+        source_lines: int = 0,
     ) -> None:
         """Store what the stage printed and write the diagnosis into its record.
 
+        The first ``source_lines`` lines of ``text`` are a traceback as pytest prints
+        it, with source code in between.
         ``fault`` is what a StageFault carried, ``error`` the exception's text,
         ``exit_signal`` the name of the signal that ended its process.
         """
         self._keep_output(record, text)
         texts = [TextSource("error", error)] if error else []
-        texts += [TextSource("output", text), *self._child_output(record)]
+        said = without_source(text, source_lines)
+        texts += [TextSource("output", said), *self._child_output(record)]
         kind = "timeout" if record.outcome == TIMEOUT else "failed"
         evidence = StageEvidence(
             stage=record.name,
@@ -77,7 +82,11 @@ class Findings:
             cause=fault["cause"] if fault else None,
             message=record.message,
             texts=(*texts, *self._stack_texts.get(record.name, [])),
-            facts={**record.facts, **(fault["facts"] if fault else {})},
+            facts={
+                **record.facts,
+                **_stopped(record.progress),
+                **(fault["facts"] if fault else {}),
+            },
             exit_signal=exit_signal,
             doing=record.step,
         )
@@ -122,6 +131,23 @@ class Findings:
                     TextSource(path.name, file.read().decode("utf-8", "replace"))
                 )
         return texts
+
+
+def without_source(text: str, lines: int) -> str:
+    """Empty the source code in the first ``lines`` lines, pytest's long traceback.
+
+    Code names errors that did not happen: those it would raise, imports or documents.
+    What was raised stands in lines that begin with E or name a file.
+    """
+    parts = text.split("\n")
+    said = [line if _SAID.match(line) else "" for line in parts[:lines]]
+    return "\n".join(said + parts[lines:])
+
+
+def _stopped(progress: dict[str, Any] | None) -> dict[str, int]:
+    """The process that a signal has stopped, for the advice."""
+    pids = (progress or {}).get("stopped_pids") or []
+    return {"stopped_pid": pids[0]} if pids else {}
 
 
 def without_timeout_dump(text: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pytest_gkd import phases
+from pytest_gkd import ending, phases
 from pytest_gkd.match import (
     EvidenceLine,
     TextSource,
@@ -24,16 +25,11 @@ from pytest_gkd.scan import Hit, shown
 
 MAX_CAUSES = 3
 
-_BAR = b"Training Progress:   0%"
-_NOISE = re.compile(
-    rb"Exception ignored in|destroy_process_group|resource_tracker|shutting down"
-    rb"|[Ss]hutdown|SIGTERM|atexit|leaked"
-)
 _DISTILS = re.compile(
     rb"on_policy_distill|recipe\.gkd|gkd[./]|OnPolicyDistill|Teacher|actor_pool"
 )
 _ROLLS_OUT = re.compile(
-    rb"rollout|(?i:vllm|sglang)|completions?/|timing_s/gen|GRPO|PPO"
+    rb"rollout|(?i:vllm|sglang)|completions?/|timing_s/gen|GRPO|PPO|\(WorkerDict pid="
 )
 _FRAMEWORKS = {
     "verl": re.compile(rb"\bverl\b|actor_rollout_ref|\(WorkerDict pid="),
@@ -65,7 +61,8 @@ class LogReport:
 
     ``verdict`` is ``failed``, ``hung``, ``healthy`` or ``unknown``; ``phase`` one of
     ``phases.PHASES``. ``last`` is the last sign of life. ``telling`` are the lines to
-    read when nothing is known. ``unreadable`` are the files that were left out.
+    read when nothing is known. ``still`` says of a healthy run that it works, but has
+    not reached its end. ``unreadable`` are the files that were left out.
     """
 
     verdict: str
@@ -74,6 +71,7 @@ class LogReport:
     last: EvidenceLine | None = None
     waits_for: str = ""
     telling: tuple[EvidenceLine, ...] = ()
+    still: bool = False
     unreadable: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -114,105 +112,70 @@ def judge(logs: list[Log], catalogue: Catalogue) -> LogReport:
     phase = _phase(logs, _next_phase(text))
     found = choose(_that_count(logs), catalogue)
     strong = [one for one in found if not one.weak and one.confidence != "guess"]
+    last = _last(logs)
     if strong:
         frameworks = {name for name, mark in _FRAMEWORKS.items() if mark.search(text)}
         causes = _causes(strong, found, frameworks, catalogue)
-        return LogReport("failed", phase, causes, last=_last(logs))
-    if any(_finished(log) >= 0 for log in logs):
-        return LogReport("healthy", phase, last=_last(logs))
-    if _failed(logs):
-        return LogReport("unknown", phase, last=_last(logs), telling=_telling(logs))
-    ends = [line for log in logs for line in _end(log)]
-    if any(phases.WORKING.search(e) or phases.ENDED.search(e) for e in ends):
-        return LogReport("healthy", phase, last=_last(logs))
-    if phase != "unknown":
+        return LogReport("failed", phase, causes, last=last)
+    if any(ending.finished(log.tail) >= 0 for log in logs):
+        return LogReport("healthy", phase, last=last)
+    if any(ending.failed(log.tail) for log in logs):
+        return LogReport("unknown", phase, last=last, telling=_telling(logs))
+    stopped = any(_stopped(log) for log in logs)
+    if not stopped and any(_moves(log) for log in logs):
+        return LogReport("healthy", phase, last=last, still=True)
+    if stopped or phase != "unknown":
         waits = phases.WAITS_FOR[phase]
-        return LogReport("hung", phase, last=_last(logs), waits_for=waits)
-    return LogReport("unknown", phase, last=_last(logs), telling=_telling(logs))
+        return LogReport("hung", phase, last=last, waits_for=waits)
+    return LogReport("unknown", phase, last=last, telling=_telling(logs))
+
+
+def _moves(log: Log) -> bool:
+    """Whether the program works, rests or has just made a step where its log ends."""
+    if ending.works(log.tail) or ending.at_rest(log.tail):
+        return True
+    marker = phases.last_marker(log.tail)
+    return marker is not None and marker.phase == "after-step"
+
+
+def _stopped(log: Log) -> bool:
+    """Whether something proves that the program did not just go on."""
+    if ending.stuck(log.tail):
+        return True
+    if ending.at_rest(log.tail):
+        return False
+    if log.written_s is not None and ending.steps(log.tail):
+        silent = ending.unwritten_s(log.tail, log.written_s, time.time())
+        return silent > ending.SILENCE_S or ending.interrupted(log.tail) >= 0
+    return ending.interrupted(log.tail) >= 0
 
 
 def _that_count(logs: list[Log]) -> Iterator[Hit]:
     """The hits that the run did not survive, and those it survives in silence."""
-    over = {log.name: _finished(log) for log in logs}
-    steps = {log.name: _later_steps(log) for log in logs}
+    over = {log.name: ending.finished(log.tail) for log in logs}
     run_over = all(at >= 0 for at in over.values())
     for log in logs:
+        steps = ending.steps(log.tail)
+        works = ending.works(log.tail)
+        end = over[log.name]
+        stop = ending.interrupted(log.tail)
         for hit in log.hits:
+            at = hit.order - log.tail_at
+            outlived = works and at < len(log.tail) - ending.AFTER
+            symptom = hit.tier != "cause"
             if hit.signature.silent:
                 yield hit
-            elif _works_now(log, hit.order) or (
-                hit.tier != "cause" and _went_on(log, hit.order)
-            ):
+            elif outlived or (symptom and ending.went_on(log.tail, at)):
                 continue
-            elif over[log.name] >= 0 and hit.order >= over[log.name]:
-                if hit.tier == "cause" and not _shutdown(log, hit):
+            elif 0 <= stop <= at:
+                continue  # what follows from the interrupt
+            elif 0 <= end <= at:
+                if not symptom and not ending.shuts_down(log.tail, at):
                     yield hit
             elif not run_over and not any(
-                at > hit.order + 2000 for at in steps[log.name][-2:-1]
+                step > at + ending.AFTER for step in steps[-2:-1]
             ):
                 yield hit
-
-
-def _works_now(log: Log, order: int) -> bool:
-    """Whether the program still works at the end, well after this byte."""
-    return order < log.tail_at + len(log.tail) - 2000 and any(
-        phases.WORKING.search(line) for line in _end(log)
-    )
-
-
-def _went_on(log: Log, order: int) -> bool:
-    """Whether the program shows that it works, well after this byte."""
-    start = order - log.tail_at + 2000
-    return start < len(log.tail) and (
-        phases.WORKING.search(log.tail, max(0, start)) is not None
-    )
-
-
-def _finished(log: Log) -> int:
-    """At which byte the log says that the run is over, or -1.
-
-    Not when it starts something afterwards: what ended was another program.
-    """
-    found = -1
-    for match in phases.FINISHED.finditer(log.tail):
-        if not _quoted(log.tail, match.start()):
-            found = match.start()
-    if found < 0 or phases.starts_after(log.tail, found):
-        return -1
-    return log.tail_at + found
-
-
-def _quoted(text: bytes, at: int) -> bool:
-    """Whether the find is part of a configuration that is printed."""
-    start = text.rfind(b"\n", 0, at) + 1
-    return text[start:at].count(b"':") > 3
-
-
-def _later_steps(log: Log) -> list[int]:
-    return [log.tail_at + match.start() for match in phases.STEP.finditer(log.tail)]
-
-
-def _shutdown(log: Log, hit: Hit) -> bool:
-    at = hit.order - log.tail_at
-    return _NOISE.search(log.tail[max(0, at - 600) : at + 400]) is not None
-
-
-def _end(log: Log, count: int = 12) -> list[bytes]:
-    lines = [line for line in re.split(rb"[\r\n]+", log.tail[-20000:]) if line.strip()]
-    return lines[-count:]
-
-
-def _failed(logs: list[Log]) -> bool:
-    for log in logs:
-        steps = _later_steps(log)
-        for line in re.finditer(rb"[^\r\n]+", log.tail):
-            if phases.FAILED.search(line.group()[:300]):
-                at = log.tail_at + line.start()
-                around = log.tail[max(0, line.start() - 600) : line.end()]
-                went_on = any(step > at for step in steps[-2:-1]) or _went_on(log, at)
-                if _NOISE.search(around) is None and not went_on:
-                    return True
-    return False
 
 
 def _next_phase(text: bytes) -> str:
@@ -226,11 +189,7 @@ def _phase(logs: list[Log], after_step: str) -> str:
     """The phase of the log that came farthest."""
     found = []
     for log in logs:
-        text = log.edges
-        marker = phases.last_marker(text)
-        bar = text.rfind(_BAR)
-        if bar >= 0 and (marker is None or bar >= marker.at):
-            marker = phases.Marker(bar, "bar")
+        marker = phases.last_marker(log.edges)
         found.append(phases.phase_of(marker, after_step))
     return max(found, key=_far)
 
@@ -241,7 +200,7 @@ def _far(phase: str) -> int:
 
 def _last(logs: list[Log]) -> EvidenceLine | None:
     for log in logs:
-        lines = _end(log, 1)
+        lines = ending.last_lines(log.tail, 1)
         if lines:
             return EvidenceLine(log.name, log.lines or None, shown(lines[-1]))
     return None
@@ -264,8 +223,9 @@ def _causes(
     catalogue: Catalogue,
 ) -> tuple[CauseFound, ...]:
     root = strong[0]
-    also = [one for one in strong[1:] if one.rank <= root.rank and not one.explained]
-    also = also[: MAX_CAUSES - 1]
+    guesses = [one for one in found if not one.weak and one.confidence == "guess"]
+    also = [one for one in (*strong[1:], *guesses) if not one.explained]
+    also = sorted(also, key=lambda one: one.rank > root.rank)[: MAX_CAUSES - 1]
     followed = [one for one in found if one is not root and one not in also]
     reports = []
     for one in (root, *also):

@@ -116,7 +116,7 @@ def diagnose(evidence: StageEvidence, catalogue: Catalogue) -> Diagnosis | None:
         title=_first_line(evidence.message) or rule.title,
         why=rule.why,
         evidence=tuple(evidence_lines(own)),
-        advice=advice(rule, STAGE_FRAMEWORKS, evidence.facts),
+        advice=advice(rule, STAGE_FRAMEWORKS, evidence.facts, stage=evidence.stage),
         also=(),
     )
 
@@ -124,7 +124,8 @@ def diagnose(evidence: StageEvidence, catalogue: Catalogue) -> Diagnosis | None:
 def _explains(one: Found, cause: str, catalogue: Catalogue) -> bool:
     if one.cause == cause or one.rank > 0 or one.confidence == "guess":
         return False
-    return one.cause in catalogue[cause].consequence_of
+    known = catalogue[cause].consequence_of
+    return one.cause in known or "*" in known
 
 
 def _of_texts(
@@ -143,7 +144,7 @@ def _of_texts(
         title=headline(rule, root.best),
         why=rule.why,
         evidence=tuple(evidence_lines(root.hits)),
-        advice=advice(rule, STAGE_FRAMEWORKS, facts),
+        advice=advice(rule, STAGE_FRAMEWORKS, facts, stage=evidence.stage),
         also=tuple(dict.fromkeys((*also, *others))),
     )
 
@@ -207,9 +208,12 @@ def advice(
     facts: Mapping[str, Any] | None = None,
     *,
     of_stage: bool = True,
+    stage: str = "",
 ) -> tuple[str, ...]:
     """The rule's fixes for these frameworks, in their order, at most MAX_FIXES.
 
+    For a stage those that its facts ask for come first (see ``Fix.facts``), and none
+    is to run that same ``stage``.
     For a log (not ``of_stage``) the options of the smoke test are left out, and the
     knobs of the trainer that wrote it come before more general ones. ``<name>`` in a
     fix is replaced by the fact of that name where there is one.
@@ -219,9 +223,14 @@ def advice(
     if of_stage:
         ours = {knob for fix in fixes for knob in fix.knobs if knob.startswith("gkd:")}
         fixes = [fix for fix in fixes if not _has_twin(fix, ours)]
+        fixes = [fix for fix in fixes if all(map((facts or {}).get, fix.facts))]
+        again = re.compile(rf"--gkd-stages={stage}(?!\w)")
+        fixes = [fix for fix in fixes if not (stage and again.search(fix.run))]
+        fixes.sort(key=lambda fix: -len(fix.facts))
     else:
         fixes = [fix for fix in fixes if not _of_smoke_test(fix)]
         fixes = fixes or [_of_framework(f) for f in rule.fixes if not _of_smoke_test(f)]
+        fixes = [fix for fix in fixes if not fix.facts]
         own = [fix for fix in fixes if fix.framework in TRAINERS]
         others = [fix for fix in fixes if fix.framework not in TRAINERS]
         kept = own[:2] + others[: MAX_FIXES - len(own[:2])]
@@ -252,7 +261,8 @@ def _of_smoke_test(fix: Fix) -> bool:
 def _filled(fix: Fix, facts: Mapping[str, Any]) -> str:
     def value(match: re.Match[str]) -> str:
         fact = facts.get(match[1])
-        return str(fact) if isinstance(fact, (str, int, float)) else match[0]
+        known = isinstance(fact, (str, int, float)) and fact != ""
+        return str(fact) if known else match[0]
 
     return _PLACE.sub(value, fix.line)
 

@@ -61,6 +61,10 @@ MARKERS: dict[str, tuple[str, ...]] = {
         "loading dataset",
         "Downloading data:",
         "Resolving data files",
+        "Map (num_proc=",
+        "Map:  ",
+        "Running tokenizer on dataset",
+        "Converting format of dataset",
     ),
     "actor-init": (
         "Total training steps:",
@@ -85,6 +89,7 @@ MARKERS: dict[str, tuple[str, ...]] = {
         "[Gloo] Rank",
         "initializing torch distributed",
         "Initializing process group",
+        "Waiting in store based barrier",
         "Actor optimizer",
     ),
     "rollout-init": (
@@ -94,6 +99,11 @@ MARKERS: dict[str, tuple[str, ...]] = {
         "Before building sglang",
         "Initializing a V1 LLM engine",
         "Initializing an LLM engine",
+        "Initializing a V0 LLM engine",
+        "No current placement group found",
+        "Waiting for creating a placement group of specs",
+        "is assigned as DP rank",
+        "Using model weights format",
         "Starting to load model",
         "Loading safetensors checkpoint shards",
         "Loading weights took",
@@ -129,10 +139,11 @@ MARKERS: dict[str, tuple[str, ...]] = {
         "LLMServerManager:",
         "checkpoint engine manager initialized",
         "all initialize finished, ready to fit",
-        "Training from scratch",
-        "Setting global step to",
-        "setting global step to",
         "[SYNC] Starting weight",
+        "POST /init_communicator",
+        "POST /update_named_param",
+        "POST /start_weight_update",
+        "POST /init_weight_transfer",
         "Before sync rollout weights",
         "init_process_group rank:",
         "Initializing weight transfer",
@@ -148,6 +159,10 @@ MARKERS: dict[str, tuple[str, ...]] = {
         "Processed prompts:",
         "Generating rollouts",
         "Rendering prompts:",
+        "Application startup complete",
+        "Avg generation throughput",
+        "POST /generate",
+        "POST /v1/",
         "[SYNC] Weight",
     ),
     "teacher": (
@@ -166,8 +181,14 @@ MARKERS: dict[str, tuple[str, ...]] = {
     "checkpoint": (
         "local_global_step_folder:",
         "Saving model checkpoint to",
+        "Saving model weights to",
         "Saving checkpoint",
         "saving checkpoint",
+        "Saving current state to",
+        "Saving DeepSpeed Model and Optimizer",
+        "[Torch] Saving",
+        "[Torch] Saved",
+        "zero checkpoint saved",
         "Checkpoint saved",
         "[Rank 0] Saved",
     ),
@@ -189,6 +210,15 @@ WAITS_FOR: dict[str, str] = {
     "unknown": "something that leaves no mark in this log",
 }
 
+# A step begins: what it does first depends on what kind of job it is.
+FIRST_STEP = (
+    "Training from scratch",
+    "Setting global step to",
+    "setting global step to",
+)
+_BAR = "Training Progress:   0%"
+NCCL = re.compile(rb"\bNCCL (?:INFO|version) ?")
+
 # One completed step of training, however the framework prints it.
 STEP = re.compile(
     rb"\bstep:\d+ - |\{'loss': |\{'train_loss|'reward': -?\d"
@@ -204,7 +234,8 @@ FINISHED = re.compile(
     rb"|\b[Tt]raining (?:is )?(?:completed?|finished|done|succeeded)\b"
     rb"|\b[Ff]inished [Tt]raining\b|[Tt]raining finished successfully"
     rb"|\b[Dd]one training in [\d.]+ seconds"
-    rb"|\bJob 'raysubmit_\w+' succeeded|\bSUCCEEDED\b"
+    rb"|Training took: |Finished server process|\bJob 'raysubmit_\w+' succeeded"
+    rb"|\bSUCCEEDED\b"
     rb"|\b(?:exited|finished|completed) with (?:exit )?(?:code|status):? 0\b"
     rb"|\bexit (?:code|status):? 0\b|Successfully installed "
     rb"|=+ \d+ passed(?:, \d+ (?:skipped|warnings?|deselected))* in [\d.]+s"
@@ -213,16 +244,42 @@ FINISHED = re.compile(
 )
 # The program works at this point; a later failure still counts.
 WORKING = re.compile(
-    rb"Application startup complete|Uvicorn running on|\" 200 OK|HTTP/1\.1\" 200"
+    rb"Application startup complete|Uvicorn running on"
+    rb"|(?:GET|POST) /(?!update_named_param|init_communicator|\w+_weight)[\w/.?=&-]*"
+    rb" HTTP/1\.\d\" 200"
     rb"|Processed prompts: 100%|Avg generation throughput: (?!0\.0)"
     rb"|Generated text: |The server is fired up and ready to roll"
+    rb"|(?m:^ *\d+ +\d+ +(?:float|half|double|b?float\d+|u?int\d+) .*\d+\.\d\d )"
+)
+# What a server prints once its engine works; a trainer's engine is then only begun.
+READY = re.compile(
+    rb"init engine \(profile|Starting (?:vLLM|uvicorn)|Available routes are|Route: /"
+    rb"|Supported tasks: |Waiting for application startup|Started server process"
+    rb"|Running: 0 reqs|Heartbeat successful|\[shutdown\]|Application shutdown complete"
+)
+# Nothing moves: a process that waits says so again and again, or its stacks are shown.
+WAITING = re.compile(rb"No available shared memory broadcast block found")
+IDLE = re.compile(
+    rb"Avg prompt throughput: 0\.0 tokens/s, Avg generation throughput: 0\.0 tokens/s"
+    rb", Running: [1-9]"
+)
+STACKS = re.compile(
+    rb"^ *Timeout \(\d+:\d\d:\d\d\)!|\(most recent call first\):"
+    rb"|^ *Thread (?:0x)?[\dA-Fa-f]+ \((?:idle|active)",
+    re.MULTILINE,
+)
+# Somebody lost patience.
+INTERRUPT = re.compile(
+    rb"^ *(?:\([^)]*\) *|\[\w+\]: *)*KeyboardInterrupt\s*$|^ *\^C"
+    rb"|got signal: 2\b|Signal 2 \(SIGINT\)|[Rr]eceived (?:signal )?SIGINT",
+    re.MULTILINE,
 )
 # Seen at the end of a run; some programs print it after a failure as well.
 ENDED = re.compile(
     rb"max_steps reached|Model saved to|Saved model to|saved successfully"
     rb"|Evaluation complete|[Aa]ll (?:tests|checks) passed"
     rb"|Avg bus bandwidth|Out of bounds values : 0 OK|Serving Benchmark Result"
-    rb"|was not called before program exit"
+    rb"|was not called before program exit|\bexits successfully"
     rb"|wandb: Find logs at|wandb: Synced |Throughput: [\d.]+ requests/s"
     rb"|^ *100%\|[^|]{0,99}\| (\d+)/\1 \[|(?:[Ee]poch|Episode)[^|]{0,40}: 100%\|"
 )
@@ -231,7 +288,7 @@ FAILED = re.compile(
     rb"^(?:E +)?(?:\([^)]*\) *|\[rank\d+\]: *)*Traceback \(most recent call last\)"
     rb"|^(?:\([^)]*\) *|\[rank\d+\]: *)*[\w.]*(?:Error|Exception): "
     rb"|\[\w+\.py:\d+\] [\w.]*(?:Error|Exception): "
-    rb"|slurmstepd: error|CANCELLED AT |^KeyboardInterrupt"
+    rb"|slurmstepd: error|CANCELLED AT "
     rb"|\b(?:FATAL|CRITICAL)\b|Segmentation fault|core dumped"
     rb"|[Ee]xit(?:ed with)? (?:code|status):? [1-9]|Error executing job with overrides"
     rb"|Fatal Python error|terminate called after|Aborted\b"
@@ -254,23 +311,27 @@ def last_marker(text: bytes) -> Marker | None:
         for mark in marks
     ]
     best = max(found, key=lambda marker: marker.at)
+    first = max(text.rfind(mark.encode()) for mark in (*FIRST_STEP, _BAR))
+    best = max(best, Marker(first, "first-step"), key=lambda marker: marker.at)
     steps = [match.start() for match in STEP.finditer(text)]
-    if steps and steps[-1] > best.at:
+    if steps and steps[-1] >= best.at:
         return Marker(steps[-1], "after-step")
-    if best.at < 0:
-        return None
-    return best
+    if best.at >= 0:
+        return best
+    # NCCL's own lines stand for the workers' start where nothing else is said.
+    waits = NCCL.search(text) and b"Init COMPLETE" not in text
+    return Marker(0, "actor-init") if waits else None
 
 
 def phase_of(marker: Marker | None, after_step: str) -> str:
     """The phase after a marker; ``after_step`` is what follows a completed step.
 
     verl's GKD recipe pushes weights first, a trainer with rollouts generates, others
-    go on training. The same holds at a progress bar that stands at 0.
+    go on training. The same holds where the first step begins.
     """
     if marker is None:
         return "unknown"
-    return after_step if marker.phase in ("after-step", "bar") else marker.phase
+    return marker.phase if marker.phase in PHASES else after_step
 
 
 _STARTS = ("config", "data", "ray-init", "actor-init", "rollout-init", "teacher-init")

@@ -32,6 +32,18 @@ def become_subreaper() -> bool:
     return prctl is not None and prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it goes.
+
+    It goes with the parent's *thread* that did so (prctl(2), PR_SET_PDEATHSIG); what
+    this process has started lives on, which is why a guardian is the better way.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    prctl = getattr(libc, "prctl", None)
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def descendants(pid: int) -> list[psutil.Process]:
     """Every process below ``pid``; empty when it is gone."""
     try:

@@ -16,11 +16,11 @@ import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO
 
 from pytest_gkd.rules import Catalogue
-from pytest_gkd.scan import Hit, Scanner, index
+from pytest_gkd.scan import Hit, Scanner, blanked, index, time_of
 
 BLOCK = 1 << 20
 # How much of the beginning and of the end is kept.
@@ -39,7 +39,11 @@ class LogError(Exception):
 
 @dataclass
 class Log:
-    """What was kept of one source: its hits, its first and its last bytes."""
+    """What was kept of one source: its hits, its first and its last bytes.
+
+    Both are without colours. ``written_s`` is when a file was last written to, in
+    seconds since the epoch.
+    """
 
     name: str
     hits: list[Hit] = field(default_factory=list)
@@ -47,6 +51,7 @@ class Log:
     tail: bytes = b""
     tail_at: int = 0
     lines: int = 0
+    written_s: float | None = None
 
     @property
     def edges(self) -> bytes:
@@ -67,6 +72,24 @@ def read(
     empty or no text.
     """
     scanner = Scanner(index(catalogue), name, number)
+    log = _read(stream, scanner, progress)
+
+    def first_line() -> int:
+        lines = log.lines or _lines(stream.fileno(), log.tail_at)
+        return lines - (log.tail.count(b"\n") if log.lines else 0) + 1
+
+    scanner.look_back(log.tail, log.tail_at, first_line)
+    log.head, log.tail = blanked(log.head), blanked(log.tail)
+    with contextlib.suppress(OSError, ValueError):  # no file, such as bytes in memory
+        status = os.fstat(stream.fileno())
+        log.written_s = status.st_mtime if stat.S_ISREG(status.st_mode) else None
+    return log
+
+
+def _read(
+    stream: IO[bytes], scanner: Scanner, progress: Callable[[int], None] | None
+) -> Log:
+    name = scanner.source
     if _is_large_plain_file(stream, name):
         return _read_file(stream.fileno(), scanner, progress)
     blocks = _counted(_text_blocks(stream, name), progress)
@@ -87,6 +110,12 @@ def read(
     return log
 
 
+def _lines(file: int, end: int) -> int:
+    """How many lines the file has up to a byte."""
+    places = range(0, end, BLOCK)
+    return sum(os.pread(file, min(BLOCK, end - at), at).count(b"\n") for at in places)
+
+
 def _kept(log: Log, start: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
     yield start
     for block in rest:
@@ -103,7 +132,7 @@ def _is_large_plain_file(stream: IO[bytes], name: str) -> bool:
     if not stat.S_ISREG(status.st_mode) or status.st_size <= SMALL or not _grep():
         return False
     start = os.pread(stream.fileno(), 8192, 0)
-    if start.startswith((GZIP, ZSTD, *UTF16)):
+    if start.startswith((GZIP, ZSTD)) or _is_utf16(start):
         return False
     _refuse_binary(start, name)
     return True
@@ -123,7 +152,7 @@ def _read_file(
         os.lseek(file, scanner.place[1], os.SEEK_SET)
         line, offset = scanner.place
         texts = len(scanner.texts)
-        with _grepping(scanner.texts, file) as found:
+        with _told(file, progress), _grepping(scanner.texts, file) as found:
             for seen, (row, column, text) in enumerate(found):
                 if seen > patience and len(scanner.texts) < texts:
                     scanner.place = (line + row, offset + column)
@@ -131,11 +160,35 @@ def _read_file(
                     running = True
                     break
                 scanner.feed_line(text, line + row, offset + column)
-                if progress is not None:
-                    progress(offset + column)
+    for at, hit in enumerate(scanner.hits):
+        if hit.time_s is None:
+            low = max(0, hit.order - 4000)
+            before = os.pread(file, hit.order - low, low)
+            scanner.hits[at] = replace(hit, time_s=time_of(before, len(before)))
     head = os.pread(file, EDGE, 0)
     tail = os.pread(file, size - tail_at, tail_at)
     return Log(scanner.source, scanner.hits, head, tail, tail_at, lines=0)
+
+
+@contextlib.contextmanager
+def _told(file: int, progress: Callable[[int], None] | None) -> Iterator[None]:
+    """Tell five times a second how far grep is, whose place in the file is ours too."""
+    if progress is None:
+        yield
+        return
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.wait(0.2):
+            progress(os.lseek(file, 0, os.SEEK_CUR))
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
 
 
 @contextlib.contextmanager
@@ -213,13 +266,19 @@ def _text_blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
     else:
         blocks = _plain(first, stream)
     start = next(blocks, b"")
-    if start.startswith(UTF16):
+    if _is_utf16(start):
         decoded = (start + b"".join(blocks)).decode("utf-16", "replace")
         yield decoded.encode()
         return
     _refuse_binary(start, name)
     yield start
     yield from blocks
+
+
+def _is_utf16(start: bytes) -> bool:
+    """Whether the text has the mark of UTF-16, and every other byte of it is 0."""
+    half = min(len(start), 64) // 2
+    return start.startswith(UTF16) and start[:64].count(0) > half // 2
 
 
 def _refuse_binary(start: bytes, name: str) -> None:

@@ -47,6 +47,7 @@ class StageRecord:
     blocked_by: list[str] = field(default_factory=list)
     cleaned: list[str] = field(default_factory=list)
     started: float | None = None  # time.monotonic(), which all processes share
+    ended_with: str | None = None  # as its process said, before its report is here
     struck: float | None = None  # likewise: when an injected fault took effect
     verdict_after_s: float | None = None  # from then until the outcome was known
     injected: str = ""

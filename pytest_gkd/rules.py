@@ -97,7 +97,8 @@ class Fix:
 
     ``run`` is a command or a setting, ready to paste. ``framework`` says whose knob
     it is, ``when`` under which condition the fix is right, ``versions`` for which
-    releases it holds, ``knobs`` what it names, each as ``kind:name``.
+    releases it holds, ``knobs`` what it names, each as ``kind:name``. A stage that
+    told all of ``facts`` is given this fix first, any other not at all.
     """
 
     do: str
@@ -106,6 +107,7 @@ class Fix:
     framework: str = "any"
     versions: str = ""
     knobs: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
@@ -203,6 +205,7 @@ _FIX_KEYS = {
     "framework": _TEXT,
     "versions": _TEXT,
     "knobs": _TEXTS,
+    "facts": _TEXTS,
 }
 _MYTH_KEYS = {"claim": _TEXT, "truth": _TEXT}
 _SOURCE_KEYS = {"ref": _TEXT, "says": _TEXT}

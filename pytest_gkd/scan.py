@@ -9,22 +9,28 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from pytest_gkd.rules import Catalogue, Signature
 
 WINDOW = 3000
 BEFORE = 600
 MAX_HITS = 4
-MAX_TRIES = 1000
+# How often a text is looked at in vain, from the start and from the end.
+MAX_TRIES = 300
 
 _ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x00")
 _NOTE = re.compile(
     rb"(?<!NCCL )\b(?:WARNING|WARN|INFO|DEBUG|warning|Warning)\b"
     rb"|(?:User|Future|Deprecation|Runtime|Resource)Warning"
+    rb"|Generated text: |\bPrompt: ['\"]"
     rb"|^\W{0,3}(?:rank\d+\W{1,4})?[WI]\d{0,4} "
 )
+# What Ray, vLLM and torchrun put before the lines of their processes.
+_PREFIX = re.compile(rb"^(?:\([\w.:]+ (?:rank=\d+ )?pid=\d+[^)]*\) *|\[default\d+\]:)+")
 _ALARM = re.compile(rb"\b(?:ERROR|CRITICAL|FATAL)\b|\b[EF]\d{3,4} ")
 _ACTOR = re.compile(rb"\(([\w.:]+) pid=(\d+)(?:, ip=([\d.]+))?\)")
 _RANK = re.compile(rb"\[?\b[Rr]ank ?(\d+)\]|\[default(\d+)\]:|\bTP(\d+) pid=")
@@ -63,8 +69,8 @@ class Hit:
 class Scanner:
     """Looks through one source, block by block, for the signatures of a catalogue.
 
-    Of each signature the first ``MAX_HITS`` are kept; the root of a failure is among
-    the first things that happened, so later ones cannot change the answer.
+    Of each signature the first ``MAX_HITS`` are kept, and the last ones: the root of a
+    failure is among the first things that happened, unless the run outlived those.
     """
 
     def __init__(
@@ -80,6 +86,7 @@ class Scanner:
         self._by_gram: dict[bytes, list[bytes]] = {}
         self._tries: dict[bytes, int] = {}
         self._seen: dict[int, int] = {}
+        self._closed: dict[bytes, tuple[list[tuple[str, Signature, str]], int]] = {}
         self._line = 1
         self._offset = 0
 
@@ -112,8 +119,7 @@ class Scanner:
         """
         self._line, self._offset = number, offset
         if not self._by_gram:
-            for text in self._open:
-                self._by_gram.setdefault(_gram(text), []).append(text)
+            self._by_gram = _by_gram(self._open)
         grams: set[bytes] = set()
         for low in range(0, len(line), 1 << 16):
             high = min(low + (1 << 16), len(line) - 3)
@@ -129,33 +135,57 @@ class Scanner:
         while position >= 0:
             start, end = segment(block, position)
             clean, at = tidy(block, start, position, end)
-            for cause, signature, tier in self._open[text]:
-                self._look(cause, signature, tier, clean, at, block, start)
+            for entry in self._open[text]:
+                if self._seen.get(id(entry[1]), 0) < MAX_HITS:
+                    self._look(entry, clean, at, block, start)
             tries = self._tries.get(text, 0) + 1
             self._tries[text] = tries
             if self._done(text) or tries >= MAX_TRIES:
-                del self._open[text]
+                self._closed[text] = (self._open.pop(text), self._offset + end)
                 return
             position = block.find(text, max(end, position + len(text)))
 
     def _done(self, text: bytes) -> bool:
-        return all(
-            self._seen.get(id(signature), 0) >= MAX_HITS
-            for _, signature, _ in self._open[text]
-        )
+        return self._enough(self._open[text])
+
+    def _enough(self, entries: list[tuple[str, Signature, str]]) -> bool:
+        return all(self._seen.get(id(one), 0) >= MAX_HITS for _, one, _ in entries)
+
+    def look_back(self, tail: bytes, offset: int, number: Callable[[], int]) -> None:
+        """Look for what is no longer looked for, from the end of the source backwards.
+
+        ``tail`` is the last part of the source, which begins at ``offset`` and, told
+        only when it is needed, at line ``number``.
+        """
+        before = len(self.hits)
+        self._line, self._offset = 1, offset
+        self._seen.clear()
+        for text, (entries, closed_at) in self._closed.items():
+            end, low = len(tail), max(0, closed_at - offset)
+            for _ in range(MAX_TRIES):
+                position = tail.rfind(text, low, end)
+                if position < 0 or self._enough(entries):
+                    break
+                start, stop = segment(tail, position)
+                clean, at = tidy(tail, start, position, stop)
+                for entry in entries:
+                    if self._seen.get(id(entry[1]), 0) < MAX_HITS:
+                        self._look(entry, clean, at, tail, start)
+                end = max(low, min(start, position))
+        if len(self.hits) > before:
+            more = number() - 1
+            for at, hit in enumerate(self.hits[before:], before):
+                self.hits[at] = replace(hit, line=(hit.line or 1) + more)
 
     def _look(
         self,
-        cause: str,
-        signature: Signature,
-        tier: str,
+        entry: tuple[str, Signature, str],
         clean: bytes,
         at: int,
         block: bytes,
         start: int,
     ) -> None:
-        if self._seen.get(id(signature), 0) >= MAX_HITS:
-            return
+        cause, signature, tier = entry
         facts = fit(signature, clean)
         if facts is None:
             return
@@ -178,10 +208,15 @@ class Scanner:
         )
 
 
-def _gram(text: bytes) -> bytes:
-    """Four bytes of the text, the ones least like prose: from its middle."""
-    middle = (len(text) - 4) // 2
-    return text[middle : middle + 4]
+def _by_gram(texts: Iterable[bytes]) -> dict[bytes, list[bytes]]:
+    """The texts by four bytes of each: those that the fewest of the others hold."""
+    held = {text: {text[at : at + 4] for at in range(len(text) - 3)} for text in texts}
+    common = Counter(gram for grams in held.values() for gram in grams)
+    found: dict[bytes, list[bytes]] = {}
+    for text, grams in held.items():
+        rarest = min(grams, key=lambda gram: (common[gram], gram))
+        found.setdefault(rarest, []).append(text)
+    return found
 
 
 def index(
@@ -221,6 +256,16 @@ def tidy(block: bytes, start: int, position: int, end: int) -> tuple[bytes, int]
     return _REPEATED.sub(b"", before + after).rstrip(), len(before)
 
 
+def blanked(text: bytes) -> bytes:
+    """The text with spaces in the place of colours, so that every byte stays."""
+    return _ANSI.sub(lambda found: b" " * len(found[0]), text)
+
+
+def plain(line: bytes) -> bytes:
+    """The line without colours, NUL bytes and the name of the process before it."""
+    return _PREFIX.sub(b"", _ANSI.sub(b"", line).lstrip())
+
+
 def fit(signature: Signature, line: bytes) -> dict[str, str] | None:
     """The facts that the signature reads in the line, or None when it does not fit."""
     if any(text.encode() in line for text in signature.unless):
@@ -245,7 +290,7 @@ def pattern_of(pattern: str) -> re.Pattern[bytes]:
 
 def is_note(line: bytes, at: int) -> bool:
     """Whether the words before ``at`` call the line a warning or a note."""
-    before = line[:at]
+    before = _PREFIX.sub(b"", line[:at])
     return _NOTE.search(before) is not None and _ALARM.search(before) is None
 
 
@@ -284,6 +329,12 @@ def _seconds(match: re.Match[bytes]) -> float:
     days = int(date[:-2]) * 31 + int(date[-2:])
     clock = int(match["hour"]) * 3600 + int(match["minute"]) * 60
     return days * 86400 + clock + float(match["second"].replace(b",", b"."))
+
+
+def clock(when: time.struct_time) -> float:
+    """A moment as ``Hit.time_s`` counts it."""
+    days = when.tm_mon * 31 + when.tm_mday
+    return days * 86400.0 + when.tm_hour * 3600 + when.tm_min * 60 + when.tm_sec
 
 
 def scan_texts(

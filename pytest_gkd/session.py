@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd import faultspecs, gpus, own_rules, plan, settings
+from pytest_gkd import abilities, faultspecs, gpus, own_rules, plan, settings
 from pytest_gkd.context import StageContext
 from pytest_gkd.controller import StageController
 from pytest_gkd.journal import EventWriter, VerdictReader
 from pytest_gkd.rules import RuleError, load
+from pytest_gkd.rundir import RunDir, temporary_name
 from pytest_gkd.settings import OPTIONS, Settings, SettingsError
 from pytest_gkd.specs import BY_NAME, STAGES
 from pytest_gkd.worker import CONTEXT, IN_STAGE, StageWorker, stage_file, stages_dir
@@ -45,7 +45,7 @@ class Prepared:
     """What the controlling process decided before pytest was configured."""
 
     settings: Settings
-    run_dir: Path
+    run_dir: RunDir
     report_dir: Path
     workers: int
     notes: tuple[str, ...]
@@ -119,9 +119,16 @@ def prepare(config: pytest.Config) -> None:
     except SettingsError as error:
         raise pytest.UsageError(str(error)) from None
     workers, notes = _workers(config, selection)
-    run_dir = Path(tempfile.mkdtemp(prefix="gkd-"))
-    for part in ("events", "armed"):
-        (run_dir / part).mkdir()
+    try:
+        run_dir = RunDir(report_dir)
+    except OSError as error:
+        raise pytest.UsageError(
+            f"a run needs a directory for temporary files, and none can be used: "
+            f"{error.strerror or error}. Name one: TMPDIR=DIR pytest ..."
+        ) from None
+    config.add_cleanup(run_dir.discard)  # also when pytest stops before the run begins
+    made = not (read.student and read.teacher and read.train_files)
+    notes += (*run_dir.notes, *abilities.lacking(makes_models=made))
     config.stash[PREPARED] = Prepared(read, run_dir, report_dir, workers, notes, rules)
 
 
@@ -316,7 +323,11 @@ def register(config: pytest.Config) -> None:
             emit=EventWriter(events / f"{worker_id}.jsonl").write,
             verdict=VerdictReader(context.run_dir / "verdicts.jsonl").outcome,
         )
-        worker.isolate(context.run_dir / "armed")
+        worker.isolate(
+            context.run_dir / "armed",
+            context.run_dir / temporary_name(worker_id),
+            guarded=handed["guarded"],
+        )
     elif prepared is not None:
         controller = StageController(
             config,
@@ -330,7 +341,9 @@ def register(config: pytest.Config) -> None:
         config.pluginmanager.register(controller, "gkd-controller")
         if prepared.workers:
             return
-        context = StageContext(prepared.settings, prepared.run_dir, prepared.report_dir)
+        context = StageContext(
+            prepared.settings, prepared.run_dir.path, prepared.report_dir
+        )
         worker = StageWorker(
             context,
             selection.names,

@@ -20,6 +20,7 @@ from pytest_gkd import process as processes
 
 DUMP_SIGNAL = signal.SIGUSR1
 SIGNAL_GRACE_S = 0.2
+LIMIT = 32
 XDIST_TITLE = "[pytest-xdist"
 PYTEST_FRAME = re.compile(r"[(/](_pytest|pluggy|xdist|execnet)/|\(<string>")
 
@@ -106,9 +107,9 @@ def collect(
 ) -> list[Stack]:
     """Dump the stacks of ``pid`` and everything below it, in parallel.
 
-    Files go to ``out``; ``armed`` is the directory given to ``arm``. After
-    ``limit_s`` seconds whatever has not answered is left with a note. A process that
-    is not Python gets its state and the kernel function it waits in.
+    At most 32 of them; the others are listed in ``more.txt``. Files go to ``out``;
+    ``armed`` is the directory given to ``arm``. After ``limit_s`` seconds whatever has
+    not answered is left with a note. A process that is not Python gets its state and the kernel function it waits in.
     """
     try:
         root = psutil.Process(pid)
@@ -116,6 +117,8 @@ def collect(
         return []
     tree = [*([root] if itself else []), *processes.descendants(pid)]
     tree = [p for p in tree if processes.alive(p) and not processes.is_tracker(p)]
+    # The stage's own process comes first; nobody reads the stacks of a thousand.
+    dropped, tree = tree[LIMIT:], tree[:LIMIT]
     spies = {p.pid: _spy(p) for p in tree}
     deadline = time.monotonic() + limit_s
     out.mkdir(parents=True, exist_ok=True)
@@ -128,6 +131,10 @@ def collect(
         path = out / f"{process.pid}.txt"
         path.write_text(f"{command}\n{text.rstrip()}\n", "utf-8")
         found.append(Stack(process.pid, command, path, text))
+    if dropped:
+        lines = [processes.describe(process) for process in dropped]
+        text = "\n".join([f"{len(dropped)} more processes, without stacks:", *lines])
+        (out / "more.txt").write_text(text + "\n", "utf-8")
     return found
 
 

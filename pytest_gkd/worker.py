@@ -6,15 +6,16 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_gkd import plan, process, stacks
+from pytest_gkd import plan, process, procfs, stacks
 from pytest_gkd.context import StageContext
 from pytest_gkd.fault import StageFault
+from pytest_gkd.leftovers import Leftovers, may_outlive_it
 from pytest_gkd.plan import PlannedStage, StageItem
 from pytest_gkd.record import BLOCKED, FAILED, PASSED, SKIPPED, TIMEOUT
 from pytest_gkd.settings import SettingsError, unknown_stage
@@ -26,6 +27,7 @@ from pytest_gkd.watchdog import GENTLE_AFTER_S
 IN_STAGE = "PYTEST_GKD_IN_STAGE"
 CONTEXT = pytest.StashKey[StageContext]()
 POLL_S = 0.02
+OUTPUT_LIMIT = 4 * 1024 * 1024
 
 
 def stages_dir() -> Path:
@@ -82,24 +84,32 @@ class StageWorker:
         self._blocked: dict[str, list[str]] = {}
         self._parent = os.getppid()
         self._armed: Path | None = None
+        self._leftovers: Leftovers | None = None
         context.emit = self._send
 
     def _send(self, event: dict[str, Any]) -> None:
         self._emit({**event, "t": time.monotonic()})
 
-    def isolate(self, armed: Path) -> None:
-        """Make this process a worker that can be ended with all it started."""
+    def isolate(self, armed: Path, temporary: Path, *, guarded: bool) -> None:
+        """Make this process a worker that can be ended with all it started.
+
+        ``temporary`` becomes its directory for temporary files. ``guarded`` says that a
+        guardian ends it should the controller be killed.
+        """
         os.setsid()  # Ctrl-C is the controller's; it ends the workers itself
         process.become_subreaper()
+        if not guarded:
+            process.die_with_parent()
         self._armed = armed
         # Lanes share the cores: an idle OpenMP thread that spins takes them from the
         # other lane (measured: 0.07 s against 4 s for three tiny steps on 2 cores).
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        temporary = self.context.run_dir / "t"
         temporary.mkdir(exist_ok=True)
         os.environ["TMPDIR"] = str(temporary)
         tempfile.tempdir = None
-        self._send({"event": "hello", "pid": os.getpid()})
+        here = procfs.stat(os.getpid())
+        start = here.start if here else 0
+        self._send({"event": "hello", "pid": os.getpid(), "start": start})
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self) -> None:
@@ -193,18 +203,51 @@ class StageWorker:
             return (yield)
         finally:
             del os.environ[IN_STAGE]
+            self._end_leftovers(item, stage)
             self._send({"event": "closed", "stage": stage.name})
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        stage = self._by_nodeid.get(item.nodeid)
-        if stage is None:
+    def _end_leftovers(self, item: pytest.Item, stage: PlannedStage) -> None:
+        """Before the next stage: what a fixture of a wider scope may own is its own."""
+        before, self._leftovers = self._leftovers, None
+        info = getattr(item, "_fixtureinfo", None)
+        definitions = () if info is None else info.name2fixturedefs.values()
+        if before is None or may_outlive_it(d for some in definitions for d in some):
             return
+        left = before.end(stage.name)
+        if left.processes or left.memory:
+            self._send({"event": "left", "stage": stage.name, **vars(left)})
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
+        stage = self._by_nodeid.get(item.nodeid)
+        if stage is not None:
+            self._begin(item, stage)
+        try:
+            yield
+        finally:
+            if stage is not None:
+                self._cut_output()
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
+        try:
+            yield
+        finally:
+            if item.nodeid in self._by_nodeid:
+                self._cut_output()
+
+    def _cut_output(self) -> None:
+        # pytest's capture, which these hooks lie within, has not read it yet.
+        if self._isolated:
+            cut_captured(captured_descriptors(), OUTPUT_LIMIT)
+
+    def _begin(self, item: pytest.Item, stage: PlannedStage) -> None:
         blocked_by = self._await_needs(stage)
         if blocked_by:
             self._blocked[item.nodeid] = blocked_by
             pytest.skip(f"blocked by {', '.join(blocked_by)}")
         self._before = {p.pid for p in process.descendants(os.getpid())}
+        self._leftovers = Leftovers(self.context.run_dir)
         self._started[item.nodeid] = time.monotonic()
         self.context.begin(stage.name, stage.budget_s)
         self._send(
@@ -260,7 +303,8 @@ class StageWorker:
         if call.excinfo is not None and not report.skipped:
             error = call.excinfo.value
             text = call.excinfo.exconly(tryshort=True)
-            found["error"] = re.sub(r"^(?:\w+\.)+(?=\w+: )", "", text)
+            text = re.sub(r"^(?:\w+\.)+(?=\w+: )", "", text)
+            found["error"] = without_count(text)
             if isinstance(error, StageFault):
                 found["error"] = error.message
                 found["fault"] = {
@@ -275,7 +319,9 @@ class StageWorker:
             )
         report.gkd = found  # type: ignore[attr-defined]
         if report.when == "call" or not report.passed:
-            self._send({"event": "finish", "stage": stage.name})
+            told = ("outcome", "duration_s")
+            known = {name: found[name] for name in told}
+            self._send({"event": "finish", "stage": stage.name, **known})
         return report
 
     def _outcome(
@@ -297,6 +343,40 @@ class StageWorker:
         # Everything is delivered. The interpreter would spend seconds on taking torch
         # and vLLM down; the controller ends what this process has started.
         os._exit(0)
+
+
+def cut_captured(descriptors: Iterable[int], limit_bytes: int) -> None:
+    """Keep only the end of what was captured, where it is longer than ``limit_bytes``.
+
+    pytest reads all of it into memory and sends it to the controller: for 1 GB that
+    took over 20 s.
+    """
+    for number in descriptors:
+        size_bytes = os.fstat(number).st_size
+        if size_bytes <= limit_bytes:
+            continue
+        with open(os.dup(number), "rb+", buffering=0) as file:  # noqa: PTH123
+            file.seek(size_bytes - limit_bytes)
+            end = file.read(limit_bytes)
+            note = f"({size_bytes - limit_bytes} bytes before this were dropped)\n"
+            # The position is shared with descriptors 1 and 2, which write on from it.
+            file.seek(0)
+            file.truncate()
+            file.write(note.encode() + end)
+
+
+def without_count(text: str) -> str:
+    """An exception's text without pydantic's first line, which only counts errors.
+
+    And without the input that it then shows: all of vLLM's arguments.
+    """
+    text = re.sub(
+        r"^ValidationError: \d+ validation errors? for \w+\n(?:\S+\n)?\s+"
+        r"(?:\w+ error, )?(?=\S)",
+        "ValidationError: ",
+        text,
+    )
+    return re.sub(r" \[type=\w+, input_value=.*, input_type=\w+\]", "", text)
 
 
 def captured_descriptors() -> list[int]:

@@ -79,8 +79,8 @@ SYSTEM = ("HTTPS_PROXY", "LD_LIBRARY_PATH", "LD_PRELOAD", "TMPDIR")
 PROGRAMS = [
     "apt-get", "chmod", "compute-sanitizer", "dcgmi", "df", "dmesg", "docker", "du",
     "free", "getent", "git", "grep", "head", "ibv_devinfo", "id", "ip", "kill",
-    "ls", "nc", "nvidia-smi", "pip", "ps", "py-spy", "python", "quota", "rm",
-    "sha256sum", "ss", "systemctl", "tail", "ulimit", "uv",
+    "ls", "nc", "nvidia-smi", "pip", "ps", "py-spy", "python", "quota", "rm", "sed",
+    "sha256sum", "ss", "systemctl", "tail", "ulimit", "uv", "zcat",
 ]  # fmt: skip
 # Packages that an advice names and no test installs.
 PACKAGES_NOT_INSTALLED = ("peft",)

@@ -265,8 +265,9 @@ def test_no_prompt_column_lists_what_there_is(write: Write) -> None:
     assert fault.cause == "data.schema"
     assert str(path) in fault.message
     assert fault.facts == {
-        "column": "prompt",
+        "prompt_column": "prompt",
         "columns": ["query", "answer"],
+        "column": "",
         "path": str(path),
     }
 

@@ -119,13 +119,25 @@ def test_a_module_that_moved_is_a_conflict(importing: MakeProbe) -> None:
     assert fault.cause == "env.package-conflict"
 
 
-def test_a_hang_names_the_package_and_has_no_cause(importing: MakeProbe) -> None:
-    probe = importing(good="", hangs="import time; time.sleep(3600)")
-    until(lambda: Outcome(probe.events(), None, 0).doing == "import hangs")
-    outcome = probe.finish()
-    (fault,) = judge_imports(outcome)
+def test_an_import_that_only_waits_is_stuck_and_its_place_is_named(
+    importing: MakeProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_gkd.workload.env_probe.STACKS_S", 20)
+    waits = "import os, time; os.write(1, b'in'); time.sleep(3600)"
+    probe = importing(good="", hangs=waits)
+    until(lambda: probe.output_path.read_bytes() == b"in")
+    (fault,) = judge_imports(probe.finish())
+    assert fault.cause == "env.import-stuck"
+    assert fault.message.startswith("import hangs does not return")
+    assert "hangs.py:1" in fault.message
+
+
+def test_an_import_that_still_works_has_no_cause(importing: MakeProbe) -> None:
+    probe = importing(good="", works="import os; os.write(1, b'in')\nwhile True: pass")
+    until(lambda: probe.output_path.read_bytes() == b"in")
+    (fault,) = judge_imports(probe.finish())
     assert fault.cause is None
-    assert fault.message.startswith("import hangs had not returned")
+    assert fault.message.startswith("import works had not returned")
 
 
 def test_a_hang_that_keeps_the_interpreter_locked_shows_its_stack(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -165,7 +168,7 @@ STEP = b"{'loss': 0.4, 'grad_norm': 1.2, 'epoch': 0.1, 'filler': '%s'}\n" % (
 
 def test_a_failure_that_the_run_outlived_is_none() -> None:
     assert judged(OOM + STEP * 4 + b"{'train_runtime': 9}\n").verdict == "healthy"
-    assert judged(OOM + STEP * 4).verdict == "hung"
+    assert judged(OOM + STEP * 4).verdict == "healthy"
 
 
 def test_metrics_of_nan_count_though_the_run_goes_on() -> None:
@@ -213,6 +216,134 @@ def test_one_bad_file_does_not_lose_the_others(tmp_path: Path) -> None:
         "no such file or directory",
         "is a directory",
     ]
+
+
+def test_a_bad_file_among_good_ones_is_exit_2_and_the_good_ones_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = tmp_path / "good.log"
+    good.write_bytes(OOM)
+    bad = {"binary": b"\x7fELF" + bytes(range(256)) * 9, "empty": b""}
+    for name, content in bad.items():
+        (tmp_path / name).write_bytes(content)
+    names = [str(tmp_path / name) for name in ("none", *bad)]
+    status, out, err = run("diagnose", *names, str(good), capsys=capsys)
+    assert status == 2
+    assert "[cuda.oom]" in out
+    assert all(f"gkd: {name}: " in err for name in names)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_without_permission_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "secret.log"
+    path.write_bytes(OOM)
+    path.chmod(0)
+    status, _, err = run("diagnose", str(path), capsys=capsys)
+    assert status == 2
+    assert "permission denied" in err
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(FILLER + OOM,))
+    writer.start()
+    (root,) = logs.diagnose([pipe], CATALOGUE).causes
+    writer.join()
+    assert root.cause == "cuda.oom"
+    assert root.evidence[0].line == 20_001
+
+
+def test_a_file_that_grows_while_it_is_read_is_judged_as_far_as_it_was(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "grows.log"
+    path.write_bytes(FILLER + OOM)
+
+    def grow(_: int) -> None:
+        with path.open("ab") as stream:
+            stream.write(FILLER[:64000])
+
+    assert logs.diagnose([path], CATALOGUE, grow).causes[0].cause == "cuda.oom"
+
+
+def test_a_terminal_is_told_how_far_the_reading_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "SLOW_BYTES", 1000)
+    path = tmp_path / "a.log.gz"
+    path.write_bytes(gzip.compress(FILLER + OOM))
+    ours, theirs = os.openpty()
+    with open(theirs, "w") as terminal:  # noqa: PTH123 - an open descriptor, no path
+        monkeypatch.setattr(sys, "stderr", terminal)
+        assert command.main(["diagnose", str(path)]) == 1
+        terminal.flush()
+        shown = os.read(ours, 10_000)
+    os.close(ours)
+    assert b"\rread 1 MiB" in shown
+    assert shown.endswith(b"\r\x1b[K")
+
+
+def test_a_failure_at_the_end_is_seen_though_its_words_came_often_before() -> None:
+    """Words that were looked at in vain for long are looked for again at the end."""
+    config = b"gpu_memory_utilization is 0.5, teacher and student share the card\n"
+    own = (
+        b"ValueError: Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less "
+        b"than desired GPU memory utilization (0.9, 71.3 GiB). Decrease GPU memory "
+        b"utilization or reduce GPU memory used by other processes.\n"
+    )
+    expected = judged(own).causes[0].cause
+    assert judged(config * 5000 + own).causes[0].cause == expected
+    assert judged(config * 30_000 + own).causes[0].evidence[0].line == 30_001
+
+
+def test_a_failure_counts_though_the_run_outlived_the_same_one_often() -> None:
+    text = (OOM + STEP * 4) * 9 + OOM
+    assert judged(STEP * 4 + OOM).causes[0].cause == "cuda.oom"
+    assert judged(text).causes[0].cause == "cuda.oom"
+
+
+GAP = "{0} INFO [trainer.py:7] step {1} loss 0.4\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("'loss': 0.4\n" * 3 + "^CTraceback (most recent call last):\n", "hung"),
+        ("".join(GAP.format(f"2026-11-21 10:0{n}:00", n) for n in range(5)), "healthy"),
+        (
+            "".join(GAP.format(f"2026-11-21 10:0{n}:00", n) for n in range(5))
+            + "2026-11-21 12:00:00 INFO [beat.py:3] the monitor is alive\n",
+            "hung",
+        ),
+        ("INFO:     Application startup complete.\n", "healthy"),
+        (
+            "INFO:     Application startup complete.\n"
+            + "INFO [shm_broadcast.py:4] No available shared memory broadcast block "
+            "found in 60 seconds.\n" * 3,
+            "hung",
+        ),
+        ('Thread 71 (idle): "MainThread"\n    wait (threading.py:355)\n', "hung"),
+        ("INFO [core.py:77] Initializing a V1 LLM engine (v0.32)\n", "hung"),
+    ],
+)
+def test_a_log_that_stops_is_hung_where_something_proves_it(
+    text: str, verdict: str
+) -> None:
+    assert judged(text.encode()).verdict == verdict
+
+
+def test_a_live_file_that_no_longer_grows_is_hung(tmp_path: Path) -> None:
+    now = time.time()
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now - 7200))
+    path = tmp_path / "live.log"
+    path.write_text(GAP.format(stamp, 1) + GAP.format(stamp, 2))
+    os.utime(path, (now - 7200, now - 7200))
+    assert logs.diagnose([path], CATALOGUE).verdict == "hung"
+    os.utime(path, (now - 60, now - 60))
+    assert logs.diagnose([path], CATALOGUE).verdict == "healthy"
 
 
 def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

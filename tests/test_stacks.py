@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_gkd import stacks
+from pytest_gkd import process, stacks
 
 PYTHON = sys.executable  # some tests hide it
 LIMIT_S = 20.0  # of a collection; the machine that runs these tests may be busy
@@ -395,3 +395,27 @@ def test_an_armed_process_writes_its_stack_where_py_spy_hangs(
     armed, out = tmp_path / "armed", tmp_path / "out"
     (stack,) = stacks.collect(child.pid, armed, out, limit_s=1)
     assert "in waits_for_ever" in stack.text
+
+
+def test_of_a_crowd_only_the_first_are_asked(tmp_path: Path) -> None:
+    crowd = (
+        "import os, signal, sys\n"
+        f"for _ in range({stacks.LIMIT + 5}):\n"
+        "    if os.fork() == 0:\n"
+        "        signal.pause()\n"
+        "print(flush=True)\n"
+        "signal.pause()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", crowd], stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        try:
+            found = stacks.collect(parent.pid, tmp_path / "armed", tmp_path / "out")
+        finally:
+            process.stop(parent.pid, itself=True)
+    assert len(found) == stacks.LIMIT
+    assert found[0].pid == parent.pid
+    told = (tmp_path / "out/more.txt").read_text()
+    assert told.startswith("6 more processes")

@@ -19,6 +19,7 @@ RANKING: tuple[str, ...] = (
     "env.permission",
     "env.host-oom",
     "env.variable-invalid",
+    "env.package-damaged",
     "env.package-missing",
     "env.driver-too-old",
     "env.gpu-hardware",
@@ -29,6 +30,8 @@ RANKING: tuple[str, ...] = (
     "env.shm-too-small",
     "env.compiler",
     "comm.interface",
+    "env.import-stuck",
+    "ray.connection",
     "ray.worker-start",
 )
 

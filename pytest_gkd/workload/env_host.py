@@ -184,12 +184,17 @@ def judge_compiler(
     until torch.compile is used."""
     texts = []
     if compiler is None:
-        texts.append(f"no C compiler was found by {source} (gcc, clang or cc).")
+        named = source.startswith("CC=")
+        nothing = "no C compiler was found on PATH (gcc, clang or cc)"
+        texts.append(f"{source} names no program" if named else nothing)
     if not header.exists():
-        texts.append(f"the Python header {header} does not exist.")
+        texts.append(f"the Python header {header} does not exist")
     if gpus:
-        return [Finding("env.compiler", text, {"source": source}) for text in texts]
-    return [Note("compiler.missing", text) for text in texts]
+        facts = {"source": source}
+        return [Finding("env.compiler", f"{text}.", facts) for text in texts]
+    return [
+        Note("compiler.missing", f"{text}; torch.compile needs it.") for text in texts
+    ]
 
 
 def shadowing(directory: Path, modules: tuple[str, ...]) -> list[Finding | Note]:

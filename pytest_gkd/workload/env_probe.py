@@ -23,6 +23,9 @@ TAIL_LINES = 6
 GRACE_S = 2.0
 # A stack takes some milliseconds to print, more on a busy machine.
 STACKS_S = 0.7
+# How often and how far apart a child is looked at that is said to wait.
+LOOKS = 4
+LOOK_S = 0.1
 # Its last line: the outermost frame is the code given to ``python -c``.
 OUTERMOST = b'File "<string>", line 1 in <module>\n'
 
@@ -36,6 +39,7 @@ class Outcome:
     processor time used by it. ``tail`` are the last lines it printed, ``left`` the
     names of its processes that outlived it by ``GRACE_S``. ``machine_busy`` is the
     share of all processor time (0 to 1) that was in use meanwhile, by anyone.
+    ``waits`` is set for a child that we ended while it did nothing but wait.
     """
 
     events: tuple[dict[str, Any], ...]
@@ -45,6 +49,7 @@ class Outcome:
     tail: Evidence = ()
     left: tuple[str, ...] = ()
     machine_busy: float = 0.0
+    waits: bool = False
 
     @property
     def doing(self) -> str:
@@ -56,6 +61,11 @@ class Outcome:
             elif "done" in event or "failed" in event:
                 begun = ""
         return begun
+
+    @property
+    def phase(self) -> str:
+        """What to call the moment that it is in, or ended in."""
+        return self.doing or ("ending Python" if self.events else "starting Python")
 
     @property
     def complete(self) -> bool:
@@ -134,9 +144,9 @@ class Probe:
         """Gather the outcome; a child that still runs is made to print its stacks,
         and then ended with all its session."""
         code: int | None = self.process.poll()
-        used = 0.0
+        used, waits = 0.0, False
         if code is None:
-            used = self._used_cpu_s()
+            used, waits = self._used_cpu_s(), self._waits()
             self._ask_for_stacks()
         wall_s = time.monotonic() - self._began
         busy = busy_share(self._machine, psutil.cpu_times())
@@ -145,7 +155,8 @@ class Probe:
         left = tuple(self.kill())
         if code is None:
             left = ()
-        return Outcome(self.events(), code, wall_s, used, self._tail(), left, busy)
+        tail = self._tail()
+        return Outcome(self.events(), code, wall_s, used, tail, left, busy, waits)
 
     def _used_cpu_s(self) -> float:
         try:
@@ -153,6 +164,21 @@ class Probe:
         except psutil.NoSuchProcess:
             return 0.0
         return float(times.user + times.system)
+
+    def _waits(self) -> bool:
+        """Whether neither it nor a child of its own used or wanted a processor for
+        ``LOOKS`` looks. One that gets no processor is "running" all the same."""
+        idle = (psutil.STATUS_SLEEPING, psutil.STATUS_DISK_SLEEP, psutil.STATUS_STOPPED)
+        seen = set()
+        for look in range(LOOKS):
+            time.sleep(LOOK_S if look else 0)
+            for member in self.family():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if member.status() not in idle:
+                        return False
+                    times = member.cpu_times()
+                    seen.add((member.pid, times.user + times.system))
+        return len(seen) == len({pid for pid, _ in seen})
 
     def _ask_for_stacks(self) -> None:
         """SIGUSR1 ends a process that has no handler yet, so look first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
@@ -70,7 +71,7 @@ def _failed_import(event: Mapping[str, Any]) -> Finding:
     what = str(event["failed"])
     module = what.removeprefix("import ").partition(".")[0]
     trace = str(event.get("trace", ""))
-    lines = [line.strip() for line in trace.splitlines() if line.strip()]
+    lines = _own_lines(trace)
     text = f"{what} failed: {event['error']}: {event['text']}"
     return Finding(
         import_cause(event, module),
@@ -80,18 +81,45 @@ def _failed_import(event: Mapping[str, Any]) -> Finding:
     )
 
 
+def _own_lines(trace: str) -> list[str]:
+    """A traceback without the frames of the import system and of this package."""
+    frames = re.split(r"(?m)^(?=  File |\S)", trace)
+    ours = ("<frozen importlib", "importlib/__init__.py", "workload/env_children.py")
+    lines = [
+        line.strip()
+        for frame in frames
+        if not any(name in frame.partition("\n")[0] for name in ours)
+        for line in frame.splitlines()
+    ]
+    return [line for line in lines if line.strip("^~ ")]
+
+
+def _where(outcome: Outcome) -> str:
+    """The two innermost places of the stack that the child printed, if it did."""
+    frame = re.compile(r'File "(?:.*/)?([^/"]+/[^/"]+)", line (\d+) in (.+)')
+    found = [frame.search(line) for _, _, line in outcome.tail]
+    places = [f"{m[3]} ({m[1]}:{m[2]})" for m in found if m]
+    return ", called from ".join(places[:2])
+
+
 def _how_it_ended(outcome: Outcome) -> Finding | None:
     """A crash or a hang, as a finding.
 
-    A hang has no cause of its own here: a lock, a dead network mount and a slow disk
-    look alike. It says what stood still, and the output holds the stack.
+    An import that only waits is stuck, whatever it waits for. One that still works
+    may just be slow: it has no cause here. Its place is named in both cases.
     """
-    what = outcome.doing or "starting Python"
+    what = outcome.phase
     facts = {"doing": what, "exit_code": outcome.exit_code}
     if outcome.exit_code is None:
         text = f"{what} had not returned when its time was up, {outcome.wall_s:.1f} s "
         text += f"after the process began; it used {outcome.cpu_s:.1f} s of processor "
         text += f"time, on a machine {outcome.machine_busy:.0%} busy."
+        if outcome.waits and what.startswith("import "):
+            module = what.removeprefix("import ").partition(".")[0]
+            text = f"{what} does not return: after {outcome.wall_s:.1f} s it uses no "
+            text += f"processor and waits in {_where(outcome) or 'an unknown place'}."
+            facts["package"] = module
+            return Finding("env.import-stuck", text, facts, outcome.tail)
         if slow := _slowest(outcome):
             text += f" Before that: {slow}."
         return Finding(None, text, facts, outcome.tail)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import shutil
-import tempfile
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,9 @@ import psutil
 from pytest_gkd.workload.env_findings import Finding, Note
 from pytest_gkd.workload.env_variables import RAY_DIRECTORY_BYTES
 
+SOCKET_OPTION = "--raylet_socket_name="
+# A head node answers in milliseconds; a firewall that drops packets never does.
+ANSWER_S = 1.0
 AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -27,13 +31,15 @@ class Raylet:
     address: str
 
 
-def read_raylets(own_pids: frozenset[int]) -> list[Raylet]:
-    """Raylets on this machine that are not of this run."""
+def read_raylets(own: Iterable[Path]) -> list[Raylet]:
+    """Raylets on this machine, less those whose files lie below ``own``."""
     raylets = []
     for process in psutil.process_iter(["name", "username", "cmdline"]):
-        if process.info["name"] != "raylet" or process.pid in own_pids:
-            continue
         words = process.info["cmdline"] or ()
+        sockets = [w.partition("=")[2] for w in words if w.startswith(SOCKET_OPTION)]
+        ours = any(Path(s).is_relative_to(place) for s in sockets for place in own)
+        if process.info["name"] != "raylet" or ours:
+            continue
         found = [w.partition("=")[2] for w in words if w.startswith("--gcs-address=")]
         user = process.info["username"] or ""
         raylets.append(Raylet(process.pid, user, found[0] if found else "unknown"))
@@ -49,13 +55,52 @@ def judge_raylets(raylets: list[Raylet], user: str) -> list[Finding | Note]:
             f"a Ray is already running here: raylet pid {raylet.pid}, user "
             f"{raylet.user}, address {raylet.address}"
             + (
-                "; a job started now may join it, with the environment it has."
+                "; a job started now may join it, with the environment it has. "
+                "ray stop ends it."
                 if raylet.user == user
                 else "."
             ),
         )
         for raylet in raylets
     ]
+
+
+def judge_clusters(environ: Mapping[str, str], temporary: Path) -> list[Finding]:
+    """A cluster that ray.init() without an address would join, and that is gone.
+
+    ray.init() follows RAY_ADDRESS, else the file that ``ray start`` left, and tries
+    for minutes (Ray 2.60, _private/services.py, get_ray_address_from_environment;
+    measured: more than 100 s). ``temporary`` is the user's directory for such files.
+    """
+    place = Path(environ.get("RAY_TMPDIR") or temporary) / "ray" / "ray_current_cluster"
+    address, source = environ.get("RAY_ADDRESS", ""), "RAY_ADDRESS"
+    if not address:
+        source = str(place)
+        try:
+            address = place.read_text().strip()
+        except OSError:
+            return []
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return []
+    error = unanswered(host.strip("[]"), int(port))
+    if not error:
+        return []
+    text = f"{source} names the Ray cluster {address}, where nobody answers ({error}): "
+    text += "a job's ray.init() would try to join it for minutes."
+    facts = {"address": address, "source": source}
+    if source != "RAY_ADDRESS":
+        facts["file"] = source
+    return [Finding("ray.connection", text, facts, ((source, None, address),))]
+
+
+def unanswered(host: str, port: int) -> str:
+    """Why no connection to a port is made within ``ANSWER_S``; empty when one is."""
+    try:
+        socket.create_connection((host, port), timeout=ANSWER_S).close()
+    except OSError as error:
+        return str(error.strerror or error)
+    return ""
 
 
 def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -68,12 +113,19 @@ def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
     return child
 
 
-def make_directory(run_dir: Path) -> Path:
-    """A private directory for Ray, short enough for the sockets below it."""
+def directory(run_dir: Path) -> Path:
+    """Where a run's Ray keeps its files: short enough for the sockets below it."""
     place = run_dir / "ray"
     if len(os.fsencode(place)) > RAY_DIRECTORY_BYTES:
-        place = Path(tempfile.mkdtemp(prefix="gkd-ray-", dir="/tmp"))
-    place.mkdir(exist_ok=True)
+        key = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:12]
+        place = Path("/tmp", f"gkd-ray-{key}")  # noqa: S108 - made private below
+    return place
+
+
+def make_directory(run_dir: Path) -> Path:
+    """That directory, made, for this user alone."""
+    place = directory(run_dir)
+    place.mkdir(mode=0o700)
     return place
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from pytest_gkd.workload.env_conflict import Demand, judge_conflict
 from pytest_gkd.workload.env_findings import Finding, Note
 
 # A job of this kind imports each of these; the tuple names the distributions any one
@@ -93,7 +95,7 @@ def roots() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*needed, *ALSO_JUDGED)))
 
 
-def _active(line: str) -> Requirement | None:
+def active(line: str) -> Requirement | None:
     """The requirement of a metadata line, unless an extra or the platform rules it
     out, or the line is not valid (old packages have such lines; pip skips them)."""
     try:
@@ -111,7 +113,7 @@ def read_environment() -> dict[str, Installed]:
     wanted = {
         canonicalize_name(requirement.name)
         for package in installed.values()
-        for requirement in map(_active, package.requires)
+        for requirement in map(active, package.requires)
         if requirement
     }
     for name in sorted(wanted - installed.keys()):
@@ -142,7 +144,8 @@ def judge_versions(
         Finding(
             "env.package-missing",
             f"{module} is not installed: no distribution named "
-            f"{' or '.join(names)} was found in this Python environment.",
+            f"{' or '.join(names)} was found in this Python environment "
+            f"({sys.executable}).",
             {"package": module},
         )
         for module, names in NEEDED.items()
@@ -160,7 +163,7 @@ def _judge_package(
     items: list[Finding | Note] = []
     unused: list[str] = []
     for line in package.requires:
-        requirement = _active(line)
+        requirement = active(line)
         if requirement is None:
             continue
         name = canonicalize_name(requirement.name)
@@ -183,24 +186,25 @@ def _judge_package(
             )
             continue
         if not _meets(requirement, other.version):
-            items.append(
-                Finding(
-                    "env.package-conflict",
-                    f"{who}, and {other.name} {other.version} is installed.",
-                    {
-                        "package": other.name,
-                        "installed": other.version,
-                        "required": str(requirement.specifier),
-                        "required_by": f"{package.name} {package.version}",
-                    },
-                    evidence,
-                )
-            )
+            unmet = Demand(package.name, package.version, requirement, line)
+            demands = _demands(other, installed)
+            items.append(judge_conflict(unmet, other.name, other.version, demands))
     if unused:
         text = f"{package.name} {package.version} requires {', '.join(unused)}, not "
         text += "installed here; used for images, sound and video only."
         items.append(Note("package.optional-missing", text))
     return items
+
+
+def _demands(wanted: Installed, installed: Mapping[str, Installed]) -> list[Demand]:
+    """What the judged packages, the most used first, require of one."""
+    return [
+        Demand(package.name, package.version, requirement, line)
+        for package in (installed[root] for root in roots() if root in installed)
+        for line in package.requires
+        if (requirement := active(line))
+        and canonicalize_name(requirement.name) == wanted.name
+    ]
 
 
 def _meets(requirement: Requirement, version: str) -> bool:

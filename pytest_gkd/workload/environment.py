@@ -23,12 +23,20 @@ from pytest_gkd.workload import (
     env_versions,
 )
 from pytest_gkd.workload.env_bytecode import judge_bytecode
+from pytest_gkd.workload.env_damage import judge_damage
 from pytest_gkd.workload.env_findings import Finding, Findings
 from pytest_gkd.workload.env_probe import Outcome, Probe
 from pytest_gkd.workload.env_probe_judge import judge_imports, judge_ray
 
 # Bottom up: each imports the ones before it, so the first failure is the deepest.
-IMPORTS: tuple[str, ...] = ("torch", "transformers", "datasets", "vllm")
+IMPORTS: tuple[str, ...] = (
+    "torch",
+    "safetensors",
+    "tokenizers",
+    "transformers",
+    "datasets",
+    "vllm",
+)
 
 # Time kept for ending what hangs and for telling, before the stage's budget is up.
 RESERVE_S = 1.0
@@ -128,8 +136,10 @@ class Examination:
                 real_names=env_names.read_real_names,
             )
         )
-        raylets = env_ray.read_raylets(env_gpu.run_pids())
+        run_dir = self.gkd.run_dir
+        raylets = env_ray.read_raylets((run_dir, env_ray.directory(run_dir)))
         self.found.add(env_ray.judge_raylets(raylets, getpass.getuser()))
+        self.found.add(env_ray.judge_clusters(os.environ, run_dir.parent))
 
     def _wait(self, imports: Probe, ray: Probe | None) -> None:
         """Until both children have ended, or the stage's time is nearly up."""
@@ -140,8 +150,7 @@ class Examination:
             if not running:
                 return
             doing = " and ".join(
-                Outcome(probe.events(), None, 0.0).doing or "starting Python"
-                for probe in running
+                Outcome(probe.events(), None, 0.0).phase for probe in running
             )
             if doing != said:
                 self.gkd.step(doing)
@@ -151,7 +160,16 @@ class Examination:
     def _judge_imports(self, outcome: Outcome) -> None:
         # Before what the metadata say: a crash is certain, a wrong pin may be harmless.
         known, self.found.faults = self.found.faults, []
-        self.found.add([*judge_imports(outcome), *known])
+        imports = judge_imports(outcome)
+        # That a package is not installed says more than that it does not import.
+        absent = [fault for fault in known if fault.cause == "env.package-missing"]
+        failed = dict.fromkeys(
+            str(fault.facts.get("package", ""))
+            for fault in imports
+            if fault.cause == "env.package-conflict"
+        )
+        left_s = self._deadline - time.monotonic()
+        self.found.add([*absent, *judge_damage(failed, left_s), *imports, *known])
         seconds = {
             event["done"].removeprefix("import "): event["seconds"]
             for event in outcome.events

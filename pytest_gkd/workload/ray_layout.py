@@ -33,6 +33,7 @@ class RayLayout:
         self.plan = plan
         self.gkd = gkd
         self._group: Any = None
+        self._trainer: Remote | None = None
         self._started = False
         self._remotes: list[Remote] = []
 
@@ -40,13 +41,12 @@ class RayLayout:
         self._connect()
         self.gkd.step("starting the rollout actor and its engine")
         # The trainer's process imports meanwhile; it is needed right after.
-        self._trainer = self._actor(ray_actors.Trainer)
+        self._trainer = self._trainer or self._actor(ray_actors.Trainer)
         return self._actor(ray_actors.Rollout).wait_until_made()
 
     def load_trainer(self) -> tuple[Any, Any]:
         self._connect()
-        if not hasattr(self, "_trainer"):
-            self._trainer = self._actor(ray_actors.Trainer)
+        self._trainer = self._trainer or self._actor(ray_actors.Trainer)
         trainer = self._trainer.wait_until_made()
         return trainer, trainer.of("source")
 
@@ -226,7 +226,8 @@ class Remote:
 
         answer = getattr(self.actor, method).remote(*args, **kwargs)
         budget_s = self._budget_s()
-        asked = " ".join(str(arg) for arg in args[:2]).strip() or "its start"
+        asked = ".".join(str(arg) for arg in args[:2] if arg) + "()"
+        asked = "its start" if method == "made" else asked
         try:
             found = ray.get(answer, timeout=budget_s)
         except ray.exceptions.GetTimeoutError as error:

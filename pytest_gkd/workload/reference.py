@@ -44,13 +44,16 @@ def check(
     ]
 
 
-def judge(job: Job, checks: list[GreedyCheck], when: str) -> None:
+def judge(
+    job: Job, checks: list[GreedyCheck], when: str, *, pushed: bool = True
+) -> None:
     """Raise StageFault unless the engine's tokens are those of the reference.
 
-    ``when`` says what went before, such as ``after the push``. Where they are not,
-    what the engine holds tells why: other weights than the trainer's, parameters that
-    the trainer never sends (``sync.name-or-shape``), or the right weights, from which
-    it computes something else (``vllm.wrong-output``).
+    ``when`` says what went before, such as ``after the push``, and ``pushed`` whether
+    that was one. Where they are not, what the engine holds tells why: weights that
+    the trainer never sends (``sync.name-or-shape``), other weights than the
+    trainer's, or the right ones, from which it computes something else (both
+    ``vllm.wrong-output``).
     """
     wrong = [(n, found) for n, found in enumerate(checks) if not found.agree]
     if not wrong:
@@ -68,7 +71,9 @@ def judge(job: Job, checks: list[GreedyCheck], when: str) -> None:
     )
     engine = job.engine_digests()
     others = sync.differing(engine, job.trainer_digests())
-    never_sent = job.places.unfilled
+    # Scales of quantised layers have other names; no trainer has them to send.
+    endings = (".weight", ".bias") if pushed else ()
+    never_sent = [name for name in job.places.unfilled if name.endswith(endings)]
     cause = "vllm.wrong-output"
     if others:
         why = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.fault import StageFault
+from pytest_gkd.settings import Settings
 from pytest_gkd.workload.batch import Sequence
 
 if TYPE_CHECKING:
@@ -14,6 +15,23 @@ if TYPE_CHECKING:
     from pytest_gkd.workload.signals import Signal
 
 DISTANCE = 0.05
+
+
+def check_batch(settings: Settings) -> None:
+    """The batch can be dealt out evenly to the ranks, where the user named both.
+
+    No framework trains on a rest: verl, DeepSpeed and LightRFT refuse to start. Raises
+    StageFault ``train.batch-size``.
+    """
+    ranks, batch = settings.world_size, settings.batch_size
+    named = settings.world_size_why == "asked for" and batch != Settings.batch_size
+    if named and batch % ranks:
+        raise StageFault(
+            "train.batch-size",
+            f"a batch of {batch} prompts (--gkd-batch-size) cannot be dealt out evenly "
+            f"to {ranks} ranks (--gkd-world-size); expected a multiple of {ranks}",
+            facts={"batch_size": batch, "world_size": ranks, "rest": batch % ranks},
+        )
 
 
 def sequences(

@@ -27,7 +27,8 @@ class StepReport:
     without gradient whose module took no part (a vision tower, an idle expert).
     ``nonfinite_parameters`` held NaN or Inf before the step, ``nonfinite_teacher``
     counts such values in the teacher's signal. With a non-finite gradient the update
-    is left out, so that nothing more is spoilt.
+    is left out, so that nothing more is spoilt. ``allocated_bytes`` is what the
+    trainer's process held after the step (see ``memory_use.allocated_bytes``).
     """
 
     loss: float
@@ -43,6 +44,7 @@ class StepReport:
     zero_grads: list[str]
     nonfinite_parameters: list[str]
     nonfinite_teacher: int
+    allocated_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values; a loss that is not finite becomes its name."""
@@ -106,7 +108,10 @@ def _judge_finite(report: StepReport) -> None:
             "train.nan",
             "; ".join([f"the loss is {report.loss:.6g}", *origins])
             + "; expected finite numbers",
-            facts={"report": report.to_json()},
+            facts={
+                "report": report.to_json(),
+                "nonfinite_teacher": report.nonfinite_teacher,
+            },
         )
 
 
@@ -131,7 +136,12 @@ def _judge_gradients(report: StepReport) -> None:
         raise StageFault(
             "train.no-grad",
             f"{problem}; expected a step that changes the weights",
-            facts={"report": report.to_json()},
+            facts={
+                "report": report.to_json(),
+                "has_gradients": bool(trainable and not report.zero_grads)
+                and report.parameters_with_grad > 0,
+                "learning_rate_is_zero": report.learning_rate == 0.0,
+            },
         )
 
 

@@ -205,7 +205,9 @@ def check_equal(
     others = differing(engine, trainer)
     if others:
         total = len({*engine, *trainer})
-        shown = ["(tensors without a name in common)" if n == "*" else n for n in others]
+        shown = [
+            "(tensors without a name in common)" if n == "*" else n for n in others
+        ]
         raise StageFault(
             cause,
             f"{len(others)} of {total} tensors in the engine differ from the "

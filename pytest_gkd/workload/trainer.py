@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Listing
@@ -21,6 +22,7 @@ from pytest_gkd.workload.forward import (
 )
 from pytest_gkd.workload.greedy import GreedyCheck, compare
 from pytest_gkd.workload.loss import generalized_jsd, topk_forward_kl
+from pytest_gkd.workload.memory_use import allocated_bytes
 from pytest_gkd.workload.optimizer import Optimizer
 from pytest_gkd.workload.signals import (
     Signal,
@@ -153,13 +155,14 @@ class Trainer:
         loss: str = "topk",
         beta: float = 0.5,
         temperature: float = 1.0,
+        collect: bool = False,
     ) -> StepReport:
         """One AdamW step (no weight decay) towards the teacher's ``signal``.
 
         ``loss`` is ``topk`` (forward KL with a tail bucket over ``Teacher.topk``'s
         tokens) or ``full`` (generalized JSD with ``beta`` over ``Teacher.full``). Bad
-        numbers are reported, not raised. See ``check_ids`` and ``check_signal`` for
-        what is raised.
+        numbers are reported, not raised. ``collect`` collects garbage before memory is
+        counted. See ``check_ids`` and ``check_signal`` for what is raised.
         """
         import torch
 
@@ -191,6 +194,9 @@ class Trainer:
             self._optimizer = Optimizer(self.model, self.learning_rate)
         moved = 0 if bad else self._optimizer.step()
         self.model.zero_grad(set_to_none=True)
+        del logits, value, part
+        if collect:
+            gc.collect()
         return StepReport(
             loss=mean_loss,
             grad_norm=math.sqrt(sum(norm * norm for norm in norms.values())),
@@ -207,6 +213,7 @@ class Trainer:
             zero_grads=[name for name in without if name in took_part.names],
             nonfinite_parameters=spoilt,
             nonfinite_teacher=count_nonfinite(signal),
+            allocated_bytes=allocated_bytes(self.device),
         )
 
     def _loss(

@@ -178,7 +178,13 @@ def _corrupt(
     return StageFault(
         "checkpoint.corrupt",
         f"{origin}: {path} {problem}",
-        facts={"path": str(path), "origin": origin, "size_bytes": size, **facts},
+        facts={
+            "path": str(path),
+            "directory": str(path.parent),
+            "origin": origin,
+            "size_bytes": size,
+            **facts,
+        },
     )
 
 

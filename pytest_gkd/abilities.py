@@ -1,0 +1,83 @@
+"""What does this machine lack that a run would use, and what does that cost?"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import sys
+from pathlib import Path
+
+CAP_SYS_PTRACE = 19
+PTRACE_DETACH = 17
+YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+
+def lacking(*, makes_models: bool) -> list[str]:
+    """A line for each thing, with its price; empty where all is there.
+
+    ``makes_models`` says that the run makes its tiny models and likes to keep them.
+    """
+    found = [_without_stacks()]
+    if makes_models:
+        found.append(_without_cache())
+    return [line for line in found if line]
+
+
+def py_spy() -> str | None:
+    """The py-spy beside this Python, else the one on PATH."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+def _without_stacks() -> str:
+    if py_spy() is None:
+        lack = "py-spy is not installed"
+    elif not may_trace():
+        lack = (
+            "ptrace is not allowed here (in Docker, --cap-add=SYS_PTRACE allows it), so "
+            "py-spy sees nothing"
+        )
+    else:
+        return ""
+    return f"{lack}: a stage's own stack is still had, that of its children is not"
+
+
+def may_trace() -> bool:
+    """Whether py-spy could look into a process that is not its child.
+
+    The rules are those of ptrace(2): a container's filter of system calls refuses the
+    call itself, Yama's scope 1 everything but children, the higher ones more.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Nobody is traced, so that allowed means ESRCH, no such process.
+    if libc.ptrace(PTRACE_DETACH, os.getpid(), None, None) == -1:
+        if ctypes.get_errno() in (errno.EPERM, errno.ENOSYS, errno.EACCES):
+            return False
+    try:
+        scope = int(YAMA.read_text())
+    except (OSError, ValueError):
+        return True
+    return scope == 0 or (scope < 3 and _has(CAP_SYS_PTRACE))
+
+
+def _has(capability: int) -> bool:
+    text = Path("/proc/self/status").read_text("utf-8", "replace")
+    mask = int(text.partition("CapEff:")[2].split()[0], 16)
+    return bool(mask >> capability & 1)
+
+
+def _without_cache() -> str:
+    """The directory is that of workload/tiny.py (XDG Base Directory Specification)."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        place = Path(given) if given.startswith("/") else Path.home() / ".cache"
+    except RuntimeError:
+        return "there is no home directory: the tiny models are made anew in each run"
+    place /= "pytest-gkd"
+    parts = (place, *place.parents)
+    there = next(path for path in parts if path.exists())
+    if os.access(there, os.W_OK) or any(place.glob("tiny-*")):
+        return ""
+    return f"{place} cannot be written: the tiny models are made anew in each run"

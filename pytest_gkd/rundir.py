@@ -1,0 +1,99 @@
+"""A run's own directory: made with its list and its guardian, removed with them."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import os
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+
+from pytest_gkd import created, sweep
+from pytest_gkd.guard import Guard
+
+PARTS = ("events", "armed")
+# With less, pytest itself cannot start; what the stages need they judge themselves.
+LEAST_FREE_BYTES = 1_000_000
+
+
+def temporary_name(worker: str) -> str:
+    """Where a worker's temporary files go, in the run's directory; short, for sockets.
+
+    ``worker`` is pytest-xdist's name for it, such as gw0.
+    """
+    return worker.replace("gw", "t", 1)
+
+
+class RunDir:
+    """The directory, what is written into it from the start, and who outlives it.
+
+    ``notes`` say what of this could not be had, for the header. ``started`` is ISO
+    8601. Raises OSError where no temporary directory can be used.
+    """
+
+    def __init__(self, report_dir: Path) -> None:
+        place = Path(tempfile.gettempdir())
+        free_bytes = shutil.disk_usage(place).free
+        if free_bytes < LEAST_FREE_BYTES:
+            text = f"{place} has {free_bytes / 1e6:.1f} MB left"
+            raise OSError(errno.ENOSPC, text)
+        self.path = Path(tempfile.mkdtemp(prefix=created.RUN_PREFIX, dir=place))
+        for part in PARTS:
+            (self.path / part).mkdir()
+        self.started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self.notes: list[str] = []
+        mark = uuid.uuid4().hex
+        self.creations = created.CreationList(self.path / created.LIST)
+        report = str(report_dir / "report.json")
+        self.creations.run(created.this_run(mark, report, self.started))
+        self._link = created.note(self.path)
+        self.guard: Guard | None = None
+        try:
+            self.guard = Guard(self.path, self._link)
+        except OSError as error:
+            self.notes.append(
+                f"no guardian process could be started ({error.strerror}): should this "
+                "pytest be killed, run gkd clean afterwards"
+            )
+        # Everything that is started from here on carries it.
+        self._old_mark = os.environ.get(created.MARK)
+        os.environ[created.MARK] = mark
+        self._open = True
+
+    def keep_guard(self) -> None:
+        """See that there is a guardian; called now and then."""
+        if self.guard is not None:
+            with contextlib.suppress(OSError):  # tried again next time
+                self.guard.restart_if_gone()
+
+    def close(self, *, finished: bool = True) -> str:
+        """Remove it and let the guardian go; the reason why something is left.
+
+        Unless it is ``finished``: then processes are left, and the guardian ends them
+        as soon as this process is gone.
+        """
+        if not self._open:
+            return ""
+        self._open = False
+        if self._old_mark is None:
+            os.environ.pop(created.MARK, None)
+        else:
+            os.environ[created.MARK] = self._old_mark
+        self.creations.close()
+        problem = sweep.remove_tree(self.path)
+        if self.guard is not None:
+            if finished:
+                self.guard.goodbye()
+            else:
+                self.guard.leave()
+        if self._link is not None and not problem:
+            with contextlib.suppress(OSError):
+                self._link.unlink(missing_ok=True)
+        return problem
+
+    def discard(self) -> None:
+        """Close it where the run did not come to its end."""
+        self.close(finished=False)

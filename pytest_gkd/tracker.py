@@ -1,0 +1,207 @@
+"""Writes down, once a second, what the processes of a run have created."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pytest_gkd import procfs
+from pytest_gkd.created import (
+    CreationList,
+    FolderLine,
+    ProcessLine,
+    SegmentLine,
+)
+from pytest_gkd.process import reap
+from pytest_gkd.procfs import Identity, Stat
+
+EVERY_S = 1.0
+# After a walk it rests a hundred times as long: at most 1 % of a core, also where
+# there are thousands of processes.
+REST = 100
+# Walks after which pids that were passed over are looked at anew; they are reused.
+FORGET_AFTER = 30
+# What Ray's own processes are told of the session that they belong to.
+RAY_FOLDER = re.compile(r"--(?:session[-_]dir|temp[-_]dir)=(\S+)")
+RAY_PREFIX = "gkd-ray-"  # of a directory that was made for Ray, see env_ray.py
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process of the run: since when, and where in the run it belongs."""
+
+    start: int
+    parent: int
+    stage: str
+    worker: int
+
+
+class Tracker(threading.Thread):
+    """Walks the tree below this process and appends what is new to the list.
+
+    ``before`` are the processes that were there before the run: they are passed over,
+    with all they start. ``workers`` gives the stage that each worker runs now, by its
+    pid. ``each`` is called after every walk. With ``itself`` this process runs stages.
+    """
+
+    def __init__(
+        self,
+        creations: CreationList,
+        run_dir: Path,
+        before: set[int],
+        workers: Callable[[], dict[int, str]],
+        each: Callable[[], None],
+        *,
+        itself: bool,
+    ) -> None:
+        super().__init__(name="gkd-tracker", daemon=True)
+        self._list = creations
+        self._run_dir = run_dir
+        self._workers = workers
+        self._each = each
+        self._me = os.getpid()
+        self._members: dict[int, Member] = {}
+        self._passed = set(before)
+        self._before = frozenset(before)
+        self._walks = 0
+        self._shares = procfs.shares_memory()
+        known = procfs.segments() if self._shares else {}
+        if known:
+            creations.before(known)
+        self._known: set[Identity] = set(known.values())
+        self._itself = itself
+        self._folders: set[str] = set()
+        self._next_look = 0.0
+        self._one = threading.Lock()
+        self._over = threading.Event()
+        self.segments: list[SegmentLine] = []
+        self.folders: list[FolderLine] = []
+
+    def run(self) -> None:
+        """The thread's loop."""
+        while not self._over.is_set():
+            begun = time.monotonic()
+            self.scan()
+            self._each()
+            rest = REST * (time.monotonic() - begun)
+            self._over.wait(max(EVERY_S, rest))
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over.set()
+        if self.is_alive():
+            self.join()
+
+    def scan(self) -> None:
+        """One walk: new processes, new shared memory, new directories of Ray."""
+        with self._one:
+            workers = self._workers()
+            for pid in self._walk(workers):
+                self._folders_of(pid)
+            if self._shares:
+                self._look_at_memory(workers)
+
+    # -- processes -------------------------------------------------------------------
+
+    def _walk(self, workers: dict[int, str]) -> list[int]:
+        self._walks += 1
+        if self._walks % FORGET_AFTER == 0:
+            self._passed = set(self._before)
+        present = procfs.pids()
+        self._passed &= present
+        for pid, member in list(self._members.items()):
+            here = procfs.stat(pid) if pid in present else None
+            if here is None or here.start != member.start:
+                del self._members[pid]
+            elif here.state == "Z" and here.ppid == self._me != member.parent:
+                # Its parent died before it: nobody else waits for it, and where this
+                # is the first process of a container nobody else could.
+                reap(pid)
+        for pid in workers.keys() & self._members.keys():
+            # It may have been seen before it said what it is.
+            self._members[pid] = replace(self._members[pid], worker=pid)
+        fresh: list[int] = []
+        unknown = {
+            pid: here
+            for pid in present - self._passed - set(self._members) - {self._me}
+            if (here := procfs.stat(pid)) is not None
+        }
+        # A child may have a lower pid than its parent once the numbers wrapped.
+        while True:
+            found = [s for s in unknown.values() if self._belongs(s)]
+            if not found:
+                break
+            for s in found:
+                del unknown[s.pid]
+                fresh.append(s.pid)
+                self._add(s, workers)
+        self._passed |= set(unknown)
+        return fresh
+
+    def _belongs(self, s: Stat) -> bool:
+        return s.ppid == self._me or s.ppid in self._members
+
+    def _add(self, s: Stat, workers: dict[int, str]) -> None:
+        above = self._members.get(s.ppid)
+        lost = self._me if self._itself else 0
+        worker = s.pid if s.pid in workers else above.worker if above else lost
+        stage = workers.get(worker, "") if worker != s.pid else ""
+        self._members[s.pid] = Member(s.start, s.ppid, stage, worker)
+        if s.state not in procfs.DEAD:
+            self._list.process(
+                ProcessLine(s.pid, s.start, procfs.command(s.pid), stage, worker)
+            )
+
+    def _folders_of(self, pid: int) -> None:
+        """Ray's directories outside the run's own, from what its processes are told."""
+        for text in RAY_FOLDER.findall(procfs.full_command(pid)):
+            path = Path(text)
+            mine = path.name.startswith((RAY_PREFIX, "session_"))
+            if not mine or text in self._folders or self._run_dir in path.parents:
+                continue
+            self._folders.add(text)
+            try:
+                here = path.lstat()
+            except OSError:
+                continue
+            member = self._members[pid]
+            line = FolderLine(
+                text, here.st_dev, here.st_ino, member.stage, member.worker
+            )
+            self.folders.append(line)
+            self._list.folder(line)
+
+    # -- shared memory ---------------------------------------------------------------
+
+    def _look_at_memory(self, workers: dict[int, str]) -> None:
+        """Note down each new file of /dev/shm that a process of the run holds.
+
+        To read what a process holds is the dear part: it is done only while there are
+        new files, and the more seldom the longer it takes.
+        """
+        begun = time.monotonic()
+        if begun < self._next_look:
+            return
+        new = {
+            identity: name
+            for name, identity in procfs.segments().items()
+            if identity not in self._known
+        }
+        if not new:
+            return
+        holders = [self._me] if self._itself else []
+        for pid in (*holders, *self._members):
+            member = self._members.get(pid)
+            worker = member.worker if member else pid
+            stage = workers.get(worker) or (member.stage if member else "")
+            for identity in (procfs.held(pid) or set()) & new.keys():
+                line = SegmentLine(new.pop(identity), *identity, stage, worker)
+                self.segments.append(line)
+                self._list.segment(line)
+                self._known.add(identity)
+        self._next_look = time.monotonic() + REST * (time.monotonic() - begun)

@@ -1,0 +1,127 @@
+"""What may go wrong in any stage's process: hangs, crashes, children, floods."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+
+from pytest_gkd.workload.inject.site import LATER, Site
+
+CHILDREN = 1000
+GIGABYTE = 10**9
+WAITS = "import signal; signal.pause()"
+IGNORES = """
+import signal
+for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(one, signal.SIG_IGN)
+print(flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def native_hang(site: Site) -> object:
+    """Lock a mutex twice, through a library handle that keeps the GIL."""
+    return _lock_twice(site, ctypes.PyDLL(None))
+
+
+def native_hang_without_gil(site: Site) -> object:
+    """Lock a mutex twice, through a library handle that gives the GIL up."""
+    return _lock_twice(site, ctypes.CDLL(None))
+
+
+def _lock_twice(site: Site, libc: ctypes.CDLL) -> object:
+    mutex = ctypes.create_string_buffer(64)
+    site.gkd.step("waiting for a lock in C code")
+    site.struck()
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+    return LATER
+
+
+def endless_loop(site: Site) -> object:
+    """Run in a circle."""
+    site.gkd.step("running in a circle")
+    site.struck()
+    while True:
+        pass
+
+
+def fork_bomb(site: Site) -> object:
+    """Start children, a thousand at most, and wait for them."""
+    site.gkd.step(f"starting {CHILDREN} children")
+    site.struck()
+    for _ in range(CHILDREN):
+        if os.fork() == 0:
+            signal.pause()
+            os._exit(0)
+    site.gkd.step(f"waiting for {CHILDREN} children")
+    os.wait()
+    return LATER
+
+
+def child_of_its_own_session(site: Site) -> None:
+    """Start a child that no signal to this process's group reaches."""
+    subprocess.Popen([sys.executable, "-c", WAITS], start_new_session=True)
+
+
+def daemon(site: Site) -> None:
+    """Leave a process behind that nothing connects with this one any more."""
+    if (pid := os.fork()) == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execve(sys.executable, [sys.executable, "-c", WAITS], {})  # noqa: S606
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def child_that_ignores_sigterm(site: Site) -> object:
+    """Start a child that only SIGKILL ends, and hang."""
+    child = subprocess.Popen([sys.executable, "-c", IGNORES], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    site.gkd.step("waiting for a child")
+    site.struck()
+    child.wait()
+    return LATER
+
+
+def output_of_1_gb(site: Site) -> None:
+    """Print 1 GB, in lines."""
+    site.gkd.step("printing 1 GB")
+    line = b"nothing to be seen here, in a line of sixty-four characters ...\n"
+    block = line * (1 << 14)
+    for _ in range(GIGABYTE // len(block)):
+        os.write(1, block)
+
+
+def output_then_hang(site: Site) -> object:
+    """Print 1 GB and wait for a lock."""
+    output_of_1_gb(site)
+    return native_hang(site)
+
+
+def worker_killed(site: Site) -> object:
+    """End this process as the kernel's OOM killer does."""
+    site.struck()
+    os.kill(os.getpid(), signal.SIGKILL)
+    return LATER
+
+
+def worker_crashes(site: Site) -> object:
+    """Read address 0."""
+    site.struck()
+    ctypes.string_at(0)
+    return LATER
+
+
+def signal_controller(site: Site, *, name: str) -> object:
+    """Send pytest a signal from within the stage, and wait for the end."""
+    site.gkd.step(f"waiting for the end after {name}")
+    site.struck()
+    os.kill(os.getppid(), signal.Signals[name])
+    signal.pause()
+    return LATER

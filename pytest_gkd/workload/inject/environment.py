@@ -1,0 +1,267 @@
+"""Environments in which no job could run, or in which one would mislead its owner."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import importlib.metadata
+import os
+import platform
+import py_compile
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from pytest_gkd import process
+from pytest_gkd.workload import env_ray, env_versions
+from pytest_gkd.workload.inject.site import Site
+
+# linux/sched.h and linux/mount.h
+CLONE_NEWNS = 0x00020000
+MS_REC, MS_PRIVATE = 0x4000, 0x40000
+
+CRASH = "import ctypes; ctypes.string_at(0)\n"
+HANG = "from pathlib import Path; Path(__file__).with_name('libtorch.so').open('rb')\n"
+
+
+# -- packages ------------------------------------------------------------------------
+
+
+def package_missing(site: Site) -> None:
+    """vLLM as if it had never been installed."""
+    packages = _environment_of_links(site)
+    for name in env_versions.NEEDED["vllm"]:
+        _take_out(packages, name)
+
+
+def package_contradiction(site: Site) -> None:
+    """datasets wants huggingface-hub below the least that transformers takes."""
+    packages = _environment_of_links(site)
+    metadata = _own_metadata(packages, "datasets") / "METADATA"
+    head, blank, body = metadata.read_text().partition("\n\n")
+    least = _lowest("transformers", "huggingface-hub")
+    asks = f"Requires-Dist: huggingface-hub<{least}"
+    metadata.write_text(f"{head}\n{asks}{blank}{body}")
+
+
+def package_truncated(site: Site) -> None:
+    """The compiled half of tokenizers, cut off by a disk that was full."""
+    packages = _environment_of_links(site)
+    folder = _own_copy(packages, "tokenizers")
+    for library in folder.glob("*.so"):
+        os.truncate(library, library.stat().st_size // 2)
+
+
+def import_crashes(site: Site) -> None:
+    """A null pointer is read, in C."""
+    _own_package(_environment_of_links(site), "torch", CRASH)
+
+
+def import_hangs(site: Site) -> None:
+    """A pipe stands for a library on a file server that does not answer."""
+    folder = _own_package(_environment_of_links(site), "torch", HANG)
+    os.mkfifo(folder / "libtorch.so")
+
+
+def _environment_of_links(site: Site) -> Path:
+    """This Python environment again, made of links, for this process and its children.
+
+    Its folder of packages, in which entries can be changed without touching the
+    real one.
+    """
+    root = site.folder / "env"
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    packages = root / "lib" / version / "site-packages"
+    packages.mkdir(parents=True)
+    (root / "bin").mkdir()
+    python = root / "bin" / "python"
+    base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    python.symlink_to(base)
+    (root / "pyvenv.cfg").write_text(
+        f"home = {base.parent}\ninclude-system-site-packages = false\n"
+        f"version = {platform.python_version()}\n"
+    )
+    real = [p for p in sys.path if Path(p).name in ("site-packages", "dist-packages")]
+    for folder in real:
+        for entry in Path(folder).iterdir():
+            if not (packages / entry.name).exists():
+                (packages / entry.name).symlink_to(entry)
+    path = [str(packages) if p == real[0] else p for p in sys.path]
+    site.replace(sys, "path", [p for p in path if p not in real])
+    site.replace(sys, "executable", str(python))
+    importlib.invalidate_caches()
+    return packages
+
+
+def _take_out(packages: Path, distribution: str) -> None:
+    try:
+        files = importlib.metadata.distribution(distribution).files or ()
+    except importlib.metadata.PackageNotFoundError:
+        return
+    for name in {file.parts[0] for file in files} - {".."}:
+        (packages / name).unlink(missing_ok=True)
+
+
+def _own_metadata(packages: Path, distribution: str) -> Path:
+    version = importlib.metadata.version(distribution)
+    return _own_copy(packages, f"{distribution}-{version}.dist-info")
+
+
+def _own_copy(packages: Path, name: str) -> Path:
+    """A folder that is changed must not be a link to the real one."""
+    real = (packages / name).resolve()
+    (packages / name).unlink()
+    shutil.copytree(real, packages / name)
+    return packages / name
+
+
+def _own_package(packages: Path, name: str, source: str) -> Path:
+    (packages / name).unlink()
+    (packages / name).mkdir()
+    init = packages / name / "__init__.py"
+    init.write_text(source)
+    py_compile.compile(str(init))
+    # A package of this content, not a damaged one of another.
+    record = _own_metadata(packages, name) / "RECORD"
+    lines = record.read_text().splitlines(keepends=True)
+    record.write_text("".join(x for x in lines if not x.startswith(f"{name}/")))
+    return packages / name
+
+
+def _lowest(distribution: str, wanted: str) -> str:
+    """The least version of one package that another one takes."""
+    lines = importlib.metadata.distribution(distribution).requires or ()
+    for requirement in map(env_versions.active, lines):
+        if requirement and requirement.name == wanted:
+            return next(s.version for s in requirement.specifier if s.operator == ">=")
+    raise LookupError(f"{distribution} does not require {wanted}")
+
+
+# -- room ----------------------------------------------------------------------------
+
+
+def disk_full(site: Site) -> None:
+    """TMPDIR on a disk of 4 MiB that is full."""
+    folder = site.folder / "full"
+    folder.mkdir()
+    _mount_memory(site, folder, "4m")
+    with (folder / "old").open("wb") as file, contextlib.suppress(OSError):
+        for _ in range(1024):
+            file.write(bytes(2**16))
+            file.flush()
+    site.environ("TMPDIR", str(folder))
+    site.replace(tempfile, "tempdir", None)
+
+
+def small_shm(site: Site, *, size: str) -> None:
+    """As a container without --shm-size has it, or smaller."""
+    _mount_memory(site, Path("/dev/shm"), size)  # noqa: S108 - the place itself
+
+
+def few_files(site: Site, *, limit: int) -> None:
+    """``ulimit -n``; the hard limit stays, so that this can be taken back."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    site.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+
+
+def _mount_memory(site: Site, place: Path, size: str) -> None:
+    """A small disk there, for this thread and the processes that it starts.
+
+    Everyone else goes on without it: it is in a mount namespace of its own.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    before = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    directory = Path.cwd()
+    site.callback(os.close, before)
+    _checked(libc.unshare(CLONE_NEWNS))
+    # Joining a namespace puts its root in place of the working directory.
+    site.callback(os.chdir, directory)
+    site.callback(libc.setns, before, CLONE_NEWNS)
+    _checked(libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None))
+    options = f"size={size},mode=1777".encode()
+    _checked(libc.mount(b"tmpfs", bytes(place), b"tmpfs", 0, options))
+
+
+def _checked(result: int) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+# -- variables -----------------------------------------------------------------------
+
+
+def variable(site: Site, *, name: str, value: str) -> None:
+    """As exported in the shell that starts the job."""
+    site.environ(name, value)
+
+
+# -- Ray -----------------------------------------------------------------------------
+
+
+def ray_left_running(site: Site) -> None:
+    """``ray start --head`` by someone who never stopped it."""
+    _start_ray(site)
+
+
+def ray_left_dead(site: Site) -> None:
+    """``kill -9`` ends a Ray, and its file still says where to find it."""
+    session = _start_ray(site)
+    _end_session(session)
+
+
+def _start_ray(site: Site) -> int:
+    """The session that a Ray of our own runs in, ended with the stage."""
+    # Beside the run's own directory: in there it would be taken for one of the run.
+    folder = site.gkd.run_dir.with_name(site.gkd.run_dir.name + "-r")
+    folder.mkdir()
+    site.callback(shutil.rmtree, folder)
+    site.environ("RAY_TMPDIR", str(folder))
+    command = [
+        str(Path(sys.executable).with_name("ray")),
+        *("start", "--head", "--port=0", "--num-cpus=1", "--num-gpus=0"),
+        *("--object-store-memory=80000000", "--include-dashboard=false"),
+    ]
+    with (site.gkd.output_dir / "left-ray.txt").open("wb") as output:
+        started = subprocess.Popen(
+            command,
+            env=env_ray.child_environ(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        site.callback(_end_session, started.pid)
+        code = started.wait(timeout=60)
+    if code != 0:
+        raise RuntimeError(f"{' '.join(command)} ended with {code}")
+    return started.pid
+
+
+def _end_session(session: int) -> None:
+    """Kill a session's processes, which end up as this one's children, and reap."""
+    deadline = time.monotonic() + 10
+    while members := _members(session):
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            process.reap(pid)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {members} of a Ray cannot be ended")
+        time.sleep(0.02)
+
+
+def _members(session: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(ValueError, ProcessLookupError):
+            if os.getsid(int(entry.name)) == session:
+                found.append(int(entry.name))
+    return found

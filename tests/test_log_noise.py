@@ -1,0 +1,156 @@
+"""The verdict on a log does not depend on how the log was captured."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_gkd import logs, reading, rules
+
+CATALOGUE = rules.load()
+LOGS = Path(__file__).with_name("logs")
+# One log of each answer, so that every kind of evidence is woven into every noise.
+SAMPLE = [sorted(folder.glob("*.log"))[0] for folder in sorted(LOGS.glob("*/"))][::3]
+HEALTHY = b"".join(
+    b"INFO 11-21 09:%02d:00 [loader.py:%d] shard %d of 300 is read, 0 errors\n"
+    % (n // 5, n, n)
+    for n in range(300)
+)
+BAR = b"Loading shards:  %d%%|##   | %d/100 [00:0%d<00:09, 1.2it/s]\r"
+CHINESE = "警告 第 {} 批数据中有过长的样本 已跳过 训练不受影响。\n"
+
+
+def lines(text: bytes) -> list[bytes]:
+    return text.splitlines(keepends=True)
+
+
+def windows_line_ends(text: bytes) -> bytes:
+    return re.sub(rb"\r?\n", b"\r\n", text)
+
+
+def colours(text: bytes) -> bytes:
+    return b"".join(b"\x1b[33m" + line + b"\x1b[0m\n" for line in text.split(b"\n"))
+
+
+def prefixed_by_ray(text: bytes) -> bytes:
+    return b"".join(
+        b"\x1b[36m(WorkerDict pid=4711, ip=10.0.0.3)\x1b[0m " + line
+        for line in text.splitlines(keepends=True)
+    )
+
+
+def prefixed_by_torchrun(text: bytes) -> bytes:
+    return b"".join(b"[default3]:" + line for line in lines(text))
+
+
+def with_bars(text: bytes) -> bytes:
+    bars = (BAR % (n % 100, n % 100, n % 10) for n in itertools.count(1))
+    return b"".join(bar + line for bar, line in zip(bars, lines(text), strict=False))
+
+
+def with_chinese(text: bytes) -> bytes:
+    own = (CHINESE.format(n).encode() for n in itertools.count(1))
+    return b"".join(other + line for other, line in zip(own, lines(text), strict=False))
+
+
+def after_a_healthy_start(text: bytes) -> bytes:
+    return HEALTHY + text
+
+
+def cut_short(text: bytes) -> bytes:
+    return text.rstrip(b"\r\n")
+
+
+def with_nul_bytes(text: bytes) -> bytes:
+    return b"".join(b"\x00" + line for line in lines(text))
+
+
+def with_broken_utf8(text: bytes) -> bytes:
+    return b"".join(b"\xff\xfe\xe4 \xc3( junk\n" + line for line in lines(text))
+
+
+def packed(text: bytes) -> bytes:
+    return gzip.compress(text)
+
+
+def folded(text: bytes) -> bytes:
+    """As Ray shows lines that several workers wrote."""
+    return b"".join(
+        re.sub(rb"(\r?\n)$", rb" [repeated 7x across cluster]\1", line)
+        for line in lines(text)
+    )
+
+
+NOISES = [
+    windows_line_ends,
+    colours,
+    prefixed_by_ray,
+    prefixed_by_torchrun,
+    with_bars,
+    with_chinese,
+    after_a_healthy_start,
+    cut_short,
+    with_nul_bytes,
+    with_broken_utf8,
+    packed,
+    folded,
+]
+
+
+def told(*texts: bytes) -> tuple[str, str, str]:
+    read = [
+        reading.read(io.BytesIO(text), f"rank{number}.log", number, CATALOGUE)
+        for number, text in enumerate(texts)
+    ]
+    report = logs.judge(read, CATALOGUE)
+    phase = report.phase if report.verdict == "hung" else ""
+    cause = report.causes[0].cause if report.causes else ""
+    return report.verdict, phase, cause
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[Path, tuple[bytes, tuple[str, str, str]]]:
+    texts = {path: path.read_bytes() for path in SAMPLE}
+    return {path: (text, told(text)) for path, text in texts.items()}
+
+
+@pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.__name__)
+def test_noise_does_not_change_the_verdict(
+    plain: dict[Path, tuple[bytes, tuple[str, str, str]]],
+    noise: Callable[[bytes], bytes],
+) -> None:
+    changed = {
+        f"{path.parent.name}/{path.name}": (before, after)
+        for path, (text, before) in plain.items()
+        if (after := told(noise(text))) != before
+    }
+    assert changed == {}
+
+
+def test_a_log_of_two_ranks_says_the_same_as_one(
+    plain: dict[Path, tuple[bytes, tuple[str, str, str]]],
+) -> None:
+    """Of the other there is only its first line."""
+    changed = {
+        f"{path.parent.name}/{path.name}": (before, after)
+        for path, (text, before) in plain.items()
+        if (after := told(b"rank 1 starts\n", text)) != before
+    }
+    assert changed == {}
+
+
+def test_what_all_ranks_wrote_says_the_same_as_what_one_did(
+    plain: dict[Path, tuple[bytes, tuple[str, str, str]]],
+) -> None:
+    changed = {
+        f"{path.parent.name}/{path.name}": (before, after)
+        for path, (text, before) in plain.items()
+        if (after := told(text, text)) != before
+    }
+    assert changed == {}

@@ -1,0 +1,26 @@
+"""What a stage's process does with what the stage printed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pytest_gkd.worker import cut_captured
+
+
+def test_only_the_end_of_a_flood_is_kept_and_what_follows_it(tmp_path: Path) -> None:
+    with (tmp_path / "captured").open("wb+", buffering=0) as file:
+        os.write(file.fileno(), b"a" * 10_000 + b"the end\n")
+        cut_captured([file.fileno()], 100)
+        os.write(file.fileno(), b"more\n")
+        text = (tmp_path / "captured").read_bytes()
+    assert text.startswith(b"(9908 bytes before this were dropped)\naaaa")
+    assert text.endswith(b"a" * 92 + b"the end\nmore\n")
+
+
+def test_what_is_within_the_limit_is_left_as_it_is(tmp_path: Path) -> None:
+    with (tmp_path / "captured").open("wb+", buffering=0) as file:
+        os.write(file.fileno(), b"all of it\n")
+        cut_captured([file.fileno()], 100)
+        os.write(file.fileno(), b"more\n")
+    assert (tmp_path / "captured").read_bytes() == b"all of it\nmore\n"
