@@ -1,7 +1,7 @@
 """Every fault that can be injected is found, named, ended and cleaned up after.
 
 The real stages run in real processes, once per fault: ``make matrix``. What happened,
-and how long after the fault, goes to ``.gkd/matrix.json``.
+and how long after the fault, goes to ``.gkd/matrix/``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pytest
 from pytest_gkd import faultspecs, gpus
 from pytest_gkd.faultspecs import FaultSpec
 
-RESULTS = Path(".gkd/matrix.json")
+RESULTS = Path(__file__).parent.parent / ".gkd/matrix"
 MARK = "GKD_MATRIX_RUN"
 SHM = Path("/dev/shm")
 # No run of one fault may take longer; the budgets in it are far below.
@@ -44,6 +44,12 @@ class Run:
         self.shm_before = {path.name for path in SHM.iterdir()}
         stages = [*fault.also_runs, fault.stage]
         budget_s = fault.budget_s or DEFAULT_BUDGET_S
+        # This may itself run in a worker of pytest-xdist; the run must not think so.
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("PYTEST_")
+        }
         started = time.monotonic()
         process = subprocess.Popen(
             [
@@ -59,7 +65,7 @@ class Run:
                 f"--junitxml={base / 'junit.xml'}",
             ],
             cwd=base,
-            env={**os.environ, MARK: self.mark, "TMPDIR": str(self.temporary)},
+            env=environment | {MARK: self.mark, "TMPDIR": str(self.temporary)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -179,8 +185,7 @@ def test_fault(name: str, base: Path) -> None:
 
 
 def record(name: str, entry: dict[str, Any]) -> None:
-    """Keep what was measured, for the table in docs/faults.md."""
-    RESULTS.parent.mkdir(exist_ok=True)
-    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    known[name] = entry
-    RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+    """Keep what was measured, for the table in docs/faults.md (see keep.py)."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"fault": name, **entry}, indent=1)
+    (RESULTS / f"{name.replace(':', '.')}.json").write_text(text + "\n")

@@ -36,8 +36,8 @@ def _without_stacks() -> str:
         lack = "py-spy is not installed"
     elif not may_trace():
         lack = (
-            "ptrace is not allowed here (in Docker, --cap-add=SYS_PTRACE allows it), so "
-            "py-spy sees nothing"
+            "ptrace is not allowed here (in Docker, --cap-add=SYS_PTRACE allows it), "
+            "so py-spy sees nothing"
         )
     else:
         return ""
@@ -52,9 +52,9 @@ def may_trace() -> bool:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     # Nobody is traced, so that allowed means ESRCH, no such process.
-    if libc.ptrace(PTRACE_DETACH, os.getpid(), None, None) == -1:
-        if ctypes.get_errno() in (errno.EPERM, errno.ENOSYS, errno.EACCES):
-            return False
+    libc.ptrace(PTRACE_DETACH, os.getpid(), None, None)
+    if ctypes.get_errno() in (errno.EPERM, errno.ENOSYS, errno.EACCES):
+        return False
     try:
         scope = int(YAMA.read_text())
     except (OSError, ValueError):

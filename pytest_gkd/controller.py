@@ -107,6 +107,7 @@ class StageController:
         self._old_handlers: dict[int, Any] = {}
         self._last_scan = 0.0
         self._ended = False
+        self._adopts = True
         self.watchdog = Watchdog(
             EventReader(run_dir / "events"),
             run_dir / "armed",
@@ -218,10 +219,11 @@ class StageController:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         reporter = self.config.pluginmanager.getplugin("terminalreporter")
         self._console = Console(reporter)
-        if not process.become_subreaper():
+        self._adopts = process.become_subreaper()
+        if not self._adopts:
             self._header_notes.append(
-                "orphans cannot be adopted (prctl is refused): a daemon that a stage "
-                "starts and leaves is ended only if it keeps its environment"
+                "orphans cannot be adopted (prctl is refused): a daemon that wipes its "
+                "environment may outlive its stage"
             )
         for number in (signal.SIGTERM, signal.SIGHUP):
             # A CI job that is cancelled, or a terminal that is closed, still gets its
@@ -565,6 +567,8 @@ class StageController:
             if child.pid not in workers:
                 ended.append(process.describe(child))
                 ended += process.stop(child.pid, itself=True)[0]
+        if not self._adopts:
+            ended += [str(p) for p in sweep.end(self.home.search(self._before)).ended]
         return ended
 
     def _left(self) -> list[psutil.Process]:

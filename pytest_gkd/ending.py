@@ -27,6 +27,10 @@ _LAST_CALL = re.compile(
     rb"^ *(?:\([^)]*\) *|\[\w+\]: *)*([\w.]*(?:Error|Exception|Interrupt|Exit))\b",
     re.MULTILINE,
 )
+_DEAD = re.compile(
+    rb"EngineDeadError|EngineCore encountered a(?:n issue| fatal error)"
+    rb"|500 Internal Server Error|Engine core proc \S+ died"
+)
 _TRAINS = re.compile(
     rb"WorkerDict|TaskRunner|actor_rollout|Trainer|\btrl\b|\bverl\b|(?i:deepspeed)"
 )
@@ -45,9 +49,18 @@ def finished(tail: bytes) -> int:
     """
     found = -1
     for match in phases.FINISHED.finditer(tail):
-        if not _quoted(tail, match.start()):
-            found = match.start()
+        if _quoted(tail, match.start()):
+            continue
+        if b"server process" in match[0] and _broken(tail[: match.start()]):
+            continue  # a server shuts down in order, whatever made it
+        found = match.start()
     return -1 if found >= 0 and phases.starts_after(tail, found) else found
+
+
+def _broken(before: bytes) -> bool:
+    """Whether a server's engine has died since the last request that it answered."""
+    answered = max((m.start() for m in phases.WORKING.finditer(before)), default=0)
+    return _DEAD.search(before, answered) is not None
 
 
 def _quoted(text: bytes, at: int) -> bool:

@@ -101,11 +101,15 @@ class Findings:
                 {"source": source, "line": line, "text": shown}
                 for source, line, shown in fault["evidence"]
             ]
-            # The stage knows; lines of its own traceback would only repeat it.
+            # The stage knows; lines of its own traceback would only repeat it. Unless
+            # it knows only that a process ended: what that printed says more.
+            cause = record.diagnosis["cause"]
+            asks = cause != fault["cause"] or self._catalogue[cause].tier == "fallback"
             others = [
                 line
                 for line in record.diagnosis["evidence"]
                 if line["source"] not in ("error", "failure", "output")
+                or (asks and line["source"] == "output" and line["line"] > source_lines)
             ]
             record.diagnosis["evidence"] = proofs + others
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pytest_gkd import fault_page, faultspecs
 from pytest_gkd.rules import Catalogue, Fix, Rule, load
 
 NOTE = "<!-- Made from the advice files by python -m pytest_gkd.pages; do not edit. -->"
@@ -41,14 +42,19 @@ CARD = (
 )
 
 
-def pages(catalogue: Catalogue) -> dict[str, str]:
-    """Every page by its path below the documentation's directory."""
+def pages(catalogue: Catalogue, docs: Path | None = None) -> dict[str, str]:
+    """Every page by its path below the documentation's directory ``docs``.
+
+    The page of faults shows the times that are recorded there.
+    """
+    recorded = fault_page.read_times(docs) if docs else {}
     made = {
         f"causes/{rule.id}.md": page(rule, catalogue)
         for rule in catalogue.rules.values()
     }
     made["causes/README.md"] = index(catalogue)
     made["quick-card.md"] = card(catalogue)
+    made["faults.md"] = fault_page.page(faultspecs.load().values(), recorded)
     return made
 
 
@@ -144,7 +150,7 @@ def _cell(text: str) -> str:
 
 def stale(catalogue: Catalogue, root: Path) -> list[str]:
     """The pages below ``root`` that differ, are missing, or should not be there."""
-    made = pages(catalogue)
+    made = pages(catalogue, root)
     differ = [
         name
         for name, text in made.items()
@@ -163,7 +169,7 @@ def main(arguments: Sequence[str]) -> int:
     if "--check" in arguments:
         sys.stdout.write("".join(f"{root / name}: out of date\n" for name in wrong))
         return 1 if wrong else 0
-    made = pages(catalogue)
+    made = pages(catalogue, root)
     for name in wrong:
         path = root / name
         if name in made:

@@ -223,7 +223,7 @@ NCCL = re.compile(rb"\bNCCL (?:INFO|version) ?")
 STEP = re.compile(
     rb"\bstep:\d+ - |\{'loss': |\{'train_loss|'reward': -?\d"
     rb"|Training Progress: +\d+%\|.{0,80}\| [1-9]\d*/"
-    rb"|\b(?:iteration|step|Step|global_step|iter|epoch)[ =:]+\d+[^\r\n]{0,300}loss"
+    rb"|\b(?:iteration|[Ss]tep|global_step|iter|[Ee]poch)[ =:]+\d+[^\r\n]{0,300}[Ll]oss"
     rb"|\| [1-9]\d*/\d+ \[[^\]\r\n]{0,80}loss=|\bstep=\d+, skipped="
     rb"|INFO: update actor done"
 )

@@ -55,9 +55,19 @@ def choose(hits: Iterable[Hit], catalogue: Catalogue) -> list[Found]:
             cause=cause,
             hits=tuple(sorted(own, key=lambda hit: _hit_key(hit, timed))),
             rank=min(TIERS.index(hit.tier) for hit in own),
-            explained=any(_brings(other, cause, catalogue) for other in strong),
+            explained=False,
         )
         for cause, own in grouped.items()
+    ]
+    found = [
+        replace(
+            one,
+            explained=any(
+                other.cause in strong and _explains(other, one, catalogue, timed)
+                for other in found
+            ),
+        )
+        for one in found
     ]
     return sorted(found, key=lambda one: _key(one, timed))
 
@@ -90,6 +100,17 @@ def _brings(other: str, cause: str, catalogue: Catalogue) -> bool:
     if other == cause or other in known:
         return other != cause
     return "*" in known and "*" not in catalogue[other].consequence_of
+
+
+def _explains(other: Found, one: Found, catalogue: Catalogue, timed: bool) -> bool:
+    """Whether ``one`` followed from ``other``.
+
+    Of two that can bring each other about, the better one explains the other.
+    """
+    if not _brings(other.cause, one.cause, catalogue):
+        return False
+    mutual = one.cause in catalogue[other.cause].consequence_of
+    return not mutual or _key(other, timed) < _key(one, timed)
 
 
 def _hit_key(hit: Hit, timed: bool) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 
 from pytest_gkd import created, sweep
@@ -48,7 +49,8 @@ class RunDir:
         mark = uuid.uuid4().hex
         self.creations = created.CreationList(self.path / created.LIST)
         report = str(report_dir / "report.json")
-        self.creations.run(created.this_run(mark, report, self.started))
+        self._line = created.this_run(mark, report, self.started)
+        self.creations.run(self._line)
         self._link = created.note(self.path)
         self.guard: Guard | None = None
         try:
@@ -62,6 +64,11 @@ class RunDir:
         self._old_mark = os.environ.get(created.MARK)
         os.environ[created.MARK] = mark
         self._open = True
+
+    def search(self, spare: Collection[int]) -> sweep.Search:
+        """Finds the run's processes wherever they are, but for those in ``spare``."""
+        found = created.read((self.path / created.LIST).read_text("utf-8", "replace"))
+        return sweep.Search(self._line, found.processes, spare)
 
     def keep_guard(self) -> None:
         """See that there is a guardian; called now and then."""

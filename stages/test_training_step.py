@@ -39,6 +39,7 @@ def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
     gkd.fact("rollout_tokens", sum(len(s.response_ids) for s in sequences))
 
     signal = rollouts.teacher_signal(gkd, job, sequences)
+
     def step(number: int, *, collect: bool = False) -> StepReport:
         gkd.step(f"training step {number}")
         report: StepReport = job.trainer.gkd_step(

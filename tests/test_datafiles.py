@@ -259,6 +259,16 @@ def test_a_parquet_file_with_a_damaged_page_is_named(tmp_path: Path) -> None:
     assert str(bad) in fault.message
 
 
+@pytest.mark.parametrize("columns", [["prompt"], ["prompt", "answer"]])
+def test_a_parquet_file_without_rows_is_empty_whatever_its_types(
+    tmp_path: Path, columns: list[str]
+) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {name: [] for name in columns})
+    fault = rows_fault(path)
+    assert fault.cause == "data.empty"
+    assert fault.facts["path"] == str(path)
+
+
 def test_no_prompt_column_lists_what_there_is(write: Write) -> None:
     path = write("t.jsonl", '{"query": "a", "answer": "b"}\n')
     fault = rows_fault(path)

@@ -221,3 +221,13 @@ def test_known_names_are_in_the_files_of_the_installed_package(prefix: str) -> N
     }
     known = {name for name in KNOWN if name.startswith(prefix)} - absent
     assert known - real == set()
+
+
+@pytest.mark.parametrize("value", ["", "0", "0,1", "-1", "none", "GPU-4a-b,MIG-1/2/3"])
+def test_visible_devices_that_cuda_reads_are_not_mentioned(value: str) -> None:
+    assert judge({"CUDA_VISIBLE_DEVICES": value}) == []
+
+
+@pytest.mark.parametrize("value", ["gpu0", "all", "0 1", "cuda:0"])
+def test_visible_devices_that_cuda_does_not_read_are_a_note(value: str) -> None:
+    assert kind(judge({"CUDA_VISIBLE_DEVICES": value})) == "variable.value"

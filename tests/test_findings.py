@@ -243,3 +243,28 @@ def test_half_a_surrogate_pair_in_the_output_is_no_obstacle(found: Findings) -> 
     made = record()
     found.settle(made, "bad \ud800 text")
     assert made.telling
+
+
+def test_source_code_in_a_traceback_proves_nothing(found: Findings) -> None:
+    traceback = (
+        '        raise OSError("[Errno 28] No space left on device")\n'
+        ">       ValueError: the moon is full\n"
+        "E       ValueError: the moon is full\n"
+        "here.py:7: ValueError"
+    )
+    made = record()
+    lines = traceback.count("\n") + 1
+    found.settle(made, f"{traceback}\nall is well", source_lines=lines)
+    assert made.diagnosis is None
+    raised = traceback.replace("ValueError: the moon is full", DISK_FULL)
+    found.settle(made, f"{raised}\nall is well", source_lines=lines)
+    assert diagnosis(made)["cause"] == "env.disk-full"
+    assert diagnosis(made)["evidence"][0]["line"] == 3
+
+
+def test_a_stopped_process_comes_first_in_the_advice(found: Findings) -> None:
+    made = record(TIMEOUT)
+    made.name, made.step = "vllm", "starting the engine"
+    made.progress = {"stopped_pids": [4711]}
+    found.settle(made, "")
+    assert "kill -CONT 4711" in diagnosis(made)["advice"][0]

@@ -17,6 +17,7 @@ CATALOGUE = rules.load()
 LOGS = Path(__file__).with_name("logs")
 # One log of each answer, so that every kind of evidence is woven into every noise.
 SAMPLE = [sorted(folder.glob("*.log"))[0] for folder in sorted(LOGS.glob("*/"))][::3]
+SAMPLE += [LOGS / "healthy" / name for name in ("offline1.log", "progress1.log")]
 HEALTHY = b"".join(
     b"INFO 11-21 09:%02d:00 [loader.py:%d] shard %d of 300 is read, 0 errors\n"
     % (n // 5, n, n)

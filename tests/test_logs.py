@@ -288,15 +288,14 @@ def test_a_terminal_is_told_how_far_the_reading_is(
 
 def test_a_failure_at_the_end_is_seen_though_its_words_came_often_before() -> None:
     """Words that were looked at in vain for long are looked for again at the end."""
-    config = b"gpu_memory_utilization is 0.5, teacher and student share the card\n"
-    own = (
-        b"ValueError: Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less "
-        b"than desired GPU memory utilization (0.9, 71.3 GiB). Decrease GPU memory "
-        b"utilization or reduce GPU memory used by other processes.\n"
-    )
-    expected = judged(own).causes[0].cause
-    assert judged(config * 5000 + own).causes[0].cause == expected
-    assert judged(config * 30_000 + own).causes[0].evidence[0].line == 30_001
+    signature = {"text": ["the teacher "], "pattern": "teacher broke", "example": "x"}
+    data = {"title": "t", "tier": "cause", "why": "w", "signature": [signature]}
+    own = rules.Catalogue({"my.own": rules.parse_rule(data, "my.own", "here")})
+    for often in (1000, 30_000):
+        text = b"the teacher and its student share a card\n" * often
+        stream = io.BytesIO(text + b"the teacher broke\n")
+        (root,) = logs.judge([reading.read(stream, "a", 0, own)], own).causes
+        assert root.evidence[0].line == often + 1
 
 
 def test_a_failure_counts_though_the_run_outlived_the_same_one_often() -> None:

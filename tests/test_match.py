@@ -109,6 +109,29 @@ def test_advice_holds_the_facts_of_the_stage() -> None:
     assert found.advice[0].endswith("ls -l /data/a")
 
 
+def test_a_fix_that_asks_for_facts_comes_first_with_them_and_not_at_all_without() -> (
+    None
+):
+    named = {"path": "/data/a", "line": 7}
+    with_line = diagnose(failed(cause="data.corrupt", facts=named), CATALOGUE)
+    without = diagnose(failed(cause="data.corrupt"), CATALOGUE)
+    assert with_line is not None
+    assert without is not None
+    assert with_line.advice[0].endswith("sed -n '7p' /data/a")
+    assert not any("sed" in line for line in without.advice)
+
+
+def test_no_stage_is_told_to_run_itself() -> None:
+    def said(stage: str) -> bool:
+        evidence = StageEvidence(stage, "failed", cause="data.empty")
+        found = diagnose(evidence, CATALOGUE)
+        assert found is not None
+        return any("--gkd-stages=data" in line for line in found.advice)
+
+    assert said("training_step")
+    assert not said("data")
+
+
 def test_colours_and_ray_prefixes_do_not_hide_a_line() -> None:
     text = f"\x1b[36m(WorkerDict pid=12)\x1b[0m {OOM} [repeated 7x across cluster]"
     found = diagnose(failed(("out", text)), CATALOGUE)
@@ -133,3 +156,14 @@ def test_the_most_telling_line_is_the_last_exception() -> None:
         "KeyError: 'a'",
     ]
     assert lines[0].line == 4
+
+
+def test_a_deeper_cause_replaces_the_death_of_a_process_and_leads_the_advice() -> None:
+    died = {"cause": "ray.actor-died", "message": "the trainer actor died"}
+    found = diagnose(failed(("output", OOM), **died), CATALOGUE)
+    assert found is not None
+    assert found.cause == "cuda.oom"
+    alone = diagnose(failed(facts={"actor": "trainer"}, **died), CATALOGUE)
+    assert alone is not None
+    assert alone.cause == "ray.actor-died"
+    assert alone.advice[0].startswith("Read the last lines of the trainer actor")

@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pytest_gkd.worker import cut_captured
+from pytest_gkd.worker import cut_captured, without_count
+
+COUNTED = """ValidationError: 1 validation error for ModelConfig
+  Value error, max_model_len (99) is too large. [type=value_error, input_value=A(), \
+input_type=A]
+    For further information"""
 
 
 def test_only_the_end_of_a_flood_is_kept_and_what_follows_it(tmp_path: Path) -> None:
@@ -24,3 +29,10 @@ def test_what_is_within_the_limit_is_left_as_it_is(tmp_path: Path) -> None:
         cut_captured([file.fileno()], 100)
         os.write(file.fileno(), b"more\n")
     assert (tmp_path / "captured").read_bytes() == b"all of it\nmore\n"
+
+
+def test_a_count_of_errors_gives_way_to_the_error() -> None:
+    assert without_count(COUNTED) == (
+        "ValidationError: max_model_len (99) is too large.\n    For further information"
+    )
+    assert without_count("ValueError: one\n  two") == "ValueError: one\n  two"

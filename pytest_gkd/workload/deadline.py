@@ -66,7 +66,9 @@ class Call(Generic[T]):
         goes on running, so whatever it works on must not be used again.
         """
         if not self.join(budget_s):
-            raise _late([self.what], f"had not finished after {budget_s:.1f} s", cause)
+            raise late_fault(
+                [self.what], f"had not finished after {budget_s:.1f} s", cause
+            )
         if self.error is not None:
             raise self.error
         return self._result[0]
@@ -112,13 +114,13 @@ def both(
         if not late or not any(sign in str(error) for sign in SILENT_SIGNS):
             raise error
         gave_up = f"the other side gave up with {type(error).__name__}: {error}"
-        raise _late(late, f"does not get on; {gave_up}", cause) from error
+        raise late_fault(late, f"does not get on; {gave_up}", cause) from error
     if late:
-        raise _late(late, f"had not finished after {budget_s:.1f} s", cause)
+        raise late_fault(late, f"had not finished after {budget_s:.1f} s", cause)
     return left.result(0.0, cause), right.result(0.0, cause)
 
 
-def _late(late: list[str], how: str, cause: str) -> StageFault:
+def late_fault(late: list[str], how: str, cause: str) -> StageFault:
     """The fault of calls that do not return; a stopped process is named first."""
     found = fates.stopped()
     held = "".join(f"{one}: " for one in found[:1])

@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
 from pytest_gkd.workload import fates, sync
 from pytest_gkd.workload.broadcast import Info, Meeting
-from pytest_gkd.workload.deadline import Call, within
+from pytest_gkd.workload.deadline import GRACE_S, Call, late_fault
 from pytest_gkd.workload.sync import Places
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ CPU_CACHE_BYTES = 32 << 20
 CPU_CACHE_LIMIT = 1 << 30
 RPC_BUDGET_S = 120.0
 CLOSE_BUDGET_S = 5.0
+POLL_S = 0.2
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -180,13 +184,14 @@ class Engine:
         with engine_fork.chosen(how):
             from vllm import LLM
 
-            try:
-                self._llm: Any = LLM(**_arguments(config))
-            except RuntimeError as error:
-                fault = fates.engine_fault(str(error), kills)
-                if fault is None:
-                    raise
-                raise fault from error
+            with fates.recorded() as self._cores:
+                try:
+                    self._llm: Any = LLM(**_arguments(config))
+                except RuntimeError as error:
+                    codes = fates.exit_codes(self._cores)
+                    if not codes:
+                        raise
+                    raise fates.ended_fault(codes, "while it started", kills) from error
         self._processes = _children() - before
         self.start_s = time.monotonic() - started
         self.how = how
@@ -230,9 +235,15 @@ class Engine:
             )
             for number in range(len(prompts))
         ]
-        outputs = self._llm.generate(
-            [{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False
-        )
+        asked = [{"prompt_token_ids": ids} for ids in prompts]
+
+        def call() -> list[Any]:
+            return self._llm.generate(asked, sampling, use_tqdm=False)  # type: ignore[no-any-return]
+
+        if self.config.multiprocess:
+            outputs = self._watched(call, "generation")
+        else:
+            outputs = call()
         return [_completion(output.outputs[0]) for output in outputs]
 
     def identities(self) -> list[dict[str, str]]:
@@ -295,7 +306,30 @@ class Engine:
             return call()
         # vLLM checks its own timeout in the engine core: stopped, it never returns.
         what = f"the call of {method} in the engine's processes"
-        return within(self._budget_s(), call, what, "sync.stuck")
+        return self._watched(call, what, self._budget_s())
+
+    def _watched(
+        self, call: Callable[[], T], what: str, budget_s: float = math.inf
+    ) -> T:
+        """``call()``, given up after ``budget_s`` or when an engine's process is gone.
+
+        vLLM may wait for the answer of a dead process for ever, and otherwise only
+        says that there is trouble, and to look above.
+        """
+        kills = fates.oom_kills()
+        until = time.monotonic() + budget_s
+        running = Call(call, what)
+        while not running.join(POLL_S) and time.monotonic() < until:
+            if fates.exit_codes(self._cores):
+                running.join(GRACE_S)
+                break
+        codes = fates.exit_codes(self._cores)
+        if codes and (not running.is_done or running.error is not None):
+            raise fates.ended_fault(codes, f"during {what}", kills) from running.error
+        if not running.is_done:
+            how = f"had not finished after {budget_s:.1f} s"
+            raise late_fault([what], how, "sync.stuck")
+        return running.result(0.0, "sync.stuck")
 
 
 def _children() -> set[psutil.Process]:

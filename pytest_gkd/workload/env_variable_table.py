@@ -32,6 +32,9 @@ class Variable:
 
 FLAG = r"y|yes|1|t|true|n|no|0|f|false"
 FLAG_WORDS = "0 or 1"
+# Nothing, and the words by which launchers hide every GPU on purpose.
+DEVICE = r"\s*(-?\d+|(gpu|mig)-[\w/-]+)\s*"
+VISIBLE = rf"|none|void|nodevfiles|{DEVICE}(,{DEVICE})*"
 # What C++'s stoi takes: digits first, anything after them.
 NUMBER = r"\s*[+-]?\d+.*"
 TORCH_STOPS = "torch raises 'Invalid value for environment variable' when it makes an "
@@ -89,6 +92,12 @@ VARIABLES: tuple[Variable, ...] = (
         always="is deprecated; HF_XET_HIGH_PERFORMANCE took its place.",
     ),
     # -- values ----------------------------------------------------------------------
+    Variable(
+        "CUDA_VISIBLE_DEVICES",
+        valid=VISIBLE,
+        expected="numbers or UUIDs of GPUs with commas between; at any other word CUDA "
+        "stops reading, and the GPUs from there on are hidden",
+    ),
     Variable(
         "TORCH_DISTRIBUTED_DEBUG",
         when=(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psutil
@@ -13,9 +16,7 @@ from pytest_gkd import process
 from pytest_gkd.fault import StageFault
 
 VMSTAT = Path("/proc/vmstat")
-# vLLM 0.32, v1/engine/utils.py: exit codes by process, negative for a signal.
-_CORES = re.compile(r"Failed core proc\(s\): \{(.*?)\}")
-_CORE = re.compile(r"'(\w+)': (-\d+)")
+JOIN_S = 1.0
 # Ray 2.60, ray/exceptions.py.
 _ACTOR_PID = re.compile(r"\bpid: (\d+)")
 _RAYS_MONITOR = "running low on memory"
@@ -63,25 +64,56 @@ def oom_kills(vmstat: Path = VMSTAT) -> int:
     return counts[0] if counts else 0
 
 
-def engine_fault(text: str, kills_before: int) -> StageFault | None:
-    """The fault when a signal ended the engine's process before it was ready.
+@contextlib.contextmanager
+def recorded() -> Iterator[list[BaseProcess]]:
+    """The processes that multiprocessing starts here while this is open.
 
-    ``text`` is what vLLM raised; it only names the process and its exit code.
-    ``kills_before`` is ``oom_kills()`` of the time before the start. None when it
-    ended by itself: it then told why, in its own output.
+    vLLM names those that failed by exit codes that it may have read too early.
     """
-    cores = _CORES.search(text)
-    ends = _CORE.findall(cores[1]) if cores else []
-    if not ends:
-        return None
-    name, code = ends[0]
-    how = process.exit_name(int(code)).removeprefix("signal ")
+    found: list[BaseProcess] = []
+    start = BaseProcess.start
+
+    def start_and_record(self: BaseProcess) -> None:
+        start(self)
+        found.append(self)
+
+    BaseProcess.start = start_and_record  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        BaseProcess.start = start  # type: ignore[method-assign]
+
+
+def exit_codes(processes: Iterable[BaseProcess]) -> dict[str, int]:
+    """The exit codes of those that ended and were not meant to; negative: a signal."""
+    for one in processes:
+        if not one.is_alive():
+            one.join(JOIN_S)  # its pipes close a moment before its status is known
+    return {one.name: one.exitcode for one in processes if one.exitcode}
+
+
+def ended_fault(codes: Mapping[str, int], when: str, kills_before: int) -> StageFault:
+    """The fault when processes of the engine have ended.
+
+    ``codes`` are their exit codes, at least one; ``when`` completes the sentence, and
+    ``kills_before`` is ``oom_kills()`` of the time before.
+    """
+    name, code = min(codes.items(), key=lambda entry: entry[1])  # a signal first
+    how = process.exit_name(code).removeprefix("signal ")
     kills = oom_kills() - kills_before
-    what = f"the engine's process {name} was ended by {how} while it started"
-    facts = {"ended_by": how, "oom_kills": kills}
-    if kills > 0 and how == "SIGKILL":
-        return StageFault("env.host-oom", f"{what}{_for_memory(kills)}", facts=facts)
-    return StageFault("vllm.engine-died", f"{what}{_for_memory(kills)}", facts=facts)
+    if code > 0:
+        return StageFault(
+            "vllm.engine-died",
+            f"the engine's process {name} ended {when}, with {how}; its own output "
+            "says why",
+            facts={"exit_code": code},
+        )
+    killed_for_memory = kills > 0 and how == "SIGKILL"
+    return StageFault(
+        "env.host-oom" if killed_for_memory else "vllm.engine-died",
+        f"the engine's process {name} was ended by {how} {when}{_for_memory(kills)}",
+        facts={"ended_by": how, "oom_kills": kills},
+    )
 
 
 def actor_fault(role: str, asked: str, text: str, kills_before: int) -> StageFault:
@@ -107,5 +139,5 @@ def _for_memory(kills: int) -> str:
     return (
         f"; meanwhile the kernel ended {kills} process(es) for want of memory"
         if kills > 0
-        else "; not by the kernel for want of memory, by its own count"
+        else "; by the kernel's count it was not for want of memory"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from collections.abc import Sequence as Listing
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,7 @@ def growths(reports: Listing[StepReport]) -> list[int]:
     known = [count for count in held if count is not None]
     if len(known) != len(held):
         return []
-    return [now - before for before, now in zip(known, known[1:], strict=False)]
+    return [now - before for before, now in itertools.pairwise(known)]
 
 
 def grows(reports: Listing[StepReport]) -> bool:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pytest_gkd import process
 from pytest_gkd.workload import env_ray, env_versions
+from pytest_gkd.workload.env_variables import RAY_DIRECTORY_BYTES
 from pytest_gkd.workload.inject.site import Site
 
 # linux/sched.h and linux/mount.h
@@ -221,7 +222,10 @@ def _start_ray(site: Site) -> int:
     """The session that a Ray of our own runs in, ended with the stage."""
     # Beside the run's own directory: in there it would be taken for one of the run.
     folder = site.gkd.run_dir.with_name(site.gkd.run_dir.name + "-r")
-    folder.mkdir()
+    if len(os.fsencode(folder / "ray")) > RAY_DIRECTORY_BYTES:
+        folder = Path(tempfile.mkdtemp(prefix="gkd-r-", dir="/tmp"))
+    else:
+        folder.mkdir()
     site.callback(shutil.rmtree, folder)
     site.environ("RAY_TMPDIR", str(folder))
     command = [

@@ -62,13 +62,12 @@ def detached(site: Site, *, where: str) -> object:
 
 def optimizer_of_a_copy(site: Site) -> object:
     """The optimizer was made for a copy of the student, as before a wrapper's."""
-    make = trainer.Optimizer
 
     def make_for_copy(model: Any, learning_rate: float) -> Any:
         site.struck()
         return make(copy.deepcopy(model), learning_rate)
 
-    site.replace(trainer, "Optimizer", make_for_copy)
+    make = site.replace(trainer, "Optimizer", make_for_copy)
     return LATER
 
 
@@ -136,7 +135,6 @@ class SilentTeacher:
 
 def _to_student(site: Site, change: Callable[[Any], object]) -> object:
     """Change the student right after it was loaded."""
-    load = trainer.load_model
 
     def load_and_change(*args: Any, **kwargs: Any) -> Any:
         model = load(*args, **kwargs)
@@ -144,5 +142,5 @@ def _to_student(site: Site, change: Callable[[Any], object]) -> object:
         site.struck()
         return model
 
-    site.replace(trainer, "load_model", load_and_change)
+    load = site.replace(trainer, "load_model", load_and_change)
     return LATER

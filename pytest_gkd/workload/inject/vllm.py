@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pytest_gkd.workload import engine as engines
 from pytest_gkd.workload.inject.site import LATER, Site
-from pytest_gkd.workload.inject.watch import strike_process
+from pytest_gkd.workload.inject.watch import below, strike_process
 
 ENGINE_TITLE = "VLLM::EngineCore"
+WORKER_TITLE = "VLLM::Worker"
 
 
 def no_weights(site: Site) -> None:
@@ -49,31 +53,84 @@ def engine_killed(site: Site) -> object:
     return strike_process(site, ENGINE_TITLE, signal.SIGKILL)
 
 
+def worker_killed(site: Site) -> object:
+    """The worker of the engine is ended from outside as soon as it is there."""
+    return strike_process(site, WORKER_TITLE, signal.SIGKILL)
+
+
 def engine_stopped(site: Site) -> object:
     """The engine's process is stopped as soon as it is there, and stays."""
     return strike_process(site, ENGINE_TITLE, signal.SIGSTOP)
 
 
 def scrambled_weights(site: Site) -> object:
-    """In the engine, after its start, one matrix holds its own numbers reordered."""
-    start = engines.Engine.__init__
+    """After the engine's start, its matrices hold their own rows in another order."""
+    return _after_start(site, _scramble)
 
-    def start_and_scramble(self: Any, *args: Any, **kwargs: Any) -> None:
+
+def spoilt_weights(site: Site) -> object:
+    """After the engine's start, one of its matrices holds noise."""
+    return _after_start(site, _spoil)
+
+
+def engine_killed_serving(site: Site) -> object:
+    """The engine's process is ended from outside when it is asked for tokens."""
+
+    def kill_and_ask(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for core in below(ENGINE_TITLE):
+            site.struck()
+            core.kill()
+        return generate(self, *args, **kwargs)
+
+    generate = site.replace(engines.Engine, "generate", kill_and_ask)
+    return LATER
+
+
+def gpu_taken(site: Site) -> None:
+    """A process beside this one holds nine tenths of the GPU's free memory."""
+    program = (
+        "import torch; free, _ = torch.cuda.mem_get_info(); "
+        "held = torch.empty(int(0.9 * free), dtype=torch.uint8, device='cuda'); "
+        "print('held', flush=True); input()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    site.callback(other.wait)
+    site.callback(other.kill)
+    assert other.stdout is not None
+    if other.stdout.readline() != "held\n":
+        raise RuntimeError("the process that was to take the GPU's memory has ended")
+
+
+def _after_start(site: Site, change: Callable[[Any], None]) -> object:
+    def start_and_change(self: Any, *args: Any, **kwargs: Any) -> None:
         start(self, *args, **kwargs)
-        self._llm.apply_model(_scramble)
+        self._llm.apply_model(change)
         site.struck()
 
-    site.replace(engines.Engine, "__init__", start_and_scramble)
+    start = site.replace(engines.Engine, "__init__", start_and_change)
     return LATER
 
 
 def _scramble(model: Any) -> None:
     import torch
 
-    matrices = [p for p in model.parameters() if p.dim() == 2]
-    for matrix in matrices[1:]:
+    for matrix in _matrices(model):
         order = torch.randperm(matrix.shape[0], device=matrix.device)
-        matrix.data.copy_(matrix.data[order])
+        matrix.copy_(matrix[order])
+
+
+def _spoil(model: Any) -> None:
+    _matrices(model)[0].normal_()
+
+
+def _matrices(model: Any) -> list[Any]:
+    """All but the embedding, without which nothing is left to be compared."""
+    return [p.data for p in model.parameters() if p.dim() == 2][1:]
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -37,7 +37,6 @@ def renamed(site: Site, *, prefix: str, of: str = "") -> None:
 
 def resized_embedding(site: Site, *, rows: int) -> object:
     """The trainer's embedding grows, as it does for a token that was added."""
-    load = trainer.load_model
 
     def load_and_resize(*args: Any, **kwargs: Any) -> Any:
         model = load(*args, **kwargs)
@@ -46,7 +45,7 @@ def resized_embedding(site: Site, *, rows: int) -> object:
         site.struck()
         return model
 
-    site.replace(trainer, "load_model", load_and_resize)
+    load = site.replace(trainer, "load_model", load_and_resize)
     return LATER
 
 

@@ -1,0 +1,112 @@
+"""What is wrong when the engine answers otherwise, or refuses what it is sent."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_gkd.fault import StageFault
+from pytest_gkd.settings import Settings
+from pytest_gkd.workload import reference, rollouts, sync
+from pytest_gkd.workload.greedy import GreedyCheck
+from pytest_gkd.workload.sync import Places
+
+RIGHT = GreedyCheck(16, 16, 0, 1e-3, 0.0, 0.0, (), None, None)
+WRONG = GreedyCheck(16, 14, 0, 1e-3, 7.5, 7.5, (3, 9), 37, 103)
+DIGESTS = {"a.weight": "1", "b.weight": "2"}
+
+
+def job(engine: dict[str, str], **places: Any) -> Any:
+    """The part of a job that the verdict reads."""
+    found = Places({"a.weight": "a.weight", "b.weight": "b.weight"}, {}, **places)
+    return SimpleNamespace(
+        places=found,
+        engine_digests=lambda: engine,
+        trainer_digests=lambda: DIGESTS,
+    )
+
+
+def judged(found: Any, *, pushed: bool = True) -> StageFault:
+    with pytest.raises(StageFault) as caught:
+        reference.judge(found, [RIGHT, WRONG], "after the push", pushed=pushed)
+    return caught.value
+
+
+def test_right_answers_are_no_fault() -> None:
+    reference.judge(job(DIGESTS), [RIGHT, RIGHT], "after the push")
+
+
+def test_wrong_answers_of_other_weights_name_the_tensors() -> None:
+    fault = judged(job({"a.weight": "1", "b.weight": "9"}))
+    assert fault.cause == "vllm.wrong-output"
+    assert "1 of 2 tensors in the engine are not the trainer's (b.weight)" in (
+        fault.message
+    )
+    assert "completion 1 differs at 2 of 16 positions, first at 3" in fault.message
+
+
+def test_wrong_answers_of_the_right_weights_are_the_engines_own() -> None:
+    fault = judged(job(DIGESTS))
+    assert fault.cause == "vllm.wrong-output"
+    assert "all 2 tensors in the engine equal the trainer's" in fault.message
+    unsure = judged(job(DIGESTS, by_content=frozenset({"a.weight"})))
+    assert "1 of them but for the order of their elements" in unsure.message
+
+
+def test_weights_that_were_never_sent_explain_wrong_answers_after_a_push() -> None:
+    unfilled = ("c.weight", "c.weight_scale")
+    fault = judged(job(DIGESTS, unfilled=unfilled))
+    assert fault.cause == "sync.name-or-shape"
+    assert "1 of the engine's parameters" in fault.message
+    before = judged(job(DIGESTS, unfilled=unfilled), pushed=False)
+    assert before.cause == "vllm.wrong-output"
+
+
+SHAPES = {"a": ("float32", (4, 2)), "b": ("float32", (4,))}
+BASE = Places({"a": "a", "b": "b"}, SHAPES, by_content=frozenset({"a"}))
+INFOS = [("a", "float32", (2, 4)), ("b", "float32", (4,))]
+REFUSED = RuntimeError("start (0) + length (4) exceeds dimension size (2).")
+
+
+def test_a_tensor_of_another_shape_is_the_suspect_of_a_refused_push() -> None:
+    fault = sync.refusal(REFUSED, INFOS, BASE)
+    assert fault is not None
+    assert fault.cause == "sync.name-or-shape"
+    assert "a has shape [2, 4], the engine's [4, 2]" in fault.message
+
+
+def test_another_failure_or_no_suspect_stays_what_it_is() -> None:
+    assert sync.refusal(RuntimeError("Connection closed by peer"), INFOS, BASE) is None
+    assert sync.refusal(REFUSED, INFOS[1:], BASE) is None
+
+
+def test_another_shape_is_named_before_weights_are_compared() -> None:
+    places = Places({"b": "b"}, SHAPES)
+    with pytest.raises(StageFault, match=r"shape \[5\]; expected \[4\]"):
+        sync.check_shapes([("b", "float32", (5,))], places, places)
+
+
+def batch(prompts: int, ranks: int, why: str = "asked for") -> Settings:
+    return Settings(batch_size=prompts, world_size=ranks, world_size_why=why)
+
+
+def test_a_batch_that_the_ranks_cannot_share_is_refused() -> None:
+    with pytest.raises(StageFault, match=r"6 prompts .* 4 ranks") as caught:
+        rollouts.check_batch(batch(6, 4))
+    assert caught.value.cause == "train.batch-size"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        batch(8, 4),
+        batch(6, 4, "every visible GPU"),  # nobody asked for four
+        batch(Settings.batch_size, 3),  # nobody asked for this batch
+    ],
+)
+def test_a_batch_that_they_can_share_or_that_nobody_named_is_not(
+    settings: Settings,
+) -> None:
+    rollouts.check_batch(settings)

@@ -1,0 +1,277 @@
+"""The list of what a run creates: written as it goes, read when the run is dead."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from multiprocessing import shared_memory
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gkd import created, procfs
+from pytest_gkd.created import (
+    CreationList,
+    FolderLine,
+    ProcessLine,
+    SegmentLine,
+)
+from pytest_gkd.procfs import Identity
+from pytest_gkd.tracker import Tracker
+
+SLEEPER = "print(flush=True); import time; time.sleep(60)"
+
+
+def the_list(path: Path) -> created.Created:
+    return created.read(path.read_text())
+
+
+@pytest.fixture
+def creations(tmp_path: Path) -> CreationList:
+    return CreationList(tmp_path / created.LIST)
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def tracker(
+    creations: CreationList,
+    run_dir: Path,
+    before: set[int],
+    workers: dict[int, str],
+    **options: Any,
+) -> Tracker:
+    options = {"itself": False, **options}
+    return Tracker(creations, run_dir, before, lambda: workers, lambda: None, **options)
+
+
+def test_the_list_reads_back_as_it_was_written(creations: CreationList) -> None:
+    run = created.this_run("a mark", "/report.json", "now")
+    process = ProcessLine(1, 2, "python", "vllm", 3)
+    segment = SegmentLine("psm_1", 4, 5, "vllm", 3)
+    folder = FolderLine("/tmp/ray", 6, 7, "", 0)
+    creations.run(run)
+    creations.before({"old": Identity(8, 9)})
+    creations.process(process)
+    creations.segment(segment)
+    creations.folder(folder)
+    assert the_list(creations.path) == created.Created(
+        run, [process], [segment], [folder], {Identity(8, 9)}
+    )
+
+
+def test_a_line_that_was_cut_off_costs_only_itself(creations: CreationList) -> None:
+    first, last = (ProcessLine(n, 1, "sleep", "", 0) for n in (1, 3))
+    creations.process(first)
+    with creations.path.open("a") as file:
+        file.write('\n{"kind": "process", "pid": 2, "st')
+    creations.process(last)
+    assert the_list(creations.path).processes == [first, last]
+
+
+def test_a_line_of_a_later_version_is_passed_over(creations: CreationList) -> None:
+    creations.path.write_text('{"kind": "process", "new": 1}\n[1]\n{"kind": "x"}\n')
+    assert the_list(creations.path) == created.Created(None, [], [], [], set())
+
+
+def test_a_full_disk_costs_the_line_and_not_the_run() -> None:
+    creations = CreationList(Path("/dev/full"))
+    creations.process(ProcessLine(1, 1, "", "", 0))
+    assert creations.problem == "/dev/full: No space left on device"
+
+
+def test_a_new_process_is_listed_with_its_stage_and_its_start_time(
+    creations: CreationList, tmp_path: Path, child: subprocess.Popen[str]
+) -> None:
+    tracker(creations, tmp_path, set(), {os.getpid(): "vllm"}, itself=True).scan()
+    (line,) = [p for p in the_list(creations.path).processes if p.pid == child.pid]
+    here = procfs.stat(child.pid)
+    assert here is not None
+    assert (line.start, line.stage, line.worker) == (here.start, "vllm", os.getpid())
+    assert "time.sleep(60)" in line.command
+
+
+def test_a_process_is_listed_once(
+    creations: CreationList, tmp_path: Path, child: subprocess.Popen[str]
+) -> None:
+    follows = tracker(creations, tmp_path, set(), {})
+    follows.scan()
+    follows.scan()
+    assert [p.pid for p in the_list(creations.path).processes].count(child.pid) == 1
+
+
+def test_what_was_there_before_the_run_is_not_listed(
+    creations: CreationList, tmp_path: Path, child: subprocess.Popen[str]
+) -> None:
+    tracker(creations, tmp_path, {child.pid}, {}).scan()
+    assert child.pid not in {p.pid for p in the_list(creations.path).processes}
+
+
+def test_what_a_worker_starts_is_listed_under_that_worker(
+    creations: CreationList, tmp_path: Path
+) -> None:
+    code = f"""
+    import subprocess, sys
+    child = subprocess.Popen([sys.executable, "-c", {SLEEPER!r}])
+    print(child.pid, flush=True)
+    sys.stdin.read()
+    child.kill()
+    """
+    worker = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert worker.stdout is not None
+    below = int(next(line for line in worker.stdout if line.strip()))
+    tracker(creations, tmp_path, set(), {worker.pid: "nccl"}).scan()
+    worker.communicate("")
+    listed = {p.pid: p for p in the_list(creations.path).processes}
+    assert (listed[below].stage, listed[below].worker) == ("nccl", worker.pid)
+
+
+@pytest.mark.skipif(not procfs.shares_memory(), reason="/dev/shm is no tmpfs")
+def test_shared_memory_is_listed_when_a_process_of_the_run_holds_it(
+    creations: CreationList, tmp_path: Path
+) -> None:
+    old = shared_memory.SharedMemory(create=True, size=8)
+    follows = tracker(creations, tmp_path, set(), {os.getpid(): "vllm"}, itself=True)
+    new = shared_memory.SharedMemory(create=True, size=8)
+    stranger = procfs.SHM / f"gkd-test-{os.getpid()}"
+    stranger.write_bytes(b"nobody has it open")
+    try:
+        here = (procfs.SHM / new.name).stat()
+        follows.scan()
+    finally:
+        stranger.unlink()
+        for memory in (old, new):
+            memory.close()
+            memory.unlink()
+    found = the_list(creations.path)
+    ours = [s for s in found.segments if s.worker == os.getpid()]
+    assert ours == [
+        SegmentLine(new.name, here.st_dev, here.st_ino, "vllm", os.getpid())
+    ]
+
+
+def test_a_directory_of_ray_outside_the_runs_own_is_listed(
+    creations: CreationList, tmp_path: Path
+) -> None:
+    run_dir, session = tmp_path / "gkd-1", tmp_path / "ray/session_1"
+    session.mkdir(parents=True)
+    ray = [
+        subprocess.Popen(
+            [sys.executable, "-c", SLEEPER, f"--session-dir={place}"],
+            stdout=subprocess.PIPE,
+        )
+        for place in (session, run_dir / "ray/session_2")
+    ]
+    for process in ray:
+        assert process.stdout is not None
+        process.stdout.readline()
+    tracker(creations, run_dir, set(), {}).scan()
+    for process in ray:
+        process.kill()
+        process.communicate()
+    here = session.stat()
+    (line,) = the_list(creations.path).folders
+    assert (line.path, line.ino) == (str(session), here.st_ino)
+
+
+ADOPTS = '''
+import json, os, subprocess, sys
+from pathlib import Path
+from pytest_gkd import process, procfs
+from pytest_gkd.created import CreationList
+from pytest_gkd.tracker import Tracker
+
+process.become_subreaper()
+reader, writer = os.pipe()
+code = f"""
+import os, sys
+if os.fork():
+    sys.stdin.readline()
+    os._exit(0)
+print(os.getpid(), flush=True)
+os.read({reader}, 1)
+"""
+parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True, pass_fds=[reader])
+orphan = int(parent.stdout.readline())
+base = Path(sys.argv[1])
+follows = Tracker(CreationList(base / "l"), base, set(), dict, int, itself=False)
+follows.scan()
+parent.stdin.close()
+parent.wait()
+os.write(writer, b"x")
+while (state := procfs.stat(orphan).state) != "Z":
+    pass
+follows.scan()
+print(json.dumps(procfs.stat(orphan) is None))
+'''
+
+
+def test_a_dead_orphan_is_reaped_while_the_run_goes_on(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ADOPTS, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) is True
+
+
+def test_the_start_time_tells_a_process_from_another_with_its_pid() -> None:
+    here = procfs.stat(os.getpid())
+    assert here is not None
+    assert procfs.is_alive(here.pid, here.start)
+    assert not procfs.is_alive(here.pid, here.start + 1)
+
+
+def test_a_signal_for_a_pid_that_another_process_has_now_is_not_sent(
+    child: subprocess.Popen[str],
+) -> None:
+    here = procfs.stat(child.pid)
+    assert here is not None
+    assert not procfs.send(child.pid, here.start + 1, 9)
+    assert child.poll() is None
+
+
+def test_a_directory_is_trusted_only_when_nobody_else_could_write_it(
+    tmp_path: Path,
+) -> None:
+    mine, open_to_all, link = (tmp_path / name for name in ("a", "b", "c"))
+    mine.mkdir(mode=0o700)
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    link.symlink_to(mine)
+    assert [created.is_trusted(p) for p in (mine, open_to_all, link)] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_home_that_cannot_be_written_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/no/such/place")
+    assert created.note(tmp_path) is None
+    assert list(created.find([tmp_path])) == []

@@ -1,0 +1,79 @@
+"""A Ray that a job would join, and that is gone, is found."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_gkd.workload.env_ray import judge_clusters
+
+
+@pytest.fixture
+def open_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def left(folder: Path, port: int) -> Path:
+    """The file that ``ray start`` leaves below its temporary directory."""
+    (folder / "ray").mkdir()
+    file = folder / "ray" / "ray_current_cluster"
+    file.write_text(f"127.0.0.1:{port}")
+    return file
+
+
+def test_without_a_trace_of_ray_nothing_is_said(tmp_path: Path) -> None:
+    assert judge_clusters({}, tmp_path) == []
+
+
+def test_a_cluster_that_answers_is_no_finding(tmp_path: Path, open_port: int) -> None:
+    left(tmp_path, open_port)
+    assert judge_clusters({}, tmp_path) == []
+
+
+def test_a_cluster_that_is_gone_is_named_with_its_file(
+    tmp_path: Path, closed_port: int
+) -> None:
+    file = left(tmp_path, closed_port)
+    (fault,) = judge_clusters({}, tmp_path)
+    assert fault.cause == "ray.connection"
+    assert f"127.0.0.1:{closed_port}" in fault.message
+    assert fault.facts["file"] == str(file)
+
+
+def test_a_variable_goes_before_the_file(
+    tmp_path: Path, open_port: int, closed_port: int
+) -> None:
+    left(tmp_path, closed_port)
+    assert judge_clusters({"RAY_ADDRESS": f"127.0.0.1:{open_port}"}, tmp_path) == []
+    (fault,) = judge_clusters(
+        {"RAY_ADDRESS": f"ray://127.0.0.1:{closed_port}"}, tmp_path
+    )
+    assert fault.message.startswith("RAY_ADDRESS names")
+    assert "file" not in fault.facts
+
+
+@pytest.mark.parametrize("address", ["auto", "local", ""])
+def test_an_address_that_names_no_place_is_left_to_ray(
+    tmp_path: Path, address: str
+) -> None:
+    assert judge_clusters({"RAY_ADDRESS": address}, tmp_path) == []
+
+
+def test_the_file_is_where_rays_own_variable_says(
+    tmp_path: Path, closed_port: int
+) -> None:
+    (tmp_path / "own").mkdir()
+    left(tmp_path / "own", closed_port)
+    environ = {"RAY_TMPDIR": str(tmp_path / "own")}
+    (fault,) = judge_clusters(environ, tmp_path)
+    assert str(tmp_path / "own") in fault.message

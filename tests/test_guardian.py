@@ -1,0 +1,339 @@
+"""Runs whose pytest process is killed or interrupted: nothing of them may be left."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_gkd import created, procfs
+from pytest_gkd.rundir import RunDir
+
+LIMIT_S = 30
+
+# C code that keeps the GIL for ever; a child in its own session that ignores SIGTERM;
+# a daemon that forked twice and wiped its environment; shared memory.
+HANGS = """
+import ctypes, os, subprocess, sys
+from multiprocessing import shared_memory
+from pathlib import Path
+import pytest
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);" \\
+    "print(flush=True); time.sleep(600)"
+DAEMON = '''
+import os, sys
+if os.fork(): os._exit(0)
+os.setsid()
+if os.fork(): os._exit(0)
+code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+os.execve(sys.executable, [sys.executable, "-c", code], {})
+'''
+
+@pytest.mark.gkd_stage("stuck", lane="probe", timeout=100)
+def test_stuck(gkd):
+    child = subprocess.Popen([sys.executable, "-c", STUBBORN],
+                             stdout=subprocess.PIPE, start_new_session=True)
+    child.stdout.readline()
+    daemon = subprocess.Popen([sys.executable, "-c", DAEMON], stdout=subprocess.PIPE)
+    daemon_pid = int(daemon.stdout.readline())
+    memory = shared_memory.SharedMemory(create=True, size=4096)
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    facts = f"{os.getpid()} {child.pid} {daemon_pid} {memory.name}"
+    Path("ready.part").write_text(facts)
+    Path("ready.part").rename("ready")
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+@pytest.mark.gkd_stage("next", lane="probe", timeout=20)
+def test_next(): pass
+"""
+COMMAND = [
+    sys.executable,
+    "-m",
+    "pytest",
+    "-p",
+    "no:cacheprovider",
+    "--gkd-stages=stuck,next",
+    "test_hangs.py",
+]
+
+
+def wait_until(is_so: Any) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.01)
+
+
+class Hung:
+    """A pytest run that hangs, in directories of its own."""
+
+    def __init__(self) -> None:
+        self.place = Path(tempfile.mkdtemp(prefix="gg"))
+        self.temporary = self.place / "t"
+        self.temporary.mkdir()
+        (self.place / "test_hangs.py").write_text(HANGS)
+        self.environ = {
+            **os.environ,
+            "TMPDIR": str(self.temporary),
+            "XDG_STATE_HOME": str(self.place / "state"),
+        }
+
+    def start(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            COMMAND,
+            cwd=self.place,
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.await_hang(process.pid)
+        return process
+
+    def await_hang(self, pid: int) -> None:
+        wait_until((self.place / "ready").exists)
+        *pids, self.memory = (self.place / "ready").read_text().split()
+        self.tree = psutil.Process(pid).children(recursive=True)
+        assert {int(text) for text in pids} <= {p.pid for p in self.tree}
+        (self.run_dir,) = self.temporary.glob("gkd-*")
+
+    def guardian(self) -> psutil.Process:
+        title = self.run_dir.name
+        return next(p for p in self.tree if p.cmdline()[-1] == title)
+
+    def living(self) -> list[psutil.Process]:
+        return [p for p in self.tree if p.is_running() and p.status() != "zombie"]
+
+    def await_end(self) -> None:
+        wait_until(lambda: not self.living())
+        assert not self.run_dir.exists()
+        assert not (procfs.SHM / self.memory).exists()
+        assert list((self.place / "state/pytest-gkd/runs").iterdir()) == []
+
+    def report(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(
+            (self.place / ".gkd/last/report.json").read_text()
+        )
+        return found
+
+
+@pytest.fixture
+def hung() -> Iterator[Hung]:
+    run = Hung()
+    yield run
+    for process in getattr(run, "tree", ()):
+        if process.is_running():
+            process.kill()
+    # What pytest's own directories are does not matter here.
+    subprocess.run(["rm", "-rf", str(run.place)], check=True)
+
+
+def test_a_killed_pytest_takes_everything_with_it_and_the_report_says_so(
+    hung: Hung,
+) -> None:
+    process = hung.start()
+    process.kill()
+    process.communicate()
+    hung.await_end()
+    report = hung.report()
+    assert report["interrupted"] == "killed"
+    assert any("test_hangs.py::test_stuck" in line for line in report["cleaned"])
+    assert f"the pytest process {process.pid} was killed" in report["notes"][0]
+
+
+def test_a_guardian_that_is_killed_first_is_replaced(hung: Hung) -> None:
+    process = hung.start()
+    first = hung.guardian()
+    first.kill()
+
+    def second() -> list[psutil.Process]:
+        below = psutil.Process(process.pid).children()
+        return [
+            p
+            for p in below
+            if p.pid != first.pid and hung.run_dir.name in p.cmdline()[-1:]
+        ]
+
+    wait_until(second)
+    hung.tree += second()
+    process.kill()
+    process.communicate()
+    hung.await_end()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_amid_a_hang_ends_everything_with_a_report(
+    hung: Hung, name: str
+) -> None:
+    process = hung.start()
+    process.send_signal(signal.Signals[name])
+    out, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, out
+    hung.await_end()
+    report = hung.report()
+    assert report["interrupted"] == "interrupted"
+    assert report["ended"]
+    stages = {stage["name"]: stage for stage in report["stages"]}
+    assert stages["stuck"]["message"].startswith("interrupted after ")
+
+
+def test_a_terminal_that_is_closed_ends_everything_with_a_report(hung: Hung) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(hung.place)
+        os.execve(COMMAND[0], COMMAND, hung.environ)
+    os.set_blocking(terminal, False)
+    hung.await_hang(pid)
+    os.close(terminal)
+    status = os.waitpid(pid, 0)[1]
+    assert os.waitstatus_to_exitcode(status) == pytest.ExitCode.INTERRUPTED
+    hung.await_end()
+    assert hung.report()["ended"]
+
+
+# -- the guardian alone ----------------------------------------------------------------
+
+HOLDS = """
+import json, os, subprocess, sys, time
+from pathlib import Path
+from pytest_gkd.rundir import RunDir
+
+run = RunDir(Path.cwd())
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(json.dumps([str(run.path), run.guard.pid, child.pid]), flush=True)
+"""
+
+
+def holder(tmp_path: Path, *rest: str) -> tuple[subprocess.Popen[str], list[Any]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDS + textwrap.dedent("\n".join(rest))],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "TMPDIR": str(tmp_path),
+            "XDG_STATE_HOME": str(tmp_path / "state"),
+        },
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    found: list[Any] = json.loads(process.stdout.readline())
+    return process, found
+
+
+def gone(pid: int) -> bool:
+    here = procfs.stat(pid)
+    return here is None or here.state in procfs.DEAD
+
+
+def test_after_a_goodbye_the_guardian_goes_and_ends_nothing(tmp_path: Path) -> None:
+    process, (path, guardian, child) = holder(
+        tmp_path,
+        "assert run.close() == ''",
+        "print(os.path.exists(f'/proc/{run.guard.pid}'), flush=True)",
+        "sys.stdin.read()",
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "False\n"
+    assert not Path(path).exists()
+    assert gone(guardian)
+    assert not gone(child)
+    os.kill(child, signal.SIGKILL)
+    process.communicate("")
+
+
+def test_a_run_that_ends_with_processes_left_has_them_ended(tmp_path: Path) -> None:
+    process, (_, guardian, child) = holder(tmp_path, "run.close(finished=False)")
+    process.communicate()
+    wait_until(lambda: gone(guardian))
+    assert gone(child)
+
+
+def test_a_process_that_closes_its_files_and_lives_on_keeps_its_run(
+    tmp_path: Path,
+) -> None:
+    process, (path, guardian, child) = holder(
+        tmp_path,
+        "os.closerange(3, 100)",
+        # More often than the guardian looks; it must have seen the pipe's end.
+        "import psutil",
+        f"deadline = time.monotonic() + {LIMIT_S}",
+        "slow = psutil.Process(run.guard.pid)",
+        "while slow.num_ctx_switches().voluntary < 20 and time.monotonic() < deadline:",
+        "    time.sleep(0.01)",
+        "print('saw it', flush=True)",
+        "sys.stdin.read()",
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "saw it\n"
+    assert Path(path).exists()
+    assert not gone(child)
+    process.kill()
+    process.communicate()
+    wait_until(lambda: gone(guardian))
+    assert gone(child)
+
+
+def test_the_guardians_command_line_does_not_name_pytest(tmp_path: Path) -> None:
+    # pkill -f pytest is what people do to a run that hangs.
+    run = RunDir(tmp_path)
+    assert run.guard is not None
+    ours = psutil.Process(run.guard.pid).cmdline()[1:]
+    run.close()
+    assert "pytest" not in " ".join(ours)
+
+
+def test_what_the_guardian_imports_needs_no_site_packages(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(created.__file__).parent.parent)!r})"
+        "; import pytest_gkd.guardian; print(*sorted(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-ISB", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert {"psutil", "pytest", "asyncio", "subprocess"}.isdisjoint(done.stdout.split())
+
+
+UNGUARDED = """
+import ctypes, os, sys
+from pytest_gkd import process
+process.die_with_parent()
+print(os.getpid(), flush=True)
+libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+libc.pthread_mutex_lock(mutex)
+libc.pthread_mutex_lock(mutex)
+"""
+
+
+def test_without_a_guardian_the_kernel_ends_a_worker_that_holds_the_gil() -> None:
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])",
+            UNGUARDED,
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    worker = int(parent.stdout.readline())
+    parent.kill()
+    parent.communicate()
+    wait_until(lambda: gone(worker))

@@ -1,0 +1,103 @@
+"""Memory that grows with every step is told from memory that is made once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gkd.fault import StageFault
+from pytest_gkd.workload import memory_use
+from pytest_gkd.workload.batch import Sequence
+from pytest_gkd.workload.step import StepReport
+
+MB = 1_000_000
+REPORT = StepReport(
+    loss=2.0,
+    grad_norm=1.5,
+    tokens=64,
+    learning_rate=1e-3,
+    parameters=27,
+    frozen=0,
+    parameters_with_grad=27,
+    parameters_moved=27,
+    unused=0,
+    nonfinite_grads=[],
+    zero_grads=[],
+    nonfinite_parameters=[],
+    nonfinite_teacher=0,
+)
+
+
+def steps(*held: int | None) -> list[StepReport]:
+    return [replace(REPORT, allocated_bytes=count) for count in held]
+
+
+def test_memory_that_grows_with_every_step_is_a_leak() -> None:
+    with pytest.raises(StageFault, match=r"by 2\.0, 3\.0 MB") as caught:
+        memory_use.judge_memory(steps(10 * MB, 12 * MB, 15 * MB), "cpu")
+    assert caught.value.cause == "train.memory-leak"
+    assert caught.value.facts["growth_bytes"] == [2 * MB, 3 * MB]
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        (10 * MB, 90 * MB, 90 * MB),  # made once
+        (10 * MB, 10 * MB, 90 * MB),
+        (90 * MB, 10 * MB, 20 * MB),
+        (10 * MB, 10 * MB + 9_000, 10 * MB + 18_000),  # what a healthy step leaves
+        (10 * MB, 90 * MB),  # too few to tell
+        (None, None, None),
+        (10 * MB, None, 90 * MB),
+    ],
+)
+def test_anything_else_is_none(held: tuple[int | None, ...]) -> None:
+    memory_use.judge_memory(steps(*held), "cpu")
+
+
+def test_what_torch_allocates_is_seen_and_what_it_frees() -> None:
+    import torch
+
+    before = memory_use.allocated_bytes("cpu")
+    kept = torch.empty(8 * MB, dtype=torch.uint8)
+    with_it = memory_use.allocated_bytes("cpu")
+    del kept
+    after = memory_use.allocated_bytes("cpu")
+    assert before is not None
+    assert with_it is not None
+    assert after is not None
+    assert with_it - before >= 8 * MB
+    assert after - before < memory_use.GROWTH_BYTES
+
+
+def test_real_steps_are_level_until_one_keeps_its_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pytest_gkd.workload import tiny
+    from pytest_gkd.workload.teacher import Teacher
+    from pytest_gkd.workload.trainer import Trainer
+
+    made = tiny.make(tmp_path)
+    trainer = Trainer(made.student)
+    prompts = [tuple(range(5 + row, 35 + row)) for row in range(4)]
+    batch = [Sequence(prompt, prompt[:16]) for prompt in prompts]
+    signal = Teacher(str(made.teacher)).topk(batch, 64, vocab_size=trainer.vocab_size)
+
+    def train() -> list[StepReport]:
+        return [trainer.gkd_step(batch, signal, collect=True) for _ in range(3)]
+
+    healthy = train()
+    assert not memory_use.grows(healthy), memory_use.growths(healthy)
+    kept: list[Any] = []
+    loss = trainer._loss
+
+    def keep(*args: Any) -> Any:
+        kept.append(loss(*args))
+        return kept[-1]
+
+    monkeypatch.setattr(trainer, "_loss", keep)
+    leaking = train()
+    assert memory_use.grows(leaking), memory_use.growths(leaking)
