@@ -21,9 +21,9 @@ class Usage:
     """What a tree has used up to ``at`` (seconds of ``time.monotonic()``).
 
     ``cpu_s`` is user and system time, ``io_bytes`` what was read and written by
-    read(2) and write(2), whatever is behind the descriptor; both of all processes in
-    ``pids``. ``stopped`` are those that a signal has stopped. ``network_bytes`` went
-    through the machine's interfaces, the loopback left out.
+    read(2) and write(2), whatever is behind the descriptor, and what disks were read
+    for; both of all processes in ``pids``. ``stopped`` are those that a signal has
+    stopped. ``network_bytes`` went through the machine's interfaces, the loopback left out.
     """
 
     at: float
@@ -50,6 +50,7 @@ def read(pid: int, at: float) -> Usage:
         cpu_s += times.user + times.system + times.children_user
         cpu_s += times.children_system
         io_bytes += counters.read_chars + counters.write_chars
+        io_bytes += counters.read_bytes  # also pages of a mapped file
         if status == psutil.STATUS_STOPPED:
             stopped.add(process.pid)
     return Usage(

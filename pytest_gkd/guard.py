@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pytest_gkd.created import MARK
+from pytest_gkd.created import LIST, MARK
 
 CODE = "GKD_GUARDIAN"
 GOODBYE = b"g"
@@ -33,6 +33,7 @@ class Guard:
         return self._process.pid
 
     def _start(self) -> None:
+        creations = os.open(self._run_dir / LIST, os.O_RDONLY)
         theirs, self._life = os.pipe()
         place = str(Path(__file__).parent.parent)
         link = str(self._link or "")
@@ -41,7 +42,8 @@ class Guard:
         code = (
             f"import sys; sys.path.insert(0, {place!r}); "
             "from pytest_gkd.guardian import main; "
-            f"main({str(self._run_dir)!r}, {os.getpid()}, {theirs}, {link!r})"
+            f"main({str(self._run_dir)!r}, {os.getpid()}, {theirs}, {creations}, "
+            f"{link!r})"
         )
         environ = {name: text for name, text in os.environ.items() if name != MARK}
         try:
@@ -56,7 +58,7 @@ class Guard:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=[theirs],
+                pass_fds=[theirs, creations],
                 start_new_session=True,
                 cwd="/",
                 env={**environ, CODE: code},
@@ -66,6 +68,7 @@ class Guard:
             raise
         finally:
             os.close(theirs)
+            os.close(creations)
 
     def restart_if_gone(self) -> bool:
         """Start another one if somebody has killed it; whether that was so."""

@@ -25,8 +25,12 @@ SLOW_POLL_S = 0.5
 QUICK_S = 1.0
 
 
-def main(run_dir: str, pid: int, life: int, link: str) -> None:
-    """Guard the run of process ``pid``; ``life`` is the read end of a pipe from it."""
+def main(run_dir: str, pid: int, life: int, creations: int, link: str) -> None:
+    """Guard the run of process ``pid``; ``life`` is the read end of a pipe from it.
+
+    ``creations`` is the run's list, open: it must be there even if somebody clears the
+    directory.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         # It ends when the pytest process does, and not before.
         signal.signal(number, signal.SIG_IGN)
@@ -35,12 +39,9 @@ def main(run_dir: str, pid: int, life: int, link: str) -> None:
         Path("/proc/self/comm").write_text(NAME)
     here = procfs.stat(pid)
     start = here.start if here else 0
-    with (Path(run_dir) / created.LIST).open(
-        encoding="utf-8", errors="replace"
-    ) as file:
-        # Held open: the list must be there even if somebody clears the directory.
-        if said_goodbye(life, pid, start):
-            os._exit(0)  # the pytest process waits for it
+    if said_goodbye(life, pid, start):
+        os._exit(0)  # the pytest process waits for it
+    with os.fdopen(creations, encoding="utf-8", errors="replace") as file:
         found = created.read(file.read())
     if found.run is not None:
         clean(found, found.run, Path(run_dir))

@@ -109,7 +109,8 @@ def collect(
 
     At most 32 of them; the others are listed in ``more.txt``. Files go to ``out``;
     ``armed`` is the directory given to ``arm``. After ``limit_s`` seconds whatever has
-    not answered is left with a note. A process that is not Python gets its state and the kernel function it waits in.
+    not answered is left with a note. A process that is not Python gets its state and
+    the kernel function it waits in.
     """
     try:
         root = psutil.Process(pid)

@@ -72,6 +72,8 @@ class Progress:
         spent = f"{whose} used {self.cpu_s:.2f} s of CPU in {self.window_s:.1f} s"
         if self.verdict == "alive":
             parts = [spent]
+            if self.io_bytes > IDLE_IO_BYTES_PER_S * self.window_s:
+                parts.append(f"read and wrote {self.io_bytes / 1e6:.1f} MB")
             if self.moved:
                 parts.append(f"went from {self.moved[0]} to {self.moved[1]}")
             if self.new_pids:

@@ -105,7 +105,7 @@ class Box:
         return (
             self.code == pytest.ExitCode.TESTS_FAILED
             and STUCK in self.out
-            and "test_hang.py:12" in self.out
+            and "test_hang.py:11" in self.out
             and "Traceback" not in self.out
             and not list(self.temporary.glob("gkd-*"))
         )
@@ -156,9 +156,12 @@ def test_under_a_first_process_that_reaps_nothing_no_zombie_is_left(box: Box) ->
 
 
 @root_only
-def test_a_home_that_is_read_only_costs_a_line(box: Box) -> None:
+def test_a_home_that_is_read_only_costs_a_line_and_small_shared_memory_none(
+    box: Box,
+) -> None:
     (box.path / "home").mkdir()
     box.mounted(
+        "mount -t tmpfs -o size=64m shm /dev/shm",
         f"mount -t tmpfs -o ro home {box.path}/home",
         "unset XDG_CACHE_HOME XDG_STATE_HOME",
         f"export HOME={box.path}/home",
@@ -166,13 +169,6 @@ def test_a_home_that_is_read_only_costs_a_line(box: Box) -> None:
     assert box.ended_the_hang(), box.out
     (note,) = box.notes()
     assert "the tiny models are made anew in each run" in note
-
-
-@root_only
-def test_small_shared_memory_is_no_hindrance_by_itself(box: Box) -> None:
-    box.mounted("mount -t tmpfs -o size=64m shm /dev/shm")
-    assert box.ended_the_hang(), box.out
-    assert box.notes() == []
 
 
 @root_only

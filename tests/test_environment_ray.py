@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gkd.workload.env_findings import Finding, Note
 from pytest_gkd.workload.env_ray import judge_clusters
 
 
@@ -32,32 +33,46 @@ def left(folder: Path, port: int) -> Path:
 
 
 def test_without_a_trace_of_ray_nothing_is_said(tmp_path: Path) -> None:
-    assert judge_clusters({}, tmp_path) == []
+    assert judge_clusters({}, tmp_path, needed=True) == []
 
 
 def test_a_cluster_that_answers_is_no_finding(tmp_path: Path, open_port: int) -> None:
     left(tmp_path, open_port)
-    assert judge_clusters({}, tmp_path) == []
+    assert judge_clusters({}, tmp_path, needed=True) == []
 
 
 def test_a_cluster_that_is_gone_is_named_with_its_file(
     tmp_path: Path, closed_port: int
 ) -> None:
     file = left(tmp_path, closed_port)
-    (fault,) = judge_clusters({}, tmp_path)
+    (fault,) = judge_clusters({}, tmp_path, needed=True)
+    assert isinstance(fault, Finding)
     assert fault.cause == "ray.connection"
     assert f"127.0.0.1:{closed_port}" in fault.message
     assert fault.facts["file"] == str(file)
+
+
+def test_a_job_without_ray_hears_of_it_and_passes(
+    tmp_path: Path, closed_port: int
+) -> None:
+    left(tmp_path, closed_port)
+    (note,) = judge_clusters({}, tmp_path, needed=False)
+    assert isinstance(note, Note)
+    assert f"127.0.0.1:{closed_port}" in note.text
 
 
 def test_a_variable_goes_before_the_file(
     tmp_path: Path, open_port: int, closed_port: int
 ) -> None:
     left(tmp_path, closed_port)
-    assert judge_clusters({"RAY_ADDRESS": f"127.0.0.1:{open_port}"}, tmp_path) == []
-    (fault,) = judge_clusters(
-        {"RAY_ADDRESS": f"ray://127.0.0.1:{closed_port}"}, tmp_path
+    assert (
+        judge_clusters({"RAY_ADDRESS": f"127.0.0.1:{open_port}"}, tmp_path, needed=True)
+        == []
     )
+    (fault,) = judge_clusters(
+        {"RAY_ADDRESS": f"ray://127.0.0.1:{closed_port}"}, tmp_path, needed=False
+    )
+    assert isinstance(fault, Finding)
     assert fault.message.startswith("RAY_ADDRESS names")
     assert "file" not in fault.facts
 
@@ -66,7 +81,7 @@ def test_a_variable_goes_before_the_file(
 def test_an_address_that_names_no_place_is_left_to_ray(
     tmp_path: Path, address: str
 ) -> None:
-    assert judge_clusters({"RAY_ADDRESS": address}, tmp_path) == []
+    assert judge_clusters({"RAY_ADDRESS": address}, tmp_path, needed=True) == []
 
 
 def test_the_file_is_where_rays_own_variable_says(

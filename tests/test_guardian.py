@@ -148,7 +148,7 @@ def test_a_killed_pytest_takes_everything_with_it_and_the_report_says_so(
 ) -> None:
     process = hung.start()
     process.kill()
-    process.communicate()
+    process.communicate(timeout=LIMIT_S)
     hung.await_end()
     report = hung.report()
     assert report["interrupted"] == "killed"
@@ -172,7 +172,7 @@ def test_a_guardian_that_is_killed_first_is_replaced(hung: Hung) -> None:
     wait_until(second)
     hung.tree += second()
     process.kill()
-    process.communicate()
+    process.communicate(timeout=LIMIT_S)
     hung.await_end()
 
 
@@ -196,7 +196,7 @@ def test_a_terminal_that_is_closed_ends_everything_with_a_report(hung: Hung) -> 
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(hung.place)
-        os.execve(COMMAND[0], COMMAND, hung.environ)
+        os.execve(COMMAND[0], COMMAND, hung.environ)  # noqa: S606
     os.set_blocking(terminal, False)
     hung.await_hang(pid)
     os.close(terminal)
@@ -255,12 +255,12 @@ def test_after_a_goodbye_the_guardian_goes_and_ends_nothing(tmp_path: Path) -> N
     assert gone(guardian)
     assert not gone(child)
     os.kill(child, signal.SIGKILL)
-    process.communicate("")
+    process.communicate("", LIMIT_S)
 
 
 def test_a_run_that_ends_with_processes_left_has_them_ended(tmp_path: Path) -> None:
     process, (_, guardian, child) = holder(tmp_path, "run.close(finished=False)")
-    process.communicate()
+    process.communicate(timeout=LIMIT_S)
     wait_until(lambda: gone(guardian))
     assert gone(child)
 
@@ -285,7 +285,7 @@ def test_a_process_that_closes_its_files_and_lives_on_keeps_its_run(
     assert Path(path).exists()
     assert not gone(child)
     process.kill()
-    process.communicate()
+    process.communicate(timeout=LIMIT_S)
     wait_until(lambda: gone(guardian))
     assert gone(child)
 
@@ -326,7 +326,7 @@ def test_without_a_guardian_the_kernel_ends_a_worker_that_holds_the_gil() -> Non
         [
             sys.executable,
             "-c",
-            "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])",
+            "import subprocess as s, sys; s.run([sys.executable, '-c', sys.argv[1]])",
             UNGUARDED,
         ],
         stdout=subprocess.PIPE,
@@ -335,5 +335,5 @@ def test_without_a_guardian_the_kernel_ends_a_worker_that_holds_the_gil() -> Non
     assert parent.stdout is not None
     worker = int(parent.stdout.readline())
     parent.kill()
-    parent.communicate()
+    parent.communicate(timeout=LIMIT_S)
     wait_until(lambda: gone(worker))

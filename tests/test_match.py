@@ -163,7 +163,7 @@ def test_a_deeper_cause_replaces_the_death_of_a_process_and_leads_the_advice() -
     found = diagnose(failed(("output", OOM), **died), CATALOGUE)
     assert found is not None
     assert found.cause == "cuda.oom"
-    alone = diagnose(failed(facts={"actor": "trainer"}, **died), CATALOGUE)
+    alone = diagnose(failed(facts={"died_actor": "trainer"}, **died), CATALOGUE)
     assert alone is not None
     assert alone.cause == "ray.actor-died"
     assert alone.advice[0].startswith("Read the last lines of the trainer actor")

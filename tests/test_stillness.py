@@ -63,6 +63,11 @@ def test_a_changed_stack_speaks_against_stuck() -> None:
     assert "load (job.py:9)" in progress.text()
 
 
+def test_what_was_read_is_told() -> None:
+    text = stillness.compare(*looks(io_bytes=12_001_000)).text()
+    assert "read and wrote 12.0 MB" in text
+
+
 def test_heartbeats_do_not_speak_against_stuck() -> None:
     beats = looks(cpu_s=5.1, io_bytes=201_000, network_bytes=21_000)
     assert stillness.compare(*beats).verdict == "stuck"

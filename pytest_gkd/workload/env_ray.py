@@ -19,6 +19,8 @@ from pytest_gkd.workload.env_variables import RAY_DIRECTORY_BYTES
 SOCKET_OPTION = "--raylet_socket_name="
 # A head node answers in milliseconds; a firewall that drops packets never does.
 ANSWER_S = 1.0
+# Frameworks whose jobs start with ray.init().
+FRAMEWORKS = ("verl", "openrlhf", "lightrft", "nemo-rl", "slime")
 AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -65,12 +67,15 @@ def judge_raylets(raylets: list[Raylet], user: str) -> list[Finding | Note]:
     ]
 
 
-def judge_clusters(environ: Mapping[str, str], temporary: Path) -> list[Finding]:
+def judge_clusters(
+    environ: Mapping[str, str], temporary: Path, *, needed: bool
+) -> list[Finding | Note]:
     """A cluster that ray.init() without an address would join, and that is gone.
 
     ray.init() follows RAY_ADDRESS, else the file that ``ray start`` left, and tries
     for minutes (Ray 2.60, _private/services.py, get_ray_address_from_environment;
     measured: more than 100 s). ``temporary`` is the user's directory for such files.
+    Only a note where no Ray is ``needed`` and no variable asks for that cluster.
     """
     place = Path(environ.get("RAY_TMPDIR") or temporary) / "ray" / "ray_current_cluster"
     address, source = environ.get("RAY_ADDRESS", ""), "RAY_ADDRESS"
@@ -91,6 +96,8 @@ def judge_clusters(environ: Mapping[str, str], temporary: Path) -> list[Finding]
     facts = {"address": address, "source": source}
     if source != "RAY_ADDRESS":
         facts["file"] = source
+        if not needed:
+            return [Note("ray.gone", text)]
     return [Finding("ray.connection", text, facts, ((source, None, address),))]
 
 

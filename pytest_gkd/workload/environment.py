@@ -139,7 +139,12 @@ class Examination:
         run_dir = self.gkd.run_dir
         raylets = env_ray.read_raylets((run_dir, env_ray.directory(run_dir)))
         self.found.add(env_ray.judge_raylets(raylets, getpass.getuser()))
-        self.found.add(env_ray.judge_clusters(os.environ, run_dir.parent))
+        needed = self.gkd.settings.layout == "ray" or bool(
+            env_versions.read_installed(env_ray.FRAMEWORKS)
+        )
+        self.found.add(
+            env_ray.judge_clusters(os.environ, run_dir.parent, needed=needed)
+        )
 
     def _wait(self, imports: Probe, ray: Probe | None) -> None:
         """Until both children have ended, or the stage's time is nearly up."""

@@ -124,7 +124,7 @@ def actor_fault(role: str, asked: str, text: str, kills_before: int) -> StageFau
     pid = _ACTOR_PID.search(text)
     who = f"the {role} actor" + (f" (process {pid[1]})" if pid else "")
     kills = oom_kills() - kills_before
-    facts = {"actor": role, "asked": asked, "oom_kills": kills}
+    facts = {"died_actor": role, "asked": asked, "oom_kills": kills}
     what = f"{who} died before it had answered {asked}"
     if _RAYS_MONITOR in text:
         return StageFault("ray.memory-monitor", f"{what}: {_RAYS_MONITOR}", facts=facts)

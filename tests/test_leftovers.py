@@ -1,0 +1,158 @@
+"""What a stage leaves behind is gone before the next one starts, and is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from pytest_gkd import procfs
+
+# Each stage looks at what the one before it has left.
+STAGES = """
+import os, signal, subprocess, sys, tempfile
+from pathlib import Path
+import pytest
+
+SLEEPER = [sys.executable, "-c", "print(flush=True); import time; time.sleep(600)"]
+SHM = Path("/dev/shm")
+left = {}
+
+def start(**options):
+    child = subprocess.Popen(SLEEPER, stdout=subprocess.PIPE, **options)
+    child.stdout.readline()
+    return child
+
+def open_memory(path):
+    return open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+def is_running(pid):
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    except FileNotFoundError:
+        return False
+
+def stage(name, **options):
+    return pytest.mark.gkd_stage(name, lane="one", timeout=30, **options)
+
+@stage("leaves")
+def test_leaves(gkd):
+    left["memory"] = SHM / f"gkd-test-{os.getpid()}"
+    with open_memory(left["memory"]) as file:
+        left["pid"] = start(start_new_session=True, pass_fds=[file.fileno()]).pid
+
+@stage("looks", needs=["leaves"])
+def test_looks():
+    assert not is_running(left["pid"])
+    assert not left["memory"].exists()
+
+@pytest.fixture(scope="session")
+def server():
+    child = start()
+    yield child
+    child.kill()
+    child.communicate()
+
+@stage("shares", needs=["looks"])
+def test_shares(server):
+    left["server"] = server.pid
+
+@stage("uses", needs=["shares"])
+def test_uses(server):
+    assert is_running(left["server"])
+
+@stage("fails", needs=["uses"])
+def test_fails(gkd):
+    left["pid"] = start().pid
+    raise OSError("it fails")
+
+@stage("after")
+def test_after():
+    assert not is_running(left["pid"])
+
+@stage("dies")
+def test_dies(gkd, pytestconfig):
+    memory = SHM / f"gkd-test-{os.getpid()}"
+    directory = tempfile.mkdtemp()
+    Path(pytestconfig.rootpath, "dead").write_text(f"{memory} {directory}")
+    with open_memory(memory) as file:
+        while memory.name not in (gkd.run_dir / "created.jsonl").read_text():
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+@stage("finds")
+def test_finds(pytestconfig):
+    for path in Path(pytestconfig.rootpath, "dead").read_text().split():
+        assert not Path(path).exists()
+"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    place = tmp_path_factory.mktemp("left")
+    (place / "test_left.py").write_text(STAGES)
+    names = "leaves,looks,shares,uses,fails,after,dies,finds"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            f"--gkd-stages={names}",
+            "test_left.py",
+        ],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    found: dict[str, Any] = json.loads((place / ".gkd/last/report.json").read_text())
+    found["out"] = done.stdout
+    return found
+
+
+def stage(report: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(s for s in report["stages"] if s["name"] == name)
+
+
+pytestmark = pytest.mark.skipif(
+    not procfs.shares_memory(), reason="/dev/shm is no tmpfs"
+)
+
+
+def test_the_next_stage_finds_no_process_and_no_shared_memory(
+    report: dict[str, Any],
+) -> None:
+    assert stage(report, "looks")["outcome"] == "passed", report["out"]
+
+
+def test_what_was_left_is_named(report: dict[str, Any]) -> None:
+    (line,) = stage(report, "leaves")["cleaned"]
+    assert "time.sleep(600)" in line
+    assert line in report["cleaned"]
+    (note,) = [n for n in report["notes"] if n.startswith("leaves left shared memory")]
+    assert "/dev/shm/gkd-test-" in note
+
+
+def test_what_a_fixture_of_the_session_owns_lives_on(report: dict[str, Any]) -> None:
+    assert stage(report, "uses")["outcome"] == "passed", report["out"]
+    assert stage(report, "shares")["cleaned"] == []
+
+
+def test_what_a_failed_stage_leaves_is_ended_too(report: dict[str, Any]) -> None:
+    assert stage(report, "fails")["outcome"] == "failed"
+    assert len(stage(report, "fails")["cleaned"]) == 1
+    assert stage(report, "after")["outcome"] == "passed", report["out"]
+
+
+def test_of_a_worker_that_died_neither_memory_nor_temporary_files_are_left(
+    report: dict[str, Any],
+) -> None:
+    assert stage(report, "dies")["outcome"] == "failed"
+    assert stage(report, "finds")["outcome"] == "passed", report["out"]
+    assert any(n.startswith("dies left shared memory") for n in report["notes"])
