@@ -23,7 +23,8 @@ class Usage:
     ``cpu_s`` is user and system time, ``io_bytes`` what was read and written by
     read(2) and write(2), whatever is behind the descriptor, and what disks were read
     for; both of all processes in ``pids``. ``stopped`` are those that a signal has
-    stopped. ``network_bytes`` went through the machine's interfaces, the loopback left out.
+    stopped. ``network_bytes`` went through the machine's interfaces, the loopback left
+    out.
     """
 
     at: float

@@ -218,8 +218,8 @@ def summary(record: RunRecord, report: str) -> list[str]:
             )
     if record.cleaned:
         lines.append(
-            f"gkd: {len(record.cleaned)} process(es) were still there at the end and "
-            f"were ended: {'; '.join(record.cleaned[:3])}"
+            f"gkd: {len(record.cleaned)} process(es) were left running and were ended: "
+            f"{'; '.join(record.cleaned[:3])}"
         )
     lines += [f"gkd: {note}" for note in record.notes]
     if record.injected:

@@ -6,7 +6,6 @@ import contextlib
 import faulthandler
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from pytest_gkd import abilities
 from pytest_gkd import process as processes
 
 DUMP_SIGNAL = signal.SIGUSR1
@@ -140,8 +140,7 @@ def collect(
 
 
 def _spy(process: psutil.Process) -> subprocess.Popen[str] | None:
-    beside = Path(sys.executable).with_name("py-spy")
-    program = str(beside) if beside.exists() else shutil.which("py-spy")
+    program = abilities.py_spy()
     if program is None:
         return None
     arguments = [program, "dump", "--pid", str(process.pid)]

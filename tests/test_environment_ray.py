@@ -90,5 +90,6 @@ def test_the_file_is_where_rays_own_variable_says(
     (tmp_path / "own").mkdir()
     left(tmp_path / "own", closed_port)
     environ = {"RAY_TMPDIR": str(tmp_path / "own")}
-    (fault,) = judge_clusters(environ, tmp_path)
+    (fault,) = judge_clusters(environ, tmp_path, needed=True)
+    assert isinstance(fault, Finding)
     assert str(tmp_path / "own") in fault.message

@@ -176,7 +176,7 @@ def test_a_guardian_that_is_killed_first_is_replaced(hung: Hung) -> None:
     hung.await_end()
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_signal_amid_a_hang_ends_everything_with_a_report(
     hung: Hung, name: str
 ) -> None:

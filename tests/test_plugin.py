@@ -610,7 +610,7 @@ def test_what_a_passed_stage_left_running_is_ended_and_named(tmp_path: Path) -> 
     assert run.outcomes() == {"leaves": "passed"}
     assert not psutil.pid_exists(run.stage("leaves")["facts"]["child"])
     assert any(SLEEPER in line for line in run.report["cleaned"])
-    assert run.shows("gkd: 1 process(es) were still there at the end*")
+    assert run.shows("gkd: 1 process(es) were left running and were ended*")
 
 
 def test_what_the_fixtures_run_into_later_does_not_hide_the_failure(

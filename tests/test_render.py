@@ -311,7 +311,7 @@ def test_the_summary_names_what_was_interrupted_and_what_was_left() -> None:
     stopped = record(SKIPPED, message="interrupted after 3.0 s in: reducing")
     lines = render.summary(run(stages=[stopped], cleaned=["12 ray"]), REPORT)
     assert lines[0] == "gkd: nccl was interrupted after 3.0 s in: reducing"
-    assert "1 process(es) were still there" in lines[1]
+    assert "1 process(es) were left running" in lines[1]
     assert "12 ray" in lines[1]
 
 
