@@ -30,7 +30,7 @@ MARK = "GKD_MATRIX_RUN"
 SHM = Path("/dev/shm")
 # No run of one fault may take longer; the budgets in it are far below.
 LIMIT_S = 240
-DEFAULT_BUDGET_S = 90
+DEFAULT_BUDGET_S = 150
 
 
 class Run:
