@@ -6,7 +6,6 @@ import datetime
 import os
 import platform
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Generator, Iterable
@@ -14,14 +13,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from _pytest._code.code import ReprFileLocation, TerminalRepr
-from _pytest._io import TerminalWriter
 from _pytest.terminal import TerminalReporter
 
 from pytest_gkd import faultspecs, process, render, stacks, sweep
+from pytest_gkd.closing import Closing
 from pytest_gkd.console import Console, leave_dead_terminal
+from pytest_gkd.failure import StageFailure, closing_message, exit_status
 from pytest_gkd.findings import Findings, without_timeout_dump
 from pytest_gkd.journal import EventReader, EventWriter, write_json
 from pytest_gkd.plan import PlannedStage
@@ -49,26 +47,6 @@ PACKAGES = (
     "transformers",
     "datasets",
 )
-
-
-class StageFailure(TerminalRepr):
-    """What pytest shows and JUnit stores for a failed stage."""
-
-    def __init__(self, record: StageRecord, block: list[str], traceback: Any) -> None:
-        self.reprcrash = ReprFileLocation(record.nodeid, 0, render.headline(record))
-        self._block = block
-        self._traceback = traceback
-
-    def toterminal(self, tw: TerminalWriter) -> None:
-        for number, line in enumerate(self._block):
-            tw.line(line, red=number == 0, bold=number == 0)
-        if self._traceback is None:
-            return
-        tw.line("")
-        if hasattr(self._traceback, "toterminal"):
-            self._traceback.toterminal(tw)
-        else:
-            tw.line(str(self._traceback))
 
 
 class StageController:
@@ -107,7 +85,6 @@ class StageController:
         self._old_handlers: dict[int, Any] = {}
         self._last_scan = 0.0
         self._ended = False
-        self._adopts = True
         self.watchdog = Watchdog(
             EventReader(run_dir / "events"),
             run_dir / "armed",
@@ -126,6 +103,7 @@ class StageController:
             home.keep_guard,
             itself=not workers,
         )
+        self.closing = Closing(home, self.tracker, self._before)
 
     def _running(self) -> dict[int, str]:
         """The stage that each worker runs, by the worker's pid."""
@@ -219,8 +197,8 @@ class StageController:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         reporter = self.config.pluginmanager.getplugin("terminalreporter")
         self._console = Console(reporter)
-        self._adopts = process.become_subreaper()
-        if not self._adopts:
+        self.closing.adopts = process.become_subreaper()
+        if not self.closing.adopts:
             self._header_notes.append(
                 "orphans cannot be adopted (prctl is refused): a daemon that wipes its "
                 "environment may outlive its stage"
@@ -296,7 +274,7 @@ class StageController:
         if record.outcome is not None:
             # The stage had its verdict; what did not end is what it left open.
             report.when = "teardown"
-            record.message = _closing_message(overrun)
+            record.message = closing_message(overrun)
         else:
             report.when = "call"
         started = record.started or time.monotonic()
@@ -316,7 +294,7 @@ class StageController:
             output, status = overrun.output, None
         else:
             record.outcome = FAILED
-            status = _exit_status(getattr(report, "node"))  # noqa: B009
+            status = exit_status(getattr(report, "node"))  # noqa: B009
             record.message = (
                 f"the process that ran it died: {process.exit_name(status)}"
             )
@@ -535,57 +513,24 @@ class StageController:
             self.watchdog.drain()
             self.tracker.stop()
             self.tracker.scan()
-            self.record.cleaned += self._end_all()
+            pids = {worker.pid for worker in self.watchdog.workers.values()}
+            self.record.cleaned += self.closing.end_all(pids)
             self._close_open_stages()
         if self.record.ended is None:
-            self._sweep_memory()
+            # In one process it is this one that still has it.
+            self.record.notes += self.closing.sweep_memory(tell=bool(self.workers))
         if self.record.ended is None:
             self.record.ended = _now()
         self._write()
-
-    def _sweep_memory(self) -> None:
-        """Shared memory and Ray's directories that are still there at the end."""
-        removed, kept = sweep.remove_segments(self.tracker.segments)
-        for folder in self.tracker.folders:
-            if sweep.remove_folder(folder) == "":
-                removed.append(folder.path)
-        if removed:
-            self.record.notes.append(f"removed what was left: {'; '.join(removed)}")
-        if self.workers:  # else it is this process that still has it
-            self.record.notes += [f"left alone: {text}" for text in kept]
-
-    def _end_all(self) -> list[str]:
-        """End the workers and what they left behind; a line for each of the latter.
-
-        Only what is below this process and was not there when the run began.
-        """
-        workers = {worker.pid for worker in self.watchdog.workers.values()}
-        ended: list[str] = []
-        for pid in workers:
-            ended += process.stop(pid, itself=True)[0]
-        for child in self._left():
-            if child.pid not in workers:
-                ended.append(process.describe(child))
-                ended += process.stop(child.pid, itself=True)[0]
-        if not self._adopts:
-            ended += [str(p) for p in sweep.end(self.home.search(self._before)).ended]
-        return ended
-
-    def _left(self) -> list[psutil.Process]:
-        below = process.descendants(os.getpid())
-        return [p for p in below if p.pid not in self._before and process.alive(p)]
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
         if self.workers:
-            for child in self._left():
-                process.stop(child.pid, itself=True)
-            for child in process.children(os.getpid()):
-                if child.pid not in self._before and not process.alive(child):
-                    process.reap(child.pid)
-        problem = self.home.close(finished=not (self.workers and self._left()))
+            self.closing.end_late()
+        is_clean = not (self.workers and self.closing.left())
+        problem = self.home.close(finished=is_clean)
         if problem:
             self._console.line(
                 f"gkd: could not remove all of {self.run_dir}: {problem}"
@@ -612,23 +557,6 @@ class StageController:
 
     def _named(self, nodeid: str) -> StageRecord | None:
         return next((s for s in self.record.stages if s.nodeid == nodeid), None)
-
-
-def _closing_message(overrun: Overrun | None) -> str:
-    if overrun is None:
-        return "it passed, then its process died while closing"
-    return f"it passed, then did not close within {render.budget(overrun.limit_s)}"
-
-
-def _exit_status(node: Any) -> int | None:
-    """How a worker process ended, negative for a signal; None when it is not known."""
-    popen = getattr(getattr(node.gateway, "_io", None), "popen", None)
-    if popen is None:
-        return None
-    try:
-        return int(popen.wait(timeout=2))
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def _interrupt(number: int, frame: object) -> None:
