@@ -449,3 +449,9 @@ def test_no_pattern_is_slow_on_a_long_hostile_line(seed: bytes) -> None:
             scan.pattern_of(pattern).search(line)
             steps += 1
     assert steps > 300  # a pattern that backtracks badly would not end in time
+
+
+def test_an_end_that_is_called_a_failure_is_no_success() -> None:
+    text = b"step 1\nWorkerFailedError: Worker 'actor/0' failed with exit code 0\n"
+    assert judged(text).verdict != "healthy"
+    assert judged(b"step 1\nthe job ended with exit code 0\n").verdict == "healthy"
