@@ -70,6 +70,8 @@ class Run:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # A job in the background of a shell has it ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         try:
             self.out, _ = process.communicate(timeout=LIMIT_S)
