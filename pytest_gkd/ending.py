@@ -6,6 +6,7 @@ bytes from its start, or -1.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import statistics
@@ -82,8 +83,13 @@ def works(tail: bytes) -> bool:
 
 def went_on(tail: bytes, at: int) -> bool:
     """Whether the program shows that it works, well after this place."""
-    start = at + AFTER
-    return start < len(tail) and phases.WORKING.search(tail, max(0, start)) is not None
+    return _last_work(tail) >= max(0, at + AFTER)
+
+
+@functools.lru_cache(maxsize=64)
+def _last_work(tail: bytes) -> int:
+    """Where the last line begins that shows work; asked for every hit of a log."""
+    return max((match.start() for match in phases.WORKING.finditer(tail)), default=-1)
 
 
 def at_rest(tail: bytes) -> bool:
@@ -98,10 +104,7 @@ def at_rest(tail: bytes) -> bool:
 
 def stuck(tail: bytes) -> bytes:
     """The line that proves that nothing moves any more, or nothing."""
-    last_work = max(
-        (match.start() for match in phases.WORKING.finditer(tail)), default=-1
-    )
-    since = max([last_work, *steps(tail)[-1:]])
+    since = max([_last_work(tail), *steps(tail)[-1:]])
     for mark, times in ((phases.WAITING, 2), (phases.IDLE, 3), (phases.STACKS, 1)):
         found = [match.start() for match in mark.finditer(tail, max(0, since))]
         if len(found) >= times:

@@ -21,7 +21,10 @@ BEFORE = 600
 MAX_HITS = 4
 # How often a text is looked at in vain, from the start and from the end.
 MAX_TRIES = 300
+# How many shapes of lines are remembered, at most WINDOW bytes each.
+SHAPES = 5000
 
+_ZEROS = bytes.maketrans(b"0123456789", b"0" * 10)
 _ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x00")
 _NOTE = re.compile(
     rb"(?<!NCCL )\b(?:WARNING|WARN|INFO|DEBUG|warning|Warning)\b"
@@ -84,6 +87,7 @@ class Scanner:
         self.hits: list[Hit] = []
         self._open = dict(signatures)
         self._by_gram: dict[bytes, list[bytes]] = {}
+        self._by_shape: dict[bytes, tuple[bytes, ...]] = {}
         self._tries: dict[bytes, int] = {}
         self._seen: dict[int, int] = {}
         self._closed: dict[bytes, tuple[list[tuple[str, Signature, str]], int]] = {}
@@ -114,21 +118,41 @@ class Scanner:
     def feed_line(self, line: bytes, number: int, offset: int) -> None:
         """Look through one line, which a filter found, with its place in the source.
 
-        Which of the texts it holds is found by four bytes of each, as one by one
-        would take a hundred times as long.
+        Lines that differ in their numbers alone are looked at once: which texts such
+        a line may hold is remembered, with every digit as a 0.
         """
         self._line, self._offset = number, offset
+        shape = line.translate(_ZEROS)
+        may_hold = self._by_shape.get(shape)
+        if may_hold is None:
+            may_hold = self._texts_in(shape)
+            if len(self._by_shape) >= SHAPES:
+                self._by_shape.clear()
+            if len(shape) <= WINDOW:
+                self._by_shape[shape] = may_hold
+        for text in may_hold:
+            if text in self._open and text in line:
+                self._search(text, line)
+
+    def _texts_in(self, shape: bytes) -> tuple[bytes, ...]:
+        """The texts that are in a line, digits as zeros, of this shape.
+
+        They are found by four bytes of each, as one by one would take a hundred times
+        as long.
+        """
         if not self._by_gram:
             self._by_gram = _by_gram(self._open)
         grams: set[bytes] = set()
-        for low in range(0, len(line), 1 << 16):
-            high = min(low + (1 << 16), len(line) - 3)
-            here = {line[at : at + 4] for at in range(low, high)}
+        for low in range(0, len(shape), 1 << 16):
+            high = min(low + (1 << 16), len(shape) - 3)
+            here = {shape[at : at + 4] for at in range(low, high)}
             grams |= here & self._by_gram.keys()
-        for gram in grams:
-            for text in self._by_gram[gram]:
-                if text in self._open and text in line:
-                    self._search(text, line)
+        return tuple(
+            text
+            for gram in grams
+            for text in self._by_gram[gram]
+            if text.translate(_ZEROS) in shape
+        )
 
     def _search(self, text: bytes, block: bytes) -> None:
         position = block.find(text)
@@ -209,8 +233,14 @@ class Scanner:
 
 
 def _by_gram(texts: Iterable[bytes]) -> dict[bytes, list[bytes]]:
-    """The texts by four bytes of each: those that the fewest of the others hold."""
-    held = {text: {text[at : at + 4] for at in range(len(text) - 3)} for text in texts}
+    """The texts by four bytes of each: those that the fewest of the others hold.
+
+    Every digit counts as a 0.
+    """
+    held: dict[bytes, set[bytes]] = {}
+    for text in texts:
+        shape = text.translate(_ZEROS)
+        held[text] = {shape[at : at + 4] for at in range(len(shape) - 3)}
     common = Counter(gram for grams in held.values() for gram in grams)
     found: dict[bytes, list[bytes]] = {}
     for text, grams in held.items():
