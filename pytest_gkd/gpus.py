@@ -2,8 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[ctypes.CDLL | None]:
+    """NVIDIA's management library, None without a driver that answers."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        yield None
+        return
+    if nvml.nvmlInit_v2() != 0:
+        yield None
+        return
+    try:
+        yield nvml
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _devices(nvml: ctypes.CDLL) -> int:
+    count = ctypes.c_uint(0)
+    found = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
+    return int(count.value) if found else 0
 
 
 def driver_count() -> int:
@@ -12,16 +37,8 @@ def driver_count() -> int:
     NVML's ``nvmlDeviceGetCount_v2`` (NVML API reference) counts the devices that this
     container may open, which /proc/driver/nvidia does not.
     """
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return 0
-    if nvml.nvmlInit_v2() != 0:
-        return 0
-    count = ctypes.c_uint(0)
-    found = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
-    nvml.nvmlShutdown()
-    return int(count.value) if found else 0
+    with _nvml() as nvml:
+        return 0 if nvml is None else _devices(nvml)
 
 
 def visible(count: int, environment: str | None) -> int:
@@ -59,19 +76,12 @@ def busiest_percent() -> int:
     NVML's ``nvmlDeviceGetUtilizationRates`` (NVML API reference): the share of the
     last sample period, a sixth of a second to a second, in which a kernel ran.
     """
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return 0
-    if nvml.nvmlInit_v2() != 0:
-        return 0
-    count = ctypes.c_uint(0)
-    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
     most = 0
-    for index in range(count.value):
-        device, used = ctypes.c_void_p(), _Utilization()
-        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) == 0:
-            nvml.nvmlDeviceGetUtilizationRates(device, ctypes.byref(used))
-            most = max(most, int(used.gpu))
-    nvml.nvmlShutdown()
+    with _nvml() as nvml:
+        for index in range(0 if nvml is None else _devices(nvml)):
+            assert nvml is not None
+            device, used = ctypes.c_void_p(), _Utilization()
+            if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) == 0:
+                nvml.nvmlDeviceGetUtilizationRates(device, ctypes.byref(used))
+                most = max(most, int(used.gpu))
     return most
