@@ -60,8 +60,12 @@ def test_stuck(gkd):
 @pytest.mark.gkd_stage("next", lane="probe", timeout=20)
 def test_next(): pass
 """
+# What nohup or a shell in the background starts ignores signals, and hands that on.
+HEEDS = "import os, signal, sys; signal.signal(1, signal.SIG_DFL)"
 COMMAND = [
     sys.executable,
+    "-c",
+    f"{HEEDS}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])",
     "-m",
     "pytest",
     "-p",
