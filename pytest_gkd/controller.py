@@ -490,6 +490,7 @@ class StageController:
 
     def pytest_keyboard_interrupt(self) -> None:
         self.record.interrupted = "interrupted"
+        self.watchdog.drain()  # a stage may have said that it is done, just now
         self._close_open_stages()
 
     def _close_open_stages(self) -> None:
