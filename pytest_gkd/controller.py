@@ -490,7 +490,12 @@ class StageController:
 
     def pytest_keyboard_interrupt(self) -> None:
         self.record.interrupted = "interrupted"
-        self.watchdog.drain()  # a stage may have said that it is done, just now
+        # A stage may have said that it is done, and the interrupt have hit the reading.
+        for event in EventReader(self.run_dir / "events").read():
+            record = self.record.stage(event.get("stage", ""))
+            if event["event"] == "finish" and record and record.outcome is None:
+                record.ended_with = event["outcome"]
+                record.duration_s = event["duration_s"]
         self._close_open_stages()
 
     def _close_open_stages(self) -> None:
