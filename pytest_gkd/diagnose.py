@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from pytest_gkd.faultspecs import FaultSpec
 from pytest_gkd.logs import CauseFound, LogReport
 from pytest_gkd.match import EvidenceLine
 from pytest_gkd.rules import Catalogue, Rule
@@ -22,7 +24,7 @@ def report_text(report: LogReport) -> str:
         if others:
             lines.append("  or    " + ", ".join(one.cause for one in others))
         lines.append(f"  phase {report.phase}")
-        lines.append(f"  more  gkd explain {root.cause}")
+        lines.append(f"  more  {root.explain}")
     elif report.verdict == "healthy":
         if report.still:
             lines.append("healthy: the run works where the log ends; nothing failed")
@@ -130,6 +132,37 @@ def cause_json(rule: Rule) -> dict[str, Any]:
         ],
         "myths": [{"claim": one.claim, "truth": one.truth} for one in rule.myths],
         "sources": [{"ref": one.ref, "says": one.says} for one in rule.sources],
+    }
+
+
+def near_causes(word: str, catalogue: Catalogue) -> list[Rule]:
+    """The rules that a word may mean: of an area, in an id, in a title; at most ten."""
+    rules = catalogue.rules.values()
+    word = word.lower()
+    in_id = [rule for rule in rules if word in rule.id]
+    close = difflib.get_close_matches(word, list(catalogue.rules), n=3)
+    in_title = [rule for rule in rules if word in rule.title.lower()]
+    found = [*in_id, *(catalogue[cause] for cause in close), *in_title]
+    return list({rule.id: rule for rule in found}.values())[:10]
+
+
+def faults_text(faults: Iterable[FaultSpec]) -> str:
+    """Each fault that can be injected, what is done, and what it is found as."""
+    faults = list(faults)
+    width = max(len(fault.name) for fault in faults)
+    return "\n".join(
+        f"{fault.name:<{width}}  {fault.how} "
+        f"(found as {' or '.join(fault.causes) or fault.outcome})"
+        for fault in faults
+    )
+
+
+def faults_json(faults: Iterable[FaultSpec]) -> dict[str, Any]:
+    """The faults as ``gkd faults --format json`` prints them."""
+    told = ("name", "how", "stage", "outcome", "causes", "needs")
+    return {
+        "schema": 1,
+        "faults": [{key: getattr(fault, key) for key in told} for fault in faults],
     }
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pytest_gkd import sanitize
+from pytest_gkd.patterns import Pattern, pattern_of
 from pytest_gkd.root import Found, choose
 from pytest_gkd.rules import Catalogue, Fix, Rule, Signature
 from pytest_gkd.scan import Hit, scan_texts
@@ -18,11 +20,9 @@ STAGE_FRAMEWORKS = ("vllm", "ray")
 TRAINERS = ("verl", "trl", "lightrft", "deepspeed")
 
 _PLACE = re.compile(r"<(\w+)>")
-_EXCEPTION = re.compile(
-    r"^(?:E +)?(?:[\w.]+\.)?\w*(?:Error|Exception|Fault|Timeout)\b:?"
-)
-_TROUBLE = re.compile(
-    r"\b(?:error|fatal|failed|killed|abort(?:ed)?|segmentation fault|panic)\b", re.I
+_EXCEPTION = Pattern(rb"^(?:E +)?[\w.]*(?:Error|Exception|Fault|Timeout)\b")
+_TROUBLE = Pattern(
+    rb"(?i)\b(?:error|fatal|failed|killed|abort(?:ed)?|segmentation fault|panic)\b"
 )
 
 
@@ -42,6 +42,7 @@ class StageEvidence:
     the stage itself named, if it knew. ``texts`` are the failure text, the captured
     output of all processes, the ranks' logs and the stacks; a source whose name holds
     ``stack`` counts as stacks. ``exit_signal`` is a name such as ``SIGKILL``.
+    ``alive`` says that a stage whose time was up still got on.
     """
 
     stage: str
@@ -52,6 +53,7 @@ class StageEvidence:
     facts: Mapping[str, Any] = field(default_factory=dict)
     exit_signal: str | None = None
     doing: str = ""
+    alive: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,13 +177,17 @@ def _stage_hits(evidence: StageEvidence, catalogue: Catalogue) -> Iterator[Hit]:
 
 def _holds(signature: Signature, evidence: StageEvidence) -> bool:
     """Whether the signature's conditions on the stage hold; without any they do."""
-    if signature.outcomes and evidence.outcome not in signature.outcomes:
+    outcomes = {evidence.outcome}
+    if evidence.outcome == "timeout" and not evidence.alive:
+        outcomes.add("stuck")
+    if signature.outcomes and not outcomes & set(signature.outcomes):
         return False
     if signature.stages and evidence.stage not in signature.stages:
         return False
     if signature.signals and evidence.exit_signal not in signature.signals:
         return False
-    return re.search(signature.doing, evidence.doing, re.IGNORECASE) is not None
+    doing = evidence.doing.encode("utf-8", "replace")
+    return pattern_of(f"(?i){signature.doing}").search(doing) is not None
 
 
 def _what_happened(evidence: StageEvidence) -> str:
@@ -287,15 +293,16 @@ def telling_lines(texts: Iterable[TextSource], limit: int = 6) -> list[EvidenceL
         lines = [line.strip() for line in source.text.splitlines()]
         numbered = [(n, line) for n, line in enumerate(lines, 1) if line]
         for back, (number, line) in enumerate(reversed(numbered)):
-            if _EXCEPTION.search(line[:200]):
+            start = line[:400].encode("utf-8", "replace")
+            if _EXCEPTION.search(start):
                 kind = 0
-            elif _TROUBLE.search(line[:400]):
+            elif _TROUBLE.search(start):
                 kind = 1
             elif back < 2:
                 kind = 2
             else:
                 continue
-            entry = EvidenceLine(source.name, number, line[:400])
+            entry = EvidenceLine(source.name, number, sanitize.line(line)[:400])
             ranked.append((kind, order * 1_000_000 + back, entry))
     ranked.sort(key=lambda item: item[:2])
     told: dict[str, EvidenceLine] = {}

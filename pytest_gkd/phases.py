@@ -8,8 +8,9 @@ transformers 5, LightRFT.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+
+from pytest_gkd.patterns import Pattern
 
 PHASES = (
     "config",
@@ -217,10 +218,10 @@ FIRST_STEP = (
     "setting global step to",
 )
 _BAR = "Training Progress:   0%"
-NCCL = re.compile(rb"\bNCCL (?:INFO|version) ?")
+NCCL = Pattern(rb"\bNCCL (?:INFO|version) ?")
 
 # One completed step of training, however the framework prints it.
-STEP = re.compile(
+STEP = Pattern(
     rb"\bstep:\d+ - |\{'loss': |\{'train_loss|'reward': -?\d"
     rb"|Training Progress: +\d+%\|.{0,80}\| [1-9]\d*/"
     rb"|\b(?:iteration|[Ss]tep|global_step|iter|[Ee]poch)[ =:]+\d+[^\r\n]{0,300}[Ll]oss"
@@ -228,7 +229,7 @@ STEP = re.compile(
     rb"|INFO: update actor done"
 )
 # Nothing follows these but the end of the program.
-FINISHED = re.compile(
+FINISHED = Pattern(
     rb"'train_runtime': |train_runtime +=|Final validation metrics"
     rb"|Training Progress: +100%\|"
     rb"|\b[Tt]raining (?:is )?(?:completed?|finished|done|succeeded)\b"
@@ -237,55 +238,55 @@ FINISHED = re.compile(
     rb"|Training took: |Finished server process|\bJob 'raysubmit_\w+' succeeded"
     rb"|\bSUCCEEDED\b"
     rb"|\b(?:exited|finished|completed) with (?:exit )?(?:code|status):? 0\b"
-    rb"|(?<!failed with )(?<!died with )\bexit (?:code|status):? 0\b"
+    rb"|(?:(?:failed|died) with )?\bexit (?:code|status):? 0\b"
     rb"|Successfully installed "
     rb"|=+ \d+ passed(?:, \d+ (?:skipped|warnings?|deselected))* in [\d.]+s"
     rb"|^\d+ passed in [\d.]+s"
-    rb"|\b(?:All done|Run complete|Job completed|run completed)\b"
+    rb"|\b(?:All done|Run complete|Job completed|run completed)\b",
+    unless=rb"^(?:failed|died) with ",
 )
 # The program works at this point; a later failure still counts.
-WORKING = re.compile(
+WORKING = Pattern(
     rb"Application startup complete|Uvicorn running on"
-    rb"|(?:GET|POST) /(?!update_named_param|init_communicator|\w+_weight)[\w/.?=&-]*"
-    rb" HTTP/1\.\d\" 200"
-    rb"|Processed prompts: 100%|Avg generation throughput: (?!0\.0)"
+    rb"|(?:GET|POST) /[\w/.?=&-]* HTTP/1\.\d\" 200"
+    rb"|Processed prompts: 100%|Avg generation throughput: (?:[1-9]|0\.[1-9])"
     rb"|Generated text: |The server is fired up and ready to roll"
-    rb"|(?m:^ *\d+ +\d+ +(?:float|half|double|b?float\d+|u?int\d+) .*\d+\.\d\d )"
+    rb"|(?m:^ *\d+ +\d+ +(?:float|half|double|b?float\d+|u?int\d+) .*\d+\.\d\d )",
+    unless=rb"^(?:GET|POST) /(?:update_named_param|init_communicator|\w+_weight)",
 )
 # What a server prints once its engine works; a trainer's engine is then only begun.
-READY = re.compile(
+READY = Pattern(
     rb"init engine \(profile|Starting (?:vLLM|uvicorn)|Available routes are|Route: /"
     rb"|Supported tasks: |Waiting for application startup|Started server process"
     rb"|Running: 0 reqs|Heartbeat successful|\[shutdown\]|Application shutdown complete"
 )
 # Nothing moves: a process that waits says so again and again, or its stacks are shown.
-WAITING = re.compile(rb"No available shared memory broadcast block found")
-IDLE = re.compile(
+WAITING = Pattern(rb"No available shared memory broadcast block found")
+IDLE = Pattern(
     rb"Avg prompt throughput: 0\.0 tokens/s, Avg generation throughput: 0\.0 tokens/s"
     rb", Running: [1-9]"
 )
-STACKS = re.compile(
-    rb"^ *Timeout \(\d+:\d\d:\d\d\)!|\(most recent call first\):"
+STACKS = Pattern(
+    rb"(?m)^ *Timeout \(\d+:\d\d:\d\d\)!|\(most recent call first\):"
     rb"|^ *Thread (?:0x)?[\dA-Fa-f]+ \((?:idle|active)",
-    re.MULTILINE,
 )
 # Somebody lost patience.
-INTERRUPT = re.compile(
-    rb"^ *(?:\([^)]*\) *|\[\w+\]: *)*KeyboardInterrupt\s*$|^ *\^C"
+INTERRUPT = Pattern(
+    rb"(?m)^ *(?:\([^)]*\) *|\[\w+\]: *)*KeyboardInterrupt\s*$|^ *\^C"
     rb"|got signal: 2\b|Signal 2 \(SIGINT\)|[Rr]eceived (?:signal )?SIGINT",
-    re.MULTILINE,
 )
 # Seen at the end of a run; some programs print it after a failure as well.
-ENDED = re.compile(
+ENDED = Pattern(
     rb"max_steps reached|Model saved to|Saved model to|saved successfully"
     rb"|Evaluation complete|[Aa]ll (?:tests|checks) passed"
     rb"|Avg bus bandwidth|Out of bounds values : 0 OK|Serving Benchmark Result"
     rb"|was not called before program exit|\bexits successfully"
     rb"|wandb: Find logs at|wandb: Synced |Throughput: [\d.]+ requests/s"
-    rb"|^ *100%\|[^|]{0,99}\| (\d+)/\1 \[|(?:[Ee]poch|Episode)[^|]{0,40}: 100%\|"
+    rb"|^ *100%\|[^|]{0,99}\| (?P<done>\d+)/(?P<all>\d+) \["
+    rb"|(?:[Ee]poch|Episode)[^|]{0,40}: 100%\|"
 )
 # Signs that a program failed, whatever the reason.
-FAILED = re.compile(
+FAILED = Pattern(
     rb"^(?:E +)?(?:\([^)]*\) *|\[rank\d+\]: *)*Traceback \(most recent call last\)"
     rb"|^(?:\([^)]*\) *|\[rank\d+\]: *)*[\w.]*(?:Error|Exception): "
     rb"|\[\w+\.py:\d+\] [\w.]*(?:Error|Exception): "
@@ -333,6 +334,12 @@ def phase_of(marker: Marker | None, after_step: str) -> str:
     if marker is None:
         return "unknown"
     return marker.phase if marker.phase in PHASES else after_step
+
+
+def ended(line: bytes) -> bool:
+    """Whether the line is seen at the end of a run; of a bar, that all is done."""
+    found = ENDED.search(line)
+    return found is not None and found[b"done"] == found[b"all"]
 
 
 _STARTS = ("config", "data", "ray-init", "actor-init", "rollout-init", "teacher-init")

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import functools
 import re
+import shlex
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from pytest_gkd.patterns import PatternError, pattern_of
+
+Made = TypeVar("Made")
 ADVICE_DIR = Path(__file__).with_name("advice")
 
 TIERS = ("cause", "symptom", "fallback")
@@ -39,12 +43,15 @@ KNOB_KINDS = (
     "trl",
     "lightrft",
     "deepspeed",
+    "peft",
     "hydra",
     "hf",
     "cmd",
     "gkd",
 )
-OUTCOMES = ("failed", "timeout", "crashed")
+# A stage is stuck when its time was up and it did not get on, as far as could be seen.
+OUTCOMES = ("failed", "timeout", "crashed", "stuck")
+_OF_STAGE = ("outcomes", "stages", "signals", "doing")
 
 _ID = re.compile(r"[a-z0-9]+\.[a-z0-9]+(-[a-z0-9]+)*")
 _FIELD = re.compile(r"\{(\w+)\}")
@@ -59,8 +66,11 @@ class Signature:
     """One way in which a cause shows itself.
 
     A line is a match when it holds one of ``text`` (exact, case-sensitive), none of
-    ``unless``, and ``pattern`` (a regular expression, searched) where there is one.
-    Named groups of the pattern are the facts that ``say`` may use. Without ``text``
+    ``unless``, and ``pattern`` (a regular expression, searched) where there is one. A
+    find of the pattern does not count when ``unless_pattern`` finds something in the
+    words of that find; the next one may. Both are RE2's, over bytes. Named groups of
+    the pattern are the facts that ``say`` may use; ``name2`` stands for ``name`` where
+    that group found nothing. Without ``text``
     the signature speaks of the stage alone: its ``outcomes``, ``stages``, the signal
     it died of (``signals``) and what it was doing (``doing``, a regular expression).
     Where text and such conditions stand together, both must hold. ``source`` limits
@@ -72,6 +82,7 @@ class Signature:
     text: tuple[str, ...] = ()
     pattern: str = ""
     unless: tuple[str, ...] = ()
+    unless_pattern: str = ""
     example: str = ""
     near_miss: tuple[str, ...] = ()
     say: str = ""
@@ -88,7 +99,23 @@ class Signature:
     @property
     def of_stage(self) -> bool:
         """Whether the signature asks about the stage, not only about text."""
-        return bool(self.outcomes or self.stages or self.signals or self.doing)
+        return any(getattr(self, key) for key in _OF_STAGE)
+
+    def facts_in(self, line: bytes) -> dict[str, str] | None:
+        """What the signature reads in a line that holds a ``text``; None: no match."""
+        if any(text.encode() in line for text in self.unless):
+            return None
+        if not self.pattern:
+            return {}
+        match = pattern_of(self.pattern, self.unless_pattern).search(line)
+        if match is None:
+            return None
+        facts = {
+            name.decode(): value.decode("utf-8", "replace").strip()
+            for name, value in match.groupdict().items()
+            if value is not None
+        }
+        return {name.rstrip("23456789"): facts[name] for name in facts} | facts
 
 
 @dataclass(frozen=True)
@@ -137,7 +164,7 @@ class Rule:
     """One cause: how it is recognised, what it means and what to do about it.
 
     ``consequence_of`` lists causes that, found in the same run, explain this one;
-    ``*`` stands for any other.
+    ``*`` stands for any other. ``file`` is the file of a rule of a user's own.
     """
 
     id: str
@@ -150,6 +177,7 @@ class Rule:
     consequence_of: tuple[str, ...] = ()
     myths: tuple[Myth, ...] = ()
     sources: tuple[Source, ...] = ()
+    file: str = ""
 
 
 @dataclass(frozen=True)
@@ -185,6 +213,7 @@ _SIGNATURE_KEYS = {
     "text": _TEXTS,
     "pattern": _TEXT,
     "unless": _TEXTS,
+    "unless_pattern": _TEXT,
     "example": _TEXT,
     "near_miss": _TEXTS,
     "say": _TEXT,
@@ -214,7 +243,8 @@ _SOURCE_KEYS = {"ref": _TEXT, "says": _TEXT}
 def load(extra: Iterable[Path] = ()) -> Catalogue:
     """The built-in catalogue and the users' own files, whose rules win.
 
-    A user's file holds one rule, with its ``id``. Raises RuleError by path and key.
+    A user's file holds one rule, with its ``id`` (docs/own-rules.md). Raises RuleError
+    by path and key.
     """
     own = {rule.id: rule for rule in (read_rule(path) for path in extra)}
     return Catalogue({**_built_in(), **own}) if own else Catalogue(_built_in())
@@ -231,25 +261,25 @@ def _built_in() -> dict[str, Rule]:
 
 def read_rule(path: Path, cause: str | None = None) -> Rule:
     """One file as a Rule; ``cause`` is its id, otherwise the file says it as ``id``."""
+    data = _read(path)
+    if cause is not None:
+        return parse_rule(data, cause, str(path))
+    return replace(parse_rule(data, data.pop("id", None), str(path)), file=str(path))
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RuleError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RuleError(f"{path}: is not TOML: {error}") from error
-    if cause is None:
-        cause = data.pop("id", None)
-        if not isinstance(cause, str):
-            raise RuleError(f"{path}: id: a rule of your own needs an id, a text")
-    return parse_rule(data, cause, str(path))
 
 
-def parse_rule(data: Mapping[str, Any], cause: str, where: str) -> Rule:
-    """TOML data as a Rule. Raises RuleError naming ``where`` and the key."""
-    if not _ID.fullmatch(cause):
-        raise RuleError(f"{where}: id {cause!r} is not of the form area.some-name")
-    _check(data, _RULE_KEYS, where, ("title", "tier", "why"))
-    _one_of(data["tier"], TIERS, f"{where}: tier")
+def parse_rule(data: Mapping[str, Any], cause: Any, where: str) -> Rule:
+    """TOML data as a Rule. Raises RuleError with all that is wrong, a line each."""
+    if wrong := list(_wrong(data, cause, where)):
+        raise RuleError("\n".join(wrong))
     return Rule(
         id=cause,
         title=data["title"],
@@ -257,76 +287,84 @@ def parse_rule(data: Mapping[str, Any], cause: str, where: str) -> Rule:
         why=" ".join(data["why"].split()),
         confirm=data.get("confirm", ""),
         consequence_of=tuple(data.get("consequence_of", ())),
-        signatures=tuple(
-            _signature(table, f"{where}: signature {number}")
-            for number, table in enumerate(data.get("signature", ()), 1)
-        ),
-        fixes=tuple(
-            _fix(table, f"{where}: fix {number}")
-            for number, table in enumerate(data.get("fix", ()), 1)
-        ),
-        myths=tuple(
-            Myth(**_checked(table, _MYTH_KEYS, f"{where}: myth", ("claim", "truth")))
-            for table in data.get("myth", ())
-        ),
-        sources=tuple(
-            Source(**_checked(table, _SOURCE_KEYS, f"{where}: source", ("ref",)))
-            for table in data.get("source", ())
-        ),
+        signatures=tuple(_made(Signature, one) for one in data.get("signature", ())),
+        fixes=tuple(_made(Fix, one) for one in data.get("fix", ())),
+        myths=tuple(_made(Myth, one) for one in data.get("myth", ())),
+        sources=tuple(_made(Source, one) for one in data.get("source", ())),
     )
 
 
-def _signature(table: Mapping[str, Any], where: str) -> Signature:
-    signature = Signature(**_checked(table, _SIGNATURE_KEYS, where, ()))
-    _one_of(signature.confidence, CONFIDENCES, f"{where}: confidence")
-    if signature.tier:
-        _one_of(signature.tier, TIERS, f"{where}: tier")
-    if signature.source:
-        _one_of(signature.source, ("stacks",), f"{where}: source")
-    for outcome in signature.outcomes:
-        _one_of(outcome, OUTCOMES, f"{where}: outcomes")
-    if not signature.text and not signature.of_stage:
-        raise RuleError(f"{where}: needs text, or a condition on the stage")
-    if signature.pattern and not signature.text:
-        raise RuleError(f"{where}: pattern needs text, the words its line must hold")
-    for text in signature.text:
-        if len(text) < 4:
-            raise RuleError(f"{where}: text {text!r} is too short to tell anything")
-    return signature
+def _made(kind: type[Made], table: Mapping[str, Any]) -> Made:
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
 
 
-def _fix(table: Mapping[str, Any], where: str) -> Fix:
-    fix = Fix(**_checked(table, _FIX_KEYS, where, ("do",)))
-    _one_of(fix.framework, FRAMEWORKS, f"{where}: framework")
-    for knob in fix.knobs:
-        kind, colon, name = knob.partition(":")
+def _wrong(data: Mapping[str, Any], cause: Any, where: str) -> Iterator[str]:
+    if cause is None:
+        yield f"{where}: id is missing: a rule of your own says its area.some-name"
+    elif not isinstance(cause, str) or not _ID.fullmatch(cause):
+        yield f"{where}: id {cause!r} is not of the form area.some-name"
+    yield from _form(data, _RULE_KEYS, where, ("title", "tier", "why"))
+    yield from _choice(data, "tier", TIERS, where)
+    for number, table in enumerate(_tables(data, "signature"), 1):
+        yield from _wrong_signature(table, f"{where}: signature {number}")
+    for number, table in enumerate(_tables(data, "fix"), 1):
+        yield from _wrong_fix(table, f"{where}: fix {number}")
+    for number, table in enumerate(_tables(data, "myth"), 1):
+        yield from _form(
+            table, _MYTH_KEYS, f"{where}: myth {number}", ("claim", "truth")
+        )
+    for number, table in enumerate(_tables(data, "source"), 1):
+        yield from _form(table, _SOURCE_KEYS, f"{where}: source {number}", ("ref",))
+
+
+def _wrong_signature(table: Mapping[str, Any], where: str) -> Iterator[str]:
+    yield from _form(table, _SIGNATURE_KEYS, where, ())
+    yield from _choice(table, "confidence", CONFIDENCES, where)
+    yield from _choice(table, "tier", TIERS, where)
+    yield from _choice(table, "source", ("stacks",), where)
+    yield from _choice(table, "outcomes", OUTCOMES, where)
+    texts = table.get("text")
+    if not texts and not any(map(table.get, _OF_STAGE)):
+        yield f"{where}: needs text, or a condition on the stage"
+    if table.get("pattern") and not texts:
+        yield f"{where}: pattern needs text, the words its line must hold"
+    if table.get("unless_pattern") and not table.get("pattern"):
+        yield f"{where}: unless_pattern needs a pattern, whose finds it keeps out"
+    for text in texts if isinstance(texts, list) else ():
+        if isinstance(text, str) and len(text) < 4:
+            yield f"{where}: text {text!r} is too short to tell anything"
+
+
+def _wrong_fix(table: Mapping[str, Any], where: str) -> Iterator[str]:
+    yield from _form(table, _FIX_KEYS, where, ("do",))
+    yield from _choice(table, "framework", FRAMEWORKS, where)
+    knobs = table.get("knobs")
+    for knob in knobs if isinstance(knobs, list) else ():
+        kind, colon, name = str(knob).partition(":")
         if not colon or not name or kind not in KNOB_KINDS:
-            raise RuleError(
+            yield (
                 f"{where}: knobs: {knob!r} is not kind:name with a kind of "
                 f"{', '.join(KNOB_KINDS)}"
             )
-    return fix
 
 
-def _checked(
+def _tables(data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    tables = data.get(key)
+    return tables if tables is not None and _is(tables, _TABLES) else []
+
+
+def _form(
     table: Mapping[str, Any], keys: Mapping[str, str], where: str, needed: Iterable[str]
-) -> dict[str, Any]:
-    _check(table, keys, where, needed)
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-
-
-def _check(
-    table: Mapping[str, Any], keys: Mapping[str, str], where: str, needed: Iterable[str]
-) -> None:
+) -> Iterator[str]:
     for key, value in table.items():
         kind = keys.get(key)
         if kind is None:
-            raise RuleError(f"{where}: unknown key {key!r}; known: {', '.join(keys)}")
-        if not _is(value, kind):
-            raise RuleError(f"{where}: {key}: {value!r} is not {kind}")
+            yield f"{where}: unknown key {key!r}; known: {', '.join(keys)}"
+        elif not _is(value, kind):
+            yield f"{where}: {key}: {value!r} is not {kind}"
     for key in needed:
         if not table.get(key):
-            raise RuleError(f"{where}: {key} is missing")
+            yield f"{where}: {key} is missing"
 
 
 def _is(value: Any, kind: str) -> bool:
@@ -338,9 +376,35 @@ def _is(value: Any, kind: str) -> bool:
     return isinstance(value, list) and all(isinstance(part, item) for part in value)
 
 
-def _one_of(value: str, choices: tuple[str, ...], where: str) -> None:
-    if value not in choices:
-        raise RuleError(f"{where}: {value!r} is not one of {', '.join(choices)}")
+def _choice(
+    table: Mapping[str, Any], key: str, choices: tuple[str, ...], where: str
+) -> Iterator[str]:
+    value = table.get(key) or []
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, str) and one not in choices:
+            yield f"{where}: {key}: {one!r} is not one of {', '.join(choices)}"
+
+
+def explain_command(rule: Rule, shown: Callable[[Path], str] = str) -> str:
+    """What to type to read all of a rule; ``shown`` is how a path is to be told."""
+    file = f" --rules {shlex.quote(shown(Path(rule.file)))}" if rule.file else ""
+    return f"gkd explain {rule.id}{file}"
+
+
+def check(path: Path) -> list[str]:
+    """All that is wrong in a user's file, each as one sentence with its place."""
+    try:
+        data = _read(path)
+    except RuleError as error:
+        return [str(error)]
+    wrong = list(_wrong(data, data.pop("id", None), str(path)))
+    if not wrong:
+        return proofread(read_rule(path), str(path))
+    for number, table in enumerate(_tables(data, "signature"), 1):
+        at = f"{path}: signature {number}"
+        if not any(_wrong_signature(table, at)):
+            wrong += _proofread(_made(Signature, table), at)
+    return wrong
 
 
 def proofread(rule: Rule, where: str) -> list[str]:
@@ -352,32 +416,38 @@ def proofread(rule: Rule, where: str) -> list[str]:
     if len(rule.title) > 60:
         found.append(f"{where}: title: {len(rule.title)} characters, at most 60")
     for number, signature in enumerate(rule.signatures, 1):
-        at = f"{where}: signature {number}"
-        try:
-            pattern = re.compile(signature.pattern)
-        except re.error as error:
-            found.append(f"{at}: pattern: {error}")
-            continue
-        found += [
-            f"{at}: say: {{{name}}} is no group of the pattern"
-            for name in _FIELD.findall(signature.say)
-            if name not in pattern.groupindex
-        ]
-        if signature.text and not signature.example:
-            found.append(f"{at}: example is missing")
-        elif signature.text and not _fits(signature, pattern, signature.example):
-            found.append(f"{at}: example does not match its own signature")
-        found += [
-            f"{at}: near_miss {line!r} matches"
-            for line in signature.near_miss
-            if _fits(signature, pattern, line)
-        ]
+        found += _proofread(signature, f"{where}: signature {number}")
     return found
 
 
-def _fits(signature: Signature, pattern: re.Pattern[str], line: str) -> bool:
+def _proofread(signature: Signature, at: str) -> Iterator[str]:
+    broken = False
+    for key in ("pattern", "unless_pattern", "doing"):
+        try:
+            pattern_of(getattr(signature, key))
+        except PatternError as error:
+            broken = True
+            yield f"{at}: {key}: {error}; RE2's syntax, without look-around"
+    if broken:
+        return
+    for name in _FIELD.findall(signature.say):
+        if name not in pattern_of(signature.pattern).groups:
+            yield f"{at}: say: {{{name}}} is no group of the pattern"
+    if signature.text and not signature.example:
+        yield f"{at}: example is missing"
+    elif signature.text and not _fits(signature, signature.example):
+        yield f"{at}: example does not match its own signature"
+    for line in signature.near_miss:
+        if _fits(signature, line):
+            yield f"{at}: near_miss {line!r} matches"
+    if signature.unless_pattern:
+        open_to_all = replace(signature, unless_pattern="")
+        if not any(_fits(open_to_all, line) for line in signature.near_miss):
+            yield f"{at}: unless_pattern: no near_miss shows what it is for"
+
+
+def _fits(signature: Signature, line: str) -> bool:
     return (
         any(text in line for text in signature.text)
-        and not any(text in line for text in signature.unless)
-        and pattern.search(line) is not None
+        and signature.facts_in(line.encode()) is not None
     )

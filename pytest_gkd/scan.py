@@ -7,13 +7,13 @@ closer, and never more than ``WINDOW`` bytes of it, so no pattern meets a long l
 
 from __future__ import annotations
 
-import functools
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from pytest_gkd import sanitize
+from pytest_gkd.patterns import Match, Pattern, any_of
 from pytest_gkd.rules import Catalogue, Signature
 
 WINDOW = 3000
@@ -25,21 +25,22 @@ MAX_TRIES = 300
 SHAPES = 5000
 
 _ZEROS = bytes.maketrans(b"0123456789", b"0" * 10)
-_ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x00")
-_NOTE = re.compile(
-    rb"(?<!NCCL )\b(?:WARNING|WARN|INFO|DEBUG|warning|Warning)\b"
+_ANSI = Pattern(rb"(?:\x1b\[[0-9;?]*[A-Za-z]|\x00)+")
+_NOTE = Pattern(
+    rb"(?:NCCL )?\b(?:WARNING|WARN|INFO|DEBUG|warning|Warning)\b"
     rb"|(?:User|Future|Deprecation|Runtime|Resource)Warning"
     rb"|Generated text: |\bPrompt: ['\"]"
-    rb"|^\W{0,3}(?:rank\d+\W{1,4})?[WI]\d{0,4} "
+    rb"|^\W{0,3}(?:rank\d+\W{1,4})?[WI]\d{0,4} ",
+    unless=rb"^NCCL ",
 )
 # What Ray, vLLM and torchrun put before the lines of their processes.
-_PREFIX = re.compile(rb"^(?:\([\w.:]+ (?:rank=\d+ )?pid=\d+[^)]*\) *|\[default\d+\]:)+")
-_ALARM = re.compile(rb"\b(?:ERROR|CRITICAL|FATAL)\b|\b[EF]\d{3,4} ")
-_ACTOR = re.compile(rb"\(([\w.:]+) pid=(\d+)(?:, ip=([\d.]+))?\)")
-_RANK = re.compile(rb"\[?\b[Rr]ank ?(\d+)\]|\[default(\d+)\]:|\bTP(\d+) pid=")
-_REPEATED = re.compile(rb" *\[repeated \d+x across cluster\].*")
+_PREFIX = Pattern(rb"^(?:\([\w.:]+ (?:rank=\d+ )?pid=\d+[^)]*\) *|\[default\d+\]:)+")
+_ALARM = Pattern(rb"\b(?:ERROR|CRITICAL|FATAL)\b|\b[EF]\d{3,4} ")
+_ACTOR = Pattern(rb"\(([\w.:]+) pid=(\d+)(?:, ip=([\d.]+))?\)")
+_RANK = Pattern(rb"\[?\b[Rr]ank ?(\d+)\]|\[default(\d+)\]:|\bTP(\d+) pid=")
+_REPEATED = Pattern(rb" *\[repeated \d+x across cluster\].*")
 # 2026-11-21 10:00:00,123 | 11-21 10:00:00 (vLLM) | E1121 10:00:00.123456 or E918 (glog)
-_TIME = re.compile(
+_TIME = Pattern(
     rb"(?:(?:\d{4}[-/])?(?P<month>\d\d)[-/](?P<day>\d\d)[ T]|[EWIF](?P<glog>\d{3,4}) )"
     rb"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d(?:[.,]\d{1,6})?)"
 )
@@ -86,20 +87,34 @@ class Scanner:
         self.source_index = source_index
         self.hits: list[Hit] = []
         self._open = dict(signatures)
+        self._any_text = any_of(tuple(signatures))
+        # Of two causes in one line the catalogue's first is told, every time.
+        self._place_of = {text: place for place, text in enumerate(signatures)}
         self._by_gram: dict[bytes, list[bytes]] = {}
         self._by_shape: dict[bytes, tuple[bytes, ...]] = {}
         self._tries: dict[bytes, int] = {}
         self._seen: dict[int, int] = {}
+        self._last: dict[int, int] = {}
         self._closed: dict[bytes, tuple[list[tuple[str, Signature, str]], int]] = {}
         self._line = 1
         self._offset = 0
 
     def feed(self, block: bytes) -> None:
         """Look through the next block, which ends at a line end or at the end."""
-        for text in [text for text in self._open if text in block]:
-            self._search(text, block)
-        self._line += block.count(b"\n")
-        self._offset += len(block)
+        line, offset = self.place
+        before = len(self.hits)
+        end = 0
+        while (found := self._any_text.search(block, end)) is not None:
+            start = max(end, block.rfind(b"\n", end, found.start()) + 1)
+            line += block.count(b"\n", end, start)
+            end = block.find(b"\n", found.end())
+            end = len(block) if end < 0 else end
+            self.feed_line(block[start:end], line, offset + start)
+        for at, hit in enumerate(self.hits[before:], before):
+            if hit.time_s is None:
+                when = time_of(block, hit.order - offset)
+                self.hits[at] = replace(hit, time_s=when)
+        self.place = line + block.count(b"\n", end), offset + len(block)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -147,12 +162,9 @@ class Scanner:
             high = min(low + (1 << 16), len(shape) - 3)
             here = {shape[at : at + 4] for at in range(low, high)}
             grams |= here & self._by_gram.keys()
-        return tuple(
-            text
-            for gram in grams
-            for text in self._by_gram[gram]
-            if text.translate(_ZEROS) in shape
-        )
+        found = (text for gram in grams for text in self._by_gram[gram])
+        held = [text for text in found if text.translate(_ZEROS) in shape]
+        return tuple(sorted(held, key=self._place_of.__getitem__))
 
     def _search(self, text: bytes, block: bytes) -> None:
         position = block.find(text)
@@ -210,9 +222,11 @@ class Scanner:
         start: int,
     ) -> None:
         cause, signature, tier = entry
-        facts = fit(signature, clean)
-        if facts is None:
-            return
+        facts = signature.facts_in(clean)
+        place = self._offset + start
+        if facts is None or self._last.get(id(signature)) == place:
+            return  # a line that holds two texts of a signature is one find
+        self._last[id(signature)] = place
         self._seen[id(signature)] = self._seen.get(id(signature), 0) + 1
         self.hits.append(
             Hit(
@@ -225,7 +239,7 @@ class Scanner:
                 facts=facts,
                 weak=not signature.loud and is_note(clean, at),
                 source_index=self.source_index,
-                order=self._offset + start,
+                order=place,
                 time_s=time_of(block, start),
                 process=process_of(clean),
             )
@@ -281,52 +295,30 @@ def segment(block: bytes, position: int) -> tuple[int, int]:
 
 def tidy(block: bytes, start: int, position: int, end: int) -> tuple[bytes, int]:
     """The line without colours and fold marks, and where the find is in it."""
-    before = _ANSI.sub(b"", block[start:position])
-    after = _ANSI.sub(b"", block[position:end])
-    return _REPEATED.sub(b"", before + after).rstrip(), len(before)
+    before = _ANSI.without(block[start:position])
+    after = _ANSI.without(block[position:end])
+    return _REPEATED.without(before + after).rstrip(), len(before)
 
 
 def blanked(text: bytes) -> bytes:
     """The text with spaces in the place of colours, so that every byte stays."""
-    return _ANSI.sub(lambda found: b" " * len(found[0]), text)
+    return _ANSI.without(text, fill=b" ")
 
 
 def plain(line: bytes) -> bytes:
     """The line without colours, NUL bytes and the name of the process before it."""
-    return _PREFIX.sub(b"", _ANSI.sub(b"", line).lstrip())
-
-
-def fit(signature: Signature, line: bytes) -> dict[str, str] | None:
-    """The facts that the signature reads in the line, or None when it does not fit."""
-    if any(text.encode() in line for text in signature.unless):
-        return None
-    if not signature.pattern:
-        return {}
-    match = pattern_of(signature.pattern).search(line)
-    if match is None:
-        return None
-    return {
-        name: value.decode("utf-8", "replace").strip()
-        for name, value in match.groupdict().items()
-        if value is not None
-    }
-
-
-@functools.cache
-def pattern_of(pattern: str) -> re.Pattern[bytes]:
-    """The compiled pattern; compiled on its first use, as most are never needed."""
-    return re.compile(pattern.encode())
+    return _PREFIX.without(_ANSI.without(line).lstrip())
 
 
 def is_note(line: bytes, at: int) -> bool:
     """Whether the words before ``at`` call the line a warning or a note."""
-    before = _PREFIX.sub(b"", line[:at])
+    before = _PREFIX.without(line[:at])
     return _NOTE.search(before) is not None and _ALARM.search(before) is None
 
 
 def shown(line: bytes, width: int = 400) -> str:
     """The line as a report shows it."""
-    text = " ".join(line.decode("utf-8", "replace").split())
+    text = sanitize.line(line.decode("utf-8", "replace"))
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
@@ -354,11 +346,11 @@ def time_of(block: bytes, start: int) -> float | None:
     return None if found is None else _seconds(found)
 
 
-def _seconds(match: re.Match[bytes]) -> float:
-    date = match["glog"] or match["month"] + match["day"]
+def _seconds(match: Match) -> float:
+    date = match[b"glog"] or match[b"month"] + match[b"day"]
     days = int(date[:-2]) * 31 + int(date[-2:])
-    clock = int(match["hour"]) * 3600 + int(match["minute"]) * 60
-    return days * 86400 + clock + float(match["second"].replace(b",", b"."))
+    clock = int(match[b"hour"]) * 3600 + int(match[b"minute"]) * 60
+    return days * 86400 + clock + float(match[b"second"].replace(b",", b"."))
 
 
 def clock(when: time.struct_time) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +37,18 @@ def judged(found: Any, *, pushed: bool = True) -> StageFault:
 
 def test_right_answers_are_no_fault() -> None:
     reference.judge(job(DIGESTS), [RIGHT, RIGHT], "after the push")
+
+
+def test_the_right_tokens_with_other_probabilities_are_a_fault_of_their_own() -> None:
+    near = replace(RIGHT, max_logprob_difference=4e-4)
+    off, far = (replace(RIGHT, max_logprob_difference=x) for x in (4e-3, 4e-2))
+    assert reference.deviation([RIGHT, near]) == ""
+    assert "up to 0.004 nats" in reference.deviation([near, off])
+    reference.judge(job(DIGESTS), [near, off], "after the push")
+    with pytest.raises(StageFault, match=r"up to 0\.04 nats apart, 0\.01") as caught:
+        reference.judge(job(DIGESTS), [near, far], "after the start", pushed=False)
+    assert caught.value.cause == "vllm.wrong-output"
+    assert "all 2 tensors in the engine equal the trainer's" in str(caught.value)
 
 
 def test_wrong_answers_of_other_weights_name_the_tensors() -> None:

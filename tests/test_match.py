@@ -87,6 +87,23 @@ def test_a_data_stage_out_of_time_is_a_stalled_loader() -> None:
     assert found.cause == "data.loader-stall"
 
 
+def test_a_data_stage_that_was_at_work_when_its_time_was_up_is_not_stalled() -> None:
+    loading = "    _prepare_split (datasets/builder.py:957)"
+    texts = (TextSource("stacks/7.txt", loading),)
+    slow = StageEvidence("data", "timeout", texts=texts, alive=True)
+    assert diagnose(slow, CATALOGUE) is None
+
+
+def test_a_stage_that_stands_in_an_import_is_stuck_there() -> None:
+    stack = "    _find_and_load (<frozen importlib._bootstrap>:1176)"
+    texts = (TextSource("stacks/7.txt", stack),)
+    found = diagnose(StageEvidence("data", "timeout", texts=texts), CATALOGUE)
+    assert found is not None
+    assert found.cause == "env.import-stuck"
+    slow = StageEvidence("data", "timeout", texts=texts, alive=True)
+    assert diagnose(slow, CATALOGUE) is None
+
+
 def test_a_push_out_of_time_is_a_stuck_sync() -> None:
     evidence = StageEvidence("weight_sync", "timeout", doing="pushing weights")
     found = diagnose(evidence, CATALOGUE)

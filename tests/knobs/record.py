@@ -2,11 +2,12 @@
 
     python tests/knobs/record.py verl-0.9.1-py3-none-any.whl \
         trl-1.16.0-py3-none-any.whl deepspeed-0.19.8.tar.gz \
-        LightRFT.tar nccl.tar verl-recipe.tar
+        LightRFT.tar nccl.tar verl-recipe.tar peft-0.21.2-py3-none-any.whl
 
 Wheels and source archives come from the package index (``pip download --no-deps``),
 the ``.tar`` files from ``git archive HEAD`` of the repositories. Writes recorded.json
-beside this file: for each archive the names that were found in it and where.
+beside this file: for each archive the names that were found in it and where. What is
+recorded of archives that are not given stays.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ KINDS = {
     "lightrft": "LightRFT",
     "nccl": "nccl",
     "recipe": "verl-recipe",
+    "peft": "peft-",
 }
 
 # Where the name must stand, so that a test or an example proves nothing.
@@ -79,6 +81,8 @@ def pattern(kind: str, name: str) -> str:
     if kind == "deepspeed":
         first = name.partition(".")[0] if name[0] != "z" else last
         return rf"(?:def|class) {first}\b|[\"']{first}[\"']|^    {first}:|{first}\.py"
+    if kind == "peft":
+        return rf"def {last}\b"
     if kind == "nccl":
         plain = last.removeprefix("NCCL_")
         return rf"\"{plain}\"|{last}\b"
@@ -131,12 +135,13 @@ def wanted() -> dict[str, set[str]]:
 
 def main(archives: list[str]) -> int:
     """Prove every name; returns 1 when one is not found."""
-    recorded: dict[str, dict[str, object]] = {}
+    recorded = json.loads((HERE / "recorded.json").read_text())
     missing = 0
     for kind, names in wanted().items():
-        archive = next(
-            Path(a) for a in archives if Path(a).name.startswith(KINDS[kind])
-        )
+        given = [Path(a) for a in archives if Path(a).name.startswith(KINDS[kind])]
+        if not given:
+            continue
+        archive = given[0]
         proofs = {name: prove(kind, name, archive) for name in sorted(names)}
         for name, proof in proofs.items():
             if proof is None:

@@ -1,0 +1,95 @@
+"""How is text that nobody vouches for searched? By RE2, in linear time.
+
+A backtracking search takes seconds to hours on a line that suits its pattern badly, and
+``re`` lets no other thread run meanwhile. RE2's time grows with the text alone, and it
+holds no lock. The price: patterns without look-around and back references, for which
+``unless`` stands here (syntax: https://github.com/google/re2/wiki/Syntax).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import re2
+
+# RE2's own limit is 8 MiB: too little for thousands of words at once.
+MEMORY = 64 << 20
+
+
+class PatternError(ValueError):
+    """A pattern that RE2 does not take; the text says why."""
+
+
+class Match(Protocol):
+    """What was found in a text, by the numbers and names of its groups."""
+
+    def __getitem__(self, group: int | bytes, /) -> Any: ...
+    def start(self, group: int = 0, /) -> int: ...
+    def end(self, group: int = 0, /) -> int: ...
+    def groups(self) -> tuple[bytes | None, ...]: ...
+    def groupdict(self) -> dict[bytes, bytes | None]: ...
+
+
+class Pattern:
+    """A regular expression over bytes, which need not be UTF-8.
+
+    A find does not count when ``unless`` finds something in the words of that find.
+    Raises PatternError.
+    """
+
+    def __init__(self, pattern: bytes, unless: bytes = b"") -> None:
+        self._pattern = _compiled(pattern)
+        self._unless = _compiled(unless) if unless else None
+
+    @property
+    def groups(self) -> list[str]:
+        """The names of its groups."""
+        return [name.decode() for name in self._pattern.groupindex]
+
+    def finditer(
+        self, text: bytes, start: int = 0, end: int | None = None
+    ) -> Iterator[Match]:
+        """Every find between two places of the text; ``^`` is the start of the text."""
+        for match in self._pattern.finditer(text, start, end):
+            if self._unless is None or self._unless.search(match[0]) is None:
+                yield match
+
+    def search(
+        self, text: bytes, start: int = 0, end: int | None = None
+    ) -> Match | None:
+        """The first find between two places of the text."""
+        return next(self.finditer(text, start, end), None)
+
+    def without(self, text: bytes, fill: bytes = b"") -> bytes:
+        """The text without what is found in it, ``fill`` for each byte of it."""
+        kept = []
+        at = 0
+        for match in self.finditer(text):
+            kept += [text[at : match.start()], fill * len(match[0])]
+            at = match.end()
+        return b"".join([*kept, text[at:]]) if at else text
+
+
+def _compiled(pattern: bytes) -> Any:
+    options = re2.Options()
+    options.encoding = re2.Options.Encoding.LATIN1  # a byte is a character
+    options.log_errors = False
+    options.max_mem = MEMORY
+    try:
+        return re2.compile(pattern, options)
+    except re2.error as error:
+        raise PatternError(error.args[0].decode("utf-8", "replace")) from error
+
+
+@functools.lru_cache(maxsize=4)
+def any_of(texts: tuple[bytes, ...]) -> Pattern:
+    """What finds the first of thousands of texts, at some hundred MB a second."""
+    return Pattern(b"|".join(re2.escape(text) for text in sorted(texts)))
+
+
+@functools.cache
+def pattern_of(pattern: str, unless: str = "") -> Pattern:
+    """The compiled pattern; compiled on its first use, as most are never needed."""
+    return Pattern(pattern.encode(), unless.encode())

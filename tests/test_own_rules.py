@@ -1,0 +1,138 @@
+"""Users write rules of their own: from the page, checked at once, found again."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_gkd import __main__ as command
+from pytest_gkd import rules
+
+PAGE = Path(__file__).parent.parent / "docs" / "own-rules.md"
+EXAMPLE = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+STAGE = """
+import pytest
+
+@pytest.mark.gkd_stage("probe")
+def test_probe():
+    raise RuntimeError("reward server r1.example said 503")
+"""
+KEYS = {
+    key
+    for keys in (
+        rules._RULE_KEYS,
+        rules._SIGNATURE_KEYS,
+        rules._FIX_KEYS,
+        rules._MYTH_KEYS,
+        rules._SOURCE_KEYS,
+    )
+    for key in keys
+}
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    path = tmp_path / "rules" / "reward down.toml"
+    path.parent.mkdir()
+    path.write_text(EXAMPLE)
+    return path
+
+
+@pytest.mark.parametrize("key", sorted(KEYS))
+def test_the_page_tells_every_key(key: str) -> None:
+    assert re.search(rf"`(\[\[)?{key}(\]\])?`", PAGE.read_text())
+
+
+def test_the_pages_example_is_good(
+    example: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["rules", "check", str(example)]) == 0
+    assert capsys.readouterr().out == f"{example}: good\n"
+
+
+def test_a_run_names_the_example_and_a_command_that_explains_it(
+    tmp_path: Path, example: Path
+) -> None:
+    (tmp_path / "test_probe.py").write_text(STAGE)
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\ngkd_rules =\n  {example}\n")
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "--gkd-stages=probe", "test_probe.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "[reward.server-down]" in ran.stdout, ran.stdout
+    assert "Wait a minute and start again" in ran.stdout
+    (told,) = re.findall(r"^ +(gkd explain .*)$", ran.stdout, re.MULTILINE)
+    assert told == "gkd explain reward.server-down --rules 'rules/reward down.toml'"
+    explained = subprocess.run(
+        [sys.executable, "-m", "pytest_gkd", *shlex.split(told)[1:]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert explained.returncode == 0, explained.stderr
+    assert explained.stdout.startswith("reward.server-down: the reward server ")
+
+
+def test_a_diagnosed_log_tells_how_to_explain_it(
+    tmp_path: Path, example: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("RuntimeError: reward server r1.example said 503\n")
+    assert command.main(["diagnose", str(log), "--rules", str(example)]) == 1
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert command.main(shlex.split(told)[2:]) == 0
+
+
+def test_all_that_is_wrong_is_told_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text(
+        'titel = "x"\ntier = "reason"\n'
+        '[[signature]]\ntext = ["boom"]\npattern = "boom(?!x)"\n'
+        '[[signature]]\npattern = "x"\nconfidence = "sure"\n'
+        '[[fix]]\nrun = "ls"\nknobs = ["ls"]\n'
+    )
+    assert command.main(["rules", "check", str(bad)]) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert [line.removeprefix(f"{bad}: ").partition(": ")[0] for line in told] == [
+        "id is missing",
+        "unknown key 'titel'; known",
+        "title is missing",
+        "why is missing",
+        "tier",
+        "signature 2",
+        "signature 2",
+        "signature 2",
+        "fix 1",
+        "fix 1",
+        "signature 1",
+    ], told
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [("nccl", "comm.nccl-version"), ("comm", "comm.ib"), ("port", "comm.port-in-use")],
+)
+def test_a_word_that_is_no_cause_gets_near_ones(
+    word: str, near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["explain", word]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith(f"gkd: explain: there is no cause {word!r}")
+    assert any(line.split()[1] == near for line in told[1:])
+
+
+def test_the_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["faults"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"^nccl:rank-killed +\S.*\(found as comm\.peer-died", told, re.M)
