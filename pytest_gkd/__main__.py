@@ -8,9 +8,20 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, NoReturn
 
-from pytest_gkd import __version__, clean, diagnose, logs, own_rules, reading, rules
+from pytest_gkd import (
+    __version__,
+    clean,
+    diagnose,
+    faultspecs,
+    logs,
+    machine,
+    own_rules,
+    reading,
+    rules,
+    sanitize,
+)
 from pytest_gkd.settings import near
 
 HEALTHY, FOUND, UNUSABLE, UNKNOWN = 0, 1, 2, 3
@@ -34,8 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return UNUSABLE
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(sanitize.text(message))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="gkd",
         description="Diagnose the logs of distillation and RL post-training runs.",
     )
@@ -52,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
         "logs",
         nargs="+",
         metavar="LOG",
-        help="a log file, plain, gzip or zstd; - is standard input; several files "
-        "are several ranks of one job",
+        help="a log file, plain, gzip, bzip2, xz or zstd; - is standard input; "
+        "several files are several ranks of one job",
     )
     _add_common(command)
     command.set_defaults(run=_diagnose)
@@ -67,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=_explain)
 
     command = commands.add_parser(
+        "faults", help="list the faults that pytest --gkd-inject=NAME can commit"
+    )
+    command.add_argument("--format", choices=("text", "json"), default="text")
+    command.set_defaults(run=_faults)
+
+    command = commands.add_parser(
         "clean",
         help="end and remove what dead runs of pytest --gkd-stages left behind",
         description="Processes, shared memory and directories that a run wrote on its "
@@ -78,6 +100,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--yes", action="store_true", help="do it")
     command.add_argument("--format", choices=("text", "json"), default="text")
     command.set_defaults(run=_clean)
+
+    command = commands.add_parser(
+        "env", help="print what to paste into an issue: system, GPUs, versions"
+    )
+    command.set_defaults(run=_env)
 
     command = commands.add_parser("rules", help="check advice files of your own")
     actions = command.add_subparsers(metavar="ACTION", required=True)
@@ -110,7 +137,7 @@ def _diagnose(asked: argparse.Namespace) -> int:
     report = logs.diagnose(sources, catalogue, _progress())
     _end_progress()
     if asked.format == "json":
-        _say(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
+        _say_json(report.to_json())
     else:
         _say(diagnose.report_text(report))
     for text in report.unreadable:
@@ -142,7 +169,7 @@ def _explain(asked: argparse.Namespace) -> int:
     if asked.list:
         if asked.format == "json":
             titles = {rule.id: rule.title for rule in catalogue.rules.values()}
-            _say(json.dumps({"schema": 1, "causes": titles}, indent=2))
+            _say_json({"schema": 1, "causes": titles})
         else:
             _say(diagnose.list_text(catalogue))
         return 0
@@ -151,44 +178,63 @@ def _explain(asked: argparse.Namespace) -> int:
         return UNUSABLE
     if asked.cause not in catalogue:
         hint = near(asked.cause, catalogue.rules)
-        _say_error(f"explain: there is no cause {asked.cause!r}{hint}")
+        others = diagnose.near_causes(asked.cause, catalogue)
+        told = [f"explain: there is no cause {asked.cause!r}{hint}"]
+        told += [f"  {rule.id}  {rule.title}" for rule in others]
+        _say_error("\n".join(told))
         return UNUSABLE
     rule = catalogue[asked.cause]
     if asked.format == "json":
-        _say(json.dumps(diagnose.cause_json(rule), indent=2, ensure_ascii=False))
+        _say_json(diagnose.cause_json(rule))
     else:
         _say(diagnose.cause_text(rule))
+    return 0
+
+
+def _faults(asked: argparse.Namespace) -> int:
+    found = faultspecs.load().values()
+    if asked.format == "json":
+        _say(json.dumps(diagnose.faults_json(found), indent=2, ensure_ascii=False))
+    else:
+        _say(diagnose.faults_text(found))
     return 0
 
 
 def _clean(asked: argparse.Namespace) -> int:
     runs = clean.clean(yes=asked.yes)
     if asked.format == "json":
-        _say(json.dumps(clean.to_json(runs, yes=asked.yes), indent=2))
+        _say_json(clean.to_json(runs, yes=asked.yes))
     else:
         _say(clean.report_text(runs, yes=asked.yes))
     return clean.exit_status(runs, yes=asked.yes)
 
 
+def _env(asked: argparse.Namespace) -> int:
+    del asked
+    _say("\n".join(machine.lines()))
+    return 0
+
+
 def _check(asked: argparse.Namespace) -> int:
     wrong = 0
     for name in asked.files:
-        try:
-            found = rules.proofread(rules.read_rule(Path(name)), name)
-        except rules.RuleError as error:
-            found = [str(error)]
+        found = rules.check(Path(name))
         wrong += len(found)
         _say("\n".join(found) if found else f"{name}: good")
     return FOUND if wrong else 0
 
 
+def _say_json(data: dict[str, Any]) -> None:
+    _say(json.dumps(sanitize.data(data), indent=2, ensure_ascii=False))
+
+
 def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(sanitize.text(text) + "\n")
     sys.stdout.flush()
 
 
 def _say_error(text: str) -> None:
-    for line in text.splitlines():
+    for line in sanitize.text(text).splitlines():
         sys.stderr.write(f"gkd: {line}\n")
 
 

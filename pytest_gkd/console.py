@@ -11,7 +11,7 @@ from pathlib import Path
 
 from _pytest.terminal import TerminalReporter
 
-from pytest_gkd import render
+from pytest_gkd import render, sanitize
 from pytest_gkd.record import StageRecord
 
 PLAIN_EVERY_S = 10.0
@@ -56,7 +56,7 @@ class Console:
         with self.lock, self._while_it_can():
             self._wipe()
             self._reporter.ensure_newline()
-            self._reporter.write_line(text, **markup)
+            self._reporter.write_line(sanitize.text(text), **markup)
 
     @contextlib.contextmanager
     def _while_it_can(self) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,26 +17,27 @@ from pytest_gkd.match import (
     headline,
     telling_lines,
 )
-from pytest_gkd.reading import Log, LogError, read
+from pytest_gkd.patterns import Pattern
+from pytest_gkd.reading import Log, LogError, opened, read
 from pytest_gkd.root import Found, choose
-from pytest_gkd.rules import Catalogue
+from pytest_gkd.rules import Catalogue, explain_command
 from pytest_gkd.scan import Hit, shown
 
 MAX_CAUSES = 3
 
-_DISTILS = re.compile(
+_DISTILS = Pattern(
     rb"on_policy_distill|recipe\.gkd|gkd[./]|OnPolicyDistill|Teacher|actor_pool"
 )
-_ROLLS_OUT = re.compile(
+_ROLLS_OUT = Pattern(
     rb"rollout|(?i:vllm|sglang)|completions?/|timing_s/gen|GRPO|PPO|\(WorkerDict pid="
 )
 _FRAMEWORKS = {
-    "verl": re.compile(rb"\bverl\b|actor_rollout_ref|\(WorkerDict pid="),
-    "trl": re.compile(rb"\btrl[/.]|GRPOTrainer|GKDTrainer|GRPOConfig|\btrl\b"),
-    "lightrft": re.compile(rb"(?i)lightrft"),
-    "deepspeed": re.compile(rb"(?i)deepspeed"),
-    "ray": re.compile(rb"ray::|\(raylet|\bRay\b|ray\.exceptions|\(\w+ pid=\d+"),
-    "vllm": re.compile(rb"(?i)vllm|EngineCore"),
+    "verl": Pattern(rb"\bverl\b|actor_rollout_ref|\(WorkerDict pid="),
+    "trl": Pattern(rb"\btrl[/.]|GRPOTrainer|GKDTrainer|GRPOConfig|\btrl\b"),
+    "lightrft": Pattern(rb"(?i)lightrft"),
+    "deepspeed": Pattern(rb"(?i)deepspeed"),
+    "ray": Pattern(rb"ray::|\(raylet|\bRay\b|ray\.exceptions|\(\w+ pid=\d+"),
+    "vllm": Pattern(rb"(?i)vllm|EngineCore"),
 }
 _SPECIFIC = ("verl", "trl", "lightrft", "deepspeed")
 
@@ -53,6 +53,7 @@ class CauseFound:
     evidence: tuple[EvidenceLine, ...]
     advice: tuple[str, ...]
     consequences: tuple[tuple[str, EvidenceLine], ...] = ()
+    explain: str = ""
 
 
 @dataclass(frozen=True)
@@ -243,6 +244,7 @@ def _causes(
                 evidence=tuple(evidence_lines(one.hits)),
                 advice=advice(rule, frameworks, one.best.facts, of_stage=False),
                 consequences=tuple(consequences),
+                explain=explain_command(rule),
             )
         )
     return tuple(reports)
@@ -264,7 +266,7 @@ def diagnose(
         name = str(source) if isinstance(source, Path) else "standard input"
         try:
             if isinstance(source, Path):
-                with source.open("rb") as stream:
+                with opened(source) as stream:
                     logs.append(read(stream, name, number, catalogue, progress))
             else:
                 logs.append(read(source, name, number, catalogue, progress))

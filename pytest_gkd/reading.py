@@ -1,13 +1,17 @@
 """What does this source hold: which hits, and how does it begin and end?
 
-A source is a file or a stream, plain, gzip, zstd or UTF-16. Its size does not matter:
-grep finds the lines that hold a known text, and only those are looked at here.
+A source is a file or a stream: plain, gzip, bzip2, xz, zstd or UTF-16. Its size does
+not matter: grep finds the lines that hold a known text, and only those are looked at.
 """
 
 from __future__ import annotations
 
+import bz2
+import codecs
 import contextlib
 import functools
+import itertools
+import lzma
 import os
 import shutil
 import stat
@@ -17,7 +21,8 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import IO
+from pathlib import Path
+from typing import IO, Any
 
 from pytest_gkd.rules import Catalogue
 from pytest_gkd.scan import Hit, Scanner, blanked, index, time_of
@@ -30,7 +35,41 @@ SMALL = 1 << 19
 FIRST_PART = 1 << 21
 LARGEST_PART = 1 << 27
 
-GZIP, ZSTD, UTF16 = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", (b"\xff\xfe", b"\xfe\xff")
+# No log is packed as tightly as this, and none that is smaller takes long.
+BOMB_BYTES, BOMB_RATIO = 1 << 28, 200
+# How long a pipe may have nobody who writes into it.
+WRITER_S = 10.0
+
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
+ZSTD = b"\x28\xb5\x2f\xfd"
+
+
+@dataclass(frozen=True)
+class Packing:
+    """A packed format: how it begins, what reads it here, what reads it in a shell."""
+
+    name: str
+    mark: bytes
+    reader: Callable[[], Any]
+    command: str
+
+
+KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+PACKINGS = (
+    Packing("gzip", b"\x1f\x8b", lambda: zlib.decompressobj(wbits=31), "gzip -dc"),
+    Packing("bzip2", b"BZh", bz2.BZ2Decompressor, "bzip2 -dc"),
+    Packing(
+        "xz",
+        b"\xfd7zXZ\x00",
+        lambda: lzma.LZMADecompressor(memlimit=BOMB_BYTES),
+        "xz -dc",
+    ),
+)
 
 
 class LogError(Exception):
@@ -57,6 +96,26 @@ class Log:
     def edges(self) -> bytes:
         """The first and the last bytes, each byte once."""
         return self.head[: self.tail_at] + self.tail
+
+
+def opened(path: Path) -> IO[bytes]:
+    """A file or a pipe, such as a shell's ``<(command)``, open for reading.
+
+    Raises LogError for what is neither, and for a pipe that nobody writes into.
+    """
+    mode = path.stat().st_mode
+    for is_kind, kind in KINDS:
+        if is_kind(mode):
+            raise LogError(f"{path}: is {kind}, not a log; name a file")
+    if not stat.S_ISFIFO(mode):
+        return path.open("rb")
+    found: list[IO[bytes]] = []
+    opens = threading.Thread(target=lambda: found.append(path.open("rb")), daemon=True)
+    opens.start()  # which waits until somebody opens the other end
+    opens.join(WRITER_S)
+    if not found:
+        raise LogError(f"{path}: is a pipe that nobody opened to write: {WRITER_S:g} s")
+    return found[0]
 
 
 def read(
@@ -132,7 +191,8 @@ def _is_large_plain_file(stream: IO[bytes], name: str) -> bool:
     if not stat.S_ISREG(status.st_mode) or status.st_size <= SMALL or not _grep():
         return False
     start = os.pread(stream.fileno(), 8192, 0)
-    if start.startswith((GZIP, ZSTD)) or _is_utf16(start):
+    packed = (ZSTD, *(packing.mark for packing in PACKINGS))
+    if start.startswith(packed) or _is_utf16(start):
         return False
     _refuse_binary(start, name)
     return True
@@ -259,16 +319,21 @@ def _counted(
 def _text_blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
     """The bytes of the log, decompressed, as UTF-8 where it was UTF-16."""
     first = stream.read(BLOCK)
-    if first.startswith(GZIP):
-        blocks = _gunzip(first, stream, name)
+    packing = next((one for one in PACKINGS if first.startswith(one.mark)), None)
+    if packing is not None:
+        source = _Packed(first, stream)
+        unpacked = _unpack(packing, source, name)
+        blocks = _no_bomb(unpacked, source, name, packing.command)
     elif first.startswith(ZSTD):
-        blocks = _unzstd(first, stream, name)
+        source = _Packed(first, stream)
+        blocks = _no_bomb(_unzstd(source, name), source, name, "zstd -dc")
     else:
         blocks = _plain(first, stream)
     start = next(blocks, b"")
     if _is_utf16(start):
-        decoded = (start + b"".join(blocks)).decode("utf-16", "replace")
-        yield decoded.encode()
+        decoder = codecs.getincrementaldecoder("utf-16")("replace")
+        for block in itertools.chain([start], blocks):
+            yield decoder.decode(block).encode()
         return
     _refuse_binary(start, name)
     yield start
@@ -297,35 +362,72 @@ def _plain(first: bytes, stream: IO[bytes]) -> Iterator[bytes]:
         block = stream.read(BLOCK)
 
 
-def _gunzip(first: bytes, stream: IO[bytes], name: str) -> Iterator[bytes]:
-    reader = zlib.decompressobj(wbits=31)
-    data = first
-    while data:
+class _Packed:
+    """A packed source from its start, though its first block was read before."""
+
+    def __init__(self, first: bytes, rest: IO[bytes]) -> None:
+        self.taken = 0
+        self._first = first
+        self._rest = rest
+
+    def read(self) -> bytes:
+        """The next block, empty at the end."""
+        block, self._first = self._first or self._rest.read(BLOCK), b""
+        self.taken += len(block)
+        return block
+
+
+def _no_bomb(
+    blocks: Iterator[bytes], source: _Packed, name: str, command: str
+) -> Iterator[bytes]:
+    given = 0
+    for block in blocks:
+        given += len(block)
+        if given > BOMB_BYTES and given > BOMB_RATIO * source.taken:
+            raise LogError(
+                f"{name}: unpacks to more than {BOMB_RATIO} times its size, which no "
+                f"log does; look into it with: {command} {name} | head"
+            )
+        yield block
+
+
+def _unpack(packing: Packing, source: _Packed, name: str) -> Iterator[bytes]:
+    """The content, member by member; what is cut off at the end is left out."""
+    reader = packing.reader()
+    data = source.read()
+    while True:
         try:
             block = reader.decompress(data, BLOCK)
-        except zlib.error as error:
-            raise LogError(f"{name}: damaged gzip data: {error}") from error
+        except (zlib.error, lzma.LZMAError, OSError) as error:
+            raise LogError(f"{name}: damaged {packing.name} data: {error}") from error
         if block:
             yield block
-        data = reader.unconsumed_tail
+        data = getattr(reader, "unconsumed_tail", b"")  # others keep theirs inside
         if reader.eof:
-            data, reader = reader.unused_data, zlib.decompressobj(wbits=31)
-        data = data or stream.read(BLOCK)
+            data = reader.unused_data or source.read()
+            if not data.startswith(packing.mark):
+                return
+            reader = packing.reader()
+        elif not data and len(block) < BLOCK:
+            data = source.read()
+            if not data:
+                return
 
 
-def _unzstd(first: bytes, stream: IO[bytes], name: str) -> Iterator[bytes]:
+def _unzstd(source: _Packed, name: str) -> Iterator[bytes]:
     tool = shutil.which("zstd")
     if tool is None:
-        raise LogError(f"{name}: is zstd data, and there is no zstd to read it with")
-    with _fed([tool, "-dcq"], iter([first]), stream) as output:
+        raise LogError(
+            f"{name}: is zstd data, and there is no zstd to read it with; install it, "
+            f"or unpack the file where there is one: zstd -d {name}"
+        )
+    with _fed([tool, "-dcq"], iter(source.read, b"")) as output:
         yield from _plain(output.read(BLOCK), output)
 
 
 @contextlib.contextmanager
-def _fed(
-    command: list[str], blocks: Iterable[bytes], rest: IO[bytes] | None = None
-) -> Iterator[IO[bytes]]:
-    """The output of a filter that is fed the blocks, and then the rest, by a thread.
+def _fed(command: list[str], blocks: Iterable[bytes]) -> Iterator[IO[bytes]]:
+    """The output of a filter that is fed the blocks by a thread.
 
     An error of the feeding thread is raised at the end.
     """
@@ -340,8 +442,6 @@ def _fed(
         try:
             with pipe:
                 for block in blocks:
-                    pipe.write(block)
-                while rest is not None and (block := rest.read(BLOCK)):
                     pipe.write(block)
         except BrokenPipeError:
             pass  # the reader has seen enough

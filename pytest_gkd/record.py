@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_gkd import sanitize
+
 SCHEMA = 1
+# What is kept of a stage's output, the end of it.
+OUTPUT_BYTES = 4 * 1024 * 1024
 
 PASSED = "passed"
 FAILED = "failed"
@@ -48,6 +52,8 @@ class StageRecord:
     cleaned: list[str] = field(default_factory=list)
     started: float | None = None  # time.monotonic(), which all processes share
     ended_with: str | None = None  # as its process said, before its report is here
+    broken: str = ""  # likewise: why its process cannot go on
+    extra_s: dict[str, float] = field(default_factory=dict)  # on top of its budget
     struck: float | None = None  # likewise: when an injected fault took effect
     verdict_after_s: float | None = None  # from then until the outcome was known
     injected: str = ""
@@ -59,6 +65,7 @@ class StageRecord:
             "nodeid": self.nodeid,
             "lane": self.lane,
             "outcome": self.outcome or SKIPPED,
+            "ran": self.started is not None or self.outcome in (FAILED, TIMEOUT),
             "duration_s": _rounded(self.duration_s),
             "budget_s": self.budget_s,
             "step": self.step,
@@ -97,8 +104,8 @@ class RunRecord:
         return next((stage for stage in self.stages if stage.name == name), None)
 
     def to_json(self) -> dict[str, Any]:
-        """report.json, schema 1."""
-        return {
+        """report.json, schema 1, with texts that can be shown (see sanitize)."""
+        found: dict[str, Any] = {
             "schema": SCHEMA,
             "started": self.started,
             "ended": self.ended,
@@ -110,6 +117,7 @@ class RunRecord:
             "cleaned": self.cleaned,
             "stages": [stage.to_json() for stage in self.stages],
         }
+        return sanitize.data(found)  # type: ignore[no-any-return]
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pytest_gkd import sanitize
 from pytest_gkd.record import (
     BLOCKED,
     FAILED,
@@ -20,8 +21,12 @@ WIDTH = 80
 LABEL = 7  # "  saw  ", "  fix  "
 EVIDENCE_LINES = 4
 NOTES = 6
+SLOW_IMPORTS_S = 30.0
 # Notes on what is so by choice; in the report for whoever looks for it.
 REPORT_ONLY = ("package.optional-missing",)
+
+# A stage that the run did not get to, by -x or an interrupt.
+NOT_REACHED = "not reached"
 
 MARKUP: dict[str, dict[str, bool]] = {
     PASSED: {"green": True},
@@ -49,15 +54,38 @@ def budget(value: float) -> str:
 def headline(record: StageRecord) -> str:
     """One line that stands alone: what is true, then the cause."""
     cause = f" [{record.diagnosis['cause']}]" if record.diagnosis else " [unknown]"
-    return f"{record.message or ending(record)}{cause}"
+    return sanitize.line(f"{record.message or ending(record)}{cause}")
 
 
 def ending(record: StageRecord) -> str:
     """How a stage ended that said nothing itself."""
     if record.outcome == TIMEOUT:
         doing = f" in: {record.step}" if record.step else ""
-        return f"not finished within {budget(record.budget_s)}{doing}"
+        return f"not finished within {_limit(record)}{doing}"
     return "failed"
+
+
+def _limit(record: StageRecord) -> str:
+    """The budget, and what the stage was given on top of it."""
+    extra_s = record.facts.get("extra_s", {})
+    more = [f"{seconds(s)} for {what}" for what, s in extra_s.items() if s >= 1]
+    return " and ".join([budget(record.budget_s), *more])
+
+
+def slow_imports(record: StageRecord) -> str:
+    """What to say of imports that took long, for this stage; empty if they did not."""
+    imports_s = record.facts.get("extra_s", {}).get("imports", 0.0)
+    if imports_s < min(SLOW_IMPORTS_S, record.budget_s / 2):
+        return ""
+    what = "slow file system or cold cache, or a busy machine"
+    return f"imports took {imports_s:.0f} s: {what}"
+
+
+def _large_files(record: StageRecord) -> str:
+    more_s = record.facts.get("extra_s", {}).get("data", 0.0)
+    if more_s < 1 or (record.duration_s or 0.0) <= record.budget_s:
+        return ""
+    return f"{more_s:.0f} s on top of its budget for large train files"
 
 
 def early_ending(record: StageRecord) -> str:
@@ -71,13 +99,20 @@ def result_line(record: StageRecord) -> str:
     time = f"{seconds(record.duration_s):>7} of {budget(record.budget_s):<6}"
     if outcome == BLOCKED:
         time = " " * len(time)
-    line = f"{record.name:<14} {outcome:<8}{time} {_remark(record)}".rstrip()
+    line = f"{record.name:<14} {outcome:<8}{time} {remark(record)}".rstrip()
     return line if len(line) <= 160 else line[:157] + "..."
+
+
+def remark(record: StageRecord) -> str:
+    """What there is to say of how a stage ended, in a line."""
+    return sanitize.line(_remark(record))
 
 
 def _remark(record: StageRecord) -> str:
     if record.outcome == PASSED:
-        return str(record.facts.get("summary", ""))
+        said = record.message or str(record.facts.get("summary", ""))
+        parts = (said, slow_imports(record), _large_files(record))
+        return "; ".join(part for part in parts if part)
     if record.outcome == BLOCKED:
         return f"blocked by {', '.join(record.blocked_by)}"
     if record.outcome == SKIPPED:
@@ -95,11 +130,10 @@ def failure_block(
     """
     what = "was ended" if record.outcome == TIMEOUT else "failed"
     where = f" in: {record.step}" if record.step else ""
-    lines = textwrap.wrap(
+    lines = _wrapped(
         f"stage {record.name} {what} after {seconds(record.duration_s)} of its "
         f"{budget(record.budget_s)}{where}",
-        WIDTH,
-        subsequent_indent="  ",
+        then="  ",
     )
     found = record.diagnosis
     lines += _labelled("cause", headline(record))
@@ -120,8 +154,9 @@ def failure_block(
     else:
         lines += _labelled("why", "no cause in the catalogue matches what was seen")
         lines += _evidence(record.telling, 2 * EVIDENCE_LINES)
-    if record.state:
-        lines += _labelled("state", record.state)
+    state = "; ".join(part for part in (record.state, slow_imports(record)) if part)
+    if state:
+        lines += _labelled("state", state)
     for text in record.stuck[:EVIDENCE_LINES]:
         lines += _labelled("stuck", text)
     if record.stacks:
@@ -132,7 +167,8 @@ def failure_block(
         lines += _labelled("note", f"this fault was injected: {record.injected}")
     lines += _labelled("more", f"report: {report}")
     if found:
-        lines += _labelled("", f"gkd explain {found['cause']}")
+        # A command must stay on one line to be copied.
+        lines.append(f"{' ' * (LABEL + 2)}{found['explain']}")
     return lines
 
 
@@ -164,15 +200,19 @@ def _files(paths: Sequence[str]) -> str:
 
 
 def _labelled(label: str, text: str) -> list[str]:
-    indent = " " * (LABEL + 2)
-    one_line = " ".join(text.split())
+    one_line = sanitize.line(text)
     if len(one_line) > 3 * WIDTH:
         one_line = one_line[: 3 * WIDTH - 3] + "..."
+    return _wrapped(one_line, f"  {label:<{LABEL}}", " " * (LABEL + 2))
+
+
+def _wrapped(text: str, first: str = "", then: str = "") -> list[str]:
     return textwrap.wrap(
-        one_line,
-        width=WIDTH,
-        initial_indent=f"  {label:<{LABEL}}",
-        subsequent_indent=indent,
+        sanitize.line(text),
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=then,
+        # A word that is cut in two may be a path, or begin the next line with ::.
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -185,7 +225,7 @@ def live_line(open_stages: Iterable[StageRecord], now: float, width: int) -> str
         if record.started is None:
             continue
         spent = f"{now - record.started:.0f}/{record.budget_s:g} s"
-        parts.append(f"{record.name} {spent} {record.step}".rstrip())
+        parts.append(f"{record.name} {spent} {sanitize.line(record.step)}".rstrip())
     line = " | ".join(parts)
     return line if len(line) < width else line[: max(0, width - 2)] + "~"
 
@@ -200,7 +240,7 @@ def header(record: RunRecord, lanes: int, notes: Iterable[str]) -> list[str]:
     if record.injected:
         lines.append(_injected(record.injected))
     lines += [f"gkd: {note}" for note in notes]
-    return lines
+    return [sanitize.line(line) for line in lines]
 
 
 def summary(record: RunRecord, report: str) -> list[str]:
@@ -210,12 +250,13 @@ def summary(record: RunRecord, report: str) -> list[str]:
         for stage in record.stages
         if stage.message.startswith("interrupted ")
     ]
+    missed = [stage.name for stage in record.stages if stage.message == NOT_REACHED]
+    if missed:
+        lines.append(f"gkd: {NOT_REACHED}: {', '.join(missed)}")
     for stage in record.stages:
-        notes = [n for n in stage.facts.get("notes", []) if n["id"] not in REPORT_ONLY]
+        notes = [n for n in _notes(stage.facts) if n["id"] not in REPORT_ONLY]
         for note in notes[:NOTES]:
-            lines += textwrap.wrap(
-                f"gkd: note: {note['text']}", WIDTH, subsequent_indent="     "
-            )
+            lines += _wrapped(f"gkd: note: {note['text']}", then="     ")
     if record.cleaned:
         lines.append(
             f"gkd: {len(record.cleaned)} process(es) were left running and were ended: "
@@ -225,7 +266,14 @@ def summary(record: RunRecord, report: str) -> list[str]:
     if record.injected:
         lines.append(_injected(record.injected))
     lines.append(f"gkd: report in {report}")
-    return lines
+    return [sanitize.text(line) for line in lines]
+
+
+def _notes(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a stage noted, where it has the shape that StageContext.fact asks for."""
+    found = facts.get("notes")
+    notes = found if isinstance(found, list) else []
+    return [n for n in notes if isinstance(n, dict) and {"id", "text"} <= n.keys()]
 
 
 def _injected(injected: Mapping[str, str]) -> str:

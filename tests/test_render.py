@@ -30,6 +30,7 @@ DIAGNOSIS: dict[str, Any] = {
     ],
     "advice": ["Read the stack of rank 0.", "Check the network alone."],
     "also": ["env.disk-full"],
+    "explain": "gkd explain comm.collective-timeout",
 }
 
 
@@ -326,7 +327,7 @@ def test_github_gets_an_error_for_each_stage_that_did_not_pass() -> None:
 def test_an_annotation_is_one_line_whatever_the_message_holds() -> None:
     stages = [record(message="50%\r\nleft")]
     (line,) = render.github_annotations(run(stages=stages))
-    assert line == "::error title=gkd nccl::50%25%0D%0Aleft [unknown]"
+    assert line == "::error title=gkd nccl::50%25 left [unknown]"
 
 
 def test_every_outcome_has_a_colour() -> None:

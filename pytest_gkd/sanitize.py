@@ -1,0 +1,249 @@
+r"""What may be shown of a text that somebody else wrote?
+
+Terminals obey escape sequences, CI runners obey lines that look like commands, and
+logs repeat secrets. All text of logs, stages, files and processes passes here before
+it is shown or kept: ``text`` keeps lines, ``line`` makes one, ``data`` is for JSON.
+Each gives the same again for its own result, and takes linear time.
+
+Escape sequences go, other characters that cannot be seen are written as in Python
+(``\x08``, ``\u202e``), commands are broken by a blank (``## [error]``, ``: :error::``),
+and of a secret only its kind stays (``hf_***``, ``--token ***``).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from typing import Any
+
+MASK = "***"
+
+# ECMA-48: CSI, the strings (OSC, DCS, SOS, PM, APC) that end on their line, and what
+# is left of two-character sequences. A string does not swallow the lines after it.
+_SEQUENCE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\n\x80-\x9f]*(?:\x07|\x1b\\|\x9c)"
+    r"|\x1b[ -/]*[0-~]"
+)
+_RETURN = re.compile(r"\r+\n?")
+# GitHub's runner trims a line and looks for ::name ...::, and finds ##[name] anywhere
+# in it (actions/runner, src/Runner.Common/ActionCommand.cs); Azure and TeamCity have
+# ##vso[ and ##teamcity[.
+_COMMAND = re.compile(r"(?<!\S)::(?=[A-Za-z][\w-]*(?: [^\n]*?)?::)")
+_BRACKET_COMMAND = re.compile(r"##(?=\w*\[)")
+
+# Secrets that tell what they are by their first characters, and what follows these.
+_KINDS = {
+    **dict.fromkeys(("hf_", "api_org_", "npm_"), r"[A-Za-z0-9]{20,}"),
+    **dict.fromkeys(("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"[A-Za-z0-9]{20,}"),
+    **dict.fromkeys(("github_pat_", "glpat-", "nvapi-", "pypi-"), r"[\w-]{16,}"),
+    **dict.fromkeys(("wandb_v1_", "xoxb-", "xoxp-", "xapp-"), r"[\w-]{16,}"),
+    **dict.fromkeys(("AKIA", "ASIA"), r"[0-9A-Z]{12,}\b"),
+    "AIza": r"[\w-]{30,}",
+    # Not the end of task- or disk-, but after a line end that is written as \n.
+    "sk-": r"(?:(?<![A-Za-z0-9_]sk-)|(?<=\\[nrt]sk-))(?=[\w-]{0,80}\d)[\w-]{20,}",
+    "eyJ": r"[\w-]{10,}\.[\w-]{10,}\.[\w-]*",
+}
+# Each begins with plain text, for which the search is a hundred times as fast.
+_SHAPES = (
+    *(re.compile(rf"({kind}){rest}") for kind, rest in _KINDS.items()),
+    re.compile(
+        r"(-----BEGIN (?:[A-Z]{1,20} ){0,3}PRIVATE KEY-----)[A-Za-z0-9+/=\s\\]{4,}"
+    ),
+    re.compile(r"(://[^\s/?#@:\"']{0,200}:)[^\s/?#@\"']{1,500}(?=@)"),
+    re.compile(r"([?&]sig=)[^&\s\"']+"),
+    re.compile(r"(X-Amz-(?:Signature|Credential|Security-Token)=)[^&\s\"']+"),
+    re.compile(r"([Bb]earer )[\w.~+/=-]{16,}"),
+    re.compile(
+        r"([Aa]uthorization[\"']?[:=] ?[\"']?(?:[Bb]asic |[Tt]oken )?)"
+        r"(?![Bb]earer )[^\s\"',*]{6,}"
+    ),
+    re.compile(r"(wandb login (?:--\S+ )?)[0-9a-f]{40}\b"),
+)
+# Secrets that are named: NAME=value, name: "value", --name value, '--name', 'value'.
+_NAMED = re.compile(
+    r"(?:(?:secret|passw|passphrase|credential)[\w-]{0,40}|(?:token|key)\d*)"
+    r"(?<=[\w-])(?![\w-])"
+    r"(?P<sign>[\"']?(?:\s{0,3}[=:]\s{0,3}|\s)|[\"'],\s{0,3}(?=[\"']))(?=\S)",
+    re.IGNORECASE,
+)
+_PEEK = 400
+_VALUE = re.compile(
+    rf"b?\"[^\"\n]{{0,{_PEEK}}}\"|b?'[^'\n]{{0,{_PEEK}}}'|\S{{1,{_PEEK}}}"
+)
+_ESCAPE = re.compile(r"^(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|[nrt])")
+_REST = re.compile(r"\S*")
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SECRETS = {
+    *("secret", "secrets", "password", "passwd", "passphrase"),
+    *("credential", "credentials"),
+}
+# What a name ends in that tells about a secret and does not hold one.
+_ABOUT = {
+    *("path", "file", "dir", "name", "names", "id", "ids", "type", "mode", "url"),
+    *("length", "len", "size", "count", "provider", "column", "field"),
+}
+# Whose tokens and keys are secrets; a tokenizer's and a table's are not.
+_OWNERS = {
+    *("hf", "hub", "hugging", "face", "huggingface", "auth", "access", "api"),
+    *("bearer", "refresh", "session", "github", "gh", "gitlab", "wandb", "private"),
+    *("secret", "registry", "ngc", "bot", "slack", "kaggle", "modelscope", "user"),
+    *("encryption", "account", "signing", "license", "ssh", "client", "service"),
+    *("openai", "anthropic", "azure", "aws", "storage", "swanlab", "admin", "login"),
+}
+_HARMLESS = {
+    *("max", "min", "num", "pad", "eos", "bos", "unk", "sep", "cls", "mask", "image"),
+    *("video", "audio", "stop", "special", "next", "start", "end", "per", "last"),
+    *("first", "new", "think", "tool", "prompt", "response", "sort", "primary"),
+    *("cache", "data", "column", "public", "fn", "image", "foreign", "dict", "row"),
+}
+_NOTHING = {"none", "null", "true", "false", "unset", "not", "is", "was"}
+_CREDENTIAL = re.compile(r"(?=\D*\d)(?=.*[A-Za-z])[\w.~+/=-]{8,}")
+
+
+def text(raw: str) -> str:
+    """Lines that can be shown and kept; tabs and line ends stay as they are."""
+    return mask(plain(raw))
+
+
+def line(raw: str) -> str:
+    """The text as one line, with single blanks."""
+    return mask(" ".join(plain(raw).split()))
+
+
+def data(value: Any) -> Any:
+    """Every string in lists, tuples and dictionaries (their keys, too)."""
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, dict):
+        return {data(key): _entry(key, one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(data, value)) if type(value) in (list, tuple) else value
+    return value
+
+
+def _entry(name: Any, value: Any) -> Any:
+    if isinstance(name, str) and isinstance(value, str):
+        return MASK if names_secret(name, value) else data(value)
+    return data(value)
+
+
+def plain(raw: str) -> str:
+    """Without what a terminal or a CI runner would obey; secrets stay."""
+    if not raw.isprintable():
+        found = _RETURN.sub("\n", _SEQUENCE.sub("", raw))
+        raw = "\n".join(map(_visible, found.split("\n")))
+    if "##" in raw:
+        raw = _BRACKET_COMMAND.sub("## ", raw)
+    return _COMMAND.sub(": :", raw) if "::" in raw else raw
+
+
+def _visible(one: str) -> str:
+    if one.isprintable():
+        return one
+    return "".join(c if c == "\t" or c.isprintable() else _escaped(c) for c in one)
+
+
+def _escaped(char: str) -> str:
+    if char.isspace() and char > "\x9f" and char not in "\u2028\u2029":
+        return " "  # such as a no-break space
+    return char.encode("unicode_escape").decode()
+
+
+# -- secrets -----------------------------------------------------------------------
+
+
+def mask(raw: str) -> str:
+    """Only the kind of each secret; what is no secret stays as it is."""
+    for shape in _SHAPES:
+        raw = shape.sub(rf"\1{MASK}", raw)
+    for value in _of_environment():
+        raw = raw.replace(value, MASK)
+    return _mask_named(raw)
+
+
+@functools.cache
+def _of_environment() -> tuple[str, ...]:
+    """The secrets that this process was started with; they may be printed bare."""
+    return tuple(
+        value
+        for name, value in os.environ.items()
+        if len(value) > 11
+        and not value.startswith("/")
+        and _CREDENTIAL.fullmatch(value)
+        and names_secret(name)
+    )
+
+
+def _mask_named(raw: str) -> str:
+    parts = []
+    done = 0
+    for found in _NAMED.finditer(raw):
+        low = found.start()
+        while low > max(done, found.start() - 60) and _in_name(raw[low - 1]):
+            low -= 1
+        name = raw[low : found.start("sign")]
+        if low and raw[low - 1] == "\\":
+            name = _ESCAPE.sub("", name)
+        is_flag = name.startswith("-")
+        if low < done or not (is_flag or "=" in found["sign"] or ":" in found["sign"]):
+            continue
+        value = _VALUE.match(raw, found.end())
+        if value is None or not names_secret(name, value[0]):
+            continue
+        begin, end = _cut(name, value[0])
+        parts += [raw[done : value.start() + begin], MASK]
+        done = value.start() + end
+        if end == _PEEK:
+            rest = _REST.match(raw, done)
+            done = rest.end() if rest else done
+    return "".join([*parts, raw[done:]]) if parts else raw
+
+
+def _in_name(char: str) -> bool:
+    return char.isalnum() or char in "_.-"
+
+
+def _cut(name: str, value: str) -> tuple[int, int]:
+    """Where in the value the secret begins and ends."""
+    quote = re.match(r"b?[\"']", value)
+    if (
+        quote is not None
+        and value.endswith(quote[0][-1])
+        and len(value) > len(quote[0])
+    ):
+        return quote.end(), len(value) - 1
+    if not name.isupper() and not name.startswith("-"):
+        value = re.split(r"[,;&)\]}]", value)[0] or value
+    return 0, len(value.rstrip("\"',;)]}")) or len(value)
+
+
+def names_secret(name: str, value: str | None = None) -> bool:
+    """Whether what goes by this name is a secret: HF_TOKEN, --api-key, db.password.
+
+    Without a ``value`` by the name alone. ``max_token``, ``--pad-token`` and
+    ``prompt_key`` are none, and neither are values such as None, 5 or <eos>.
+    """
+    words = [word.lower() for word in _WORDS.findall(name)]
+    if not words or words[-1] in _ABOUT:
+        return False
+    bare = "" if value is None else value.strip("b\"',;)")
+    if value is not None and (
+        bare.lower() in {*_NOTHING, ""}
+        or bare[0] in "<[{($%*-"
+        or re.fullmatch(r"[\w:/.-]*\*{3}.{0,2}", bare)
+    ):
+        return False
+    if not _SECRETS.isdisjoint(words) or words[-1] == "apikey":
+        return True
+    if words[-1] not in ("token", "key"):
+        return False
+    owner = words[-2] if len(words) > 1 else ""
+    if owner in _HARMLESS:
+        return False
+    flag, loud = name.startswith("-"), name.isupper()
+    if owner in _OWNERS or (owner and loud) or (flag and words[-1] == "token"):
+        return True
+    credential = value is not None and _CREDENTIAL.fullmatch(bare) is not None
+    return not owner and (loud or (words[-1] == "token" and credential))

@@ -1,0 +1,124 @@
+"""The page of a GitHub Actions job: what it says, and that nothing of it is markup."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_gkd import step_summary
+from pytest_gkd.record import FAILED, PASSED, RunRecord, StageRecord
+
+ADVICE = ["Halve the micro batch: actor.micro_batch=1", "Ask <whoever> knows | this"]
+
+
+def run(*, message: str = "GPU 0 is full", step: str = "") -> RunRecord:
+    stages = [
+        StageRecord("data", "t::d", "host", 20, outcome=PASSED, duration_s=1.4),
+        StageRecord(
+            "vllm",
+            "t::v",
+            "rollout",
+            120,
+            outcome=FAILED,
+            duration_s=7.5,
+            step=step,
+            message=message,
+            diagnosis={
+                "cause": "cuda.oom",
+                "why": "It did not fit.",
+                "evidence": [
+                    {"source": "stage.log", "line": 3, "text": "OOM **here**"}
+                ],
+                "advice": ADVICE,
+                "also": [],
+            },
+        ),
+    ]
+    return RunRecord("2026-11-21T10:00:00", {}, {}, stages=stages)
+
+
+def test_the_page_tells_each_stage_and_why_one_failed() -> None:
+    text = step_summary.markdown(run(), ".gkd/last/report.json")
+    assert "### gkd: 1 of 2 stages failed" in text
+    assert "| data | passed | 1.4 s | 20 s |" in text
+    assert "#### vllm: GPU 0 is full &#91;cuda.oom&#93;" in text
+    assert "It did not fit." in text
+    assert "1. Halve the micro batch&#58; actor.micro&#95;batch&#61;1" in text
+    assert "2. Ask &#60;whoever&#62; knows &#124; this" in text
+    assert "saw in stage.log: OOM &#42;&#42;here&#42;&#42;" in text
+    assert "`gkd explain cuda.oom`" in text
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "<script>alert(1)</script>",
+        "[click](http://example.org) ![x](http://example.org/x.png)",
+        "a | b | c\n| d |\n# title",
+        "`code` **bold** _it_ ~~gone~~ @everyone #1 :tada: $x$",
+        "www.example.org https://example.org me@example.org",
+        "</td></table>",
+    ],
+)
+def test_nothing_that_a_run_says_is_markup(hostile: str) -> None:
+    plain = step_summary.markdown(run(message="fine"), "r")
+    text = step_summary.markdown(run(message=hostile), "r")
+    assert len(text.splitlines()) == len(plain.splitlines())
+    for mark in "<[]`*~@$":
+        assert text.count(mark) == plain.count(mark), mark
+    row = next(line for line in text.splitlines() if line.startswith("| vllm"))
+    assert row.count("|") == 6
+    assert "http:" not in text
+    assert "www." not in text
+
+
+def test_it_is_added_to_what_stands_there_and_stays_within_the_limit(
+    tmp_path: Path,
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("theirs\n")
+    assert step_summary.append(run(), "r", page) == ""
+    assert page.read_text().startswith("theirs\n\n### gkd")
+    page.write_text("x" * (step_summary.LIMIT_BYTES - 400))
+    assert step_summary.append(run(), "r", page) == ""
+    assert page.stat().st_size <= step_summary.LIMIT_BYTES
+    assert page.read_text().endswith(step_summary.CUT)
+    full = page.read_text() + "y" * (step_summary.LIMIT_BYTES - page.stat().st_size)
+    page.write_text(full)
+    assert step_summary.append(run(), "r", page) == ""
+    assert page.read_text() == full
+
+
+def test_a_page_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path, tmp_path / "no/such", tmp_path / "pipe"):
+        problem = step_summary.append(run(), "r", place)
+        assert problem.startswith(f"GITHUB_STEP_SUMMARY: cannot write to {place}: ")
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_run_writes_its_page_and_does_not_fail_by_it(
+    tmp_path: Path, works: bool
+) -> None:
+    (tmp_path / "test_probe.py").write_text(
+        "import pytest\n@pytest.mark.gkd_stage('fine')\ndef test_fine(): pass\n"
+    )
+    page = tmp_path / "page.md" if works else tmp_path
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--gkd-stages=fine", "test_probe.py"],
+        cwd=tmp_path,
+        env={**os.environ, "GITHUB_STEP_SUMMARY": str(page)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    if works:
+        assert "### gkd: no stage failed" in page.read_text()
+        assert "| fine | passed |" in page.read_text()
+    else:
+        assert "GITHUB_STEP_SUMMARY: cannot write to" in done.stdout
