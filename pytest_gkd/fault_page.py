@@ -8,21 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd.faultspecs import FaultSpec
+from pytest_gkd.specs import BY_NAME
 
 NOTE = (
     "<!-- Made by python -m pytest_gkd.pages from pytest_gkd/faults; do not edit. -->"
 )
 TIMES = "fault-times.json"
-GROUPS = {
-    "environment": "environment",
-    "data": "data",
-    "tokenizer": "tokenizer",
-    "vllm": "vllm",
-    "nccl": "nccl",
-    "weight_sync": "weight_sync",
-    "training_step": "training_step",
-    "any": "any stage",
-}
+ORDER = (*BY_NAME, "any")
 INTRO = """
 A gate that cannot fail is worth nothing. Each of these faults can be put into a run, to
 see that the stages find it:
@@ -53,9 +45,9 @@ def page(faults: Iterable[FaultSpec], recorded: Mapping[str, Any]) -> str:
     by_group: dict[str, list[FaultSpec]] = {}
     for fault in faults:
         by_group.setdefault(fault.group, []).append(fault)
-    for group in sorted(by_group, key=list(GROUPS).index):
+    for group in sorted(by_group, key=ORDER.index):
         lines += [
-            f"## {GROUPS[group]}",
+            f"## {'any stage' if group == 'any' else group}",
             "",
             "| fault | what is done | found as | after |",
         ]

@@ -5,27 +5,12 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 DIRECTORY = Path(__file__).parent / "faults"
-KEYS = {
-    "name",
-    "how",
-    "stage",
-    "outcome",
-    "causes",
-    "does",
-    "arguments",
-    "settings",
-    "budget_s",
-    "needs",
-    "exit_code",
-    "also_runs",
-    "notes",
-}
 
 
 class UnknownFaultError(LookupError):
@@ -41,10 +26,11 @@ class FaultSpec:
     ``stage`` must end with. ``does`` is the function of ``workload/inject/FILE.py``
     that does it, called with ``arguments``. ``settings`` are choices that the fault
     needs, ``budget_s`` (seconds) is the stage's budget in the matrix, ``needs`` what
-    the machine must have (``gpu``, ``cpu`` for no GPU, ``root``), ``exit_code``
+    the machine must have (``gpu``, ``cpu`` for no GPU, ``mounts`` for the right to
+    mount), ``exit_code``
     pytest's. ``also_runs`` are stages that the matrix runs beside it and that must
     pass. ``notes`` are ids of notes that the stage must give, for what does not stop a
-    job by itself.
+    job by itself; ``says`` is part of the message.
     """
 
     name: str
@@ -60,6 +46,7 @@ class FaultSpec:
     exit_code: int = 1
     also_runs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    says: str = ""
 
     @property
     def group(self) -> str:
@@ -85,7 +72,7 @@ def load(directory: Path = DIRECTORY) -> Mapping[str, FaultSpec]:
 
 def _read(path: Path, entry: Mapping[str, Any]) -> FaultSpec:
     where = f"{path} ({entry.get('name', 'a fault without a name')})"
-    if unknown := set(entry) - KEYS:
+    if unknown := set(entry) - {one.name for one in fields(FaultSpec)}:
         raise ValueError(f"{where}: unknown keys {', '.join(sorted(unknown))}")
     if missing := {"name", "how", "outcome", "causes"} - set(entry):
         raise ValueError(f"{where}: {', '.join(sorted(missing))} missing")

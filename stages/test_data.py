@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -12,11 +13,15 @@ from pytest_gkd.context import StageContext
 from pytest_gkd.workload import (
     cache_locks,
     datafiles,
+    datanotes,
     datarows,
     dataset_load,
     inputs,
     lengths,
 )
+from pytest_gkd.workload.prompts import RoughRenderer
+
+TELL_S = 1.0
 
 
 @pytest.mark.gkd_stage("data")
@@ -25,39 +30,61 @@ def test_data(gkd: StageContext) -> None:
     settings = gkd.settings
     gkd.step(f"looking at {_named(settings.train_files) or 'the train files'}")
     if settings.train_files:  # before anything is made for the run
-        datafiles.check_files(settings.train_files, "--gkd-train-files")
+        datafiles.check_files(settings.train_files, settings.origin("train_files"))
     job = inputs.resolve(settings, gkd.run_dir)
     gkd.fact("train_files", list(job.train_files))
     gkd.fact("inputs_why", job.why or "all named by the user")
     files = datafiles.check_files(job.train_files, job.origin("train_files"))
-    gkd.fact("size_bytes", sum(file.size_bytes for file in files))
+    size_bytes = sum(file.size_bytes for file in files)
+    gkd.fact("size_bytes", size_bytes)
+    gkd.allow("data", size_bytes / datafiles.SLOW_BYTES_PER_S)
 
-    gkd.step(f"loading {_named(job.train_files)} with datasets")
+    gkd.step(f"opening {_named(job.train_files)} with datasets")
     private = gkd.run_dir / "datasets"
-    dataset = dataset_load.load(files, private)
+    rows = dataset_load.open_rows(files, private)
+    gkd.fact("columns", list(rows.columns))
     gkd.step("looking for locks in the datasets cache")
-    arrow_files = [file["filename"] for file in dataset.cache_files]
-    cache_locks.check(arrow_files, private, cache_locks.cache_root(os.environ))
-    gkd.fact("rows", len(dataset))
-    gkd.fact("columns", list(dataset.column_names))
+    cache_locks.check(rows.cache_dirs, private, cache_locks.cache_root(os.environ))
 
     gkd.step("loading the student's tokenizer to measure prompts")
     measure, how = lengths.best(job, settings)
     gkd.fact("lengths_by", how)
+    media = datanotes.check_media(rows, job)
+    measured = not isinstance(measure, RoughRenderer)
+    limit = settings.max_prompt_length
+    if measured:
+        limit = inputs.prompt_limit(job, settings)
 
-    gkd.step(f"looking at {len(dataset)} rows")
+    gkd.step(f"looking at the rows of {_named(job.train_files)}")
     report = datarows.check_rows(
-        dataset,
-        files,
+        rows,
         measure,
         prompt_column=inputs.prompt_column(job, settings),
-        max_prompt_length=settings.max_prompt_length,
+        max_prompt_length=limit,
         batch_size=settings.batch_size,
+        origin=settings.origin,
+        progress=_teller(gkd),
     )
     for name, value in dataclasses.asdict(report).items():
         gkd.fact(name, value)
-    kept = f"{report.rows - report.too_long_rows} of {report.rows} prompts"
-    gkd.fact("summary", f"{kept}, column {report.column!r} ({report.kind})")
+    gkd.fact("summary", str(report))
+    if measured:
+        lengths.check_context(job, settings, report.longest_fitting_tokens)
+    for note in (*media, *datanotes.notes(rows, report, settings, limit)):
+        gkd.note(note.id, note.text)
+
+
+def _teller(gkd: StageContext) -> Callable[[int], None]:
+    """Says how many rows were read, once a second."""
+    last = time.monotonic()
+
+    def tell(rows: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= TELL_S:
+            last = time.monotonic()
+            gkd.step(f"looking at the rows: {rows} read")
+
+    return tell
 
 
 def _named(files: Sequence[str]) -> str:

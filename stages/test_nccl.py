@@ -46,7 +46,12 @@ def test_nccl(gkd: StageContext) -> None:
     if found[0]["nccl"] is not None:
         gkd.fact("nccl_version", found[0]["nccl"])
     where = f"{settings.world_size} rank(s), {backend}"
-    slow = allreduce.too_slow(table, settings.min_bus_bandwidth, where)
+    slow = allreduce.too_slow(
+        table,
+        settings.min_bus_bandwidth,
+        where,
+        settings.origin("min_bus_bandwidth"),
+    )
     assert not slow, slow
     size, best = max(table.items(), key=lambda entry: entry[1])
     gkd.fact("summary", f"{where}, best bus bandwidth {best} GB/s at {size}")

@@ -21,7 +21,7 @@ SEED = 20
 def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
     from pytest_gkd.workload import memory_use, reference, rollouts
     from pytest_gkd.workload.inputs import prompt_ids
-    from pytest_gkd.workload.step import judge_step
+    from pytest_gkd.workload.step import judge_steps
 
     settings = gkd.settings
     rollouts.check_batch(settings)
@@ -59,12 +59,13 @@ def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
     gkd.fact("loss_last_nats", last.loss)
     gkd.fact("grad_norm", first.grad_norm)
     gkd.fact("parameters_moved", f"{last.parameters_moved} of {last.parameters}")
-    judge_step(first, last)
+    judge_steps(reports)
     gkd.fact("step_growth_bytes", memory_use.growths(reports))
     if memory_use.grows(reports):
         # It may be garbage in cycles, as calls through Ray leave it (70 kB a step).
         again = [step(STEPS + number + 1, collect=True) for number in range(STEPS)]
         gkd.fact("step_growth_collected_bytes", memory_use.growths(again))
+        judge_steps([*reports, *again])
         memory_use.judge_memory(again, settings.device)
 
     pushed = job.push_weights()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gkd.clock import monotonic
 from pytest_gkd.context import StageContext
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ def test_vllm(gkd: StageContext, job: Job) -> None:
     from pytest_gkd.workload import reference
 
     prompts = job.engine.encode(list(reference.PROMPTS))
-    started = time.monotonic()
+    started = monotonic()
     completions = job.generate(prompts, NEW_TOKENS)
-    seconds = time.monotonic() - started
+    seconds = monotonic() - started
 
     assert len(completions) == len(prompts)
     tokens = sum(len(completion.token_ids) for completion in completions)
@@ -39,6 +39,8 @@ def test_vllm(gkd: StageContext, job: Job) -> None:
     for name, value in job.describe().items():
         gkd.fact(name, value)
     reference.judge(job, checks, "after the start", pushed=False)
+    if deviation := reference.deviation(checks):
+        gkd.note("vllm.deviation", deviation)
     facts = job.describe()
     engine = f"{facts['engine']}, {facts['engine_dtype']}"
     gkd.fact("summary", f"{engine}, up in {facts['engine_start_s']} s")

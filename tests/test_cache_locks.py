@@ -70,7 +70,9 @@ def test_the_locks_are_those_that_datasets_takes(tmp_path: Path) -> None:
         for name in ("mine", "theirs")
     }
     arrow = Path(parts["mine"].cache_files[0]["filename"])
-    locks = list(cache_locks.lock_files(arrow, tmp_path / "mine", tmp_path / "theirs"))
+    locks = list(
+        cache_locks.lock_files(arrow.parent, tmp_path / "mine", tmp_path / "theirs")
+    )
     assert locks
     assert all(lock.is_file() for lock in locks)
 
@@ -84,7 +86,7 @@ def test_the_fault_names_the_process_the_lock_and_its_state(
     monkeypatch.setattr(cache_locks, "WAIT_S", 0.0)
     monkeypatch.setattr(cache_locks, "lock_files", lambda *_: iter([lock]))
     with pytest.raises(StageFault) as caught:
-        cache_locks.check(["x/y.arrow"], tmp_path, tmp_path)
+        cache_locks.check([tmp_path / "x"], tmp_path, tmp_path)
     assert caught.value.cause == "data.cache"
     assert caught.value.facts == {"path": str(lock), "pid": process.pid}
     assert f"process {process.pid} (" in caught.value.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import os
@@ -16,9 +17,22 @@ import pytest
 
 from pytest_gkd.fault import StageFault
 from pytest_gkd.settings import Settings
-from pytest_gkd.workload import datafiles, datarows, dataset_load, inputs, prompts
+from pytest_gkd.workload import (
+    datafiles,
+    datanotes,
+    datarows,
+    dataset_load,
+    inputs,
+    prompts,
+    survey,
+    tiny,
+    tokenizer_load,
+)
+from pytest_gkd.workload.inject.data import without_rights_of_root
 
 GOOD = '{"prompt": "What is salt?"}\n'
+# Without the time, which would be in the names of tests.
+GZIP_CUT = gzip.compress(GOOD.encode() * 99, mtime=0)[:-9]
 
 
 @pytest.fixture
@@ -34,7 +48,7 @@ def write(tmp_path: Path) -> Callable[[str, str | bytes], Path]:
 Write = Callable[[str, "str | bytes"], Path]
 
 
-def write_parquet(path: Path, columns: dict[str, list[Any]]) -> Path:
+def write_parquet(path: Path, columns: dict[str, Any]) -> Path:
     import pyarrow
     import pyarrow.parquet
 
@@ -62,16 +76,18 @@ def report(
     limit: int = 100,
     batch_size: int = 1,
     lengths: datarows.Lengths | None = None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> datarows.DataReport:
     found = datafiles.check_files([str(file) for file in files], "--gkd-train-files")
-    dataset = dataset_load.load(found, files[0].parent / "cache")
+    rows = dataset_load.open_rows(found, files[0].parent / "cache")
     return datarows.check_rows(
-        dataset,
-        found,
+        rows,
         lengths or prompts.RoughRenderer(),
         prompt_column=column,
         max_prompt_length=limit,
         batch_size=batch_size,
+        origin=Settings().origin,
+        progress=progress,
     )
 
 
@@ -97,18 +113,51 @@ def test_a_glob_without_a_match_is_a_missing_file(tmp_path: Path) -> None:
     assert fault_of(tmp_path / "*.parquet").cause == "data.file-missing"
 
 
-def test_a_file_with_glob_characters_in_its_name_is_taken_as_it_is(
-    write: Write,
-) -> None:
-    path = write("train[1].jsonl", GOOD)
-    assert datafiles.check_files([str(path)], "x")[0].path == str(path)
-
-
-def test_a_directory_points_to_the_files_in_it(write: Write) -> None:
-    path = write("train.jsonl", GOOD)
-    fault = fault_of(path.parent)
+def test_a_name_that_datasets_takes_for_a_pattern_is_told(write: Write) -> None:
+    fault = fault_of(write("train[1].jsonl", GOOD))
     assert fault.cause == "data.file-missing"
-    assert fault.facts["near"] == [str(path)]
+    assert "is there, but datasets takes its name for a pattern" in fault.message
+
+
+def test_a_link_to_itself_is_a_missing_file(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").symlink_to("train.jsonl")
+    assert fault_of(tmp_path / "train.jsonl").cause == "data.file-missing"
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+def test_what_is_packed_is_read_whatever_its_name(write: Write, name: str) -> None:
+    assert report(write(name, gzip.compress(GOOD.encode() * 5))).rows == 5
+
+
+def test_a_directory_of_shards_is_loaded_whole_and_its_files_are_looked_at(
+    write: Write, tmp_path: Path
+) -> None:
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for number in range(3):
+        write_parquet(shards / f"train-{number}.parquet", {"prompt": ["a", "b"]})
+    assert report(shards).rows == 6
+    (shards / "train-1.parquet").write_bytes(b"PAR1 cut off")
+    assert "train-1.parquet is truncated" in fault_of(shards).message
+
+
+def test_of_a_directory_only_the_files_that_datasets_reads_are_looked_at(
+    tmp_path: Path,
+) -> None:
+    shards = tmp_path / "shards"
+    hidden = shards / ".cache/huggingface/download"
+    hidden.mkdir(parents=True)
+    write_parquet(shards / "train.parquet", {"prompt": ["a", "b"]})
+    (hidden / "train.parquet.lock").touch()
+    (hidden / "train.parquet.metadata").write_text("a commit")
+    (shards / "labels.json").write_text("no JSON")
+    assert report(shards).rows == 2
+
+
+def test_a_directory_without_data_is_not_one(write: Write, tmp_path: Path) -> None:
+    assert fault_of(tmp_path).cause == "data.file-missing"
+    write("config.json", "{}")
+    assert "a model's directory" in fault_of(tmp_path).message
 
 
 def test_a_pipe_is_never_opened(tmp_path: Path) -> None:
@@ -131,14 +180,11 @@ def test_a_file_without_rows_is_empty(write: Write, content: str) -> None:
     assert fault_of(write("train.jsonl", content)).cause == "data.empty"
 
 
-def test_an_unreadable_file_is_a_matter_of_permission(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_file_is_a_matter_of_permission(write: Write) -> None:
     path = write("train.jsonl", GOOD)
     path.chmod(0)
-    if os.access(path, os.R_OK):
-        pytest.skip("this user reads every file")
-    assert fault_of(path).cause == "env.permission"
+    with without_rights_of_root():
+        assert fault_of(path).cause == "env.permission"
 
 
 @pytest.mark.parametrize(
@@ -153,9 +199,16 @@ def test_an_unreadable_file_is_a_matter_of_permission(
         ("t.jsonl", b"<!DOCTYPE html>", "HTML"),
         ("t.jsonl", GOOD.encode("utf-16"), "UTF-16"),
         ("t.jsonl", b"PK\x03\x04....", "zip"),
-        ("t.csv", "prompt,answer\na,b\n", "not JSON"),
-        ("t.jsonl.gz", gzip.compress(GOOD.encode() * 99)[:-9], "cannot be unpacked"),
+        ("t.txt", "prompt,answer\na,b\n", "not JSON"),
+        ("t.arrow", GOOD, "is no Arrow file"),
+        ("t.jsonl.gz", GZIP_CUT, "cannot be unpacked"),
         ("t.json", '[{"prompt": "a"}, {"pro', "not a JSON array"),
+        (
+            "t.jsonl",
+            GOOD + '{"prompt": "a \\ud83d b"}\n',
+            ":2 holds \\ud83d, half of a",
+        ),
+        ("t.jsonl", GOOD + '{"a": {"b": 1, "b": 2}}\n', ":2 has the key 'b' twice"),
     ],
 )
 def test_content_that_is_not_what_it_should_be_is_corrupt(
@@ -201,7 +254,7 @@ def test_a_line_that_is_no_object_has_no_columns(write: Write) -> None:
     [
         b"\xef\xbb\xbf" + GOOD.encode(),
         json.dumps([{"prompt": "a"}], indent=1).encode(),
-        gzip.compress(GOOD.encode()),
+        gzip.compress(GOOD.encode(), mtime=0),
     ],
     ids=["byte order mark", "indented array", "gzip"],
 )
@@ -270,13 +323,13 @@ def test_a_parquet_file_without_rows_is_empty_whatever_its_types(
 
 
 def test_no_prompt_column_lists_what_there_is(write: Write) -> None:
-    path = write("t.jsonl", '{"query": "a", "answer": "b"}\n')
+    path = write("t.jsonl", '{"ask": "a", "answer": "b"}\n')
     fault = rows_fault(path)
     assert fault.cause == "data.schema"
     assert str(path) in fault.message
     assert fault.facts == {
         "prompt_column": "prompt",
-        "columns": ["query", "answer"],
+        "columns": ["ask", "answer"],
         "column": "",
         "path": str(path),
     }
@@ -353,6 +406,17 @@ def test_badly_formed_messages_are_told_apart(messages: list[Any], part: str) ->
     assert part in prompts.problem(messages, "messages")
 
 
+def test_a_tool_may_return_nothing(write: Write) -> None:
+    silent = [{"role": role, "content": ""} for role in prompts.SILENT]
+    assert "tool" in prompts.SILENT
+    assert prompts.problem([USER, *silent], "messages") == ""
+    path = write("t.jsonl", rows_of({"messages": [USER, *silent]}))
+    files = datafiles.check_files([str(path)], "x")
+    rows = dataset_load.open_rows(files, path.parent / "cache")
+    (table,) = rows.tables(["messages"])
+    assert not len(survey.survey(table.column(0).combine_chunks()).odd)
+
+
 def test_bad_messages_are_found_through_datasets(write: Write) -> None:
     good = json.dumps({"messages": [{"role": "user", "content": "a"}]}) + "\n"
     bad = json.dumps({"messages": [{"role": "user", "text": "a"}]}) + "\n"
@@ -368,7 +432,7 @@ def test_fewer_rows_than_a_batch_are_too_few(write: Write) -> None:
 
 
 class Words:
-    """One token per word; the bound is the number of characters."""
+    """One token per word; the bound is the number of bytes."""
 
     def __init__(self) -> None:
         self.measured = 0
@@ -377,8 +441,21 @@ class Words:
         self.measured += len(prompts)
         return [len(prompt.split()) for prompt in prompts]
 
-    def bound(self, prompt: Any) -> int:
-        return len(prompt)
+    def bounds(self, sizes: survey.Sizes) -> survey.Numbers:
+        return sizes.ascii_bytes + sizes.other_bytes
+
+    def takes(self, role: str) -> bool:
+        return True
+
+
+class Turns(Words):
+    """Of a student whose template knows no roles but those that all know."""
+
+    def lengths(self, prompts: Sequence[Any]) -> list[int]:
+        return [1] * len(prompts)
+
+    def takes(self, role: str) -> bool:
+        return False
 
 
 def lines(*texts: str) -> str:
@@ -389,6 +466,8 @@ def test_prompts_over_the_limit_are_counted_and_the_rest_kept(write: Write) -> N
     path = write("t.jsonl", lines("a b c", "a b c d e f", "abcdefgh"))
     found = report(path, limit=4, lengths=Words())
     assert (found.fitting_rows, found.too_long_rows, found.longest_tokens) == (2, 1, 6)
+    # The outlier is dropped: what must fit into the context is the longest that stays.
+    assert found.longest_fitting_tokens == 3
 
 
 def test_a_batch_that_the_length_filter_leaves_short_names_the_numbers(
@@ -417,6 +496,393 @@ def test_only_a_sample_of_many_rows_is_cut_into_tokens(
     found = report(path, limit=4, lengths=words)
     assert found.measured_rows == words.measured <= 21
     assert found.unsure_rows == 1000 - found.measured_rows
+
+
+def test_what_was_not_measured_is_estimated_and_said_to_be(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datarows, "MEASURED_ROWS", 200)
+    # Every second one is too long: a sample with an even stride would see one kind.
+    path = write("t.jsonl", lines(*["a b c d e f", "abcdefgh"] * 2000))
+    found = report(path, limit=4, lengths=Words())
+    assert found.kept_rows == pytest.approx(2000, abs=600)
+    assert found.kept_rows > found.fitting_rows
+    assert str(found).startswith(f"about {found.kept_rows} of 4000 prompts fit (estim")
+    assert report(path, limit=4, lengths=Words()) == found
+
+
+def test_a_batch_larger_than_the_sample_is_found_among_those_that_may_not_fit(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datarows, "MEASURED_ROWS", 10)
+    path = write("t.jsonl", lines(*["abcdefgh"] * 1000))
+    found = report(path, limit=4, batch_size=500, lengths=Words())
+    assert found.fitting_rows >= 500
+
+
+def test_of_few_rows_all_are_measured(write: Write) -> None:
+    path = write("t.jsonl", lines(*["a b c d e f", "abcdefgh"] * 300))
+    found = report(path, limit=4, lengths=Words())
+    assert (found.kept_rows, found.unsure_rows) == (300, 0)
+    assert str(found).startswith("300 of 600 prompts fit, column")
+
+
+def test_a_prompt_that_cannot_fit_is_not_cut_into_tokens(write: Write) -> None:
+    words = Words()
+    found = report(
+        write("t.jsonl", lines("a b", "c " * 50_000)), limit=4, lengths=words
+    )
+    assert (found.kept_rows, found.too_long_rows, words.measured) == (1, 1, 1)
+
+
+def test_progress_is_told_as_rows_are_read(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset_load, "TABLE_ROWS", 10)
+    told: list[int] = []
+    report(write("t.jsonl", GOOD * 25), progress=told.append)
+    assert told == [10, 20, 25]
+
+
+# Forms of conversations and the columns that common datasets have.
+
+USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+
+
+def rows_of(*rows: Any) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        ({"instruction": "i", "input": "", "output": "o"}, "instruction + input"),
+        (
+            {"instruction": "i", "context": "c", "response": "r"},
+            "instruction + context",
+        ),
+        ({"instruction": "i", "output": "o"}, "instruction"),
+        ({"question": "q", "answer": "a"}, "question"),
+        ({"problem": "q", "solution": "s", "answer": "a"}, "problem"),
+        ({"query": "q", "response": "r"}, "query"),
+        ({"input": "q", "label": "l"}, "input"),
+        ({"context_messages": [USER]}, "context_messages"),
+        ({"messages": [USER, ANSWER], "id": 1}, "messages"),
+        ({"conversations": [USER, ANSWER]}, "conversations"),
+        ({"prompt": "q", "completion": "c"}, "prompt"),
+        ({"prompt": [USER], "completion": [ANSWER]}, "prompt"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, "prompt"),
+        ({"chosen": [USER, ANSWER], "rejected": [USER, ANSWER]}, "chosen"),
+        (
+            {"data_source": "x", "prompt": [USER], "reward_model": {"style": "rule"}},
+            "prompt",
+        ),
+        ({"text": "t"}, "text"),
+    ],
+)
+def test_the_prompt_column_of_common_datasets_is_found(
+    write: Write, row: dict[str, Any], column: str
+) -> None:
+    found = report(write("t.jsonl", rows_of(*[row] * 5)))
+    assert (found.column, found.kept_rows) == (column, 5)
+
+
+def test_an_instruction_and_its_input_are_one_prompt(write: Write) -> None:
+    column = prompts.choose_column(["instruction", "input"], None, "x")
+    assert (
+        column.of({"instruction": "Sum up.", "input": "A text."}) == "Sum up.\nA text."
+    )
+    assert column.of({"instruction": "Sum up.", "input": ""}) == "Sum up."
+    assert column.of({"instruction": "", "input": None}) is None
+
+
+@pytest.mark.parametrize(
+    ("row", "part"),
+    [
+        ({"messages": [{"role": "human", "content": "q"}]}, "role 'human'"),
+        ({"conversations": [{"from": "human", "value": "q"}]}, "as ShareGPT"),
+        ({"prompt": json.dumps([USER])}, "text that spells a list of messages"),
+        ({"prompt": str([USER])}, "text that spells a list of messages"),
+        ({"prompt": [USER, ANSWER]}, "the answer is in the prompt"),
+        ({"prompt": "q", "data_source": "x", "reward_model": {}}, "data made for verl"),
+        ({"prompt": [[USER]]}, "message 0 is list"),
+        ({"chosen": "Human: q\n\nAssistant: a"}, "holds question and answer"),
+        ({"prompt": [{**USER, "role": "system"}]}, "without a turn of the user"),
+        ({"prompt": {"role": "user", "content": "q"}}, "of type dict"),
+    ],
+)
+def test_a_form_that_trainers_read_otherwise_is_told(
+    write: Write, row: dict[str, Any], part: str
+) -> None:
+    fault = rows_fault(write("t.jsonl", rows_of(*[row] * 5)), lengths=Turns())
+    assert fault.cause == "data.schema"
+    assert part in fault.message
+    # Where every row is so, no advice is to drop them.
+    assert "some_rows" not in fault.facts
+
+
+def test_the_first_row_with_a_strange_role_is_told(write: Write) -> None:
+    human = {"role": "human", "content": "q"}
+    plain = [{"messages": [USER, ANSWER]}] * 3
+    odd = {"messages": [{**USER, "tool": {"a": 1}}, human]}  # no plain type
+    for last in ({"messages": [USER, human]}, odd):
+        path = write("t.jsonl", rows_of(*plain, last, last))
+        fault = rows_fault(path, lengths=Turns())
+        assert "t.jsonl:4: column 'messages' has messages of role" in fault.message
+
+
+def test_a_type_that_datasets_lacks_is_a_matter_of_schema(tmp_path: Path) -> None:
+    import pyarrow
+
+    kind = pyarrow.map_(pyarrow.string(), pyarrow.string())
+    column = pyarrow.array([[("role", "user")]], kind)
+    fault = rows_fault(write_parquet(tmp_path / "a.parquet", {"prompt": column}))
+    assert fault.cause == "data.schema"
+    assert "map<string, string" in fault.message
+
+
+def test_the_made_students_template_takes_what_chats_hold(tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+    load = tokenizer_load.load
+    renderer = prompts.Renderer(
+        load(str(tmp_path / "student"), "x", trust_remote_code=False)
+    )
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    tool = {"role": "tool", "content": "3"}
+    rendered = renderer.text([{"role": "user", "content": parts}, call, tool])
+    assert "user\none two<|im_end|>" in rendered
+    assert "tool\n3<|im_end|>" in rendered
+
+
+def test_text_in_arrows_newest_layout_is_read(tmp_path: Path) -> None:
+    import pyarrow
+
+    texts = pyarrow.array(["one", "two"], pyarrow.string_view())
+    assert report(write_parquet(tmp_path / "a.parquet", {"prompt": texts})).rows == 2
+
+
+CHATML = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "role", "taken"),
+    [
+        ("", "human", True),  # nothing to know a role by
+        (CHATML, "critic", True),
+        (CHATML, "human", False),  # which is the user elsewhere
+        (CHATML + "{% if role == 'gpt' %}{% endif %}", "gpt", True),
+        (
+            "{% for m in messages if m['role'] == 'user' %}x{% endfor %}",
+            "critic",
+            False,
+        ),
+        ("{{ raise_exception('only user') }}", "critic", False),
+    ],
+)
+def test_what_a_chat_template_does_with_a_role_is_tried(
+    tmp_path: Path, template: str, role: str, taken: bool
+) -> None:
+    tiny.write(tmp_path)
+    student = str(tmp_path / "student")
+    tokenizer = tokenizer_load.load(student, "x", trust_remote_code=False)
+    tokenizer.chat_template = template or None
+    assert prompts.Renderer(tokenizer).takes(role) is taken
+
+
+def test_without_a_tokenizer_no_role_is_strange(write: Write) -> None:
+    row = {"messages": [USER, {"role": "critic", "content": "1"}]}
+    assert report(write("t.jsonl", rows_of(row))).rows == 1
+
+
+def test_text_that_is_not_utf8_is_told_by_row(tmp_path: Path) -> None:
+    import pyarrow
+
+    raw = pyarrow.array([b"ok", b"caf\xe9"], pyarrow.binary())
+    texts = pyarrow.StringArray.from_buffers(2, *raw.buffers()[1:])
+    pyarrow.parquet.write_table(
+        pyarrow.table({"prompt": texts}), tmp_path / "a.parquet"
+    )
+    fault = rows_fault(tmp_path / "a.parquet")
+    assert fault.cause == "data.corrupt"
+    assert "a.parquet row 1 is not UTF-8" in fault.message
+
+
+@pytest.mark.parametrize("kind", ["csv", "arrow", "disk", "dict", "folder"])
+def test_what_else_datasets_reads_is_read(tmp_path: Path, kind: str) -> None:
+    import datasets
+
+    made = datasets.Dataset.from_dict({"prompt": ["one", "two, and more"]})
+    path = tmp_path / f"data.{kind}"
+    if kind == "csv":
+        made.to_csv(path)
+    elif kind == "folder":
+        path.mkdir()
+        made.to_json(path / "train.jsonl")
+    elif kind == "dict":
+        datasets.DatasetDict({"train": made, "test": made}).save_to_disk(path)
+    else:
+        made.save_to_disk(tmp_path / "data.disk")
+        if kind == "arrow":
+            path = next((tmp_path / "data.disk").glob("*.arrow"))
+    assert report(path).rows == 2
+
+
+def test_several_configurations_are_told_by_name(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "d" / name).mkdir(parents=True)
+        (tmp_path / "d" / name / "x.jsonl").write_text(GOOD)
+    configs = "".join(
+        f"- config_name: {name}\n  data_files: {name}/*\n" for name in "ab"
+    )
+    (tmp_path / "d/README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    fault = rows_fault(tmp_path / "d")
+    assert fault.cause == "data.file-missing"
+    assert "['a', 'b']" in fault.message
+
+
+def test_splits_without_one_for_training_are_told(tmp_path: Path) -> None:
+    import datasets
+
+    made = datasets.Dataset.from_dict({"prompt": ["one"]})
+    datasets.DatasetDict({"test": made, "dev": made}).save_to_disk(tmp_path / "d")
+    fault = rows_fault(tmp_path / "d")
+    assert fault.cause == "data.schema"
+    assert "no split train; it has test, dev" in fault.message
+
+
+@pytest.mark.needs("datasets")
+@pytest.mark.parametrize(
+    ("variable", "value", "part"),
+    [
+        ("HF_ENDPOINT", "http://127.0.0.1:9", "cannot be reached"),
+        ("HF_HUB_OFFLINE", "1", "OfflineModeIsEnabled"),
+    ],
+)
+def test_a_name_that_no_hub_answers_for_is_told_at_once(
+    tmp_path: Path, variable: str, value: str, part: str
+) -> None:
+    # A process of its own: datasets reads these variables when it is imported.
+    code = (
+        "from pathlib import Path; from pytest_gkd.fault import StageFault\n"
+        "from pytest_gkd.workload import datafiles, dataset_load\n"
+        "files = datafiles.check_files(['no-such-lab/no-such-data'], 'x')\n"
+        f"try: dataset_load.open_rows(files, Path({str(tmp_path)!r}))\n"
+        "except StageFault as fault: print(fault.cause, fault.message)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        cwd=tmp_path,
+        env=os.environ | {variable: value, "NO_PROXY": "*", "HF_HOME": str(tmp_path)},
+    )
+    assert done.stdout.startswith("env.hub-unreachable ")
+    assert "no-such-lab/no-such-data" in done.stdout
+    assert part in done.stdout
+
+
+def test_a_wrong_path_is_no_name_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name in ("data/prompts", "some/train.parquet", "train"):
+        assert fault_of(name).cause == "data.file-missing"
+
+
+def test_images_are_not_for_a_student_that_reads_text(tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+    student = tmp_path / "student"
+    images = [[{"bytes": b"x"}], []]
+    path = write_parquet(
+        tmp_path / "a.parquet", {"prompt": ["a", "b"], "images": images}
+    )
+    rows = dataset_load.open_rows(
+        datafiles.check_files([str(path)], "x"), tmp_path / "c"
+    )
+    job = inputs.Inputs(str(student), str(student), (str(path),))
+    with pytest.raises(StageFault, match="filled in 1 of the first 2 rows"):
+        datanotes.check_media(rows, job)
+    made = dataclasses.replace(job, made=("student",))
+    assert datanotes.check_media(rows, made) == []
+    (student / "preprocessor_config.json").write_text("{}")
+    assert datanotes.check_media(rows, job) == []
+
+
+def media_of(tmp_path: Path, columns: dict[str, Any]) -> list[str]:
+    tiny.write(tmp_path)
+    student = str(tmp_path / "student")
+    prompts_of = ["a"] * len(next(iter(columns.values())))
+    path = write_parquet(tmp_path / "a.parquet", {"prompt": prompts_of, **columns})
+    files = datafiles.check_files([str(path)], "x")
+    rows = dataset_load.open_rows(files, tmp_path / "c")
+    job = inputs.Inputs(student, student, (str(path),))
+    return [note.text for note in datanotes.check_media(rows, job)]
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("images", [["a", "b"], [], None]),
+        ("image", [b"bytes", b"", None]),
+        ("image", [{"bytes": b"x", "path": None}, None, None]),
+        ("videos", [["a.mp4"], [], None]),
+    ],
+)
+def test_filled_media_are_counted_in_the_first_rows_only(
+    tmp_path: Path, column: str, values: list[Any]
+) -> None:
+    with pytest.raises(StageFault, match="filled in 334 of the first 1000 rows") as one:
+        media_of(tmp_path, {column: values * 500})
+    assert ("TRL" in one.value.message) == (column != "videos")
+    assert ("verl" in one.value.message) == (column != "image")
+
+
+def test_media_that_trainers_do_not_stop_for_are_noted(tmp_path: Path) -> None:
+    (said,) = media_of(tmp_path, {"audio": ["a.wav"], "video": ["a.mp4"]})
+    assert said.startswith("Columns 'video' and 'audio' are no part of a prompt")
+    assert "TRL" not in said
+
+
+def test_how_conversations_end_is_noted(write: Write) -> None:
+    def noted(*rows: Any) -> list[str]:
+        path = write("t.jsonl", rows_of(*rows))
+        files = datafiles.check_files([str(path)], "x")
+        opened = dataset_load.open_rows(files, path.parent / "cache")
+        found = report(path)
+        notes = datanotes.notes(opened, found, Settings(), 100)
+        return [note.text for note in notes]
+
+    (whole,) = noted({"messages": [USER, ANSWER]})
+    assert "is an answer, which TRL and ms-swift cut off" in whole
+    (cut,) = noted({"messages": [USER, ANSWER]}, {"messages": [USER]})
+    assert cut.startswith("In 1 of 2 rows the last message of 'messages' is no answer")
+    assert noted({"prompt": [USER]}) == []
+    (some,) = noted({"prompt": [USER, ANSWER]}, *[{"prompt": [USER]}] * 2)
+    assert some.startswith("In 1 of 3 rows the last message of 'prompt' is an answer")
+    (text,) = noted({"question": "q", "data_source": "x", "reward_model": {"a": 1}})
+    assert text.startswith("Column 'question' is text in data made for verl")
+
+
+def test_the_limit_that_prompts_were_held_to_is_the_one_that_is_named(
+    write: Write,
+) -> None:
+    path = write("t.jsonl", lines("a", "a b c", "a b c d e f"))
+    files = datafiles.check_files([str(path)], "x")
+    opened = dataset_load.open_rows(files, path.parent / "cache")
+    found = report(path, limit=4, lengths=Words())
+    (note,) = datanotes.notes(opened, found, Settings(), 4)
+    assert "1 of 3 prompts are longer than 4 tokens" in note.text
+
+
+def test_a_text_column_of_verls_data_that_the_user_named_is_theirs(
+    write: Write,
+) -> None:
+    row = {"prompt": "q", "data_source": "x", "reward_model": {"a": 1}}
+    assert report(write("t.jsonl", rows_of(row)), column="prompt").rows == 1
 
 
 def test_a_batch_that_the_sample_misses_is_still_found(
@@ -451,6 +917,19 @@ def test_a_cache_of_another_run_is_not_touched(
     report(write("t.jsonl", GOOD))
     assert (tmp_path / "cache").is_dir()
     assert not elsewhere.exists()
+
+
+def test_data_that_cannot_be_read_have_no_chats_in_them(tmp_path: Path) -> None:
+    """The data stage tells what is wrong with them; the tokenizer stage goes on."""
+    path = tmp_path / "a.parquet"
+    write_parquet(path, {"prompt": ["a", "b"] * 500})
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + b"\xa5" * 40 + content[44:])
+    numbers = tmp_path / "numbers.json"
+    numbers.write_text("[3, 4]")
+    for bad in (path, numbers, tmp_path / "none.jsonl"):
+        job = inputs.Inputs("s", "s", (str(bad),))
+        assert inputs.chat_prompts(job, Settings()) == ""
 
 
 # Prompts for the training step.
@@ -515,4 +994,5 @@ def test_a_reference_answer_at_the_end_is_not_part_of_the_prompt() -> None:
 )
 def test_the_bound_is_never_below_the_length(prompt: Any) -> None:
     renderer = prompts.Renderer(Tokens())
-    assert renderer.bound(prompt) >= renderer.lengths([prompt])[0]
+    (bound,) = renderer.bounds(survey.survey_values([prompt]).sizes)
+    assert bound >= renderer.lengths([prompt])[0]

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import broadcast, engine, engine_fork, ray_layout, sync
+from pytest_gkd.workload import (
+    broadcast,
+    engine,
+    engine_fork,
+    modelfiles,
+    parameters,
+    ray_layout,
+    sync,
+)
 from pytest_gkd.workload.deadline import both, within
 from pytest_gkd.workload.sync import Places
 
@@ -155,6 +164,54 @@ def test_engine_and_trainer_share_a_dtype_that_compares(
     config: dict[str, str], device: str, dtype: str
 ) -> None:
     assert engine.choose_dtype(config, device) == dtype
+
+
+def test_what_stands_beside_a_tensor_in_another_form_may_be_in_another_form() -> None:
+    # BLOOM's rows are sorted, those of the bias too: zeros look the same either way.
+    names = ["qkv.weight", "qkv.bias", "norm.weight"]
+
+    def digests(now: Places) -> tuple[dict[str, str], dict[str, str]]:
+        trainer = dict.fromkeys(names, "1")
+        sorted_rows = "1" if "qkv.weight" in now.by_content else "x"
+        return trainer | {"qkv.weight": sorted_rows}, trainer
+
+    found = sync.by_content(places(names, [], []), digests).by_content
+    assert found == {"qkv.weight", "qkv.bias"}
+
+
+def test_a_tensor_is_compared_as_vllms_loader_turns_it() -> None:
+    torch = pytest.importorskip("torch")
+    kept = parameters.as_engine_holds("layers.0.mixer.A", torch.tensor([0.0, 1.0]))
+    assert kept.tolist() == pytest.approx([-1.0, -2.7182817])
+    plain = torch.tensor([2.0])
+    assert parameters.as_engine_holds("layers.0.mixer.D", plain) is plain
+
+
+def test_products_that_vllm_keeps_as_parameters_are_no_weights() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Module()
+    for name in ("weight", "W_UV", "W_UK_T"):
+        setattr(model, name, torch.nn.Parameter(torch.ones(2)))
+    assert list(parameters.unfused(model)) == ["weight"]
+
+
+def test_mambas_logarithm_is_found_under_the_engines_name() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Module()
+    model.A = torch.nn.Parameter(torch.ones(2))
+    outer = torch.nn.Module()
+    outer.mixer = model
+    outer.hf_to_vllm_mapper = SimpleNamespace(map_name=lambda name: name)
+    assert parameters.engine_names(outer, ["mixer.A_log"]) == {"mixer.A_log": "mixer.A"}
+
+
+def test_the_length_of_a_model_is_found_under_its_own_name() -> None:
+    assert modelfiles.positions({"n_positions": 512}) == 512
+    mixed = {"max_seq_len": 64, "max_position_embeddings": None}
+    assert modelfiles.positions(mixed) == 64
+    assert modelfiles.positions({}) is None
+    gpt2 = {"n_head": 4, "n_layer": 2, "n_embd": 128}
+    assert engine.cache_bytes(gpt2, 512) is not None
 
 
 def test_the_cache_holds_one_sequence_of_full_length() -> None:

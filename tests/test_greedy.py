@@ -45,6 +45,18 @@ def test_large_bfloat16_logits_tie_within_two_of_their_own_steps() -> None:
     assert not compare(rows([32.0, 33.0, 0], dtype="bfloat16"), [0]).agree
 
 
+def test_logits_made_float32_at_the_end_keep_the_tolerance_of_the_models_dtype() -> (
+    None
+):
+    import torch
+
+    close = [1.0, 1.0625, 0.0]
+    assert compare(rows(close), [0], model_dtype=torch.bfloat16).agree
+    assert compare(rows([32.0, 32.25, 0]), [0], model_dtype=torch.bfloat16).agree
+    half = rows(close, dtype="bfloat16")
+    assert compare(half, [0], model_dtype=torch.float32).agree
+
+
 def test_a_given_tolerance_wins() -> None:
     assert compare(rows([1.0, 1.5]), [0], tolerance=1.0).agree
 

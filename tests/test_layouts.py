@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.needs("ray", "torch", "transformers", "vllm")
+
 PROGRAMS = Path(__file__).parent / "programs"
 TENSORS = 26  # of the tiny student
 
@@ -185,3 +187,21 @@ def test_what_ray_cannot_place_is_named_by_resource() -> None:
     found = json.loads(ended.stdout.strip().splitlines()[-1])
     assert found["cause"] == "ray.no-resources"
     assert "GPU: 1 wanted, 0 there" in found["message"]
+
+
+def test_the_meeting_of_a_push_is_on_loopback_only() -> None:
+    program = """
+import psutil
+from pytest_gkd.workload import broadcast
+meeting, store = broadcast.call_meeting("gloo", 2, 10)
+found = [c for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"]
+print([(c.laddr.ip, c.laddr.port == meeting.port) for c in found])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.strip().splitlines()[-1] == "[('127.0.0.1', True)]"

@@ -23,6 +23,7 @@ REPORT = StepReport(
     frozen=0,
     parameters_with_grad=27,
     parameters_moved=27,
+    unmoved=[],
     unused=0,
     nonfinite_grads=[],
     zero_grads=[],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import os
 import shutil
@@ -13,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import modelfiles, tiny
+from pytest_gkd.settings import Settings
+from pytest_gkd.workload import lengths, modelfiles, tiny
+from pytest_gkd.workload.inputs import Inputs, prompt_limit
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +58,129 @@ def shard(model: Path, count: int = 2) -> list[Path]:
         shutil.copy(single, path)
     single.unlink()
     return paths
+
+
+def change(model: Path, **values: object) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_a_lora_adapter_is_called_one(model: Path) -> None:
+    (model / "config.json").unlink()
+    adapter = {"base_model_name_or_path": "org/base", "r": 8}
+    (model / "adapter_config.json").write_text(json.dumps(adapter))
+    found = fault_of(model)
+    assert found.cause == "checkpoint.missing"
+    assert "holds a LoRA adapter of org/base, and not a model" in found.message
+
+
+def test_an_embedding_of_another_size_than_the_config_says_is_found(
+    model: Path,
+) -> None:
+    change(model, vocab_size=600)
+    found = fault_of(model)
+    assert found.cause == "checkpoint.mismatch"
+    assert "vocab_size 600, but model.embed_tokens.weight" in found.message
+
+
+def student_fault(model: Path, device: str = "cpu", **values: object) -> StageFault:
+    change(model, **values)
+    files = modelfiles.inspect(str(model), "x")
+    assert files is not None
+    with pytest.raises(StageFault) as caught:
+        modelfiles.check_student(files, "--gkd-student", device)
+    return caught.value
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8"])
+def test_a_quantized_student_is_refused_before_an_engine_starts(
+    model: Path, method: str
+) -> None:
+    found = student_fault(model, quantization_config={"quant_method": method})
+    assert found.cause == "vllm.quantization"
+    assert f"is quantized ({method})" in found.message
+
+
+def test_a_model_that_needs_torchvision_says_so(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    found = student_fault(model, video_token_id=7)
+    assert (found.cause, found.facts["package"]) == (
+        "env.package-missing",
+        "torchvision",
+    )
+
+
+def test_latent_attention_of_a_width_that_vllm_lacks_is_named(model: Path) -> None:
+    change(model, model_type="deepseek_v3")
+    found = student_fault(model, kv_lora_rank=32, qk_rope_head_dim=16)
+    assert found.cause == "vllm.attention-backend"
+    assert "is 48 wide" in found.message
+    found = student_fault(model, kv_lora_rank=256, qk_rope_head_dim=64)
+    assert "vLLM has it for 576 on this device" in found.message
+    files = modelfiles.inspect(str(model), "x")
+    assert files is not None
+    modelfiles.check_student(files, "x", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("values", "variable"),
+    [
+        ({"model_type": "minicpm3"}, None),  # vLLM runs it with plain attention
+        ({"model_type": "deepseek_v3"}, "1"),
+        ({"model_type": "deepseek_v4", "compress_ratios": [4]}, None),
+    ],
+)
+def test_latent_widths_are_judged_only_where_vllm_has_latent_attention(
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    values: dict[str, object],
+    variable: str | None,
+) -> None:
+    if variable:
+        monkeypatch.setenv("VLLM_MLA_DISABLE", variable)
+    change(model, kv_lora_rank=256, qk_rope_head_dim=32, **values)
+    files = modelfiles.inspect(str(model), "x")
+    assert files is not None
+    modelfiles.check_student(files, "x", "cpu")
+
+
+def test_the_model_types_of_latent_attention_are_those_of_vllm() -> None:
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("vLLM is not installed")
+    package = Path(spec.submodule_search_locations[0])
+    source = package / "transformers_utils" / "model_arch_config_convertor.py"
+    (function,) = (
+        node
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name == "is_deepseek_mla"
+    )
+    listed = next(node for node in ast.walk(function) if isinstance(node, ast.Tuple))
+    assert set(ast.literal_eval(listed)) == modelfiles.LATENT_TYPES
+
+
+def test_the_context_is_unknown_where_positions_are_scaled(model: Path) -> None:
+    change(model, max_position_embeddings=512)
+    assert modelfiles.context_tokens(str(model), "x") == 512
+    change(model, rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    assert modelfiles.context_tokens(str(model), "x") is None
+
+
+def test_prompts_leave_room_for_an_answer_in_the_context(model: Path) -> None:
+    change(model, max_position_embeddings=64)
+    job = Inputs(str(model), str(model), ())
+    default = Settings(max_new_tokens=16)
+    assert prompt_limit(job, default) == 48
+    lengths.check_context(job, default, 48)
+    named = Settings(max_prompt_length=60, max_new_tokens=16)
+    lengths.check_context(job, named, 40)
+    with pytest.raises(
+        StageFault, match="does not fit into the student's context"
+    ) as e:
+        lengths.check_context(job, named, 50)
+    assert e.value.cause == "data.too-long"
 
 
 def test_a_whole_model_is_described(model: Path) -> None:
@@ -244,6 +371,8 @@ def test_a_cached_hub_id_without_weights_is_left_to_the_hub_unless_offline(
 def test_embedding_rows_are_found_in_a_multimodal_config() -> None:
     assert modelfiles.vocab_size({"text_config": {"vocab_size": 7}}) == 7
     assert modelfiles.vocab_size({"vocab_size": 5, "text_config": {}}) == 5
+    both = {"vocab_size": 5, "text_config": {"vocab_size": 7}}
+    assert modelfiles.vocab_size(both) == 7
     assert modelfiles.vocab_size({}) is None
 
 

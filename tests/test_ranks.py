@@ -20,6 +20,8 @@ from pytest_gkd.workload.rank_plan import Fault, RankPlan
 from pytest_gkd.workload.rank_records import RankRecord, RankRun
 from pytest_gkd.workload.rank_verdict import RankError, judge
 
+pytestmark = pytest.mark.needs("torch")
+
 FIRST = "all_reduce float32[1]"
 TIMEOUT_S = 1.5
 BUDGET_S = 40.0

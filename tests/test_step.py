@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_gkd.fault import StageFault
-from pytest_gkd.workload.step import StepReport, judge_step
+from pytest_gkd.workload.step import StepReport, judge_steps
 
 NAN = float("nan")
 FIRST = StepReport(
@@ -20,6 +20,7 @@ FIRST = StepReport(
     frozen=0,
     parameters_with_grad=27,
     parameters_moved=27,
+    unmoved=[],
     unused=0,
     nonfinite_grads=[],
     zero_grads=[],
@@ -32,13 +33,13 @@ NO_GRADS = replace(FIRST, parameters_with_grad=0, parameters_moved=0, grad_norm=
 
 def fault(first: StepReport, last: StepReport) -> StageFault:
     with pytest.raises(StageFault) as caught:
-        judge_step(first, last)
+        judge_steps([first, last])
     json.dumps(caught.value.facts, allow_nan=False)
     return caught.value
 
 
 def test_a_step_whose_loss_falls_passes() -> None:
-    judge_step(FIRST, LAST)
+    judge_steps([FIRST, LAST])
 
 
 @pytest.mark.parametrize("loss", [2.0, 2.1])
@@ -51,6 +52,19 @@ def test_a_loss_that_does_not_fall_has_diverged(loss: float) -> None:
 def test_a_loss_that_is_not_finite_is_nan_and_not_divergence() -> None:
     assert fault(FIRST, replace(LAST, loss=NAN)).cause == "train.nan"
     assert fault(replace(FIRST, loss=float("inf")), LAST).cause == "train.nan"
+
+
+def test_a_step_in_the_middle_is_judged_as_well() -> None:
+    with pytest.raises(StageFault, match="in step 2") as caught:
+        judge_steps([FIRST, replace(FIRST, loss=NAN), LAST])
+    assert caught.value.cause == "train.nan"
+
+
+def test_a_parameter_that_should_have_moved_is_named() -> None:
+    found = fault(FIRST, replace(LAST, parameters_moved=26, unmoved=["w"]))
+    assert found.cause == "train.no-grad"
+    assert "1 of 27 parameters with a gradient did not move (w)" in found.message
+    assert "in step 2" in found.message
 
 
 def test_parameters_with_nonfinite_gradients_are_counted_and_named() -> None:
@@ -93,7 +107,7 @@ def test_some_parameters_without_gradient_are_counted_and_named() -> None:
 
 def test_frozen_and_unused_parameters_alone_are_no_fault() -> None:
     partly = replace(FIRST, frozen=20, unused=3, parameters_with_grad=4)
-    judge_step(partly, replace(partly, loss=1.0, parameters_moved=4))
+    judge_steps([partly, replace(partly, loss=1.0, parameters_moved=4)])
 
 
 def test_weights_that_do_not_move_are_no_grad() -> None:

@@ -62,6 +62,16 @@ def test_a_damaged_manifest_is_noticed(tmp_path: Path, text: str) -> None:
     assert tiny.is_whole(tiny.make(tmp_path).root)
 
 
+def test_what_somebody_wrote_into_the_made_models_is_not_lost(tmp_path: Path) -> None:
+    made = tiny.make(tmp_path)
+    (made.student / "model.safetensors").write_bytes(b"trained for a night")
+    (made.student / "checkpoint-5").mkdir()
+    assert tiny.is_whole(tiny.make(tmp_path).root)
+    (kept,) = made.root.parent.glob(f"{made.root.name}.changed-*")
+    assert (kept / "student/model.safetensors").read_bytes() == b"trained for a night"
+    assert (kept / "student/checkpoint-5").is_dir()
+
+
 def test_a_cache_that_cannot_be_written_gives_way_to_the_callers_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +101,7 @@ def test_several_makers_at_once_leave_one_whole_result(
     assert len(list(cache.iterdir())) == 1  # no draft is left behind
 
 
+@pytest.mark.needs("numpy", "safetensors", "tokenizers")
 def test_making_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; from pytest_gkd.workload import tiny; "

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import prompts, tiny, tokenizer_load
+from pytest_gkd.workload import prompts, survey, tiny, tokenizer_load
 from pytest_gkd.workload import tokenizers_check as check
 
 
@@ -49,8 +49,8 @@ def fault(call: Callable[[], Any]) -> StageFault:
 def test_a_sound_tokenizer_passes_every_check(model: Path) -> None:
     tokenizer = load(model)
     assert check.check_round_trip(tokenizer, "x") == []
-    assert check.check_chat_template(tokenizer, "x").endswith("assistant\n")
-    check.check_special_tokens(tokenizer, 512, "x")
+    assert str(check.check_chat_template(tokenizer, "x", "p")).endswith("assistant\n")
+    assert check.check_special_tokens(tokenizer, 512, "x") == []
     check.check_ids(tokenizer.get_vocab(), 512, "x")
     check.check_same_ids(tokenizer, tokenizer)
 
@@ -79,6 +79,45 @@ def test_the_light_way_needs_no_torch_and_gives_auto_tokenizers_ids(
     assert json.loads(done.stdout) == [type(auto).__name__, False, ids]
 
 
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "qwen2",
+        "qwen3",
+        "qwen2_vl",
+        "llama",
+        "mistral",
+        "gemma2",
+        "phi3",
+        "olmo2",
+        "deepseek_v3",
+        "glm4",
+        "gpt2",
+        "gpt_neox",
+        "cohere",
+        "t5",
+        "unheard_of",
+    ],
+)
+def test_the_light_way_takes_the_class_that_auto_tokenizer_takes(
+    model: Path, model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers", minversion="5")
+    auto = transformers.AutoTokenizer.from_pretrained
+    edit(model / "config.json", lambda config: config.update(model_type=model_type))
+    imported = "transformers.models.auto.tokenization_auto"
+    for name in ("Qwen2Tokenizer", "LlamaTokenizerFast", "PreTrainedTokenizerFast"):
+        edit(
+            model / "tokenizer_config.json",
+            lambda config, name=name: config.update(tokenizer_class=name),
+        )
+        wanted = auto(model)
+        with monkeypatch.context() as patch:
+            patch.delitem(sys.modules, imported)
+            found = load(model)
+        assert type(found) is type(wanted), name
+
+
 def test_a_tokenizer_that_cannot_be_built_names_the_file_and_reason(
     model: Path,
 ) -> None:
@@ -102,7 +141,10 @@ def test_code_of_the_models_own_needs_the_option(model: Path) -> None:
 
 def test_no_chat_template_is_its_own_cause(model: Path) -> None:
     edit(model / "tokenizer_config.json", lambda value: value.pop("chat_template"))
-    found = fault(lambda: check.check_chat_template(load(model), "--gkd-student"))
+    assert check.check_chat_template(load(model), "--gkd-student", "") is None
+    found = fault(
+        lambda: check.check_chat_template(load(model), "--gkd-student", "p.jsonl")
+    )
     assert found.cause == "tokenizer.chat-template"
     assert "has no chat template" in found.message
 
@@ -123,7 +165,7 @@ def test_a_chat_template_that_does_not_work_says_how(
         model / "tokenizer_config.json",
         lambda value: value.update(chat_template=template),
     )
-    found = fault(lambda: check.check_chat_template(load(model), "x"))
+    found = fault(lambda: check.check_chat_template(load(model), "x", ""))
     assert found.cause == "tokenizer.chat-template"
     assert part in found.message
 
@@ -138,9 +180,9 @@ class Special:
         self.pad_token = self.eos_token = "<x>"  # noqa: S105
 
 
-def test_a_missing_padding_token_is_its_own_cause() -> None:
-    found = fault(lambda: check.check_special_tokens(Special(None, 1), 9, "x"))
-    assert found.cause == "tokenizer.pad-token"
+def test_a_missing_padding_token_deserves_a_word() -> None:
+    (note,) = check.check_special_tokens(Special(None, 1), 9, "x")
+    assert "has no padding token; frameworks take the end token '<x>'" in note
 
 
 def test_a_padding_id_without_an_embedding_row_is_named() -> None:
@@ -149,9 +191,40 @@ def test_a_padding_id_without_an_embedding_row_is_named() -> None:
     assert "id 9, but the embedding has 9 rows" in found.message
 
 
-def test_a_missing_end_token_fails() -> None:
-    with pytest.raises(AssertionError, match="no end-of-sequence token"):
-        check.check_special_tokens(Special(0, None), 9, "x")
+def test_a_missing_end_token_fails_unless_the_configuration_has_one() -> None:
+    found = fault(lambda: check.check_special_tokens(Special(0, None), 9, "x"))
+    assert found.cause == "tokenizer.eos-token"
+    (note,) = check.check_special_tokens(Special(0, None), 9, "x", other_end=True)
+    assert "only the model's configuration does" in note
+
+
+def test_special_tokens_that_no_text_comes_to_may_lie_beyond(model: Path) -> None:
+    tokenizer = load(model)
+    rows = len(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|tool|>"]})
+    tokenizer.add_tokens(["plain"])
+    vocab = tokenizer.get_vocab()
+    found = fault(lambda: check.check_ids(vocab, rows, "x", tokenizer))
+    assert "'plain' is" in found.message
+    assert found.facts["beyond"] == 1
+    del vocab["plain"]
+    assert check.check_ids(vocab, rows, "x", tokenizer) == ["<|tool|>"]
+    tokenizer.chat_template += "<|tool|>"
+    fault(lambda: check.check_ids(vocab, rows, "x", tokenizer))
+
+
+class Added:
+    """As MistralCommonBackend of transformers: the added tokens are a method's."""
+
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        raise AssertionError("not to be called")
+
+
+def test_a_tokenizer_without_a_table_of_added_tokens_is_judged_by_its_ids() -> None:
+    vocab = {"a": 0, "b": 2}
+    assert check.check_ids(vocab, 3, "x", Added()) == []
+    found = fault(lambda: check.check_ids(vocab, 2, "x", Added()))
+    assert "'b' is 2" in found.message
 
 
 def test_ids_beyond_the_embedding_are_counted_and_shown() -> None:
@@ -265,4 +338,5 @@ def test_the_bound_holds_for_a_real_tokenizer_and_template(model: Path) -> None:
     renderer = prompts.Renderer(load(model))
     for text in check.SAMPLES.values():
         for prompt in (text, [{"role": "user", "content": text}] * 3):
-            assert renderer.bound(prompt) >= renderer.lengths([prompt])[0]
+            (bound,) = renderer.bounds(survey.survey_values([prompt]).sizes)
+            assert bound >= renderer.lengths([prompt])[0]

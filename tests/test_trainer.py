@@ -11,9 +11,11 @@ import pytest
 
 from pytest_gkd.fault import StageFault
 from pytest_gkd.workload.batch import Sequence
-from pytest_gkd.workload.signals import TeacherTopK
+from pytest_gkd.workload.optimizer import must_move
+from pytest_gkd.workload.signal_check import check_answer
+from pytest_gkd.workload.signals import TeacherFull, TeacherTopK
 from pytest_gkd.workload.teacher import Teacher
-from pytest_gkd.workload.trainer import Trainer, judge_step
+from pytest_gkd.workload.trainer import Trainer, judge_steps
 
 VOCAB = 512
 SEQUENCES = [
@@ -295,7 +297,7 @@ def test_steps_on_one_batch_lower_the_loss(
     trainer = Trainer(models[which])
     signal = teacher.topk(SEQUENCES, 64) if loss == "topk" else teacher.full(SEQUENCES)
     reports = [trainer.gkd_step(SEQUENCES, signal, loss=loss) for _ in range(3)]
-    judge_step(reports[0], reports[-1])
+    judge_steps(reports)
     first = reports[0]
     assert first.tokens == 11
     assert first.parameters == len(trainer.parameter_info())
@@ -339,7 +341,7 @@ def test_steps_work_in_half_precision(
     trainer = Trainer(models["tied"], dtype=dtype)
     signal = teacher.topk(SEQUENCES, 64)
     reports = [trainer.gkd_step(SEQUENCES, signal) for _ in range(3)]
-    judge_step(reports[0], reports[-1])
+    judge_steps(reports)
 
 
 def test_a_frozen_model_has_no_gradient(trainer: Trainer, teacher: Teacher) -> None:
@@ -382,7 +384,7 @@ def test_modules_that_take_no_part_and_frozen_ones_are_no_fault(
     trainer.model.model.norm.requires_grad_(requires_grad=False)
     signal = teacher.topk(SEQUENCES, 64)
     reports = [trainer.gkd_step(SEQUENCES, signal) for _ in range(3)]
-    judge_step(reports[0], reports[-1])
+    judge_steps(reports)
     assert (reports[0].unused, reports[0].frozen) == (2, 1)
 
 
@@ -424,6 +426,37 @@ def test_a_learning_rate_that_is_far_too_high_diverges(
     signal = teacher.topk(SEQUENCES, 64)
     reports = [trainer.gkd_step(SEQUENCES, signal) for _ in range(3)]
     assert cause_of(reports[0], reports[-1]) == "train.diverged"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_parameters_that_an_optimizer_lacks_are_named(
+    models: dict[str, Path], teacher: Teacher, dtype: str
+) -> None:
+    trainer = Trainer(models["tied"], dtype=dtype)
+    signal = teacher.topk(SEQUENCES, 64)
+    assert trainer.gkd_step(SEQUENCES, signal).unmoved == []
+    assert trainer._optimizer is not None
+    held = trainer._optimizer.groups[0]["params"]
+    matrices = [n for n, p in enumerate(held) if p.dim() == 2]
+    names = [name for name, _ in trainer.model.named_parameters()]
+    for number in reversed(matrices[1::2]):
+        del held[number]
+    report = trainer.gkd_step(SEQUENCES, signal)
+    assert report.unmoved == [names[number] for number in matrices[1::2]]
+    assert cause_of(report, report) == "train.no-grad"
+
+
+def test_an_update_that_rounds_to_nothing_is_no_fault() -> None:
+    torch = pytest.importorskip("torch")
+    for dtype, expected in ((torch.bfloat16, False), (torch.float32, True)):
+        norm = torch.ones(64, dtype=dtype, requires_grad=True)
+        norm.grad = torch.full_like(norm, 0.5)
+        assert must_move(norm, 1e-3) is expected
+    near_zero = torch.full((64,), 1e-4, dtype=torch.bfloat16, requires_grad=True)
+    near_zero.grad = torch.full_like(near_zero, 0.5)
+    assert must_move(near_zero, 1e-3)
+    near_zero.grad.zero_()
+    assert not must_move(near_zero, 1e-3)
 
 
 def test_restoring_forgets_the_optimizers_momentum(
@@ -475,5 +508,109 @@ def poison(trainer: Trainer) -> None:
 
 def cause_of(first: Any, last: Any) -> str:
     with pytest.raises(StageFault) as caught:
-        judge_step(first, last)
+        judge_steps([first, last])
     return caught.value.cause
+
+
+# -- the teacher's answer --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_a_teachers_own_answer_is_accepted(
+    models: dict[str, Path], dtype: str, temperature: float
+) -> None:
+    asked = Teacher(str(models["teacher"]), dtype=dtype)
+    few = asked.topk(SEQUENCES, 8, temperature=temperature)
+    all_of_it = asked.full(SEQUENCES, vocab_size=VOCAB - 12)
+    for signal in (few, all_of_it):
+        assert answered(asked, signal, temperature) is not None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_teachers_answer_in_the_wrong_place_is_found(
+    models: dict[str, Path], dtype: str
+) -> None:
+    import numpy as np
+
+    asked = Teacher(str(models["teacher"]), dtype=dtype)
+    few, all_of_it = asked.topk(SEQUENCES, 8), asked.full(SEQUENCES)
+    for shift, word in ((1, "late"), (-1, "early")):
+        arrays = [np.roll(a, shift, axis=1) for a in (few.logprobs, few.ids)]
+        moved = np.roll(all_of_it.logprobs, shift, axis=1)
+        for signal in (TeacherTopK(*arrays, few.mask), TeacherFull(moved, few.mask)):
+            with pytest.raises(StageFault, match=f"stand one token {word}") as caught:
+                answered(asked, signal)
+            assert caught.value.cause == "teacher.wrong-output"
+
+
+def test_a_teachers_answer_of_another_temperature_or_of_poor_tokens_is_found(
+    teacher: Teacher,
+) -> None:
+    hot = teacher.topk(SEQUENCES, 8, temperature=3.0)
+    with pytest.raises(StageFault, match="of temperature 3, not 1"):
+        answered(teacher, TeacherTopK(hot.logprobs, hot.ids, hot.mask))
+    whole = teacher.topk(SEQUENCES, VOCAB)
+    poor = (whole.logprobs[..., 5:10], whole.ids[..., 5:10])
+    with pytest.raises(StageFault, match="those of a forward pass"):
+        answered(teacher, TeacherTopK(*poor, whole.mask))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_a_model_that_ends_in_float32_is_judged_by_the_dtype_it_computes_in(
+    models: dict[str, Path], temperature: float
+) -> None:
+    # As the classes of Nemotron-H, Mamba and Mllama do.
+    asked = in_float32_at_the_end(Teacher(str(models["teacher"]), dtype="bfloat16"))
+    signal = asked.topk(SEQUENCES, 8, temperature=temperature)
+    rounded = TeacherTopK(signal.logprobs + 0.05, signal.ids, signal.mask, temperature)
+    assert answered(asked, rounded, temperature) == pytest.approx(0.05, abs=0.02)
+    student = in_float32_at_the_end(Trainer(models["tied"], dtype="bfloat16"))
+    assert student.check_greedy([7, 8, 9], [10, 11]).tolerance >= 0.15
+
+
+def in_float32_at_the_end(owner: Any) -> Any:
+    def widen(module: Any, given: Any, made: Any) -> Any:
+        made.logits = made.logits.float()
+        return made
+
+    owner.model.register_forward_hook(widen)
+    return owner
+
+
+def test_a_teacher_is_judged_by_its_shortest_prompt_and_few_logits(
+    teacher: Teacher,
+) -> None:
+    rows = [
+        Sequence(tuple(range(1, 61)), tuple(range(100, 130))),
+        Sequence((3, 4, 5), tuple(range(200, 220))),
+        Sequence((9,), (10, 11)),
+    ]
+    signal = teacher.topk(rows, 8)
+    shapes = []
+    handle = teacher.model.register_forward_hook(
+        lambda module, given, named, made: shapes.append(
+            (tuple(named["input_ids"].shape), tuple(made.logits.shape))
+        ),
+        with_kwargs=True,
+    )
+    try:
+        found = check_answer(teacher, rows, signal, temperature=1.0, vocab_size=VOCAB)
+    finally:
+        handle.remove()
+    assert found is not None
+    # Three tokens of the prompt, and the fifteen that the sixteenth follows.
+    assert shapes == [((1, 18), (1, 16, VOCAB))]
+
+
+def test_a_teachers_answer_of_nan_is_left_to_the_step(teacher: Teacher) -> None:
+    signal = teacher.topk(SEQUENCES, 8)
+    signal.logprobs[0, 0, 3] = float("nan")
+    assert answered(teacher, signal) is None
+
+
+def answered(teacher: Teacher, signal: Any, temperature: float = 1.0) -> float | None:
+    rows = signal.logprobs.shape[-1] if isinstance(signal, TeacherFull) else VOCAB
+    return check_answer(
+        teacher, SEQUENCES, signal, temperature=temperature, vocab_size=rows
+    )

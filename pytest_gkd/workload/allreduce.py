@@ -201,17 +201,22 @@ def bandwidths(seconds: Mapping[int, float], world_size: int) -> dict[str, float
     }
 
 
-def too_slow(table: Mapping[str, float], floor_gb_s: float, where: str) -> str:
+def too_slow(
+    table: Mapping[str, float],
+    floor_gb_s: float,
+    where: str,
+    origin: str = "--gkd-min-bus-bandwidth",
+) -> str:
     """Why the best of ``table`` (GB/s by size) misses the floor; empty if it does not.
 
-    ``where`` names ranks and backend. A floor of 0 asks for nothing; one that a single
-    rank cannot meet, for want of a bus, is missed.
+    ``where`` names ranks and backend, ``origin`` who set the floor. A floor of 0 asks
+    for nothing; one that a single rank cannot meet, for want of a bus, is missed.
     """
     if floor_gb_s <= 0:
         return ""
     if not table:
         return (
-            f"one rank has no bus to measure ({where}), and --gkd-min-bus-bandwidth "
+            f"one rank has no bus to measure ({where}), and {origin} "
             f"asks for {floor_gb_s:g} GB/s; expected 2 ranks or more"
         )
     best = max(table, key=lambda size: table[size])
@@ -219,5 +224,5 @@ def too_slow(table: Mapping[str, float], floor_gb_s: float, where: str) -> str:
         return ""
     return (
         f"bus bandwidth reached {table[best]:g} GB/s at most (at {best}, {where}); "
-        f"expected {floor_gb_s:g} GB/s or more, from --gkd-min-bus-bandwidth"
+        f"expected {floor_gb_s:g} GB/s or more, from {origin}"
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import socket
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -120,20 +121,21 @@ def call_meeting(
 
     if transport == "nccl":
         return Meeting(transport, free_port(), world_size, timeout_s), None
+    # A port of its own choice would be open on every interface.
+    listener = socket.create_server((HOST, 0))
     store = dist.TCPStore(
         HOST,
-        0,
+        listener.getsockname()[1],
         is_master=True,
         timeout=datetime.timedelta(seconds=timeout_s),
         wait_for_workers=False,
+        master_listen_fd=listener.detach(),
     )
     return Meeting(transport, store.port, world_size, timeout_s), store
 
 
 def free_port() -> int:
     """A TCP port that is free now; another program may take it before it is used."""
-    import socket
-
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

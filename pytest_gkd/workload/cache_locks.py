@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from pytest_gkd.clock import monotonic
 from pytest_gkd.fault import StageFault
 
 # Another job that prepares the same files holds it as well, and lets go.
@@ -32,29 +33,29 @@ def cache_root(environ: Mapping[str, str]) -> Path:
     return (home / "datasets").expanduser()
 
 
-def check(arrow_files: Iterable[str], loaded_in: Path, root: Path) -> None:
-    """The files prepared in the cache ``loaded_in`` are free to be used in ``root``.
+def check(prepared_in: Iterable[Path], loaded_in: Path, root: Path) -> None:
+    """Directories of the cache ``loaded_in`` are free to be used in the cache ``root``.
 
     Raises StageFault ``data.cache`` with the lock and who holds it, when it has not
     been let go after ``WAIT_S``.
     """
-    deadline = time.monotonic() + WAIT_S
-    for name in arrow_files:
-        for lock in lock_files(Path(name), loaded_in, root):
+    deadline = monotonic() + WAIT_S
+    for directory in prepared_in:
+        for lock in lock_files(directory, loaded_in, root):
             while is_held(lock):
-                if time.monotonic() >= deadline:
+                if monotonic() >= deadline:
                     raise _held(lock)
                 time.sleep(0.1)
 
 
-def lock_files(arrow_file: Path, loaded_in: Path, root: Path) -> Iterator[Path]:
+def lock_files(directory: Path, loaded_in: Path, root: Path) -> Iterator[Path]:
     """The locks that a load in ``root`` takes, in this order.
 
-    The path of a prepared file below its cache depends on the data alone, so one
-    made in ``loaded_in`` tells it (datasets 5.2, builder.py, __init__ and
+    The directory of prepared files below its cache depends on the data alone, so one
+    for ``loaded_in`` tells it (datasets 5.2, builder.py, __init__ and
     download_and_prepare).
     """
-    prepared = root / arrow_file.parent.relative_to(loaded_in)
+    prepared = root / directory.relative_to(loaded_in)
     yield root / (prepared.as_posix().replace("/", "_") + ".lock")
     yield prepared.with_name(prepared.name + "_builder.lock")
 

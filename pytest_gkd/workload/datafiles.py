@@ -6,25 +6,38 @@ seconds) is imported, and a pipe that would stall its readers is never opened.
 
 from __future__ import annotations
 
+import errno
 import glob
+import importlib.util
 import os
 import stat
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import paths
+from pytest_gkd.workload import modelpaths, paths
 from pytest_gkd.workload.jsonlines import ZSTD, check_json, corrupt
 
+# The larger the files, the longer the data stage may take beyond its budget. Measured
+# on two cores: a million rows of JSONL (110 MB) in 10 s; this is a fifth of that pace.
+SLOW_BYTES_PER_S = 2_000_000
 PARQUET_MAGIC = b"PAR1"
+ARROW_MAGIC = b"ARROW1"
+ARROW_STREAM = b"\xff\xff\xff\xff"
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
+OTHER_SUFFIXES = (".parquet", ".csv", ".arrow")
+# Which of two formats datasets takes where there are as many files of either.
+_FAVOURITES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".ndjson")
+# What verl, TRL, ms-swift and OpenRLHF read all or in part; the builders of datasets.
+LOADERS = ("parquet", "json", "csv", "arrow")
+# Left in a directory by Dataset.save_to_disk and DatasetDict.save_to_disk.
+SAVED = ("state.json", "dataset_dict.json")
 
 # Other formats that turn up under these names, by their first bytes.
 _OTHERS = (
     (b"PARE", "an encrypted parquet file"),
-    (b"ARROW1", "an Arrow file"),
     (b"PK\x03\x04", "a zip archive"),
     (b"\xff\xfe", "UTF-16 text"),
     (b"\xfe\xff", "UTF-16 text"),
@@ -34,7 +47,12 @@ _OTHERS = (
 
 @dataclass(frozen=True)
 class DataFile:
-    """One train file; ``kind`` is parquet or json (JSON lines, or one JSON array)."""
+    """What one train file is, and its size in bytes, 0 where only reading it tells.
+
+    ``kind`` is parquet, json (JSON lines, or one JSON array), csv, arrow, ``folder`` (a
+    directory of such files), ``disk`` (made by ``save_to_disk``) or ``hub`` (a name on
+    the hub).
+    """
 
     path: str
     kind: str
@@ -45,9 +63,9 @@ def check_files(files: Sequence[str], origin: str) -> tuple[DataFile, ...]:
     """Every train file, globs expanded, looked at from outside.
 
     Ends of parquet files and the first and last lines of JSON are read. Addresses
-    (``s3://…``) are passed on unseen. Raises StageFault ``data.file-missing``,
-    ``data.empty``, ``data.corrupt``, ``data.schema``, ``data.loader-stall`` or
-    ``env.permission``.
+    (``s3://…``) and names on the hub are passed on unseen. Raises StageFault
+    ``data.file-missing``, ``data.empty``, ``data.corrupt``, ``data.schema``,
+    ``data.loader-stall``, ``env.package-missing`` or ``env.permission``.
     """
     if not files:
         raise StageFault(
@@ -62,6 +80,9 @@ def check_files(files: Sequence[str], origin: str) -> tuple[DataFile, ...]:
             found.append(DataFile(name, kind, 0))
             continue
         path = Path(name).expanduser()
+        if _is_on_hub(name, path):
+            found.append(DataFile(name, "hub", 0))
+            continue
         for one in _expanded(path, origin):
             try:
                 found.append(_checked(one, origin))
@@ -70,10 +91,31 @@ def check_files(files: Sequence[str], origin: str) -> tuple[DataFile, ...]:
     return tuple(found)
 
 
+def _is_on_hub(name: str, path: Path) -> bool:
+    """Whether ``load_dataset`` would ask the hub for a name, and the user meant it to.
+
+    A name with a suffix of ours, or in a directory that is here, is a wrong path.
+    """
+    owner, _, rest = name.partition("/")
+    known = any(name.lower().endswith(end) for end in (*JSON_SUFFIXES, *OTHER_SUFFIXES))
+    return (
+        bool(rest)
+        and modelpaths.is_hub_id(name)
+        and not (known or Path(owner).exists() or os.path.lexists(path))
+    )
+
+
 def _expanded(path: Path, origin: str) -> list[Path]:
-    if os.path.lexists(path) or not glob.has_magic(str(path)):
+    if not glob.has_magic(str(path)):
         return [path]
     found = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute too
+    if os.path.lexists(path) and str(path) not in found:
+        raise StageFault(
+            "data.file-missing",
+            f"{origin}: {path} is there, but datasets takes its name for a pattern, "
+            "which does not match it; expected a name without [, ] and *",
+            facts={"path": str(path), "origin": origin, "near": []},
+        )
     if not found:
         raise StageFault(
             "data.file-missing",
@@ -86,22 +128,14 @@ def _expanded(path: Path, origin: str) -> list[Path]:
 def _checked(path: Path, origin: str) -> DataFile:
     try:
         status = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
         raise paths.missing(
             "data.file-missing", path, origin, "a parquet or JSONL file"
         ) from None
     if stat.S_ISDIR(status.st_mode):
-        inside = sorted(
-            str(one)
-            for suffix in (".parquet", *JSON_SUFFIXES)
-            for one in path.glob(f"*{suffix}")
-        )
-        raise StageFault(
-            "data.file-missing",
-            f"{origin}: {path} is a directory; expected a parquet or JSONL file"
-            f"{paths.did_you_mean(inside[:3])}",
-            facts={"path": str(path), "origin": origin, "near": inside[:3]},
-        )
+        return _directory(path, origin)
     if not stat.S_ISREG(status.st_mode):
         kind = "a pipe" if stat.S_ISFIFO(status.st_mode) else "a device or socket"
         raise StageFault(
@@ -121,8 +155,47 @@ def _checked(path: Path, origin: str) -> DataFile:
     return DataFile(str(path), _kind(path, start, status.st_size), status.st_size)
 
 
+def _directory(path: Path, origin: str) -> DataFile:
+    """A directory that ``datasets`` can load, from outside."""
+    if any((path / name).is_file() for name in SAVED):
+        return DataFile(str(path), "disk", 0)
+    inside = _of_one_format(
+        one
+        for one in sorted(path.rglob("*"))
+        if not _is_passed_over(one.relative_to(path)) and not one.is_dir()
+    )
+    if not inside or (path / "config.json").is_file():
+        what = "a model's directory" if inside else "a directory without data files"
+        raise StageFault(
+            "data.file-missing",
+            f"{origin}: {path} is {what}; expected parquet, JSONL, CSV or Arrow",
+            facts={"path": str(path), "origin": origin, "near": []},
+        )
+    size = sum(_checked(one, origin).size_bytes for one in inside)
+    return DataFile(str(path), "folder", size)
+
+
+def _is_passed_over(path: Path) -> bool:
+    """Whether ``datasets`` leaves a file out for its name, or that of a directory."""
+    hidden = any(part.startswith(".") for part in path.parts)
+    return hidden or any(part.startswith("__") for part in path.parent.parts)
+
+
+def _of_one_format(files: Iterable[Path]) -> list[Path]:
+    """Those of the most common format, the one that ``datasets`` takes.
+
+    A suffix counts wherever in the name it is: ``x.parquet.lock`` is read as well
+    (datasets 5.2, load.py, infer_module_for_data_files_list; data_files.py, filter).
+    """
+    ends = [(one, {suffix.lower() for suffix in one.suffixes}) for one in files]
+    counts = {end: sum(end in own for _, own in ends) for end in _FAVOURITES}
+    chosen = max(_FAVOURITES, key=lambda end: counts[end])
+    alike = set(JSON_SUFFIXES if chosen in JSON_SUFFIXES else [chosen])
+    return [one for one, own in ends if own & alike]
+
+
 def _kind(path: Path, start: bytes, size: int) -> str:
-    """Parquet or json, by content; the name may not say something else."""
+    """What a file is, by its content; the name may not say something else."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if paths.is_lfs_pointer(start):
         fault = corrupt(path, "is a git-lfs pointer, not the data itself")
@@ -142,9 +215,27 @@ def _kind(path: Path, start: bytes, size: int) -> str:
             f"is not parquet: it starts with {start[:16]!r} instead of "
             f"{PARQUET_MAGIC!r}",
         )
-    if not start.startswith(ZSTD):  # left to the loader
+    if start.startswith(ARROW_MAGIC) or ".arrow" in suffixes:
+        if not start.startswith((ARROW_MAGIC, ARROW_STREAM)):
+            raise corrupt(path, f"is no Arrow file: it starts with {start[:16]!r}")
+        return "arrow"
+    if ".csv" in suffixes:
+        return "csv"
+    if start.startswith(ZSTD):  # nothing here unpacks it
+        _check_zstd(path)
+    else:
         check_json(path)
     return "json"
+
+
+def _check_zstd(path: Path) -> None:
+    """``datasets`` unpacks it with the package zstandard (datasets 5.2, extract.py)."""
+    if importlib.util.find_spec("zstandard") is None:
+        raise StageFault(
+            "env.package-missing",
+            f"{path} is zstd, for which datasets needs the package zstandard",
+            facts={"package": "zstandard", "path": str(path)},
+        )
 
 
 def _check_parquet(path: Path, size: int) -> None:

@@ -1,62 +1,150 @@
-"""Do the train files load with ``datasets``, and if not, which line is to blame?"""
+"""The rows of the train files, as ``datasets`` gives them to a job, table by table.
+
+They are read as a stream by the readers that ``load_dataset`` itself uses. Nothing is
+copied into a cache, no lock is met, and memory does not grow with the data.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import collector
-from pytest_gkd.workload.datafiles import DataFile
+from pytest_gkd.workload import collector, modelpaths
+from pytest_gkd.workload.datafiles import LOADERS, DataFile
 from pytest_gkd.workload.jsonlines import (
     corrupt,
     first_bad_line,
     first_changed_type,
+    is_disguised,
     is_one_value,
+    is_zstd,
     nonblank_lines,
+    open_text,
 )
 
+if TYPE_CHECKING:
+    import pyarrow
 
-def load(files: Sequence[DataFile], cache_dir: Path) -> Any:
-    """All files as one ``datasets.Dataset``, in their order, cached in ``cache_dir``.
+TABLE_ROWS = 10_000
+# Of a dataset on the hub no more rows than this are read: they come over the network.
+HUB_ROWS = 20_000
 
-    The cache is the caller's own, so no lock or leftover of another run is met.
-    Raises StageFault ``data.corrupt``, ``data.schema`` or ``data.empty`` where the
-    reason is found in a file; else the error of ``datasets`` itself.
+
+@dataclass(frozen=True)
+class Rows:
+    """All train files as one stream of rows.
+
+    ``cache_dirs`` are where ``load_dataset`` would prepare them, below the cache that
+    ``open_rows`` was given. ``limit`` is the number of rows after which the stream is
+    cut off, None for never.
+    """
+
+    stream: Any
+    files: tuple[DataFile, ...]
+    columns: tuple[str, ...]
+    cache_dirs: tuple[Path, ...]
+    limit: int | None
+
+    def tables(
+        self, columns: Sequence[str], size: int | None = None
+    ) -> Iterator[pyarrow.Table]:
+        """The rows of these columns, in order, ``size`` or TABLE_ROWS at a time.
+
+        Raises StageFault ``data.corrupt``, ``data.schema`` or ``data.empty`` where the
+        reason is found in a file; else the error of ``datasets`` itself.
+        """
+        narrow = self.stream.select_columns(list(columns)).with_format("arrow")
+        yield from _explained(narrow.iter(batch_size=size or TABLE_ROWS), self.files)
+
+    def values(self, table: pyarrow.Table) -> list[dict[str, Any]]:
+        """The rows of a table as a job gets them."""
+        import datasets
+
+        known = self.stream.features or {}
+        features = {c: known[c] for c in table.column_names if c in known} or None
+        info = datasets.DatasetInfo(features=features and datasets.Features(features))
+        # Its fingerprint names cache files, of which there are none; finding one costs.
+        columns = datasets.Dataset(table, info=info, fingerprint="none")[:]
+        return [
+            dict(zip(columns, row, strict=True))
+            for row in zip(*columns.values(), strict=True)
+        ]
+
+
+def open_rows(files: Sequence[DataFile], cache_dir: Path | None) -> Rows:
+    """All files as one stream of rows, in their order.
+
+    ``cache_dir`` is the caller's own, None for the user's; nothing large is written
+    there. Raises what ``Rows.tables`` raises, and StageFault ``env.hub-unreachable``.
     """
     with collector.paused():
         import datasets
 
     datasets.disable_progress_bars()
-    parts = []
+    parts: list[Any] = []
+    cache_dirs: list[Path] = []
     for kind, group in itertools.groupby(files, key=lambda file: file.kind):
         members = list(group)
-        try:
-            parts.append(
-                datasets.load_dataset(
-                    kind,
-                    data_files=[file.path for file in members],
-                    split="train",
-                    cache_dir=str(cache_dir),
-                )
-            )
-        except Exception as error:
-            fault = _reason(members, error)
-            if fault is None:
+        alike = [members] if kind in LOADERS else [[member] for member in members]
+        for together in alike:
+            try:
+                part, prepared = _opened(together, cache_dir)
+            except StageFault:
                 raise
-            raise fault from error
-    if len(parts) == 1:
-        return parts[0]
+            except Exception as error:
+                raise _reason(together, error) or error from error
+            parts.append(part)
+            cache_dirs += prepared
     try:
-        return datasets.concatenate_datasets(parts)
+        stream = parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
     except ValueError as error:
         raise StageFault(
             "data.schema",
             f"the train files do not have the same columns: {error}",
-            facts={"columns": [list(part.column_names) for part in parts]},
+            facts={"columns": [list(part.column_names or ()) for part in parts]},
         ) from error
+    for name, feature in (stream.features or {}).items():
+        if getattr(feature, "dtype", "") == "string_view":  # little is done with it
+            stream = stream.cast_column(name, datasets.Value("string"))
+    limit = HUB_ROWS if any(file.kind == "hub" for file in files) else None
+    stream = stream if limit is None else stream.take(limit)
+    head = _explained(stream.with_format("arrow").iter(batch_size=1), files)
+    first = next(head, None)
+    if first is None:
+        raise _reason(files, ValueError("no rows")) or _no_rows(files[0].path)
+    return Rows(
+        stream, tuple(files), tuple(first.column_names), tuple(cache_dirs), limit
+    )
+
+
+def first_rows(files: Sequence[DataFile]) -> Iterator[dict[str, Any]]:
+    """The rows one after the other, where that can be without importing ``datasets``.
+
+    For the first few prompts of files that the data stage looks at in full.
+    """
+    for file in files:
+        if file.kind == "parquet" and "://" not in file.path:
+            import pyarrow.parquet
+
+            parquet = pyarrow.parquet.ParquetFile(file.path)
+            for batch in parquet.iter_batches(batch_size=256):
+                yield from batch.to_pylist()
+        elif file.kind != "json" or "://" in file.path or is_zstd(file.path):
+            rows = open_rows([file], None)
+            for table in rows.tables(rows.columns):
+                yield from rows.values(table)
+        elif is_one_value(file.path):
+            with open_text(Path(file.path)) as opened:
+                value = json.loads(opened.read().decode("utf-8-sig"))
+            yield from value if isinstance(value, list) else [value]
+        else:
+            for _, raw in nonblank_lines(file.path):
+                yield json.loads(raw.decode("utf-8-sig"))
 
 
 def locate(files: Sequence[DataFile], row: int) -> str:
@@ -65,13 +153,13 @@ def locate(files: Sequence[DataFile], row: int) -> str:
     Rows count from 0, lines from 1.
     """
     for file in files:
-        if file.kind == "parquet":
+        if file.kind == "parquet" and "://" not in file.path:
             import pyarrow.parquet
 
             count = pyarrow.parquet.read_metadata(file.path).num_rows
             if row < count:
                 return f"{file.path} row {row}"
-        elif "://" in file.path or is_one_value(file.path):
+        elif file.kind != "json" or "://" in file.path or is_one_value(file.path):
             return f"{file.path} row {row}"  # the last one, or alone: not counted
         else:
             count = 0
@@ -94,21 +182,87 @@ def bad_text(files: Sequence[DataFile]) -> StageFault | None:
     return None
 
 
-def _reason(files: Sequence[DataFile], error: Exception) -> StageFault | None:
-    """The cause of a failed load, where the files themselves show it."""
-    if "corresponds to no data" in str(error):
-        return _no_rows(files[0].path)
-    if type(error).__name__ == "DatasetGenerationCastError":
-        return StageFault(
-            "data.schema",
-            f"the train files do not have the same columns: {error}".split("\n")[0],
-            facts={"path": files[0].path},
+def _opened(
+    files: Sequence[DataFile], cache_dir: Path | None
+) -> tuple[Any, list[Path]]:
+    """Files of one kind as a stream, and where they would be prepared."""
+    import datasets
+
+    first = files[0]
+    if first.kind in LOADERS:
+        paths = [file.path for file in files]
+        builder = datasets.load_dataset_builder(
+            first.kind, data_files=paths, cache_dir=cache_dir and str(cache_dir)
         )
+        if any("://" not in path and is_disguised(path) for path in paths):
+            # Unpacked by content, where a stream goes by the name.
+            builder.download_and_prepare()
+            stream = builder.as_dataset(split="train").to_iterable_dataset()
+        else:
+            stream = builder.as_streaming_dataset(split="train")
+        return stream, [Path(builder.cache_dir)]
+    if first.kind == "disk":
+        saved = datasets.load_from_disk(first.path)
+        if isinstance(saved, datasets.DatasetDict):
+            saved = _train(saved, first.path)
+        return saved.to_iterable_dataset(), []
+    if first.kind == "hub":
+        modelpaths.reach_hub(first.path, "--gkd-train-files")
+    builder = datasets.load_dataset_builder(first.path)
+    return _train(builder.as_streaming_dataset(), first.path), []
+
+
+def _train(splits: Any, path: str) -> Any:
+    """The split ``train``, or the only one that is called so in part."""
+    named = [name for name in splits if str(name).startswith("train")]
+    if "train" in splits or len(named) == 1:
+        return splits["train" if "train" in splits else named[0]]
+    raise StageFault(
+        "data.schema",
+        f"{path} has no split train; it has {', '.join(map(str, splits))}",
+        facts={"path": path, "splits": [str(name) for name in splits]},
+    )
+
+
+def _explained(tables: Iterator[Any], files: Sequence[DataFile]) -> Iterator[Any]:
+    try:
+        yield from tables
+    except Exception as error:
+        raise _reason(files, error) or error from error
+
+
+def _reason(files: Sequence[DataFile], error: Exception) -> StageFault | None:
+    """The cause of a failed load, where the files or the error itself show it."""
+    first = files[0]
     for file in files:
         if file.kind == "parquet" and "://" not in file.path:
             fault = _parquet_fault(file.path)
             if fault is not None:
                 return fault
+    if type(error).__name__ in ("CastError", "DatasetGenerationCastError"):
+        # It names both schemas, a line for each of their fields.
+        why = str(error).strip().rpartition("\n")[2]
+        return bad_text(files) or StageFault(
+            "data.schema",
+            f"the train files do not have the same columns: {why}",
+            facts={"path": first.path},
+        )
+    if "does not have a datasets dtype equivalent" in str(error):
+        return StageFault(
+            "data.schema", f"{first.path}: {error}", facts={"path": first.path}
+        )
+    if str(error).startswith("Config name is missing"):
+        return StageFault(
+            "data.file-missing",
+            f"{first.path} holds several configurations of a dataset; name the files "
+            f"of one. {' '.join(str(error).split())}",
+            facts={"path": first.path, "origin": "--gkd-train-files", "near": []},
+        )
+    if first.kind == "hub" and isinstance(error, ConnectionError):
+        return modelpaths.unreachable(first.path, "--gkd-train-files", str(error))
+    if type(error).__name__ in ("ParserError", "EmptyDataError", "UnicodeDecodeError"):
+        # pandas, which reads csv, and what it decodes
+        return corrupt(first.path, f"cannot be read as {first.kind}: {error}".strip())
     return bad_text(files)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from pytest_gkd.clock import monotonic
 from pytest_gkd.fault import StageFault
 from pytest_gkd.workload import fates
 
@@ -95,7 +95,7 @@ def both(
     left = Call(first[1], first[0], changed)
     right = Call(second[1], second[0], changed)
     calls: tuple[Call[T], Call[U]] = (left, right)
-    deadline = time.monotonic() + budget_s
+    deadline = monotonic() + budget_s
 
     def settled() -> bool:
         failed = any(call.error is not None for call in calls)
@@ -104,9 +104,9 @@ def both(
     with changed:
         changed.wait_for(settled, budget_s)
     if any(call.error is not None for call in calls):
-        grace_until = min(deadline, time.monotonic() + GRACE_S)
+        grace_until = min(deadline, monotonic() + GRACE_S)
         for call in calls:
-            call.join(max(0.0, grace_until - time.monotonic()))
+            call.join(max(0.0, grace_until - monotonic()))
     late = [call.what for call in calls if not call.is_done]
     errors = [call.error for call in calls if call.error is not None]
     if errors:

@@ -7,7 +7,6 @@ import gc
 import json
 import math
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
+from pytest_gkd.clock import monotonic
 from pytest_gkd.workload import fates, sync
 from pytest_gkd.workload.broadcast import Info, Meeting
 from pytest_gkd.workload.deadline import GRACE_S, Call, late_fault
@@ -55,6 +55,7 @@ class EngineConfig:
     multiprocess: bool
     socket_dir: str
     offline: bool
+    architectures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,17 @@ def choose_dtype(config: Mapping[str, Any], device: str) -> str:
     return named if named in ("bfloat16", "float16") else "bfloat16"
 
 
+# What model types call the same thing (transformers 5.19, the attribute maps of its
+# configurations).
+HEADS = ("num_attention_heads", "n_head", "n_heads")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+WIDTH = ("hidden_size", "n_embd", "d_model")
+
+
+def _first(config: Mapping[str, Any], names: Iterable[str]) -> Any:
+    return next(config[name] for name in names if config.get(name) is not None)
+
+
 def cache_bytes(config: Mapping[str, Any], tokens: int) -> int | None:
     """Bytes of float32 KV cache on a CPU for sequences of ``tokens`` tokens.
 
@@ -103,11 +115,11 @@ def cache_bytes(config: Mapping[str, Any], tokens: int) -> int | None:
     zeroed, at about 1 GiB a second. None when ``config`` does not have the usual keys.
     """
     try:
-        heads = config["num_attention_heads"]
-        layers = config["num_hidden_layers"]
-        width = config.get("head_dim") or config["hidden_size"] // heads
+        heads = _first(config, HEADS)
+        layers = _first(config, LAYERS)
+        width = config.get("head_dim") or _first(config, WIDTH) // heads
         kv_heads = config.get("num_key_value_heads") or heads
-    except (KeyError, TypeError, ZeroDivisionError):
+    except (StopIteration, TypeError, ZeroDivisionError):
         return None
     # Keys and values, four bytes each; a block of 128 tokens more than asked for.
     one: int = 2 * 4 * layers * kv_heads * width * (tokens + 128)
@@ -175,10 +187,12 @@ class Engine:
         from pytest_gkd.workload import engine_fork, engine_worker
 
         engine_worker.keep_weights_in_place()
+        if not config.multiprocess:
+            engine_worker.keep_trainers_classes(config.architectures)
         self.config = config
         self._budget_s = budget_s or (lambda: RPC_BUDGET_S)
         how = engine_fork.choose(config) if config.multiprocess else "in this process"
-        started = time.monotonic()
+        started = monotonic()
         before = _children()
         kills = fates.oom_kills()
         with engine_fork.chosen(how):
@@ -193,7 +207,7 @@ class Engine:
                         raise
                     raise fates.ended_fault(codes, "while it started", kills) from error
         self._processes = _children() - before
-        self.start_s = time.monotonic() - started
+        self.start_s = monotonic() - started
         self.how = how
 
     def describe(self) -> dict[str, Any]:
@@ -317,9 +331,9 @@ class Engine:
         says that there is trouble, and to look above.
         """
         kills = fates.oom_kills()
-        until = time.monotonic() + budget_s
+        until = monotonic() + budget_s
         running = Call(call, what)
-        while not running.join(POLL_S) and time.monotonic() < until:
+        while not running.join(POLL_S) and monotonic() < until:
             if fates.exit_codes(self._cores):
                 running.join(GRACE_S)
                 break

@@ -32,6 +32,31 @@ def keep_weights_in_place() -> None:
         utils.dispatch_cpu_unquantized_gemm = _plain_linear
 
 
+def keep_trainers_classes(architectures: Iterable[str]) -> None:
+    """Where the trainer shares this process, leave its model's class as it is.
+
+    An architecture that vLLM has no code of its own for runs by transformers' class,
+    which vLLM then prepares for torch.compile, in place: no trainer can be made of it
+    any more. Our engines compile nothing.
+    """
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    served_by = [
+        str(getattr(ModelRegistry.models.get(name), "module_name", ".transformers"))
+        for name in architectures
+    ]
+    if not any(".transformers" in module for module in served_by):
+        return  # and 0.7 s of imports saved
+    from vllm.model_executor.models.transformers import base
+
+    if hasattr(base.Base, "_decorate_cls_for_torch_compile"):
+        base.Base._decorate_cls_for_torch_compile = _leave_as_it_is
+
+
+def _leave_as_it_is(self: Any, *args: Any, **kwargs: Any) -> None:
+    del self, args, kwargs
+
+
 def _plain_linear(layer: Any, remove_weight: bool) -> None:
     import torch
 
@@ -140,9 +165,11 @@ class WeightReceiver:
     def _gkd_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         on_device = ((name, tensor.to(self.device)) for name, tensor in weights)
         model = self.model_runner.get_model()
-        if any(hasattr(module, "w13_weight") for module in model.modules()):
-            # Experts lie in the order their kernel likes, and load_weights does not
-            # know it: it would fill them with a jumble, without a word.
+        rewritten = ("w13_weight", *parameters.DERIVED)
+        if any(hasattr(m, name) for m in model.modules() for name in rewritten):
+            # Experts lie in the order their kernel likes, and latent attention keeps
+            # products of its weights; load_weights knows of neither, and would leave
+            # a jumble or the old products, without a word.
             self.reload_weights(weights_iterator=on_device)
             _pack_experts_again(model)
         else:

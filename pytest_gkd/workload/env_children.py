@@ -17,12 +17,14 @@ import logging
 import os
 import signal
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.imports import ImportClock
 
 
 class Reporter:
@@ -42,7 +44,7 @@ class Reporter:
         What the block puts in the dictionary is reported with ``done``.
         """
         self.say(begin=what)
-        start = time.monotonic()
+        start = monotonic()
         found: dict[str, Any] = {}
         try:
             yield found
@@ -57,7 +59,7 @@ class Reporter:
                 trace=traceback.format_exc(limit=-6),
             )
         else:
-            seconds = round(time.monotonic() - start, 2)
+            seconds = round(monotonic() - start, 2)
             self.say(done=what, seconds=seconds, **found)
 
 
@@ -73,6 +75,7 @@ def prepare(descriptor: int) -> Reporter:
 def import_packages(descriptor: int, modules: list[str]) -> None:
     """Import each module, then vLLM's native parts; say what torch was built for."""
     reporter = prepare(descriptor)
+    ImportClock(lambda seconds: reporter.say(importing=seconds)).start()
     for module in modules:
         with reporter.doing(f"import {module}") as found:
             loaded = importlib.import_module(module)
@@ -180,7 +183,7 @@ def _leave_out_helpers() -> list[str]:
 def start_ray(descriptor: int, directory: str) -> None:
     """Start a Ray of our own in ``directory``, run one task, and stop it."""
     reporter = prepare(descriptor)
-    began = time.monotonic()
+    began = monotonic()
     try:
         with reporter.doing("import ray") as found:
             import ray
@@ -212,7 +215,7 @@ def start_ray(descriptor: int, directory: str) -> None:
                 # this package runs it too.
                 found["worker_pid"] = ray.get(ray.remote(where).remote())
                 found["resources"] = ray.cluster_resources()
-                found["ready_s"] = round(time.monotonic() - began, 2)
+                found["ready_s"] = round(monotonic() - began, 2)
         with reporter.doing("ray.shutdown"):
             ray.shutdown()
     finally:

@@ -6,13 +6,14 @@ a library that crashes whoever imports it, in ways that look like other causes.
 
 from __future__ import annotations
 
+import csv
 import importlib.metadata
-import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from packaging.utils import canonicalize_name
 
+from pytest_gkd.clock import monotonic
 from pytest_gkd.workload.env_findings import Finding
 from pytest_gkd.workload.env_versions import NEEDED, active
 
@@ -27,7 +28,7 @@ def judge_damage(modules: Iterable[str], limit_s: float) -> list[Finding]:
     What has not been looked at after ``limit_s`` seconds is left: on a slow disk that
     takes long (87 packages with 37 000 files: 0.6 s idle, 6 s on a busy machine).
     """
-    deadline = time.monotonic() + limit_s
+    deadline = monotonic() + limit_s
     names = dict.fromkeys(
         name for module in modules for name in _with_requirements(module)
     )
@@ -55,19 +56,22 @@ def differences(
 
     Sizes alone are compared: hashing torch takes longer than importing it.
     """
-    for file in distribution.files or ():
-        if time.monotonic() > deadline:
+    # Not distribution.files, which leaves out what is gone since Python 3.12.
+    record = (distribution.read_text("RECORD") or "").splitlines()
+    for name, _, size_bytes in csv.reader(record):
+        if monotonic() > deadline:
             return
-        if file.size is None or file.suffix == COMPILED or file.parts[0] == "..":
+        file = PurePosixPath(name)
+        if not size_bytes or file.suffix == COMPILED or file.parts[0] == "..":
             continue
-        path = Path(str(file.locate()))
+        path = Path(str(distribution.locate_file(name)))
         try:
             size = path.stat().st_size
         except FileNotFoundError:
             yield f"{path} is gone"
             continue
-        if size != file.size:
-            yield f"{path} has {size} bytes, and {file.size} were installed"
+        if size != int(size_bytes):
+            yield f"{path} has {size} bytes, and {size_bytes} were installed"
 
 
 def _with_requirements(module: str) -> Iterator[str]:

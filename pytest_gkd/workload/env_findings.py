@@ -19,6 +19,7 @@ RANKING: tuple[str, ...] = (
     "env.permission",
     "env.host-oom",
     "env.variable-invalid",
+    "env.module-shadowed",
     "env.package-damaged",
     "env.package-missing",
     "env.driver-too-old",

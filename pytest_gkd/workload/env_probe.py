@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import psutil
 
+from pytest_gkd.clock import monotonic
 from pytest_gkd.workload.env_findings import Evidence
 
 TAIL_LINES = 6
@@ -105,11 +106,12 @@ class Probe:
             f"children.{self.task}(descriptor, *arguments)"
         )
         payload = json.dumps([sys.path, descriptor, list(self.arguments)])
-        self._began = time.monotonic()
+        self._began = monotonic()
         self._machine = psutil.cpu_times()
         with self.output_path.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", code, payload],
+                # -P: not even its first imports come from the working directory.
+                [sys.executable, "-P", "-c", code, payload],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -148,7 +150,7 @@ class Probe:
         if code is None:
             used, waits = self._used_cpu_s(), self._waits()
             self._ask_for_stacks()
-        wall_s = time.monotonic() - self._began
+        wall_s = monotonic() - self._began
         busy = busy_share(self._machine, psutil.cpu_times())
         if code is not None:
             psutil.wait_procs(self.family(), timeout=GRACE_S)
@@ -187,8 +189,8 @@ class Probe:
         if not int(caught.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1:
             return
         os.kill(self.process.pid, signal.SIGUSR1)
-        deadline = time.monotonic() + STACKS_S
-        while time.monotonic() < deadline:
+        deadline = monotonic() + STACKS_S
+        while monotonic() < deadline:
             if self.output_path.read_bytes().endswith(OUTERMOST):
                 return
             time.sleep(0.01)
@@ -200,8 +202,8 @@ class Probe:
         when the list is empty, or after five seconds.
         """
         there: dict[int, str] = {}
-        deadline = time.monotonic() + 5
-        while (members := self.family()) and time.monotonic() < deadline:
+        deadline = monotonic() + 5
+        while (members := self.family()) and monotonic() < deadline:
             for signum in (signal.SIGSTOP, signal.SIGKILL):
                 for member in members:
                     try:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pytest_gkd.workload.env_findings import Finding
+from pytest_gkd import shadows
+from pytest_gkd.shadows import Shadow
+from pytest_gkd.workload.env_findings import Finding, Note
 from pytest_gkd.workload.env_probe import TAIL_LINES, Outcome
 
 # On a machine this busy, a start that has not returned may just be waiting its turn.
@@ -67,10 +69,32 @@ def judge_imports(outcome: Outcome) -> list[Finding]:
     return [*findings, end] if end else findings
 
 
+def judge_shadows(found: Iterable[Shadow]) -> list[Finding | Note]:
+    """Files of the user's that hide packages or modules of Python's own.
+
+    One that cannot be what it hides is a fault. A checkout, or a module of Python's own
+    that nobody may import, is a note, unless an import has met it (see judge_imports).
+    """
+    return [
+        _hidden(shadow)
+        if shadow.is_certain
+        else Note("env.module-shadowed", f"{shadow}")
+        for shadow in found
+    ]
+
+
+def _hidden(shadow: Shadow) -> Finding:
+    facts = {"package": shadow.name, "file": str(shadow.file)}
+    return Finding("env.module-shadowed", f"{shadow}.", facts)
+
+
 def _failed_import(event: Mapping[str, Any]) -> Finding:
     what = str(event["failed"])
     module = what.removeprefix("import ").partition(".")[0]
     trace = str(event.get("trace", ""))
+    shadow = shadows.met(f"{event['text']}\n{trace}")
+    if shadow is not None:
+        return _hidden(shadow)
     lines = _own_lines(trace)
     text = f"{what} failed: {event['error']}: {event['text']}"
     return Finding(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from pytest_gkd import created
 from pytest_gkd.workload.env_findings import Finding, Note
 from pytest_gkd.workload.env_variables import RAY_DIRECTORY_BYTES
 
@@ -110,22 +110,27 @@ def unanswered(host: str, port: int) -> str:
     return ""
 
 
-def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a Ray of our own: as it is, but nothing is sent out, and no
-    token is written to the home directory (Ray makes ~/.ray/auth_token otherwise)."""
-    child = dict(environ)
-    child["RAY_USAGE_STATS_ENABLED"] = "0"
-    if not any(name in child for name in AUTH):
-        child["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    return child
+def own_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a Ray of our own needs in its environment, and in its driver's.
+
+    Nothing is sent out. It listens on the loopback interface only: Ray takes 127.0.0.1
+    for its node's address where clusters are off, by a variable that it reads on Linux
+    too (ray_constants.ENABLE_RAY_CLUSTER, seen in Ray 2.40 and 2.60); an address given
+    to ray.init() it replaces by one that others can reach. Who connects needs a token,
+    in releases that know them, unless ``environ`` says how. The token is given here,
+    since Ray would write one to ~/.ray/auth_token.
+    """
+    own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    if not any(name in environ for name in AUTH):
+        own |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return own
 
 
 def directory(run_dir: Path) -> Path:
     """Where a run's Ray keeps its files: short enough for the sockets below it."""
     place = run_dir / "ray"
     if len(os.fsencode(place)) > RAY_DIRECTORY_BYTES:
-        key = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:12]
-        place = Path("/tmp", f"gkd-ray-{key}")  # noqa: S108 - made private below
+        place = created.ray_folder(run_dir)
     return place
 
 

@@ -72,6 +72,20 @@ def torch_dtype(name: str) -> torch.dtype:
     raise ValueError(f"{name!r} is not a torch dtype, such as bfloat16")
 
 
+def coarsest_dtype(model: Any) -> torch.dtype:
+    """The parameters' floating dtype that rounds most, float32 without one.
+
+    Types of quantised storage do not count: a model does not compute in them.
+    """
+    import torch
+
+    found = {parameter.dtype for parameter in model.parameters()}
+    for dtype in (torch.bfloat16, torch.float16):
+        if dtype in found:
+            return dtype
+    return torch.float32
+
+
 def embedding_rows(model: Any) -> int:
     """Token ids that ``model`` can take: the rows of its input embedding."""
     return int(model.get_input_embeddings().weight.shape[0])
@@ -100,28 +114,37 @@ def pad_token_id(model: Any) -> int:
     return token if isinstance(token, int) and 0 <= token < embedding_rows(model) else 0
 
 
+def last_logits(model: Any, count: int, **inputs: Tensor) -> Tensor:
+    """Logits [batch, tokens, vocab] of the last ``count`` tokens, or of more.
+
+    Those of long prompts are the largest tensor of all and nobody reads them; a model
+    that cannot leave them out gives all.
+    """
+    import inspect
+
+    wanted = {}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        wanted["logits_to_keep"] = count
+    logits: Tensor = model(**inputs, use_cache=False, **wanted).logits
+    return logits
+
+
 def response_logits(model: Any, batch: Batch) -> Tensor:
     """Logits [batch, response, vocab] that predict ``batch.response_ids``.
 
     In the model's dtype and with gradients where they are enabled. Entries outside
     ``batch.mask`` are those of some valid position and mean nothing.
     """
-    import inspect
-
     import torch
 
     device = next(model.parameters()).device
     tokens = int(batch.input_ids.shape[1])
-    wanted: dict[str, int] = {}
-    # Logits of long prompts are the largest tensor of all and nobody reads them.
-    if "logits_to_keep" in inspect.signature(model.forward).parameters:
-        wanted["logits_to_keep"] = tokens - int(batch.positions.min())
-    logits = model(
+    logits = last_logits(
+        model,
+        tokens - int(batch.positions.min()),
         input_ids=torch.from_numpy(batch.input_ids).to(device),
         attention_mask=torch.from_numpy(batch.attention_mask).to(device),
-        use_cache=False,
-        **wanted,
-    ).logits
+    )
     skipped = tokens - logits.shape[1]
     positions = torch.from_numpy(batch.positions).to(device) - skipped
     rows = torch.arange(positions.shape[0], device=device)[:, None]

@@ -85,11 +85,15 @@ def convert(gguf: Path, out: Path, dtype: str = "bfloat16") -> Path:
 
 
 def write_prompts(path: Path) -> None:
-    """Write the built-in prompts as JSONL with chat messages under ``prompt``."""
+    """Write the built-in prompts as JSONL with chat messages under ``prompt``.
+
+    Raises FileExistsError rather than write over a file.
+    """
     from pytest_gkd.workload import tiny_text
 
     rows = [{"prompt": [{"role": "user", "content": p}]} for p in tiny_text.prompts()]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    with path.open("x", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def _check_packages() -> None:

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
 
 # How far below the best a greedy token's log-probability may lie (nats) and still be
 # called a near-tie. Two correct implementations of one model were measured to differ
-# by 4.8e-6 in float32 and by 0.087 in bfloat16 (vLLM and transformers on a CPU).
+# by 4.8e-6 in float32 (by 4e-4 where logits are capped, as in Gemma 2) and by 0.087 in
+# bfloat16 (vLLM and transformers on a CPU). The same bounds hold for a difference in
+# the log-probability of one token.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.15}
+# That many times as far apart, it is no rounding: a hundredth of a nat in float32; in
+# half precision a probability that is 4.5 times the other.
+FAR = 10.0
 
 
 @dataclass(frozen=True)
@@ -44,9 +49,37 @@ class GreedyCheck:
         return not self.disagreements
 
     @property
+    def far(self) -> float:
+        """Nats from which on a difference of log-probabilities is another result."""
+        return FAR * self.tolerance
+
+    @property
+    def is_far(self) -> bool:
+        """Engine and reference differ on a token's probability beyond rounding."""
+        return not (self.max_logprob_difference or 0.0) <= self.far
+
+    @property
     def first_disagreement(self) -> int | None:
         """The first response position that disagrees, if one does."""
         return self.disagreements[0] if self.disagreements else None
+
+
+def tolerance_of(logits: Tensor, model_dtype: dtype | None = None) -> float:
+    """How far two sound implementations may lie apart in these logits' dtype (nats).
+
+    Or in ``model_dtype``, the parameters', where that is coarser: some classes turn
+    their logits into float32 at the end. In half precision two steps of the largest
+    logit where that is more: bfloat16 has nothing between 32 and 32.25.
+    """
+    import torch
+
+    given = (logits.dtype, model_dtype or logits.dtype)
+    coarser = max(given, key=lambda dtype: torch.finfo(dtype).eps)
+    tolerance = TOLERANCE.get(str(coarser).removeprefix("torch."), 1e-3)
+    if coarser in (torch.bfloat16, torch.float16):
+        step = torch.finfo(coarser).eps * float(logits.float().abs().max())
+        tolerance = max(tolerance, 2 * step)
+    return tolerance
 
 
 def compare(
@@ -55,12 +88,12 @@ def compare(
     response_logprobs: Listing[float] | None = None,
     *,
     tolerance: float | None = None,
+    model_dtype: dtype | None = None,
 ) -> GreedyCheck:
     """Judge ``response_ids`` by the reference's ``logits`` [tokens, vocab].
 
-    ``tolerance`` (nats) defaults to that of the logits' dtype, and in half precision
-    to two steps of the largest logit where that is more: bfloat16 has nothing between
-    32 and 32.25. A NaN disagrees. Raises ValueError when the lengths differ.
+    ``tolerance`` (nats) defaults to ``tolerance_of`` the logits and ``model_dtype``. A
+    NaN disagrees. Raises ValueError when the lengths differ.
     """
     import torch
 
@@ -71,10 +104,7 @@ def compare(
                 f"{logits.shape[0]} logits; expected one for each"
             )
     if tolerance is None:
-        tolerance = TOLERANCE.get(str(logits.dtype).removeprefix("torch."), 1e-3)
-        if logits.dtype in (torch.bfloat16, torch.float16):
-            step = torch.finfo(logits.dtype).eps * float(logits.float().abs().max())
-            tolerance = max(tolerance, 2 * step)
+        tolerance = tolerance_of(logits, model_dtype)
     logprobs = torch.log_softmax(logits.float(), -1).cpu()
     ids = torch.tensor(list(response_ids), dtype=torch.int64)
     best, expected = logprobs.max(-1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pytest_gkd.fault import StageFault
 from pytest_gkd.settings import Settings
-from pytest_gkd.workload import tiny
+from pytest_gkd.workload import modelfiles, tiny
 
 # Rows looked through for short prompts; the data stage looks at every one.
 MOST_ROWS = 20_000
@@ -29,12 +30,13 @@ class Inputs:
     train_files: tuple[str, ...]
     made: tuple[str, ...] = ()
     why: str = ""
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     def origin(self, name: str) -> str:
         """Where the value of ``name`` came from, for error texts."""
         if name in self.made:
             return "made by pytest-gkd"
-        return "--gkd-" + name.replace("_", "-")
+        return Settings(origins=self.origins).origin(name)
 
 
 def resolve(settings: Settings, fallback_dir: Path) -> Inputs:
@@ -67,12 +69,46 @@ def resolve(settings: Settings, fallback_dir: Path) -> Inputs:
             train_files = (str(made_files.train_file),)
             made.append("train_files")
             reasons.append("train files are a few hundred made prompts: none was named")
-    return Inputs(student, teacher, train_files, tuple(made), "; ".join(reasons))
+    why = "; ".join(reasons)
+    return Inputs(student, teacher, train_files, tuple(made), why, settings.origins)
 
 
 def prompt_column(inputs: Inputs, settings: Settings) -> str | None:
     """The column the user named, unless the train files are ours."""
     return None if "train_files" in inputs.made else settings.prompt_column
+
+
+def prompt_limit(inputs: Inputs, settings: Settings) -> int:
+    """Tokens that a prompt may have.
+
+    A default that nobody asked for leaves room for the new tokens in the student's
+    context; a limit of the user's is taken as it is.
+    """
+    limit = settings.max_prompt_length
+    context = modelfiles.context_tokens(inputs.student, inputs.origin("student"))
+    if context is None or limit != Settings.max_prompt_length:
+        return limit
+    return max(1, min(limit, context - settings.max_new_tokens))
+
+
+def chat_prompts(inputs: Inputs, settings: Settings) -> str:
+    """The user's train files, if the first prompt in them is chat messages.
+
+    Empty for plain text, for prompts made here, and for files that cannot be read,
+    whatever their readers raise: the data stage tells of those.
+    """
+    from pytest_gkd.workload import datafiles, dataset_load, prompts
+
+    if "train_files" in inputs.made:
+        return ""
+    try:
+        files = datafiles.check_files(inputs.train_files, inputs.origin("train_files"))
+        row = next(dataset_load.first_rows(files), {})
+        column = prompts.choose_column(list(row), prompt_column(inputs, settings), "")
+    except Exception:
+        return ""
+    chats = prompts.kind_of(column.of(row)) == "messages"
+    return ", ".join(inputs.train_files[:3]) if chats else ""
 
 
 def prompt_ids(
@@ -84,7 +120,7 @@ def prompt_ids(
     loading the student's again. Raises StageFault ``data.too-long`` or ``data.empty``
     when there are fewer than ``n``, and what ``datafiles.check_files`` raises.
     """
-    from pytest_gkd.workload import datafiles, prompts, tokenizer_load
+    from pytest_gkd.workload import datafiles, dataset_load, prompts, tokenizer_load
 
     files = datafiles.check_files(inputs.train_files, inputs.origin("train_files"))
     if tokenizer is None:
@@ -94,26 +130,28 @@ def prompt_ids(
             trust_remote_code=settings.trust_remote_code,
         )
     renderer = prompts.Renderer(tokenizer)
-    limit = settings.max_prompt_length
+    limit = prompt_limit(inputs, settings)
     found: list[list[int]] = []
-    column = ""
+    column: prompts.PromptColumn | None = None
     looked = 0
-    for row in itertools.islice(prompts.read_rows(files), MOST_ROWS):
+    for row in itertools.islice(dataset_load.first_rows(files), MOST_ROWS):
         if len(found) == n:
             break
         column = column or prompts.choose_column(
-            list(row), prompt_column(inputs, settings), ", ".join(inputs.train_files)
+            list(row),
+            prompt_column(inputs, settings),
+            ", ".join(inputs.train_files),
+            settings.origin("prompt_column"),
         )
         looked += 1
-        prompt = row.get(column)
+        prompt = column.of(row)
         kind = prompts.kind_of(prompt)
         wrong = prompts.problem(prompt, kind)
-        if wrong or kind not in ("text", "messages"):
+        if wrong:
             raise StageFault(
                 "data.schema",
-                f"{files[0].path} row {looked - 1}: column {column!r} is "
-                f"{wrong or 'of type ' + kind}",
-                facts={"column": column, "row": looked - 1},
+                f"{files[0].path} row {looked - 1}: column {column.name!r} is {wrong}",
+                facts={"column": column.name, "row": looked - 1},
             )
         ids = renderer.ids([prompt])[0]
         if len(ids) <= limit:
@@ -123,7 +161,8 @@ def prompt_ids(
         raise StageFault(
             cause,
             f"{', '.join(inputs.train_files[:3])}: {len(found)} of the first {looked} "
-            f"prompts are within {limit} tokens (--gkd-max-prompt-length), wanted {n}",
+            f"prompts are within {limit} tokens "
+            f"({settings.origin('max_prompt_length')}), wanted {n}",
             facts={"rows": looked, "fitting_rows": len(found), "limit_tokens": limit},
         )
     return found

@@ -98,6 +98,20 @@ def open_text(path: Path) -> IO[bytes]:
     return cast(IO[bytes], opened)
 
 
+def is_disguised(path: Path | str) -> bool:
+    """Whether the file is compressed, and its name does not say so."""
+    with Path(path).open("rb") as file:
+        start = file.read(8)
+    packed = ((GZIP, ".gz"), (XZ, ".xz"), (BZIP2, ".bz2"), (ZSTD, ".zst"))
+    return any(start.startswith(m) and Path(path).suffix != end for m, end in packed)
+
+
+def is_zstd(path: Path | str) -> bool:
+    """Whether the file is compressed with what the standard library cannot unpack."""
+    with Path(path).open("rb") as file:
+        return file.read(len(ZSTD)) == ZSTD
+
+
 def is_one_value(path: Path | str) -> bool:
     """Whether the file is one JSON value (an array, or an indented object)."""
     path = Path(path)
@@ -182,6 +196,19 @@ def _whole_error(path: Path) -> str:
     return ""
 
 
+class _Twice(Exception):  # noqa: N818 - told on, not shown
+    """An object with one key twice, of which json keeps the last."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _Twice(repr(key))
+        found[key] = value
+    return found
+
+
 def _line_fault(
     path: Path | str, number: int, raw: bytes, *, last: bool
 ) -> StageFault | None:
@@ -190,7 +217,17 @@ def _line_fault(
         return None
     shown = raw.decode("utf-8", "replace").strip()
     try:
-        value = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
+        text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        value = json.loads(text, object_pairs_hook=_unique)
+        json.dumps(value, ensure_ascii=False).encode()
+    except _Twice as error:
+        return corrupt(path, f"has the key {error} twice in an object", number, shown)
+    except UnicodeEncodeError as error:
+        half = error.object[error.start].encode("ascii", "backslashreplace").decode()
+        problem = (
+            f"holds {half}, half of a surrogate pair (a cut emoji), which is no text"
+        )
+        return corrupt(path, problem, number, shown)
     except UnicodeDecodeError as error:
         problem = f"is not UTF-8: byte {raw[error.start]:#04x} at column {error.start}"
         return corrupt(path, problem, number, shown)

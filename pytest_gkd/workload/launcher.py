@@ -19,9 +19,9 @@ import select
 import signal
 import socket
 import sys
-import time
 from typing import Any
 
+from pytest_gkd.clock import monotonic
 from pytest_gkd.workload import rank as program
 from pytest_gkd.workload.rank import PR_SET_PDEATHSIG
 from pytest_gkd.workload.rank_plan import HOST, RankPlan
@@ -38,10 +38,10 @@ def main(arguments: list[str]) -> None:
     """
     control = socket.socket(fileno=int(arguments[0]))
     gc.disable()
-    started = time.monotonic()
+    started = monotonic()
     import torch.distributed  # noqa: F401 - the reason why this program exists
 
-    import_s = time.monotonic() - started
+    import_s = monotonic() - started
     gc.freeze()  # else a collection in a rank would touch, and so copy, every page
     while True:
         message, fds, _, _ = socket.recv_fds(control, 1 << 16, 3)
@@ -82,7 +82,7 @@ class Host:
 
     def emit(self, event: str, **more: Any) -> None:
         """One JSON line for the stage, which may be gone."""
-        entry = {"event": event, "t": time.monotonic(), **more}
+        entry = {"event": event, "t": monotonic(), **more}
         with contextlib.suppress(BrokenPipeError):
             os.write(self._events, json.dumps(entry).encode() + b"\n")
 
@@ -141,19 +141,19 @@ class Host:
             poll.register(fd, select.POLLIN)
         kill_at: float | None = None
         while self._rank_by_fd:
-            left_s = None if kill_at is None else max(0.0, kill_at - time.monotonic())
+            left_s = None if kill_at is None else max(0.0, kill_at - monotonic())
             for fd, _ in poll.poll(None if left_s is None else left_s * 1e3):
                 poll.unregister(fd)
                 if fd == self._lifeline:
-                    kill_at = time.monotonic() + CALL_OFF_GRACE_S
+                    kill_at = monotonic() + CALL_OFF_GRACE_S
                 else:
                     self._report_end(self._rank_by_fd.pop(fd))
-            if kill_at is not None and time.monotonic() >= kill_at:
+            if kill_at is not None and monotonic() >= kill_at:
                 self._kill()
-                kill_at = time.monotonic() + CALL_OFF_GRACE_S
+                kill_at = monotonic() + CALL_OFF_GRACE_S
 
     def _report_end(self, rank: int) -> None:
-        at = time.monotonic()
+        at = monotonic()
         _, status = os.waitpid(self._pids.pop(rank), 0)
         code = os.waitstatus_to_exitcode(status)
         self.emit("ended", rank=rank, code=code, ended_at=at)

@@ -7,18 +7,18 @@ processes of their own (``split``), each a Ray actor (``ray``).
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pytest_gkd.clock import monotonic
 from pytest_gkd.context import StageContext
 from pytest_gkd.fault import StageFault
 from pytest_gkd.settings import Settings
 from pytest_gkd.workload import engine as engines
-from pytest_gkd.workload import sync
+from pytest_gkd.workload import modelfiles, sync
 from pytest_gkd.workload.engine import Completion, EngineConfig
 from pytest_gkd.workload.inputs import Inputs
 
@@ -195,7 +195,7 @@ class Job:
             sync.check_set(infos, base, now)
             sync.check_finite(self.trainer.nonfinite(), len(infos))
             self._gkd.step(f"pushing weights ({transport})")
-            started = time.monotonic()
+            started = monotonic()
             try:
                 moved = self.layout.carry(
                     transport, self.engine, self.source, infos, self.budget_s()
@@ -205,7 +205,7 @@ class Job:
                 if fault is None or isinstance(error, StageFault):
                     raise
                 raise fault from error
-            seconds = time.monotonic() - started
+            seconds = monotonic() - started
         return PushReport(len(infos), moved, seconds, transport)
 
     def engine_digests(self) -> dict[str, str]:
@@ -281,10 +281,12 @@ def open_job(settings: Settings, gkd: StageContext, inputs: Inputs) -> Job:
     each other, before anything heavy is imported.
     """
     # They import this module, for Plan.
-    from pytest_gkd.workload import local_layouts, modelfiles, ray_layout
+    from pytest_gkd.workload import local_layouts, ray_layout
 
     for name in ("student", "teacher"):
-        modelfiles.inspect(getattr(inputs, name), inputs.origin(name))
+        found = modelfiles.inspect(getattr(inputs, name), inputs.origin(name))
+        if name == "student" and found is not None:
+            modelfiles.check_student(found, inputs.origin(name), settings.device)
     if settings.layout == "colocated" and settings.tensor_parallel_size > 1:
         raise StageFault(
             "config.invalid-combination",
@@ -308,7 +310,7 @@ def make_plan(settings: Settings, inputs: Inputs, run_dir: Path) -> Plan:
     )
     tokens = settings.max_prompt_length + max(settings.max_new_tokens, CHECK_TOKENS)
     tokens = max(tokens, MIN_MODEL_LEN)
-    positions = config.get("max_position_embeddings")
+    positions = modelfiles.positions(config)
     if settings.max_prompt_length == Settings.max_prompt_length and positions:
         # A limit that nobody asked for must not be what a small model fails on.
         tokens = min(tokens, positions)
@@ -330,5 +332,6 @@ def make_plan(settings: Settings, inputs: Inputs, run_dir: Path) -> Plan:
             multiprocess=settings.layout == "split",
             socket_dir=str(run_dir / "v"),
             offline=local,
+            architectures=tuple(config.get("architectures") or ()),
         ),
     )

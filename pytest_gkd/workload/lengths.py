@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pytest_gkd.fault import StageFault
 from pytest_gkd.settings import Settings
-from pytest_gkd.workload import tokenizer_load
+from pytest_gkd.workload import modelfiles, tokenizer_load
 from pytest_gkd.workload.datarows import Lengths
 from pytest_gkd.workload.inputs import Inputs
 from pytest_gkd.workload.prompts import Renderer, RoughRenderer
@@ -22,9 +23,31 @@ def best(inputs: Inputs, settings: Settings) -> tuple[Lengths, str]:
             trust_remote_code=settings.trust_remote_code,
         )
         renderer = Renderer(tokenizer)
-        renderer.bound("a prompt")  # the chat template works
+        renderer.lengths(["a prompt"])  # the chat template works
     except Exception as error:
         problem = f"{type(error).__name__}: {str(error)[:200]}"
         return RoughRenderer(), f"characters divided by 4, because {problem}"
     how = "chat template" if renderer.has_template else "no chat template"
     return renderer, f"{type(tokenizer).__name__} of the student, {how}"
+
+
+def check_context(inputs: Inputs, settings: Settings, longest_tokens: int) -> None:
+    """The longest prompt that is kept leaves room for an answer in the context.
+
+    ``longest_tokens`` is that of the prompts within the length limit.
+    Raises StageFault ``data.too-long``.
+    """
+    context = modelfiles.context_tokens(inputs.student, inputs.origin("student"))
+    if context is None or longest_tokens + settings.max_new_tokens <= context:
+        return
+    raise StageFault(
+        "data.too-long",
+        f"the longest prompt that is kept has {longest_tokens} tokens, and with "
+        f"{settings.max_new_tokens} new ones (--gkd-max-new-tokens) it does not fit "
+        f"into the student's context of {context} (config.json)",
+        facts={
+            "longest_tokens": longest_tokens,
+            "new_tokens": settings.max_new_tokens,
+            "context_tokens": context,
+        },
+    )

@@ -6,8 +6,11 @@ milliseconds, where an engine would tell after half a minute, or not in these wo
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from typing import Any
 from pytest_gkd.fault import StageFault
 from pytest_gkd.workload import paths
 from pytest_gkd.workload.modelpaths import is_offline, locate
-from pytest_gkd.workload.weightfiles import check_weights
+from pytest_gkd.workload.weightfiles import check_weights, read_safetensors_header
 
 # Any one of these holds a vocabulary that transformers can build a tokenizer from.
 TOKENIZER_FILES = (
@@ -27,6 +30,36 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
+
+
+# What model types call the same thing (vLLM 0.32, model_arch_config_convertor.py).
+POSITIONS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+# The input embedding's name in the checkpoints of transformers' models.
+_EMBEDDING = re.compile(
+    r"(.*\.)?(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight"
+)
+# Keys and rotary part of latent attention, together, that vLLM 0.32 can decode on a
+# CPU (v1/attention/backends/mla/cpu_mla.py), and anywhere (layers/attention/
+# mla_attention.py).
+LATENT_WIDTHS = {"cpu": (576,), "cuda": (320, 512, 576)}
+# Model types whose latent attention vLLM 0.32 runs as such (is_deepseek_mla in
+# model_arch_config_convertor.py); it expands that of others (minicpm3) to heads.
+LATENT_TYPES = {
+    *("axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"),
+    *("deepseek_v41", "dots3_note", "deepseek_mtp", "k3_dspark", "glm5_next"),
+    *("glm5_next_text", "glm_moe_dsa", "glm4_moe_lite", "glm4_moe_lite_mtp"),
+    *("kimi_k2", "kimi_linear", "longcat_flash", "pangu_ultra_moe"),
+    *("pangu_ultra_moe_mtp", "bailing_hybrid", "bailing_hybrid_mtp"),
+    *("bailing_hybrid_v3_mtp", "hy_v4", "hy_v4_mtp"),
+}
 
 
 @dataclass(frozen=True)
@@ -62,6 +95,7 @@ def inspect(name: str, origin: str) -> ModelFiles | None:
         if found.from_hub and fault.facts.get("absent") and not is_offline():
             return None  # the hub will bring what is not here yet
         raise
+    check_embedding(config, weights, origin)
     return ModelFiles(
         directory=found.directory,
         config=config,
@@ -71,12 +105,133 @@ def inspect(name: str, origin: str) -> ModelFiles | None:
     )
 
 
+def check_student(files: ModelFiles, origin: str, device: str) -> None:
+    """The student can be trained here, and served by vLLM while it is.
+
+    Raises StageFault ``vllm.quantization``, ``env.package-missing`` or
+    ``vllm.attention-backend``; an engine would tell after half a minute.
+    """
+    config = {**files.config, **_text_part(files.config)}
+    facts: dict[str, Any] = {"path": str(files.directory), "origin": origin}
+    quantized = config.get("quantization_config")
+    if isinstance(quantized, dict):
+        method = str(quantized.get("quant_method", "unnamed"))
+        raise StageFault(
+            "vllm.quantization",
+            f"{origin}: {files.directory} is quantized ({method}): such weights cannot "
+            "be trained in place, nor pushed to an engine; expected the unquantized "
+            "checkpoint (a quantized teacher is fine)",
+            facts={**facts, "quant_method": method, "quantized_student": True},
+        )
+    # transformers has video processors for torchvision only, and vLLM serves the
+    # text models of Qwen3.5 from the module of its vision-language ones.
+    sees = [name for name in files.config if name.startswith("video_token_")]
+    sees += [name for name in [str(config.get("model_type"))] if "qwen3_5" in name]
+    if sees and importlib.util.find_spec("torchvision") is None:
+        raise StageFault(
+            "env.package-missing",
+            f"{origin}: {files.directory} is served by the code of a vision-language "
+            f"model ({sees[0]} in config.json), and torchvision, which that imports, "
+            "is not installed",
+            facts={**facts, "package": "torchvision"},
+        )
+    if not _has_latent_attention(config):
+        return
+    widths = [config.get(name) for name in ("kv_lora_rank", "qk_rope_head_dim")]
+    latent = sum(width for width in widths if isinstance(width, int))
+    known = LATENT_WIDTHS.get(device, LATENT_WIDTHS["cuda"])
+    if all(widths) and latent not in known:
+        raise StageFault(
+            "vllm.attention-backend",
+            f"{origin}: the latent attention of {files.directory} is {latent} wide "
+            f"(kv_lora_rank {widths[0]} and qk_rope_head_dim {widths[1]}); vLLM has "
+            f"it for {', '.join(map(str, known))} on this device",
+            facts={**facts, "head_size": latent},
+        )
+
+
+def _has_latent_attention(config: Mapping[str, Any]) -> bool:
+    """Whether vLLM's latent attention decodes it, as wide as the config says.
+
+    DeepSeek V4 has another width, ``head_dim``.
+    """
+    disabled = os.environ.get("VLLM_MLA_DISABLE", "0").strip() not in ("", "0")
+    return (
+        config.get("model_type") in LATENT_TYPES
+        and "compress_ratios" not in config
+        and not disabled
+    )
+
+
+def check_embedding(
+    config: dict[str, Any], weights: Iterable[Path], origin: str
+) -> None:
+    """The input embedding has the rows that ``config`` says.
+
+    Raises StageFault ``checkpoint.mismatch``.
+    """
+    rows = vocab_size(config)
+    for path in weights:
+        if path.suffix != ".safetensors" or rows is None:
+            continue
+        for name, tensor in read_safetensors_header(path, origin).items():
+            if _EMBEDDING.fullmatch(name) and tensor["shape"][0] != rows:
+                raise StageFault(
+                    "checkpoint.mismatch",
+                    f"{origin}: config.json says vocab_size {rows}, but {name} in "
+                    f"{path} has {tensor['shape'][0]} rows; one of them is of another "
+                    "model, or the embedding was resized and the config kept",
+                    facts={
+                        "path": str(path),
+                        "origin": origin,
+                        "vocab_size": rows,
+                        "embedding_rows": tensor["shape"][0],
+                    },
+                )
+
+
+def positions(config: Mapping[str, Any]) -> int | None:
+    """Tokens that the model of ``config`` has positions for, None when unsaid."""
+    found = [config[name] for name in POSITIONS if isinstance(config.get(name), int)]
+    return min(found, default=None)
+
+
+def context_tokens(name: str, origin: str) -> int | None:
+    """Tokens that the model's context holds, before any scaling of its positions.
+
+    None where that is unknown: a model of the hub's, one without a limit, or one whose
+    rotary positions are scaled.
+    """
+    found = locate(name, origin)
+    if found is None or not (found.directory / "config.json").is_file():
+        return None
+    config = read_config(found.directory, origin)
+    config = {**config, **_text_part(config)}
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    return None if "factor" in json.dumps(rope) else positions(config)
+
+
+def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    part = config.get("text_config")
+    return part if isinstance(part, dict) else {}
+
+
 def read_config(directory: Path, origin: str) -> dict[str, Any]:
     """``config.json`` of the directory, as an object.
 
     Raises StageFault ``checkpoint.missing`` or ``checkpoint.corrupt``.
     """
     path = directory / "config.json"
+    adapter = directory / "adapter_config.json"
+    if adapter.is_file() and not path.is_file():
+        settings = _read_object(adapter, origin, "checkpoint.corrupt")
+        base = settings.get("base_model_name_or_path") or "an unnamed model"
+        raise StageFault(
+            "checkpoint.missing",
+            f"{origin}: {directory} holds a LoRA adapter of {base}, and not a model; "
+            "expected the adapter merged into its base, or the base",
+            facts={"path": str(directory), "origin": origin, "adapter_of": str(base)},
+        )
     if not path.is_file():
         deeper = sorted(str(found.parent) for found in directory.glob("*/config.json"))
         names = sorted(entry.name for entry in directory.iterdir())
@@ -139,12 +294,28 @@ def check_tokenizer_files(directory: Path, origin: str) -> tuple[Path, ...]:
     return tuple(found)
 
 
+def has_processor(directory: Path) -> bool:
+    """Whether a processor, of pictures or sounds, stands beside the tokenizer."""
+    names = ("processor_config.json", "preprocessor_config.json")
+    return any((directory / name).is_file() for name in names)
+
+
 def vocab_size(config: dict[str, Any]) -> int | None:
-    """Embedding rows, from the config or, for a multimodal model, its text part."""
-    for part in (config, config.get("text_config"), config.get("llm_config")):
+    """Embedding rows: those of a multimodal model's text part, or of the config."""
+    for part in (config.get("text_config"), config.get("llm_config"), config):
         if isinstance(part, dict) and isinstance(part.get("vocab_size"), int):
             return int(part["vocab_size"])
     return None
+
+
+def has_end_token(directory: Path, origin: str) -> bool:
+    """Whether ``generation_config.json`` or ``config.json`` names an end token."""
+    names = ("generation_config.json", "config.json")
+    found = [directory / name for name in names if (directory / name).is_file()]
+    return any(
+        _read_object(path, origin, "checkpoint.corrupt").get("eos_token_id") is not None
+        for path in found
+    )
 
 
 def _outside(path: Path, origin: str) -> str:

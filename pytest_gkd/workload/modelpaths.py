@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+import urllib.parse
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gkd.fault import StageFault
 from pytest_gkd.workload import paths
+
+REACH_S = 5.0  # for the hub's first answer
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -48,7 +53,7 @@ def locate(name: str, origin: str) -> Located | None:
         "true",
     ):
         return None
-    if not _HUB_ID.fullmatch(name):
+    if not is_hub_id(name):
         raise paths.missing("checkpoint.missing", path, origin, "a model directory")
     snapshot = _snapshot(name)
     if snapshot is not None:
@@ -57,13 +62,45 @@ def locate(name: str, origin: str) -> Located | None:
         # The loaders would ask the hub for it; the user meant the directory here.
         raise paths.missing("checkpoint.missing", path, origin, "a model directory")
     if is_offline():
-        raise StageFault(
-            "env.hub-unreachable",
-            f"{origin}: {name} is neither a directory here nor in the hub's cache "
-            f"{hub_cache()}, and HF_HUB_OFFLINE forbids asking the hub",
-            facts={"path": name, "origin": origin, "hub_cache": str(hub_cache())},
+        problem = (
+            "is neither a directory here nor in the hub's cache "
+            f"{hub_cache()}, and HF_HUB_OFFLINE forbids asking the hub"
         )
+        raise unreachable(name, origin, problem)
     return None
+
+
+def reach_hub(name: str, origin: str) -> None:
+    """The hub answers, or a proxy is there to ask for ``name``, or nobody may ask.
+
+    The loaders themselves try for 23 s before they say that it does not. Raises
+    StageFault ``env.hub-unreachable``.
+    """
+    address = urllib.parse.urlsplit(
+        os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    )
+    if is_offline() or urllib.request.getproxies().get(address.scheme):
+        return
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname or "", port), REACH_S).close()
+    except OSError as error:
+        problem = f"is not here, and the hub {address.geturl()} cannot be reached"
+        raise unreachable(name, origin, f"{problem}: {error}") from error
+
+
+def unreachable(name: str, origin: str, problem: str) -> StageFault:
+    """The fault for ``name``, which only the hub knows; ``problem`` follows it."""
+    return StageFault(
+        "env.hub-unreachable",
+        f"{origin}: {name} {problem}",
+        facts={"path": name, "origin": origin, "hub_cache": str(hub_cache())},
+    )
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether ``name`` has the form of a name on the hub."""
+    return _HUB_ID.fullmatch(name) is not None
 
 
 def hub_cache() -> Path:

@@ -7,6 +7,7 @@ some modules; checkpoints do none of that. Everything here is by the checkpoint'
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 OTHERS = "*"
 """Stands, among digests, for all tensors that have no partner by name."""
+
+DERIVED = ("W_UV", "W_UK_T", "W_UK_T_dcp_qrep", "W_K", "W_V", "W_K_scale", "W_V_scale")
+"""What vLLM's latent attention computes from ``kv_b_proj`` after loading, and keeps as
+parameters (vLLM 0.32, layers/attention/mla_attention.py); no checkpoint has them."""
 
 # Elements of a checksum computed at once: its int64 temporaries are 8 bytes each.
 CHUNK = 1 << 24
@@ -36,6 +41,8 @@ def unfused(model: Any) -> dict[str, Tensor]:
     views: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         owner, _, leaf = name.rpartition(".")
+        if leaf in DERIVED:
+            continue
         parent, _, last = owner.rpartition(".")
         data = _without_padding(modules[owner], parameter.detach())
         parts = packed.get(last, [])
@@ -68,6 +75,17 @@ def _without_padding(module: Any, data: Tensor) -> Tensor:
     return data[:rows]
 
 
+def as_engine_holds(place: str, tensor: Tensor) -> Tensor:
+    """``tensor`` as vLLM's loader turns it into the parameter ``place``.
+
+    Mamba's ``A_log`` is kept as ``A``, which is minus its exponential (vLLM 0.32,
+    layers/mamba/mamba_mixer2.py).
+    """
+    if place.endswith(".A"):
+        return -tensor.float().exp()
+    return tensor
+
+
 def engine_names(model: Any, names: Iterable[str]) -> dict[str, str]:
     """Where the vLLM ``model`` keeps each trainer tensor: trainer name -> engine name.
 
@@ -82,6 +100,9 @@ def engine_names(model: Any, names: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in names:
         renamed = name if name in known or rename is None else rename(name)
+        if renamed not in known and renamed is not None:
+            # Some models rename it in their loader and not in their table.
+            renamed = re.sub(r"\.A_log$", ".A", renamed)
         if renamed in known:
             found[name] = renamed
     return found

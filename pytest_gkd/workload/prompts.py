@@ -7,47 +7,106 @@ the tokenizer has a chat template it is applied, with the generation prompt adde
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.fault import StageFault
 from pytest_gkd.settings import near
-from pytest_gkd.workload.datafiles import DataFile
-from pytest_gkd.workload.jsonlines import is_one_value, nonblank_lines, open_text
 
-# The names that public datasets and the trainers use, in the order they are tried.
+if TYPE_CHECKING:
+    from pytest_gkd.workload.survey import Numbers, Sizes
+
+# The names that public datasets and the trainers use, in the order they are tried:
+# verl and TRL (prompt, messages), ShareGPT (conversations), OpenRLHF
+# (context_messages, input), ms-swift (query), gsm8k (question), alpaca and dolly
+# (instruction), preference pairs (chosen).
 COLUMNS = (
     "prompt",
     "messages",
+    "conversations",
+    "conversation",
+    "context_messages",
     "problem",
     "question",
-    "input",
+    "query",
     "instruction",
+    "input",
     "text",
+    "chosen",
 )
+# An instruction has its material in a second column, which may be empty (alpaca,
+# dolly). ms-swift puts it in a line below (ms-swift, dataset/preprocessor/core.py,
+# AlpacaPreprocessor).
+MATERIAL = ("input", "context")
+# Columns that hold whole conversations, of which trainers cut the last answer off
+# (TRL, experimental/utils.py, DataCollatorForChatML; ms-swift, remove_response).
+CONVERSATIONS = ("messages", "conversations", "conversation", "chosen")
+# Roles that every chat template knows or that the trainers fill in themselves.
+ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
+# What ShareGPT calls user and assistant.
+SHAREGPT = ("human", "gpt")
+# These may say nothing: a call without words, a tool without output.
+SILENT = ("system", "assistant", "tool", "function", "ipython")
+# Of these alone no prompt consists.
+UNASKED = ("assistant", "system", "developer")
 
-# The most by which Unicode normalisation can lengthen UTF-8 text: 11 times for NFKC
-# (unicode.org, FAQ on normalization, maximum expansion factors).
-_NORMALISED_GROWTH = 11
+# A list of messages that was written as text, with json.dumps or str; for RE2 as well.
+ENCODED = r"""\[\s*\{\s*["'](role|from|content|value)["']\s*:"""
+
+# The most by which Unicode normalisation can lengthen UTF-8 text: 11 times for NFKC, 3
+# times for NFC (unicode.org, FAQ on normalization, maximum expansion factors).
+_GROWTH, _NFC_GROWTH = 11, 3
 
 
-def choose_column(columns: Sequence[str], named: str | None, where: str) -> str:
+@dataclass(frozen=True)
+class PromptColumn:
+    """Where the prompts are: in one column, or in two that belong together."""
+
+    columns: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """For messages and reports."""
+        return " + ".join(self.columns)
+
+    def of(self, row: Mapping[str, Any]) -> Any:
+        """The prompt of a row."""
+        values = [row.get(column) for column in self.columns]
+        if len(values) == 1:
+            return values[0]
+        filled = [value for value in values if value is not None and value != ""]
+        texts = [value for value in filled if isinstance(value, str)]
+        if len(texts) == len(filled):
+            return "\n".join(text for text in texts if text.strip()) or None
+        return next(value for value in filled if not isinstance(value, str))
+
+
+def choose_column(
+    columns: Sequence[str],
+    named: str | None,
+    where: str,
+    origin: str = "--gkd-prompt-column",
+) -> PromptColumn:
     """The prompt column: the named one, else the first known name there is.
 
-    ``where`` are the files that have the columns.
+    ``where`` are the files that have the columns, ``origin`` who named the column.
 
     Raises StageFault ``data.schema``.
     """
     if named is not None:
         if named in columns:
-            return named
-        wanted, origin = repr(named), "--gkd-prompt-column"
+            return PromptColumn((named,))
+        wanted = repr(named)
         hint = near(named, columns).rstrip("?")
     else:
         for name in COLUMNS:
             if name in columns:
-                return name
+                material = [m for m in MATERIAL if m in columns]
+                if name == "instruction" and material:
+                    return PromptColumn((name, material[0]))
+                return PromptColumn((name,))
         wanted, origin, hint = "one of " + ", ".join(COLUMNS), "the default", ""
     found = ", ".join(columns) or "none"
     similar = difflib.get_close_matches(named or "", columns, n=1)
@@ -63,6 +122,13 @@ def choose_column(columns: Sequence[str], named: str | None, where: str) -> str:
     )
 
 
+def refusals() -> tuple[type[Exception], ...]:
+    """What templates and tokenizers raise for what they do not know, such as a role."""
+    from jinja2 import TemplateError
+
+    return TemplateError, LookupError, TypeError, ValueError
+
+
 def kind_of(value: Any) -> str:
     """``text``, ``messages``, or the name of a type that is neither."""
     if isinstance(value, str):
@@ -76,10 +142,12 @@ def problem(value: Any, kind: str) -> str:
     """What makes a prompt unusable, in words after "is"; empty if nothing does."""
     if value is None:
         return "null"
+    if kind not in ("text", "messages"):
+        return f"of type {kind}; expected text or a list of messages"
     if kind_of(value) != kind:
         return f"{_typed(value)}, where other rows have {kind}"
     if isinstance(value, str):
-        return "" if value.strip() else "empty"
+        return _text_problem(value)
     if not value:
         return "a list without messages"
     asked = False
@@ -87,8 +155,25 @@ def problem(value: Any, kind: str) -> str:
         wrong = _message_problem(message)
         if wrong:
             return f"a list whose message {position} {wrong}"
-        asked = asked or message["role"] != "assistant"
+        asked = asked or message["role"] not in UNASKED
     return "" if asked else "a conversation without a turn of the user"
+
+
+def problem_facts(value: Any) -> dict[str, Any]:
+    """What the advice is told of a prompt with a problem: the form that it has."""
+    if isinstance(value, str) and _text_problem(value):
+        return {"encoded": True} if value.strip() else {}
+    first = value[0] if isinstance(value, list) and value else None
+    is_sharegpt = isinstance(first, dict) and bool(first.keys() >= {"from", "value"})
+    return {"sharegpt": True} if is_sharegpt else {}
+
+
+def contents(prompt: Any) -> list[str]:
+    """The texts that a prompt of any form holds, as far as it holds any."""
+    if isinstance(prompt, str):
+        return [prompt]
+    messages = prompt if isinstance(prompt, list) else []
+    return [_plain(m.get("content")) for m in messages if isinstance(m, dict)]
 
 
 def as_messages(prompt: Any) -> list[dict[str, Any]]:
@@ -114,7 +199,8 @@ class Renderer:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.has_template = bool(getattr(tokenizer, "chat_template", None))
+        self.template = str(getattr(tokenizer, "chat_template", None) or "")
+        self.has_template = bool(self.template)
         self._frame_tokens: int | None = None
 
     def text(self, prompt: Any) -> str:
@@ -137,60 +223,79 @@ class Renderer:
         """Length of each prompt in tokens."""
         return [len(ids) for ids in self.ids(prompts)]
 
-    def bound(self, prompt: Any) -> int:
-        """A number of tokens that the prompt cannot exceed, without cutting it.
+    def bounds(self, sizes: Sizes) -> Numbers:
+        """Numbers of tokens that the prompts cannot exceed, without cutting them.
 
         A token covers a byte at least. A message costs what the whole frame of a
         one-message conversation costs, or less.
         """
         if self._frame_tokens is None:
             self._frame_tokens = self.lengths([[{"role": "user", "content": "x"}]])[0]
-        if isinstance(prompt, str):
-            return _bytes_bound(prompt) + 2 * self._frame_tokens
-        contents = sum(_bytes_bound(_plain(m.get("content"))) for m in prompt)
-        return contents + (len(prompt) + 1) * self._frame_tokens
+        texts: Numbers = sizes.ascii_bytes + self._growth() * sizes.other_bytes
+        texts += (sizes.messages + 1) * self._frame_tokens
+        return texts
+
+    def takes(self, role: str) -> bool:
+        """Whether the chat template names a role, or writes out what it says.
+
+        ShareGPT's names for user and assistant have to be named: a model whose template
+        writes out any role has not learned these.
+        """
+        named = any(f"{q}{role}{q}" in self.template for q in ("'", '"'))
+        if named or not self.has_template:
+            return True
+        if role in SHAREGPT:
+            return False
+        said = "said by this role"
+        try:
+            text = self.text(
+                [{"role": "user", "content": "x"}, {"role": role, "content": said}]
+            )
+        except refusals():
+            return False
+        return said in text
+
+    def _growth(self) -> int:
+        """By how much the tokenizer's normaliser can lengthen text."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        normaliser = type(getattr(backend, "normalizer", self)).__name__
+        return {"NoneType": 1, "NFC": _NFC_GROWTH}.get(normaliser, _GROWTH)
 
 
 class RoughRenderer:
-    """Lengths without a tokenizer: a quarter of the characters, as English has it."""
+    """Lengths without a tokenizer: a quarter of the bytes, as English has it."""
+
+    def takes(self, role: str) -> bool:
+        """Nothing here knows a role."""
+        return True
 
     def lengths(self, prompts: Sequence[Any]) -> list[int]:
         """Estimated length of each prompt in tokens."""
-        return [self.bound(prompt) for prompt in prompts]
+        sizes = [
+            sum(
+                len(text.encode("utf-8", "replace"))
+                for text in contents(as_messages(p))
+            )
+            for p in prompts
+        ]
+        return [(size + 3) // 4 for size in sizes]
 
-    def bound(self, prompt: Any) -> int:
+    def bounds(self, sizes: Sizes) -> Numbers:
         """The same estimate."""
-        contents = [_plain(m.get("content")) for m in as_messages(prompt)]
-        return (sum(map(len, contents)) + 3) // 4
+        tokens: Numbers = (sizes.ascii_bytes + sizes.other_bytes + 3) // 4
+        return tokens
 
 
-def read_rows(files: Sequence[DataFile]) -> Iterator[dict[str, Any]]:
-    """The rows one after the other, without ``datasets`` and without a cache.
-
-    For the first few prompts of files that the data stage loads in full.
-    """
-    import json
-
-    for file in files:
-        if file.kind == "parquet":
-            import pyarrow.parquet
-
-            parquet = pyarrow.parquet.ParquetFile(file.path)
-            for batch in parquet.iter_batches(batch_size=256):
-                yield from batch.to_pylist()
-        elif is_one_value(file.path):
-            with open_text(Path(file.path)) as opened:
-                value = json.loads(opened.read().decode("utf-8-sig"))
-            yield from value if isinstance(value, list) else [value]
-        else:
-            for _, raw in nonblank_lines(file.path):
-                yield json.loads(raw.decode("utf-8-sig"))
-
-
-def _bytes_bound(text: str) -> int:
-    if text.isascii():
-        return len(text)
-    return _NORMALISED_GROWTH * len(text.encode("utf-8", "replace"))
+def _text_problem(text: str) -> str:
+    """What makes a text unusable as a prompt, in words after "is"."""
+    if not text.strip():
+        return "empty"
+    if re.match(ENCODED, text.lstrip()):
+        return (
+            "text that spells a list of messages, which trainers take for what one "
+            "user says, or refuse; expected the list itself"
+        )
+    return ""
 
 
 def _plain(content: Any) -> str:
@@ -208,10 +313,16 @@ def _message_problem(message: Any) -> str:
         return f"is {_typed(message)}; expected an object with role and content"
     keys = [key for key, value in message.items() if value is not None]
     role, content = message.get("role"), message.get("content")
+    if {"from", "value"} <= set(keys):
+        return (
+            f"has no role; it has {', '.join(keys)}, as ShareGPT; expected role and "
+            "content, with the roles user and assistant (ms-swift converts it itself, "
+            "verl and TRL do not)"
+        )
     if not isinstance(role, str) or not role:
         return f"has no role; it has {', '.join(keys) or 'nothing'}"
     if isinstance(content, str):
-        if content.strip() or role in ("system", "assistant"):
+        if content.strip() or role in SILENT:
             return ""
         return f"has no text (role {role})"
     if isinstance(content, list) and content:

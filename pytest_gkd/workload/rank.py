@@ -16,11 +16,11 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pytest_gkd.clock import monotonic
 from pytest_gkd.workload import allreduce
 from pytest_gkd.workload.allreduce import Operation
 from pytest_gkd.workload.rank_plan import (
@@ -113,7 +113,7 @@ class Rank:
 
     def mark(self, what: str, **more: Any) -> None:
         """Append one line to this rank's marks; a SIGKILL cannot lose it."""
-        entry = {"rank": self.rank, "t": time.monotonic(), "what": what, **more}
+        entry = {"rank": self.rank, "t": monotonic(), "what": what, **more}
         os.write(self._marks, json.dumps(entry).encode() + b"\n")
 
     def await_call_off(self, lifeline: int) -> None:
@@ -228,28 +228,27 @@ class Rank:
             parts = [torch.empty_like(own) for _ in range(n)]
             dist.all_gather(parts, own, group=group)
             pairs = [(part, period(rank)) for rank, part in enumerate(parts)]
-            for rank, (part, expected) in enumerate(pairs):
-                if allreduce.first_difference(part, expected) is not None:
-                    self._wrong_parts.add(rank)
         elif operation.kind == "broadcast" or kind == "op":
             dist.broadcast(own, n - 1, group=group)
             pairs = [(own, period(n - 1))]
         else:
             dist.all_reduce(own, group=group)
             pairs = [(own, allreduce.expected_sum(n, dtype, device))]
-        for got, expected in pairs:
+        for number, (got, expected) in enumerate(pairs):
             if kind == "garbage":
                 got[0] += 1
-            self._compare(operation, got, expected)
+            is_right = self._compare(operation, got, expected)
+            if operation.kind == "all_gather" and not is_right:
+                self._wrong_parts.add(number)
         return own
 
-    def _compare(self, operation: Operation, got: Tensor, period: Tensor) -> None:
+    def _compare(self, operation: Operation, got: Tensor, period: Tensor) -> bool:
         found = allreduce.first_difference(got, period)
-        if found is None or len(self.wrong) >= WRONG_LIMIT:
-            return
-        index, value, should = found
-        entry = {"got": value, "expected": should, "index": index}
-        self.wrong.append({**dataclasses.asdict(operation), **entry})
+        if found is not None and len(self.wrong) < WRONG_LIMIT:
+            index, value, should = found
+            entry = {"got": value, "expected": should, "index": index}
+            self.wrong.append({**dataclasses.asdict(operation), **entry})
+        return found is None
 
     def _measure(self, size_bytes: int, device: Any, group: Any) -> float:
         buffer = self._check(

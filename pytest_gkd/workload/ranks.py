@@ -10,13 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pytest_gkd import process
+from pytest_gkd.clock import monotonic
 from pytest_gkd.fault import StageFault
 from pytest_gkd.workload.rank_plan import HOST, RankPlan
 from pytest_gkd.workload.rank_records import (
@@ -151,7 +151,7 @@ class Launcher:
         first failure, or when the budget is over; no rank is left in any case. ``say``
         hears what rank 0 is at. Raises StageFault ``comm.port-in-use``.
         """
-        started = time.monotonic()
+        started = monotonic()
         deadline = started + budget_s
         Path(plan.output_dir).mkdir(parents=True, exist_ok=True)
         for rank in range(plan.world_size):
@@ -173,7 +173,7 @@ class Launcher:
             os.close(events_end)
         try:
             self._watch(plan, watched, events, deadline, say)
-            waited_s = time.monotonic() - started
+            waited_s = monotonic() - started
             seen = collect(plan, watched)
             fork_error, is_ready = watched.fork_error, watched.forked
             doing = "importing torch" if watched.host_pid is None else "starting them"
@@ -229,14 +229,14 @@ class Launcher:
         said = ""
         give_up = deadline
         while not watched.closed:
-            left_s = give_up - time.monotonic()
+            left_s = give_up - monotonic()
             if left_s <= 0:
                 return
             readable, _, _ = select.select([events], [], [], min(LOOK_S, left_s))
             if readable:
                 watched.read(events)
             if any(watched.codes.values()) or watched.fork_error:
-                first = min(watched.ends.values(), default=time.monotonic())
+                first = min(watched.ends.values(), default=monotonic())
                 give_up = min(deadline, first + GRACE_S)
             now_at = progress(plan, watched)
             if now_at != said:
@@ -248,8 +248,8 @@ class Launcher:
             # Still importing: it has no rank yet and must not start one later.
             process.stop(self._process.pid, itself=True)
             return
-        until = time.monotonic() + END_S
-        while not watched.closed and (left_s := until - time.monotonic()) > 0:
+        until = monotonic() + END_S
+        while not watched.closed and (left_s := until - monotonic()) > 0:
             if select.select([events], [], [], left_s)[0]:
                 watched.read(events)
         if not watched.closed and watched.host_pid is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class Fault:
         )
 
 
-class Role:
+class Role(abc.ABC):
     """One role of the job and the objects that belong to it, by name in ``parts``.
 
     They are made in ``made``, not in the constructor: of an actor that fails there,
@@ -40,9 +41,9 @@ class Role:
         self.plan = plan
         self._parts: dict[str, Any] | None = None
 
+    @abc.abstractmethod
     def parts(self) -> dict[str, Any]:
         """Make the objects; the main one has the empty name."""
-        raise NotImplementedError
 
     def made(self) -> Fault | None:
         """Make the objects; returns None, or what is known to be wrong."""

@@ -6,13 +6,13 @@ straight into the rollout's, over a group of their own; Ray only carries the cal
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
+from pytest_gkd.clock import monotonic
 from pytest_gkd.context import StageContext
 from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import fates, ray_actors
+from pytest_gkd.workload import env_ray, fates, ray_actors
 from pytest_gkd.workload.broadcast import Info
 from pytest_gkd.workload.deadline import both
 from pytest_gkd.workload.layouts import Plan
@@ -99,7 +99,7 @@ class RayLayout:
         import os
 
         # Read when Ray is imported, here and in the actors.
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.update(env_ray.own_environ(os.environ))
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         self.gkd.step("starting Ray")
         import ray
@@ -170,10 +170,10 @@ def place(needs: list[dict[str, float]], budget_s: float) -> Any:
     from ray.util.placement_group import placement_group, placement_group_table
 
     group = placement_group(needs)
-    deadline = time.monotonic() + budget_s
+    deadline = monotonic() + budget_s
     while not group.wait(0.2):
         state = placement_group_table(group)["stats"]["scheduling_state"]
-        if state != "INFEASIBLE" and time.monotonic() < deadline:
+        if state != "INFEASIBLE" and monotonic() < deadline:
             continue
         offered = ray.cluster_resources()
         short = [

@@ -47,28 +47,19 @@ def check(
 def judge(
     job: Job, checks: list[GreedyCheck], when: str, *, pushed: bool = True
 ) -> None:
-    """Raise StageFault unless the engine's tokens are those of the reference.
+    """Raise StageFault unless the engine's answers are those of the reference.
 
     ``when`` says what went before, such as ``after the push``, and ``pushed`` whether
-    that was one. Where they are not, what the engine holds tells why: weights that
-    the trainer never sends (``sync.name-or-shape``), other weights than the
-    trainer's, or the right ones, from which it computes something else (both
-    ``vllm.wrong-output``).
+    that was one. Where tokens or log-probabilities are not the reference's, what the
+    engine holds tells why: weights that the trainer never sends
+    (``sync.name-or-shape``), other weights than the trainer's, or the right ones, from
+    which it computes something else (both ``vllm.wrong-output``).
     """
-    wrong = [(n, found) for n, found in enumerate(checks) if not found.agree]
-    if not wrong:
+    problem = _wrong_tokens(checks) or _far_logprobs(checks)
+    if not problem:
         return
-    number, first = wrong[0]
-    tokens = (
-        f"{when} {len(wrong)} of {len(checks)} greedy completions are not what the "
-        "trainer's weights give"
-    )
-    detail = (
-        f"completion {number} differs at {len(first.disagreements)} of "
-        f"{first.positions} positions, first at {first.first_disagreement}: engine "
-        f"{first.found}, reference {first.expected}, {first.max_logprob_gap:.3g} nats "
-        f"apart at most, {first.tolerance:.3g} allowed"
-    )
+    tokens, detail = problem
+    tokens = f"{when} {tokens}"
     engine = job.engine_digests()
     others = sync.differing(engine, job.trainer_digests())
     # Scales of quantised layers have other names; no trainer has them to send.
@@ -96,6 +87,47 @@ def judge(
         cause,
         f"{tokens}: {why}; {detail}",
         facts={**facts, "never_sent": list(never_sent[:10])},
+    )
+
+
+def _wrong_tokens(checks: list[GreedyCheck]) -> tuple[str, str] | None:
+    wrong = [(n, found) for n, found in enumerate(checks) if not found.agree]
+    if not wrong:
+        return None
+    number, first = wrong[0]
+    return (
+        f"{len(wrong)} of {len(checks)} greedy completions are not what the trainer's "
+        "weights give",
+        f"completion {number} differs at {len(first.disagreements)} of "
+        f"{first.positions} positions, first at {first.first_disagreement}: engine "
+        f"{first.found}, reference {first.expected}, {first.max_logprob_gap:.3g} nats "
+        f"apart at most, {first.tolerance:.3g} allowed",
+    )
+
+
+def _far_logprobs(checks: list[GreedyCheck]) -> tuple[str, str] | None:
+    far = [(n, found) for n, found in enumerate(checks) if found.is_far]
+    if not far:
+        return None
+    number, first = far[0]
+    return (
+        f"the log-probabilities of {len(far)} of {len(checks)} greedy completions are "
+        "not what the trainer's weights give",
+        f"every token is right, but those of completion {number} are up to "
+        f"{first.max_logprob_difference:.3g} nats apart, {first.far:.3g} allowed",
+    )
+
+
+def deviation(checks: list[GreedyCheck]) -> str:
+    """In words, that log-probabilities deviate more than rounding; empty if not."""
+    apart = largest_difference(checks)
+    tolerance = max(check.tolerance for check in checks)
+    if apart is None or apart <= tolerance:
+        return ""
+    return (
+        f"the engine's log-probabilities are up to {apart:.2g} nats from those of a "
+        f"reference forward pass, where rounding gives less than {tolerance:.2g}: "
+        "probability ratios between rollout and trainer will not start at 1"
     )
 
 

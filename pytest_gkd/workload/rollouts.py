@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.fault import StageFault
 from pytest_gkd.settings import Settings
+from pytest_gkd.workload import signal_check
 from pytest_gkd.workload.batch import Sequence
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ def check_batch(settings: Settings) -> None:
     if named and batch % ranks:
         raise StageFault(
             "train.batch-size",
-            f"a batch of {batch} prompts (--gkd-batch-size) cannot be dealt out evenly "
-            f"to {ranks} ranks (--gkd-world-size); expected a multiple of {ranks}",
+            f"a batch of {batch} prompts ({settings.origin('batch_size')}) cannot be "
+            f"dealt out evenly to {ranks} ranks ({settings.origin('world_size')}); "
+            f"expected a multiple of {ranks}",
             facts={"batch_size": batch, "world_size": ranks, "rest": batch % ranks},
         )
 
@@ -58,7 +60,10 @@ def sequences(
 
 
 def teacher_signal(gkd: StageContext, job: Job, batch: list[Sequence]) -> Signal:
-    """The teacher's log-probabilities of ``batch``, as the loss in use wants them."""
+    """The teacher's log-probabilities of ``batch``, as the loss in use wants them.
+
+    Raises StageFault ``teacher.wrong-output`` when they are not the teacher's own.
+    """
     settings = gkd.settings
     teacher = job.teacher
     gkd.step("the teacher's log-probabilities")
@@ -74,6 +79,15 @@ def teacher_signal(gkd: StageContext, job: Job, batch: list[Sequence]) -> Signal
     else:
         found = teacher.full(batch, vocab_size=vocab_size)
     signal: Signal = found
+    gkd.step("a forward pass of the teacher beside its answer")
+    difference = signal_check.check_answer(
+        teacher,
+        batch,
+        signal,
+        temperature=settings.temperature,
+        vocab_size=vocab_size,
+    )
+    gkd.fact("teacher_max_difference_nats", difference)
     return signal
 
 

@@ -40,6 +40,17 @@ class TeacherFull:
     mask: Any
 
 
+@dataclass(frozen=True)
+class PlainLogprobs:
+    """Float32 log-probabilities [positions, vocab] (nats) to judge a signal by.
+
+    ``tolerance`` (nats) is what a sound answer may differ by.
+    """
+
+    logprobs: Any
+    tolerance: float
+
+
 Signal = TeacherTopK | TeacherFull
 
 

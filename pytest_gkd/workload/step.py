@@ -22,13 +22,15 @@ class StepReport:
     Euclidean norm over all gradients. ``parameters`` counts tensors, ``frozen`` those
     among them that want no gradient, ``parameters_with_grad`` those with a finite
     gradient that is not all zero, ``parameters_moved`` those whose bits the update
-    changed. ``zero_grads`` names trainable parameters of modules that took part in
-    the forward pass and got no gradient or only zeros; ``unused`` counts parameters
-    without gradient whose module took no part (a vision tower, an idle expert).
-    ``nonfinite_parameters`` held NaN or Inf before the step, ``nonfinite_teacher``
-    counts such values in the teacher's signal. With a non-finite gradient the update
-    is left out, so that nothing more is spoilt. ``allocated_bytes`` is what the
-    trainer's process held after the step (see ``memory_use.allocated_bytes``).
+    changed; ``unmoved`` names those that it did not change though their gradient and
+    their dtype's spacing say that it must. ``zero_grads`` names trainable parameters
+    of modules that took part in the forward pass and got no gradient or only zeros;
+    ``unused`` counts parameters without gradient whose module took no part (a vision
+    tower, an idle expert). ``nonfinite_parameters`` held NaN or Inf before the step,
+    ``nonfinite_teacher`` counts such values in the teacher's signal. With a non-finite
+    gradient the update is left out, so that nothing more is spoilt.
+    ``allocated_bytes`` is what the trainer's process held after the step (see
+    ``memory_use.allocated_bytes``).
     """
 
     loss: float
@@ -39,6 +41,7 @@ class StepReport:
     frozen: int
     parameters_with_grad: int
     parameters_moved: int
+    unmoved: list[str]
     unused: int
     nonfinite_grads: list[str]
     zero_grads: list[str]
@@ -56,15 +59,16 @@ class StepReport:
         }
 
 
-def judge_step(first: StepReport, last: StepReport) -> None:
-    """Raise StageFault unless ``first`` to ``last``, on one batch, were training.
+def judge_steps(reports: Listing[StepReport]) -> None:
+    """Raise StageFault unless ``reports``, of steps on one batch, were training.
 
     - ``train.nan``: a loss, gradient, weight or teacher's value is not finite.
-    - ``train.no-grad``: gradients are missing or zero, or no parameter moved.
+    - ``train.no-grad``: gradients are missing or zero, or parameters did not move.
     - ``train.diverged``: the loss of the repeated batch did not fall.
     """
-    for report in (first, last):
-        _judge_finite(report)
+    first, last = reports[0], reports[-1]
+    for number, report in enumerate(reports, 1):
+        _judge_finite(report, number)
     if first.loss <= NOTHING_TO_LEARN:
         raise StageFault(
             "train.no-grad",
@@ -72,8 +76,8 @@ def judge_step(first: StepReport, last: StepReport) -> None:
             "student give the same distribution; expected something to learn",
             facts={"report": first.to_json()},
         )
-    for report in (first, last):
-        _judge_gradients(report)
+    for number, report in enumerate(reports, 1):
+        _judge_gradients(report, number)
     if not last.loss < first.loss:
         raise StageFault(
             "train.diverged",
@@ -89,7 +93,7 @@ def judge_step(first: StepReport, last: StepReport) -> None:
         )
 
 
-def _judge_finite(report: StepReport) -> None:
+def _judge_finite(report: StepReport, number: int) -> None:
     origins = []
     if report.nonfinite_teacher:
         origins.append(f"{report.nonfinite_teacher} values of the teacher are NaN")
@@ -107,7 +111,7 @@ def _judge_finite(report: StepReport) -> None:
         raise StageFault(
             "train.nan",
             "; ".join([f"the loss is {report.loss:.6g}", *origins])
-            + "; expected finite numbers",
+            + f" in step {number}; expected finite numbers",
             facts={
                 "report": report.to_json(),
                 "nonfinite_teacher": report.nonfinite_teacher,
@@ -115,7 +119,7 @@ def _judge_finite(report: StepReport) -> None:
         )
 
 
-def _judge_gradients(report: StepReport) -> None:
+def _judge_gradients(report: StepReport, number: int) -> None:
     trainable = report.parameters - report.frozen
     problem = ""
     if not trainable:
@@ -127,6 +131,11 @@ def _judge_gradients(report: StepReport) -> None:
             f"{len(report.zero_grads)} of {trainable} trainable parameters got no "
             f"gradient or only zeros ({_some(report.zero_grads)})"
         )
+    elif report.parameters_moved and report.unmoved:
+        problem = (
+            f"{len(report.unmoved)} of {report.parameters_with_grad} parameters with a "
+            f"gradient did not move ({_some(report.unmoved)})"
+        )
     elif not report.parameters_moved:
         problem = (
             f"0 of {trainable} trainable parameters moved at learning rate "
@@ -135,7 +144,7 @@ def _judge_gradients(report: StepReport) -> None:
     if problem:
         raise StageFault(
             "train.no-grad",
-            f"{problem}; expected a step that changes the weights",
+            f"{problem} in step {number}; expected a step that changes the weights",
             facts={
                 "report": report.to_json(),
                 "has_gradients": bool(trainable and not report.zero_grads)

@@ -11,11 +11,14 @@ from typing import Any
 from pytest_gkd.workload.batch import MAX_LOGITS, Sequence, micro_batches, pad
 from pytest_gkd.workload.forward import (
     check_ids,
+    coarsest_dtype,
     embedding_rows,
+    last_logits,
     load_model,
     response_logits,
 )
-from pytest_gkd.workload.signals import TeacherFull, TeacherTopK
+from pytest_gkd.workload.greedy import tolerance_of
+from pytest_gkd.workload.signals import PlainLogprobs, TeacherFull, TeacherTopK
 
 __all__ = ["Teacher", "TeacherFull", "TeacherTopK"]
 
@@ -91,6 +94,33 @@ class Teacher:
         import numpy as np
 
         return np.concatenate([c.cpu().numpy() for c in self._logits(sequences)])
+
+    def plain_logprobs(
+        self,
+        sequence: Sequence,
+        count: int,
+        *,
+        temperature: float,
+        vocab_size: int | None,
+    ) -> PlainLogprobs:
+        """What a forward pass of ``sequence`` alone says of ``count`` response tokens.
+
+        Without a batch, padding, a mask or positions: it counts from the end of what
+        it was given, so that ``topk`` and ``full`` can be judged by it.
+        """
+        import torch
+
+        # The last of the tokens is only predicted.
+        seen = sequence.prompt_ids + sequence.response_ids[: count - 1]
+        ids = torch.tensor([seen], device=next(self.model.parameters()).device)
+        with torch.inference_mode():
+            logits = last_logits(self.model, count, input_ids=ids)[0]
+        picked = logits[-count:, :vocab_size]
+        scaled = picked.double() / temperature
+        logprobs = scaled - scaled.logsumexp(-1, keepdim=True)
+        rounding = tolerance_of(picked, coarsest_dtype(self.model))
+        tolerance = rounding / min(1.0, temperature)
+        return PlainLogprobs(logprobs.float().cpu().numpy(), tolerance)
 
     def _logprobs(
         self, sequences: Listing[Sequence], temperature: float, vocab_size: int | None

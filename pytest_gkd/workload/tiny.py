@@ -7,11 +7,13 @@ them does not wait for torch. They are kept in the user's cache directory.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,14 +134,11 @@ def _put_in_place(draft: Path, root: Path) -> None:
         except OSError:  # something is there
             if is_whole(root):
                 return
-            # The damaged one goes in one rename: never half of it under this name.
-            aside = Path(tempfile.mkdtemp(prefix=".damaged-", dir=root.parent))
-            try:
-                root.rename(aside / root.name)
-            except FileNotFoundError:
-                pass  # another process moved it first
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
+            # It goes in one rename, never half of it under this name; and it is kept,
+            # for what changed it may be a training run of the user's.
+            changed = f"{root.name}.changed-{time.time_ns()}-{os.getpid()}"
+            with contextlib.suppress(FileNotFoundError):  # another process was first
+                root.rename(root.with_name(changed))
         else:
             return
     raise OSError(f"{root} could not be put in place")

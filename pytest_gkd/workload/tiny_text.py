@@ -10,11 +10,14 @@ PAD_TOKEN, START_TOKEN, END_TOKEN = "<|endoftext|>", "<|im_start|>", "<|im_end|>
 SPECIAL_TOKENS = (PAD_TOKEN, START_TOKEN, END_TOKEN)
 MAX_POSITIONS = 2048
 
-# The chat format of Qwen, without a default system message and without tools.
+# The chat format of Qwen, without a default system message and without tools. It takes
+# contents in parts, or none beside a tool call: the prompts may be the user's own.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content']"
-    " + '<|im_end|>' + '\n' }}"
+    "{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] or [] %}{{ part['text'] }}{% endfor %}"
+    "{% endif %}{{ '<|im_end|>' + '\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )

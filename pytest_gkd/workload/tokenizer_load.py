@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import fnmatch
 import json
 import sys
 from pathlib import Path
@@ -64,10 +66,7 @@ def load_processor(name: str, origin: str, *, trust_remote_code: bool) -> str | 
     Raises StageFault ``tokenizer.load`` when there is one that cannot be built.
     """
     found = locate(name, origin)
-    if found is None or not any(
-        (found.directory / file).is_file()
-        for file in ("processor_config.json", "preprocessor_config.json")
-    ):
+    if found is None or not modelfiles.has_processor(found.directory):
         return None
     from transformers import AutoProcessor
 
@@ -89,28 +88,69 @@ def load_processor(name: str, origin: str, *, trust_remote_code: bool) -> str | 
 
 
 def _light_class(directory: Path) -> Any:
-    """The tokenizer's class, found without AutoTokenizer where that is safe.
+    """The tokenizer's class, found without AutoTokenizer where that is the same.
 
     AutoTokenizer imports torch (measured: 7 s of CPU beside an engine that starts,
-    against 1.5 s without). A class that tokenizer_config.json names, that transformers
-    knows, and that reads tokenizer.json is what AutoTokenizer would have taken. None
-    where this does not hold, or AutoTokenizer is imported already.
+    against 1.5 s without). It takes the class that tokenizer_config.json names when
+    its own table has that class for config.json's model type; what it takes else
+    depends on more than is looked at here (transformers 5.19, tokenization_auto.py,
+    from_pretrained). None where this does not hold, or it is imported already.
     """
     if "transformers.models.auto.tokenization_auto" in sys.modules:
         return None
-    config_path = directory / "tokenizer_config.json"
-    if not config_path.is_file() or not (directory / "tokenizer.json").is_file():
+    named = _json(directory / "tokenizer_config.json")
+    config = _json(directory / "config.json")
+    name, model_type = named.get("tokenizer_class"), config.get("model_type")
+    if not isinstance(name, str) or not isinstance(model_type, str):
         return None
-    config = json.loads(config_path.read_bytes())
-    name = config.get("tokenizer_class")
-    if not isinstance(name, str) or config.get("auto_map"):
+    if named.get("auto_map") or config.get("auto_map"):
+        return None
+    if not (directory / "tokenizer.json").is_file():
         return None
     with collector.paused():
         import transformers
 
+        classes, others = _auto_tables(Path(transformers.__file__).parent)
+        name = name.removesuffix("Fast")
+        if classes.get(model_type) != name or any(
+            fnmatch.fnmatch(str(directory).lower(), pattern) for pattern in others
+        ):
+            return None
+        known = getattr(transformers, name, None)
         base = transformers.PreTrainedTokenizerFast
-        for candidate in (name.removesuffix("Fast") + "Fast", name):
-            known = getattr(transformers, candidate, None)
-            if isinstance(known, type) and issubclass(known, base):
-                return known
-    return None
+    return known if isinstance(known, type) and issubclass(known, base) else None
+
+
+def _auto_tables(transformers: Path) -> tuple[dict[str, str], list[str]]:
+    """AutoTokenizer's class of each model type, and names that are exceptions.
+
+    Read from its source, since importing it is what costs. Empty where the source
+    does not have the form that is known here.
+    """
+    tables: dict[str, ast.expr] = {}
+    source = transformers / "models/auto/tokenization_auto.py"
+    for node in ast.parse(source.read_bytes()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            tables[node.targets[0].id] = node.value
+    match tables.get("TOKENIZER_MAPPING_NAMES"), tables.get(_EXCEPTIONS):
+        case ast.Call(args=[ast.List(elts=pairs)]), ast.List() as others:
+            return dict(map(_pair, pairs)), ast.literal_eval(others)
+    return {}, []
+
+
+def _pair(pair: ast.expr) -> tuple[str, str]:
+    """Model type and class of ("llama", "LlamaTokenizer" if <it can be> else None)."""
+    match pair:
+        case ast.Tuple(elts=[ast.Constant(str(kind)), value]):
+            best = value.body if isinstance(value, ast.IfExp) else value
+            if isinstance(best, ast.Constant) and isinstance(best.value, str):
+                return kind, best.value.removesuffix("Fast")
+    return "", ""
+
+
+_EXCEPTIONS = "MODEL_IDS_TO_TOKENIZERS_BACKEND"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    value = json.loads(path.read_bytes()) if path.is_file() else {}
+    return value if isinstance(value, dict) else {}

@@ -63,18 +63,22 @@ def same_text(text: str, back: str) -> bool:
     return bool(forms & {back, back.removeprefix(" "), " " + back})
 
 
-def check_chat_template(tokenizer: Any, origin: str) -> str:
+def check_chat_template(tokenizer: Any, origin: str, needed_for: str) -> str | None:
     """A user's turn as the chat template renders it, generation prompt added.
 
-    Raises StageFault ``tokenizer.chat-template`` when there is no template, it fails,
-    or it drops the user's text.
+    None where there is no template and ``needed_for``, the prompts that are chat
+    messages, is empty. Raises StageFault ``tokenizer.chat-template`` when it is needed
+    and not there, when it fails, or when it drops the user's text.
     """
     asked = "What is the capital of France?"
     facts = {"origin": origin, "path": str(getattr(tokenizer, "name_or_path", ""))}
     if not getattr(tokenizer, "chat_template", None):
+        if not needed_for:
+            return None
         raise StageFault(
             "tokenizer.chat-template",
-            f"{origin}: the tokenizer of {facts['path']} has no chat template",
+            f"{origin}: the tokenizer of {facts['path']} has no chat template, and the "
+            f"prompts of {needed_for} are chat messages",
             facts=facts,
         )
     try:
@@ -100,21 +104,35 @@ def check_chat_template(tokenizer: Any, origin: str) -> str:
     return str(rendered)
 
 
-def check_special_tokens(tokenizer: Any, vocab_rows: int | None, origin: str) -> None:
-    """There are a padding and an end token, with ids inside the embedding.
+def check_special_tokens(
+    tokenizer: Any, vocab_rows: int | None, origin: str, other_end: bool = False
+) -> list[str]:
+    """There is an end token, and the padding token has an id inside the embedding.
 
-    Raises StageFault ``tokenizer.pad-token`` or ``tokenizer.vocab-mismatch``, and
-    AssertionError for a tokenizer without an end token.
+    What is worth a word and no failure is returned: no padding token (verl and TRL
+    then take the end token), or no end token while ``other_end`` says that the model's
+    configuration names one. Raises StageFault ``tokenizer.pad-token`` or
+    ``tokenizer.eos-token``.
     """
     path = str(getattr(tokenizer, "name_or_path", ""))
+    notes = []
+    if tokenizer.eos_token_id is None:
+        problem = f"{origin}: the tokenizer of {path} names no end token"
+        if not other_end:
+            raise StageFault(
+                "tokenizer.eos-token",
+                f"{problem}, and no configuration of the model does: rollouts would "
+                "only end at their length limit",
+                facts={"origin": origin, "path": path},
+            )
+        notes.append(f"{problem}; only the model's configuration does")
     if tokenizer.pad_token_id is None:
-        raise StageFault(
-            "tokenizer.pad-token",
-            f"{origin}: the tokenizer of {path} has no padding token (pad_token is "
-            f"{tokenizer.pad_token!r}, eos_token is {tokenizer.eos_token!r})",
-            facts={"origin": origin, "path": path, "eos_token": tokenizer.eos_token},
+        notes.append(
+            f"{origin}: the tokenizer of {path} has no padding token; frameworks take "
+            f"the end token {tokenizer.eos_token!r} for it, so padding must be masked "
+            "by position, not by id"
         )
-    if vocab_rows is not None and tokenizer.pad_token_id >= vocab_rows:
+    elif vocab_rows is not None and tokenizer.pad_token_id >= vocab_rows:
         raise StageFault(
             "tokenizer.pad-token",
             f"{origin}: the padding token {tokenizer.pad_token!r} of {path} has id "
@@ -127,20 +145,56 @@ def check_special_tokens(tokenizer: Any, vocab_rows: int | None, origin: str) ->
                 "vocab_size": vocab_rows,
             },
         )
-    assert tokenizer.eos_token_id is not None, (
-        f"{origin}: the tokenizer of {path} has no end-of-sequence token, so rollouts "
-        "would only end at their length limit"
+    return notes
+
+
+def _idle_tokens(tokenizer: Any) -> frozenset[str]:
+    """Special tokens that no text comes to, by their text.
+
+    Neither padding, end or start, nor in the chat template or what it makes of a turn.
+    None of a tokenizer that has no table of its added tokens (transformers'
+    MistralCommonBackend).
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", None)
+    if not isinstance(added, Mapping):
+        return frozenset()
+    special = {
+        str(token.content): number for number, token in added.items() if token.special
+    }
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    named = {tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id}
+    texts = [*SAMPLES.values(), ""]
+    if template:
+        turn = [{"role": "user", "content": SAMPLES["ascii"]}]
+        texts.append(tokenizer.apply_chat_template(turn, tokenize=False))
+    for text in texts:
+        named |= set(tokenizer.encode(text))
+    return frozenset(
+        token
+        for token, number in special.items()
+        if number not in named and token not in template
     )
 
 
-def check_ids(vocab: Mapping[str, int], vocab_rows: int | None, origin: str) -> None:
-    """Every id of a vocabulary is a row of an embedding.
+def check_ids(
+    vocab: Mapping[str, int],
+    vocab_rows: int | None,
+    origin: str,
+    tokenizer: Any = None,
+) -> list[str]:
+    """Every id of a vocabulary is a row of an embedding, but for idle tokens.
 
-    Raises StageFault ``tokenizer.vocab-mismatch``. ``vocab_rows`` None skips it.
+    Those are the special ones of ``tokenizer`` that no text comes to; the ones beyond
+    are returned. Raises StageFault ``tokenizer.vocab-mismatch``. ``vocab_rows`` None
+    skips it.
     """
     if vocab_rows is None:
-        return
-    beyond = sorted((i, token) for token, i in vocab.items() if i >= vocab_rows)
+        return []
+    all_beyond = sorted((i, token) for token, i in vocab.items() if i >= vocab_rows)
+    if not all_beyond:
+        return []
+    idle = _idle_tokens(tokenizer)
+    beyond = [(i, token) for i, token in all_beyond if token not in idle]
     if beyond:
         shown = ", ".join(f"{token!r} is {i}" for i, token in beyond[:3])
         raise StageFault(
@@ -154,6 +208,7 @@ def check_ids(vocab: Mapping[str, int], vocab_rows: int | None, origin: str) -> 
                 "beyond": len(beyond),
             },
         )
+    return [token for _, token in all_beyond]
 
 
 def compare(

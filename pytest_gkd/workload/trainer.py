@@ -14,6 +14,7 @@ from pytest_gkd.workload.batch import MAX_LOGITS, Sequence, micro_batches, pad
 from pytest_gkd.workload.forward import (
     Participants,
     check_ids,
+    coarsest_dtype,
     embedding_rows,
     load_model,
     pad_token_id,
@@ -23,19 +24,19 @@ from pytest_gkd.workload.forward import (
 from pytest_gkd.workload.greedy import GreedyCheck, compare
 from pytest_gkd.workload.loss import generalized_jsd, topk_forward_kl
 from pytest_gkd.workload.memory_use import allocated_bytes
-from pytest_gkd.workload.optimizer import Optimizer
+from pytest_gkd.workload.optimizer import Optimizer, must_move
 from pytest_gkd.workload.signals import (
     Signal,
     TeacherTopK,
     check_signal,
     count_nonfinite,
 )
-from pytest_gkd.workload.step import StepReport, judge_step
+from pytest_gkd.workload.step import StepReport, judge_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["GreedyCheck", "StepReport", "Trainer", "judge_step"]
+__all__ = ["GreedyCheck", "StepReport", "Trainer", "judge_steps"]
 
 
 class Trainer:
@@ -143,7 +144,13 @@ class Trainer:
         check_ids([sequence], self.vocab_size, "student")
         with torch.inference_mode():
             logits = response_logits(self.model, pad([sequence], self.pad_id))[0]
-        return compare(logits, response_ids, response_logprobs, tolerance=tolerance)
+        return compare(
+            logits,
+            response_ids,
+            response_logprobs,
+            tolerance=tolerance,
+            model_dtype=coarsest_dtype(self.model),
+        )
 
     # -- training ---------------------------------------------------------------------
 
@@ -190,9 +197,8 @@ class Trainer:
         bad = [name for name, norm in norms.items() if not math.isfinite(norm)]
         without = [name for name, p in named if p.requires_grad and not norms.get(name)]
         idle = [name for name in without if name not in took_part.names]
-        if self._optimizer is None:
-            self._optimizer = Optimizer(self.model, self.learning_rate)
-        moved = 0 if bad else self._optimizer.step()
+        self._optimizer = self._optimizer or Optimizer(self.model, self.learning_rate)
+        moved, unmoved = (0, []) if bad else self._update(self._optimizer, named)
         self.model.zero_grad(set_to_none=True)
         del logits, value, part
         if collect:
@@ -208,6 +214,7 @@ class Trainer:
                 norm > 0.0 and math.isfinite(norm) for norm in norms.values()
             ),
             parameters_moved=moved,
+            unmoved=unmoved,
             unused=len(idle),
             nonfinite_grads=bad,
             zero_grads=[name for name in without if name in took_part.names],
@@ -215,6 +222,23 @@ class Trainer:
             nonfinite_teacher=count_nonfinite(signal),
             allocated_bytes=allocated_bytes(self.device),
         )
+
+    def _update(
+        self, optimizer: Optimizer, named: Listing[tuple[str, Tensor]]
+    ) -> tuple[int, list[str]]:
+        """One step of the optimizer: how many parameters moved, and which did not.
+
+        The second leaves out those whose update is too small for their dtype.
+        """
+        before = [digest.fingerprint(parameter) for _, parameter in named]
+        optimizer.step()
+        still = [
+            (name, parameter)
+            for (name, parameter), old in zip(named, before, strict=True)
+            if digest.fingerprint(parameter) == old
+        ]
+        wrong = [n for n, p in still if must_move(p, self.learning_rate)]
+        return len(named) - len(still), wrong
 
     def _loss(
         self,

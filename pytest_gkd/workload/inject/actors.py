@@ -7,10 +7,10 @@ name in its module, so it must stand at the top of one, and be named as the role
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_gkd.clock import monotonic
 from pytest_gkd.workload import ray_actors, ray_layout
 from pytest_gkd.workload.inject.site import LATER, Site
 
@@ -33,7 +33,7 @@ def leave_mark(plan: Plan) -> None:
     """In an actor: the fault takes effect now."""
     path = _mark(Path(plan.engine.socket_dir).parent)
     draft = path.with_suffix(".part")
-    draft.write_text(repr(time.monotonic()))
+    draft.write_text(repr(monotonic()))
     draft.rename(path)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd.workload import datafiles, dataset_load, tiny_text
+from pytest_gkd.workload import tiny_text
 from pytest_gkd.workload.inject.site import Site
 
 ROWS = 4000
@@ -68,6 +69,58 @@ def null_prompt(site: Site) -> None:
     _parquet(site, {"prompt": _with(_prompts(ROWS), ROWS // 2, None)})
 
 
+def human_roles(site: Site) -> None:
+    """A chat template such as ChatML writes any role out as it is."""
+    turns = [("human", text) for text in _prompts(100)]
+    _rows(
+        site, "messages", [[_message(*turn), _message("gpt", "Yes.")] for turn in turns]
+    )
+
+
+def sharegpt(site: Site) -> None:
+    """As many public conversations are spelled."""
+    said = [{"from": "human", "value": text} for text in _prompts(100)]
+    _rows(
+        site, "conversations", [[one, {"from": "gpt", "value": "Yes."}] for one in said]
+    )
+
+
+def encoded_messages(site: Site) -> None:
+    """As a column that went through a CSV file."""
+    _jsonl(site, [json.dumps([_message("user", text)]) for text in _prompts(100)])
+
+
+def answer_in_prompt(site: Site) -> None:
+    """Whole conversations in a column that is not cut."""
+    answer = _message("assistant", "Yes.")
+    _jsonl(site, [[_message("user", text), answer] for text in _prompts(100)])
+
+
+def images_for_text_student(site: Site) -> None:
+    """As data of a vision-language job with another student."""
+    site.copied_model()
+    images = [[{"bytes": b"not looked at"}]] * 100
+    _parquet(site, {"prompt": _prompts(100), "images": images})
+
+
+def not_utf8(site: Site) -> None:
+    """Parquet does not look at what it is given as text."""
+    import pyarrow
+
+    raw = [text.encode() for text in _prompts(ROWS)]
+    raw[ROWS // 2] = "caf\xe9".encode("latin-1")
+    offsets, data = pyarrow.array(raw, pyarrow.binary()).buffers()[1:]
+    texts = pyarrow.StringArray.from_buffers(ROWS, offsets, data)
+    _parquet(site, {"prompt": texts})
+
+
+def hub_unreachable(site: Site) -> None:
+    """As on a node without a network; port 9 is for discarding."""
+    site.environ("HF_ENDPOINT", "http://127.0.0.1:9")
+    site.environ("NO_PROXY", "127.0.0.1")
+    site.settings(train_files=("some-lab/some-prompts",))
+
+
 def empty_file(site: Site) -> None:
     """What a full disk leaves of a file that was being written."""
     path = site.folder / "train.jsonl"
@@ -89,7 +142,7 @@ def unreadable(site: Site) -> None:
     """Root reads any file by two capabilities, which this thread then lacks."""
     path = _jsonl(site, _prompts(100))
     path.chmod(0)
-    _drop_capabilities(site, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH)
+    site.enter_context(without_rights_of_root())
 
 
 def cache_locked(site: Site) -> None:
@@ -97,8 +150,12 @@ def cache_locked(site: Site) -> None:
     cache = site.folder / "datasets"
     site.environ("HF_DATASETS_CACHE", str(cache))
     path = _jsonl(site, _prompts(100))
-    files = datafiles.check_files([str(path)], "the fault")
-    arrow = Path(dataset_load.load(files, cache).cache_files[0]["filename"])
+    import datasets
+
+    prepared = datasets.load_dataset(
+        "json", data_files=[str(path)], cache_dir=str(cache), split="train"
+    )
+    arrow = Path(prepared.cache_files[0]["filename"])
     code = "fcntl.flock(descriptor, fcntl.LOCK_EX)"
     _stopped_with(site, Path(f"{arrow.parent}_builder.lock"), code)
 
@@ -130,7 +187,7 @@ def _with(values: Sequence[Any], row: int, value: Any) -> list[Any]:
     return [*values[:row], value, *values[row + 1 :]]
 
 
-def _parquet(site: Site, columns: dict[str, list[Any]]) -> Path:
+def _parquet(site: Site, columns: dict[str, Any]) -> Path:
     import pyarrow
     import pyarrow.parquet
 
@@ -142,9 +199,17 @@ def _parquet(site: Site, columns: dict[str, list[Any]]) -> Path:
     return path
 
 
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
 def _jsonl(site: Site, prompts: Iterable[Any]) -> Path:
+    return _rows(site, "prompt", prompts)
+
+
+def _rows(site: Site, column: str, values: Iterable[Any]) -> Path:
     path = site.folder / "train.jsonl"
-    path.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts))
+    path.write_text("".join(json.dumps({column: value}) + "\n" for value in values))
     site.settings(train_files=(str(path),))
     return path
 
@@ -163,8 +228,13 @@ def _stopped_with(site: Site, path: Path, code: str) -> None:
         raise RuntimeError(f"the process that was to hold {path} ended: {status}")
 
 
-def _drop_capabilities(site: Site, *numbers: int) -> None:
-    """Out of this thread's effective set (capset(2)); there they can be put back."""
+@contextlib.contextmanager
+def without_rights_of_root() -> Iterator[None]:
+    """Files that are not for this user are not for it, if it is root either.
+
+    In this thread, whose effective set of capabilities loses two (capset(2)). Raises
+    OSError where the kernel refuses that.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     # Effective, permitted, inheritable for numbers below 32, then for those above.
@@ -176,7 +246,10 @@ def _drop_capabilities(site: Site, *numbers: int) -> None:
 
     checked(libc.capget(header, before))
     after = (ctypes.c_uint32 * 6)(*before)
-    for number in numbers:
+    for number in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
         after[0] &= ~(1 << number)
     checked(libc.capset(header, after))
-    site.callback(libc.capset, header, before)
+    try:
+        yield
+    finally:
+        checked(libc.capset(header, before))

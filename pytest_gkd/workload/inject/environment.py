@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 from pytest_gkd import process
+from pytest_gkd.clock import monotonic
 from pytest_gkd.workload import env_ray, env_versions
 from pytest_gkd.workload.env_variables import RAY_DIRECTORY_BYTES
 from pytest_gkd.workload.inject.site import Site
@@ -61,6 +62,15 @@ def package_truncated(site: Site) -> None:
     loaded = sys.modules.pop("tokenizers", None)
     if loaded is not None:
         site.callback(sys.modules.__setitem__, "tokenizers", loaded)
+
+
+def module_shadowed(site: Site, name: str, source: str) -> None:
+    """A file of the user's stands before the package of its name on the search path."""
+    job = site.folder / "job"
+    job.mkdir()
+    (job / f"{name}.py").write_text(source)
+    site.replace(sys, "path", [str(job), *sys.path])
+    importlib.invalidate_caches()
 
 
 def import_crashes(site: Site) -> None:
@@ -240,7 +250,7 @@ def _start_ray(site: Site) -> int:
     with (site.gkd.output_dir / "left-ray.txt").open("wb") as output:
         started = subprocess.Popen(
             command,
-            env=env_ray.child_environ(os.environ),
+            env={**os.environ, **env_ray.own_environ(os.environ)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -255,13 +265,13 @@ def _start_ray(site: Site) -> int:
 
 def _end_session(session: int) -> None:
     """Kill a session's processes, which end up as this one's children, and reap."""
-    deadline = time.monotonic() + 10
+    deadline = monotonic() + 10
     while members := _members(session):
         for pid in members:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             process.reap(pid)
-        if time.monotonic() > deadline:
+        if monotonic() > deadline:
             raise TimeoutError(f"processes {members} of a Ray cannot be ended")
         time.sleep(0.02)
 

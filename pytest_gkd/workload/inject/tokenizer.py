@@ -60,6 +60,15 @@ def no_chat_template(site: Site) -> None:
     _change(directory / CONFIG, chat_template=None)
 
 
+def no_chat_template_for_text(site: Site) -> None:
+    """As a base model with prompts that it is to go on with."""
+    no_chat_template(site)
+    path = site.folder / "prompts.jsonl"
+    rows = [json.dumps({"prompt": text}) for text in tiny_text.prompts()]
+    path.write_text("\n".join(rows), "utf-8")
+    site.settings(train_files=(str(path),))
+
+
 def broken_chat_template(site: Site) -> None:
     """Only rendering it tells."""
     directory = site.copied_model()
@@ -72,9 +81,23 @@ def no_pad_token(site: Site) -> None:
     """As Llama's tokenizers are."""
     directory = site.copied_model()
     (directory / "special_tokens_map.json").unlink(missing_ok=True)
-    # A class for one family of models has a padding token of its own.
-    named = "PreTrainedTokenizerFast"
-    _change(directory / CONFIG, pad_token=None, tokenizer_class=named)
+    _unname(directory, "pad_token")
+
+
+def no_end_token(site: Site) -> None:
+    """As a model whose configuration was written by hand."""
+    directory = site.copied_model()
+    (directory / "special_tokens_map.json").unlink(missing_ok=True)
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    _change(directory / "config.json", eos_token_id=None)
+    _unname(directory, "eos_token")
+
+
+def pad_token_outside(site: Site) -> None:
+    """As after add_special_tokens() without resize_token_embeddings()."""
+    ids_outside(site, special=True)
+    pad = {"pad_token": "<|extra_39|>"}
+    _change(site.folder / "student" / CONFIG, **pad)
 
 
 def other_vocabulary(site: Site) -> None:
@@ -95,13 +118,23 @@ def other_merges(site: Site) -> None:
     _write(directory / VOCABULARY, vocabulary)
 
 
-def ids_outside(site: Site) -> None:
+def other_class(site: Site) -> None:
+    """Qwen2Tokenizer has a rule of its own for cutting, whatever the file says."""
+    directory = site.copied_model("teacher")
+    vocabulary = _read(directory / VOCABULARY)
+    split = vocabulary["pre_tokenizer"]["pretokenizers"][0]
+    split["pattern"] = {"Regex": r"\s|\S+"}
+    _write(directory / VOCABULARY, vocabulary)
+    _change(directory / "config.json", model_type="glm4")
+
+
+def ids_outside(site: Site, *, special: bool = False) -> None:
     """As after add_tokens() without resize_token_embeddings()."""
     directory = site.copied_model()
     vocabulary = _read(directory / VOCABULARY)
     known = vocabulary["model"]["vocab"].values()
     first = 1 + max(*known, *(token["id"] for token in vocabulary["added_tokens"]))
-    flags = vocabulary["added_tokens"][0]
+    flags = vocabulary["added_tokens"][0] | {"special": special}
     new = [
         {**flags, "id": first + number, "content": f"<|extra_{number}|>"}
         for number in range(ADDED)
@@ -136,6 +169,11 @@ def missing_directory(site: Site) -> None:
     """A path where nothing is."""
     site.copied_model()
     site.settings(student=str(site.folder / "students"))
+
+
+def _unname(directory: Path, token: str) -> None:
+    """Say null, and not nothing: a class for one family has tokens of its own."""
+    _write(directory / CONFIG, _read(directory / CONFIG) | {token: None})
 
 
 def _change(path: Path, **values: Any) -> None:

@@ -8,14 +8,19 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pytest_gkd.workload import ray_actors, trainer
+from pytest_gkd.clock import monotonic
+from pytest_gkd.workload import local_layouts, ray_actors, trainer
 from pytest_gkd.workload.inject.actors import await_mark, leave_mark, replace_role
 from pytest_gkd.workload.inject.site import LATER, Site
+from pytest_gkd.workload.signals import TeacherFull, TeacherTopK
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from pytest_gkd.workload.layouts import Plan
+
+
+SLOW_S = 600.0
 
 
 def spoilt_teacher(site: Site) -> None:
@@ -71,6 +76,37 @@ def optimizer_of_a_copy(site: Site) -> object:
     return LATER
 
 
+def half_optimizer(site: Site) -> object:
+    """The optimizer holds every other parameter, as after a filter gone wrong."""
+
+    def make_and_drop(model: Any, learning_rate: float) -> Any:
+        site.struck()
+        made = make(model, learning_rate)
+        for group in made.groups:
+            group["params"] = group["params"][::2]
+        return made
+
+    make = site.replace(trainer, "Optimizer", make_and_drop)
+    return LATER
+
+
+def nan_in_second_step(site: Site) -> object:
+    """The loss is multiplied by NaN, once, in the second step."""
+    calls: list[int] = []
+    loss = trainer.Trainer._loss
+
+    def spoil_the_second(self: Any, *args: Any) -> Tensor:
+        calls.append(1)
+        value = loss(self, *args)
+        if len(calls) != 2:
+            return value
+        site.struck()
+        return value * float("nan")
+
+    site.replace(trainer.Trainer, "_loss", spoil_the_second)
+    return LATER
+
+
 def settings_alone(site: Site) -> None:
     """The fault's settings are all of it."""
     del site
@@ -107,30 +143,100 @@ def teacher_stopped(site: Site) -> object:
     return teacher_killed(site)
 
 
+def teacher_slow(site: Site) -> object:
+    """The teacher's actor computes for ten minutes before it answers."""
+    return teacher_killed(site)
+
+
+def wrong_teacher(site: Site) -> object:
+    """The teacher's answer is spoilt as the fault's name says."""
+    if site.gkd.settings.layout == "ray":
+        return teacher_killed(site)
+    load = local_layouts._Local.load_teacher
+
+    def load_and_wrap(self: Any) -> WrongTeacher:
+        return WrongTeacher(load(self), self.plan)
+
+    site.replace(local_layouts._Local, "load_teacher", load_and_wrap)
+    return await_mark(site)
+
+
 class Teacher(ray_actors.Teacher):
     """A teacher's actor that does to itself what the fault's name says."""
 
     def parts(self) -> dict[str, Any]:
-        """The teacher, without an answer."""
+        """The teacher, without an answer or with a wrong one."""
         made = super().parts()
-        stopped = str(self.plan.settings.inject).endswith("stopped")
-        number = signal.SIGSTOP if stopped else signal.SIGKILL
-        return {"": SilentTeacher(made[""], self.plan, number)}
+        name = str(self.plan.settings.inject).rpartition("-")[2]
+        if name not in ORDEALS:
+            return {"": WrongTeacher(made[""], self.plan)}
+        return {"": SilentTeacher(made[""], self.plan, ORDEALS[name])}
+
+
+class WrongTeacher:
+    """Answers at once and in the right shape, but not what it was asked for."""
+
+    def __init__(self, teacher: Any, plan: Plan) -> None:
+        self._teacher = teacher
+        self._plan = plan
+        self._late = "off-by-one" in str(plan.settings.inject)
+        self._factor = 2.0 if "temperature" in str(plan.settings.inject) else 1.0
+        self._worst = "tokens" in str(plan.settings.inject)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._teacher, name)
+
+    def topk(self, sequences: Any, k: int, **kwargs: Any) -> TeacherTopK:
+        """The top k of the token before, of another temperature, or the bottom k."""
+        import numpy as np
+
+        leave_mark(self._plan)
+        asked = kwargs.pop("temperature")
+        heat = asked * self._factor
+        if self._worst:
+            k = int(kwargs["vocab_size"])
+        found = self._teacher.topk(sequences, k, temperature=heat, **kwargs)
+        parts = [found.logprobs, found.ids]
+        if self._worst:
+            parts = [part[..., ::-1][..., :4].copy() for part in parts]
+        logprobs, ids = (np.roll(part, self._late, axis=1) for part in parts)
+        return TeacherTopK(logprobs, ids, found.mask, asked)
+
+    def full(self, sequences: Any, **kwargs: Any) -> TeacherFull:
+        """The distributions of the token before."""
+        import numpy as np
+
+        leave_mark(self._plan)
+        found = self._teacher.full(sequences, **kwargs)
+        return TeacherFull(np.roll(found.logprobs, self._late, axis=1), found.mask)
 
 
 class SilentTeacher:
-    """Signals its own process when it is asked for anything."""
+    """Goes through an ordeal when it is asked for anything."""
 
-    def __init__(self, teacher: Any, plan: Plan, number: int) -> None:
+    def __init__(self, teacher: Any, plan: Plan, ordeal: Callable[[], None]) -> None:
         self._teacher = teacher
         self._plan = plan
-        self._number = number
+        self._ordeal = ordeal
 
     def topk(self, *args: Any, **kwargs: Any) -> Any:
-        """The teacher's top-k, unless the signal ends this."""
+        """The teacher's top-k, if this lives to give it."""
         leave_mark(self._plan)
-        os.kill(os.getpid(), self._number)
+        self._ordeal()
         return self._teacher.topk(*args, **kwargs)
+
+
+def _compute() -> None:
+    until = monotonic() + SLOW_S
+    while monotonic() < until:
+        pass
+
+
+ORDEALS: dict[str, Callable[[], None]] = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "slow": _compute,
+}
 
 
 def _to_student(site: Site, change: Callable[[Any], object]) -> object:

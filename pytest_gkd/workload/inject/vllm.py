@@ -73,6 +73,16 @@ def spoilt_weights(site: Site) -> object:
     return _after_start(site, _spoil)
 
 
+def scaled_logits(site: Site, *, factor: float) -> object:
+    """After the engine's start, its logits are ``factor`` times what they should be."""
+
+    def scale(model: Any) -> None:
+        compute = model.compute_logits
+        model.compute_logits = lambda *args: compute(*args) * factor
+
+    return _after_start(site, scale)
+
+
 def engine_killed_serving(site: Site) -> object:
     """The engine's process is ended from outside when it is asked for tokens."""
 
