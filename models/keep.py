@@ -1,0 +1,42 @@
+"""Keep what runs of the models found: ``python models/keep.py MACHINE``.
+
+Writes docs/model-runs.json from .gkd/models/, from which docs/models.md is made. What
+it holds of models that were not run again stays. MACHINE says what it ran on.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import make
+
+from pytest_gkd import model_page
+
+KEPT = ("failed", "cause", "difference_nats", "run_s")
+
+
+def main(machine: str) -> None:
+    """Write the file, without the messages, which hold paths of the machine."""
+    root = Path(__file__).parent.parent
+    recorded = model_page.read_runs(root / "docs")
+    runs: dict[str, dict[str, Any]] = recorded.get("models", {})
+    for path in root.glob(".gkd/models/*.json"):
+        entry = json.loads(path.read_text())
+        kept = {key: entry[key] for key in KEPT}
+        known = make.known(entry["model"], entry["layout"]) or {}
+        if entry["failed"]:
+            kept |= {"whose": known.get("whose"), "why": known.get("why")}
+        runs.setdefault(entry["model"], {})[entry["layout"]] = kept
+    runs = {name: runs.get(name, {}) for name in make.shapes()}
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    kept = {"machine": machine, "date": today, "models": runs}
+    text = json.dumps(kept, indent=1) + "\n"
+    (root / "docs" / model_page.RUNS).write_text(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,67 @@
+"""Which models are tried? Tiny, random ones of every text architecture, made here."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd.workload import tiny_text
+
+SHAPES = Path(__file__).parent / "shapes.toml"
+
+
+def shapes() -> dict[str, dict[str, Any]]:
+    """Name of a model -> the values of its config that are its own."""
+    found: dict[str, dict[str, Any]] = tomllib.loads(SHAPES.read_text())["model"]
+    return found
+
+
+def make(name: str, directory: Path) -> Path:
+    """Write the model ``name``, its tokenizer and config into ``directory``."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(**values(name))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.generation_config.do_sample = False
+    model.save_pretrained(directory)
+    for file, value in (
+        ("tokenizer.json", tiny_text.tokenizer()),
+        ("tokenizer_config.json", tiny_text.tokenizer_config()),
+    ):
+        (directory / file).write_text(json.dumps(value, ensure_ascii=False), "utf-8")
+    return directory
+
+
+def values(name: str) -> dict[str, Any]:
+    """All that is given to the config: common values that it knows, and its own."""
+    from transformers import AutoConfig
+
+    own = dict(shapes()[name])
+    model_type = own.pop("model_type", name)
+    known = AutoConfig.for_model(model_type)
+    ids = tiny_text.token_ids()
+    common = tomllib.loads(SHAPES.read_text())["common"] | {
+        "vocab_size": tiny_text.VOCAB_SIZE,
+        "bos_token_id": ids[tiny_text.END_TOKEN],
+        "eos_token_id": ids[tiny_text.END_TOKEN],
+        "pad_token_id": ids[tiny_text.PAD_TOKEN],
+    }
+    names = common.keys() & {*known.to_dict(), *known.attribute_map}
+    names -= set(own.pop("without", []))
+    return {"model_type": model_type, **{n: common[n] for n in names}, **own}
+
+
+def known(name: str, layout: str) -> dict[str, str] | None:
+    """The failure of ``name`` in ``layout`` that is not ours, if there is one.
+
+    ``stage`` fails, it is ``whose`` (vLLM or the model), and ``why`` in words.
+    """
+    entries: list[dict[str, Any]] = tomllib.loads(SHAPES.read_text()).get("known", [])
+    for entry in entries:
+        if entry["model"] == name and layout in entry.get("layouts", [layout]):
+            return entry
+    return None

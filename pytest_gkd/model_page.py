@@ -1,0 +1,56 @@
+"""What does the page of models say? Made from what runs of them found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+NOTE = "<!-- Made by python -m pytest_gkd.pages from model-runs.json; do not edit. -->"
+RUNS = "model-runs.json"
+LAYOUTS = ("colocated", "split", "ray")
+INTRO = """
+Tiny, random models of the text architectures that vLLM and transformers share, run
+through vllm, weight_sync and training_step: `make models`, or `make models MODEL=qwen3`
+for one. **Nats** is the largest difference between the log-probabilities of vLLM and of
+transformers for one token. A model that fails is sorted below: a failure is vLLM's or
+the model's where the reason is known and not ours, else it is open.
+"""
+
+
+def page(recorded: Mapping[str, Any]) -> str:
+    """The page; ``recorded`` is what ``docs/model-runs.json`` holds."""
+    lines = ["# Models that were run", "", NOTE, INTRO]
+    lines += [f"Run on {recorded['machine']}, {recorded['date']}.", ""]
+    lines += ["| model | " + " | ".join(LAYOUTS) + " | nats |"]
+    lines += ["| --- " * (len(LAYOUTS) + 2) + "|"]
+    failures = []
+    for name, runs in sorted(recorded["models"].items()):
+        cells = [_cell(runs.get(layout)) for layout in LAYOUTS]
+        known = [run["difference_nats"] for run in runs.values()]
+        nats = [value for value in known if value is not None]
+        worst = f"{max(nats):.1g}" if nats else "-"
+        lines.append(f"| {name} | {' | '.join(cells)} | {worst} |")
+        for layout, run in runs.items():
+            if run["failed"]:
+                reason = f"{run['whose']}: {run['why']}" if run["whose"] else "open"
+                failures.append(f"- **{name}**, {layout}, {run['failed']}: {reason}")
+    if failures:
+        lines += ["", "## What failed", "", *sorted(failures)]
+    return "\n".join([*lines, ""])
+
+
+def _cell(run: Mapping[str, Any] | None) -> str:
+    if run is None:
+        return "not run"
+    return "passed" if run["failed"] is None else f"{run['failed']} failed"
+
+
+def read_runs(docs: Path) -> dict[str, Any]:
+    """What runs of the models recorded; empty where none did."""
+    path = docs / RUNS
+    if not path.exists():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return found
