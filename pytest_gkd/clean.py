@@ -79,7 +79,7 @@ def _stays(run: Run) -> bool:
 def _look(path: Path, *, yes: bool) -> Run | None:
     if not path.exists():
         return None
-    if not created.is_trusted(path):
+    if not created.is_trusted(path) or not path.name.startswith(created.RUN_PREFIX):
         # Another user's, or not ours alone to write: not ours to act upon.
         return None
     try:

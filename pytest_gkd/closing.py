@@ -11,6 +11,9 @@ from pytest_gkd import process, sweep
 from pytest_gkd.rundir import RunDir
 from pytest_gkd.tracker import Tracker
 
+# Of one worker, and of all that they left.
+END_LIMIT_S = 5.0
+
 
 class Closing:
     """Ends what is below this process, but for what was there ``before`` the run.
@@ -25,27 +28,37 @@ class Closing:
         self._tracker = tracker
         self._before = before
 
-    def end_all(self, workers: Collection[int]) -> list[str]:
-        """End the ``workers`` and what they left; a line for each of the latter."""
-        ended: list[str] = []
-        for pid in workers:
-            ended += process.stop(pid, itself=True)[0]
-        for child in self.left():
-            if child.pid not in workers:
-                ended.append(process.describe(child))
-                ended += process.stop(child.pid, itself=True)[0]
-        if not self.adopts:
-            search = self._home.search(self._before)
-            ended += [str(one) for one in sweep.end(search).ended]
-        return ended
+    def end_all(
+        self, workers: Collection[tuple[int, int | None]]
+    ) -> tuple[list[str], list[str]]:
+        """End the ``workers`` (pid and start) and what they left.
 
-    def end_late(self) -> None:
-        """End what turned up since, and reap what has died."""
-        for child in self.left():
-            process.stop(child.pid, itself=True)
+        A line for each of the latter, and one for each that could not be ended.
+        """
+        ended: list[str] = []
+        for pid, start in workers:
+            found = process.stop(pid, itself=True, start=start, limit_s=END_LIMIT_S)
+            ended += found[0]
+        more, left = self._end_below()
+        ended += more
+        if not self.adopts:
+            result = sweep.end(self._home.search(self._before))
+            ended += [str(one) for one in result.ended]
+            left += [f"{one}: {why}" for one, why in result.left]
+        return ended, left
+
+    def end_late(self) -> list[str]:
+        """End what turned up since, and reap what has died; what could not be ended."""
+        _, left = self._end_below()
         for child in process.children(os.getpid()):
             if child.pid not in self._before and not process.alive(child):
                 process.reap(child.pid)
+        return left
+
+    def _end_below(self) -> tuple[list[str], list[str]]:
+        return process.stop(
+            os.getpid(), itself=False, spare=self._before, limit_s=END_LIMIT_S
+        )
 
     def left(self) -> list[psutil.Process]:
         """The run's processes that are alive."""
@@ -55,9 +68,15 @@ class Closing:
     def sweep_memory(self, *, tell: bool) -> list[str]:
         """Remove shared memory and Ray's directories; notes on what was there.
 
+        And on a list that did not get to know all of it.
         ``tell`` also what was left alone, and why.
         """
         notes = []
+        if self._tracker.problem:
+            notes.append(
+                "the list of what this run created is not whole, and gkd clean would "
+                f"not see all of it: {self._tracker.problem}"
+            )
         removed, kept = sweep.remove_segments(self._tracker.segments)
         for folder in self._tracker.folders:
             if sweep.remove_folder(folder) == "":

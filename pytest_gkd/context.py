@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import json
+import signal
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_gkd.clock import monotonic
 from pytest_gkd.settings import Settings
+
+# What a stage may take on top of its budget, in seconds: for imports that get on, as on
+# a slow disk or with nothing cached, and for train files, by their size.
+EXTRA_LIMIT_S = {"imports": 300.0, "data": 600.0}
+STEP_LENGTH = 500
+FACT_BYTES = 64 * 1024
+# Far from Python's limit of recursion (1000), which a report is copied within.
+FACT_LEVELS = 100
+FACTS_BYTES = 1024 * 1024
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -29,42 +40,104 @@ class StageContext:
     emit: Emit | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     doing: str = ""
+    extra_s: dict[str, float] = field(default_factory=dict)
     _deadline: float | None = None
+    _said_bytes: int = 0
+    _held: dict[str, Any] = field(default_factory=dict)
+    _last: str = ""
 
     def begin(self, stage: str, budget_s: float | None) -> None:
         """A stage starts: forget the last one's facts, set its deadline (seconds)."""
         self.stage = stage
         self.facts = {}
         self.doing = ""
-        self._deadline = None if budget_s is None else time.monotonic() + budget_s
+        self.extra_s = {}
+        self._said_bytes, self._held, self._last = 0, {}, ""
+        self._deadline = None if budget_s is None else monotonic() + budget_s
 
     def step(self, text: str) -> None:
-        """Say what the stage does now: shown live, and named when it hangs there."""
-        self.doing = text
-        self._send({"event": "step", "stage": self.stage, "text": text})
+        """Say what the stage does now: shown live, and named when it hangs there.
+
+        Its first 500 characters; said as often as one likes, only the newest counts.
+        """
+        text = str(text)
+        self.doing = text if len(text) <= STEP_LENGTH else f"{text[:STEP_LENGTH]}..."
+        self._send({"event": "step", "stage": self.stage, "text": self.doing})
 
     def fact(self, name: str, value: Any) -> None:
         """Record one finding; ``value`` must be JSON, with its unit in ``name``.
 
         ``summary``, a text, stands on the stage's line in the terminal; ``notes``, a
-        list of ``{"id": ..., "text": ...}``, is shown at the end.
+        list of ``{"id": ..., "text": ...}``, is shown at the end. One fact may have
+        64 KiB (2**16 bytes) of JSON; a larger one is replaced in the report by a text
+        that gives its size, one of more than 100 levels of lists and dictionaries by
+        a text that says so. After 1 MiB (2**20 bytes) in one stage, with all that was
+        recorded anew under the same name, further ones get there when the stage ends,
+        up to another MiB; the fact ``facts_limit`` then says so.
         """
         self.facts[name] = value
-        self._send({"event": "fact", "stage": self.stage, "name": name, "value": value})
+        if _is_deeper(value, FACT_LEVELS):
+            value = f"left out: nested too deep; a fact may have {FACT_LEVELS} levels"
+        size = len(json.dumps(value, default=str))
+        if size > FACT_BYTES:
+            value = f"left out: {size} bytes; a fact may have {FACT_BYTES}"
+        if self._said_bytes > FACTS_BYTES:
+            if not self._held:
+                self._say("facts_limit", f"those after {self._last!r} came at the end")
+            self._held[name] = value
+        else:
+            self._last = name
+            self._say(name, value)
+
+    def release(self) -> None:
+        """The stage is over: record the facts that were held back, as far as may be."""
+        self._said_bytes = 0
+        while self._held and self._said_bytes <= FACTS_BYTES:
+            self._say(*self._held.popitem())
+        if self._held:
+            self._say("facts_limit", f"{len(self._held)} facts were left out")
+
+    def _say(self, name: str, value: Any) -> None:
+        event = {"event": "fact", "stage": self.stage, "name": name, "value": value}
+        self._said_bytes += len(json.dumps(event, default=str))
+        self._send(event)
+
+    def note(self, name: str, text: str) -> None:
+        """Say what does not stop a job by itself; ``name`` is the note's id."""
+        noted = self.facts.get("notes", [])
+        self.fact("notes", [*noted, {"id": name, "text": text}])
+
+    def allow(self, what: str, seconds: float) -> None:
+        """Take so much time on top of the budget: in all ``seconds`` for ``what``.
+
+        ``what`` is ``imports`` or ``data``; see EXTRA_LIMIT_S for the most of each.
+        """
+        seconds = min(seconds, EXTRA_LIMIT_S[what])
+        more_s = seconds - self.extra_s.get(what, 0.0)
+        if more_s <= 0:
+            return
+        self.extra_s[what] = seconds
+        if self._deadline is not None:
+            self._deadline += more_s
+        self._send({"event": "extra", "stage": self.stage, "what": what, "s": seconds})
+        # pytest-timeout's clock, if it runs.
+        left_s, _ = signal.getitimer(signal.ITIMER_REAL)
+        if left_s:
+            signal.setitimer(signal.ITIMER_REAL, left_s + more_s)
 
     def struck(self, at: float | None = None) -> None:
         """Say that an injected fault took effect (see --gkd-inject).
 
         ``at`` is in seconds of ``time.monotonic()``; None is now.
         """
-        at = time.monotonic() if at is None else at
+        at = monotonic() if at is None else at
         self._send({"event": "struck", "stage": self.stage, "at": at})
 
     def remaining_s(self, default: float = 60.0) -> float:
         """Seconds left of the stage's budget, at least 1; ``default`` without one."""
         if self._deadline is None:
             return default
-        return max(1.0, self._deadline - time.monotonic())
+        return max(1.0, self._deadline - monotonic())
 
     @property
     def output_dir(self) -> Path:
@@ -76,3 +149,13 @@ class StageContext:
     def _send(self, event: dict[str, Any]) -> None:
         if self.emit is not None:
             self.emit(event)
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if isinstance(value, dict):
+        parts: Iterable[Any] = value.values()
+    elif isinstance(value, (list, tuple)):
+        parts = value
+    else:
+        return False
+    return not levels or any(_is_deeper(part, levels - 1) for part in parts)

@@ -7,7 +7,6 @@ import os
 import platform
 import signal
 import threading
-import time
 from collections.abc import Generator, Iterable
 from importlib import metadata
 from pathlib import Path
@@ -16,12 +15,27 @@ from typing import Any
 import pytest
 from _pytest.terminal import TerminalReporter
 
-from pytest_gkd import faultspecs, process, render, stacks, sweep
+from pytest_gkd import (
+    faultspecs,
+    process,
+    render,
+    sanitize,
+    stacks,
+    step_summary,
+    sweep,
+)
+from pytest_gkd.clock import monotonic
 from pytest_gkd.closing import Closing
 from pytest_gkd.console import Console, leave_dead_terminal
-from pytest_gkd.failure import StageFailure, closing_message, exit_status
+from pytest_gkd.failure import (
+    StageFailure,
+    closing_message,
+    ending_of,
+    properties,
+    tell_junit,
+)
 from pytest_gkd.findings import Findings, without_timeout_dump
-from pytest_gkd.journal import EventReader, EventWriter, write_json
+from pytest_gkd.journal import EventReader, EventWriter, memory_file
 from pytest_gkd.plan import PlannedStage
 from pytest_gkd.record import (
     BLOCKED,
@@ -34,6 +48,7 @@ from pytest_gkd.record import (
 )
 from pytest_gkd.rundir import RunDir, temporary_name
 from pytest_gkd.settings import Settings
+from pytest_gkd.teller import Teller
 from pytest_gkd.tracker import Tracker
 from pytest_gkd.watchdog import Overrun, Watchdog, read_output
 
@@ -47,6 +62,11 @@ PACKAGES = (
     "transformers",
     "datasets",
 )
+
+
+# A worker starts as python -c, which would take its very first imports from the working
+# directory (docs.python.org, using/cmdline, PYTHONSAFEPATH).
+SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class StageController:
@@ -76,34 +96,51 @@ class StageController:
             self.record.injected = {"fault": settings.inject, "how": fault.how}
         self.problem: str | None = None
         self._header_notes = list(notes)
-        self._console = Console(None)
+        self._nodes: dict[str, Any] = {}  # pytest-xdist's, by their workers' names
+        self._survivors: set[str] = set()
         self._overruns: dict[str, Overrun] = {}
-        self._verdicts = EventWriter(run_dir / "verdicts.jsonl")
-        self._findings = Findings(report_dir, config.invocation_params.dir, rules)
+        # The stages that wait for these have no other end than to hear of them.
+        self._verdicts_file = memory_file("gkd-verdicts")
+        self._verdicts = EventWriter(self._verdicts_file)
+        self._events = EventReader(run_dir / "events")
+        base = config.invocation_params.dir
+        self._findings = Findings(report_dir, base, rules, self._note)
         self._before = {p.pid for p in process.descendants(os.getpid())}
         self._told: dict[tuple[str, ...], str] = {}
+        self._safe_path = os.environ.get(SAFE_PATH)
         self._old_handlers: dict[int, Any] = {}
         self._last_scan = 0.0
         self._ended = False
         self.watchdog = Watchdog(
-            EventReader(run_dir / "events"),
+            self._events,
             run_dir / "armed",
             report_dir / "stacks",
             self.on_event,
             self._on_overrun,
             self._on_tick,
+            self._on_lost,
+            self._note,
             end_stuck=not settings.full_budget,
         )
 
+        self._teller = Teller(
+            self.record, self._report_file, self.watchdog.lock, self._note
+        )
         self.tracker = Tracker(
             home.creations,
             run_dir,
             self._before,
             self._running,
-            home.keep_guard,
+            self._keep_guard,
             itself=not workers,
         )
         self.closing = Closing(home, self.tracker, self._before)
+
+    def _keep_guard(self) -> None:
+        pid = self.home.keep_guard()
+        if pid is not None:  # as little the run's as the one that was there before
+            self._before.add(pid)
+            self.watchdog.spared.add(pid)
 
     def _running(self) -> dict[int, str]:
         """The stage that each worker runs, by the worker's pid."""
@@ -123,12 +160,14 @@ class StageController:
         record = self.record.stage(event.get("stage", ""))
         if record is not None and kind == "left":
             self._note_left(record, event["processes"], event["memory"])
-            self._write()
+            self._teller.changed()
+        if record is not None and kind == "broken":
+            record.broken = event["text"]
         if record is None or record.outcome is not None:
             return
-        if not self.workers and time.monotonic() > self._last_scan + 1:
+        if not self.workers and monotonic() > self._last_scan + 1:
             # Without workers there is no thread for it: stages may want to fork.
-            self._last_scan = time.monotonic()
+            self._last_scan = monotonic()
             self.tracker.scan()
         if kind == "start":
             record.started = event["t"]
@@ -139,14 +178,20 @@ class StageController:
             record.injected = self.settings.inject or ""
         elif kind == "finish":
             record.ended_with = event["outcome"]
-            record.duration_s = event["duration_s"]
+            record.duration_s = event["t"] - (record.started or event["t"])
         elif kind == "fact":
             record.facts[event["name"]] = event["value"]
-        self._write()
+        elif kind == "extra":
+            record.extra_s[event["what"]] = event["s"]
+            extra_s = record.facts.setdefault("extra_s", {})
+            extra_s[event["what"]] = round(event["s"], 1)
+        self._teller.changed()
 
     def _collected(self, event: dict[str, Any]) -> None:
         if event["error"]:
             self.problem = event["error"]
+            if not self.workers:
+                raise pytest.UsageError(self.problem)
         if self.plan or event["error"]:
             return
         self.plan = tuple(
@@ -156,7 +201,14 @@ class StageController:
         self.record.stages = [
             StageRecord(s.name, s.nodeid, s.lane, s.budget_s) for s in self.plan
         ]
-        self._write()
+        self._teller.changed()
+
+    def _note(self, text: str) -> None:
+        """Say once, in the report and at the end, what went wrong with the run."""
+        with self.watchdog.lock:
+            if text not in self.record.notes:
+                self.record.notes.append(text)
+                self._teller.changed()
 
     def _note_left(
         self, record: StageRecord, processes: list[str], memory: list[str]
@@ -171,20 +223,29 @@ class StageController:
             )
 
     def _on_tick(self, now: float) -> None:
-        running = [
-            stage
-            for stage in self.record.stages
-            if stage.started is not None and stage.outcome is None
-        ]
-        self._console.progress(running, now)
+        pass
 
     def _on_overrun(self, overrun: Overrun) -> None:
         self._overruns[overrun.worker] = overrun
-        if overrun.survived:
-            self.record.notes.append(
-                f"could not end: {'; '.join(overrun.survived)} (state after the colon: "
-                "D means it waits inside the kernel)"
-            )
+        self._note_survivors(overrun.survived)
+
+    def _on_lost(self, worker: str) -> None:
+        """A worker does not die; pytest-xdist is told what it would else wait for."""
+        watch = self.watchdog.workers[worker]
+        what = f"the process of {watch.stage or worker}, which SIGKILL does not end"
+        self._note_survivors([f"{watch.pid} {what}"])
+        node = self._nodes[worker]
+        if not node._down:
+            node._down = True
+            error = "its process does not end"
+            node.notify_inproc("errordown", node=node, error=error)
+
+    def _note_survivors(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            who = line.partition(" ")[0]
+            if who not in self._survivors:
+                self._survivors.add(who)
+                self._note(f"could not end: {line}")
 
     def verdict(self, name: str) -> str | None:
         """A stage's outcome, for a stage that waits for it in this process."""
@@ -196,7 +257,7 @@ class StageController:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         reporter = self.config.pluginmanager.getplugin("terminalreporter")
-        self._console = Console(reporter)
+        self._teller.console = Console(reporter)
         self.closing.adopts = process.become_subreaper()
         if not self.closing.adopts:
             self._header_notes.append(
@@ -211,10 +272,12 @@ class StageController:
                 and signal.getsignal(number) is signal.SIG_DFL
             ):
                 self._old_handlers[number] = signal.signal(number, _interrupt)
-        self._write()
+        self._teller.write()
         if self.workers:
+            os.environ[SAFE_PATH] = self._safe_path or "1"
             self._hush_xdist()
             self.watchdog.start()
+            self._teller.start()
             self.tracker.start()
 
     def _hush_xdist(self) -> None:
@@ -234,11 +297,14 @@ class StageController:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
+        self._nodes[node.gateway.id] = node
         node.workerinput["gkd"] = {
             "settings": self.settings.to_json(),
             "run_dir": str(self.run_dir),
             "report_dir": str(self.report_dir),
             "guarded": self.home.guard is not None,
+            "verdicts": str(self._verdicts_file),
+            "safe_path": self._safe_path,
         }
 
     @pytest.hookimpl(optionalhook=True)
@@ -251,7 +317,7 @@ class StageController:
     def pytest_xdist_make_scheduler(self) -> Any:
         from pytest_gkd.scheduler import LaneScheduling
 
-        return LaneScheduling(self.workers, self._agreed_plan)
+        return LaneScheduling(self.workers, self._agreed_plan, self.config)
 
     def _agreed_plan(self) -> tuple[PlannedStage, ...]:
         self.watchdog.drain()
@@ -271,14 +337,17 @@ class StageController:
         worker = getattr(report, "node").gateway.id  # noqa: B009 - set by xdist
         watch = self.watchdog.workers.get(worker)
         overrun = self._overruns.get(worker)
-        if record.outcome is not None:
-            # The stage had its verdict; what did not end is what it left open.
-            report.when = "teardown"
-            record.message = closing_message(overrun)
-        else:
-            report.when = "call"
-        started = record.started or time.monotonic()
-        record.duration_s = time.monotonic() - started
+        status, died = None, ""
+        if overrun is None:
+            status, died = ending_of(getattr(report, "node"))  # noqa: B009
+            self.watchdog.drain()  # its last word may have come after the connection
+            died = record.broken or died
+        # With a verdict already, what did not end is what the stage left open.
+        closing = record.outcome is not None
+        report.when = "teardown" if closing else "call"
+        record.message = closing_message(overrun, died) if closing else died
+        started = record.started or monotonic()
+        record.duration_s = monotonic() - started
         report.duration = record.duration_s
         if overrun is not None:
             record.outcome = TIMEOUT
@@ -291,13 +360,9 @@ class StageController:
             record.message = record.message or render.ending(record)
             record.cleaned = list(overrun.ended)
             self._findings.keep_stacks(record, overrun.stacks)
-            output, status = overrun.output, None
+            output = overrun.output
         else:
             record.outcome = FAILED
-            status = exit_status(getattr(report, "node"))  # noqa: B009
-            record.message = (
-                f"the process that ran it died: {process.exit_name(status)}"
-            )
             output = read_output(watch) if watch else ""
             if watch is not None:
                 out = self.report_dir / "stacks" / record.name
@@ -307,7 +372,6 @@ class StageController:
                 )
         self._sweep_worker(record, worker)
         signal_name = process.exit_name(status) if status and status < 0 else None
-        closing = report.when == "teardown"
         self._findings.settle(
             record,
             output,
@@ -321,6 +385,10 @@ class StageController:
         """Remove what a dead worker left on disk and in memory, before the next one."""
         watch = self.watchdog.workers.get(worker)
         if watch is not None:
+            # Whatever is left in its control group, where it had one.
+            ended, left = process.stop(watch.pid, itself=True, start=watch.start)
+            record.cleaned += ended
+            self._note_survivors(left)
             theirs = [s for s in self.tracker.segments if s.worker == watch.pid]
             self._note_left(record, [], sweep.remove_segments(theirs)[0])
         sweep.remove_tree(self.run_dir / temporary_name(worker))
@@ -329,10 +397,13 @@ class StageController:
     def pytest_runtest_logreport(
         self, report: pytest.TestReport
     ) -> Generator[None, object, object]:
-        self._take_in(report)
+        record = self._take_in(report)
+        if record is not None and report.when == "teardown":
+            self._tell_junit(record, report)  # its entry is closed with this report
         result = yield
-        if self.watchdog.error is not None:
-            raise self.watchdog.error
+        if record is not None and report.when != "teardown":
+            self._tell_junit(record, report)
+        self._check_watchdog()
         limit = self.config.option.maxfail
         failed = sum(s.outcome in (FAILED, TIMEOUT) for s in self.record.stages)
         if self.workers and limit and failed >= limit:
@@ -340,42 +411,72 @@ class StageController:
             raise pytest.Session.Failed(f"stopping after {failed} failures")
         return result
 
-    def _take_in(self, report: pytest.TestReport) -> None:
+    def _check_watchdog(self) -> None:
+        error = self.watchdog.error
+        if error is not None:
+            text = (
+                "no budget is held any more, and the workers were ended: "
+                f"{type(error).__name__}: {error}"
+            )
+            self._note(text)
+            pytest.exit(f"gkd: {text}", returncode=pytest.ExitCode.INTERNAL_ERROR)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodeready(self) -> None:
+        self._check_watchdog()
+
+    def _take_in(self, report: pytest.TestReport) -> StageRecord | None:
+        """The stage whose verdict the report brought, if it brought one."""
         if getattr(report, "gkd_done", False):
-            self._finish(self._named(report.nodeid), report)
-            return
+            record = self._named(report.nodeid)
+            assert record is not None
+            self._finish(record, report)
+            return record
         found = getattr(report, "gkd", None)
         if found is None:
-            return
+            return None
+        if found["unsaid"]:
+            name = found["stage"]
+            self._note(f"{name}: events could not be written: {found['unsaid']}")
         if report.when == "teardown" and report.passed and not self._shows_output():
             report.sections = []  # how an engine says goodbye is nobody's question
         self.watchdog.drain()
         record = self.record.stage(found["stage"])
         if record is None or (report.passed and report.when != "call"):
-            return
+            return None
         if record.outcome is not None and report.when != "teardown":
-            return
+            return None
         if record.outcome in (FAILED, TIMEOUT):
             # Its verdict stands; what its fixtures then ran into is told beside it.
             record.also.append(f"teardown: {found['error'].strip().splitlines()[0]}")
-            self._write()
-            return
+            self._teller.changed()
+            return None
         if report.when == "setup":
             # The engine comes up in a fixture. That it did not is the stage's failure,
             # not an error of the test.
             report.when = "call"
-        record.duration_s = found["duration_s"]
-        record.outcome = found["outcome"]
+        if record.duration_s is None:
+            record.duration_s = found["duration_s"]
+        record.outcome = _outcome(record, found["outcome"])
         record.blocked_by = list(found["blocked_by"])
+        if hasattr(report, "wasxfail"):
+            how = "passed, though it was" if report.passed else "was"
+            record.message = f"{how} expected to fail (xfail): {report.wasxfail}"
         if report.skipped:
             self._skipped(record, report)
         elif report.failed:
             self._failed(record, report, found)
-        for name, value in record.facts.items():
-            report.user_properties.append((f"gkd_{name}", str(value)))
         self._finish(record, report)
+        return record
+
+    def _tell_junit(self, record: StageRecord, report: pytest.TestReport) -> None:
+        values = properties(record, self._findings.relative(self._report_file))
+        texts = self._findings.texts.get(record.name, ())
+        tell_junit(self.config, report, values, texts)
 
     def _skipped(self, record: StageRecord, report: pytest.TestReport) -> None:
+        if hasattr(report, "wasxfail"):
+            return  # pytest and JUnit say so themselves
         if record.outcome == BLOCKED:
             record.message = f"blocked by {', '.join(record.blocked_by)}"
         elif isinstance(report.longrepr, tuple):
@@ -387,11 +488,14 @@ class StageController:
     ) -> None:
         worker = getattr(getattr(report, "node", None), "gateway", None)
         watch = self.watchdog.workers.get(worker.id) if worker else None
-        if watch is not None and watch.has_sample:
-            self._findings.keep_stacks(record, watch.sampled)
-            if watch.progress is not None and record.outcome == TIMEOUT:
-                record.progress = watch.progress.to_json()
-                record.state = watch.progress.text()
+        if watch is not None and record.outcome == TIMEOUT:
+            self.watchdog.await_look(watch)
+        sample = watch.samples.get(record.name) if watch is not None else None
+        if sample is not None:
+            self._findings.keep_stacks(record, sample.stacks)
+            if sample.progress is not None and record.outcome == TIMEOUT:
+                record.progress = sample.progress.to_json()
+                record.state = sample.progress.text()
         record.message = render.ending(record)
         if record.outcome != TIMEOUT:
             first, *others = found["error"].strip().splitlines() or [""]
@@ -428,7 +532,8 @@ class StageController:
         return self.config.get_verbosity() > 0 or self._asked_for_tracebacks()
 
     def _asked_for_tracebacks(self) -> bool:
-        return self.config.option.tbstyle not in ("auto", "no", "line")
+        shown = getattr(self.config.option, "tbstyle", "auto")  # -p no:terminal
+        return shown not in ("auto", "no", "line")
 
     def _failure(self, record: StageRecord, traceback: Any) -> Any:
         advice = tuple(record.diagnosis["advice"]) if record.diagnosis else ()
@@ -438,25 +543,28 @@ class StageController:
             self._told.setdefault(advice, record.name)
         return StageFailure(record, block, traceback)
 
-    def _finish(self, record: StageRecord | None, report: pytest.TestReport) -> None:
-        if record is None:
-            return
+    def _finish(self, record: StageRecord, report: pytest.TestReport) -> None:
         if record.struck is not None:
-            record.verdict_after_s = time.monotonic() - record.struck
-            report.user_properties.append(("gkd_injected", record.injected))
+            record.verdict_after_s = monotonic() - record.struck
+        where = self._findings.relative(self._report_file)
+        report.user_properties += properties(record, where).items()
         self._verdicts.write({"stage": record.name, "outcome": record.outcome})
-        with self.watchdog.lock:
-            self._write()
-            outcome = record.outcome or SKIPPED
-            self._console.line(render.result_line(record), **render.MARKUP[outcome])
+        self._teller.changed()
+        outcome = record.outcome or SKIPPED
+        markup = render.MARKUP[outcome]
+        self._teller.console.line(render.result_line(record), **markup)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(
         self, report: pytest.CollectReport | pytest.TestReport
     ) -> tuple[str, str, str] | None:
-        if self._named(report.nodeid) is None or self._console.quiet:
+        if self._named(report.nodeid) is None or self._teller.console.quiet:
             return None
         assert isinstance(report, pytest.TestReport)
+        if hasattr(report, "wasxfail"):
+            if self.record.ended is not None:
+                return None
+            return ("xfailed" if report.skipped else "xpassed"), "", ""
         if self.record.ended is None:
             # While stages run each has a line of its own; pytest only counts them.
             if report.skipped:
@@ -476,26 +584,23 @@ class StageController:
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object | None) -> None:
         self.watchdog.gone(node.gateway.id)
+        self._check_watchdog()
         output = getattr(node, "workeroutput", {})
         if output.get("exitstatus") == pytest.ExitCode.USAGE_ERROR:
             raise pytest.UsageError("the stages could not be collected; see above")
         overrun = self._overruns.get(node.gateway.id)
         if overrun is not None and overrun.phase == "starting":
+            where = self._findings.relative(self.report_dir / "stacks")
             pytest.exit(
-                f"gkd: collecting the stages did not end within "
+                "gkd: collecting the stages did not end within "
                 f"{render.budget(overrun.limit_s)}; its stacks are in "
-                f"{self._findings.relative(self.report_dir / 'stacks')}",
+                f"{sanitize.line(where)}",
                 returncode=1,
             )
 
     def pytest_keyboard_interrupt(self) -> None:
         self.record.interrupted = "interrupted"
-        # A stage may have said that it is done, and the interrupt have hit the reading.
-        for event in EventReader(self.run_dir / "events").read():
-            record = self.record.stage(event.get("stage", ""))
-            if event["event"] == "finish" and record and record.outcome is None:
-                record.ended_with = event["outcome"]
-                record.duration_s = event["duration_s"]
+        self.watchdog.drain()  # a stage may have said that it is done
         self._close_open_stages()
 
     def _close_open_stages(self) -> None:
@@ -503,7 +608,7 @@ class StageController:
             if stage.outcome is None and stage.ended_with == PASSED:
                 stage.outcome = PASSED  # only its report did not get here any more
             if stage.outcome is None and stage.started is not None:
-                stage.duration_s = time.monotonic() - stage.started
+                stage.duration_s = monotonic() - stage.started
                 doing = f" in: {stage.step}" if stage.step else ""
                 stage.outcome = SKIPPED
                 stage.message = (
@@ -511,34 +616,71 @@ class StageController:
                 )
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.record.interrupted and session.exitstatus == pytest.ExitCode.OK:
+            # pytest.exit(returncode=0) in a stage, in one process: not all have passed.
+            session.exitstatus = pytest.ExitCode.INTERRUPTED
         if self.workers and self.watchdog.ident and not self._ended:
             # Also when its thread has ended by an error of its own.
             self._ended = True
             self.watchdog.stop()
             self.watchdog.drain()
+            self._events.close()
+            if self._events.unreadable:
+                self._note(
+                    f"{self._events.unreadable} line(s) of what the workers said could "
+                    "not be read (a full disk, or another hand)"
+                )
             self.tracker.stop()
             self.tracker.scan()
-            pids = {worker.pid for worker in self.watchdog.workers.values()}
-            self.record.cleaned += self.closing.end_all(pids)
+            workers = {(w.pid, w.start) for w in self.watchdog.workers.values()}
+            ended, survived = self.closing.end_all(workers)
+            self.record.cleaned += ended
+            self._note_survivors(survived)
             self._close_open_stages()
+            self._teller.stop()
         if self.record.ended is None:
             # In one process it is this one that still has it.
             self.record.notes += self.closing.sweep_memory(tell=bool(self.workers))
+        for stage in self.record.stages:
+            if stage.outcome is None and stage.started is None:
+                stage.outcome, stage.message = SKIPPED, render.NOT_REACHED
         if self.record.ended is None:
+            self.record.notes += self._findings.sanitize_output()
+            self._tell_github()
             self.record.ended = _now()
-        self._write()
+        self._teller.write()
+        self._sanitize_warnings()
+
+    def _tell_github(self) -> None:
+        page = os.environ.get(step_summary.VARIABLE)
+        if page:
+            report = self._findings.relative(self._report_file)
+            problem = step_summary.append(self.record, report, Path(page))
+            self.record.notes += [problem] if problem else []
+
+    def _sanitize_warnings(self) -> None:
+        """pytest's summary shows what stages have warned of."""
+        reporter = self.config.pluginmanager.getplugin("terminalreporter")
+        for warning in reporter.stats.get("warnings", ()) if reporter else ():
+            warning.message = sanitize.text(warning.message)
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
-        if self.workers:
-            self.closing.end_late()
-        is_clean = not (self.workers and self.closing.left())
+        if self._safe_path is None:
+            os.environ.pop(SAFE_PATH, None)
+        left = self.closing.end_late() if self.workers else []
+        is_clean = not left and not (self.workers and self.closing.left())
+        if not is_clean:
+            self._teller.console.line(
+                "gkd: processes of this run are left; its guardian ends them as soon "
+                f"as pytest is gone: {'; '.join(left)}"
+            )
         problem = self.home.close(finished=is_clean)
         if problem:
-            self._console.line(
+            self._teller.console.line(
                 f"gkd: could not remove all of {self.run_dir}: {problem}"
             )
 
@@ -558,9 +700,6 @@ class StageController:
     def _report_file(self) -> Path:
         return self.report_dir / "report.json"
 
-    def _write(self) -> None:
-        write_json(self._report_file, self.record.to_json())
-
     def _named(self, nodeid: str) -> StageRecord | None:
         return next((s for s in self.record.stages if s.nodeid == nodeid), None)
 
@@ -569,6 +708,16 @@ def _interrupt(number: int, frame: object) -> None:
     if number == signal.SIGHUP:
         leave_dead_terminal()
     raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _outcome(record: StageRecord, said: str) -> str:
+    """As the stage's process said, but for the budget: its clock may be wrong."""
+    if said not in (FAILED, TIMEOUT) or record.duration_s is None:
+        return said
+    late_s = record.duration_s - record.budget_s - sum(record.extra_s.values())
+    if abs(late_s) < 1:
+        return said
+    return TIMEOUT if late_s > 0 else FAILED
 
 
 def _now() -> str:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pytest_gkd import procfs
+from pytest_gkd import cgroup, procfs
 from pytest_gkd.procfs import Identity
 
 LIST = "created.jsonl"
 RUN_PREFIX = "gkd-"
-# In the environment of everything a run starts; its value is the run's mark.
-MARK = "PYTEST_GKD_RUN"
 
 
 class RunLine(NamedTuple):
     """The run itself. ``boot``, ``pid_namespace`` and ``host`` say where its pids mean
-    what they say; ``started`` is what its report.json says."""
+    what they say; ``started`` is what its report.json says. ``groups`` is the directory
+    of its workers' control groups, empty where there are none."""
 
     pid: int
     start: int
@@ -29,6 +29,7 @@ class RunLine(NamedTuple):
     host: str
     report: str
     started: str
+    groups: str = ""
 
 
 class ProcessLine(NamedTuple):
@@ -151,7 +152,14 @@ def this_run(mark: str, report: str, started: str) -> RunLine:
         os.uname().nodename,
         report,
         started,
+        str(cgroup.base() or ""),
     )
+
+
+def ray_folder(run_dir: Path) -> Path:
+    """A run's directory for Ray where its own has too long a name for Ray's sockets."""
+    key = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:12]
+    return Path("/tmp", f"gkd-ray-{key}")  # noqa: S108 - made private, or not at all
 
 
 def boot() -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 import statistics
 import time
 
 from pytest_gkd import phases
+from pytest_gkd.patterns import Pattern
 from pytest_gkd.scan import clock, plain, time_of
 
 # How long a run that made steps may be silent, whatever its pace was.
@@ -20,26 +20,26 @@ SILENCE_S = 1800
 # A run works at a place that is this far behind what is asked about.
 AFTER = 2000
 
-_NOISE = re.compile(
+_LINE = Pattern(rb"[^\r\n]+")
+_NOISE = Pattern(
     rb"Exception ignored in|destroy_process_group|resource_tracker|shutting down"
     rb"|[Ss]hutdown|SIGTERM|atexit|leaked"
 )
-_LAST_CALL = re.compile(
-    rb"^ *(?:\([^)]*\) *|\[\w+\]: *)*([\w.]*(?:Error|Exception|Interrupt|Exit))\b",
-    re.MULTILINE,
+_LAST_CALL = Pattern(
+    rb"(?m)^ *(?:\([^)]*\) *|\[\w+\]: *)*[\w.]*(?:Error|Exception|Interrupt|Exit)\b"
 )
-_DEAD = re.compile(
+_DEAD = Pattern(
     rb"EngineDeadError|EngineCore encountered a(?:n issue| fatal error)"
     rb"|500 Internal Server Error|Engine core proc \S+ died"
 )
-_TRAINS = re.compile(
+_TRAINS = Pattern(
     rb"WorkerDict|TaskRunner|actor_rollout|Trainer|\btrl\b|\bverl\b|(?i:deepspeed)"
 )
 
 
 def last_lines(tail: bytes, count: int = 12) -> list[bytes]:
     """The last lines that are not blank, plain."""
-    lines = [plain(line) for line in re.split(rb"[\r\n]+", tail[-20000:])]
+    lines = [plain(line) for line in tail[-20000:].splitlines()]
     return [line for line in lines if line.strip()][-count:]
 
 
@@ -97,8 +97,7 @@ def at_rest(tail: bytes) -> bool:
     last = last_lines(tail, 25)
     serves = _TRAINS.search(tail) is None
     return any(
-        phases.ENDED.search(line) or (serves and phases.READY.search(line))
-        for line in last
+        phases.ended(line) or (serves and phases.READY.search(line)) for line in last
     )
 
 
@@ -161,11 +160,11 @@ def failed(tail: bytes) -> bool:
     """Whether a line says that the program failed, and it did not go on after it."""
     done = steps(tail)
     stop = interrupted(tail)
-    for line in re.finditer(rb"[^\r\n]+", tail):
+    for line in _LINE.finditer(tail):
         at = line.start()
         if 0 <= stop <= at:
             return False
-        if phases.FAILED.search(plain(line.group()[:400])[:300]):
+        if phases.FAILED.search(plain(line[0][:400])[:300]):
             around = tail[max(0, at - 600) : line.end()]
             over = any(step > at for step in done[-2:-1]) or went_on(tail, at)
             if _NOISE.search(around) is None and not over:

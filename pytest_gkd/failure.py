@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
+from _pytest.junitxml import bin_xml_escape, xml_key
 
-from pytest_gkd import render
+from pytest_gkd import process, render, sanitize
+from pytest_gkd.match import TextSource
 from pytest_gkd.record import StageRecord
 from pytest_gkd.watchdog import Overrun
+
+# What JUnit gets of a value, of a text and of all texts, in characters.
+PROPERTY = 1_000
+TEXT = 16_000
+TEXTS = 64_000
 
 
 class StageFailure(TerminalRepr):
@@ -33,19 +44,85 @@ class StageFailure(TerminalRepr):
             tw.line(str(self._traceback))
 
 
-def closing_message(overrun: Overrun | None) -> str:
+def properties(record: StageRecord, report: str) -> dict[str, str]:
+    """What reporters such as JUnit get to know of a stage, each value in 1000
+    characters. Facts are ``gkd_NAME``; the others are set where they say something."""
+    facts = {f"gkd_{name}": _plain(value) for name, value in record.facts.items()}
+    others = {
+        "gkd_outcome": record.outcome or "",
+        "gkd_cause": record.diagnosis["cause"] if record.diagnosis else "",
+        "gkd_step": record.step,
+        "gkd_budget_s": f"{record.budget_s:g}",
+        "gkd_blocked_by": ", ".join(record.blocked_by),
+        "gkd_stacks": ", ".join(record.stacks),
+        "gkd_output": ", ".join(record.output),
+        "gkd_injected": record.injected,
+        "gkd_report": report,
+    }
+    known = facts | {name: text for name, text in others.items() if text}
+    return {name: _short(text) for name, text in known.items()}
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= PROPERTY else text[: PROPERTY - 3] + "..."
+
+
+def tell_junit(
+    config: pytest.Config,
+    report: pytest.TestReport,
+    values: Mapping[str, str],
+    texts: Iterable[TextSource],
+) -> None:
+    """Put a stage's properties and what its processes said into the JUnit file.
+
+    pytest itself takes properties from a report on the teardown only, which a test
+    whose process died has not, and output only where junit_logging is set.
+    """
+    xml = config.stash.get(xml_key, None)
+    if xml is None:
+        return
+    case = xml.node_reporter(report)
+    case.properties = [pair for pair in case.properties if pair[0] not in values]
+    if report.when != "teardown":  # with which pytest adds them itself
+        for name, value in sanitize.data(dict(values)).items():
+            case.add_property(name, value)
+    shown = [
+        f"---- {source.name} ----\n{sanitize.text(source.text)[-TEXT:]}\n"
+        for source in texts
+        if source.text.strip()
+    ]
+    if shown:
+        element = ET.Element("system-out")
+        element.text = bin_xml_escape("".join(shown)[:TEXTS])
+        case.append(element)
+
+
+def closing_message(overrun: Overrun | None, died: str) -> str:
     """What is wrong with a stage that had passed before its process was ended."""
     if overrun is None:
-        return "it passed, then its process died while closing"
+        return f"it passed, then while it closed {died}"
     return f"it passed, then did not close within {render.budget(overrun.limit_s)}"
 
 
-def exit_status(node: Any) -> int | None:
-    """How a worker process ended, negative for a signal; None when it is not known."""
+def ending_of(node: Any) -> tuple[int | None, str]:
+    """How a worker process ended whose connection is lost, as a number and in words.
+
+    The number is negative for a signal. One that lives on is ended: nobody can tell it
+    what to do any more.
+    """
     popen = getattr(getattr(node.gateway, "_io", None), "popen", None)
     if popen is None:
-        return None
+        return None, "the process that ran it is gone"
     try:
-        return int(popen.wait(timeout=2))
+        status = int(popen.wait(timeout=2))
     except subprocess.TimeoutExpired:
-        return None
+        process.stop(popen.pid, itself=True)
+        return None, (
+            "the process that ran it closed its connection to pytest (os.closerange?), "
+            "and was ended"
+        )
+    return status, f"the process that ran it died: {process.exit_name(status)}"

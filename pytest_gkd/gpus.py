@@ -85,3 +85,29 @@ def busiest_percent() -> int:
                 nvml.nvmlDeviceGetUtilizationRates(device, ctypes.byref(used))
                 most = max(most, int(used.gpu))
     return most
+
+
+def describe() -> list[str]:
+    """The driver's version and each GPU's name and memory; empty without a driver.
+
+    NVML's ``nvmlSystemGetDriverVersion``, ``nvmlDeviceGetName`` and
+    ``nvmlDeviceGetMemoryInfo`` (NVML API reference; buffers of 80 and 96 bytes).
+    """
+    found = []
+    with _nvml() as nvml:
+        if nvml is None:
+            return []
+        text = ctypes.create_string_buffer(96)
+        if nvml.nvmlSystemGetDriverVersion(text, 80) == 0:
+            found.append(f"driver {text.value.decode('utf-8', 'replace')}")
+        for index in range(_devices(nvml)):
+            device, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
+            if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
+                continue
+            nvml.nvmlDeviceGetName(device, text, 96)
+            name = text.value.decode("utf-8", "replace")
+            nvml.nvmlDeviceGetMemoryInfo(device, memory)
+            total, free, _ = memory
+            room = f"{free >> 20} of {total >> 20} MiB free"
+            found.append(f"{index}: {name}, {room}")
+    return found

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pytest_gkd.created import LIST, MARK
+from pytest_gkd.created import LIST
+from pytest_gkd.procfs import MARK
 
 CODE = "GKD_GUARDIAN"
 GOODBYE = b"g"

@@ -16,7 +16,9 @@ import signal
 import time
 from pathlib import Path
 
-from pytest_gkd import created, procfs, sweep
+from pytest_gkd import created, procfs, sanitize, sweep
+from pytest_gkd.clock import monotonic
+from pytest_gkd.journal import write_json
 
 GOODBYE = b"g"
 NAME = "gkd-guardian"  # at most 15 characters (prctl(2), PR_SET_NAME)
@@ -67,9 +69,9 @@ def said_goodbye(life: int, pid: int, start: int) -> bool:
             return False
     # The pipe of a dying process closes a little before it is gone. One that closed
     # its files and lives on is not gone, and its run is not ours to end.
-    quick_until = time.monotonic() + QUICK_S
+    quick_until = monotonic() + QUICK_S
     while procfs.is_alive(pid, start):
-        time.sleep(POLL_S if time.monotonic() < quick_until else SLOW_POLL_S)
+        time.sleep(POLL_S if monotonic() < quick_until else SLOW_POLL_S)
     return False
 
 
@@ -121,10 +123,8 @@ def _tell(path: Path, run: created.RunLine, ended: list[str], notes: list[str]) 
             report["notes"].append(
                 f"the pytest process {run.pid} was killed: this ends where it stood"
             )
-        report["notes"] += notes
-        report["cleaned"] += ended
-        part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
-        part.replace(path)
+        report["notes"] += sanitize.data(notes)
+        report["cleaned"] += sanitize.data(ended)
+        write_json(path, report)
     except (OSError, ValueError, KeyError, TypeError):
         return  # it was not written yet, or its disk is full: there is nobody to tell

@@ -31,11 +31,11 @@ class Left:
 
 
 class Leftovers:
-    """Remembers what was there when a stage began."""
+    """Remembers what was there when a stage began; ``before`` are the processes."""
 
     def __init__(self, run_dir: Path) -> None:
         self._list = run_dir / created.LIST
-        self._processes = {p.pid for p in process.descendants(os.getpid())}
+        self.before = {p.pid for p in process.descendants(os.getpid())}
         self._segments = set(procfs.segments().values())
 
     def end(self, stage: str) -> Left:
@@ -46,7 +46,7 @@ class Leftovers:
         left = self._left()
         held: set[Identity] = set()
         for found in left:
-            held |= procfs.held(found.pid) or set()
+            held |= procfs.held(found.pid, writing=True) or set()
         lines = []
         for found in left:
             lines.append(process.describe(found))
@@ -55,7 +55,7 @@ class Leftovers:
 
     def _left(self) -> list[psutil.Process]:
         table = procfs.table()
-        older = procfs.below(self._processes, table)
+        older = procfs.owned(self.before, table)
         mine = procfs.below([os.getpid()], table) - older - {os.getpid()}
         return [
             found

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pytest_gkd import fault_page, faultspecs
+from pytest_gkd import fault_page, faultspecs, model_page
 from pytest_gkd.rules import Catalogue, Fix, Rule, load
 
-NOTE = "<!-- Made from the advice files by python -m pytest_gkd.pages; do not edit. -->"
+MADE = "python -m pytest_gkd.pages"
+NOTE = f"<!-- Made from the advice files by {MADE}; do not edit. -->"
 # The quick card: what is met most often, in the order in which a run comes to it.
 CARD = (
     "env.package-conflict",
@@ -45,7 +46,7 @@ CARD = (
 def pages(catalogue: Catalogue, docs: Path | None = None) -> dict[str, str]:
     """Every page by its path below the documentation's directory ``docs``.
 
-    The page of faults shows the times that are recorded there.
+    The pages of faults and of models show what is recorded there.
     """
     recorded = fault_page.read_times(docs) if docs else {}
     made = {
@@ -55,6 +56,8 @@ def pages(catalogue: Catalogue, docs: Path | None = None) -> dict[str, str]:
     made["causes/README.md"] = index(catalogue)
     made["quick-card.md"] = card(catalogue)
     made["faults.md"] = fault_page.page(faultspecs.load().values(), recorded)
+    if docs and (runs := model_page.read_runs(docs)):
+        made["models.md"] = model_page.page(runs)
     return made
 
 
@@ -170,14 +173,21 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write("".join(f"{root / name}: out of date\n" for name in wrong))
         return 1 if wrong else 0
     made = pages(catalogue, root)
-    for name in wrong:
+    theirs = [name for name in wrong if not _is_ours(root / name)]
+    for name in set(wrong) - set(theirs):
         path = root / name
         if name in made:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(made[name])
         else:
             path.unlink()
-    return 0
+    sys.stdout.write("".join(f"{root / n}: not made here, and left\n" for n in theirs))
+    return 1 if theirs else 0
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a page may be written over or removed: it says that it was made here."""
+    return not path.exists() or MADE in path.read_text()
 
 
 if __name__ == "__main__":

@@ -63,16 +63,18 @@ def build(
     items: Iterable[StageItem],
     selected: Sequence[str] | None,
     budgets: Sequence[Mapping[str, float]],
+    others: Iterable[str] | None = (),
 ) -> tuple[PlannedStage, ...]:
     """The plan, in the order of reports.
 
     ``selected`` are the names to keep, None for all. ``budgets`` are tables of
     seconds by stage name or ``all``, the strongest first. A need that is not selected
-    is dropped: the stage then makes what it needs. Raises SettingsError for two
+    is dropped: the stage then makes what it needs. ``others`` are stages that exist
+    besides ``items``, None when not all are known. Raises SettingsError for two
     stages of one name, a need that no stage has, and needs that go round in a circle.
     """
     found = list(items)
-    known = {item.name for item in found} | set(BY_NAME)
+    known = {item.name for item in found} | {*BY_NAME, *(others or ())}
     seen: dict[str, str] = {}
     for item in found:
         if item.name in seen:
@@ -82,7 +84,7 @@ def build(
             )
         seen[item.name] = item.nodeid
         for need in item.needs or ():
-            if need not in known:
+            if others is not None and need not in known:
                 raise SettingsError(
                     f"{item.nodeid}: the stage {item.name!r} needs {need!r}, and "
                     f"there is no such stage{near(need, known)}"

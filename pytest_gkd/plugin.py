@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import os
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
@@ -10,6 +13,7 @@ import pytest
 from pytest_gkd.settings import OPTIONS
 
 if TYPE_CHECKING:
+    from pytest_gkd.by_keyword import Verdict
     from pytest_gkd.context import StageContext
 
 MARKER = (
@@ -18,6 +22,7 @@ MARKER = (
     "it with everything it started when its timeout (seconds) is over."
 )
 ALL = "all"
+BY_KEYWORD: pytest.StashKey[Verdict] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,6 +56,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type="linelist",
         default=[],
     )
+    parser.addini(
+        "gkd_keyword",
+        "whether -k NAME also runs the stage of that name (default: where the project "
+        "has settings or stages of its own, or has no test that -k chooses)",
+        type="bool",
+        default=None,
+    )
     for option in OPTIONS:
         default = f" (default: {option.default})" if option.default else ""
         choices = f" [{', '.join(option.choices)}]" if option.choices else ""
@@ -77,40 +89,102 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             parser.addini(option.ini, option.help, default=None)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config,
+) -> Generator[None]:
+    # pytest-cov decides here, in a hook of its own, whether there will be workers.
+    known = early_config.known_args_namespace
+    if _asked_for(early_config, known, known.file_or_dir):
+        from pytest_gkd import session
+
+        if not session.one_process(early_config, known):
+            known.dist = "load"
+    yield
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
+def pytest_cmdline_main(
+    config: pytest.Config,
+) -> Generator[None, int | None, int | None]:
     # Before pytest-xdist reads -n; its workers come through here too and must not
     # start workers of their own.
-    if _asked_for(config) and not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        return (yield)
+    if _names_an_option(config):
+        from pytest_gkd import origins
+
+        problem = origins.lost_ini(config)
+        if problem:
+            raise pytest.UsageError(problem)
+    if _asked_for(config, config.option, _paths(config)):
         from pytest_gkd import session
 
         session.prepare(config)
-    return (yield)
+    code = yield
+    found = config.stash.get(BY_KEYWORD, None)
+    ended = code != pytest.ExitCode.NO_TESTS_COLLECTED
+    if ended or found is None or not found.runs:
+        return code
+    # The session that had no test is over: this is another one.
+    asked = config.invocation_params
+    with contextlib.chdir(asked.dir):
+        return pytest.main([*asked.args, f"--gkd-stages={','.join(found.runs)}"])
+
+
+def _names_an_option(config: pytest.Config) -> bool:
+    words = [os.environ.get("PYTEST_ADDOPTS", ""), *config.invocation_params.args]
+    return any("--gkd-" in str(word) for word in words)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
-    if _asked_for(config):
+    if _asked_for(config, config.option, _paths(config)):
         from pytest_gkd import session
 
         session.register(config)
 
 
-def _asked_for(config: pytest.Config) -> bool:
+def _paths(config: pytest.Config) -> list[str]:
+    return config.args if config.args_source == config.ArgsSource.ARGS else []
+
+
+def _asked_for(
+    config: pytest.Config, option: argparse.Namespace, paths: list[str]
+) -> bool:
     """Whether anything on the command line or in the ini could mean stages.
 
     Decided without importing more than this module: a test run that has nothing to
     do with stages must not feel that the plugin is installed.
     """
-    if config.option.gkd_stages is not None or config.getini("gkd_stages"):
+    if option.gkd_stages is not None or config.getini("gkd_stages"):
         return True
-    if config.option.keyword:
-        from pytest_gkd.plan import mentioned
+    if option.keyword:
+        from pytest_gkd import by_keyword
 
-        if mentioned(config.option.keyword):
+        if by_keyword.chosen(config, option):
             return True
-    given = config.args_source == config.ArgsSource.ARGS
-    return given and any("stages" in arg for arg in config.args)
+    return any("stages" in path for path in paths)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config = session.config
+    if config.option.keyword and not hasattr(config, "workerinput"):
+        from pytest_gkd import by_keyword
+
+        config.stash[BY_KEYWORD] = by_keyword.verdict(
+            config, session.testscollected, session.testsfailed, session.exitstatus
+        )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    found = config.stash.get(BY_KEYWORD, None)
+    if found is not None and found.line:
+        terminalreporter.write_line(found.line)
 
 
 @pytest.fixture(scope="session")

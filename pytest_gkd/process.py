@@ -8,17 +8,19 @@ import os
 import signal
 import time
 from collections.abc import Collection, Iterable
+from pathlib import Path
 
 import psutil
+
+from pytest_gkd import cgroup, procfs, sanitize
+from pytest_gkd.clock import monotonic
+from pytest_gkd.procfs import MARK, STORM_LIMITS, TRACKER, TRACKER_GRACE_S
 
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PDEATHSIG = 1
 
-# multiprocessing's helper unlinks the shared memory that killed processes leave. It
-# ends by itself once they are gone, so it gets a moment to do so.
-TRACKER = "multiprocessing.resource_tracker"
-TRACKER_GRACE_S = 1.0
 ORPHAN_GRACE_S = 0.5
+STILL_WALKS = 3
 
 
 def become_subreaper() -> bool:
@@ -45,27 +47,32 @@ def die_with_parent() -> None:
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """Every process below ``pid``; empty when it is gone."""
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
+    """Every process below ``pid``, the oldest first; empty when it is gone."""
+    return _below(pid, _table())
 
 
 def children(pid: int) -> list[psutil.Process]:
     """The processes directly below ``pid``."""
-    try:
-        return psutil.Process(pid).children()
-    except psutil.NoSuchProcess:
-        return []
+    table = _table()
+    return _below(pid, {s.pid: s for s in table.values() if s.ppid == pid})
+
+
+def _table() -> dict[int, procfs.Stat]:
+    # psutil's own walk stops at the first process that hides (proc(5), hidepid=1).
+    found = (procfs.stat(pid) for pid in procfs.pids())
+    return {s.pid: s for s in found if s is not None}
+
+
+def _below(pid: int, table: dict[int, procfs.Stat]) -> list[psutil.Process]:
+    pids = procfs.below([pid], table) - {pid}
+    oldest_first = sorted(pids, key=lambda number: (table[number].start, number))
+    return [found for number in oldest_first if (found := _process(number))]
 
 
 def is_dead(pid: int) -> bool:
     """Gone, or a zombie."""
-    try:
-        return not alive(psutil.Process(pid))
-    except psutil.NoSuchProcess:
-        return True
+    found = _process(pid)
+    return found is None or not alive(found)
 
 
 def describe(process: psutil.Process) -> str:
@@ -74,7 +81,7 @@ def describe(process: psutil.Process) -> str:
         command = " ".join(process.cmdline()) or process.name()
     except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
         command = "(gone)"
-    return f"{process.pid} {' '.join(command.split())}"[:100]
+    return f"{process.pid} {sanitize.line(command)}"[:100]
 
 
 def is_tracker(process: psutil.Process) -> bool:
@@ -86,72 +93,191 @@ def is_tracker(process: psutil.Process) -> bool:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Running, whatever its state; a zombie is not."""
+    """Running, whatever its state; a zombie is not. One that hides its state is."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+    except psutil.AccessDenied:
+        return True
 
 
 def stop(
-    pid: int, *, itself: bool, spare: Collection[int] = (), limit_s: float = 10.0
+    pid: int,
+    *,
+    itself: bool,
+    start: int | None = None,
+    spare: Collection[int] = (),
+    adopted: bool = False,
+    limit_s: float = 10.0,
 ) -> tuple[list[str], list[str]]:
     """Kill everything below ``pid`` (and ``pid`` too where ``itself``).
 
     All are stopped first, ``pid`` too unless it is this process, and looked for again
-    until no new one turns up, so that a process that forks cannot outrun the walk.
-    Processes whose pid is in ``spare`` are left alone. Returns a line for each
-    descendant that was ended and for each that survived ``limit_s`` seconds.
+    until no new one turns up in several walks, so that one that forks and exits cannot
+    outrun them. A worker's control group, where it has one, is frozen meanwhile; it is
+    looked into also when ``pid`` itself is gone, which it is too where another process
+    has its pid by now: one that did not begin at ``start`` (see ``procfs.Stat``).
+    Processes whose pid is in ``spare`` are left alone, with all that is theirs (see
+    ``procfs.owned``); with ``adopted`` so is what this process has started itself.
+    Returns a line for each descendant that was ended and for each that survived
+    ``limit_s`` seconds (to stop them all may take longer), or that may not be
+    signalled: one of another user's, such as what sudo has started.
     """
+    group = cgroup.of(os.environ.get(MARK, ""), pid)
     root = _process(pid)
-    if root is None:
+    # Only now: what psutil took hold of may have been another one already.
+    here = procfs.stat(pid)
+    if start is not None and (here is None or here.start != start):
+        root = None
+    if root is None and group is None:
         return [], []
-    if pid != os.getpid():
+    if root is not None and pid != os.getpid():
         _signal(root, signal.SIGSTOP)
-    deadline = time.monotonic() + limit_s
-    ended: list[str] = []
+    deadline = monotonic() + limit_s
+    stopped_by = monotonic() + STORM_LIMITS * limit_s
+    ended: dict[int, str] = {}
     trackers: dict[int, psutil.Process] = {}
     killed: dict[int, psutil.Process] = {}
-    while time.monotonic() < deadline:
-        frozen = _freeze(pid, {*spare, *killed, *trackers}, trackers)
-        if not frozen:
-            break
-        ended += [describe(process) for process in frozen.values()]
-        for process in frozen.values():
-            _signal(process, signal.SIGKILL)
-        killed |= frozen
-        # One that was amid a fork when it was stopped shows its child only now.
-        _await_end(frozen.values(), deadline)
-    orphans = [p.pid for p in descendants(pid) if p.pid not in spare]
-    if itself:
-        _signal(root, signal.SIGKILL)
-    _await_end(trackers.values(), time.monotonic() + TRACKER_GRACE_S)
+    refused: dict[int, psutil.Process] = {}
+    walk = _Walk(None if root is None else pid, group, spare, adopted=adopted)
+    with cgroup.frozen(group):
+        while monotonic() < deadline and not walk.is_over:
+            frozen = _freeze(walk, killed, trackers, refused, stopped_by)
+            lines = {process.pid: describe(process) for process in frozen.values()}
+            refused |= {
+                number: process
+                for number, process in frozen.items()
+                if not _signal(process, signal.SIGKILL)
+            }
+            for number in frozen.keys() - refused:
+                killed[number] = frozen[number]
+                ended[number] = lines[number]
+            # One that was amid a fork when it was stopped shows its child only now.
+            _await_end(frozen.values(), deadline)
+    orphans = [p.pid for p in walk.now() if p.pid not in refused]
+    if root is not None and itself and not _signal(root, signal.SIGKILL):
+        refused[pid] = root
+    for process in trackers.values():
+        _signal(process, signal.SIGCONT)
+    _await_end(trackers.values(), monotonic() + TRACKER_GRACE_S)
     for process in trackers.values():
         _signal(process, signal.SIGKILL)
     left = _await_end([*killed.values(), *trackers.values()], deadline)
-    if itself:
+    if root is not None and itself and pid not in refused:
         left += _await_end([root], deadline, mine=False)
     if itself or pid == os.getpid():
         _reap_orphans([*orphans, *killed])
-    return ended, [f"{describe(p)} ({_state(p)})" for p in left]
+    if group is not None and itself:
+        cgroup.remove(group)
+    survived = [f"{describe(p)} ({_state(p)})" for p in left]
+    for process in left:
+        ended.pop(process.pid, None)
+    if not walk.is_over and not left:
+        survived.append(f"what forks and exits below {pid} faster than it can be ended")
+    return [*ended.values()], survived + [
+        f"{describe(p)} (it belongs to another user, uid {procfs.user(number)})"
+        for number, p in refused.items()
+        if alive(p)
+    ]
+
+
+class _Walk:
+    """Looks below a process, if it lives, and into its control group, again and again.
+
+    Over when several walks in a row have shown no pid that is new: a chain of processes
+    that each fork and exit may never be seen alive, but leaves its dead. These tell the
+    process group, all of which a signal stops at once, with what it forks just now.
+    """
+
+    def __init__(
+        self,
+        pid: int | None,
+        group: Path | None,
+        spare: Collection[int],
+        *,
+        adopted: bool,
+    ) -> None:
+        self._roots = set() if pid is None else {pid}
+        self._group = group
+        self._spared = {(s.pid, s.start) for n in spare if (s := procfs.stat(n))}
+        self._adopted = adopted
+        self._seen: set[int] = set()
+        self._still = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._still >= STILL_WALKS
+
+    def now(self) -> list[psutil.Process]:
+        everything = _table()
+        spared = self._spare(everything)
+        table = {n: s for n, s in everything.items() if n not in spared}
+        found = [process for root in self._roots for process in _below(root, table)]
+        pids = {process.pid for process in found}
+        if self._group is not None:
+            others = spared | self._roots | {os.getpid()}
+            more = {*cgroup.members(self._group)} - pids - others
+            found += [process for n in more if (process := _process(n))]
+            pids |= more
+        self._stop_groups(pids, everything)
+        self._still = 0 if pids - self._seen else self._still + 1
+        self._seen |= pids
+        return found
+
+    def _spare(self, table: dict[int, procfs.Stat]) -> set[int]:
+        """What is spared, and all of theirs that any walk has seen to be so."""
+        known = {s.pid for s in table.values() if (s.pid, s.start) in self._spared}
+        if self._adopted:
+            # A worker leads a session of its own, so what it started is of another one.
+            known |= {
+                s.pid
+                for s in table.values()
+                if s.ppid == os.getpid() and s.session == os.getsid(0)
+            }
+        if not known:
+            return known
+        # A dead worker may be named too, and what it left is not spared.
+        living = {n: s for n, s in table.items() if s.state not in procfs.DEAD}
+        spared = known | procfs.owned(known, living)
+        self._spared |= {(n, table[n].start) for n in spared}
+        return spared
+
+    def _stop_groups(self, pids: set[int], table: dict[int, procfs.Stat]) -> None:
+        """Those that nobody else is in; the process itself is stopped already."""
+        stopped = pids | (self._roots - {os.getpid()})
+        others = {s.group for n, s in table.items() if n not in stopped}
+        for group in {table[n].group for n in pids & table.keys()} - others:
+            # Gone, or another user's: each process is tried by itself too.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGSTOP)
 
 
 def _freeze(
-    pid: int, known: Collection[int], trackers: dict[int, psutil.Process]
+    walk: _Walk,
+    known: Collection[int],
+    trackers: dict[int, psutil.Process],
+    refused: dict[int, psutil.Process],
+    deadline: float,
 ) -> dict[int, psutil.Process]:
-    """Stop everything below ``pid`` that is not known; trackers are set aside."""
+    """Stop everything that a walk finds and that is not known; trackers are set aside.
+
+    So are those that may not be signalled.
+    """
     frozen: dict[int, psutil.Process] = {}
-    while True:
-        seen = {*frozen, *known, *trackers}
-        new = [p for p in descendants(pid) if p.pid not in seen and alive(p)]
+    while monotonic() < deadline:
+        seen = {*frozen, *known, *trackers, *refused}
+        new = [p for p in walk.now() if p.pid not in seen and alive(p)]
         if not new:
-            return frozen
+            break
         for process in new:
             if is_tracker(process):
                 trackers[process.pid] = process
-            else:
+            elif _signal(process, signal.SIGSTOP):
                 frozen[process.pid] = process
-                _signal(process, signal.SIGSTOP)
+            else:
+                refused[process.pid] = process
+    return frozen
 
 
 def _await_end(
@@ -162,7 +288,7 @@ def _await_end(
         for process in left if mine else ():
             reap(process.pid)
         left = [process for process in left if alive(process)]
-        if not left or time.monotonic() > deadline:
+        if not left or monotonic() > deadline:
             return left
         time.sleep(0.005)
 
@@ -172,8 +298,8 @@ def _reap_orphans(pids: list[int]) -> None:
 
     They become children of this process only when a parent's last thread is gone.
     """
-    deadline = time.monotonic() + ORPHAN_GRACE_S
-    while pids and time.monotonic() < deadline:
+    deadline = monotonic() + ORPHAN_GRACE_S
+    while pids and monotonic() < deadline:
         for pid in pids:
             reap(pid)
         pids = [pid for pid in pids if psutil.pid_exists(pid)]
@@ -193,11 +319,16 @@ def _process(pid: int) -> psutil.Process | None:
         return None
 
 
-def _signal(process: psutil.Process, number: int) -> None:
+def _signal(process: psutil.Process, number: int) -> bool:
+    """Signal it; False where that is not allowed."""
     # psutil compares the start time first: a reused pid is never hit. One that ended
     # meanwhile is what we want.
     with contextlib.suppress(psutil.NoSuchProcess):
-        process.send_signal(number)
+        try:
+            process.send_signal(number)
+        except psutil.AccessDenied:
+            return False
+    return True
 
 
 def _state(process: psutil.Process) -> str:
@@ -205,6 +336,22 @@ def _state(process: psutil.Process) -> str:
         return str(process.status())
     except psutil.NoSuchProcess:
         return "gone"
+    except psutil.AccessDenied:
+        return "its state cannot be read"
+
+
+def pause(pid: int) -> None:
+    """Stop one process by a signal, for the time being; where that is allowed."""
+    found = _process(pid)
+    if found is not None:
+        _signal(found, signal.SIGSTOP)
+
+
+def resume(pid: int) -> None:
+    """Let a process go on that a signal has stopped."""
+    found = _process(pid)
+    if found is not None:
+        _signal(found, signal.SIGCONT)
 
 
 def exit_name(returncode: int | None) -> str:

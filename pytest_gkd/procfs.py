@@ -6,15 +6,26 @@ Imports little: the guardian runs this without site-packages, and starts in 25 m
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from pytest_gkd import sanitize
+
 PROC = Path("/proc")
 SHM = Path("/dev/shm")  # noqa: S108 - where the system keeps it
 COMMAND_LENGTH = 100
 DEAD = ("Z", "X")
+# In the environment of everything a run starts; its value is the run's mark.
+MARK = "PYTEST_GKD_RUN"
+# multiprocessing's helper unlinks the shared memory that killed processes leave. It
+# ends by itself once they are gone, so it gets a moment to do so.
+TRACKER = "multiprocessing.resource_tracker"
+TRACKER_GRACE_S = 1.0
+# To stop what forks on may take so many times the limit: given up halfway, it lives on.
+STORM_LIMITS = 4
 # Linux takes any signal with a number of 0 as a question.
 PIDFD = hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
 
@@ -27,6 +38,8 @@ class Stat(NamedTuple):
     ppid: int
     state: str
     start: int
+    group: int = 0
+    session: int = 0
 
 
 class Identity(NamedTuple):
@@ -34,6 +47,33 @@ class Identity(NamedTuple):
 
     dev: int
     ino: int
+
+
+class Descriptor(NamedTuple):
+    """One of this process's descriptors, and the file that it was opened for.
+
+    A stage may close any number, and the next file that it opens gets the same.
+    """
+
+    number: int
+    file: Identity
+
+    @classmethod
+    def of(cls, number: int) -> Descriptor:
+        """Raises OSError where it is not open."""
+        here = os.fstat(number)
+        return cls(number, Identity(here.st_dev, here.st_ino))
+
+    def is_open(self) -> bool:
+        return self.is_same(self.number)
+
+    def is_same(self, other: int | Path) -> bool:
+        """Whether another descriptor, or a path, leads to the same file."""
+        try:
+            here = os.stat(other)  # noqa: PTH116 - a descriptor is no Path
+        except OSError:
+            return False
+        return Identity(here.st_dev, here.st_ino) == self.file
 
 
 def stat(pid: int) -> Stat | None:
@@ -51,7 +91,14 @@ def stat(pid: int) -> Stat | None:
         os.close(fd)
     # The name, in brackets, may hold brackets and blanks itself.
     words = text[text.rindex(b")") + 1 :].split()
-    return Stat(pid, int(words[1]), words[0].decode(), int(words[19]))
+    return Stat(
+        pid,
+        int(words[1]),
+        words[0].decode(),
+        int(words[19]),
+        int(words[2]),
+        int(words[3]),
+    )
 
 
 def is_alive(pid: int, start: int) -> bool:
@@ -87,6 +134,21 @@ def below(seeds: Iterable[int], processes: dict[int, Stat]) -> set[int]:
     return found
 
 
+def owned(seeds: Iterable[int], processes: dict[int, Stat]) -> set[int]:
+    """Those ``seeds`` that live, everything below them, and their orphans.
+
+    An orphan is known by the session or process group that its forebear leads; one
+    that has left both is nobody's.
+    """
+    found = below({*seeds} & processes.keys(), processes)
+    while (
+        orphans := {s.pid for s in processes.values() if {s.group, s.session} & found}
+        - found
+    ):
+        found |= below(orphans, processes)
+    return found
+
+
 def above(pid: int) -> set[int]:
     """``pid`` and its ancestors."""
     found: set[int] = set()
@@ -108,8 +170,8 @@ def full_command(pid: int) -> str:
 
 
 def command(pid: int) -> str:
-    """What it runs, in at most 100 characters."""
-    return full_command(pid)[:COMMAND_LENGTH]
+    """What it runs, to be shown, in at most 100 characters."""
+    return sanitize.line(full_command(pid))[:COMMAND_LENGTH]
 
 
 def user(pid: int) -> int | None:
@@ -170,6 +232,20 @@ def _send_plainly(pid: int, start: int, number: int) -> bool:
     return True
 
 
+def mounted_below(place: Path) -> list[str]:
+    """Where something is mounted below a directory, which then is not all its own."""
+    try:
+        text = (PROC / "self/mounts").read_text("utf-8", "surrogateescape")
+    except OSError:
+        return []
+    # Blanks and their like are written as octal numbers (fstab(5)).
+    points = (
+        re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), line.split(" ")[1])
+        for line in text.splitlines()
+    )
+    return [point for point in points if point.startswith(f"{place.resolve()}/")]
+
+
 # -- shared memory ---------------------------------------------------------------
 
 
@@ -204,10 +280,11 @@ def segments() -> dict[str, Identity]:
     return found
 
 
-def held(pid: int) -> set[Identity] | None:
+def held(pid: int, *, writing: bool = False) -> set[Identity] | None:
     """The files in memory that a process maps or has open; those on disks are left out.
 
-    None when it may not be looked into.
+    With ``writing`` only those that it may write to. None when it may not be looked
+    into.
     """
     place = PROC / str(pid)
     found: set[Identity] = set()
@@ -215,10 +292,12 @@ def held(pid: int) -> set[Identity] | None:
         for line in (place / "maps").read_bytes().splitlines():
             words = line.split(maxsplit=5)
             # 00:xx is a file system without a device, such as a tmpfs.
+            if writing and not (b"w" in words[1] and b"s" in words[1]):
+                continue
             if len(words) > 4 and words[3].startswith(b"00:") and words[4] != b"0":
                 minor = int(words[3][3:], 16)
                 found.add(Identity(os.makedev(0, minor), int(words[4])))
-        found.update(_open_files(place / "fd"))
+        found.update(_open_files(place / "fd", writing=writing))
     except PermissionError:
         return None
     except OSError:
@@ -226,10 +305,14 @@ def held(pid: int) -> set[Identity] | None:
     return found
 
 
-def _open_files(place: Path) -> Iterator[Identity]:
+def _open_files(place: Path, *, writing: bool) -> Iterator[Identity]:
     with os.scandir(place) as entries:
         for entry in entries:
             try:
+                # The link's own bits tell how the file was opened (proc(5)).
+                link = entry.stat(follow_symlinks=False)
+                if writing and not link.st_mode & 0o200:
+                    continue
                 here = entry.stat()
             except OSError:
                 continue

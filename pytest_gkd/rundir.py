@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Collection
 from pathlib import Path
 
-from pytest_gkd import created, sweep
+from pytest_gkd import cgroup, created, procfs, sweep
 from pytest_gkd.guard import Guard
 
 PARTS = ("events", "armed")
@@ -61,8 +61,8 @@ class RunDir:
                 "pytest be killed, run gkd clean afterwards"
             )
         # Everything that is started from here on carries it.
-        self._old_mark = os.environ.get(created.MARK)
-        os.environ[created.MARK] = mark
+        self._old_mark = os.environ.get(procfs.MARK)
+        os.environ[procfs.MARK] = mark
         self._open = True
 
     def search(self, spare: Collection[int]) -> sweep.Search:
@@ -70,11 +70,13 @@ class RunDir:
         found = created.read((self.path / created.LIST).read_text("utf-8", "replace"))
         return sweep.Search(self._line, found.processes, spare)
 
-    def keep_guard(self) -> None:
-        """See that there is a guardian; called now and then."""
+    def keep_guard(self) -> int | None:
+        """See that there is a guardian; called now and then. The pid of a new one."""
         if self.guard is not None:
             with contextlib.suppress(OSError):  # tried again next time
-                self.guard.restart_if_gone()
+                if self.guard.restart_if_gone():
+                    return self.guard.pid
+        return None
 
     def close(self, *, finished: bool = True) -> str:
         """Remove it and let the guardian go; the reason why something is left.
@@ -86,9 +88,12 @@ class RunDir:
             return ""
         self._open = False
         if self._old_mark is None:
-            os.environ.pop(created.MARK, None)
+            os.environ.pop(procfs.MARK, None)
         else:
-            os.environ[created.MARK] = self._old_mark
+            os.environ[procfs.MARK] = self._old_mark
+        for group in cgroup.of_run(self._line.groups, self._line.mark):
+            if finished:  # also one whose worker nobody heard of
+                cgroup.remove(group)
         self.creations.close()
         problem = sweep.remove_tree(self.path)
         if self.guard is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_gkd.plan import PlannedStage, lanes
 
 if TYPE_CHECKING:
+    import pytest
     from xdist.workermanage import WorkerController
 
 
@@ -22,8 +23,12 @@ class LaneScheduling:
     """
 
     def __init__(
-        self, workers: int, plan: Callable[[], Sequence[PlannedStage]]
+        self,
+        workers: int,
+        plan: Callable[[], Sequence[PlannedStage]],
+        config: pytest.Config | None = None,
     ) -> None:
+        self.config = config  # as xdist's own have it; other plugins ask for it
         self._workers = workers
         self._plan = plan
         self._collections: dict[WorkerController, list[str]] = {}

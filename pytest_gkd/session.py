@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +12,26 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd import abilities, faultspecs, gpus, own_rules, plan, settings
+from pytest_gkd import (
+    abilities,
+    by_keyword,
+    faultspecs,
+    gpus,
+    origins,
+    own_rules,
+    sanitize,
+    settings,
+)
 from pytest_gkd.context import StageContext
-from pytest_gkd.controller import StageController
+from pytest_gkd.controller import SAFE_PATH, StageController
 from pytest_gkd.journal import EventWriter, VerdictReader
+from pytest_gkd.reportdir import DEFAULT, ReportDir, ReportRefusedError
 from pytest_gkd.rules import RuleError, load
 from pytest_gkd.rundir import RunDir, temporary_name
 from pytest_gkd.settings import OPTIONS, Settings, SettingsError
 from pytest_gkd.specs import BY_NAME, STAGES
 from pytest_gkd.worker import CONTEXT, IN_STAGE, StageWorker, stage_file, stages_dir
 
-DEFAULT_REPORT = ".gkd/last"
-REPORT_PARTS = ("report.json", "stacks", "output")
 PREPARED = pytest.StashKey["Prepared"]()
 
 
@@ -54,9 +63,10 @@ class Prepared:
 
 def select(config: pytest.Config) -> Selection | None:
     """The stages that the command line or the ini asks for, None for none."""
-    raw, origin = config.option.gkd_stages, "--gkd-stages"
-    if raw is None and config.getini("gkd_stages"):
-        raw, origin = config.getini("gkd_stages"), "gkd_stages in the ini file"
+    asked = origins.given(config, "gkd_stages")
+    raw, origin = asked.value, asked.origin
+    if config.option.gkd_stages is None:
+        raw = raw or None
     paths = tuple(config.args) if _paths_given(config) else ()
     builtin_paths = [arg for arg in paths if _is_builtin(arg)]
     own = tuple(arg for arg in paths if arg not in builtin_paths)
@@ -67,7 +77,7 @@ def select(config: pytest.Config) -> Selection | None:
                 f"{origin}=all {raw} to run every stage and the tests in {raw}"
             )
         names = settings.read_stage_names(raw, origin)
-        own += tuple(config.getini("gkd_stage_files"))
+        own += tuple(_stage_files(config))
         if "all" in names:
             return Selection(None, tuple(BY_NAME), True, own)
         unknown = [name for name in names if name not in BY_NAME]
@@ -82,8 +92,12 @@ def select(config: pytest.Config) -> Selection | None:
             if any(_covers(arg, stage.name) for arg in builtin_paths)
         )
         return Selection(None, chosen, False, own)
-    chosen = plan.mentioned(config.option.keyword or "")
+    chosen = by_keyword.chosen(config, config.option)
     return Selection(None, chosen, False, tuple(config.args)) if chosen else None
+
+
+def _stage_files(config: pytest.Config) -> list[str]:
+    return origins.files(origins.given(config, "gkd_stage_files"))
 
 
 def _paths_given(config: pytest.Config) -> bool:
@@ -115,31 +129,34 @@ def prepare(config: pytest.Config) -> None:
         budgets(config, None if selection.own_files else BY_NAME)
         _check_inject(read, selection)
         rules = _own_rules(config)
-        report_dir = _report_dir(config)
+        report = _report_dir(config)
     except SettingsError as error:
         raise pytest.UsageError(str(error)) from None
+    config.add_cleanup(report.close)
     workers, notes = _workers(config, selection)
     try:
-        run_dir = RunDir(report_dir)
+        run_dir = RunDir(report.path)
     except OSError as error:
         raise pytest.UsageError(
-            f"a run needs a directory for temporary files, and none can be used: "
-            f"{error.strerror or error}. Name one: TMPDIR=DIR pytest ..."
+            "a run needs a directory for temporary files, and none can be used: "
+            f"{sanitize.line(error.strerror or str(error))}. Name one: "
+            "TMPDIR=DIR pytest ..."
         ) from None
     config.add_cleanup(run_dir.discard)  # also when pytest stops before the run begins
     made = not (read.student and read.teacher and read.train_files)
-    notes += (*run_dir.notes, *abilities.lacking(makes_models=made))
-    config.stash[PREPARED] = Prepared(read, run_dir, report_dir, workers, notes, rules)
+    notes += (*report.notes, *run_dir.notes, *abilities.lacking(makes_models=made))
+    config.stash[PREPARED] = Prepared(read, run_dir, report.path, workers, notes, rules)
 
 
 def _own_rules(config: pytest.Config) -> tuple[Path, ...]:
     """The users' rules, read once here so that a bad one ends the run at once."""
+    named = origins.given(config, "gkd_rules")
     try:
-        named = (config.rootpath / name for name in config.getini("gkd_rules"))
-        found = (*own_rules.installed(), *named)
+        own = (named.base / name for name in named.value)
+        found = (*own_rules.installed(), *own)
         load(found)
     except (RuleError, LookupError) as error:
-        raise SettingsError(f"gkd_rules: {error}") from None
+        raise SettingsError(f"{named.origin}: {error}") from None
     return found
 
 
@@ -154,8 +171,10 @@ def _refuse_nesting() -> None:
 
 def _check_paths(config: pytest.Config, selection: Selection) -> None:
     # The workers would find this out one by one, each in its own way.
-    listed = [(arg, "command line") for arg in selection.own_files]
-    for name, origin in listed:
+    in_ini = origins.given(config, "gkd_stage_files").origin
+    listed = _stage_files(config)
+    for name in selection.own_files:
+        origin = in_ini if name in listed else "command line"
         file = name.split("::")[0]
         bases = (config.invocation_params.dir, config.rootpath)
         if not any((base / file).exists() for base in bases):
@@ -175,14 +194,12 @@ def _workers(
     config: pytest.Config, selection: Selection
 ) -> tuple[int, tuple[str, ...]]:
     """How many worker processes to start, 0 for none; and what to say about it."""
-    asked = getattr(config.option, "numprocesses", None)
-    unheld = "budgets are not enforced from outside, and a hang in native code is not"
-    if not config.pluginmanager.hasplugin("xdist"):
-        return 0, (f"pytest-xdist is switched off: {unheld} ended",)
-    if asked == 0 or config.option.usepdb:
+    reason = one_process(config, config.option)
+    if reason:
         config.option.numprocesses, config.option.dist = 0, "no"
-        reason = "--pdb" if config.option.usepdb else "-n0"
-        return 0, (f"one process ({reason}): {unheld} ended",)
+        unheld = "budgets are not enforced from outside, and a hang in native code is"
+        return 0, (f"{reason}: {unheld} not ended",)
+    asked = config.option.numprocesses
     lanes = {BY_NAME[name].lane for name in selection.builtin}
     wanted = max(1, len(lanes) + bool(selection.own_files))
     if isinstance(asked, int):
@@ -196,58 +213,72 @@ def _workers(
     return wanted, ()
 
 
+def one_process(config: pytest.Config, option: argparse.Namespace) -> str:
+    """Why the stages run in pytest's own process; empty where they have workers."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return "pytest-xdist is switched off"
+    if option.usepdb:
+        return "one process (--pdb)"
+    return "one process (-n0)" if option.numprocesses == 0 else ""
+
+
 def read_settings(config: pytest.Config) -> Settings:
     """Options over ini over defaults, with what ``auto`` stands for on this machine."""
+    found_in = {option.name: origins.given(config, option.ini) for option in OPTIONS}
+    origin = {name: one.origin for name, one in found_in.items()}
     values: dict[str, Any] = {}
     for option in OPTIONS:
-        raw, origin = getattr(config.option, option.ini), option.flag
-        if raw in (None, False, []):
-            raw, origin = config.getini(option.ini), f"{option.ini} in the ini file"
-        values[option.name] = settings.read_value(option, raw, origin)
+        one = found_in[option.name]
+        value = settings.read_value(option, one.value, one.origin)
+        if option.name == "train_files":
+            value = tuple(origins.files(dataclasses.replace(one, value=value)))
+        elif option.name in ("student", "teacher") and value:
+            value = origins.model(value, one.base)
+        values[option.name] = value
     if values["beta"] > 1:
         raise SettingsError(
-            f"--gkd-beta: {values['beta']:g} is not a number between 0 and 1"
+            f"{origin['beta']}: {values['beta']:g} is not a number between 0 and 1"
         )
     if values["temperature"] == 0:
-        raise SettingsError("--gkd-temperature: '0' is not a number above 0")
+        raise SettingsError(f"{origin['temperature']}: '0' is not a number above 0")
     if not 0 < values["gpu_memory_utilization"] <= 1:
         raise SettingsError(
-            f"--gkd-gpu-memory-utilization: {values['gpu_memory_utilization']!r} is "
-            "not a fraction above 0 and up to 1"
+            f"{origin['gpu_memory_utilization']}: {values['gpu_memory_utilization']!r} "
+            "is not a fraction above 0 and up to 1"
         )
     if values["learning_rate"] is None:
         # Measured on a 135M pretrained student: 1e-4 and above makes one repeated
         # batch's loss rise, 1e-5 makes it fall; random tiny weights need larger steps.
         values["learning_rate"] = 1e-5 if values["student"] else 1e-3
     if values["inject"]:
-        values |= _fault(values["inject"]).settings
+        values |= _fault(values["inject"], origin["inject"]).settings
     found = gpus.usable()
     cpus = len(os.sched_getaffinity(0))
     values["layout"], values["layout_why"] = settings.choose_layout(
         values["layout"], found
     )
     values["world_size"], values["world_size_why"] = settings.choose_world_size(
-        values["world_size"], found, cpus
+        values["world_size"], found, cpus, origin["world_size"]
     )
-    return Settings(**values, gpus=found, cpus=cpus)
+    named = {name: one.origin for name, one in found_in.items() if one.value}
+    return Settings(**values, gpus=found, cpus=cpus, origins=named)
 
 
-def _fault(name: str) -> faultspecs.FaultSpec:
+def _fault(name: str, origin: str) -> faultspecs.FaultSpec:
     try:
         return faultspecs.find(name)
     except faultspecs.UnknownFaultError as error:
-        raise SettingsError(
-            f"--gkd-inject: {error} docs/faults.md lists them all."
-        ) from None
+        raise SettingsError(f"{origin}: {error} gkd faults lists them all.") from None
 
 
 def _check_inject(read: Settings, selection: Selection) -> None:
     if read.inject is None:
         return
-    stage = _fault(read.inject).stage
+    origin = read.origin("inject")
+    stage = _fault(read.inject, origin).stage
     if stage not in selection.builtin:
         raise SettingsError(
-            f"--gkd-inject: {read.inject!r} strikes in stage {stage}, which was not "
+            f"{origin}: {read.inject!r} strikes in stage {stage}, which was not "
             f"asked for ({', '.join(selection.builtin) or 'no built-in stage was'})"
         )
 
@@ -257,37 +288,25 @@ def budgets(
 ) -> tuple[Mapping[str, float], ...]:
     """Budgets from the command line, then from the ini; ``known`` None: any name."""
     given = [(entry, "--gkd-timeout") for entry in config.option.gkd_timeout]
-    in_ini = [
-        (entry, "gkd_timeout in the ini file") for entry in config.getini("gkd_timeout")
-    ]
+    ini = origins.in_ini(config, "gkd_timeout")
+    in_ini = [(entry, ini.origin) for entry in ini.value]
     return tuple(settings.read_timeouts(table, known) for table in (given, in_ini))
 
 
-def _report_dir(config: pytest.Config) -> Path:
-    raw, origin = config.option.gkd_report, "--gkd-report"
-    if not raw:
-        raw, origin = config.getini("gkd_report"), "gkd_report in the ini file"
-    path = config.invocation_params.dir / (raw or DEFAULT_REPORT)
+def _report_dir(config: pytest.Config) -> ReportDir:
+    named = origins.given(config, "gkd_report")
+    name, base, origin = named.value, named.base, named.origin
+    if not name:
+        base, origin = config.invocation_params.dir, "the default of --gkd-report"
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        for name in REPORT_PARTS:
-            part = path / name
-            if part.is_dir():
-                shutil.rmtree(part)
-            else:
-                part.unlink(missing_ok=True)
-        probe = path / "report.json.part"
-        probe.write_text("")
-        probe.unlink()
-        if not raw:
-            (path.parent / ".gitignore").write_text("*\n")
-    except OSError as error:
+        return ReportDir(base, name or None)
+    except (OSError, ReportRefusedError) as error:
+        problem = error.strerror if isinstance(error, OSError) else error
         raise SettingsError(
-            f"{origin if raw else 'the default of --gkd-report'}: cannot write the "
-            f"report to {str(path)!r}: {error.strerror}. Name a directory that can be "
-            "written, for example --gkd-report=/tmp/gkd-report"
+            f"{origin}: cannot write the report to {str(base / (name or DEFAULT))!r}: "
+            f"{problem}. Name a directory of its own, for example "
+            "--gkd-report=/tmp/gkd-report"
         ) from None
-    return path
 
 
 def register(config: pytest.Config) -> None:
@@ -304,8 +323,8 @@ def register(config: pytest.Config) -> None:
     files = [str(stage_file(name)) for name in selection.builtin]
     keeps_args = _paths_given(config) or not selection.only
     others = [arg for arg in config.args if not _is_builtin(arg)] if keeps_args else []
-    own = config.getini("gkd_stage_files") if selection.only else []
-    config.args = [*others, *(str(config.rootpath / file) for file in own), *files]
+    own = _stage_files(config) if selection.only else []
+    config.args = [*others, *own, *files]
     if handed is not None:
         context = StageContext(
             Settings.from_json(handed["settings"]),
@@ -321,8 +340,10 @@ def register(config: pytest.Config) -> None:
             only=selection.only,
             isolated=True,
             emit=EventWriter(events / f"{worker_id}.jsonl").write,
-            verdict=VerdictReader(context.run_dir / "verdicts.jsonl").outcome,
+            verdict=VerdictReader(Path(handed["verdicts"])).outcome,
         )
+        if handed["safe_path"] is None:  # as it was, for what the stages start
+            os.environ.pop(SAFE_PATH, None)
         worker.isolate(
             context.run_dir / "armed",
             context.run_dir / temporary_name(worker_id),

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_gkd.specs import BY_NAME, LAYOUTS
@@ -16,6 +16,12 @@ LOSSES = ("topk", "full")
 
 class SettingsError(ValueError):
     """A value of the user's that cannot be used; the text says what to do."""
+
+    def __init__(self, text: str) -> None:
+        # Not at the top: a run without stages has no use for it.
+        from pytest_gkd import sanitize
+
+        super().__init__(sanitize.text(text))
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,8 @@ OPTIONS: tuple[Option, ...] = (
         "list",
         (),
         "FILE",
-        "parquet or JSONL file of prompts; repeatable, or separated by commas",
+        "parquet, JSON, CSV or Arrow file of prompts, directory or glob of them, or a "
+        "dataset's name on the hub; repeatable, or separated by commas",
     ),
     Option(
         "prompt_column",
@@ -72,8 +79,8 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "NAME",
         "column that holds the prompt, as text or as chat messages "
-        "(default: the first of prompt, messages, problem, question, input, "
-        "instruction, text that the file has)",
+        "(default: the first known one, such as prompt, messages, question, query, "
+        "instruction with its input)",
     ),
     Option(
         "max_prompt_length",
@@ -173,9 +180,16 @@ OPTIONS: tuple[Option, ...] = (
         "text",
         None,
         "FAULT",
-        "break something on purpose, to see that the stages find it; docs/faults.md "
-        "lists what can be broken",
+        "break something on purpose, to see that the stages find it; gkd faults lists "
+        "what can be broken",
     ),
+)
+
+
+# Every ini key but gkd_keyword; those that are options too have the same name there.
+INI_NAMES = (
+    *("gkd_stages", "gkd_timeout", "gkd_report", "gkd_stage_files", "gkd_rules"),
+    *(option.ini for option in OPTIONS),
 )
 
 
@@ -185,7 +199,8 @@ class Settings:
 
     ``device`` is ``cpu`` or ``cuda``; ``gpus`` counts the GPUs visible to this
     process. ``*_why`` say in words why ``layout`` and ``world_size`` have the value
-    they have. Temperatures and fractions are plain numbers, lengths are in tokens.
+    they have. ``origins`` holds where the values that were given came from.
+    Temperatures and fractions are plain numbers, lengths are in tokens.
     """
 
     student: str | None = None
@@ -212,6 +227,11 @@ class Settings:
     inject: str | None = None
     gpus: int = 0
     cpus: int = 1
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def origin(self, name: str) -> str:
+        """Who gave a value, for messages: its flag, or its ini name and file."""
+        return self.origins.get(name, "--gkd-" + name.replace("_", "-"))
 
     @property
     def device(self) -> str:
@@ -351,7 +371,9 @@ def choose_layout(asked: str, gpus: int) -> tuple[str, str]:
     return "ray", f"{gpus} GPUs are visible"
 
 
-def choose_world_size(asked: int | None, gpus: int, cpus: int) -> tuple[int, str]:
+def choose_world_size(
+    asked: int | None, gpus: int, cpus: int, origin: str = "--gkd-world-size"
+) -> tuple[int, str]:
     """The ranks of the all-reduce and, in words, why.
 
     Raises SettingsError when more ranks are asked for than the machine can hold: one
@@ -364,14 +386,14 @@ def choose_world_size(asked: int | None, gpus: int, cpus: int) -> tuple[int, str
         return 2, "the default without a GPU"
     if gpus and asked > gpus:
         raise SettingsError(
-            f"--gkd-world-size={asked}: this machine shows {gpus} GPU(s), and NCCL "
-            f"refuses two ranks on one device. Use --gkd-world-size={gpus} or fewer, "
+            f"{origin}: {asked} ranks, but this machine shows {gpus} GPU(s), and NCCL "
+            f"refuses two on one device. Use --gkd-world-size={gpus} or fewer, "
             "or check CUDA_VISIBLE_DEVICES."
         )
     if not gpus and asked > 8 * cpus:
         raise SettingsError(
-            f"--gkd-world-size={asked}: this machine has no GPU and {cpus} CPU "
-            f"core(s), which can hold {8 * cpus} ranks at most. "
+            f"{origin}: {asked} ranks, but this machine has no GPU and {cpus} CPU "
+            f"core(s), which can hold {8 * cpus} at most. "
             f"Use --gkd-world-size={8 * cpus} or fewer."
         )
     return asked, "asked for"

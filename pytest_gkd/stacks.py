@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,24 +14,39 @@ from pathlib import Path
 
 import psutil
 
-from pytest_gkd import abilities
+from pytest_gkd import abilities, sanitize
 from pytest_gkd import process as processes
+from pytest_gkd.clock import monotonic
+from pytest_gkd.journal import write_private
+from pytest_gkd.patterns import Pattern
 
 DUMP_SIGNAL = signal.SIGUSR1
 SIGNAL_GRACE_S = 0.2
+SPY_END_S = 0.2
 LIMIT = 32
 XDIST_TITLE = "[pytest-xdist"
-PYTEST_FRAME = re.compile(r"[(/](_pytest|pluggy|xdist|execnet)/|\(<string>")
+_PYTEST_FRAME = Pattern(rb"[(/](?:_pytest|pluggy|xdist|execnet)/|\(<string>")
+# py-spy's: a title, then frames; faulthandler's: titles, and frames of another form.
+_SPY_THREAD = Pattern(rb"(?m)^Thread (.*)\n((?:    .+(?:\n|$))+)")
+_THREAD = Pattern(rb"(?m)^(?:Current t|T)hread .*$")
+_CURRENT = Pattern(rb"(?m)^Current thread .*\n(?:  .+\n?)+")
+_FRAME = Pattern(rb'File "(.*)", line (\d+) in (.*)')
+# py-spy gives a file's last part only: threading.py, or asyncio/runners.py.
+_MODULE = Pattern(rb"\((?:.*/lib/python[\d.]+/)?([\w/]+)\.py:\d+\)$")
 
 
 @dataclass(frozen=True)
 class Stack:
-    """The stacks of one process: the file they are in, and their text."""
+    """The stacks of one process: the file they are in, and their text.
+
+    ``problem`` is why there is no such file.
+    """
 
     pid: int
     command: str
     path: Path
     text: str
+    problem: str = ""
 
     def where(self) -> str:
         """The process and its main thread's innermost frames, in one line."""
@@ -49,30 +63,29 @@ def innermost(text: str, pid: int) -> str:
     "NAME"``; faulthandler ``File "file", line N in name``, main thread last. Without
     frames the text's last lines are given, which say why there are none.
     """
-    blocks = re.findall(
-        r"^Thread (.*)\n((?:    .+(?:\n|$))+)", text, re.MULTILINE
-    )  # py-spy's
-    for title, body in blocks:
-        if "MainThread" in title or title.startswith(f"{pid} "):
+    dump = text.encode("utf-8", "replace")
+    for block in _SPY_THREAD.finditer(dump):
+        title, body = block[1], block[2]
+        if b"MainThread" in title or title.startswith(b"%d " % pid):
             return _shown([line.strip() for line in body.splitlines()])
-    threads = re.split(r"^(?:Current t|T)hread .*$", text, flags=re.MULTILINE)
-    frames = re.findall(r'File "(.*)", line (\d+) in (.*)', threads[-1])
+    last = max((thread.end() for thread in _THREAD.finditer(dump)), default=0)
+    frames = [frame.groups() for frame in _FRAME.finditer(dump, last)]
     if frames:
-        return _shown([f"{name} ({file}:{line})" for file, line, name in frames])
+        return _shown([b"%s (%s:%s)" % (name, file, at) for file, at, name in frames])
     return "; ".join(text.strip().splitlines()[-3:])
 
 
-def _shown(frames: list[str]) -> str:
+def _shown(frames: list[bytes]) -> str:
     """The innermost frame, and the next that is not Python's own library's."""
-    own = [frame for frame in frames if not PYTEST_FRAME.search(frame)] or frames
+    own = [frame for frame in frames if not _PYTEST_FRAME.search(frame)] or frames
     others = [frame for frame in own[1:] if not _in_library(frame)] or own[1:]
-    return " < ".join([*own[:1], *others[:1]])
+    return b" < ".join([*own[:1], *others[:1]]).decode("utf-8", "replace")
 
 
-def _in_library(frame: str) -> bool:
-    # py-spy gives a file's last part only: threading.py, or asyncio/runners.py.
-    found = re.search(r"\((?:.*/lib/python[\d.]+/)?([\w/]+)\.py:\d+\)$", frame)
-    return found is not None and found[1].split("/")[0] in sys.stdlib_module_names
+def _in_library(frame: bytes) -> bool:
+    found = _MODULE.search(frame)
+    name = found[1].split(b"/")[0].decode() if found else ""
+    return name in sys.stdlib_module_names
 
 
 def arm(directory: Path) -> None:
@@ -90,16 +103,27 @@ def arm(directory: Path) -> None:
 def of_crash(pid: int, armed: Path, out: Path) -> list[Stack]:
     """The stacks that a crashed process wrote as it died; none for SIGKILL."""
     try:
-        text = (armed / f"{pid}.crash").read_text("utf-8", "replace")
+        said = (armed / f"{pid}.crash").read_text("utf-8", "replace")
     except FileNotFoundError:
         return []
+    text = sanitize.text(said)
     if not text.strip():
         return []
-    out.mkdir(parents=True, exist_ok=True)
     path = out / f"{pid}.txt"
-    path.write_text(text, "utf-8")
-    current = re.search(r"^Current thread .*\n((?:  .+\n?)+)", text, re.MULTILINE)
-    return [Stack(pid, XDIST_TITLE, path, current[0] if current else text)]
+    problem = _keep(path, text)
+    current = _CURRENT.search(text.encode("utf-8", "replace"))
+    shown = current[0].decode("utf-8", "replace") if current else text
+    return [Stack(pid, XDIST_TITLE, path, shown, problem)]
+
+
+def _keep(path: Path, text: str) -> str:
+    """Write it, in a directory that need not be there yet; why it could not be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_private(path, text)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return ""
 
 
 def collect(
@@ -121,45 +145,51 @@ def collect(
     # The stage's own process comes first; nobody reads the stacks of a thousand.
     dropped, tree = tree[LIMIT:], tree[:LIMIT]
     spies = {p.pid: _spy(p) for p in tree}
-    deadline = time.monotonic() + limit_s
-    out.mkdir(parents=True, exist_ok=True)
+    deadline = monotonic() + limit_s
     found = []
     for process in tree:
         text = _answer(spies[process.pid], deadline)
         if "Thread" not in text:
             text = _by_signal(process, armed, deadline) or _note(process, text)
+        text = sanitize.text(text)
         command = processes.describe(process)
         path = out / f"{process.pid}.txt"
-        path.write_text(f"{command}\n{text.rstrip()}\n", "utf-8")
-        found.append(Stack(process.pid, command, path, text))
+        problem = _keep(path, f"{command}\n{text.rstrip()}\n")
+        found.append(Stack(process.pid, command, path, text, problem))
     if dropped:
         lines = [processes.describe(process) for process in dropped]
         text = "\n".join([f"{len(dropped)} more processes, without stacks:", *lines])
-        (out / "more.txt").write_text(text + "\n", "utf-8")
+        _keep(out / "more.txt", text + "\n")
     return found
 
 
-def _spy(process: psutil.Process) -> subprocess.Popen[str] | None:
+def _spy(process: psutil.Process) -> subprocess.Popen[str] | str:
+    """py-spy at work, or why it is not."""
     program = abilities.py_spy()
     if program is None:
-        return None
+        return "py-spy is not installed"
     arguments = [program, "dump", "--pid", str(process.pid)]
-    with contextlib.suppress(psutil.NoSuchProcess):  # py-spy will say so itself
+    with contextlib.suppress(psutil.Error):  # py-spy will say so itself
         if process.status() == psutil.STATUS_STOPPED:
             arguments.append("--nonblocking")  # ptrace cannot attach to it
-    return subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def _answer(spy: subprocess.Popen[str] | None, deadline: float) -> str:
-    if spy is None:
-        return "py-spy is not installed"
     try:
-        return spy.communicate(timeout=max(0.05, deadline - time.monotonic()))[0]
+        return subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    except OSError as error:  # there are too many processes, say
+        return f"py-spy could not be started: {error.strerror}"
+
+
+def _answer(spy: subprocess.Popen[str] | str, deadline: float) -> str:
+    if isinstance(spy, str):
+        return spy
+    try:
+        return spy.communicate(timeout=max(0.05, deadline - monotonic()))[0]
     except subprocess.TimeoutExpired:
         spy.kill()
-        spy.communicate()
+        # It may be held in the kernel by the process that it has attached to.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            spy.communicate(timeout=SPY_END_S)
         return "py-spy did not answer in time"
 
 
@@ -168,12 +198,12 @@ def _by_signal(process: psutil.Process, armed: Path, deadline: float) -> str:
     if not path.exists() or not _catches(process.pid, DUMP_SIGNAL):
         return ""  # the signal's default action would kill it
     before = path.stat().st_size
-    with contextlib.suppress(psutil.NoSuchProcess):
+    with contextlib.suppress(psutil.Error):
         process.send_signal(DUMP_SIGNAL)
     # A signal is answered at once; it gets that moment even if py-spy took all others.
-    deadline = max(deadline, time.monotonic() + SIGNAL_GRACE_S)
+    deadline = max(deadline, monotonic() + SIGNAL_GRACE_S)
     text = ""
-    while time.monotonic() < deadline:
+    while monotonic() < deadline:
         time.sleep(0.02)
         longer = path.read_text("utf-8", "replace")[before:]
         if "File " in longer and longer == text:
@@ -192,7 +222,7 @@ def _catches(pid: int, number: int) -> bool:
 
 def _note(process: psutil.Process, why: str) -> str:
     lines = [why.strip().splitlines()[-1] if why.strip() else "no stacks"]
-    with contextlib.suppress(psutil.NoSuchProcess, OSError):
+    with contextlib.suppress(psutil.Error, OSError):
         lines.append(f"state: {process.status()}")
         waits = Path(f"/proc/{process.pid}/wchan").read_text().strip()
         lines.append(f"waits in kernel function: {waits or 'unknown'}")

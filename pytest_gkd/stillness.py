@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytest_gkd import activity, gpus, stacks
 from pytest_gkd.activity import Usage
+from pytest_gkd.clock import monotonic
 from pytest_gkd.stacks import Stack
 
 # A process tree whose threads only keep heartbeats stays below these. An idle Ray (GCS,
@@ -78,7 +78,7 @@ class Progress:
                 parts.append(f"went from {self.moved[0]} to {self.moved[1]}")
             if self.new_pids:
                 parts.append(f"started {len(self.new_pids)} more")
-            return f"still at work: {', '.join(parts)}"
+            return f"slow, not stuck; still at work: {', '.join(parts)}"
         held = ""
         if self.stopped:
             pids = ", ".join(map(str, self.stopped))
@@ -90,7 +90,7 @@ class Progress:
 def look(pid: int, armed: Path, out: Path) -> Look:
     """Look at the tree of ``pid`` now; see ``stacks.collect`` for the directories."""
     # Usage first: taking stacks makes the processes run.
-    usage = activity.read(pid, time.monotonic())
+    usage = activity.read(pid, monotonic())
     return Look(usage, tuple(stacks.collect(pid, armed, out)))
 
 
@@ -165,19 +165,26 @@ class QuietWatch:
         self._first: Look | None = None
         self.doubt = ""
 
+    def is_due(self, now: float) -> bool:
+        """Whether it is time to look again."""
+        return now >= self._next
+
     def look(self, now: float, said: float) -> tuple[Progress, Look] | None:
         """Proof that the stage is stuck, with the second look; None without one.
 
         ``said`` is when the stage last said something. ``doubt`` then tells why an
         idle stage was not called stuck.
         """
-        if now < self._next:
+        if not self.is_due(now):
             return None
         self._next = now + LOOK_S
         try:
-            state, switches = activity.main_thread(self._pid)
-        except FileNotFoundError:
-            return None
+            return self._look(now, said)
+        except (FileNotFoundError, ProcessLookupError):
+            return None  # it has ended
+
+    def _look(self, now: float, said: float) -> tuple[Progress, Look] | None:
+        state, switches = activity.main_thread(self._pid)
         if (state, switches, said) != self._seen or state not in "ST":
             self._start_anew(now, (state, switches, said))
             return None

@@ -6,14 +6,15 @@ import contextlib
 import os
 import shutil
 import signal
+import stat
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_gkd import procfs
+from pytest_gkd import cgroup, procfs
+from pytest_gkd.clock import monotonic
 from pytest_gkd.created import (
-    MARK,
     Created,
     FolderLine,
     ProcessLine,
@@ -22,12 +23,15 @@ from pytest_gkd.created import (
     boot,
     pid_namespace,
 )
-from pytest_gkd.procfs import Identity, Stat
+from pytest_gkd.procfs import (
+    MARK,
+    STORM_LIMITS,
+    TRACKER,
+    TRACKER_GRACE_S,
+    Identity,
+    Stat,
+)
 
-# multiprocessing's helper unlinks the shared memory of processes that were killed, and
-# ends by itself when they are gone. It gets a moment to do so.
-TRACKER = "multiprocessing.resource_tracker"
-TRACKER_GRACE_S = 1.0
 END_LIMIT_S = 10.0
 
 ALIVE = "alive"
@@ -79,7 +83,7 @@ def state(run: RunLine) -> tuple[str, str]:
 
 class Search:
     """Finds the run's living processes: those on the list, those below them, and
-    those that carry its mark in their environment.
+    those in its workers' control groups, and those that carry its mark.
 
     A process counts as listed only while pid and start time are the listed ones.
     """
@@ -90,6 +94,7 @@ class Search:
         self._mark = run.mark
         # A run that was before the last boot has no process; its pids are others' now.
         self._known = run.boot == boot()
+        self.groups = cgroup.of_run(run.groups, run.mark) if self._known else []
         self._seeds = {(p.pid, p.start): p for p in processes}
         self._spare = {*spare, *procfs.above(os.getpid()), run.pid}
         self._looked: dict[tuple[int, int], bool] = {}
@@ -104,6 +109,8 @@ class Search:
             for s in table.values()
             if (s.pid, s.start) in self._seeds or self._is_marked(s)
         ]
+        # What its workers' groups hold is below none of these, once orphaned.
+        seeds += [n for group in self.groups for n in cgroup.members(group)]
         pids = procfs.below(seeds, table) - self._spare
         found = {pid: table[pid] for pid in pids if pid in table}
         for s in found.values():
@@ -136,26 +143,40 @@ def end(search: Search, limit_s: float = END_LIMIT_S) -> Ended:
 
     All are stopped first, so that one that forks cannot outrun the walk, then killed.
     """
-    deadline = time.monotonic() + limit_s
+    deadline = monotonic() + limit_s
+    stopped_by = monotonic() + STORM_LIMITS * limit_s
     ended: dict[tuple[int, int], Found] = {}
     refused: dict[tuple[int, int], tuple[Found, str]] = {}
     trackers: dict[int, Stat] = {}
     held: set[Identity] = set()
-    while time.monotonic() < deadline:
-        frozen = _freeze(search, trackers, refused)
-        if not frozen:
-            break
-        for s in frozen:
-            ended.setdefault((s.pid, s.start), search.describe(s))
-            held |= procfs.held(s.pid) or set()
-        for s in frozen:
-            procfs.send(s.pid, s.start, signal.SIGKILL)
-        _wait(frozen, deadline)
-    _wait(trackers.values(), time.monotonic() + TRACKER_GRACE_S)
+    with contextlib.ExitStack() as still:
+        for group in search.groups:
+            still.enter_context(cgroup.frozen(group))
+        while monotonic() < deadline:
+            frozen = _freeze(search, trackers, refused, stopped_by)
+            if not frozen:
+                break
+            for s in frozen:
+                ended.setdefault((s.pid, s.start), search.describe(s))
+                held |= procfs.held(s.pid, writing=True) or set()
+            for s in frozen:
+                procfs.send(s.pid, s.start, signal.SIGKILL)
+            _wait(frozen, deadline)
+    _wait(trackers.values(), monotonic() + TRACKER_GRACE_S)
     for s in trackers.values():
         procfs.send(s.pid, s.start, signal.SIGKILL)
     _wait(trackers.values(), deadline)
+    for group in search.groups:
+        cgroup.remove(group)
     left = [*refused.values()]
+    if monotonic() > deadline:
+        why = "what starts others faster than they can be ended had started it"
+        known = ended.keys() | refused.keys()
+        left += [
+            (search.describe(s), why)
+            for s in search.now().values()
+            if (s.pid, s.start) not in known and s.pid not in trackers
+        ]
     for key, found in list(ended.items()):
         here = procfs.stat(found.pid)
         if here and here.start == found.start and here.state not in procfs.DEAD:
@@ -169,9 +190,10 @@ def _freeze(
     search: Search,
     trackers: dict[int, Stat],
     refused: dict[tuple[int, int], tuple[Found, str]],
+    deadline: float,
 ) -> list[Stat]:
     frozen: dict[tuple[int, int], Stat] = {}
-    while True:
+    while monotonic() < deadline:
         new = [
             s
             for s in search.now().values()
@@ -180,7 +202,7 @@ def _freeze(
             and s.pid not in trackers
         ]
         if not new:
-            return list(frozen.values())
+            break
         for s in new:
             if TRACKER in procfs.full_command(s.pid):
                 trackers[s.pid] = s
@@ -192,13 +214,14 @@ def _freeze(
                 owner = procfs.user(s.pid)
                 why = f"it belongs to another user (uid {owner})"
                 refused[(s.pid, s.start)] = (search.describe(s), why)
+    return list(frozen.values())
 
 
 def _wait(processes: Iterable[Stat], deadline: float) -> None:
     left = list(processes)
     while True:
         left = [s for s in left if procfs.is_alive(s.pid, s.start)]
-        if not left or time.monotonic() > deadline:
+        if not left or monotonic() > deadline:
             return
         time.sleep(0.005)
 
@@ -224,6 +247,8 @@ class Holders:
 
         Processes in ``but`` do not count: they are about to end.
         """
+        if "/" in segment.name:
+            return None  # no file of that directory
         try:
             here = (procfs.SHM / segment.name).lstat()
         except OSError:
@@ -308,34 +333,67 @@ def is_same(folder: FolderLine) -> bool:
 
 def remove_folder(folder: FolderLine) -> str | None:
     """Remove a directory outside the run's own; the reason why not, None when gone."""
-    return remove_tree(Path(folder.path)) if is_same(folder) else None
+    if not is_same(folder):
+        return None
+    return remove_tree(Path(folder.path), Identity(folder.dev, folder.ino))
 
 
-def remove_tree(path: Path, tries: int = 3) -> str:
+def remove_tree(path: Path, identity: Identity | None = None, tries: int = 3) -> str:
     """Remove a directory and all below it; the reason why not, empty when it went.
 
-    More than one try: what was just killed may still have been writing.
+    Only the directory with that ``identity``, if one is given; no link is followed,
+    and nothing is removed while something is mounted in it. More than one try: what
+    was just killed may still have been writing.
     """
     reason = ""
     for _ in range(tries):
-        if path.is_symlink() or not path.exists():
+        try:
+            # O_PATH opens what may not be read, too.
+            flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(path, flags)
+        except OSError:  # it is gone, or something else has its name
             return ""
         try:
-            shutil.rmtree(path)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            reason = f"{error.filename or path}: {error.strerror}"
-            _make_writable(path)
+            reason = _empty(fd, identity)
+            if not reason:
+                path.rmdir()
+                return ""
+        except (OSError, RecursionError) as error:
+            reason = f"{getattr(error, 'filename', '') or path}: "
+            reason += getattr(error, "strerror", None) or "too many directories deep"
+            _make_writable(fd)
             time.sleep(0.05)
-    shutil.rmtree(path, ignore_errors=True)
-    return reason if path.exists() else ""
+        finally:
+            os.close(fd)
+    return reason if os.path.lexists(path) else ""
 
 
-def _make_writable(path: Path) -> None:
-    for directory, _, _ in os.walk(path):
-        with contextlib.suppress(OSError):
-            Path(directory).chmod(0o700)
+def _empty(fd: int, identity: Identity | None) -> str:
+    """Remove what is in an open directory; the reason why nothing was removed."""
+    here = os.fstat(fd)
+    if identity is not None and (here.st_dev, here.st_ino) != identity:
+        return "it is another directory by now"
+    place = Path(f"/proc/self/fd/{fd}")
+    mounts = procfs.mounted_below(place)
+    if mounts:
+        return f"{mounts[0]} is mounted in it"
+    for path in list(place.iterdir()):
+        if stat.S_ISDIR(path.lstat().st_mode):
+            shutil.rmtree(path.name, dir_fd=fd)
+        else:
+            path.unlink()
+    return ""
+
+
+def _make_writable(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        Path(f"/proc/self/fd/{fd}").chmod(0o700)
+        for _, names, _, here in os.fwalk(".", dir_fd=fd):
+            for name in names:
+                if stat.S_ISDIR(
+                    os.stat(name, dir_fd=here, follow_symlinks=False).st_mode
+                ):
+                    os.chmod(name, 0o700, dir_fd=here)
 
 
 def tree_size(path: Path) -> int:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_gkd import procfs
+from pytest_gkd import created, procfs
+from pytest_gkd.clock import monotonic
 from pytest_gkd.created import (
     CreationList,
     FolderLine,
@@ -28,7 +29,8 @@ REST = 100
 FORGET_AFTER = 30
 # What Ray's own processes are told of the session that they belong to.
 RAY_FOLDER = re.compile(r"--(?:session[-_]dir|temp[-_]dir)=(\S+)")
-RAY_PREFIX = "gkd-ray-"  # of a directory that was made for Ray, see env_ray.py
+# Ray names a session after the moment and the process that began it (node.py).
+RAY_SESSION = re.compile(r"session_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_\d+_(\d+)")
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,10 @@ class Member:
 class Tracker(threading.Thread):
     """Walks the tree below this process and appends what is new to the list.
 
-    ``before`` are the processes that were there before the run: they are passed over,
-    with all they start. ``workers`` gives the stage that each worker runs now, by its
-    pid. ``each`` is called after every walk. With ``itself`` this process runs stages.
+    ``before`` are the processes that are not the run's: they are passed over, with all
+    they start. It may grow. ``workers`` gives the stage that each worker runs now, by
+    its pid. ``each`` is called after every walk. With ``itself`` this process runs
+    stages.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class Tracker(threading.Thread):
         self._me = os.getpid()
         self._members: dict[int, Member] = {}
         self._passed = set(before)
-        self._before = frozenset(before)
+        self._before = before
         self._walks = 0
         self._shares = procfs.shares_memory()
         known = procfs.segments() if self._shares else {}
@@ -76,20 +79,33 @@ class Tracker(threading.Thread):
         self._known: set[Identity] = set(known.values())
         self._itself = itself
         self._folders: set[str] = set()
+        self._begun = time.strftime("%Y-%m-%d_%H-%M-%S")  # local time, as Ray's
+        self._seen: set[int] = set()
         self._next_look = 0.0
         self._one = threading.Lock()
         self._over = threading.Event()
+        self.error: BaseException | None = None
         self.segments: list[SegmentLine] = []
         self.folders: list[FolderLine] = []
 
     def run(self) -> None:
-        """The thread's loop."""
-        while not self._over.is_set():
-            begun = time.monotonic()
-            self.scan()
-            self._each()
-            rest = REST * (time.monotonic() - begun)
-            self._over.wait(max(EVERY_S, rest))
+        """The thread's loop; an exception in it is kept for the report to tell."""
+        try:
+            while not self._over.is_set():
+                begun = monotonic()
+                self.scan()
+                self._each()
+                rest = REST * (monotonic() - begun)
+                self._over.wait(max(EVERY_S, rest))
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def problem(self) -> str:
+        """Why the list is not whole; empty while nothing went wrong."""
+        if self.error is not None:
+            return f"{type(self.error).__name__}: {self.error}"
+        return self._list.problem
 
     def stop(self) -> None:
         """End the thread."""
@@ -128,7 +144,11 @@ class Tracker(threading.Thread):
         fresh: list[int] = []
         unknown = {
             pid: here
-            for pid in present - self._passed - set(self._members) - {self._me}
+            for pid in present
+            - self._passed
+            - self._before
+            - set(self._members)
+            - {self._me}
             if (here := procfs.stat(pid)) is not None
         }
         # A child may have a lower pid than its parent once the numbers wrapped.
@@ -152,6 +172,7 @@ class Tracker(threading.Thread):
         worker = s.pid if s.pid in workers else above.worker if above else lost
         stage = workers.get(worker, "") if worker != s.pid else ""
         self._members[s.pid] = Member(s.start, s.ppid, stage, worker)
+        self._seen.add(s.pid)
         if s.state not in procfs.DEAD:
             self._list.process(
                 ProcessLine(s.pid, s.start, procfs.command(s.pid), stage, worker)
@@ -161,8 +182,9 @@ class Tracker(threading.Thread):
         """Ray's directories outside the run's own, from what its processes are told."""
         for text in RAY_FOLDER.findall(procfs.full_command(pid)):
             path = Path(text)
-            mine = path.name.startswith((RAY_PREFIX, "session_"))
-            if not mine or text in self._folders or self._run_dir in path.parents:
+            if text in self._folders or self._run_dir in path.parents:
+                continue
+            if path != created.ray_folder(self._run_dir) and not self._began(path.name):
                 continue
             self._folders.add(text)
             try:
@@ -176,6 +198,18 @@ class Tracker(threading.Thread):
             self.folders.append(line)
             self._list.folder(line)
 
+    def _began(self, session: str) -> bool:
+        """Whether a session of Ray was begun by a process of this run.
+
+        A run may also join one that was there before, and is not its to remove.
+        """
+        found = RAY_SESSION.fullmatch(session)
+        return bool(
+            found
+            and found[1] >= self._begun
+            and int(found[2]) in (*self._seen, self._me)
+        )
+
     # -- shared memory ---------------------------------------------------------------
 
     def _look_at_memory(self, workers: dict[int, str]) -> None:
@@ -184,7 +218,7 @@ class Tracker(threading.Thread):
         To read what a process holds is the dear part: it is done only while there are
         new files, and the more seldom the longer it takes.
         """
-        begun = time.monotonic()
+        begun = monotonic()
         if begun < self._next_look:
             return
         new = {
@@ -199,9 +233,9 @@ class Tracker(threading.Thread):
             member = self._members.get(pid)
             worker = member.worker if member else pid
             stage = workers.get(worker) or (member.stage if member else "")
-            for identity in (procfs.held(pid) or set()) & new.keys():
+            for identity in (procfs.held(pid, writing=True) or set()) & new.keys():
                 line = SegmentLine(new.pop(identity), *identity, stage, worker)
                 self.segments.append(line)
                 self._list.segment(line)
                 self._known.add(identity)
-        self._next_look = time.monotonic() + REST * (time.monotonic() - begun)
+        self._next_look = monotonic() + REST * (monotonic() - begun)

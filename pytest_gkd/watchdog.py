@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import stat
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from pytest_gkd import process, stacks, stillness
+from pytest_gkd import errand, process, stacks, stillness
+from pytest_gkd.clock import monotonic
+from pytest_gkd.context import EXTRA_LIMIT_S
 from pytest_gkd.journal import EventReader
 from pytest_gkd.stillness import Look, Progress, QuietWatch
 
@@ -23,21 +26,42 @@ END_AFTER_S = 0.8
 COLLECT_BUDGET_S = 60.0
 CLOSE_BUDGET_S = 15.0
 TICK_S = 0.1
+# Of each worker's events in one tick: some ten thousand, and a few hundredths of a
+# second.
+TICK_BYTES = 1024 * 1024
 # pytest-xdist notices a dead worker at once, unless somebody else holds its pipe.
 NOTICE_S = 2.0
 # How long before the end of a budget the first of two looks is taken that tell a slow
 # stage from a stuck one.
 LOOK_BEFORE_S = 3.0
 LOOK_BEFORE_SHARE = 0.3
+# A look takes 1.2 s at most, unless the kernel holds the one who looks.
+LOOK_LIMIT_S = 4.0
+# What is below a worker has so long to die of SIGKILL, then the worker itself has.
+END_LIMIT_S = 5.0
+# An ending that takes longer is held by the kernel; the run goes on without it.
+GIVE_UP_S = 3 * END_LIMIT_S
 OUTPUT_BYTES = 64 * 1024
+
+
+class Sample(NamedTuple):
+    """The stacks of a stage's process tree at the end of its budget.
+
+    ``progress`` compares it with a look before that, if there was one.
+    """
+
+    stacks: list[stacks.Stack]
+    progress: Progress | None
 
 
 @dataclass
 class WorkerWatch:
-    """What the watchdog knows of one worker process. Times are ``time.monotonic()``.
+    """What the watchdog knows of one worker process. Times are ``clock.monotonic()``.
 
     ``phase`` is starting, idle, running, closing (the stage's result is known, its
-    fixtures are being torn down) or done.
+    fixtures are being torn down) or done. ``ended`` is set as soon as its end begins,
+    ``told`` when ``on_overrun`` knows of it. ``samples`` are of all its stages: a look
+    may be over when the next stage has begun.
     """
 
     name: str
@@ -46,16 +70,24 @@ class WorkerWatch:
     stage: str = ""
     since: float = 0.0
     limit_s: float = COLLECT_BUDGET_S
+    extra_s: dict[str, float] = field(default_factory=dict)
     said: float = 0.0
     earlier: Look | None = None
     quiet: QuietWatch | None = None
     stuck_at: float | None = None
     progress: Progress | None = None
+    looking: Future[Callable[[], None]] | None = None
+    looked_at: str = ""
+    wants_sample: bool = True
     sampled: list[stacks.Stack] = field(default_factory=list)
     has_sample: bool = False
+    samples: dict[str, Sample] = field(default_factory=dict)
     ended: bool = False
+    give_up_at: float = float("inf")
+    told: bool = False
     dead_since: float | None = None
     output: list[BinaryIO] = field(default_factory=list)
+    start: int | None = None
 
     @property
     def deadline(self) -> float:
@@ -64,7 +96,7 @@ class WorkerWatch:
             return float("inf")
         if self.stuck_at is not None:
             return self.stuck_at
-        return self.since + self.limit_s
+        return self.since + self.limit_s + sum(self.extra_s.values())
 
 
 @dataclass(frozen=True)
@@ -92,9 +124,12 @@ class Watchdog(threading.Thread):
 
     ``on_event`` gets every event, ``on_overrun`` every ending before the processes
     are known to be gone to pytest-xdist, ``on_tick`` the time, ten times a second.
-    ``end_stuck`` lets a stage that is proven to be stuck be ended before its budget is
-    over (see ``stillness.QuietWatch``).
-    All three are called with ``lock`` held, as are the methods for other threads.
+    ``on_lost`` gets the name of a worker that could not be ended, ``on_problem`` what
+    went wrong here, which holds up nothing else. ``end_stuck`` lets a stage that is
+    proven to be stuck be ended before its budget is over (see
+    ``stillness.QuietWatch``).
+    All are called with ``lock`` held and must not block, as is true of the methods for
+    other threads. What may block, a look at a tree and its end, has threads of its own.
     """
 
     def __init__(
@@ -105,6 +140,8 @@ class Watchdog(threading.Thread):
         on_event: Callable[[dict[str, Any]], None],
         on_overrun: Callable[[Overrun], None],
         on_tick: Callable[[float], None],
+        on_lost: Callable[[str], None],
+        on_problem: Callable[[str], None],
         *,
         end_stuck: bool = True,
     ) -> None:
@@ -117,40 +154,64 @@ class Watchdog(threading.Thread):
         self._on_event = on_event
         self._on_overrun = on_overrun
         self._on_tick = on_tick
+        self._on_lost = on_lost
+        self._on_problem = on_problem
         self._end_stuck = end_stuck
         self.spared = {child.pid for child in process.children(os.getpid())}
         self._over = threading.Event()
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """The thread's loop; an exception in it is kept for the controller to raise."""
+        """The thread's loop. Should it break, the workers are ended with it."""
         try:
             while not self._over.wait(TICK_S):
-                self.drain()
-                now = time.monotonic()
-                with self.lock:
-                    self._on_tick(now)
-                for worker in list(self.workers.values()):
-                    self._judge(worker, time.monotonic())
+                self._tick()
         except BaseException as error:
             self.error = error
+            for worker in self.workers.values():
+                worker.ended = True
+                process.stop(worker.pid, itself=True, start=worker.start)
 
     def stop(self) -> None:
         """End the thread; deadlines are not held any more."""
         self._over.set()
         self.join()
+        for worker in self.workers.values():
+            _close(worker)
 
-    def drain(self) -> None:
-        """Take in every event written so far."""
+    def drain(self, limit_bytes: int = -1) -> None:
+        """Take in every event written so far, or so many bytes of each worker's."""
         with self.lock:
-            for event in self._reader.read():
-                self._follow(event)
-                self._on_event(event)
+            for event in self._reader.read(limit_bytes):
+                self._attempt("an event was not understood", self._take_in, event)
+
+    def _tick(self) -> None:
+        self._attempt("events could not be read", self.drain, TICK_BYTES)
+        for worker in list(self.workers.values()):
+            about = f"worker {worker.name} could not be looked after"
+            self._attempt(about, self._judge, worker, monotonic())
+        with self.lock:
+            self._attempt("the run could not be shown", self._on_tick, monotonic())
+
+    def _attempt(self, what: str, work: Callable[..., None], *args: Any) -> None:
+        """Do what must not keep this thread from anything else that it does."""
+        try:
+            work(*args)
+        except Exception as error:
+            text = f"{what}: {type(error).__name__}: {error}"
+            with self.lock:
+                self._on_problem(text)
+
+    def _take_in(self, event: dict[str, Any]) -> None:
+        self._follow(event)
+        self._on_event(event)
 
     def _follow(self, event: dict[str, Any]) -> None:
         name, kind, now = event["worker"], event["event"], event.get("t", 0.0)
         if kind == "hello":
-            self.workers[name] = WorkerWatch(name, event["pid"], since=now)
+            self.workers[name] = WorkerWatch(
+                name, event["pid"], since=now, start=event.get("start") or None
+            )
         worker = self.workers.get(name)
         if worker is None:
             return
@@ -159,60 +220,132 @@ class Watchdog(threading.Thread):
         elif kind == "start":
             worker.phase, worker.stage, worker.since = "running", event["stage"], now
             worker.limit_s = event["budget_s"]
-            worker.sampled, worker.has_sample = [], False
+            worker.sampled, worker.has_sample, worker.wants_sample = [], False, True
             worker.earlier = worker.progress = worker.stuck_at = None
             worker.said = now
             worker.quiet = self._quiet_watch(worker)
+            _close(worker)
             worker.output = _captured(worker.pid, event["captured"])
+            worker.extra_s = {}
         elif kind in ("step", "fact"):
             worker.said = now
+        elif kind == "extra":
+            self._extend(worker, event["what"], event["s"])
+            worker.said = now
         elif kind == "finish":
-            worker.phase, worker.since = "closing", now
+            worker.phase, worker.since, worker.extra_s = "closing", now, {}
             worker.limit_s, worker.stuck_at = CLOSE_BUDGET_S, None
         elif kind == "closed":
             worker.phase = "idle"
         elif kind == "bye":
             worker.phase = "done"
 
+    def _extend(self, worker: WorkerWatch, what: str, seconds: float) -> None:
+        """More time than the budget, within its bound; looks at it begin anew."""
+        if not float(seconds) >= 0:
+            raise ValueError(f"{seconds!r} is no time that a stage may be given")
+        worker.extra_s[what] = min(float(seconds), EXTRA_LIMIT_S[what])
+        worker.samples.pop(worker.stage, None)
+        worker.earlier, worker.has_sample, worker.wants_sample = None, False, True
+
     def _judge(self, worker: WorkerWatch, now: float) -> None:
-        if not worker.ended and worker.phase != "done" and process.is_dead(worker.pid):
+        if worker.ended:
+            if now > worker.give_up_at:
+                worker.give_up_at = float("inf")
+                self._tell(worker, (), ("its processes; even a look at them hangs",))
+                if not process.is_dead(worker.pid):
+                    self._lose(worker)
+            return
+        if worker.phase != "done" and process.is_dead(worker.pid):
             worker.dead_since = worker.dead_since or now
             if now > worker.dead_since + NOTICE_S:
-                self._bury(worker)
+                worker.ended = True
+                self._begin(worker, "burial", partial(self._bury, worker))
             return
-        if worker.ended or worker.phase in ("idle", "done"):
+        self._see(worker)
+        if worker.phase in ("idle", "done"):
             return
-        self._look_ahead(worker, now)
-        if now < worker.deadline:
-            return
-        if not worker.has_sample:
-            self._sample(worker)
-        if time.monotonic() < worker.deadline + END_AFTER_S:
+        self._look(worker, now)
+        end_at = worker.deadline + END_AFTER_S
+        if now < end_at or (worker.looking and now < worker.deadline + LOOK_LIMIT_S):
             return
         # The worker may have finished while its stacks were taken.
-        self.drain()
-        if time.monotonic() < worker.deadline:
-            return
-        output = read_output(worker)
-        worker.ended = True
-        ended, survived = process.stop(worker.pid, itself=False)
-        overrun = Overrun(
-            worker.name,
-            worker.stage,
-            worker.phase,
-            worker.limit_s,
-            time.monotonic() - worker.since,
-            tuple(worker.sampled),
-            tuple(ended),
-            tuple(survived),
-            output,
-            worker.progress,
-            worker.stuck_at is not None,
+        self.drain(TICK_BYTES)
+        if monotonic() >= worker.deadline:
+            worker.ended = True
+            worker.give_up_at = now + GIVE_UP_S
+            self._begin(worker, "end", partial(self._end, worker))
+
+    def _begin(
+        self, worker: WorkerWatch, what: str, work: Callable[[], None]
+    ) -> Future[None]:
+        about = f"the {what} of worker {worker.name} went wrong"
+        return errand.begin(
+            f"gkd-{what}-{worker.name}", partial(self._attempt, about, work)
         )
+
+    def _end(self, worker: WorkerWatch) -> None:
+        ended: Iterable[str] = ()
+        survived: Iterable[str] = ()
+        process.pause(worker.pid)
+        if self._is_in_time(worker):
+            process.resume(worker.pid)
+            return
+        try:
+            ended, survived = process.stop(
+                worker.pid, itself=False, start=worker.start, limit_s=END_LIMIT_S
+            )
+        finally:
+            # Only then may pytest-xdist see the worker go, with everything known.
+            self._tell(worker, ended, survived)
+            process.stop(
+                worker.pid, itself=True, start=worker.start, limit_s=END_LIMIT_S
+            )
+            worker.give_up_at = float("inf")
+            if not process.is_dead(worker.pid):
+                self._lose(worker)
+
+    def _is_in_time(self, worker: WorkerWatch) -> bool:
+        """Whether it had finished before it was stopped; then it is left alone."""
+        self.drain()
         with self.lock:
-            self._on_overrun(overrun)
-        # Only now may pytest-xdist see the worker go, with everything known.
-        process.stop(worker.pid, itself=True)
+            worker.ended = monotonic() >= worker.deadline
+            if not worker.ended:
+                worker.give_up_at = float("inf")
+            return not worker.ended
+
+    def _tell(
+        self, worker: WorkerWatch, ended: Iterable[str], survived: Iterable[str]
+    ) -> None:
+        with self.lock:
+            if worker.told:
+                return
+            worker.told = True
+            output: list[str] = []
+            self._attempt(
+                "what a stage printed could not be read",
+                lambda: output.append(read_output(worker)),
+            )
+            self._on_overrun(
+                Overrun(
+                    worker.name,
+                    worker.stage,
+                    worker.phase,
+                    worker.limit_s,
+                    monotonic() - worker.since,
+                    tuple(worker.sampled),
+                    tuple(ended),
+                    tuple(survived),
+                    "".join(output),
+                    worker.progress,
+                    worker.stuck_at is not None,
+                )
+            )
+
+    def _lose(self, worker: WorkerWatch) -> None:
+        """Go on without a worker that does not die."""
+        with self.lock:
+            self._on_lost(worker.name)
 
     def gone(self, name: str) -> None:
         """pytest-xdist has noticed by itself that a worker is gone."""
@@ -226,11 +359,11 @@ class Watchdog(threading.Thread):
         A child that it forked holds its end of the pipe, and that could go on for
         ever. Such orphans are this process's children now.
         """
-        worker.ended = True
-        living = {other.pid for other in self.workers.values()}
-        for orphan in process.children(os.getpid()):
-            if orphan.pid not in living | self.spared:
-                process.stop(orphan.pid, itself=True)
+        workers = {other.pid for other in self.workers.values()}
+        # Its control group, if it had one.
+        process.stop(worker.pid, itself=True, start=worker.start)
+        spare = workers | self.spared
+        process.stop(os.getpid(), itself=False, spare=spare, adopted=True)
 
     def _quiet_watch(self, worker: WorkerWatch) -> QuietWatch | None:
         watch = QuietWatch(
@@ -240,28 +373,85 @@ class Watchdog(threading.Thread):
         gains = watch.window_s < worker.limit_s - LOOK_BEFORE_S
         return watch if self._end_stuck and gains else None
 
-    def _look_ahead(self, worker: WorkerWatch, now: float) -> None:
-        """Take the first of two looks before a deadline; find what is stuck early."""
+    def _look(self, worker: WorkerWatch, now: float) -> None:
+        """Begin the look at the worker's tree that is due, one at a time."""
+        work = self._due(worker, now) if worker.looking is None else None
+        if work is not None:
+            worker.looked_at = worker.stage
+            worker.looking = errand.begin(f"gkd-look-{worker.name}", work)
+
+    def await_look(self, worker: WorkerWatch) -> None:
+        """Wait for what a look shows that has begun, but not for ever."""
+        looking = worker.looking
+        if looking is not None:
+            wait([looking], LOOK_LIMIT_S)
+            self._attempt("a process tree could not be looked at", self._see, worker)
+
+    def _see(self, worker: WorkerWatch) -> None:
+        """Note what a look that is over has shown of the stage that it was at."""
+        with self.lock:
+            if worker.looking is not None and worker.looking.done():
+                seen, worker.looking = worker.looking, None
+                seen.result()()
+
+    def _due(
+        self, worker: WorkerWatch, now: float
+    ) -> Callable[[], Callable[[], None]] | None:
+        """The look at a tree that is due; it gives what is then to be noted."""
+        out = self._stacks_of(worker)
+        if now >= worker.deadline:
+            due, worker.wants_sample = worker.wants_sample, False
+            return partial(self._sample, worker, out, worker.earlier) if due else None
         if worker.phase != "running" or worker.stuck_at is not None:
-            return
-        if worker.quiet is not None:
-            proof = worker.quiet.look(now, worker.said)
-            if proof is not None:
-                worker.progress, last = proof
-                worker.sampled, worker.has_sample = list(last.stacks), True
-                # Its last second to end by itself runs from here.
-                worker.stuck_at = time.monotonic()
-                return
+            return None
+        if worker.quiet is not None and worker.quiet.is_due(now):
+            return partial(self._prove_stuck, worker, worker.quiet)
         lead_s = min(LOOK_BEFORE_S, LOOK_BEFORE_SHARE * worker.limit_s)
         if worker.earlier is None and now >= worker.deadline - lead_s:
-            out = self._stacks_of(worker) / "earlier"
-            worker.earlier = stillness.look(worker.pid, self._armed, out)
+            return partial(self._look_earlier, worker, out / "earlier")
+        return None
 
-    def _sample(self, worker: WorkerWatch) -> None:
-        last = stillness.look(worker.pid, self._armed, self._stacks_of(worker))
-        worker.sampled, worker.has_sample = list(last.stacks), True
-        if worker.earlier is not None:
-            worker.progress = stillness.compare(worker.earlier, last)
+    def _prove_stuck(
+        self, worker: WorkerWatch, quiet: QuietWatch
+    ) -> Callable[[], None]:
+        stage = worker.looked_at
+        proof = quiet.look(monotonic(), worker.said)
+
+        def note() -> None:
+            current = worker.phase == "running" and worker.stage == stage
+            if proof is not None and current:
+                progress, last = proof
+                self._note(worker, stage, Sample(list(last.stacks), progress))
+                worker.wants_sample = False
+                # Its last second to end by itself runs from here.
+                worker.stuck_at = monotonic()
+
+        return note
+
+    def _look_earlier(self, worker: WorkerWatch, out: Path) -> Callable[[], None]:
+        stage = worker.looked_at
+        seen = stillness.look(worker.pid, self._armed, out)
+
+        def note() -> None:
+            if worker.stage == stage:
+                worker.earlier = seen
+
+        return note
+
+    def _sample(
+        self, worker: WorkerWatch, out: Path, earlier: Look | None
+    ) -> Callable[[], None]:
+        stage = worker.looked_at
+        last = stillness.look(worker.pid, self._armed, out)
+        progress = stillness.compare(earlier, last) if earlier is not None else None
+        sample = Sample(list(last.stacks), progress)
+        return partial(self._note, worker, stage, sample)
+
+    def _note(self, worker: WorkerWatch, stage: str, sample: Sample) -> None:
+        worker.samples[stage] = sample
+        if worker.stage == stage:
+            worker.sampled, worker.progress = sample
+            worker.has_sample = True
 
     def _stacks_of(self, worker: WorkerWatch) -> Path:
         return self._stacks_dir / (worker.stage or worker.name)
@@ -282,6 +472,11 @@ def _captured(pid: int, descriptors: list[int]) -> list[BinaryIO]:
         except OSError:
             continue  # it ended meanwhile
     return files
+
+
+def _close(worker: WorkerWatch) -> None:
+    while worker.output:
+        worker.output.pop().close()
 
 
 def read_output(worker: WorkerWatch) -> str:

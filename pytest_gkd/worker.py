@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 
-from pytest_gkd import plan, process, procfs, stacks
+from pytest_gkd import (
+    cgroup,
+    origins,
+    plan,
+    process,
+    procfs,
+    sanitize,
+    shadows,
+    stacks,
+)
+from pytest_gkd.clock import monotonic
 from pytest_gkd.context import StageContext
 from pytest_gkd.fault import StageFault
+from pytest_gkd.imports import ImportClock
 from pytest_gkd.leftovers import Leftovers, may_outlive_it
 from pytest_gkd.plan import PlannedStage, StageItem
-from pytest_gkd.record import BLOCKED, FAILED, PASSED, SKIPPED, TIMEOUT
+from pytest_gkd.procfs import Descriptor
+from pytest_gkd.record import (
+    BLOCKED,
+    FAILED,
+    OUTPUT_BYTES,
+    PASSED,
+    SKIPPED,
+    TIMEOUT,
+)
 from pytest_gkd.settings import SettingsError, unknown_stage
 from pytest_gkd.specs import BY_NAME
 from pytest_gkd.watchdog import GENTLE_AFTER_S
@@ -27,7 +55,8 @@ from pytest_gkd.watchdog import GENTLE_AFTER_S
 IN_STAGE = "PYTEST_GKD_IN_STAGE"
 CONTEXT = pytest.StashKey[StageContext]()
 POLL_S = 0.02
-OUTPUT_LIMIT = 4 * 1024 * 1024
+# The events without which the controller holds a worker to no budget.
+BUDGETS = ("hello", "collected", "start")
 
 
 def stages_dir() -> Path:
@@ -42,6 +71,10 @@ def stage_file(name: str) -> Path:
     return stages_dir() / f"test_{name}.py"
 
 
+class StageQuitError(Exception):
+    """A stage tried to end the whole run; it fails, and the run goes on."""
+
+
 class StageModule(pytest.Module):
     """A built-in stage file; its tests are found whatever the user's ini renames."""
 
@@ -50,6 +83,28 @@ class StageModule(pytest.Module):
 
     def classnamefilter(self, name: str) -> bool:
         return False
+
+
+class RunOnce:
+    """Runs a stage in the place of plugins that would repeat it, or fork for it.
+
+    A stage is judged once, in the process that its lane shares.
+    """
+
+    def __init__(self, is_stage: Callable[[pytest.Item], bool]) -> None:
+        self._is_stage = is_stage
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> bool | None:
+        if not self._is_stage(item):
+            return None
+        names = {"nodeid": item.nodeid, "location": item.location}
+        item.ihook.pytest_runtest_logstart(**names)
+        runtestprotocol(item, nextitem=nextitem)
+        item.ihook.pytest_runtest_logfinish(**names)
+        return True
 
 
 class StageWorker:
@@ -80,15 +135,26 @@ class StageWorker:
         self._verdict = verdict
         self._by_nodeid: dict[str, PlannedStage] = {}
         self._started: dict[str, float] = {}
-        self._before: set[int] = set()
         self._blocked: dict[str, list[str]] = {}
         self._parent = os.getppid()
         self._armed: Path | None = None
         self._leftovers: Leftovers | None = None
+        self._current: PlannedStage | None = None
+        self._unsaid = ""  # why an event could not be written
+        self._captured: list[Descriptor] = []
+        self._channel: list[Descriptor] = []
         context.emit = self._send
+        self._imports = ImportClock(self._importing)
+        self._imported_s = 0.0
+        self._runs = False
 
     def _send(self, event: dict[str, Any]) -> None:
-        self._emit({**event, "t": time.monotonic()})
+        try:
+            self._emit({**event, "t": monotonic()})
+        except OSError as error:
+            if event["event"] in BUDGETS:
+                raise  # a stage that nobody hears of would have no budget
+            self._unsaid = str(error)
 
     def isolate(self, armed: Path, temporary: Path, *, guarded: bool) -> None:
         """Make this process a worker that can be ended with all it started.
@@ -98,6 +164,7 @@ class StageWorker:
         """
         os.setsid()  # Ctrl-C is the controller's; it ends the workers itself
         process.become_subreaper()
+        cgroup.join(os.environ.get(procfs.MARK, ""))
         if not guarded:
             process.die_with_parent()
         self._armed = armed
@@ -111,11 +178,30 @@ class StageWorker:
         start = here.start if here else 0
         self._send({"event": "hello", "pid": os.getpid(), "start": start})
 
+    def _importing(self, seconds: float) -> None:
+        """Imports get on: what they take is not taken from a budget, within bounds."""
+        seconds -= self._imported_s
+        if self._runs:
+            self.context.allow("imports", seconds)
+        else:
+            self._send({"event": "extra", "what": "imports", "s": seconds})
+
+    def _turn(self, *, runs: bool) -> None:
+        """A stage begins to run, or has run."""
+        self._runs = runs
+        self._imported_s = self._imports.seconds()
+
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self) -> None:
+        self._imports.start()
         if self._armed is not None:
             # After pytest's own faulthandler plugin, which would write to the terminal.
             stacks.arm(self._armed)
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.pluginmanager.register(
+            RunOnce(lambda item: item.nodeid in self._by_nodeid), "gkd-run-once"
+        )
 
     # -- collection ----------------------------------------------------------------
 
@@ -131,16 +217,26 @@ class StageWorker:
         )
         return module
 
-    @pytest.hookimpl(trylast=True)
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(
         self, session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
-    ) -> None:
+    ) -> Generator[None]:
+        everything = list(items)
+        yield
         try:
-            found = {item.nodeid: read_marker(item) for item in items}
-            stages = [stage for stage in found.values() if stage is not None]
-            if not session.testsfailed:  # else a file that could not be read has them
-                self._check_names(config, [stage.name for stage in stages])
-            self.plan = plan.build(stages, self._selected, self._budgets)
+            found = {item.nodeid: read_marker(item) for item in everything}
+            names = [stage.name for stage in found.values() if stage is not None]
+            # --lf leaves whole files unread, and some files cannot be read.
+            all_known = not session.testsfailed and not getattr(config.option, "lf", 0)
+            if all_known:
+                self._check_names(config, names)
+            left = (found[item.nodeid] for item in items)
+            self.plan = plan.build(
+                [stage for stage in left if stage is not None],
+                self._selected,
+                self._budgets,
+                names if all_known else None,
+            )
         except SettingsError as error:
             # The controller turns this into a usage error; here nothing may run.
             self._send({"event": "collected", "error": str(error), "plan": []})
@@ -159,8 +255,11 @@ class StageWorker:
         kept.sort(key=lambda item: position.get(item.nodeid, len(position)))
         items[:] = kept
         gentle = config.pluginmanager.hasplugin("timeout")
+        retries = config.pluginmanager.hasplugin("pytest-retry")
         for item in items:
             stage = self._by_nodeid.get(item.nodeid)
+            if stage is not None and retries:  # from within pytest_runtest_makereport
+                item.add_marker(pytest.mark.flaky(condition=False), append=False)
             if stage is not None and gentle:
                 after_s = stage.budget_s + GENTLE_AFTER_S
                 item.add_marker(pytest.mark.timeout(after_s, method="signal"))
@@ -179,32 +278,37 @@ class StageWorker:
         return [stage for lane in plan.lanes(self.plan, 1) for stage in lane]
 
     def _check_names(self, config: pytest.Config, found: list[str]) -> None:
-        if config.option.keyword or config.option.markexpr:
-            return  # -k or -m may have dropped what the names mean
         known = {*BY_NAME, *found}
         for name in self._selected or ():
             if name not in known:
-                raise unknown_stage(name, "--gkd-stages", known)
-        for name in {name for table in self._budgets for name in table} - {"all"}:
-            if name not in known:
-                raise unknown_stage(name, "--gkd-timeout", known)
+                origin = origins.given(config, "gkd_stages").origin
+                raise unknown_stage(name, origin, known)
+        in_ini = origins.in_ini(config, "gkd_timeout").origin
+        for origin, table in zip(("--gkd-timeout", in_ini), self._budgets, strict=True):
+            for name in table.keys() - known - {"all"}:
+                raise unknown_stage(name, origin, known)
 
     # -- running -------------------------------------------------------------------
 
-    @pytest.hookimpl(wrapper=True)
+    # Outside of pytest-timeout's clock: to wait for a need costs nothing of the budget.
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(
         self, item: pytest.Item
     ) -> Generator[None, object, object]:
         stage = self._by_nodeid.get(item.nodeid)
         if stage is None:
             return (yield)
+        self._blocked[item.nodeid] = self._await_needs(stage)
         os.environ[IN_STAGE] = stage.name
+        self._current = stage
         try:
-            return (yield)
+            result = yield
         finally:
-            del os.environ[IN_STAGE]
+            os.environ.pop(IN_STAGE, None)  # a stage may have cleared all of it
             self._end_leftovers(item, stage)
-            self._send({"event": "closed", "stage": stage.name})
+        self._current = None
+        self._send({"event": "closed", "stage": stage.name})
+        return result
 
     def _end_leftovers(self, item: pytest.Item, stage: PlannedStage) -> None:
         """Before the next stage: what a fixture of a wider scope may own is its own."""
@@ -222,40 +326,87 @@ class StageWorker:
         stage = self._by_nodeid.get(item.nodeid)
         if stage is not None:
             self._begin(item, stage)
-        try:
+        with self._held(item):
             yield
-        finally:
-            if stage is not None:
-                self._cut_output()
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
+        with self._held(item):
+            yield
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
+        with self._held(item):
+            yield
+
+    @contextlib.contextmanager
+    def _held(self, item: pytest.Item) -> Iterator[None]:
+        """Keep what a stage does to its process from ending the run.
+
+        In a worker nobody presses Ctrl-C, and a run is not one stage's to end.
+        """
+        if not self._isolated or item.nodeid not in self._by_nodeid:
+            yield
+            return
         try:
             yield
+        except pytest.exit.Exception as error:
+            raise StageQuitError(
+                f"the stage called pytest.exit({error.msg!r}), which would end the "
+                "whole run"
+            ) from error
+        except KeyboardInterrupt as error:
+            raise StageQuitError(
+                "KeyboardInterrupt in the stage: raised by its own code, or its "
+                "process was sent SIGINT"
+            ) from error
         finally:
-            if item.nodeid in self._by_nodeid:
-                self._cut_output()
+            if not all(one.is_open() for one in (*self._captured, *self._channel)):
+                self._give_up(
+                    "the stage closed file descriptors of its process that were not "
+                    "its own (os.closerange?), by which pytest works"
+                )
+            # pytest's capture, which these hooks lie within, has not read it yet.
+            cut_captured([one.number for one in self._captured], OUTPUT_BYTES)
 
-    def _cut_output(self) -> None:
-        # pytest's capture, which these hooks lie within, has not read it yet.
-        if self._isolated:
-            cut_captured(captured_descriptors(), OUTPUT_LIMIT)
+    def pytest_keyboard_interrupt(
+        self, excinfo: pytest.ExceptionInfo[BaseException]
+    ) -> None:
+        self._give_up(f"pytest was ended during the stage: {_told(excinfo)}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_internalerror(
+        self, excinfo: pytest.ExceptionInfo[BaseException]
+    ) -> None:
+        self._give_up(f"pytest failed during the stage: {_told(excinfo)}")
+
+    def _give_up(self, why: str) -> None:
+        """End this process where it cannot go on after the stage that it runs.
+
+        pytest-xdist takes a worker that says goodbye early for the end of the whole
+        run. One that dies is replaced, and costs no more than its stage.
+        """
+        if self._isolated and self._current is not None:
+            self._send({"event": "broken", "stage": self._current.name, "text": why})
+            os._exit(pytest.ExitCode.INTERNAL_ERROR)
 
     def _begin(self, item: pytest.Item, stage: PlannedStage) -> None:
-        blocked_by = self._await_needs(stage)
+        blocked_by = self._blocked[item.nodeid]
         if blocked_by:
-            self._blocked[item.nodeid] = blocked_by
             pytest.skip(f"blocked by {', '.join(blocked_by)}")
-        self._before = {p.pid for p in process.descendants(os.getpid())}
         self._leftovers = Leftovers(self.context.run_dir)
-        self._started[item.nodeid] = time.monotonic()
+        if self._isolated:
+            self._captured = captured_descriptors()
+            self._channel = channel_descriptors(item.config)
+        self._started[item.nodeid] = monotonic()
         self.context.begin(stage.name, stage.budget_s)
+        self._turn(runs=True)
         self._send(
             {
                 "event": "start",
                 "stage": stage.name,
                 "budget_s": stage.budget_s,
-                "captured": captured_descriptors() if self._isolated else [],
+                "captured": [one.number for one in self._captured],
             }
         )
 
@@ -281,7 +432,8 @@ class StageWorker:
                 )
             time.sleep(POLL_S)
 
-    @pytest.hookimpl(wrapper=True, trylast=True)
+    # The outermost: pytest's own verdict on xfail is within the report by then.
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -290,21 +442,33 @@ class StageWorker:
         if stage is None:
             return report
         started = self._started.get(item.nodeid)
-        duration_s = 0.0 if started is None else time.monotonic() - started
+        duration_s = 0.0 if started is None else monotonic() - started
+        late = duration_s >= self._limit_s(stage)
+        if late and report.skipped and hasattr(report, "wasxfail"):
+            # No budget is lifted by xfail: nor could it be for a hang in C.
+            del report.wasxfail
+            report.outcome = "failed"
         found: dict[str, Any] = {
             "stage": stage.name,
             "outcome": self._outcome(report, stage, duration_s),
             "duration_s": duration_s,
-            "blocked_by": self._blocked.get(item.nodeid, []),
+            "blocked_by": self._blocked[item.nodeid],
             "fault": None,
             "error": "",
             "ended": [],
+            "unsaid": self._unsaid,
         }
-        if call.excinfo is not None and not report.skipped:
+        if report.failed and call.excinfo is None:
+            found["error"] = report.longreprtext  # an xfail that is strict, and passed
+        elif call.excinfo is not None and not report.skipped:
             error = call.excinfo.value
             text = call.excinfo.exconly(tryshort=True)
             text = re.sub(r"^(?:\w+\.)+(?=\w+: )", "", text)
             found["error"] = without_count(text)
+            if isinstance(error, StageQuitError):
+                found["error"] = str(error)
+            if isinstance(error, (ImportError, AttributeError)):
+                found["fault"] = shadowed(error, report.longreprtext)
             if isinstance(error, StageFault):
                 found["error"] = error.message
                 found["fault"] = {
@@ -312,16 +476,22 @@ class StageWorker:
                     "facts": error.facts,
                     "evidence": [list(line) for line in error.evidence],
                 }
-        if found["outcome"] == TIMEOUT:
-            # What it started would go on, and hold ports and memory of later stages.
-            found["ended"], _ = process.stop(
-                os.getpid(), itself=False, spare=self._before
-            )
-        report.gkd = found  # type: ignore[attr-defined]
         if report.when == "call" or not report.passed:
             told = ("outcome", "duration_s")
             known = {name: found[name] for name in told}
+            self._turn(runs=False)
             self._send({"event": "finish", "stage": stage.name, **known})
+            self.context.release()
+        found |= sanitize.data({name: found[name] for name in ("error", "fault")})
+        if found["outcome"] == TIMEOUT:
+            # What it started would go on, and hold ports and memory of later stages.
+            assert self._leftovers is not None
+            found["ended"], _ = process.stop(
+                os.getpid(), itself=False, spare=self._leftovers.before
+            )
+        sanitize_report(item.config, report)
+        report.gkd = found  # type: ignore[attr-defined]
+        self._unsaid = ""
         return report
 
     def _outcome(
@@ -330,19 +500,55 @@ class StageWorker:
         if report.passed:
             return PASSED
         if report.skipped:
-            return BLOCKED if report.nodeid in self._blocked else SKIPPED
-        return TIMEOUT if duration_s >= stage.budget_s else FAILED
+            return BLOCKED if self._blocked[report.nodeid] else SKIPPED
+        return TIMEOUT if duration_s >= self._limit_s(stage) else FAILED
+
+    def _limit_s(self, stage: PlannedStage) -> float:
+        return stage.budget_s + sum(self.context.extra_s.values())
 
     # -- the end -------------------------------------------------------------------
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
+        self._imports.stop()
         if not self._isolated:
             return
         self._send({"event": "bye"})
         # Everything is delivered. The interpreter would spend seconds on taking torch
         # and vLLM down; the controller ends what this process has started.
         os._exit(0)
+
+
+def shadowed(error: Exception, traceback: str) -> dict[str, Any] | None:
+    """The finding that an import met a file of the user's in the place of a package."""
+    shadow = shadows.met(f"{error}\n{traceback}")
+    if shadow is None:
+        return None
+    return {
+        "cause": "env.module-shadowed",
+        "facts": {"package": shadow.name, "file": str(shadow.file)},
+        "evidence": [["import", None, str(shadow)]],
+    }
+
+
+def _told(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
+    """An exception and where it was raised, in a line."""
+    last = excinfo.traceback[-1]
+    return f"{excinfo.exconly(tryshort=True)} ({last.path}:{last.lineno + 1})"
+
+
+def sanitize_report(config: pytest.Config, report: pytest.TestReport) -> None:
+    """What pytest, its JUnit file and other plugins show of a stage.
+
+    Here, since pytest-xdist cannot even carry half of a UTF-16 pair.
+    """
+    report.sections = sanitize.data(report.sections)
+    report.user_properties = sanitize.data(report.user_properties)
+    if report.longrepr is not None:
+        data = config.hook.pytest_report_to_serializable(config=config, report=report)
+        data["longrepr"] = sanitize.data(data["longrepr"])
+        copy = config.hook.pytest_report_from_serializable(config=config, data=data)
+        report.longrepr = copy.longrepr
 
 
 def cut_captured(descriptors: Iterable[int], limit_bytes: int) -> None:
@@ -379,28 +585,35 @@ def without_count(text: str) -> str:
     return re.sub(r" \[type=\w+, input_value=.*, input_type=\w+\]", "", text)
 
 
-def captured_descriptors() -> list[int]:
+def captured_descriptors() -> list[Descriptor]:
     """pytest's own descriptors of the files that stdout and stderr go to, if any.
+
+    Those have no name; one that has a name is where the user sends the output, with -s.
 
     1 and 2 point there only while a test runs; these do all the time, so that the
     controller can read what a stage printed however the stage ends.
     """
     found = []
     for stream in (1, 2):
-        target = os.fstat(stream)
+        if os.fstat(stream).st_nlink:
+            continue
+        target = Descriptor.of(stream)
         for entry in Path("/proc/self/fd").iterdir():
             number = int(entry.name)
-            try:
-                here = os.fstat(number)
-            except OSError:
-                continue  # the directory's own descriptor
-            if number > 2 and (here.st_dev, here.st_ino) == (
-                target.st_dev,
-                target.st_ino,
-            ):
-                found.append(number)
+            if number > 2 and target.is_same(number):
+                found.append(Descriptor(number, target.file))
                 break
     return found
+
+
+def channel_descriptors(config: pytest.Config) -> list[Descriptor]:
+    """What pytest-xdist's worker speaks to the controller by."""
+    for plugin in config.pluginmanager.get_plugins():
+        gateway = getattr(getattr(plugin, "channel", None), "gateway", None)
+        if gateway is not None:
+            ends = gateway._io
+            return [Descriptor.of(end.fileno()) for end in (ends.infile, ends.outfile)]
+    return []
 
 
 def read_marker(item: pytest.Item) -> StageItem | None:
@@ -435,6 +648,13 @@ def read_marker(item: pytest.Item) -> StageItem | None:
     callspec = getattr(item, "callspec", None)
     if callspec is not None:
         name = f"{name}[{callspec.id}]"
+    for shown in (name, item.nodeid):
+        # Stages are looked up by both, so that they have to be shown as they are.
+        if sanitize.plain(shown) != shown:
+            raise SettingsError(
+                f"{item.nodeid}: {shown!r} holds characters that a terminal or a CI "
+                "runner would obey; give the stage and its file another name"
+            )
     return StageItem(
         item.nodeid,
         name,

@@ -177,7 +177,7 @@ def test_a_process_that_carries_the_runs_mark_is_its_own(place: Place) -> None:
     marked = subprocess.Popen(
         [sys.executable, "-c", SLEEPER],
         stdout=subprocess.PIPE,
-        env={**os.environ, created.MARK: "7c4f"},
+        env={**os.environ, procfs.MARK: "7c4f"},
     )
     assert marked.stdout is not None
     marked.stdout.readline()
@@ -306,6 +306,18 @@ def test_a_directory_that_others_may_write_to_is_not_believed(
     assert gkd_clean("--yes") == 0
     assert sleeper.poll() is None
     assert run_dir.exists()
+
+
+def test_a_copy_of_a_runs_directory_is_not_a_run(place: Place) -> None:
+    path, _ = place.run()
+    copy = path.with_name("evidence")
+    path.rename(copy)
+    links = created.state_directory()
+    assert links is not None
+    links.mkdir(parents=True)
+    (links / "x").symlink_to(copy)
+    assert gkd_clean("--yes") == 0
+    assert copy.exists()
 
 
 def test_a_run_with_another_tmpdir_is_found_by_its_link(

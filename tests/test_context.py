@@ -34,6 +34,14 @@ def test_a_step_is_sent_with_its_stage(
     assert context.doing == "reading"
 
 
+def test_notes_add_up(context: StageContext, events: list[dict[str, Any]]) -> None:
+    context.note("tokenizer.pad", "no pad token")
+    context.note("tokenizer.template", "no template")
+    found = [note["text"] for note in context.facts["notes"]]
+    assert found == ["no pad token", "no template"]
+    assert events[-1]["name"] == "notes"
+
+
 def test_a_fact_is_sent_and_kept(
     context: StageContext, events: list[dict[str, Any]]
 ) -> None:
@@ -91,3 +99,79 @@ def test_each_stage_has_its_own_output_directory(
 def test_output_of_no_stage_has_a_directory_too(tmp_path: Path) -> None:
     alone = StageContext(Settings(), tmp_path, tmp_path)
     assert alone.output_dir == tmp_path / "output/session"
+
+
+# -- limits ------------------------------------------------------------------------
+
+
+def facts_of(events: list[dict[str, Any]]) -> dict[str, Any]:
+    return {e["name"]: e["value"] for e in events if e["event"] == "fact"}
+
+
+def test_a_long_step_is_cut_and_says_so(
+    context: StageContext, events: list[dict[str, Any]]
+) -> None:
+    context.step("x" * 600)
+    assert events[0]["text"] == "x" * 500 + "..."
+
+
+def test_a_fact_that_is_too_large_gives_its_size(
+    context: StageContext, events: list[dict[str, Any]]
+) -> None:
+    context.fact("small", "x" * 1000)
+    context.fact("large", [0] * 100_000)
+    text = "left out: 300000 bytes; a fact may have 65536"
+    assert facts_of(events) == {"small": "x" * 1000, "large": text}
+    assert len(context.facts["large"]) == 100_000
+
+
+@pytest.mark.parametrize("depth", [101, 600, 100_000])
+def test_a_fact_that_is_nested_too_deep_is_replaced(
+    context: StageContext, events: list[dict[str, Any]], depth: int
+) -> None:
+    for name, levels in (("shallow", 100), ("deep", depth)):
+        value: Any = 1
+        for level in range(levels):
+            value = {"x": value} if level % 2 else [value]
+        context.fact(name, value)
+    assert isinstance(facts_of(events)["shallow"], dict)
+    assert facts_of(events)["deep"] == (
+        "left out: nested too deep; a fact may have 100 levels"
+    )
+
+
+def test_of_a_flood_the_last_values_come_at_the_end(
+    context: StageContext, events: list[dict[str, Any]]
+) -> None:
+    for number in range(100_000):
+        context.fact("loss", number)
+    assert len(events) < 30_000
+    last = facts_of(events)["loss"]
+    assert facts_of(events)["facts_limit"] == "those after 'loss' came at the end"
+    context.release()
+    assert last < facts_of(events)["loss"] == 99_999
+
+
+def test_of_too_many_facts_the_rest_is_counted(
+    context: StageContext, events: list[dict[str, Any]]
+) -> None:
+    for number in range(60):
+        context.fact(f"text{number}", "x" * 60_000)
+    context.release()
+    found = facts_of(events)
+    left = 60 - (len(found) - 1)
+    assert found["facts_limit"] == f"{left} facts were left out"
+    assert 0 < left < 30
+
+
+def test_the_next_stage_may_say_as_much_again(
+    context: StageContext, events: list[dict[str, Any]]
+) -> None:
+    for number in range(60):
+        context.fact(f"text{number}", "x" * 60_000)
+    context.begin("next", 60)
+    context.fact("a", 1)
+    assert events[-1]["value"] == 1
+    count = len(events)
+    context.release()
+    assert len(events) == count

@@ -169,28 +169,101 @@ def test_shared_memory_is_listed_when_a_process_of_the_run_holds_it(
     ]
 
 
-def test_a_directory_of_ray_outside_the_runs_own_is_listed(
+@pytest.mark.skipif(not procfs.shares_memory(), reason="/dev/shm is no tmpfs")
+@pytest.mark.parametrize("reads", ["open", "mmap"])
+def test_what_a_process_of_the_run_only_reads_is_not_listed(
+    creations: CreationList, tmp_path: Path, reads: str
+) -> None:
+    follows = tracker(creations, tmp_path, set(), {})
+    theirs = procfs.SHM / f"gkd-test-{os.getpid()}-{reads}"
+    theirs.write_bytes(b"a train file that was put there during the run")
+    code = f"import mmap; file = open({str(theirs)!r}, 'rb')\n"
+    if reads == "mmap":
+        code += "held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
+    reader = subprocess.Popen(
+        [sys.executable, "-c", code + SLEEPER], stdout=subprocess.PIPE
+    )
+    try:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+        follows.scan()
+    finally:
+        theirs.unlink()
+        reader.kill()
+        reader.communicate()
+    names = [s.name for s in the_list(creations.path).segments]
+    assert theirs.name not in names
+
+
+def ray_node(argument: str) -> subprocess.Popen[bytes]:
+    """A process that was told of a directory as Ray's are; it knows its own pid."""
+    code = (
+        "import datetime, os, pathlib, sys\n"
+        "now = datetime.datetime.today().strftime('%Y-%m-%d_%H-%M-%S_%f')\n"
+        "name = f'session_{now}_{os.getpid()}'\n"
+        "place = sys.argv[1].replace('NAME', name)\n"
+        "pathlib.Path(place.partition('=')[2]).mkdir(parents=True, exist_ok=True)\n"
+        "os.execv(sys.executable, [sys.executable, '-c', "
+        f"{SLEEPER!r}, place])"
+    )
+    node = subprocess.Popen(
+        [sys.executable, "-c", code, argument], stdout=subprocess.PIPE
+    )
+    assert node.stdout is not None
+    node.stdout.readline()
+    return node
+
+
+def listed_folders(
+    creations: CreationList, run_dir: Path, *arguments: str
+) -> list[FolderLine]:
+    follows = tracker(creations, run_dir, set(), {})
+    nodes = [ray_node(argument) for argument in arguments]
+    follows.scan()
+    for node in nodes:
+        node.kill()
+        node.communicate()
+    return the_list(creations.path).folders
+
+
+def test_a_session_of_ray_outside_the_runs_own_is_listed(
     creations: CreationList, tmp_path: Path
 ) -> None:
-    run_dir, session = tmp_path / "gkd-1", tmp_path / "ray/session_1"
-    session.mkdir(parents=True)
-    ray = [
-        subprocess.Popen(
-            [sys.executable, "-c", SLEEPER, f"--session-dir={place}"],
-            stdout=subprocess.PIPE,
-        )
-        for place in (session, run_dir / "ray/session_2")
-    ]
-    for process in ray:
-        assert process.stdout is not None
-        process.stdout.readline()
-    tracker(creations, run_dir, set(), {}).scan()
-    for process in ray:
-        process.kill()
-        process.communicate()
-    here = session.stat()
-    (line,) = the_list(creations.path).folders
-    assert (line.path, line.ino) == (str(session), here.st_ino)
+    run_dir = tmp_path / "gkd-1"
+    within, without = run_dir / "ray/NAME", tmp_path / "ray/NAME"
+    places = (f"--session-dir={within}", f"--session-dir={without}")
+    (line,) = listed_folders(creations, run_dir, *places)
+    (session,) = (tmp_path / "ray").iterdir()
+    assert (line.path, line.ino) == (str(session), session.stat().st_ino)
+
+
+def test_the_directory_that_a_run_made_for_ray_is_listed(
+    creations: CreationList, tmp_path: Path
+) -> None:
+    place = created.ray_folder(tmp_path)
+    try:
+        (line,) = listed_folders(creations, tmp_path, f"--temp-dir={place}")
+    finally:
+        place.rmdir()
+    assert line.path == str(place)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "--temp-dir={}/session_store",
+        "--session-dir={}/session_store",
+        "--temp-dir={}/gkd-ray-results",
+        "--session-dir={}/session_2001-01-01_00-00-00_000000_{}",
+        "--session-dir={}/session_2999-01-01_00-00-00_000000_1",
+    ],
+)
+def test_a_directory_that_ray_was_given_and_did_not_make_is_not_listed(
+    creations: CreationList, tmp_path: Path, name: str
+) -> None:
+    """Such as the user's own store, or the session of a Ray that was there before."""
+    argument = name.format(tmp_path / "theirs", os.getpid())
+    assert listed_folders(creations, tmp_path / "gkd-1", argument) == []
 
 
 ADOPTS = '''

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from pytest_gkd.findings import Findings, without_timeout_dump
 from pytest_gkd.record import FAILED, TIMEOUT, StageRecord
 from pytest_gkd.rules import load
 from pytest_gkd.stacks import Stack
+from pytest_gkd.workload.inject.data import without_rights_of_root
 
 DISK_FULL = "OSError: [Errno 28] No space left on device: '/data/ckpt/model.pt'"
 FAULT: dict[str, Any] = {
@@ -28,7 +30,7 @@ def report_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def found(report_dir: Path, tmp_path: Path) -> Findings:
-    return Findings(report_dir, tmp_path)
+    return Findings(report_dir, tmp_path, (), pytest.fail)
 
 
 def record(outcome: str = FAILED, message: str = "it broke") -> StageRecord:
@@ -168,9 +170,26 @@ def test_what_the_stage_printed_is_kept(found: Findings, report_dir: Path) -> No
 def test_the_end_of_a_flood_is_kept(
     found: Findings, report_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(findings, "OUTPUT_LIMIT", 10)
+    monkeypatch.setattr(findings, "OUTPUT_BYTES", 10)
     found.settle(record(), "x" * 100 + "the end")
     assert (report_dir / "output/data/stage.log").read_text() == "xxxthe end"
+
+
+def test_of_a_huge_error_the_ends_are_looked_at_and_little_is_kept(
+    found: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(findings, "OUTPUT_BYTES", 1000)
+    made = record()
+    made.message = "x" * 50_000
+    flood = "an ordinary line\n" * 5000
+    error = (
+        f"{flood}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    )
+    found.settle(made, "", error=error)
+    assert made.diagnosis is not None
+    assert made.diagnosis["cause"] == "cuda.oom"
+    assert made.diagnosis["evidence"][0]["line"] < 100
+    assert len(made.message) <= findings.MESSAGE_CHARS
 
 
 def test_an_empty_log_is_not_made(found: Findings, report_dir: Path) -> None:
@@ -268,3 +287,89 @@ def test_a_stopped_process_comes_first_in_the_advice(found: Findings) -> None:
     made.progress = {"stopped_pids": [4711]}
     found.settle(made, "")
     assert "kill -CONT 4711" in diagnosis(made)["advice"][0]
+
+
+def test_a_diagnosis_is_whole_when_another_thread_can_see_it(found: Findings) -> None:
+    seen = []
+
+    class Watched(StageRecord):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "diagnosis":
+                seen.append(copy.deepcopy(value))
+
+    made = Watched("data", "stages/test_data.py::test_data", "host", 20.0)
+    made.outcome, made.message = FAILED, "there is no file trian.jsonl"
+    found.settle(made, DISK_FULL, fault=FAULT, error=made.message)
+    assert seen == [None, made.diagnosis]
+
+
+# -- what cannot be read, and what belongs to the stage ----------------------------
+
+
+@pytest.fixture
+def output(report_dir: Path) -> Path:
+    made = report_dir / "output/data"
+    made.mkdir(parents=True)
+    return made
+
+
+@pytest.mark.parametrize("hidden", ["the file", "the directory"])
+def test_a_childs_file_that_cannot_be_read_is_told_and_the_others_are(
+    report_dir: Path, tmp_path: Path, output: Path, hidden: str
+) -> None:
+    told: list[str] = []
+    found = Findings(report_dir, tmp_path, (), told.append)
+    (output / "rank0.log").write_text("one\n")
+    is_file = hidden == "the file"
+    if is_file:
+        (output / "rank1.log").write_text(DISK_FULL)
+        (output / "rank0.log").chmod(0)
+    else:
+        output.chmod(0o600)
+    made = record()
+    with without_rights_of_root():
+        found.settle(made, "")
+        problems = found.sanitize_output()
+    output.chmod(0o700)
+    assert "report/output/data/rank0.log" in told[0]
+    assert "Permission denied" in told[0]
+    assert "report/output/data/rank0.log may hold secrets" in problems[0]
+    assert len(told) == len(problems) == 1
+    assert is_file == (made.diagnosis is not None)
+
+
+def test_a_childs_file_that_is_gone_meanwhile_is_told(
+    report_dir: Path, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    found = Findings(report_dir, tmp_path, (), told.append)
+    path = output / "rank0.log"
+    path.write_text("one\n")
+    opens = Path.open
+
+    def gone(self: Path, *args: Any, **options: Any) -> Any:
+        path.unlink(missing_ok=True)
+        return opens(self, *args, **options)
+
+    monkeypatch.setattr(Path, "open", gone)
+    found.settle(record(), "")
+    assert "No such file or directory" in told[0]
+
+
+def test_a_stages_own_files_stay_where_a_log_is_rewritten(
+    found: Findings, output: Path, tmp_path: Path
+) -> None:
+    (output / "a.log").write_text("HF_TOKEN=hf_" + "a1" * 20)
+    (output / "a.log").chmod(0o640)
+    (output / "a.log.part").write_text("mine")
+    (output / "b.log").write_text("HF_TOKEN=hf_" + "a1" * 20)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("mine")
+    (output / "b.log.part").symlink_to(elsewhere)
+    assert found.sanitize_output() == []
+    assert (output / "a.log").read_text() == "HF_TOKEN=hf_***"
+    assert (output / "a.log").stat().st_mode & 0o777 == 0o640
+    assert (output / "a.log.part").read_text() == elsewhere.read_text() == "mine"
+    assert (output / "b.log.part").is_symlink()
+    assert len(list(output.iterdir())) == 4

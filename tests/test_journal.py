@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pytest_gkd.journal import EventReader, EventWriter, VerdictReader, write_json
+from pytest_gkd.journal import (
+    EventReader,
+    EventWriter,
+    VerdictReader,
+    memory_file,
+    write_json,
+)
 
 # A disk that is full, without filling one: no file of this process may grow past 100
 # bytes.
@@ -18,6 +27,20 @@ import pathlib, resource, sys
 from pytest_gkd.journal import write_json
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 write_json(pathlib.Path(sys.argv[1]), {"new": "x" * 1000})
+"""
+
+WRITES_EVENTS_ON_A_FULL_DISK = """
+import pathlib, resource, sys
+from pytest_gkd.journal import EventWriter
+writer = EventWriter(pathlib.Path(sys.argv[1]))
+writer.write({"n": 1})
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+try:
+    writer.write({"n": "2" * 1000})
+except OSError as error:
+    print(error, file=sys.stderr)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+writer.write({"n": 3})
 """
 
 DIES_WHILE_IT_WRITES = """
@@ -47,6 +70,41 @@ def test_an_event_is_read_once(tmp_path: Path) -> None:
     assert list(reader.read()) == []
     writer.write({"n": 2})
     assert [event["n"] for event in reader.read()] == [2]
+
+
+@pytest.mark.parametrize("said", [-1e9, 1e9, 0, "noon", None, float("nan")])
+def test_a_time_is_held_to_when_the_event_can_have_been_written(
+    tmp_path: Path, said: Any
+) -> None:
+    now = 100.0
+    reader = EventReader(tmp_path, lambda: now)
+    writer = EventWriter(tmp_path / "gw0.jsonl")
+    now = 110.0
+    writer.write({"t": 105.0})
+    assert [event["t"] for event in reader.read()] == [105.0]
+    now = 120.0
+    writer.write({"t": said})
+    (event,) = reader.read()
+    assert 110.0 <= event["t"] <= 120.0
+
+
+def test_an_event_whose_handling_was_interrupted_comes_again(tmp_path: Path) -> None:
+    writer, reader = EventWriter(tmp_path / "gw0.jsonl"), EventReader(tmp_path)
+    for number in range(3):
+        writer.write({"n": number})
+    handled = []
+
+    def handle() -> None:
+        for event in reader.read():
+            if event["n"] == 1:
+                raise KeyboardInterrupt
+            handled.append(event["n"])
+
+    with pytest.raises(KeyboardInterrupt):
+        handle()
+    assert handled == [0]
+    assert [event["n"] for event in reader.read()] == [1, 2]
+    assert list(reader.read()) == []
 
 
 def test_a_half_written_line_waits_for_its_end(tmp_path: Path) -> None:
@@ -183,3 +241,67 @@ def test_a_number_that_json_has_not_is_written_as_json(tmp_path: Path) -> None:
     text = (tmp_path / "r.json").read_text()
     found = json.loads(text, parse_constant=refuse)
     assert found == {"loss": "nan", "all": ["inf"]}
+
+
+# -- what a stage may do to them -----------------------------------------------------
+
+
+def test_lines_that_are_no_events_are_counted_and_passed_over(tmp_path: Path) -> None:
+    path, reader = tmp_path / "gw0.jsonl", EventReader(tmp_path)
+    path.write_text('{"n": 1}\n{"n": \n[1]\n\n\x00\x01\n"text"\n{"n": 2}\n')
+    assert [event["n"] for event in reader.read()] == [1, 2]
+    assert reader.unreadable == 4
+    assert list(reader.read()) == []
+    assert reader.unreadable == 4
+
+
+def test_clearing_the_directory_loses_no_event(tmp_path: Path) -> None:
+    directory = tmp_path / "events"
+    writer, reader = EventWriter(directory / "gw0.jsonl"), EventReader(directory)
+    writer.write({"n": 1})
+    assert [event["n"] for event in reader.read()] == [1]
+    writer.write({"n": 2})
+    shutil.rmtree(directory)
+    writer.write({"n": 3})
+    writer.write({"n": 4})
+    assert [event["n"] for event in reader.read()] == [2, 3, 4]
+    writer.write({"n": 5})
+    assert [event["n"] for event in reader.read()] == [5]
+
+
+def test_a_writer_whose_number_is_another_files_by_now_opens_its_own(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "gw0.jsonl"
+    writer = EventWriter(path)
+    entries = Path("/proc/self/fd").iterdir()
+    number = next(int(e.name) for e in entries if e.readlink() == path)
+    os.close(number)
+    theirs = os.open(tmp_path / "theirs", os.O_RDWR | os.O_CREAT)
+    assert theirs == number
+    writer.write({"n": 1})
+    assert os.fstat(theirs).st_size == 0
+    assert [event["n"] for event in EventReader(tmp_path).read()] == [1]
+    os.close(theirs)
+
+
+def test_a_line_that_a_full_disk_cut_off_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "gw0.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-c", WRITES_EVENTS_ON_A_FULL_DISK, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert str(path) in done.stderr
+    reader = EventReader(tmp_path)
+    assert [event["n"] for event in reader.read()] == [1, 3]
+    assert reader.unreadable == 1
+
+
+def test_a_file_in_memory_is_open_to_other_processes() -> None:
+    path = memory_file("probe")
+    EventWriter(path).write({"stage": "data", "outcome": "passed"})
+    code = f"print(open({str(path)!r}).read())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert json.loads(done.stdout) == {"stage": "data", "outcome": "passed"}

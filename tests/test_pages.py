@@ -19,9 +19,9 @@ def test_the_pages_are_up_to_date() -> None:
 def test_a_changed_page_is_found_and_written_again(tmp_path: Path) -> None:
     pages.main([str(tmp_path)])
     changed = tmp_path / "causes" / "cuda.oom.md"
-    changed.write_text("something else")
+    changed.write_text(pages.NOTE)
     stray = tmp_path / "causes" / "no.such-cause.md"
-    stray.write_text("x")
+    stray.write_text(pages.NOTE)
     wrong = ["causes/cuda.oom.md", "causes/no.such-cause.md"]
     assert pages.stale(CATALOGUE, tmp_path) == wrong
     assert pages.main([str(tmp_path), "--check"]) == 1
@@ -37,3 +37,12 @@ def test_every_link_leads_to_a_page(name: str) -> None:
         target = part.partition(")")[0]
         if target.endswith(".md"):
             assert str(folder / target) in made
+
+
+def test_pages_that_were_not_made_here_are_left(tmp_path: Path) -> None:
+    (tmp_path / "causes").mkdir()
+    for name in ("causes/mine.md", "quick-card.md"):
+        (tmp_path / name).write_text("mine")
+    assert pages.main([str(tmp_path)]) == 1
+    for name in ("causes/mine.md", "quick-card.md"):
+        assert (tmp_path / name).read_text() == "mine"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -49,13 +50,24 @@ def test_needy():
 class Run:
     """One pytest run in a process of its own, with its report."""
 
-    def __init__(self, directory: Path, *args: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *args: str,
+        limit_s: float = 120,
+        python: str = sys.executable,
+        env: dict[str, str] | None = None,
+        before: tuple[str, ...] = (),
+    ) -> None:
+        # The run that tests this may itself be spread over workers.
+        own = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")}
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args],
+            [*before, python, "-m", "pytest", "-p", "no:cacheprovider", *args],
             cwd=directory,
+            env=env or own,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=limit_s,
         )
         self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
         self.text = self.out + self.err
@@ -414,15 +426,6 @@ def test_other_tests_are_left_out_unless_k_asked_for_them(
     assert run.shows("*= 1 passed*")
 
 
-def test_k_with_a_stages_name_runs_that_stage_beside_the_users_tests(
-    tmp_path: Path,
-) -> None:
-    write(tmp_path, "def test_data_of_mine(): pass\ndef test_other(): pass")
-    run = Run(tmp_path, "-k", "data")
-    assert run.outcomes() == {"data": "passed"}
-    assert run.shows("*= 2 passed*")
-
-
 def test_a_missing_data_file_is_named_with_its_advice(
     tmp_path: Path,
 ) -> None:
@@ -479,7 +482,10 @@ def test_ini_twins_set_budgets_files_and_stages(tmp_path: Path) -> None:
         (["--gkd-stages=data", "--gkd-timeout=data=0"], "*'0'*above 0*"),
         (["--gkd-stages=data", "--gkd-timeout=dta=9"], "*did you mean 'data'?*"),
         (["--gkd-stages=data", "--gkd-timeout=9"], "*'9' is not NAME=SECONDS*"),
-        (["--gkd-stages=nccl", "--gkd-world-size=4096"], "*--gkd-world-size=4096*"),
+        (
+            ["--gkd-stages=nccl", "--gkd-world-size=4096"],
+            "*--gkd-world-size: 4096 ranks, but *",
+        ),
         (["--gkd-stages=nccl", "--gkd-world-size=0"], "*'0' is not a whole number*"),
         (["--gkd-stages=nccl", "--gkd-layout=spilt"], "*did you mean 'split'?*"),
         (["--gkd-stages=data", "--gkd-report=/proc/no"], "*cannot write the report*"),
@@ -634,3 +640,33 @@ def test_what_the_fixtures_run_into_later_does_not_hide_the_failure(
     stage = Run(tmp_path, "--gkd-stages=full", "test_probe.py").stage("full")
     assert "No space left" in stage["message"]
     assert stage["also"] == ["teardown: OSError: teardown fell over"]
+
+
+@pytest.mark.parametrize("mode", ["a", "a+"])
+def test_what_the_user_sends_the_output_to_is_not_cut(
+    tmp_path: Path, mode: str
+) -> None:
+    """Under -s a flood goes there, not to a file of pytest's."""
+    write(
+        tmp_path,
+        """
+        import sys
+        import pytest
+
+        @pytest.mark.gkd_stage("floods")
+        def test_floods():
+            for _ in range(5):
+                sys.stderr.write("x" * 1_000_000)
+        """,
+    )
+    log = tmp_path / "all.log"
+    log.write_text("words of before")
+    command = [sys.executable, "-m", "pytest", "-s", "--gkd-stages=floods"]
+    with log.open(mode) as file:
+        done = subprocess.run(
+            [*command, "test_probe.py"], cwd=tmp_path, stdout=file, stderr=file
+        )
+    text = log.read_text()
+    assert done.returncode == 0, text[-2000:]
+    assert text.startswith("words of before")
+    assert text.count("x") >= 5_000_000

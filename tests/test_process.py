@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,13 +24,14 @@ from pytest_gkd import process
 # What every scenario starts with. A child says its pid when it is where it should be,
 # and ends by itself after a minute should the test lose it.
 PROLOGUE = """
-import json, os, signal, subprocess, sys, textwrap
+import json, os, signal, subprocess, sys, textwrap, time
 import psutil
 from pytest_gkd import process
 
 assert process.become_subreaper()
 ME = os.getpid()
 SLEEP = "print(os.getpid(), flush=True); time.sleep(60)"
+QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 def start(body, **options):
     body = "import os, signal, subprocess, sys, time\\n" + textwrap.dedent(body)
@@ -40,15 +42,23 @@ def pid(child):
     return int(child.stdout.readline())
 
 def show(**found):
-    left = psutil.Process().children(recursive=True)
+    left = process.descendants(ME)
     print(json.dumps({**found, "left": [(p.pid, p.status()) for p in left]}))
 """
 
 
-def scenario(body: str, *args: str) -> dict[str, Any]:
+# Root without CAP_KILL stands to another user's process as anybody does to sudo's.
+MAY_NOT_KILL = ("setpriv", "--bounding-set", "-kill", "--inh-caps", "-kill")
+root_only = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None,
+    reason="only root can start another user's process, and mount",
+)
+
+
+def scenario(body: str, *args: str, before: tuple[str, ...] = ()) -> dict[str, Any]:
     """What a scenario shows; ``left`` are its processes, also dead ones not reaped."""
     done = subprocess.run(
-        [sys.executable, "-c", PROLOGUE + textwrap.dedent(body), *args],
+        [*before, sys.executable, "-c", PROLOGUE + textwrap.dedent(body), *args],
         capture_output=True,
         text=True,
         timeout=60,
@@ -217,7 +227,9 @@ def test_shared_memory_of_a_killed_process_is_unlinked_by_its_tracker() -> None:
             time.sleep(60)
         ''')
         name = worker.stdout.readline().strip()
-        trackers = [p for p in process.descendants(ME) if process.is_tracker(p)]
+        trackers, until = [], time.monotonic() + 10
+        while not trackers and time.monotonic() < until:  # it has a name once it runs
+            trackers = [p for p in process.descendants(ME) if process.is_tracker(p)]
         ended, survived = process.stop(ME, itself=False)
         show(name=name, trackers=len(trackers), ended=len(ended), survived=survived)
         """
@@ -313,3 +325,134 @@ def test_a_zombie_is_not_alive(sleeper: subprocess.Popen[str]) -> None:
 )
 def test_a_status_has_a_name(status: int | None, name: str) -> None:
     assert process.exit_name(status) == name
+
+
+# -- what may not be signalled, or seen --------------------------------------------
+
+
+@root_only
+def test_what_may_not_be_signalled_is_named_at_once_and_the_rest_is_ended() -> None:
+    found = scenario(
+        """
+        stranger = subprocess.Popen(["sleep", "600"], user=65534, **QUIET)
+        below = start('''
+            child = subprocess.Popen([sys.executable, "-c", "import time;"
+                                      "time.sleep(60)"])
+            print(child.pid, flush=True)
+            time.sleep(60)
+        ''')
+        pid(below)
+        began = process.monotonic()
+        ended, survived = process.stop(ME, itself=False, limit_s=600)
+        show(stranger=stranger.pid, ended=len(ended), survived=survived)
+        """,
+        before=MAY_NOT_KILL,
+    )
+    os.kill(found["stranger"], signal.SIGKILL)
+    line = f"{found['stranger']} sleep 600 (it belongs to another user, uid 65534)"
+    assert found["survived"] == [line]
+    assert found["ended"] == 2
+
+
+@root_only
+def test_processes_that_hide_do_not_hide_the_others() -> None:
+    found = scenario(
+        """
+        child = start(SLEEP)
+        pid(child)
+        ended, survived = process.stop(ME, itself=False)
+        show(ended=len(ended), survived=survived)
+        """,
+        before=(
+            *("unshare", "--mount", "sh", "-c"),
+            'mount -t proc -o hidepid=1,gid=1 proc /proc && exec "$@"',
+            *("sh", "setpriv", "--bounding-set", "-sys_ptrace"),
+        ),
+    )
+    assert found == {"ended": 1, "survived": [], "left": []}
+
+
+# A daemon in the session of ``engine`` whose parents are gone: this process adopts it.
+ENGINE = """
+        daemon = "os.fork() and os._exit(0); " + SLEEP
+        engine = start(f'''
+            subprocess.run([sys.executable, "-c", "import os, time; {daemon}"])
+            time.sleep(60)
+        ''', start_new_session=True)
+        theirs = pid(engine)
+"""
+
+
+def test_what_is_below_what_is_spared_lives_on_by_group_and_by_adoption() -> None:
+    found = scenario(
+        ENGINE
+        + """
+        from pytest_gkd import cgroup
+        os.environ["PYTEST_GKD_RUN"] = "spares"
+        grouped = cgroup.join("spares")
+        child = start('''
+            below = subprocess.Popen([sys.executable, "-c", "import time;"
+                                      "time.sleep(60)"])
+            print(below.pid, flush=True)
+            time.sleep(60)
+        ''')
+        other = start(SLEEP)
+        below, _ = pid(child), pid(other)
+        spared = {engine.pid, child.pid}
+        ended, _ = process.stop(ME, itself=False, spare=spared)
+        kept = {engine.pid, child.pid, theirs, below}
+        lives = len([n for n in kept if not process.is_dead(n)])
+        process.stop(ME, itself=False)
+        if grouped:
+            (cgroup.base() / "cgroup.procs").write_text(str(ME))
+            cgroup.remove(cgroup.of("spares", ME))
+        show(ended=len(ended), lives=lives)
+        """
+    )
+    assert found == {"ended": 1, "lives": 4, "left": []}
+
+
+def test_another_process_that_has_the_pid_by_now_is_left_alone() -> None:
+    found = scenario(
+        """
+        worker = start('''
+            child = subprocess.Popen([sys.executable, "-c", "import time;"
+                                      "time.sleep(60)"])
+            print(child.pid, flush=True)
+            time.sleep(60)
+        ''')
+        child = pid(worker)
+        began = process.procfs.stat(worker.pid).start
+        result = process.stop(worker.pid, itself=True, start=began - 1)
+        states = [psutil.Process(n).status() for n in (worker.pid, child)]
+        ended, _ = process.stop(worker.pid, itself=True, start=began)
+        worker.wait()
+        show(result=result, held="stopped" in states, ended=len(ended))
+        """
+    )
+    assert found == {
+        "result": [[], []],
+        "held": False,
+        "ended": 1,
+        "left": [],
+    }
+
+
+def test_what_forks_for_ever_does_not_hold_up_the_end() -> None:
+    found = scenario(
+        """
+        import time
+        began = time.monotonic()
+        def more(walk):
+            assert time.monotonic() < began + 20, "there was no end to it"
+            subprocess.Popen(["sleep", "60"])
+            return process.descendants(ME)
+        process._Walk.now = more
+        _, survived = process.stop(ME, itself=False, limit_s=0.5)
+        for left in process.descendants(ME):
+            left.kill()
+            os.waitpid(left.pid, 0)
+        show(survived=len(survived) > 0)
+        """
+    )
+    assert found == {"survived": True, "left": []}

@@ -38,7 +38,7 @@ FLAGS = [
     "--gkd-full-budget",
     "--gkd-inject",
 ]
-INI_ONLY = ["gkd_stage_files", "gkd_rules"]
+INI_ONLY = ["gkd_keyword", "gkd_stage_files", "gkd_rules"]
 
 STAGE_NAMES = [
     "environment",
@@ -56,6 +56,7 @@ CAUSES = [
     "env.package-conflict",
     "env.import-stuck",
     "env.package-damaged",
+    "env.module-shadowed",
     "env.cuda-arch-mismatch",
     "env.driver-too-old",
     "env.no-gpu",
@@ -84,6 +85,7 @@ CAUSES = [
     "tokenizer.chat-template",
     "tokenizer.vocab-mismatch",
     "tokenizer.pad-token",
+    "tokenizer.eos-token",
     "model.trust-remote-code",
     "model.unsupported-arch",
     "checkpoint.missing",
@@ -144,6 +146,7 @@ CAUSES = [
     "config.framework-version",
     "teacher.unreachable",
     "teacher.protocol",
+    "teacher.wrong-output",
 ]
 
 # The first of each are the contract; the others may move, but not unseen.
@@ -180,6 +183,7 @@ STAGE_KEYS = [
     "progress",
     "injected",
     "verdict_after_s",
+    "ran",
 ]
 
 

@@ -226,7 +226,7 @@ def test_more_ranks_than_gpus_are_refused_with_the_most_that_fit() -> None:
     with pytest.raises(SettingsError) as caught:
         settings.choose_world_size(5, 4, 64)
     text = str(caught.value)
-    assert text.startswith("--gkd-world-size=5: this machine shows 4 GPU(s)")
+    assert text.startswith("--gkd-world-size: 5 ranks, but this machine shows 4 GPU(s)")
     assert "--gkd-world-size=4 or fewer" in text
 
 
@@ -234,7 +234,7 @@ def test_more_ranks_than_cores_can_hold_are_refused() -> None:
     with pytest.raises(SettingsError) as caught:
         settings.choose_world_size(17, 0, 2)
     text = str(caught.value)
-    assert text.startswith("--gkd-world-size=17: this machine has no GPU and 2 CPU")
+    assert text.startswith("--gkd-world-size: 17 ranks, but this machine has no GPU")
     assert "--gkd-world-size=16 or fewer" in text
 
 

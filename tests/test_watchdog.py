@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_gkd import process, stillness
+from pytest_gkd import process, stillness, watchdog
+from pytest_gkd.clock import monotonic
+from pytest_gkd.context import EXTRA_LIMIT_S
 from pytest_gkd.journal import EventReader, EventWriter
 from pytest_gkd.watchdog import CLOSE_BUDGET_S, Overrun, Watchdog, WorkerWatch
 
@@ -36,28 +37,42 @@ never_ends()
 class Bench:
     """A watchdog with the events that a test writes, and what it says of them."""
 
-    def __init__(self, directory: Path, *, end_stuck: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        end_stuck: bool = True,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self.directory = directory
         self.events: list[dict[str, Any]] = []
         self.overruns: list[Overrun] = []
+        self.lost: list[str] = []
+        self.problems: list[str] = []
         self.overran = threading.Event()
         self.ticked = threading.Event()
         self.ticks = 0
         self.at_tick: Callable[[], None] = lambda: None
         self.children: list[subprocess.Popen[str]] = []
         self.watchdog = Watchdog(
-            EventReader(directory / "events"),
+            EventReader(directory / "events", clock),
             directory / "armed",
             directory / "stacks",
             self.events.append,
             self._overrun,
             self._tick,
+            self.lost.append,
+            self._problem,
             end_stuck=end_stuck,
         )
 
     def _overrun(self, overrun: Overrun) -> None:
         self.overruns.append(overrun)
         self.overran.set()
+
+    def _problem(self, text: str) -> None:
+        if text not in self.problems:
+            self.problems.append(text)
 
     def _tick(self, now: float) -> None:
         self.ticks += 1
@@ -67,7 +82,7 @@ class Bench:
     def say(self, worker: str, event: str, **values: Any) -> None:
         """Write one event, as a worker does."""
         writer = EventWriter(self.directory / f"events/{worker}.jsonl")
-        writer.write({"event": event, "t": time.monotonic(), **values})
+        writer.write({"event": event, "t": monotonic(), **values})
 
     def start(self, worker: str, stage: str, budget_s: float, **values: Any) -> None:
         values.setdefault("captured", [])
@@ -82,6 +97,8 @@ class Bench:
                 stdout=file,
                 stderr=subprocess.PIPE,
                 text=True,
+                # As a worker has, and so what it leaves behind.
+                start_new_session=True,
             )
         self.children.append(child)
         return child
@@ -193,9 +210,8 @@ def test_a_worker_that_finishes_while_its_stacks_are_taken_is_left_alone(
     bench: Bench,
 ) -> None:
     worker = bench.child("import time; time.sleep(90)")
-    long_ago = time.monotonic() - 100
     bench.say("gw0", "hello", pid=worker.pid)
-    bench.start("gw0", "late", 1, t=long_ago)
+    bench.start("gw0", "late", 0)
 
     def finish() -> None:
         # After this tick's events were read and before the worker is judged.
@@ -204,8 +220,8 @@ def test_a_worker_that_finishes_while_its_stacks_are_taken_is_left_alone(
 
     bench.at_tick = finish
     bench.watchdog.start()
-    bench.await_ticks(2)
-    assert bench.watchdog.workers["gw0"].has_sample
+    while not bench.ticks or not bench.watchdog.workers["gw0"].has_sample:
+        bench.await_ticks(1)
     assert bench.watchdog.workers["gw0"].phase == "closing"
     assert bench.overruns == []
     assert worker.poll() is None
@@ -214,13 +230,13 @@ def test_a_worker_that_finishes_while_its_stacks_are_taken_is_left_alone(
 def test_a_worker_that_ended_by_itself_is_no_overrun_and_leaves_nothing(
     bench: Bench,
 ) -> None:
-    worker, orphan = bench.child(""), bench.child("import time; time.sleep(60)")
+    worker, orphan = bench.child(""), bench.child("import time; time.sleep(6000)")
     worker.wait(PATIENCE_S)
     bench.say("gw0", "hello", pid=worker.pid)
-    bench.start("gw0", "gone", 1, t=time.monotonic() - 100)
+    bench.start("gw0", "gone", 0)
     bench.watchdog.start()
     bench.await_ticks(2)
-    assert orphan.wait(PATIENCE_S) == -9
+    orphan.wait(PATIENCE_S)  # what was adopted is waited for, so its status is not here
     assert bench.overruns == []
 
 
@@ -285,7 +301,49 @@ def test_an_overrun_says_what_two_looks_have_shown(
     assert overrun.progress.cpu_s > 0
 
 
+def test_a_worker_that_was_ended_is_not_given_up_later(bench: Bench) -> None:
+    worker = bench.child()
+    bench.say("gw0", "hello", pid=worker.pid)
+    bench.start("gw0", "hangs", 0.5)
+    bench.watchdog.start()
+    assert bench.overran.wait(PATIENCE_S), bench.watchdog.error
+    worker.wait(PATIENCE_S)
+    until = monotonic() + watchdog.GIVE_UP_S / 3
+    while bench.watchdog.workers["gw0"].give_up_at < float("inf"):
+        assert monotonic() < until
+        bench.await_ticks(1)
+
+
+def test_what_a_look_shows_is_its_own_stages_also_when_the_next_has_begun(
+    still: Bench,
+) -> None:
+    worker = follow(still, "hello", "start")
+    worker.looked_at = "s"
+    note = still.watchdog._sample(worker, still.directory, None)
+    still.start("gw0", "next", 9, t=100.0)
+    still.watchdog.drain()
+    note()
+    assert set(worker.samples) == {"s"}
+    assert not worker.has_sample
+
+
+def test_no_number_that_is_no_time_moves_a_deadline(still: Bench) -> None:
+    worker = follow(still, "hello", "start")
+    deadline = worker.deadline
+    for seconds in (float("nan"), -5.0):
+        still.say("gw0", "extra", what="data", s=seconds)
+        still.watchdog.drain()
+        assert worker.deadline == deadline
+    assert "is no time" in still.problems[0]
+
+
 # -- phases ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def still(tmp_path: Path) -> Bench:
+    """A bench whose clock stands at 100."""
+    return Bench(tmp_path, clock=lambda: 100.0)
 
 
 def follow(bench: Bench, *events: str) -> WorkerWatch:
@@ -311,9 +369,9 @@ def follow(bench: Bench, *events: str) -> WorkerWatch:
     ],
 )
 def test_each_phase_has_its_deadline(
-    bench: Bench, events: list[str], phase: str, deadline: float
+    still: Bench, events: list[str], phase: str, deadline: float
 ) -> None:
-    worker = follow(bench, "hello", *events)
+    worker = follow(still, "hello", *events)
     assert (worker.phase, worker.deadline) == (phase, deadline)
 
 
@@ -336,15 +394,61 @@ def test_a_word_of_a_worker_that_never_said_hello_changes_nothing(
 # -- the thread --------------------------------------------------------------------
 
 
-def test_an_error_in_the_thread_is_kept_and_ends_it(bench: Bench) -> None:
-    error = RuntimeError("broken")
+def fail(error: BaseException) -> None:
+    raise error
 
-    def fail() -> None:
-        raise error
 
-    bench.at_tick = fail
+def test_an_error_in_one_tick_is_told_once_and_budgets_are_held_on(
+    bench: Bench,
+) -> None:
+    worker = bench.child(WAITS)
+    Scene.read_pid(worker)
+    bench.at_tick = lambda: fail(RuntimeError("broken"))
+    bench.say("gw0", "hello", pid=worker.pid)
+    (bench.directory / "events/gw1.jsonl").write_text('{"no event\n\n[1]\n{}\n')
+    bench.start("gw0", "stuck", 1)
     bench.watchdog.start()
-    bench.watchdog.join(PATIENCE_S)
+    assert worker.wait(PATIENCE_S) == -9
+    assert [o.stage for o in bench.overruns] == ["stuck"]
+    assert sorted(bench.problems) == [
+        "an event was not understood: KeyError: 'event'",
+        "the run could not be shown: RuntimeError: broken",
+    ]
+
+
+@pytest.mark.parametrize("part", ["look", "stop", "read_output"])
+def test_a_part_of_an_ending_that_fails_keeps_no_other_from_being_done(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    where: Any = {"look": stillness, "stop": process, "read_output": watchdog}[part]
+    real, calls = getattr(where, part), []
+
+    def fails_first(*args: Any, **more: Any) -> Any:
+        calls.append(args)
+        return fail(OSError("no")) if len(calls) == 1 else real(*args, **more)
+
+    monkeypatch.setattr(where, part, fails_first)
+    worker = bench.child(WAITS)
+    Scene.read_pid(worker)
+    bench.say("gw0", "hello", pid=worker.pid)
+    bench.start("gw0", "stuck", 0.1)
+    bench.watchdog.start()
+    assert worker.wait(PATIENCE_S) == -9
+    bench.watchdog.stop()  # the ending, which may still be telling, is waited for
+    assert [o.stage for o in bench.overruns] == ["stuck"]
+    assert len(bench.problems) == 1
+    assert "OSError: no" in bench.problems[0]
+
+
+def test_a_watchdog_that_dies_takes_the_workers_with_it(bench: Bench) -> None:
+    error = SystemExit("by a hook")
+    worker = bench.child(WAITS)
+    Scene.read_pid(worker)
+    bench.say("gw0", "hello", pid=worker.pid)
+    bench.watchdog.drain()
+    bench.at_tick = lambda: fail(error)
+    bench.watchdog.start()
+    assert worker.wait(PATIENCE_S) == -9
     assert bench.watchdog.error is error
 
 
@@ -375,3 +479,28 @@ def test_the_output_of_a_worker_that_is_gone_is_empty(bench: Bench) -> None:
     bench.start("gw0", "stage", 9, captured=[1, 2])
     bench.watchdog.drain()
     assert bench.watchdog.workers["gw0"].output == []
+
+
+# -- time on top of a budget -----------------------------------------------------------
+
+
+def test_imports_that_get_on_put_off_the_deadline_within_a_bound(bench: Bench) -> None:
+    """In collection, where a user's file may import torch, and in a stage."""
+
+    def deadline() -> float:
+        bench.watchdog.drain()
+        worker = bench.watchdog.workers["gw0"]
+        return worker.deadline - worker.since
+
+    bench.say("gw0", "hello", pid=bench.child().pid)
+    collecting_s = deadline()
+    bench.say("gw0", "extra", what="imports", s=70.0)
+    assert deadline() == collecting_s + 70
+    bench.say("gw0", "collected")
+    bench.start("gw0", "data", 20)
+    assert deadline() == 20
+    bench.say("gw0", "extra", stage="data", what="imports", s=1e9)
+    bench.say("gw0", "extra", stage="data", what="data", s=5.0)
+    assert deadline() == 20 + EXTRA_LIMIT_S["imports"] + 5
+    bench.say("gw0", "finish", stage="data", outcome="passed", duration_s=1.0)
+    assert deadline() == CLOSE_BUDGET_S

@@ -1,0 +1,119 @@
+"""A control group for each worker: what it starts cannot leave it by forking.
+
+cgroup v2, in the kernel's Documentation/admin-guide/cgroup-v2.rst: a frozen group
+neither runs nor forks, and takes SIGKILL all the same (cgroup.freeze, Linux 5.2). No
+controller is switched on, so no limit changes. Where the group of the pytest process is
+not ours to divide there are none, and process trees are walked instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pytest_gkd.clock import monotonic
+
+PREFIX = "pytest-gkd-"
+FREEZE_LIMIT_S = 1.0
+REMOVE_LIMIT_S = 1.0
+
+
+@functools.cache
+def base() -> Path | None:
+    """The directory of the group this process began in; None without cgroup v2."""
+    return _own()
+
+
+def _own() -> Path | None:
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace")
+        own = Path("/proc/self/cgroup").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    group = re.search(r"^0::(/.*)$", own, re.MULTILINE)
+    mount = re.search(r"^\S+ \S+ \S+ (\S+) (\S+) .*? - cgroup2 ", mounts, re.MULTILINE)
+    if group is None or mount is None:
+        return None
+    root, place = (re.sub(r"\\(\d{3})", _character, text) for text in mount.groups())
+    if not Path(group[1]).is_relative_to(root):
+        return None  # it is above what this container may see
+    return Path(place) / Path(group[1]).relative_to(root)
+
+
+def _character(escaped: re.Match[str]) -> str:
+    return chr(int(escaped[1], 8))
+
+
+def of(mark: str, pid: int) -> Path | None:
+    """The group that a worker of the run with this mark has made, if it could."""
+    place = base()
+    group = place and place / f"{PREFIX}{mark}-{pid}"
+    return group if group and group.is_dir() else None
+
+
+def of_run(place: str, mark: str) -> list[Path]:
+    """All groups of a run whose pytest process was in the group ``place``."""
+    return sorted(Path(place).glob(f"{PREFIX}{mark}-*")) if place and mark else []
+
+
+def join(mark: str) -> bool:
+    """Put this process, and so all it starts, into a group of its own, if it may."""
+    place = base()
+    if place is None:
+        return False
+    group = place / f"{PREFIX}{mark}-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError:  # read-only, or not delegated to this user
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        return False
+    return True
+
+
+def members(group: Path) -> list[int]:
+    """The pids in a group; empty when it is gone."""
+    try:
+        return [int(line) for line in (group / "cgroup.procs").read_text().split()]
+    except OSError:
+        return []
+
+
+@contextlib.contextmanager
+def frozen(group: Path | None) -> Iterator[None]:
+    """Hold a group still; one that is not so within a second is walked as it is.
+
+    So is one that this process is in, itself or in a group below: it would stand still
+    with it, and nobody would let them go on.
+    """
+    own = _own()
+    if group is None or (own and own.is_relative_to(group)):
+        yield
+        return
+    deadline = monotonic() + FREEZE_LIMIT_S
+    with contextlib.suppress(OSError):  # gone, or a kernel before 5.2
+        (group / "cgroup.freeze").write_text("1")
+        events = group / "cgroup.events"
+        while "frozen 0" in events.read_text() and monotonic() < deadline:
+            time.sleep(0.001)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (group / "cgroup.freeze").write_text("0")
+
+
+def remove(group: Path) -> None:
+    """Remove a group that nothing runs in any more; one that is in use stays."""
+    deadline = monotonic() + REMOVE_LIMIT_S
+    while group.is_dir() and monotonic() < deadline:
+        try:
+            group.rmdir()
+        except OSError:  # what was killed is not gone yet
+            time.sleep(0.005)

@@ -1,0 +1,138 @@
+"""Which files of the user's hide a package or a module of Python's own?
+
+``import datasets`` takes the first on ``sys.path``: the directory of the script, of
+``python -m`` or of a conftest.py, then PYTHONPATH, stand before the standard library
+and site-packages. A directory without ``__init__.py`` hides nothing: a regular package
+or module wins over it wherever it stands (PEP 420).
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+# What a job imports. Each is a package, so that a single file of its name is another's.
+PACKAGES = frozenset(
+    [
+        "accelerate",
+        "datasets",
+        "deepspeed",
+        "flash_attn",
+        "huggingface_hub",
+        "numpy",
+        "pandas",
+        "peft",
+        "pyarrow",
+        "pydantic",
+        "ray",
+        "safetensors",
+        "tokenizers",
+        "torch",
+        "transformers",
+        "triton",
+        "trl",
+        "verl",
+        "vllm",
+        "wandb",
+    ]
+)
+# Not what anybody's program imports.
+UNUSED = frozenset(
+    ["antigravity", "idlelib", "lib2to3", "test", "this", "turtle", "turtledemo"]
+)
+SUFFIXES = tuple(importlib.machinery.all_suffixes())
+
+
+class Shadow(NamedTuple):
+    """A file of the user's that is imported in the place of what was installed."""
+
+    name: str
+    file: Path
+    hidden: Path
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it cannot be the package itself, such as a checkout of its source."""
+        return self.name in PACKAGES and self.file.name != "__init__.py"
+
+    def __str__(self) -> str:
+        what = (
+            "installed package" if self.name in PACKAGES else "module of Python's own"
+        )
+        return f"{self.file} hides the {what} {self.name} ({self.hidden})"
+
+
+def find(path: Iterable[str]) -> list[Shadow]:
+    """The shadows on a module search path, such as ``sys.path``."""
+    installed = _installed()
+    library = [_real(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+    found: dict[str, Shadow] = {}
+    before_library = True
+    for entry in dict.fromkeys(_real(text) for text in path):
+        if entry in library:
+            before_library = False
+        if entry in installed:
+            break
+        if any(place in (entry, *entry.parents) for place in (*library, *installed)):
+            continue
+        for name, file in _modules(entry):
+            if name in PACKAGES:
+                hidden = _look(name, installed)
+            elif before_library and name in sys.stdlib_module_names - UNUSED:
+                hidden = _look(name, library)
+            else:
+                continue
+            if hidden is not None and hidden != file:
+                found.setdefault(name, Shadow(name, file, hidden))
+    return list(found.values())
+
+
+def met(failure: str) -> Shadow | None:
+    """The shadow that an import of this process met, by its error and traceback.
+
+    Its file stands there, or the error names what the real module has.
+    """
+    for shadow in find(sys.path):
+        if str(shadow.file) in failure or f"module '{shadow.name}' has no" in failure:
+            return shadow
+    return None
+
+
+def _installed() -> list[Path]:
+    places = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    return [_real(text) for text in (*places, *site.getsitepackages())]
+
+
+def _real(text: str) -> Path:
+    return Path(os.path.realpath(text or "."))
+
+
+def _modules(directory: Path) -> Iterator[tuple[str, Path]]:
+    try:
+        entries = sorted(directory.iterdir())
+    except OSError:  # no directory: an archive, or gone
+        return
+    for entry in entries:
+        name = entry.name.partition(".")[0]
+        if name in PACKAGES or name in sys.stdlib_module_names:
+            file = _look(name, [directory])
+            if file is not None:
+                yield name, file
+
+
+def _look(name: str, places: Iterable[Path]) -> Path | None:
+    """The file that an import of the name would run, a package before a module."""
+    for place in places:
+        for suffix in SUFFIXES:
+            if (file := place / name / f"__init__{suffix}").is_file():
+                return file
+        for suffix in SUFFIXES:
+            if (file := place / f"{name}{suffix}").is_file():
+                return file
+    return None

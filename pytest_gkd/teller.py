@@ -1,0 +1,99 @@
+"""Tells of a run while it goes on: the terminal's live line, and report.json."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.console import Console
+from pytest_gkd.journal import json_text, write_whole
+from pytest_gkd.record import RunRecord
+
+SHOW_EVERY_S = 0.1
+# However much a stage says, the report is written no more often than this.
+WRITE_EVERY_S = 0.5
+STOP_LIMIT_S = 5.0
+
+
+class Teller(threading.Thread):
+    """A thread apart from the one that holds budgets, since a terminal that is stopped
+    and a disk that hangs block whoever writes to them.
+
+    ``lock`` is held while the ``record`` is read. ``tell`` gets what went wrong. The
+    thread need not be started; then the report is written by who changes it.
+    """
+
+    def __init__(
+        self,
+        record: RunRecord,
+        path: Path,
+        lock: AbstractContextManager[object],
+        tell: Callable[[str], None],
+    ) -> None:
+        super().__init__(name="gkd-teller", daemon=True)
+        self.console = Console(None)
+        self._record = record
+        self._path = path
+        self._lock = lock
+        self._tell = tell
+        self._one = threading.RLock()
+        self._is_due = False
+        self._next = 0.0
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """The thread's loop."""
+        while not self._over.wait(SHOW_EVERY_S):
+            try:
+                self._show()
+                self._write_if_due()
+            except Exception as error:
+                self._tell(
+                    f"the run could not be shown: {type(error).__name__}: {error}"
+                )
+
+    def stop(self) -> None:
+        """End the thread, unless a disk or a terminal holds it."""
+        self._over.set()
+        if self.is_alive():
+            self.join(STOP_LIMIT_S)
+
+    def changed(self) -> None:
+        """The record is not what it was: the report is soon written anew."""
+        self._is_due = True
+        if not self.is_alive():
+            self._write_if_due()
+
+    def write(self) -> None:
+        """Write the report now; what went wrong is told, and it stays due."""
+        if not self._one.acquire(timeout=STOP_LIMIT_S):
+            self._tell(f"the report could not be written: {self._path} hangs")
+            return
+        try:
+            self._is_due, self._next = False, monotonic() + WRITE_EVERY_S
+            with self._lock:
+                record = copy.deepcopy(self._record)
+            write_whole(self._path, json_text(record.to_json()))
+        except Exception as error:
+            self._is_due = True
+            kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+            self._tell(f"the report could not be written: {kind}{error}")
+        finally:
+            self._one.release()
+
+    def _write_if_due(self) -> None:
+        if self._is_due and monotonic() >= self._next:
+            self.write()
+
+    def _show(self) -> None:
+        with self._lock:
+            running = [
+                stage
+                for stage in self._record.stages
+                if stage.started is not None and stage.outcome is None
+            ]
+        self.console.progress(running, monotonic())

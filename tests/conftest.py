@@ -1,0 +1,50 @@
+"""Where torch and its like are not installed, what needs them is skipped.
+
+In the environment that make sets up from the lock they are all there; should one be
+missing, that is an error.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+
+LOCKED = (
+    *("accelerate", "datasets", "gguf", "huggingface_hub", "numpy", "pyarrow", "ray"),
+    *("safetensors", "tokenizers", "torch", "transformers", "vllm"),
+)
+HEAVY = (*LOCKED, "triton")  # in the lock for x86_64 only
+MARKER = "needs(*modules): the processes that this test starts import these"
+
+
+class Missing:
+    """The last finder that Python asks: what it is asked for is not installed."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: object = None
+    ) -> ModuleSpec | None:
+        if name in HEAVY:
+            pytest.skip(f"{name} is not installed", allow_module_level=True)
+        return None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", MARKER)
+    missing = [name for name in LOCKED if importlib.util.find_spec(name) is None]
+    if missing and (Path(sys.prefix) / ".ready").exists():
+        raise pytest.UsageError(
+            f"the environment that make set up lacks {', '.join(missing)}"
+        )
+    sys.meta_path.append(Missing())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("needs"):
+        for name in marker.args:
+            importlib.util.find_spec(name)

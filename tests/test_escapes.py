@@ -1,0 +1,173 @@
+"""Processes that fork and exit faster than they can be counted: none outlives a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_plugin import Run, write
+
+from pytest_gkd import cgroup
+
+# Each lives for 10 ms and then forks the next; the last one's pid is in a file. It
+# gives up after a minute, so that a test that fails leaves nothing for ever.
+HOPS = """
+import os, time
+
+def hop(path, wipe):
+    if os.fork():
+        return
+    os.setsid()
+    if wipe:
+        os.environ.clear()
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        with open(path + ".part", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(path + ".part", path)
+        time.sleep(0.01)
+        if os.fork():
+            os._exit(0)
+    os._exit(0)
+"""
+PROBES = """
+import os, time
+import pytest
+import hops
+from pytest_gkd.procfs import MARK
+
+@pytest.mark.gkd_stage("passes", timeout=60)
+def test_passes():
+    hops.hop(os.environ["HOPS"] + "/passes", True)
+    time.sleep(0.5)
+
+@pytest.mark.gkd_stage("hangs", timeout=2)
+def test_hangs():
+    hops.hop(os.environ["HOPS"] + "/hangs", True)
+    time.sleep(600)
+
+@pytest.mark.gkd_stage("dies", timeout=60)
+def test_dies():
+    hops.hop(os.environ["HOPS"] + "/dies", True)
+    time.sleep(0.5)
+    os.abort()
+
+@pytest.mark.gkd_stage("last", timeout=60)
+def test_last(gkd):
+    gkd.fact("mark", os.environ[MARK])
+"""
+
+
+def writable() -> bool:
+    """Whether this machine lets a run divide its control group."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(not cgroup.join("probe"))
+    joined = os.waitpid(pid, 0)[1] == 0
+    for group in cgroup.of_run(str(cgroup.base() or ""), "probe"):
+        cgroup.remove(group)
+    return joined
+
+
+@pytest.fixture(scope="module", params=["groups", "walks"])
+def places(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Run, Path]:
+    if request.param == "groups" and not writable():
+        pytest.skip("no control group that can be divided")
+    directory = tmp_path_factory.mktemp("escapes")
+    (directory / "hops.py").write_text(HOPS)
+    (directory / "pids").mkdir()
+    if request.param == "walks":
+        (directory / "conftest.py").write_text(
+            "from pytest_gkd import cgroup\ncgroup.base = lambda: None\n"
+        )
+    write(directory, PROBES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOPS", str(directory / "pids"))
+        names = "--gkd-stages=passes,hangs,dies,last"
+        return Run(directory, names, "test_probe.py"), directory / "pids"
+
+
+def test_none_of_them_lives_on(places: tuple[Run, Path]) -> None:
+    run, pids = places
+    for part in pids.glob("*.part"):
+        part.unlink()  # it was ended amid a hop
+    assert sorted(path.name for path in pids.iterdir()) == ["dies", "hangs", "passes"]
+    told = "\n".join(run.report["notes"])
+    before = {path.name: path.read_text() for path in pids.iterdir()}
+    time.sleep(1)
+    after = {path.name: path.read_text() for path in pids.iterdir()}
+    alive = [name for name, pid in after.items() if pid != before[name]]
+    for name in alive:  # what the code under test did not do
+        _end(pids / name)
+    assert not alive, told
+
+
+def test_the_stages_have_their_own_verdicts(places: tuple[Run, Path]) -> None:
+    run, _ = places
+    assert run.outcomes() == {
+        "passes": "passed",
+        "hangs": "timeout",
+        "dies": "failed",
+        "last": "passed",
+    }
+
+
+def test_no_group_is_left_behind(places: tuple[Run, Path]) -> None:
+    run, _ = places
+    mark = run.stage("last")["facts"]["mark"]
+    assert cgroup.of_run(str(cgroup.base() or ""), mark) == []
+
+
+def test_a_guardian_ends_them_by_their_group(tmp_path: Path) -> None:
+    if not writable():
+        pytest.skip("no control group that can be divided")
+    (tmp_path / "hops.py").write_text(HOPS)
+    write(tmp_path, PROBES)
+    names = ["--gkd-stages=hangs", "--gkd-timeout=hangs=100"]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *names, "test_probe.py"],
+        cwd=tmp_path,
+        env={**os.environ, "HOPS": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+    )
+    pids = tmp_path / "hangs"
+    wait_until(pids.exists)
+    run.kill()
+    run.wait()
+    report = tmp_path / ".gkd/last/report.json"
+    wait_until(lambda: "its guardian ended" in report.read_text())
+    last = pids.read_text()
+    time.sleep(1)
+    alive = pids.read_text() != last
+    if alive:
+        _end(pids)
+    assert not alive
+
+
+def wait_until(holds: Callable[[], bool], limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _end(path: Path) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        pid = int(path.read_text())
+        try:
+            os.kill(pid, signal.SIGSTOP)
+        except ProcessLookupError:
+            continue
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
+        if int(path.read_text()) == pid:
+            return

@@ -1,0 +1,422 @@
+"""Budgets that nothing a stage does can switch off: real runs, each with an enemy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_plugin import Run, write
+from test_process import MAY_NOT_KILL, root_only
+
+# C code that keeps the GIL and never ends.
+HANG_IN_C = """
+def hang_in_c():
+    import ctypes
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+"""
+
+# As freezegun does it: every module's reference to a clock becomes the frozen one.
+FREEZES = """
+import sys, time
+import pytest
+
+def freeze(clock):
+    real = {id(getattr(time, name)): name for name in ("monotonic", "time")}
+    for module in list(sys.modules.values()):
+        for name, value in list(vars(module).items()):
+            if id(value) in real:
+                setattr(module, name, clock)
+"""
+
+
+@pytest.mark.parametrize("reading", ["5.0", "time_ns() / 1e9"])
+def test_a_clock_left_frozen_or_moved_ends_no_healthy_stage_and_holds_no_hang(
+    tmp_path: Path, reading: str
+) -> None:
+    write(
+        tmp_path,
+        FREEZES
+        + HANG_IN_C
+        + f"""
+@pytest.mark.gkd_stage("freezes", lane="probe", timeout=20)
+def test_freezes():
+    from time import time_ns
+    freeze(lambda: {reading})
+
+@pytest.mark.gkd_stage("healthy", lane="probe", timeout=20)
+def test_healthy(gkd):
+    assert 10 < gkd.remaining_s() <= 20
+    time.sleep(3)
+
+@pytest.mark.gkd_stage("hangs", lane="probe", timeout=1)
+def test_hangs():
+    hang_in_c()
+""",
+    )
+    run = Run(tmp_path, "--gkd-stages=freezes,healthy,hangs", "test_probe.py")
+    assert run.outcomes() == {
+        "freezes": "passed",
+        "healthy": "passed",
+        "hangs": "timeout",
+    }
+    assert 3 <= run.stage("healthy")["duration_s"] < 20
+    assert run.stage("hangs")["duration_s"] < 60
+
+
+# -- what may not be signalled -----------------------------------------------------
+
+REFUSES = """
+import os, subprocess, sys, time
+from pathlib import Path
+import pytest
+
+def stranger():
+    child = subprocess.Popen(["sleep", "600"], user=65534)
+    with Path("pids").open("a") as file:
+        print(child.pid, file=file)
+    return child
+"""
+
+
+@pytest.fixture
+def strangers(tmp_path: Path) -> Iterator[Path]:
+    """A directory whose runs' strangers are ended in the end."""
+    yield tmp_path
+    for pid in (tmp_path / "pids").read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
+
+
+@root_only
+def test_a_process_that_may_not_be_ended_costs_no_budget_and_no_report(
+    strangers: Path,
+) -> None:
+    write(
+        strangers,
+        REFUSES
+        + HANG_IN_C
+        + """
+@pytest.mark.gkd_stage("leaves", lane="probe", timeout=30)
+def test_leaves():
+    stranger()
+
+@pytest.mark.gkd_stage("hangs", lane="probe", timeout=1)
+def test_hangs():
+    stranger()
+    hang_in_c()
+
+@pytest.mark.gkd_stage("hangs_too", lane="probe", timeout=1)
+def test_hangs_too():
+    hang_in_c()
+""",
+    )
+    run = Run(
+        strangers,
+        "--gkd-stages=leaves,hangs,hangs_too",
+        "--junitxml=j.xml",
+        "test_probe.py",
+        before=MAY_NOT_KILL,
+    )
+    assert run.outcomes() == {
+        "leaves": "passed",
+        "hangs": "timeout",
+        "hangs_too": "timeout",
+    }
+    assert run.code == pytest.ExitCode.TESTS_FAILED
+    assert len(list(ET.parse(strangers / "j.xml").iter("testcase"))) == 3
+    assert run.report["ended"]
+    notes = " ".join(run.report["notes"])
+    for pid in (strangers / "pids").read_text().split():
+        assert f"{pid} sleep 600 (it belongs to another user, uid 65534)" in notes
+    assert run.shows("gkd: could not end: *uid 65534*")
+
+
+# -- what is said ------------------------------------------------------------------
+
+FLOODS = """
+import ctypes, sys, time
+import pytest
+
+@pytest.mark.gkd_stage("endless", lane="flood", timeout=2)
+def test_endless(gkd):
+    while True:
+        gkd.step("x" * 100)
+
+@pytest.mark.gkd_stage("endless_facts", lane="flood", timeout=2)
+def test_endless_facts(gkd):
+    number = 0
+    while True:
+        number += 1
+        gkd.fact(f"fact{number}", number)
+
+@pytest.mark.gkd_stage("many", lane="flood", timeout=60)
+def test_many(gkd):
+    for number in range(20_000):
+        gkd.step(f"step {number}")
+    gkd.fact("list", list(range(3_000_000)))
+    gkd.fact("last", "said")
+
+@pytest.mark.gkd_stage("garbage", lane="flood", timeout=60)
+def test_garbage(gkd):
+    for path in (gkd.run_dir / "events").glob("*.jsonl"):
+        with path.open("ab") as file:
+            file.write(b'{"event": "fact", "st\\n[]\\n{}\\n\\n\\xff\\n')
+    gkd.fact("notes", "no list")
+    gkd.fact("last", "said")
+
+@pytest.mark.gkd_stage("hangs", lane="other", timeout=3)
+def test_hangs(gkd):
+    for number in range(5000):
+        gkd.step(f"step {number}")
+    hang_in_c()
+"""
+
+
+@pytest.fixture(scope="module")
+def floods(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    path = tmp_path_factory.mktemp("floods")
+    write(path, HANG_IN_C + FLOODS)
+    names = "endless,endless_facts,many,garbage,hangs"
+    return Run(path, f"--gkd-stages={names}", "test_probe.py", "-n2")
+
+
+def test_a_flood_of_events_costs_no_budget(floods: Run) -> None:
+    assert floods.outcomes() == {
+        "endless": "timeout",
+        "endless_facts": "timeout",
+        "many": "passed",
+        "garbage": "passed",
+        "hangs": "timeout",
+    }
+    # On an idle machine 3.9 s; before, each event cost a whole report.
+    for name in ("endless", "endless_facts", "hangs"):
+        assert floods.stage(name)["duration_s"] < 30
+    assert floods.code == pytest.ExitCode.TESTS_FAILED
+    assert "INTERNALERROR" not in floods.text
+
+
+def test_the_report_of_a_flood_is_whole(floods: Run) -> None:
+    assert floods.stage("hangs")["step"] == "step 4999"
+    assert floods.stage("many")["step"] == "step 19999"
+    assert floods.stage("many")["facts"] == {
+        "list": "left out: 25888890 bytes; a fact may have 65536",
+        "last": "said",
+    }
+    assert "facts_limit" in floods.stage("endless_facts")["facts"]
+    assert floods.stage("garbage")["facts"]["last"] == "said"
+    notes = " ".join(floods.report["notes"])
+    assert "line(s) of what the workers said could not be read" in notes
+    assert "an event was not understood" in notes
+
+
+# -- a disk that is full -----------------------------------------------------------
+
+
+@root_only
+def test_a_report_whose_disk_is_full_costs_no_budget_and_is_said(
+    tmp_path: Path,
+) -> None:
+    write(
+        tmp_path,
+        HANG_IN_C
+        + """
+import os
+import pytest
+
+@pytest.mark.gkd_stage("fills", lane="probe", timeout=30)
+def test_fills(gkd):
+    with open(gkd.output_dir / "full", "wb") as file:
+        with pytest.raises(OSError):
+            while True:
+                os.write(file.fileno(), bytes(65536))
+
+@pytest.mark.gkd_stage("hangs", lane="probe", timeout=1)
+def test_hangs():
+    print("the last words")
+    hang_in_c()
+
+@pytest.mark.gkd_stage("after", lane="probe", timeout=30)
+def test_after(gkd):
+    gkd.fact("said", "x" * 60_000)
+""",
+    )
+    (tmp_path / "r").mkdir()
+    run = Run(
+        tmp_path,
+        "--gkd-stages=fills,hangs,after",
+        "--gkd-report=r",
+        "--junitxml=j.xml",
+        "test_probe.py",
+        before=(
+            *("unshare", "--mount", "sh", "-c"),
+            'mount -t tmpfs -o size=256k full r && exec "$@"',
+            "sh",
+        ),
+    )
+    assert run.code == pytest.ExitCode.TESTS_FAILED, run.text
+    assert run.shows("fills *passed*")
+    assert run.shows("hangs *timeout*")
+    assert run.shows("after *passed*")
+    assert run.shows("gkd: the report could not be written: *No space left on device*")
+    assert len(list(ET.parse(tmp_path / "j.xml").iter("testcase"))) == 3
+
+
+# -- what does not die -------------------------------------------------------------
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+@pytest.fixture
+def freezer(tmp_path: Path) -> Iterator[Path]:
+    """A group of version 1: what is frozen in it takes no SIGKILL."""
+    group = FREEZER / f"gkd-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no freezer: {error}")
+    yield group
+    (group / "freezer.state").write_text("THAWED")
+    while (group / "cgroup.procs").read_text():
+        time.sleep(0.05)
+    group.rmdir()
+
+
+@root_only
+def test_a_worker_that_does_not_die_gets_its_verdict_and_the_run_goes_on(
+    tmp_path: Path, freezer: Path
+) -> None:
+    write(
+        tmp_path,
+        f"""
+import os, time
+from pathlib import Path
+import pytest
+
+@pytest.mark.gkd_stage("frozen", lane="probe", timeout=3)
+def test_frozen():
+    group = Path("{freezer}")
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    (group / "freezer.state").write_text("FROZEN")
+    time.sleep(600)
+
+@pytest.mark.gkd_stage("after", lane="probe", timeout=30)
+def test_after():
+    pass
+""",
+    )
+    run = Run(
+        tmp_path,
+        "--gkd-stages=frozen,after",
+        "--junitxml=j.xml",
+        "test_probe.py",
+        # It would hold the pipe that a test reads to its end.
+        before=("sh", "-c", 'exec "$@" >out.txt 2>&1', "sh"),
+        limit_s=300,
+    )
+    assert run.outcomes() == {"frozen": "timeout", "after": "passed"}
+    assert run.code == pytest.ExitCode.TESTS_FAILED
+    assert len(list(ET.parse(tmp_path / "j.xml").iter("testcase"))) == 2
+    notes = " ".join(run.report["notes"])
+    assert "the process of frozen, which SIGKILL does not end" in notes
+    assert run.report["cleaned"] == []
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+def test_a_fact_nested_too_deep_costs_no_report(tmp_path: Path, workers: str) -> None:
+    write(
+        tmp_path,
+        """
+        import pytest
+
+        @pytest.mark.gkd_stage("deep", lane="probe", timeout=30)
+        def test_deep(gkd):
+            value = 1
+            for _ in range(600):
+                value = [value]
+            gkd.fact("x", value)
+        """,
+    )
+    run = Run(tmp_path, "--gkd-stages=deep", "test_probe.py", workers)
+    assert run.code == pytest.ExitCode.OK, run.text
+    assert run.report["ended"]
+    assert run.stage("deep")["facts"]["x"].startswith("left out: nested too deep")
+
+
+# -- events that cannot be written -------------------------------------------------
+
+CANNOT_WRITE = """
+import errno, os
+import pytest
+from pytest_gkd.journal import EventWriter
+
+write = EventWriter.write
+
+def full(self, event):
+    if event.get("event") == "{kind}":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "events")
+    write(self, event)
+
+EventWriter.write = full
+"""
+TWO = """
+    import time
+    import pytest
+
+    @pytest.mark.gkd_stage("first", lane="probe", timeout=30)
+    def test_first(gkd):
+        gkd.step("loading")
+
+    @pytest.mark.gkd_stage("second", lane="probe", timeout=30)
+    def test_second():
+        pass
+    """
+
+
+@pytest.mark.parametrize("kind", ["hello", "collected"])
+def test_a_worker_that_nobody_hears_of_runs_no_stage(tmp_path: Path, kind: str) -> None:
+    write(tmp_path, TWO)
+    (tmp_path / "conftest.py").write_text(CANNOT_WRITE.format(kind=kind))
+    run = Run(tmp_path, "--gkd-stages=first,second", "test_probe.py")
+    assert run.code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    assert run.shows("*No space left on device*"), run.text
+    assert "passed" not in run.outcomes().values()
+
+
+def test_an_event_that_was_lost_is_noted_for_its_own_stage_only(tmp_path: Path) -> None:
+    write(tmp_path, TWO)
+    (tmp_path / "conftest.py").write_text(CANNOT_WRITE.format(kind="step"))
+    run = Run(tmp_path, "--gkd-stages=first,second", "test_probe.py")
+    assert run.outcomes() == {"first": "passed", "second": "passed"}, run.text
+    notes = [note for note in run.report["notes"] if "could not be written" in note]
+    assert len(notes) == 1
+    assert notes[0].startswith("first: events could not be written: ")
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+def test_an_expected_failure_has_the_extra_time_of_its_stage(
+    tmp_path: Path, workers: str
+) -> None:
+    write(
+        tmp_path,
+        """
+        import time
+        import pytest
+
+        @pytest.mark.xfail(reason="known")
+        @pytest.mark.gkd_stage("slow", lane="probe", timeout=1)
+        def test_slow(gkd):
+            gkd.allow("data", 300)
+            time.sleep(1.5)
+            assert False
+        """,
+    )
+    run = Run(tmp_path, "--gkd-stages=slow", "test_probe.py", workers)
+    assert run.outcomes() == {"slow": "skipped"}
+    assert run.code == pytest.ExitCode.OK
+    assert run.shows("*1 xfailed*")

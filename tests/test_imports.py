@@ -1,0 +1,129 @@
+"""Imports that get on have time of their own; one that hangs is found."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gkd.context import EXTRA_LIMIT_S, StageContext
+from pytest_gkd.imports import ImportClock
+from pytest_gkd.settings import Settings
+
+# A package on a slow disk: many modules, none of which is quick.
+MODULES, MODULE_S = 12, 0.4
+PROBE = """
+import time
+import pytest
+
+@pytest.mark.gkd_stage("probe", timeout={budget_s})
+def test_probe(gkd):
+    {work}
+"""
+
+
+def package(place: Path, *, hangs_at: int | None = None) -> None:
+    """``slow_package`` imports its modules one in another, as packages do."""
+    folder = place / "slow_package"
+    folder.mkdir()
+    for number in range(MODULES):
+        after = f"from slow_package import part{number + 1}\n"
+        text = f"import time; time.sleep({MODULE_S})\n"
+        if number == hangs_at:
+            text = "import threading; threading.Event().wait()\n"
+        if number + 1 < MODULES:
+            text += after
+        (folder / f"part{number}.py").write_text(text)
+    (folder / "__init__.py").write_text("from slow_package import part0\n")
+
+
+def run(place: Path, work: str, budget_s: float = 2.0, *args: str) -> dict[str, Any]:
+    text = PROBE.format(work=work, budget_s=budget_s)
+    (place / "test_probe.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "--gkd-stages=probe", "test_probe.py"]
+    done = subprocess.run(
+        [*command, *args], cwd=place, capture_output=True, text=True, timeout=180
+    )
+    report = json.loads((place / ".gkd/last/report.json").read_text())
+    (stage,) = report["stages"]
+    return {**stage, "text": " ".join((done.stdout + done.stderr).split())}
+
+
+@pytest.mark.parametrize("args", [(), ("-n0",), ("-p", "no:timeout")])
+def test_a_stage_is_not_failed_for_imports_that_get_on(
+    tmp_path: Path, args: tuple[str, ...]
+) -> None:
+    package(tmp_path)
+    stage = run(tmp_path, "import slow_package; time.sleep(1)", 3.0, *args)
+    assert stage["outcome"] == "passed", stage["text"]
+    assert stage["duration_s"] > stage["budget_s"]
+    assert stage["facts"]["extra_s"]["imports"] >= MODULES * MODULE_S - 1
+    assert "s: slow file system or cold cache" in stage["text"]
+
+
+def test_what_is_no_import_is_held_to_the_budget_all_the_same(tmp_path: Path) -> None:
+    package(tmp_path)
+    stage = run(tmp_path, "import slow_package; time.sleep(60)")
+    assert stage["outcome"] == "timeout"
+    assert stage["duration_s"] < 40
+    assert "not finished within 2 s and" in stage["message"]
+    assert "s for imports" in stage["message"]
+    assert "slow file system or cold cache" in stage["text"]
+    assert stage["diagnosis"] is None
+
+
+def test_an_import_that_hangs_is_found_as_such(tmp_path: Path) -> None:
+    package(tmp_path, hangs_at=4)
+    stage = run(tmp_path, "import slow_package", 4.0)
+    assert stage["outcome"] == "timeout"
+    assert stage["diagnosis"]["cause"] == "env.import-stuck", stage["text"]
+    assert stage["duration_s"] < 60
+
+
+def test_the_time_on_top_is_bounded() -> None:
+    said: list[dict[str, Any]] = []
+    gkd = StageContext(Settings(), Path(), Path(), emit=said.append)
+    gkd.begin("probe", 10.0)
+    gkd.allow("imports", 5.0)
+    gkd.allow("imports", 4.0)  # the clock only goes on
+    gkd.allow("imports", 1e9)
+    assert [event["s"] for event in said] == [5.0, EXTRA_LIMIT_S["imports"]]
+    assert gkd.remaining_s() <= 10 + EXTRA_LIMIT_S["imports"]
+    gkd.begin("after", 10.0)
+    assert gkd.remaining_s() <= 10
+
+
+def test_the_clock_counts_what_imports_take_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    told: list[float] = []
+    clock = ImportClock(told.append)
+    clock.start()
+    try:
+        importlib.import_module("slow_package")
+        spent = clock.seconds()
+        importlib.import_module("slow_package")  # it is there
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("slow_package.absent")
+    finally:
+        clock.stop()
+    assert spent >= MODULES * MODULE_S
+    assert told == sorted(told)
+    assert len(told) >= 3
+    assert clock.seconds() < spent + 1
+
+
+def test_a_traceback_of_a_failed_import_does_not_show_the_clock(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "broken.py").write_text("raise ImportError('no such symbol')\n")
+    stage = run(tmp_path, "import broken", 20.0, "-v")
+    assert "no such symbol" in stage["message"]
+    assert "_watched" not in stage["text"]

@@ -1,0 +1,212 @@
+"""A value's origin: who gave it, and where its relative paths lead."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gkd.settings import Settings
+from pytest_gkd.workload import inputs
+
+PROBE = """
+import pytest
+
+@pytest.mark.gkd_stage("probe", timeout=60)
+def test_probe(gkd):
+    for name in ("student", "teacher", "train_files", "origins"):
+        gkd.fact(name, getattr(gkd.settings, name))
+"""
+RULE = """
+id = "mine.reward-down"
+title = "the reward server is down"
+tier = "cause"
+why = "It was restarted. It comes back by itself."
+confirm = "python -c 'print(1)'"
+[[signature]]
+text = ["reward server said 503"]
+example = "RuntimeError: reward server said 503"
+near_miss = ["reward server said 200"]
+[[fix]]
+do = "Wait a minute"
+[[source]]
+ref = "https://example.org/reward"
+says = "what 503 means there"
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A project with an ini file, a directory below to work in, and models beside."""
+    place = tmp_path / "job"
+    for folder in ("below", "checks", "models/student"):
+        (place / folder).mkdir(parents=True)
+    (place / "checks/probe.py").write_text(PROBE)
+    (place / "rule.toml").write_text(RULE)
+    (place / "train.jsonl").write_text('{"prompt": "x"}\n')
+    (tmp_path / "elsewhere/student").mkdir(parents=True)
+    return place
+
+
+def ini(job: Path, *lines: str) -> None:
+    text = "\n".join(["[pytest]", "gkd_stage_files = checks/probe.py", *lines])
+    (job / "pytest.ini").write_text(text + "\n")
+
+
+def run(place: Path, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
+    return subprocess.run(
+        command,
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environ},
+    )
+
+
+def facts(report: Path) -> dict[str, Any]:
+    (stage,) = json.loads((report / "report.json").read_text())["stages"]
+    found: dict[str, Any] = stage["facts"]
+    return found
+
+
+def test_paths_in_the_ini_are_relative_to_it_wherever_pytest_is_started(
+    job: Path,
+) -> None:
+    ini(
+        job,
+        "gkd_report = out",
+        "gkd_rules = rule.toml",
+        "gkd_train_files = train.jsonl",
+        "gkd_student = models/student",
+        "gkd_teacher = some/hub-id",
+    )
+    done = run(job / "below", "--gkd-stages=probe")
+    assert done.returncode == 0, done.stdout
+    found = facts(job / "out")
+    assert found["train_files"] == [str(job / "train.jsonl")]
+    assert found["student"] == str(job / "models/student")
+    assert found["teacher"] == "some/hub-id"
+    assert found["origins"]["student"] == f"gkd_student in {job / 'pytest.ini'}"
+
+
+def test_paths_on_the_command_line_are_relative_to_the_working_directory(
+    job: Path,
+) -> None:
+    ini(job)
+    names = ("--gkd-train-files=../train.jsonl", "--gkd-student=../models/student")
+    done = run(job / "below", "--gkd-stages=probe", *names, "--gkd-report=out")
+    assert done.returncode == 0, done.stdout
+    found = facts(job / "below/out")
+    assert found["train_files"] == ["../train.jsonl"]
+    assert found["student"] == "../models/student"
+    assert found["origins"]["student"] == "--gkd-student"
+
+
+@pytest.mark.parametrize("given", ["ini", "-o", "addopts", "PYTEST_ADDOPTS", "flag"])
+def test_an_error_names_who_gave_the_value(job: Path, given: str) -> None:
+    ini(
+        job,
+        "gkd_beta = 2" if given == "ini" else "",
+        "addopts = --gkd-beta=2" if given == "addopts" else "",
+    )
+    args = {"-o": ["-o", "gkd_beta=2"], "flag": ["--gkd-beta=2"]}.get(given, [])
+    environ = {"PYTEST_ADDOPTS": "--gkd-beta=2"} if given == "PYTEST_ADDOPTS" else {}
+    done = run(job, "--gkd-stages=probe", *args, **environ)
+    says = {
+        "ini": "gkd_beta in pytest.ini",
+        "-o": "-o gkd_beta",
+        "addopts": "--gkd-beta in addopts of pytest.ini",
+        "PYTEST_ADDOPTS": "--gkd-beta in PYTEST_ADDOPTS",
+        "flag": "--gkd-beta",
+    }[given]
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: {says}: 2 is not a number between 0 and 1" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("gkd_report = .", "gkd_report in pytest.ini: cannot write the report"),
+        ("gkd_rules = absent.toml", "gkd_rules in pytest.ini: "),
+        ("gkd_stage_files = absent.py", "gkd_stage_files in pytest.ini: file or dir"),
+        ("gkd_timeout = prob=5", "gkd_timeout in pytest.ini: there is no stage 'prob'"),
+        ("gkd_inject = no:such", "gkd_inject in pytest.ini: "),
+        ("gkd_world_size = 4096", "gkd_world_size in pytest.ini: 4096 ranks"),
+        ("gkd_stages = prob", "gkd_stages in pytest.ini: there is no stage 'prob'"),
+    ],
+)
+def test_an_error_of_the_ini_is_not_blamed_on_the_command_line(
+    job: Path, line: str, says: str
+) -> None:
+    (job / "pytest.ini").write_text(f"[pytest]\n{line}\n")
+    asked = () if "gkd_stages" in line else ("--gkd-stages=data,nccl",)
+    done = run(job, *asked)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: {says}" in done.stdout
+
+
+def test_a_stage_that_complains_names_the_ini(job: Path) -> None:
+    (job / "pytest.ini").write_text("[pytest]\ngkd_train_files = trian.jsonl\n")
+    done = run(job, "--gkd-stages=data")
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "gkd_train_files in pytest.ini: trian.jsonl does not exist" in done.stdout
+
+
+def test_what_was_made_from_settings_keeps_their_origins(tmp_path: Path) -> None:
+    named = {"student": "gkd_student in tox.ini"}
+    settings = Settings(student="s", teacher="t", train_files=("f",), origins=named)
+    job = inputs.resolve(settings, tmp_path)
+    assert job.origin("student") == "gkd_student in tox.ini"
+    assert job.origin("teacher") == "--gkd-teacher"
+
+
+# -- an option with a space ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", ["args", "PYTEST_ADDOPTS"])
+@pytest.mark.parametrize("asks", [(), ("--gkd-stages=probe",)])
+def test_a_space_that_loses_the_ini_is_said(
+    job: Path, given: str, asks: tuple[str, ...]
+) -> None:
+    ini(job, "gkd_stages = probe")
+    option = f"--gkd-student {job.parent}/elsewhere/student"
+    args = option.split() if given == "args" else []
+    environ = {} if given == "args" else {"PYTEST_ADDOPTS": option}
+    done = run(job, *asks, *args, **environ)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"write --gkd-student={job.parent}/elsewhere/student" in done.stdout
+    assert f"it read none instead of {job}/pytest.ini" in done.stdout
+
+
+def test_a_space_that_finds_the_ini_of_a_model_is_said(job: Path) -> None:
+    ini(job)
+    theirs = job.parent / "elsewhere/student/pytest.ini"
+    theirs.write_text("[pytest]\n")
+    done = run(job, "--gkd-stages=probe", "--gkd-student", str(theirs.parent))
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"it read {theirs} instead of {job}/pytest.ini" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--gkd-student", "models/student"),
+        ("--gkd-student={}/elsewhere/student",),
+        ("-c", "pytest.ini", "--gkd-student", "{}/elsewhere/student"),
+        ("--gkd-full-budget", "checks/probe.py"),
+        ("--gkd-student", "some/hub-id", "checks/probe.py"),
+    ],
+)
+def test_what_loses_no_ini_is_let_through(job: Path, args: tuple[str, ...]) -> None:
+    ini(job)
+    named = [arg.format(job.parent) for arg in args]
+    done = run(job, "--gkd-stages=probe", *named)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,426 @@
+"""Stages that end as no test should: each costs itself only, and is told truly."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from test_plugin import Run, write
+
+ENDINGS = """
+import ctypes, os, signal, sys, threading, time
+import pytest
+
+def stage(name, lane="endings"):
+    return pytest.mark.gkd_stage(name, lane=lane, timeout=60)
+
+@stage("exit_0")
+def test_exit_0(): pytest.exit("done", returncode=0)
+
+@stage("exit_x")
+def test_exit_x(): pytest.exit("x")
+
+@pytest.fixture
+def exits_late():
+    yield
+    pytest.exit("late", returncode=0)
+
+@stage("exit_late")
+def test_exit_late(exits_late): pass
+
+@stage("interrupt")
+def test_interrupt(): raise KeyboardInterrupt
+
+@stage("sigint")
+def test_sigint():
+    # A run in the background of a shell begins with it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)
+
+@stage("sys_exit")
+def test_sys_exit(): sys.exit(0)
+
+@stage("generator_exit")
+def test_generator_exit(): raise GeneratorExit
+
+@stage("own_base")
+def test_own_base():
+    class Mine(BaseException): pass
+    raise Mine("mine")
+
+@stage("thread_exit")
+@pytest.mark.filterwarnings("ignore")
+def test_thread_exit():
+    thread = threading.Thread(target=sys.exit)
+    thread.start()
+    thread.join()
+
+@stage("os_exit")
+def test_os_exit(): os._exit(0)
+
+@stage("close_1_2")
+def test_close_1_2():
+    os.close(1)
+    os.close(2)
+
+@stage("close_all")
+def test_close_all(): os.closerange(0, 1000)
+
+@stage("close_and_work_on")
+def test_close_and_work_on():
+    os.closerange(3, 1000)
+    files = [open(os.path.join(os.environ["KEPT"], str(n)), "w") for n in range(40)]
+    time.sleep(4)
+
+@stage("clears_environment")
+def test_clears_environment(): os.environ.clear()
+
+@pytest.fixture
+def crashes_late():
+    yield
+    ctypes.string_at(0)
+
+@stage("crash_late")
+def test_crash_late(crashes_late): pass
+
+@stage("memory")
+def test_memory(): bytearray(1 << 60)
+
+@stage("hook")
+def test_hook(): pass
+
+@stage("last")
+def test_last(): pass
+
+@stage("other", lane="other")
+def test_other(): time.sleep(2)
+"""
+
+# A hook of somebody else's that fails in the worker while a stage runs.
+CONFTEST = """
+import os
+import pytest
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logfinish(nodeid):
+    if "test_hook" in nodeid and "PYTEST_XDIST_WORKER" in os.environ:
+        raise OSError("a plugin fell over")
+"""
+
+
+@pytest.fixture(scope="module")
+def endings_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("endings")
+
+
+@pytest.fixture(scope="module")
+def endings(endings_dir: Path) -> Run:
+    write(endings_dir, ENDINGS)
+    (endings_dir / "conftest.py").write_text(CONFTEST)
+    (endings_dir / "kept").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KEPT", str(endings_dir / "kept"))
+        return Run(
+            endings_dir, "--gkd-stages=all", "test_probe.py", "-k", "test_probe",
+            "-n2", "--junitxml=j.xml", limit_s=240,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "says"),
+    [
+        ("exit_0", "failed", "the stage called pytest.exit('done')"),
+        ("exit_x", "failed", "the stage called pytest.exit('x')"),
+        ("exit_late", "failed", "the stage called pytest.exit('late')"),
+        ("interrupt", "failed", "KeyboardInterrupt in the stage"),
+        ("sigint", "failed", "KeyboardInterrupt in the stage"),
+        ("sys_exit", "failed", "SystemExit: 0"),
+        ("generator_exit", "failed", "GeneratorExit"),
+        ("own_base", "failed", "Mine: mine"),
+        ("thread_exit", "passed", ""),
+        ("os_exit", "failed", "the process that ran it died: exit code 0"),
+        ("close_1_2", "passed", ""),
+        ("close_all", "failed", "the stage closed file descriptors"),
+        ("close_and_work_on", "failed", "closed its connection to pytest"),
+        ("clears_environment", "passed", ""),
+        ("crash_late", "failed", "it passed, then while it closed the process that"),
+        ("memory", "failed", "MemoryError"),
+        ("hook", "failed", "OSError: a plugin fell over"),
+        ("last", "passed", ""),
+        ("other", "passed", ""),
+    ],
+)
+def test_a_stage_that_ends_as_no_test_should_is_told_truly(
+    endings: Run, name: str, outcome: str, says: str
+) -> None:
+    stage = endings.stage(name)
+    assert stage["outcome"] == outcome
+    assert says in stage["message"]
+
+
+def test_the_run_ends_as_one_with_failures(endings: Run) -> None:
+    assert endings.code == pytest.ExitCode.TESTS_FAILED
+    assert "INTERNALERROR" not in endings.text
+    assert not endings.report["interrupted"]
+
+
+def test_an_allocation_that_was_refused_is_not_told_as_a_kill(endings: Run) -> None:
+    found = endings.stage("memory")["diagnosis"]
+    assert found["cause"] == "env.host-oom"
+    assert found["why"].index("allocation was refused") < found["why"].index("SIGKILL")
+
+
+def test_in_one_process_pytest_exit_ends_the_run_but_never_as_a_success(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, ENDINGS)
+    run = Run(tmp_path, "--gkd-stages=exit_0,last", "test_probe.py", "-n0")
+    assert run.code == pytest.ExitCode.INTERRUPTED
+    assert run.outcomes() == {"exit_0": "skipped", "last": "skipped"}
+
+
+def test_junit_has_every_stage_of_such_a_run(endings: Run, endings_dir: Path) -> None:
+    cases = ET.parse(endings_dir / "j.xml").iter("testcase")
+    failed = {
+        case.get("name")
+        for case in cases
+        if case.find("failure") is not None or case.find("error") is not None
+    }
+    assert failed == {
+        f"test_{stage['name']}"
+        for stage in endings.report["stages"]
+        if stage["outcome"] == "failed"
+    }
+
+
+def test_a_number_that_was_closed_and_used_anew_is_not_written_to(
+    endings: Run, endings_dir: Path
+) -> None:
+    files = list((endings_dir / "kept").iterdir())
+    assert len(files) == 40
+    assert all(file.read_bytes() == b"" for file in files)
+
+
+# -- the run's own directory ---------------------------------------------------------
+
+WIPED = """
+import json, resource, shutil, time
+import pytest
+
+def stage(name, **options):
+    options = {"lane": "own", "timeout": 3} | options
+    return pytest.mark.gkd_stage(name, **options)
+
+@stage("wipes")
+def test_wipes(gkd):
+    shutil.rmtree(gkd.run_dir, ignore_errors=True)  # others write into it
+    gkd.step("wiped")
+
+@stage("wipes_and_hangs")
+def test_wipes_and_hangs(gkd):
+    gkd.fact("before", 1)
+    time.sleep(0.5)  # what nobody has read yet is lost
+    shutil.rmtree(gkd.run_dir, ignore_errors=True)
+    gkd.step("wiped")
+    time.sleep(100)
+
+@stage("scribbles")
+def test_scribbles(gkd):
+    for path in (gkd.run_dir / "events").iterdir():
+        with path.open("a") as file:
+            file.write('{"event": \\n[1]\\n')
+
+@stage("fills", timeout=20)
+def test_fills(gkd):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    gkd.step("nobody hears this")
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+@stage("late")
+def test_late(): time.sleep(0.5)
+
+@stage("needy", lane="other", needs=["late"])
+def test_needy(): pass
+"""
+
+
+@pytest.fixture(scope="module")
+def wiped(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    directory = tmp_path_factory.mktemp("wiped")
+    write(directory, WIPED)
+    names = "wipes,wipes_and_hangs,scribbles,fills,late,needy"
+    return Run(directory, f"--gkd-stages={names}", "test_probe.py", "-n2")
+
+
+def test_what_a_stage_does_to_the_runs_directory_costs_no_other_stage(
+    wiped: Run,
+) -> None:
+    assert wiped.code == pytest.ExitCode.TESTS_FAILED
+    assert wiped.outcomes() == {
+        "wipes": "passed",
+        "wipes_and_hangs": "timeout",
+        "scribbles": "passed",
+        "fills": "passed",
+        "late": "passed",
+        "needy": "passed",
+    }
+
+
+def test_nothing_that_was_said_is_lost_with_the_directory(wiped: Run) -> None:
+    hung = wiped.stage("wipes_and_hangs")
+    assert hung["facts"]["before"] == 1
+    assert hung["step"] == "wiped"
+    assert wiped.stage("late")["duration_s"] < 3
+
+
+def test_what_was_lost_of_what_stages_said_is_told(wiped: Run) -> None:
+    notes = "\n".join(wiped.report["notes"])
+    assert "line(s) of what the workers said could not be read" in notes
+    assert "fills: events could not be written: [Errno 27] File too large" in notes
+
+
+def test_a_guardian_that_was_started_anew_is_nothing_left_behind(
+    tmp_path: Path,
+) -> None:
+    write(
+        tmp_path,
+        """
+        import os, time
+        import psutil, pytest
+
+        def guardians():
+            below = psutil.Process(os.getppid()).children()
+            return [p for p in below if p.name() == "gkd-guardian"]
+
+        @pytest.mark.gkd_stage("kills", timeout=60)
+        def test_kills(gkd):
+            (first,) = guardians()
+            first.kill()
+            while not [p for p in guardians() if p != first]:
+                time.sleep(0.05)
+            time.sleep(2.5)  # the tracker has walked again
+            assert len([p for p in guardians() if p != first]) == 1
+            pid = os.fork()  # an orphan of this worker, which the run buries
+            if pid:
+                os._exit(0)
+            time.sleep(600)
+
+        @pytest.mark.gkd_stage("after", timeout=60)
+        def test_after(gkd):
+            time.sleep(3)
+            assert len(guardians()) == 1
+        """,
+    )
+    run = Run(tmp_path, "--gkd-stages=kills,after", "test_probe.py")
+    assert run.outcomes() == {"kills": "failed", "after": "passed"}
+    assert "GKD_GUARDIAN" not in str(run.report["cleaned"])
+
+
+# -- xfail -------------------------------------------------------------------------
+
+EXPECTED = """
+import time
+import pytest
+
+@pytest.mark.xfail(reason="known")
+@pytest.mark.gkd_stage("fails")
+def test_fails(): raise AssertionError("as ever")
+
+@pytest.mark.xfail(reason="known", run=False)
+@pytest.mark.gkd_stage("not_run")
+def test_not_run(): raise AssertionError("must not run")
+
+@pytest.mark.gkd_stage("by_hand")
+def test_by_hand(): pytest.xfail("by hand")
+
+@pytest.mark.xfail(reason="known")
+@pytest.mark.gkd_stage("passes")
+def test_passes(): pass
+
+@pytest.mark.gkd_stage("needy", needs=["fails"])
+def test_needy(): raise AssertionError("must not run")
+"""
+UNEXPECTED = """
+import time
+import pytest
+
+@pytest.mark.xfail(reason="known", strict=True)
+@pytest.mark.gkd_stage("strict")
+def test_strict(): pass
+
+@pytest.mark.xfail(reason="known", raises=OSError)
+@pytest.mark.gkd_stage("other_error")
+def test_other_error(): raise ValueError("another one")
+
+@pytest.mark.xfail(reason="known")
+@pytest.mark.gkd_stage("slow", timeout=1)
+def test_slow(): time.sleep(30)
+"""
+
+
+def junit_kinds(path: Path) -> dict[str, str]:
+    """What JUnit says of each test: the tag, with its type where it has one."""
+    return {
+        str(case.get("name")).removeprefix("test_"): " ".join(
+            f"{child.tag} {child.get('type') or ''}".strip()
+            for child in case
+            if child.tag in ("failure", "error", "skipped")
+        )
+        for case in ET.parse(path).iter("testcase")
+    }
+
+
+@pytest.mark.parametrize("workers", ["-n2", "-n0"])
+def test_an_expected_failure_is_the_same_everywhere(
+    tmp_path: Path, workers: str
+) -> None:
+    write(tmp_path, EXPECTED)
+    run = Run(
+        tmp_path,
+        "--gkd-stages=fails,not_run,by_hand,passes,needy",
+        "test_probe.py",
+        workers,
+        "--junitxml=j",
+    )
+    assert run.code == pytest.ExitCode.OK
+    assert run.outcomes() == {
+        "fails": "skipped",
+        "not_run": "skipped",
+        "by_hand": "skipped",
+        "passes": "passed",
+        "needy": "blocked",
+    }
+    assert junit_kinds(tmp_path / "j") == {
+        "fails": "skipped pytest.xfail",
+        "not_run": "skipped pytest.xfail",
+        "by_hand": "skipped pytest.xfail",
+        "passes": "",
+        "needy": "skipped pytest.skip",
+    }
+    assert run.shows("*= 1 skipped, 3 xfailed, 1 xpassed in *")
+    assert run.shows("fails * skipped * was expected to fail (xfail): known")
+    assert run.shows("passes * passed * though it was expected to fail (xfail): known")
+
+
+@pytest.mark.parametrize("workers", ["-n2", "-n0"])
+def test_what_xfail_does_not_cover_fails(tmp_path: Path, workers: str) -> None:
+    write(tmp_path, UNEXPECTED)
+    run = Run(
+        tmp_path,
+        "--gkd-stages=strict,other_error,slow",
+        "test_probe.py",
+        workers,
+        "--junitxml=j",
+    )
+    assert run.code == pytest.ExitCode.TESTS_FAILED
+    assert run.outcomes() == {
+        "strict": "failed",
+        "other_error": "failed",
+        "slow": "timeout",
+    }
+    assert run.stage("strict")["message"] == "[XPASS(strict)] known"
+    assert set(junit_kinds(tmp_path / "j").values()) == {"failure"}
+    assert run.shows("*= 3 failed in *")

@@ -1,0 +1,48 @@
+"""The report is written on, whatever goes wrong with one writing of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gkd.record import RunRecord, StageRecord
+from pytest_gkd.teller import Teller
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("levels", [600, 100_000])
+def test_a_record_that_cannot_be_written_is_told_and_written_once_it_can(
+    tmp_path: Path, levels: int
+) -> None:
+    told: list[str] = []
+    record = RunRecord("2026-01-01T00:00:00+00:00", {}, {})
+    stage = StageRecord("data", "stages/test_data.py::test_data", "host", 20.0)
+    record.stages.append(stage)
+    path = tmp_path / "report.json"
+    teller = Teller(record, path, threading.RLock(), told.append)
+    stage.facts["deep"] = nested(levels)
+    teller.write()
+    assert len(told) == 1
+    assert told[0].startswith("the report could not be written: RecursionError: ")
+    assert not path.exists()
+    del stage.facts["deep"]
+    teller.start()
+    try:
+        for _ in range(600):
+            if path.exists():
+                break
+            teller.join(0.1)
+    finally:
+        teller.stop()
+    assert json.loads(path.read_text())["stages"][0]["name"] == "data"
+    assert len(told) == 1
