@@ -3,8 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements/cpu.lock
+PIP = $(BIN)/python -m pip install -q --no-deps
+# uv knows the address of PyTorch's own index of CPU wheels.
+TORCH = echo "pip does not find torch's CPU wheel; asking PyTorch's own index" && \
+	$(PIP) uv && $(BIN)/uv pip install -q --python $(BIN)/python --no-deps \
+	  --torch-backend=cpu $$(grep '^torch==' $(LOCK))
+# An environment of the user's own is neither changed nor removed.
+OURS = test ! -e $(VENV) || test -e $(VENV)/.made-by-make || test -e $(VENV)/.ready || \
+	{ echo "$(VENV) is there and was not made by make. Move it away, or name another: make VENV=.venv-gkd"; exit 1; }
 
-.PHONY: stages test matrix check lock clean
+.PHONY: stages test matrix matrix-slow models neighbours light check lock clean
 
 stages: $(VENV)/.ready
 	$(BIN)/pytest --gkd-stages
@@ -17,6 +25,24 @@ test: $(VENV)/.ready
 matrix: $(VENV)/.ready
 	$(BIN)/pytest -p no:gkd matrix -n2 $(if $(FAULT),-k "$(FAULT)")
 
+# Tiny models of every text architecture, in the three layouts; make models MODEL=qwen3
+# for one. Some hours; models/keep.py then keeps what was found for docs/models.md.
+models: $(VENV)/.ready
+	$(BIN)/pytest -p no:gkd models -n2 $(if $(MODEL),-k "[$(MODEL)-")
+
+# The same with every process slowed down: one core, the lowest priority and, where the
+# kernel may be told so, nothing cached of any disk before each fault.
+matrix-slow: $(VENV)/.ready
+	GKD_MATRIX_SLOW=1 nice -n 19 taskset -c 0 $(BIN)/pytest -p no:gkd matrix $(if $(FAULT),-k "$(FAULT)")
+
+# Other people's plugins, each beside the stages, on the oldest and the newest pytest.
+neighbours: $(VENV)/.ready
+	$(BIN)/pytest -p no:gkd neighbours $(if $(PLUGIN),-k "$(PLUGIN)")
+
+# The tests that need no torch, on Python 3.12 and 3.13 where the machine has them.
+light: $(VENV)/.ready
+	.ci/light
+
 # Lint, types, layers: what needs no run.
 check: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -25,22 +51,25 @@ check: $(VENV)/.ready
 	$(BIN)/lint-imports
 
 $(VENV)/.ready: $(LOCK) pyproject.toml
-	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else f"Python {v[0]}.{v[1]} found; 3.11 to 3.13 is needed. Name another: make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else f"Python {v[0]}.{v[1]} found; 3.11 to 3.13 is needed. Name another: make PYTHON=python3.12")'
+	@$(OURS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --no-deps -r $(LOCK) || { echo "The lock needs torch's CPU wheel (torch==2.13.0+cpu). Point pip at PyTorch's CPU wheel index (PIP_EXTRA_INDEX_URL) or at a folder that holds the wheel (PIP_FIND_LINKS)."; exit 1; }
+	touch $(VENV)/.made-by-make
+	@$(PIP) -r $(LOCK) || { $(TORCH) && $(PIP) -r $(LOCK); } || { echo "The lock needs torch's CPU wheel, which neither pip's indexes nor PyTorch's own index for CPUs gave. Point pip at a folder that holds it: PIP_FIND_LINKS=DIR make $(MAKECMDGOALS)"; exit 1; }
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 
 # Remakes the lock for all supported Pythons. Needs the network.
 lock:
-	$(PYTHON) -m venv $(VENV)-lock
-	$(VENV)-lock/bin/python -m pip install -q uv
-	$(VENV)-lock/bin/uv pip compile --config-file requirements/uv.toml --universal --upgrade \
+	home=$$(mktemp -d) && $(PYTHON) -m venv $$home && $$home/bin/python -m pip install -q uv && \
+	$$home/bin/uv pip compile --config-file requirements/uv.toml --universal --upgrade \
 	  --python-version 3.11 --override requirements/overrides.txt --no-header --quiet \
-	  --no-annotate --custom-compile-command "make lock" requirements/cpu.in -o $(LOCK)
+	  --no-annotate --custom-compile-command "make lock" requirements/cpu.in -o $(LOCK); \
+	code=$$?; rm -rf $$home; exit $$code
 	sed -i 's/^torch==2.13.0$$/torch==2.13.0+cpu/' $(LOCK)
 	sed -i '1i # Made by `make lock` from requirements/cpu.in; installed with --no-deps.' $(LOCK)
-	rm -rf $(VENV)-lock
 
+# Reports in .gkd stay.
 clean:
-	rm -rf $(VENV) .gkd
+	@$(OURS)
+	rm -rf $(VENV)
