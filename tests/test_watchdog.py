@@ -50,6 +50,7 @@ class Bench:
         self.lost: list[str] = []
         self.problems: list[str] = []
         self.overran = threading.Event()
+        self.told = threading.Event()
         self.ticked = threading.Event()
         self.ticks = 0
         self.at_tick: Callable[[], None] = lambda: None
@@ -73,6 +74,7 @@ class Bench:
     def _problem(self, text: str) -> None:
         if text not in self.problems:
             self.problems.append(text)
+        self.told.set()
 
     def _tick(self, now: float) -> None:
         self.ticks += 1
@@ -434,8 +436,8 @@ def test_a_part_of_an_ending_that_fails_keeps_no_other_from_being_done(
     bench.start("gw0", "stuck", 0.1)
     bench.watchdog.start()
     assert worker.wait(PATIENCE_S) == -9
-    bench.watchdog.stop()  # the ending, which may still be telling, is waited for
     assert [o.stage for o in bench.overruns] == ["stuck"]
+    assert bench.told.wait(PATIENCE_S)  # after the worker's end, by another thread
     assert len(bench.problems) == 1
     assert "OSError: no" in bench.problems[0]
 
