@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,10 +119,6 @@ class StageContext:
         if self._deadline is not None:
             self._deadline += more_s
         self._send({"event": "extra", "stage": self.stage, "what": what, "s": seconds})
-        # pytest-timeout's clock, if it runs.
-        left_s, _ = signal.getitimer(signal.ITIMER_REAL)
-        if left_s:
-            signal.setitimer(signal.ITIMER_REAL, left_s + more_s)
 
     def struck(self, at: float | None = None) -> None:
         """Say that an injected fault took effect (see --gkd-inject).

@@ -34,7 +34,7 @@ from pytest_gkd.failure import (
     properties,
     tell_junit,
 )
-from pytest_gkd.findings import Findings, without_timeout_dump
+from pytest_gkd.findings import Findings
 from pytest_gkd.journal import EventReader, EventWriter, memory_file
 from pytest_gkd.plan import PlannedStage
 from pytest_gkd.record import (
@@ -502,16 +502,11 @@ class StageController:
             record.message = first or record.message
             # What a stage found besides, a line each (see workload/env_findings.py).
             record.also = [line for line in others if line.startswith("[")]
-        timed_out = record.outcome == TIMEOUT
-        kept = [
-            (name, without_timeout_dump(text) if timed_out else text)
-            for name, text in report.sections
-        ]
         sections = "\n".join(
-            f"-- {name}\n{text}" for name, text in kept if text.strip()
+            f"-- {name}\n{text}" for name, text in report.sections if text.strip()
         )
         traceback = report.longrepr
-        if timed_out:
+        if record.outcome == TIMEOUT:
             # Where it was interrupted says nothing that the stacks do not say better.
             record.cleaned = list(found["ended"])
             self._findings.settle(record, sections)

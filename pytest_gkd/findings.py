@@ -25,7 +25,6 @@ from pytest_gkd.rules import explain_command, load
 # What children of stages have written here in words, and how much is read at a time.
 TEXTS = (".log", ".txt", ".out", ".err")
 BLOCK_CHARACTERS = 1 << 20
-_DUMP = Pattern(rb"^~+ Stack of ")
 _SAID = Pattern(rb"^(?:E |\S+:\d+: |[A-Z].*:$)")
 MESSAGE_CHARS = 8000
 
@@ -232,14 +231,3 @@ def _stopped(progress: dict[str, Any] | None) -> dict[str, int]:
     """The process that a signal has stopped, for the advice."""
     pids = (progress or {}).get("stopped_pids") or []
     return {"stopped_pid": pids[0]} if pids else {}
-
-
-def without_timeout_dump(text: str) -> str:
-    """Drop the stacks that pytest-timeout printed; py-spy's, taken before, say more."""
-    kept, dump = [], False
-    for line in text.splitlines(keepends=True):
-        dump = _DUMP.search(line.encode()) is not None or (
-            dump and not line.startswith("-- ")
-        )
-        kept += [] if dump else [line]
-    return "".join(kept)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import (
     Callable,
@@ -48,7 +50,7 @@ from pytest_gkd.record import (
 )
 from pytest_gkd.settings import SettingsError, unknown_stage
 from pytest_gkd.specs import BY_NAME
-from pytest_gkd.watchdog import GENTLE_AFTER_S
+from pytest_gkd.watchdog import CLOSE_BUDGET_S, GENTLE_AFTER_S
 
 # Set while a stage runs, for it and all it starts: stages inside a stage would start
 # workers inside workers, without end.
@@ -135,6 +137,7 @@ class StageWorker:
         self._verdict = verdict
         self._by_nodeid: dict[str, PlannedStage] = {}
         self._started: dict[str, float] = {}
+        self._finished: dict[str, float] = {}
         self._blocked: dict[str, list[str]] = {}
         self._parent = os.getppid()
         self._armed: Path | None = None
@@ -261,7 +264,7 @@ class StageWorker:
             if stage is not None and retries:  # from within pytest_runtest_makereport
                 item.add_marker(pytest.mark.flaky(condition=False), append=False)
             if stage is not None and gentle:
-                after_s = stage.budget_s + GENTLE_AFTER_S
+                after_s = _gentle_s(stage)
                 item.add_marker(pytest.mark.timeout(after_s, method="signal"))
             if item.path.parent == stages_dir():
                 # torch's and vLLM's own deprecations are not the user's business.
@@ -309,6 +312,50 @@ class StageWorker:
         self._current = None
         self._send({"event": "closed", "stage": stage.name})
         return result
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
+        """pytest-timeout's clock for a stage, without its dump of every thread.
+
+        That reads the sources of all that is on the stack, from a disk that may be what
+        the stage hangs on; the controller takes the stacks, from outside. A limit that
+        the stage's author has set, in a marker of pytest-timeout's, stays as it is.
+        """
+        stage = self._by_nodeid.get(item.nodeid)
+        in_main = threading.current_thread() is threading.main_thread()
+        if stage is None or settings.timeout != _gentle_s(stage) or not in_main:
+            return None
+
+        theirs = item.config.pluginmanager.getplugin("timeout")
+
+        def ring(number: int, frame: object) -> None:
+            __tracebackhide__ = True
+            left_s = self._gentle_at(stage) - monotonic()
+            if left_s > 0:  # imports got on, or it has a verdict already
+                signal.setitimer(signal.ITIMER_REAL, left_s)
+            elif settings.disable_debugger_detection or not theirs.is_debugging():
+                pytest.fail(f"not over after {settings.timeout:g} s", pytrace=False)
+
+        signal.signal(signal.SIGALRM, ring)
+        left_s = self._gentle_at(stage) - monotonic()
+        signal.setitimer(signal.ITIMER_REAL, max(left_s, POLL_S))
+        return True
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_timeout_cancel_timer(self, item: pytest.Item) -> bool | None:
+        if item.nodeid not in self._by_nodeid or hasattr(item, "cancel_timeout"):
+            return None  # pytest-timeout's own
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return True
+
+    def _gentle_at(self, stage: PlannedStage) -> float:
+        """When a stage, or the end of its fixtures, is to be interrupted."""
+        finished = self._finished.get(stage.nodeid)
+        if finished is not None:
+            return finished + CLOSE_BUDGET_S + GENTLE_AFTER_S
+        started = self._started.get(stage.nodeid, monotonic())
+        return started + self._limit_s(stage) + GENTLE_AFTER_S
 
     def _end_leftovers(self, item: pytest.Item, stage: PlannedStage) -> None:
         """Before the next stage: what a fixture of a wider scope may own is its own."""
@@ -480,6 +527,7 @@ class StageWorker:
             told = ("outcome", "duration_s")
             known = {name: found[name] for name in told}
             self._turn(runs=False)
+            self._finished.setdefault(item.nodeid, monotonic())
             self._send({"event": "finish", "stage": stage.name, **known})
             self.context.release()
         found |= sanitize.data({name: found[name] for name in ("error", "fault")})
@@ -549,6 +597,10 @@ def sanitize_report(config: pytest.Config, report: pytest.TestReport) -> None:
         data["longrepr"] = sanitize.data(data["longrepr"])
         copy = config.hook.pytest_report_from_serializable(config=config, data=data)
         report.longrepr = copy.longrepr
+
+
+def _gentle_s(stage: PlannedStage) -> float:
+    return stage.budget_s + GENTLE_AFTER_S
 
 
 def cut_captured(descriptors: Iterable[int], limit_bytes: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_gkd import findings
-from pytest_gkd.findings import Findings, without_timeout_dump
+from pytest_gkd.findings import Findings
 from pytest_gkd.record import FAILED, TIMEOUT, StageRecord
 from pytest_gkd.rules import load
 from pytest_gkd.stacks import Stack
@@ -236,26 +236,6 @@ def test_stacks_are_listed_with_where_they_stand(
     found.keep_stacks(made, [Stack(7, "7 python", path, text)])
     assert made.stacks == ["report/stacks/data/7.txt"]
     assert made.stuck == ["7 python: mine (test_mine.py:9)"]
-
-
-# -- pytest-timeout's own words ----------------------------------------------------
-
-
-def test_the_stacks_of_pytest_timeout_are_dropped_and_the_rest_is_kept() -> None:
-    text = (
-        "-- Captured stderr call\n"
-        "before\n"
-        "~~~~~~~~ Stack of MainThread (1) ~~~~~~~~\n"
-        '  File "x.py", line 1, in <module>\n'
-        "-- Captured log call\n"
-        "after\n"
-    )
-    kept = without_timeout_dump(text)
-    assert kept == "-- Captured stderr call\nbefore\n-- Captured log call\nafter\n"
-
-
-def test_text_without_such_stacks_is_left_as_it_is() -> None:
-    assert without_timeout_dump("~~~ a title ~~~\ntext\n") == "~~~ a title ~~~\ntext\n"
 
 
 def test_half_a_surrogate_pair_in_the_output_is_no_obstacle(found: Findings) -> None:

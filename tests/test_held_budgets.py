@@ -70,6 +70,86 @@ def test_hangs():
     assert run.stage("hangs")["duration_s"] < 60
 
 
+# -- the gentle line ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", ["-n1", "-n0"])
+def test_sources_that_cannot_be_read_do_not_keep_a_stage_from_its_gentle_end(
+    tmp_path: Path, workers: str
+) -> None:
+    write(
+        tmp_path,
+        """
+import linecache, threading, time
+from pathlib import Path
+import pytest
+
+def slow_disk(*args):
+    time.sleep(20)
+
+@pytest.fixture
+def owner():
+    yield
+    Path("torn-down").touch()
+
+@pytest.mark.gkd_stage("hangs", timeout=2)
+def test_hangs(owner, monkeypatch):
+    threading.Thread(target=time.sleep, args=[600], daemon=True).start()
+    for name in ("checkcache", "getline", "getlines", "updatecache"):
+        monkeypatch.setattr(linecache, name, slow_disk)
+    time.sleep(600)
+""",
+    )
+    run = Run(tmp_path, "--gkd-stages=hangs", workers, "test_probe.py")
+    assert run.outcomes() == {"hangs": "timeout"}
+    assert (tmp_path / "torn-down").exists()
+    assert run.stage("hangs")["duration_s"] < 15
+    assert "Stack of" not in run.out
+
+
+@pytest.mark.parametrize("workers", ["-n1", "-n0"])
+def test_a_stage_that_was_in_time_may_take_its_fixtures_down(
+    tmp_path: Path, workers: str
+) -> None:
+    write(
+        tmp_path,
+        """
+import time
+import pytest
+
+@pytest.fixture
+def owner():
+    yield
+    time.sleep(3)
+
+@pytest.mark.gkd_stage("in_time", timeout=2)
+def test_in_time(owner):
+    time.sleep(1)
+""",
+    )
+    run = Run(tmp_path, "--gkd-stages=in_time", workers, "test_probe.py")
+    assert run.outcomes() == {"in_time": "passed"}
+    assert run.code == pytest.ExitCode.OK, run.out
+
+
+def test_a_limit_of_the_authors_own_stays_as_it_is(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+import time
+import pytest
+
+@pytest.mark.timeout(1)
+@pytest.mark.gkd_stage("own", timeout=30)
+def test_own():
+    time.sleep(600)
+""",
+    )
+    run = Run(tmp_path, "--gkd-stages=own", "test_probe.py")
+    assert run.outcomes() == {"own": "failed"}
+    assert "Timeout (>1.0s) from pytest-timeout." in run.stage("own")["message"]
+
+
 # -- what may not be signalled -----------------------------------------------------
 
 REFUSES = """
