@@ -14,6 +14,10 @@ from pytest_gkd.settings import Settings
 # What a stage may take on top of its budget, in seconds: for imports that get on, as on
 # a slow disk or with nothing cached, and for train files, by their size.
 EXTRA_LIMIT_S = {"imports": 300.0, "data": 600.0}
+# What a stage keeps of its budget for ending what does not return, and for telling why:
+# on a slow machine, whose budgets are larger, both take longer.
+TELL_S = 1.0
+TELL_SHARE = 0.1
 STEP_LENGTH = 500
 FACT_BYTES = 64 * 1024
 # Far from Python's limit of recursion (1000), which a report is copied within.
@@ -41,6 +45,7 @@ class StageContext:
     doing: str = ""
     extra_s: dict[str, float] = field(default_factory=dict)
     _deadline: float | None = None
+    _reserve_s: float = TELL_S
     _said_bytes: int = 0
     _held: dict[str, Any] = field(default_factory=dict)
     _last: str = ""
@@ -53,6 +58,7 @@ class StageContext:
         self.extra_s = {}
         self._said_bytes, self._held, self._last = 0, {}, ""
         self._deadline = None if budget_s is None else monotonic() + budget_s
+        self._reserve_s = max(TELL_S, TELL_SHARE * (budget_s or 0.0))
 
     def step(self, text: str) -> None:
         """Say what the stage does now: shown live, and named when it hangs there.
@@ -133,6 +139,15 @@ class StageContext:
         if self._deadline is None:
             return default
         return max(1.0, self._deadline - monotonic())
+
+    def working_s(self, share: float = 1.0) -> float:
+        """Seconds left for work that must end before the stage does, so that it can
+        still tell why: ``remaining_s`` less a tenth of the budget, and at least 1 s.
+
+        ``share`` (0 to 1) of that is kept back, at most half of what is left.
+        """
+        left_s = self.remaining_s()
+        return left_s - min(share * self._reserve_s, left_s / 2)
 
     @property
     def output_dir(self) -> Path:

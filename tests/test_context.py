@@ -34,6 +34,23 @@ def test_a_step_is_sent_with_its_stage(
     assert context.doing == "reading"
 
 
+@pytest.mark.parametrize(
+    ("budget_s", "least_s", "most_s"), [(3, 1, 1.1), (60, 6, 6.1), (600, 60, 60.1)]
+)
+def test_time_to_tell_is_kept_and_grows_with_the_budget(
+    context: StageContext, budget_s: float, least_s: float, most_s: float
+) -> None:
+    context.begin("data", budget_s)
+    work_s = context.working_s()
+    assert least_s <= context.remaining_s() + 0.05 - work_s <= most_s
+    assert work_s < context.working_s(0.5) < budget_s
+
+
+def test_of_what_little_is_left_half_is_kept(context: StageContext) -> None:
+    context.begin("data", 0.1)
+    assert context.working_s() == context.remaining_s() / 2 == 0.5
+
+
 def test_notes_add_up(context: StageContext, events: list[dict[str, Any]]) -> None:
     context.note("tokenizer.pad", "no pad token")
     context.note("tokenizer.template", "no template")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from pytest_gkd.workload import (
     ray_layout,
     sync,
 )
-from pytest_gkd.workload.deadline import both, within
+from pytest_gkd.workload.deadline import GRACE_S, both, within
 from pytest_gkd.workload.sync import Places
 
 
@@ -279,6 +280,20 @@ def test_a_side_that_waits_in_vain_names_the_silent_one() -> None:
     finally:
         release.set()
     assert caught.value.cause == "sync.stuck"
+
+
+def test_a_reason_that_comes_late_on_a_slow_machine_is_waited_for() -> None:
+    def fail_late() -> None:
+        time.sleep(2 * GRACE_S)
+        raise ValueError("there is no module named x")
+
+    with pytest.raises(ValueError, match="no module named x"):
+        both(
+            ("sender", lambda: fail(RuntimeError("Connection closed by peer"))),
+            ("receiver", fail_late),
+            60.0,
+            "sync.stuck",
+        )
 
 
 @pytest.mark.parametrize(

@@ -120,13 +120,12 @@ def test_a_module_that_moved_is_a_conflict(importing: MakeProbe) -> None:
 
 
 def test_an_import_that_only_waits_is_stuck_and_its_place_is_named(
-    importing: MakeProbe, monkeypatch: pytest.MonkeyPatch
+    importing: MakeProbe,
 ) -> None:
-    monkeypatch.setattr("pytest_gkd.workload.env_probe.STACKS_S", 20)
     waits = "import os, time; os.write(1, b'in'); time.sleep(3600)"
     probe = importing(good="", hangs=waits)
     until(lambda: probe.output_path.read_bytes() == b"in")
-    (fault,) = judge_imports(probe.finish())
+    (fault,) = judge_imports(probe.finish(20))
     assert fault.cause == "env.import-stuck"
     assert fault.message.startswith("import hangs does not return")
     assert "hangs.py:1" in fault.message
@@ -152,13 +151,12 @@ def test_a_child_says_how_long_it_imports_while_it_gets_on(
 
 
 def test_a_hang_that_keeps_the_interpreter_locked_shows_its_stack(
-    importing: MakeProbe, monkeypatch: pytest.MonkeyPatch
+    importing: MakeProbe,
 ) -> None:
-    monkeypatch.setattr("pytest_gkd.workload.env_probe.STACKS_S", 20)
     hang = "import ctypes, os; os.write(1, b'in'); ctypes.PyDLL(None).sleep(3600)"
     probe = importing(locked=hang)
     until(lambda: probe.output_path.read_bytes() == b"in")
-    evidence = [line for _, _, line in probe.finish().tail]
+    evidence = [line for _, _, line in probe.finish(20).tail]
     assert any("locked.py" in line for line in evidence)
 
 

@@ -22,8 +22,6 @@ from pytest_gkd.workload.env_findings import Evidence
 TAIL_LINES = 6
 # Ray's processes end by themselves shortly after ray.shutdown() has returned.
 GRACE_S = 2.0
-# A stack takes some milliseconds to print, more on a busy machine.
-STACKS_S = 0.7
 # How often and how far apart a child is looked at that is said to wait.
 LOOKS = 4
 LOOK_S = 0.1
@@ -142,14 +140,15 @@ class Probe:
                 continue
         return members
 
-    def finish(self) -> Outcome:
+    def finish(self, stacks_s: float = 1.0) -> Outcome:
         """Gather the outcome; a child that still runs is made to print its stacks,
-        and then ended with all its session."""
+        which takes some milliseconds (on a busy machine more, at most ``stacks_s``
+        seconds), and then ended with all its session."""
         code: int | None = self.process.poll()
         used, waits = 0.0, False
         if code is None:
             used, waits = self._used_cpu_s(), self._waits()
-            self._ask_for_stacks()
+            self._ask_for_stacks(stacks_s)
         wall_s = monotonic() - self._began
         busy = busy_share(self._machine, psutil.cpu_times())
         if code is not None:
@@ -182,14 +181,14 @@ class Probe:
                     seen.add((member.pid, times.user + times.system))
         return len(seen) == len({pid for pid, _ in seen})
 
-    def _ask_for_stacks(self) -> None:
+    def _ask_for_stacks(self, limit_s: float) -> None:
         """SIGUSR1 ends a process that has no handler yet, so look first."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         caught = next(x for x in status.splitlines() if x.startswith("SigCgt"))
         if not int(caught.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1:
             return
         os.kill(self.process.pid, signal.SIGUSR1)
-        deadline = monotonic() + STACKS_S
+        deadline = monotonic() + limit_s
         while monotonic() < deadline:
             if self.output_path.read_bytes().endswith(OUTERMOST):
                 return

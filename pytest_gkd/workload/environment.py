@@ -44,11 +44,6 @@ IMPORTS: tuple[str, ...] = (
     "vllm",
 )
 
-# Time kept for ending what hangs and for telling, before the stage's budget is up: on a
-# slow machine, whose budgets are larger, both take longer.
-RESERVE_S = 1.0
-RESERVE_SHARE = 0.1
-
 
 class Examination:
     """One pass over the environment, and what it found.
@@ -60,9 +55,7 @@ class Examination:
     def __init__(self, gkd: StageContext) -> None:
         self.gkd = gkd
         self.found = Findings()
-        left_s = gkd.remaining_s()
-        reserve_s = max(RESERVE_S, RESERVE_SHARE * left_s)
-        self._deadline = monotonic() + max(1.0, left_s - reserve_s)
+        self._deadline = monotonic() + gkd.working_s()
 
     def run(self) -> Findings:
         """Judge everything. Facts go to the report as they become known."""
@@ -81,14 +74,17 @@ class Examination:
             self._judge_variables()
             machine = smi.read(max(1.0, self._deadline - monotonic()))
             self._wait(imports, ray)
-            outcome = imports.finish()
-            ray_outcome = ray.finish() if ray else None
+            outcome = imports.finish(self._stacks_s())
+            ray_outcome = ray.finish(self._stacks_s()) if ray else None
         self._judge_imports(outcome)
         self._judge_gpus(machine, outcome, versions)
         if ray_outcome and ray_directory:
             self._judge_ray(ray_outcome, ray_directory)
         gkd.fact("notes", [note.to_json() for note in self.found.notes])
         return self.found
+
+    def _stacks_s(self) -> float:
+        return self.gkd.remaining_s() / 3
 
     def _start_imports(self) -> Probe:
         # What an earlier stage of this lane has imported has been shown to import.

@@ -26,9 +26,6 @@ from pytest_gkd.workload import rank as program
 from pytest_gkd.workload.rank import PR_SET_PDEATHSIG
 from pytest_gkd.workload.rank_plan import HOST, RankPlan
 
-# What ranks get to leave their stacks in once a run is called off.
-CALL_OFF_GRACE_S = 1.0
-
 
 def main(arguments: list[str]) -> None:
     """Serve runs that arrive on the UNIX socket ``arguments[0]`` until it closes.
@@ -145,12 +142,12 @@ class Host:
             for fd, _ in poll.poll(None if left_s is None else left_s * 1e3):
                 poll.unregister(fd)
                 if fd == self._lifeline:
-                    kill_at = monotonic() + CALL_OFF_GRACE_S
+                    kill_at = monotonic() + self._plan.call_off_s
                 else:
                     self._report_end(self._rank_by_fd.pop(fd))
             if kill_at is not None and monotonic() >= kill_at:
                 self._kill()
-                kill_at = monotonic() + CALL_OFF_GRACE_S
+                kill_at = monotonic() + self._plan.call_off_s
 
     def _report_end(self, rank: int) -> None:
         at = monotonic()

@@ -256,7 +256,7 @@ class Job:
 
     def budget_s(self) -> float:
         """Seconds that one operation may take: what the stage has, less the telling."""
-        return max(5.0, self._gkd.remaining_s() - 5.0)
+        return self._gkd.working_s()
 
     def close(self, *, for_another: bool = False) -> None:
         """End every process that the job started; see ``Layout.close``."""

@@ -28,7 +28,7 @@ class _Local:
         return self._engine
 
     def budget_s(self) -> float:
-        return max(5.0, self.gkd.remaining_s() - 5.0)
+        return self.gkd.working_s()
 
     def load_trainer(self) -> tuple[Any, Any]:
         from pytest_gkd.workload.sync import WeightSource

@@ -59,6 +59,11 @@ class RankPlan:
     sizes_bytes: tuple[int, ...] = allreduce.BANDWIDTH_BYTES
     fault: Fault | None = None
 
+    @property
+    def call_off_s(self) -> float:
+        """What ranks get to leave their stacks in once a run is called off."""
+        return max(1.0, self.timeout_s / 10)
+
     def to_json(self) -> str:
         """As one line of JSON."""
         return json.dumps(dataclasses.asdict(self))

@@ -31,7 +31,7 @@ from pytest_gkd.workload.rank_records import (
 # After the first rank has failed, the others get this long to say what they saw.
 GRACE_S = 1.5
 # After the lifeline is cut: more than the host's own grace, then everything is killed.
-END_S = 1.6
+END_S = 0.6
 LOOK_S = 0.25
 
 # Threads of BLAS libraries would spin on the cores that the engine starts on, and one
@@ -73,7 +73,7 @@ def operation_timeout_s(remaining_s: float) -> float:
 
 def reserve_s(remaining_s: float) -> float:
     """What to keep of the remaining time for ending the ranks and for the report."""
-    return min(3.0, remaining_s / 4)
+    return max(min(3.0, remaining_s / 4), remaining_s / 10)
 
 
 def medians_s(found: Mapping[str, Any]) -> dict[int, float]:
@@ -182,7 +182,7 @@ class Launcher:
             )
         finally:
             os.close(lifeline)
-            self._end_host(watched, events)
+            self._end_host(plan, watched, events)
             os.close(events)
         error = ""
         if is_cut_off:
@@ -243,12 +243,12 @@ class Launcher:
                 said = now_at
                 say(said)
 
-    def _end_host(self, watched: Watched, events: int) -> None:
+    def _end_host(self, plan: RankPlan, watched: Watched, events: int) -> None:
         if watched.host_pid is None and not watched.closed:
             # Still importing: it has no rank yet and must not start one later.
             process.stop(self._process.pid, itself=True)
             return
-        until = monotonic() + END_S
+        until = monotonic() + plan.call_off_s + END_S
         while not watched.closed and (left_s := until - monotonic()) > 0:
             if select.select([events], [], [], left_s)[0]:
                 watched.read(events)

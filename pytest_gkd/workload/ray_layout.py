@@ -76,8 +76,10 @@ class RayLayout:
         return int(sent)
 
     def budget_s(self) -> float:
-        """Seconds that a call of an actor may take."""
-        return max(5.0, self.gkd.remaining_s() - 2.0)
+        """Seconds that a call of an actor may take: a little more than the operation
+        that it is part of, which names both sides.
+        """
+        return self.gkd.working_s(0.5)
 
     def close(self, *, for_another: bool) -> None:
         del for_another
