@@ -35,7 +35,7 @@ from pytest_gkd.failure import (
     tell_junit,
 )
 from pytest_gkd.findings import Findings
-from pytest_gkd.journal import EventReader, EventWriter, memory_file
+from pytest_gkd.journal import EventPaths, EventReader, EventWriter, MemoryFile
 from pytest_gkd.plan import PlannedStage
 from pytest_gkd.record import (
     BLOCKED,
@@ -100,9 +100,9 @@ class StageController:
         self._survivors: set[str] = set()
         self._overruns: dict[str, Overrun] = {}
         # The stages that wait for these have no other end than to hear of them.
-        self._verdicts_file = memory_file("gkd-verdicts")
-        self._verdicts = EventWriter(self._verdicts_file)
-        self._events = EventReader(run_dir / "events")
+        self._verdicts_file = MemoryFile("gkd-verdicts")
+        self._verdicts = EventWriter(EventPaths(self._verdicts_file.path))
+        self._events = EventReader()
         base = config.invocation_params.dir
         self._findings = Findings(report_dir, base, rules, self._note)
         self._before = {p.pid for p in process.descendants(os.getpid())}
@@ -303,7 +303,8 @@ class StageController:
             "run_dir": str(self.run_dir),
             "report_dir": str(self.report_dir),
             "guarded": self.home.guard is not None,
-            "verdicts": str(self._verdicts_file),
+            "events": [str(path) for path in self._events.add(node.gateway.id)],
+            "verdicts": str(self._verdicts_file.path),
             "safe_path": self._safe_path,
         }
 
@@ -312,6 +313,7 @@ class StageController:
         popen = getattr(getattr(gateway, "_io", None), "popen", None)
         if popen is not None:
             self.watchdog.spared.add(popen.pid)
+            self.tracker.note(popen.pid)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self) -> Any:
@@ -620,7 +622,6 @@ class StageController:
             self._ended = True
             self.watchdog.stop()
             self.watchdog.drain()
-            self._events.close()
             if self._events.unreadable:
                 self._note(
                     f"{self._events.unreadable} line(s) of what the workers said could "
@@ -673,6 +674,10 @@ class StageController:
                 "gkd: processes of this run are left; its guardian ends them as soon "
                 f"as pytest is gone: {'; '.join(left)}"
             )
+        with self.watchdog.lock:
+            self._events.close()
+        self._verdicts.close()
+        self._verdicts_file.close()
         problem = self.home.close(finished=is_clean)
         if problem:
             self._teller.console.line(

@@ -84,8 +84,7 @@ def _handle(pid: int) -> int | None:
 
 def clean(found: created.Created, run: created.RunLine, run_dir: Path) -> None:
     """End and remove all of it, then say so in the run's report."""
-    listed = [*found.processes, *_workers(run_dir)]
-    result = sweep.end(sweep.Search(run, listed, ()))
+    result = sweep.end(sweep.Search(run, found.processes, ()))
     late = sweep.newcomers(found, result.held)
     removed, kept = sweep.remove_segments([*found.segments, *late])
     for folder in found.folders:
@@ -96,21 +95,6 @@ def clean(found: created.Created, run: created.RunLine, run_dir: Path) -> None:
     notes += [f"could not end {process}: {why}" for process, why in result.left]
     _tell(Path(run.report), run, [str(process) for process in result.ended], notes)
     sweep.remove_tree(run_dir)
-
-
-def _workers(run_dir: Path) -> list[created.ProcessLine]:
-    """The workers by what they said of themselves; the list may not have them yet."""
-    found = []
-    for path in (run_dir / "events").glob("*.jsonl"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            with path.open(encoding="utf-8") as file:
-                hello = json.loads(file.readline())
-            found.append(
-                created.ProcessLine(
-                    hello["pid"], hello["start"], "a worker", "", hello["pid"]
-                )
-            )
-    return found
 
 
 def _tell(path: Path, run: created.RunLine, ended: list[str], notes: list[str]) -> None:

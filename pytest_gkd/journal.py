@@ -1,24 +1,48 @@
-"""Files that survive a killed process: workers' events, verdicts, the report."""
+"""What survives a killed process: workers' events, verdicts, the report."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.procfs import Descriptor
 
 # Of these events only the newest counts: a stage may say a million of them.
 STATES = ("step",)
-STATE_SUFFIX = ".state"
-STATE_LOOK_S = 0.5
 LINE_BYTES = 16 * 1024 * 1024
+
+
+class MemoryFile:
+    """A new file in memory, which this user's other processes open by its ``path``.
+
+    It is there until it is closed, whatever becomes of disks and directories, and
+    nobody can cut it. Raises OSError where there is no memory for it, or no number.
+    """
+
+    def __init__(self, name: str) -> None:
+        number = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.file: BinaryIO = os.fdopen(number, "rb")
+        fcntl.fcntl(number, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        self.path = Path(f"/proc/{os.getpid()}/fd/{number}")
+
+    def close(self) -> None:
+        """Only who has it open still has it; the path may come to be another file's."""
+        self.file.close()
+
+
+class EventPaths(NamedTuple):
+    """Where a process writes what it has to say, and what counts only while newest."""
+
+    events: Path
+    states: Path | None = None
 
 
 class EventWriter:
@@ -26,20 +50,13 @@ class EventWriter:
 
     A line is either whole or, when the process is killed inside the write, missing
     its end; readers wait for the newline. What only tells of a state overwrites what
-    was said of it before, in a file beside.
+    was said of it before, in a file beside, where there is one.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = self._open(path, os.O_APPEND)
-        self._state_path = path.with_suffix(STATE_SUFFIX)
-        self._state: Descriptor | None = None
-        self._looked_at = 0.0
+    def __init__(self, paths: EventPaths) -> None:
+        self._events = _Output(paths.events, os.O_APPEND)
+        self._states = _Output(paths.states, 0) if paths.states else None
         self._torn = False
-
-    def _open(self, path: Path, flags: int) -> Descriptor:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return Descriptor.of(os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o600))
 
     def write(self, event: dict[str, Any]) -> None:
         """Write one event; values that JSON does not know become their text.
@@ -47,96 +64,108 @@ class EventWriter:
         Raises OSError, with the path, where that cannot be done.
         """
         line = (json.dumps(event, default=str) + "\n").encode("utf-8", "replace")
-        is_state = event.get("event") in STATES
+        states = self._states if event.get("event") in STATES else None
         try:
-            if is_state:
-                self._overwrite(line)
+            if states is not None:
+                os.pwrite(states.number(), line, 0)
             else:
                 self._append(line)
         except OSError as error:
-            path = self._state_path if is_state else self._path
+            path = (states or self._events).path
             raise OSError(error.errno, error.strerror, str(path)) from None
 
-    def _overwrite(self, line: bytes) -> None:
-        # Said a thousand times a second, and to look a path up costs more than that.
-        looks = monotonic() > self._looked_at + STATE_LOOK_S
-        if (
-            self._state is None
-            or not self._state.is_open()
-            or (looks and not self._state.is_same(self._state_path))
-        ):
-            self._state = self._open(self._state_path, 0)
-        if looks:
-            self._looked_at = monotonic()
-        os.pwrite(self._state.number, line, 0)
-
     def _append(self, line: bytes) -> None:
-        # A stage may have closed it, as os.closerange does, or cleared the directory.
-        if not (self._file.is_open() and self._file.is_same(self._path)):
-            self._file = self._open(self._path, os.O_APPEND)
         # What a full disk cut off is a line of its own, which no reader takes.
-        written = os.write(self._file.number, b"\n" * self._torn + line)
+        written = os.write(self._events.number(), b"\n" * self._torn + line)
         self._torn = written < len(line) + self._torn
         if self._torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def close(self) -> None:
+        """Nothing is written any more."""
+        self._events.close()
+        if self._states is not None:
+            self._states.close()
+
+
+class _Output:
+    """A file that is there already, held open; a stage may close any number."""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self.path = path
+        self._flags = os.O_WRONLY | flags
+        self._open = Descriptor.of(os.open(path, self._flags))
+
+    def number(self) -> int:
+        """Its descriptor. Raises OSError where it is closed and cannot be had again."""
+        if not self._open.is_open():
+            found = Descriptor.of(os.open(self.path, self._flags))
+            if found.file != self._open.file:
+                os.close(found.number)
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            self._open = found
+        return self._open.number
+
+    def close(self) -> None:
+        if self._open.is_open():
+            os.close(self._open.number)
+
+
+class _Worker:
+    """What is read of one worker. ``looked`` is when its last event was the newest."""
+
+    def __init__(self, name: str, looked: float) -> None:
+        self.name = name
+        self.events = MemoryFile(f"gkd-events-{name}")
+        self.states = MemoryFile(f"gkd-states-{name}")
+        self.looked = looked
+        self.state = b""
+
 
 class EventReader:
-    """Reads what was appended to every ``*.jsonl`` of a directory since last time.
+    """Reads what was said since last time by each worker that has been added.
 
     An event's ``t`` is held to what ``clock`` here (seconds) proves of it: it was
     written between the last look at the end of its file and this one. A process whose
     clock is frozen or moved can neither shorten nor lengthen its budget.
     """
 
-    def __init__(self, directory: Path, clock: Callable[[], float] = monotonic) -> None:
-        self._directory = directory
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._files: dict[Path, BinaryIO] = {}
-        self._states: dict[Path, bytes] = {}
-        self._looked: dict[Path, float] = {}
-        self._began = clock()
+        self._workers: dict[str, _Worker] = {}
         self.unreadable = 0
 
+    def add(self, name: str) -> EventPaths:
+        """A worker's files, which are made for it. Raises OSError as MemoryFile does.
+
+        In memory, and open here from the start: no directory that a stage clears, no
+        disk that it fills and no descriptor that it closes takes an event away.
+        """
+        if name not in self._workers:
+            self._workers[name] = _Worker(name, self._clock())
+        worker = self._workers[name]
+        return EventPaths(worker.events.path, worker.states.path)
+
     def read(self, limit_bytes: int = -1) -> Iterator[dict[str, Any]]:
-        """New events, each with ``worker``, the name of its file; of each file at most
+        """New events, each with ``worker``, its name; of each worker's at most
         ``limit_bytes``, and the rest of a line.
 
         One counts as read when the next is asked for: an interrupt amid its handling
         loses nothing, it comes again. Lines that are no events are counted in
-        ``unreadable``. What was read from stays open: to clear the directory takes
-        nothing away.
+        ``unreadable``.
         """
-        known = (path for path in self._files if path.suffix != STATE_SUFFIX)
-        for path in sorted({*self._directory.glob("*.jsonl"), *known}):
-            earliest = self._looked.get(path, self._began)
+        for worker in list(self._workers.values()):
+            earliest = worker.looked
             looked = self._clock()
-            for file in self._files_of(path):
-                yield from self._events(file, path, earliest, limit_bytes)
-                left = os.fstat(file.fileno()).st_size - file.tell()
-                if 0 <= limit_bytes <= left:
-                    break  # the rest comes the next time, before anything else
-            else:
-                self._looked[path] = looked
-            yield from self._state(path, earliest)
-
-    def _files_of(self, path: Path) -> Iterator[BinaryIO]:
-        """The file that was there and, where another has its name now, that one."""
-        known = self._files.get(path)
-        if known is not None:
-            yield known
-            if Descriptor.of(known.fileno()).is_same(path):
-                return
-        try:
-            self._files[path] = path.open("rb")
-        except FileNotFoundError:
-            return
-        yield self._files[path]
-        if known is not None:
-            known.close()
+            file = worker.events.file
+            yield from self._events(file, worker, earliest, limit_bytes)
+            left = os.fstat(file.fileno()).st_size - file.tell()
+            if not 0 <= limit_bytes <= left:
+                worker.looked = looked
+            yield from self._state(worker, earliest)
 
     def _events(
-        self, file: BinaryIO, path: Path, earliest: float, limit_bytes: int
+        self, file: BinaryIO, worker: _Worker, earliest: float, limit_bytes: int
     ) -> Iterator[dict[str, Any]]:
         at = file.tell()
         data = file.read(limit_bytes)
@@ -149,33 +178,34 @@ class EventReader:
         for line in data[:whole].splitlines(keepends=True):
             event = _event(line)
             if event is not None:
-                yield self._placed(event, path, earliest)
+                yield self._placed(event, worker, earliest)
             elif line.strip():
                 self.unreadable += 1
             at += len(line)
             file.seek(at)
 
-    def _state(self, path: Path, earliest: float) -> Iterator[dict[str, Any]]:
-        for file in self._files_of(path.with_suffix(STATE_SUFFIX)):
-            # Past the buffer, which would give again what was there before.
-            line = os.pread(file.fileno(), LINE_BYTES, 0).partition(b"\n")[0]
-            event = _event(line)
-            # One that cannot be read is just being written.
-            if event is not None and line != self._states.get(path):
-                yield self._placed(event, path, earliest)
-                self._states[path] = line
+    def _state(self, worker: _Worker, earliest: float) -> Iterator[dict[str, Any]]:
+        # Past the buffer, which would give again what was there before.
+        line = os.pread(worker.states.file.fileno(), LINE_BYTES, 0).partition(b"\n")[0]
+        event = _event(line)
+        # One that cannot be read is just being written.
+        if event is not None and line != worker.state:
+            yield self._placed(event, worker, earliest)
+            worker.state = line
 
     def _placed(
-        self, event: dict[str, Any], path: Path, earliest: float
+        self, event: dict[str, Any], worker: _Worker, earliest: float
     ) -> dict[str, Any]:
         if "t" in event:
             event["t"] = _within(event["t"], earliest, self._clock())
-        return {**event, "worker": path.stem}
+        return {**event, "worker": worker.name}
 
     def close(self) -> None:
-        """Nothing is read any more."""
-        while self._files:
-            self._files.popitem()[1].close()
+        """Nothing is read any more, nor written by who does not have it open."""
+        while self._workers:
+            _, worker = self._workers.popitem()
+            worker.events.close()
+            worker.states.close()
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
@@ -192,14 +222,6 @@ def _within(at: Any, earliest: float, latest: float) -> float:
     if not isinstance(at, (int, float)) or not at <= latest:
         return latest
     return max(at, earliest)
-
-
-def memory_file(name: str) -> Path:
-    """A new file in memory, under the name by which other processes can open it.
-
-    It is there while this process lives, whatever becomes of disks and directories.
-    """
-    return Path(f"/proc/{os.getpid()}/fd/{os.memfd_create(name)}")
 
 
 def write_json(path: Path, data: Any) -> None:

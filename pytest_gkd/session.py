@@ -24,7 +24,7 @@ from pytest_gkd import (
 )
 from pytest_gkd.context import StageContext
 from pytest_gkd.controller import SAFE_PATH, StageController
-from pytest_gkd.journal import EventWriter, VerdictReader
+from pytest_gkd.journal import EventPaths, EventWriter, VerdictReader
 from pytest_gkd.reportdir import DEFAULT, ReportDir, ReportRefusedError
 from pytest_gkd.rules import RuleError, load
 from pytest_gkd.rundir import RunDir, temporary_name
@@ -331,7 +331,6 @@ def register(config: pytest.Config) -> None:
             Path(handed["run_dir"]),
             Path(handed["report_dir"]),
         )
-        events = context.run_dir / "events"
         worker_id = config.workerinput["workerid"]  # type: ignore[attr-defined]
         worker = StageWorker(
             context,
@@ -339,7 +338,7 @@ def register(config: pytest.Config) -> None:
             tables,
             only=selection.only,
             isolated=True,
-            emit=EventWriter(events / f"{worker_id}.jsonl").write,
+            emit=EventWriter(EventPaths(*map(Path, handed["events"]))).write,
             verdict=VerdictReader(Path(handed["verdicts"])).outcome,
         )
         if handed["safe_path"] is None:  # as it was, for what the stages start

@@ -113,6 +113,16 @@ class Tracker(threading.Thread):
         if self.is_alive():
             self.join()
 
+    def note(self, worker: int) -> None:
+        """Write down at once a worker that was started just now, by its pid.
+
+        A guardian that has to end it may be asked before the next walk.
+        """
+        here = procfs.stat(worker)
+        if here is not None:
+            command = procfs.command(worker)
+            self._list.process(ProcessLine(worker, here.start, command, "", worker))
+
     def scan(self) -> None:
         """One walk: new processes, new shared memory, new directories of Ray."""
         with self._one:

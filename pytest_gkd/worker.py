@@ -141,6 +141,7 @@ class StageWorker:
         self._blocked: dict[str, list[str]] = {}
         self._parent = os.getppid()
         self._armed: Path | None = None
+        self._temporary: Path | None = None
         self._leftovers: Leftovers | None = None
         self._current: PlannedStage | None = None
         self._unsaid = ""  # why an event could not be written
@@ -174,12 +175,19 @@ class StageWorker:
         # Lanes share the cores: an idle OpenMP thread that spins takes them from the
         # other lane (measured: 0.07 s against 4 s for three tiny steps on 2 cores).
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        temporary.mkdir(exist_ok=True)
+        self._temporary = temporary
+        self._make_temporary()
         os.environ["TMPDIR"] = str(temporary)
         tempfile.tempdir = None
         here = procfs.stat(os.getpid())
         start = here.start if here else 0
         self._send({"event": "hello", "pid": os.getpid(), "start": start})
+
+    def _make_temporary(self) -> None:
+        """Also once a stage has cleared the run's directory, which costs no other."""
+        if self._temporary is not None:
+            self.context.run_dir.mkdir(mode=0o700, exist_ok=True)
+            self._temporary.mkdir(exist_ok=True)
 
     def _importing(self, seconds: float) -> None:
         """Imports get on: what they take is not taken from a budget, within bounds."""
@@ -441,6 +449,7 @@ class StageWorker:
         blocked_by = self._blocked[item.nodeid]
         if blocked_by:
             pytest.skip(f"blocked by {', '.join(blocked_by)}")
+        self._make_temporary()
         self._leftovers = Leftovers(self.context.run_dir)
         if self._isolated:
             self._captured = captured_descriptors()

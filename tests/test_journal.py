@@ -1,22 +1,23 @@
-"""Files that survive a killed process (pytest_gkd.journal)."""
+"""What survives a killed process (pytest_gkd.journal)."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_gkd.journal import (
+    EventPaths,
     EventReader,
     EventWriter,
+    MemoryFile,
     VerdictReader,
-    memory_file,
     write_json,
 )
 
@@ -31,8 +32,8 @@ write_json(pathlib.Path(sys.argv[1]), {"new": "x" * 1000})
 
 WRITES_EVENTS_ON_A_FULL_DISK = """
 import pathlib, resource, sys
-from pytest_gkd.journal import EventWriter
-writer = EventWriter(pathlib.Path(sys.argv[1]))
+from pytest_gkd.journal import EventPaths, EventWriter
+writer = EventWriter(EventPaths(pathlib.Path(sys.argv[1])))
 writer.write({"n": 1})
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
 try:
@@ -45,40 +46,63 @@ writer.write({"n": 3})
 
 DIES_WHILE_IT_WRITES = """
 import os, pathlib, signal, sys
-from pytest_gkd.journal import EventWriter
-writer = EventWriter(pathlib.Path(sys.argv[1]))
+from pytest_gkd.journal import EventPaths, EventWriter
+writer = EventWriter(EventPaths(pathlib.Path(sys.argv[1])))
 for number in range(100):
     writer.write({"number": number})
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_events_are_read_in_their_order_with_their_worker(tmp_path: Path) -> None:
-    writer = EventWriter(tmp_path / "gw0.jsonl")
+@pytest.fixture
+def reader() -> Iterator[EventReader]:
+    made = EventReader()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def writer(reader: EventReader) -> EventWriter:
+    return EventWriter(reader.add("gw0"))
+
+
+def numbers(reader: EventReader, limit_bytes: int = -1) -> list[int]:
+    return [event["n"] for event in reader.read(limit_bytes)]
+
+
+def test_events_are_read_in_their_order_with_their_worker(
+    reader: EventReader, writer: EventWriter
+) -> None:
     writer.write({"event": "hello"})
     writer.write({"event": "bye"})
-    assert list(EventReader(tmp_path).read()) == [
+    assert list(reader.read()) == [
         {"event": "hello", "worker": "gw0"},
         {"event": "bye", "worker": "gw0"},
     ]
 
 
-def test_an_event_is_read_once(tmp_path: Path) -> None:
-    writer, reader = EventWriter(tmp_path / "gw0.jsonl"), EventReader(tmp_path)
+def test_an_event_is_read_once(reader: EventReader, writer: EventWriter) -> None:
     writer.write({"n": 1})
-    assert [event["n"] for event in reader.read()] == [1]
+    assert numbers(reader) == [1]
     assert list(reader.read()) == []
     writer.write({"n": 2})
-    assert [event["n"] for event in reader.read()] == [2]
+    assert numbers(reader) == [2]
+
+
+def test_of_a_state_only_the_newest_is_read(
+    reader: EventReader, writer: EventWriter
+) -> None:
+    for number in range(1000):
+        writer.write({"event": "step", "n": number, "text": "x" * (1000 - number)})
+    assert numbers(reader) == [999]
+    assert list(reader.read()) == []
 
 
 @pytest.mark.parametrize("said", [-1e9, 1e9, 0, "noon", None, float("nan")])
-def test_a_time_is_held_to_when_the_event_can_have_been_written(
-    tmp_path: Path, said: Any
-) -> None:
+def test_a_time_is_held_to_when_the_event_can_have_been_written(said: Any) -> None:
     now = 100.0
-    reader = EventReader(tmp_path, lambda: now)
-    writer = EventWriter(tmp_path / "gw0.jsonl")
+    reader = EventReader(lambda: now)
+    writer = EventWriter(reader.add("gw0"))
     now = 110.0
     writer.write({"t": 105.0})
     assert [event["t"] for event in reader.read()] == [105.0]
@@ -88,8 +112,9 @@ def test_a_time_is_held_to_when_the_event_can_have_been_written(
     assert 110.0 <= event["t"] <= 120.0
 
 
-def test_an_event_whose_handling_was_interrupted_comes_again(tmp_path: Path) -> None:
-    writer, reader = EventWriter(tmp_path / "gw0.jsonl"), EventReader(tmp_path)
+def test_an_event_whose_handling_was_interrupted_comes_again(
+    reader: EventReader, writer: EventWriter
+) -> None:
     for number in range(3):
         writer.write({"n": number})
     handled = []
@@ -103,83 +128,81 @@ def test_an_event_whose_handling_was_interrupted_comes_again(tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         handle()
     assert handled == [0]
-    assert [event["n"] for event in reader.read()] == [1, 2]
+    assert numbers(reader) == [1, 2]
     assert list(reader.read()) == []
 
 
-def test_a_half_written_line_waits_for_its_end(tmp_path: Path) -> None:
-    path, reader = tmp_path / "gw0.jsonl", EventReader(tmp_path)
-    path.write_text('{"n": 1}\n{"n": ')
-    assert [event["n"] for event in reader.read()] == [1]
-    with path.open("a") as file:
-        file.write("2")
-    assert list(reader.read()) == []
-    with path.open("a") as file:
-        file.write("}\n")
-    assert [event["n"] for event in reader.read()] == [2]
+def test_a_half_written_line_waits_for_its_end(reader: EventReader) -> None:
+    with reader.add("gw0").events.open("ab", buffering=0) as file:
+        file.write(b'{"n": 1}\n{"n": ')
+        assert numbers(reader) == [1]
+        file.write(b"2")
+        assert list(reader.read()) == []
+        file.write(b"}\n")
+        assert numbers(reader) == [2]
 
 
-def test_every_workers_file_is_read_also_one_that_comes_later(tmp_path: Path) -> None:
-    reader = EventReader(tmp_path)
-    EventWriter(tmp_path / "gw1.jsonl").write({})
+def test_every_worker_is_read_also_one_that_comes_later(reader: EventReader) -> None:
+    EventWriter(reader.add("gw1")).write({})
     assert [event["worker"] for event in reader.read()] == ["gw1"]
-    EventWriter(tmp_path / "gw0.jsonl").write({})
-    EventWriter(tmp_path / "gw1.jsonl").write({})
-    assert [event["worker"] for event in reader.read()] == ["gw0", "gw1"]
+    EventWriter(reader.add("gw0")).write({})
+    EventWriter(reader.add("gw1")).write({})
+    assert [event["worker"] for event in reader.read()] == ["gw1", "gw0"]
 
 
-def test_two_writers_of_one_file_do_not_mix_their_lines(tmp_path: Path) -> None:
-    one, other = (EventWriter(tmp_path / "gw0.jsonl") for _ in range(2))
+def test_two_writers_of_one_file_do_not_mix_their_lines(reader: EventReader) -> None:
+    one, other = (EventWriter(reader.add("gw0")) for _ in range(2))
     for number in range(50):
         one.write({"n": number, "by": "one"})
         other.write({"n": number, "by": "other"})
-    assert len(list(EventReader(tmp_path).read())) == 100
+    assert len(list(reader.read())) == 100
 
 
-def test_a_directory_without_events_has_none(tmp_path: Path) -> None:
-    assert list(EventReader(tmp_path / "absent").read()) == []
-
-
-def test_a_value_that_json_does_not_know_becomes_its_text(tmp_path: Path) -> None:
-    EventWriter(tmp_path / "gw0.jsonl").write({"path": tmp_path})
-    (event,) = EventReader(tmp_path).read()
+def test_a_value_that_json_does_not_know_becomes_its_text(
+    reader: EventReader, writer: EventWriter, tmp_path: Path
+) -> None:
+    writer.write({"path": tmp_path})
+    (event,) = reader.read()
     assert event["path"] == str(tmp_path)
 
 
-def test_text_of_any_kind_arrives_on_one_line(tmp_path: Path) -> None:
+def test_text_of_any_kind_arrives_on_one_line(
+    reader: EventReader, writer: EventWriter
+) -> None:
     text = "two\nlines, \u2028 a separator, \ud800 half a pair, \U0001f600"
-    EventWriter(tmp_path / "gw0.jsonl").write({"text": text})
-    (event,) = EventReader(tmp_path).read()
+    writer.write({"text": text})
+    (event,) = reader.read()
     assert event["text"] == text
 
 
-def test_what_a_process_wrote_before_it_was_killed_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "gw0.jsonl"
-    subprocess.run([sys.executable, "-c", DIES_WHILE_IT_WRITES, str(path)], check=False)
-    numbers = [event["number"] for event in EventReader(tmp_path).read()]
-    assert numbers == list(range(100))
+def test_what_a_process_wrote_before_it_was_killed_is_there(
+    reader: EventReader,
+) -> None:
+    path = str(reader.add("gw0").events)
+    subprocess.run([sys.executable, "-c", DIES_WHILE_IT_WRITES, path], check=False)
+    assert [event["number"] for event in reader.read()] == list(range(100))
 
 
 # -- verdicts ----------------------------------------------------------------------
 
 
 @pytest.fixture
-def verdicts(tmp_path: Path) -> Path:
-    path = tmp_path / "verdicts.jsonl"
-    path.touch()
-    return path
+def verdicts() -> Iterator[Path]:
+    file = MemoryFile("verdicts")
+    yield file.path
+    file.close()
 
 
 def test_a_stage_is_open_until_its_verdict_is_written(verdicts: Path) -> None:
     reader = VerdictReader(verdicts)
     assert reader.outcome("vllm") is None
-    EventWriter(verdicts).write({"stage": "vllm", "outcome": "passed"})
+    EventWriter(EventPaths(verdicts)).write({"stage": "vllm", "outcome": "passed"})
     assert reader.outcome("vllm") == "passed"
     assert reader.outcome("data") is None
 
 
 def test_a_verdict_is_remembered(verdicts: Path) -> None:
-    EventWriter(verdicts).write({"stage": "vllm", "outcome": "failed"})
+    EventWriter(EventPaths(verdicts)).write({"stage": "vllm", "outcome": "failed"})
     reader = VerdictReader(verdicts)
     reader.outcome("data")
     assert reader.outcome("vllm") == "failed"
@@ -246,62 +269,109 @@ def test_a_number_that_json_has_not_is_written_as_json(tmp_path: Path) -> None:
 # -- what a stage may do to them -----------------------------------------------------
 
 
-def test_lines_that_are_no_events_are_counted_and_passed_over(tmp_path: Path) -> None:
-    path, reader = tmp_path / "gw0.jsonl", EventReader(tmp_path)
-    path.write_text('{"n": 1}\n{"n": \n[1]\n\n\x00\x01\n"text"\n{"n": 2}\n')
-    assert [event["n"] for event in reader.read()] == [1, 2]
+def test_lines_that_are_no_events_are_counted_and_passed_over(
+    reader: EventReader,
+) -> None:
+    with reader.add("gw0").events.open("a") as file:
+        file.write('{"n": 1}\n{"n": \n[1]\n\n\x00\x01\n"text"\n{"n": 2}\n')
+    assert numbers(reader) == [1, 2]
     assert reader.unreadable == 4
     assert list(reader.read()) == []
     assert reader.unreadable == 4
 
 
-def test_clearing_the_directory_loses_no_event(tmp_path: Path) -> None:
-    directory = tmp_path / "events"
-    writer, reader = EventWriter(directory / "gw0.jsonl"), EventReader(directory)
-    writer.write({"n": 1})
-    assert [event["n"] for event in reader.read()] == [1]
-    writer.write({"n": 2})
-    shutil.rmtree(directory)
-    writer.write({"n": 3})
-    writer.write({"n": 4})
-    assert [event["n"] for event in reader.read()] == [2, 3, 4]
-    writer.write({"n": 5})
-    assert [event["n"] for event in reader.read()] == [5]
-
-
+@pytest.mark.parametrize("event", ["fact", "step"])
 def test_a_writer_whose_number_is_another_files_by_now_opens_its_own(
+    reader: EventReader, tmp_path: Path, event: str
+) -> None:
+    paths = reader.add("gw0")
+    assert paths.states is not None
+    others = numbers_of(paths.events) | numbers_of(paths.states)
+    writer = EventWriter(paths)
+    mine = (numbers_of(paths.events) | numbers_of(paths.states)) - others
+    for number in mine:
+        with (tmp_path / str(number)).open("wb") as file:
+            os.dup2(file.fileno(), number)
+    writer.write({"event": event, "n": 1})
+    assert [os.fstat(number).st_size for number in mine] == [0, 0]
+    assert numbers(reader) == [1]
+    for number in mine:
+        os.close(number)
+    writer.close()
+
+
+def test_nothing_is_written_to_a_file_that_got_the_path_of_one_that_was_closed(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "gw0.jsonl"
-    writer = EventWriter(path)
-    entries = Path("/proc/self/fd").iterdir()
-    number = next(int(e.name) for e in entries if e.readlink() == path)
-    os.close(number)
-    theirs = os.open(tmp_path / "theirs", os.O_RDWR | os.O_CREAT)
-    assert theirs == number
+    memory = MemoryFile("probe")
+    others = numbers_of(memory.path)
+    writer = EventWriter(EventPaths(memory.path))
+    (mine,) = numbers_of(memory.path) - others
+    os.close(mine)
+    memory.close()
+    with (tmp_path / "theirs").open("wb") as file:
+        theirs = int(memory.path.name)
+        if file.fileno() != theirs:
+            os.dup2(file.fileno(), theirs)
+        with pytest.raises(OSError, match="Stale file handle"):
+            writer.write({"n": 1})
+        if file.fileno() != theirs:
+            os.close(theirs)
+    assert (tmp_path / "theirs").read_bytes() == b""
+
+
+def numbers_of(path: Path) -> set[int]:
+    """The descriptors of this process by which a file is open."""
+    entries = list(Path("/proc/self/fd").iterdir())
+    return {int(e.name) for e in entries if e.exists() and e.samefile(path)}
+
+
+def test_nobody_can_cut_what_was_said(reader: EventReader, writer: EventWriter) -> None:
     writer.write({"n": 1})
-    assert os.fstat(theirs).st_size == 0
-    assert [event["n"] for event in EventReader(tmp_path).read()] == [1]
-    os.close(theirs)
+    with pytest.raises(PermissionError):
+        os.truncate(reader.add("gw0").events, 0)
+    assert numbers(reader) == [1]
 
 
-def test_a_line_that_a_full_disk_cut_off_spoils_no_other(tmp_path: Path) -> None:
-    path = tmp_path / "gw0.jsonl"
+def test_after_its_end_nothing_is_read_again_and_nothing_is_held(
+    reader: EventReader,
+) -> None:
+    writer = EventWriter(reader.add("gw0"))
+    before = open_files()
+    writer.write({"n": 1})
+    writer.write({"event": "step", "n": 2})
+    assert numbers(reader) == [1, 2]
+    writer.write({"n": 3})
+    reader.close()
+    assert list(reader.read()) == []
+    writer.close()
+    writer.close()
+    assert open_files() == before - 4
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_line_that_was_cut_off_spoils_no_other(reader: EventReader) -> None:
+    path = str(reader.add("gw0").events)
     done = subprocess.run(
-        [sys.executable, "-c", WRITES_EVENTS_ON_A_FULL_DISK, str(path)],
+        [sys.executable, "-c", WRITES_EVENTS_ON_A_FULL_DISK, path],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert str(path) in done.stderr
-    reader = EventReader(tmp_path)
-    assert [event["n"] for event in reader.read()] == [1, 3]
+    assert path in done.stderr
+    assert numbers(reader) == [1, 3]
     assert reader.unreadable == 1
 
 
 def test_a_file_in_memory_is_open_to_other_processes() -> None:
-    path = memory_file("probe")
-    EventWriter(path).write({"stage": "data", "outcome": "passed"})
-    code = f"print(open({str(path)!r}).read())"
+    file = MemoryFile("probe")
+    writer = EventWriter(EventPaths(file.path))
+    writer.write({"stage": "data", "outcome": "passed"})
+    code = f"print(open({str(file.path)!r}).read())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert json.loads(done.stdout) == {"stage": "data", "outcome": "passed"}
+    writer.close()
+    file.close()

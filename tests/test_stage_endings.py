@@ -206,7 +206,8 @@ def test_a_number_that_was_closed_and_used_anew_is_not_written_to(
 # -- the run's own directory ---------------------------------------------------------
 
 WIPED = """
-import json, resource, shutil, time
+import json, os, resource, shutil, tempfile, time
+from pathlib import Path
 import pytest
 
 def stage(name, **options):
@@ -218,19 +219,26 @@ def test_wipes(gkd):
     shutil.rmtree(gkd.run_dir, ignore_errors=True)  # others write into it
     gkd.step("wiped")
 
+@stage("next")
+def test_next():
+    assert tempfile.mkdtemp()
+
 @stage("wipes_and_hangs")
 def test_wipes_and_hangs(gkd):
-    gkd.fact("before", 1)
-    time.sleep(0.5)  # what nobody has read yet is lost
-    shutil.rmtree(gkd.run_dir, ignore_errors=True)
+    for number in range(3):
+        gkd.fact(f"before_{number}", number)
+        shutil.rmtree(gkd.run_dir, ignore_errors=True)
+        gkd.run_dir.mkdir()
     gkd.step("wiped")
     time.sleep(100)
 
 @stage("scribbles")
 def test_scribbles(gkd):
-    for path in (gkd.run_dir / "events").iterdir():
-        with path.open("a") as file:
-            file.write('{"event": \\n[1]\\n')
+    for entry in Path("/proc/self/fd").iterdir():
+        if entry.exists() and "gkd-events" in str(entry.readlink()):
+            os.write(int(entry.name), b'{"event": \\n[1]\\n')
+            with pytest.raises(PermissionError):
+                os.truncate(int(entry.name), 0)
 
 @stage("fills", timeout=20)
 def test_fills(gkd):
@@ -251,7 +259,7 @@ def test_needy(): pass
 def wiped(tmp_path_factory: pytest.TempPathFactory) -> Run:
     directory = tmp_path_factory.mktemp("wiped")
     write(directory, WIPED)
-    names = "wipes,wipes_and_hangs,scribbles,fills,late,needy"
+    names = "wipes,next,wipes_and_hangs,scribbles,fills,late,needy"
     return Run(directory, f"--gkd-stages={names}", "test_probe.py", "-n2")
 
 
@@ -261,6 +269,7 @@ def test_what_a_stage_does_to_the_runs_directory_costs_no_other_stage(
     assert wiped.code == pytest.ExitCode.TESTS_FAILED
     assert wiped.outcomes() == {
         "wipes": "passed",
+        "next": "passed",
         "wipes_and_hangs": "timeout",
         "scribbles": "passed",
         "fills": "passed",
@@ -271,7 +280,7 @@ def test_what_a_stage_does_to_the_runs_directory_costs_no_other_stage(
 
 def test_nothing_that_was_said_is_lost_with_the_directory(wiped: Run) -> None:
     hung = wiped.stage("wipes_and_hangs")
-    assert hung["facts"]["before"] == 1
+    assert hung["facts"] == {f"before_{number}": number for number in range(3)}
     assert hung["step"] == "wiped"
     assert wiped.stage("late")["duration_s"] < 3
 

@@ -55,8 +55,9 @@ class Bench:
         self.ticks = 0
         self.at_tick: Callable[[], None] = lambda: None
         self.children: list[subprocess.Popen[str]] = []
+        self.reader = EventReader(clock)
         self.watchdog = Watchdog(
-            EventReader(directory / "events", clock),
+            self.reader,
             directory / "armed",
             directory / "stacks",
             self.events.append,
@@ -83,8 +84,9 @@ class Bench:
 
     def say(self, worker: str, event: str, **values: Any) -> None:
         """Write one event, as a worker does."""
-        writer = EventWriter(self.directory / f"events/{worker}.jsonl")
-        writer.write({"event": event, "t": monotonic(), **values})
+        EventWriter(self.reader.add(worker)).write(
+            {"event": event, "t": monotonic(), **values}
+        )
 
     def start(self, worker: str, stage: str, budget_s: float, **values: Any) -> None:
         values.setdefault("captured", [])
@@ -115,6 +117,10 @@ class Bench:
     def close(self) -> None:
         if self.watchdog.is_alive():
             self.watchdog.stop()
+        for thread in threading.enumerate():
+            if thread.name.startswith("gkd-"):
+                # The end of what a worker left would take the next test's children.
+                thread.join(PATIENCE_S)
         for child in self.children:
             process.stop(child.pid, itself=True)
             child.communicate()
@@ -407,7 +413,8 @@ def test_an_error_in_one_tick_is_told_once_and_budgets_are_held_on(
     Scene.read_pid(worker)
     bench.at_tick = lambda: fail(RuntimeError("broken"))
     bench.say("gw0", "hello", pid=worker.pid)
-    (bench.directory / "events/gw1.jsonl").write_text('{"no event\n\n[1]\n{}\n')
+    with bench.reader.add("gw1").events.open("a") as file:
+        file.write('{"no event\n\n[1]\n{}\n')
     bench.start("gw0", "stuck", 1)
     bench.watchdog.start()
     assert worker.wait(PATIENCE_S) == -9
