@@ -118,7 +118,7 @@ class Bench:
         if self.watchdog.is_alive():
             self.watchdog.stop()
         for thread in threading.enumerate():
-            if thread.name.startswith("gkd-"):
+            if thread.name.startswith(("gkd-burial-", "gkd-end-", "gkd-look-")):
                 # The end of what a worker left would take the next test's children.
                 thread.join(PATIENCE_S)
         for child in self.children:
