@@ -7,9 +7,10 @@ closer, and never more than ``WINDOW`` bytes of it, so no pattern meets a long l
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pytest_gkd import sanitize
@@ -90,7 +91,7 @@ class Scanner:
         self._any_text = any_of(tuple(signatures))
         # Of two causes in one line the catalogue's first is told, every time.
         self._place_of = {text: place for place, text in enumerate(signatures)}
-        self._by_gram: dict[bytes, list[bytes]] = {}
+        self._by_gram: Mapping[bytes, Sequence[bytes]] = {}
         self._by_shape: dict[bytes, tuple[bytes, ...]] = {}
         self._tries: dict[bytes, int] = {}
         self._seen: dict[int, int] = {}
@@ -156,7 +157,7 @@ class Scanner:
         as long.
         """
         if not self._by_gram:
-            self._by_gram = _by_gram(self._open)
+            self._by_gram = _by_gram(tuple(self._open))
         grams: set[bytes] = set()
         for low in range(0, len(shape), 1 << 16):
             high = min(low + (1 << 16), len(shape) - 3)
@@ -246,10 +247,11 @@ class Scanner:
         )
 
 
-def _by_gram(texts: Iterable[bytes]) -> dict[bytes, list[bytes]]:
+@functools.lru_cache(maxsize=4)
+def _by_gram(texts: tuple[bytes, ...]) -> Mapping[bytes, Sequence[bytes]]:
     """The texts by four bytes of each: those that the fewest of the others hold.
 
-    Every digit counts as a 0.
+    Every digit counts as a 0. Kept, since each file of a job asks it of the same texts.
     """
     held: dict[bytes, set[bytes]] = {}
     for text in texts:
