@@ -53,7 +53,8 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="gkd",
-        description="Diagnose the logs of distillation and RL post-training runs.",
+        description="Name what broke a distillation or RL post-training run, from its "
+        "logs, and what to do about it. The stages are run by pytest --gkd-stages.",
     )
     parser.add_argument("--version", action="version", version=f"gkd {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -80,3 +81,78 @@ def test_without_torchs_wheel_pytorchs_own_index_is_asked_and_then_help_is_given
     assert "asking PyTorch's own index" in done.stdout
     assert "PIP_FIND_LINKS=DIR make stages" in done.stdout
     assert not (clone / ".venv/.ready").exists()
+
+
+FLAKY = """
+from pathlib import Path
+
+def test_passes(): pass
+
+def test_fails_once():
+    tried = Path("tried")
+    assert tried.exists() or tried.touch()
+
+def test_fails_where_it_was_told_to():
+    assert not Path("fail").exists()
+"""
+# What the gate calls, with nothing behind it; `make stages` leaves a process behind.
+STAND_INS = """
+clean check:
+stages:
+	test ! -e leave || setsid -f sleep 300 >/dev/null 2>&1
+"""
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """A clone whose make does nothing and whose tests are a handful."""
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    (tmp_path / ".ci/light").write_text("#!/bin/sh\n")
+    (tmp_path / "Makefile").write_text(STAND_INS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n")
+    for folder, text in (("tests", FLAKY), ("matrix", "def test_fault(): pass")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"test_{folder}.py").write_text(text)
+    stand_in = tmp_path / ".venv/bin/pytest"
+    stand_in.parent.mkdir(parents=True)
+    # The stages, which come with an option of the plugin's, are not what is tried.
+    stand_in.write_text(
+        f'#!/bin/sh\ncase "$*" in *--gkd-stages*) ;; '
+        f'*) exec {sys.executable} -m pytest "$@" ;; esac\n'
+    )
+    stand_in.chmod(0o755)
+    return tmp_path
+
+
+def test_the_gate_tells_of_a_test_that_failed_once_and_goes_on(gate: Path) -> None:
+    done = run(gate, ".ci/run")
+    assert done.returncode == 0, done.stdout
+    told = done.stdout.rpartition("FAILED ONCE, PASSED ALONE:\n")[2]
+    assert told.split() == ["PASSED", "tests/test_tests.py::test_fails_once"]
+
+
+def test_the_gate_stops_at_a_test_that_fails_again(gate: Path) -> None:
+    (gate / "fail").touch()
+    done = run(gate, ".ci/run")
+    assert done.returncode == 1
+    assert "make stages" not in done.stdout
+    assert "PASSED ALONE" not in done.stdout
+
+
+def test_the_gate_stops_at_tests_that_cannot_be_read(gate: Path) -> None:
+    (gate / "tests/test_broken.py").write_text("import no_such_module")
+    (gate / "tried").touch()
+    assert run(gate, ".ci/run").returncode != 0
+
+
+def test_the_gate_finds_what_it_left_running_itself(gate: Path) -> None:
+    others = subprocess.Popen(["sleep", "300"])  # as another run's may be
+    (gate / "leave").touch()
+    done = run(gate, ".ci/run")
+    others.kill()
+    others.wait()
+    left = done.stdout.partition("left running:\n")[2].split()
+    assert done.returncode == 1
+    assert left[1:] == ["sleep", "300"]
+    assert int(left[0]) != others.pid
+    os.kill(int(left[0]), signal.SIGKILL)
