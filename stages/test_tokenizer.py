@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gkd.context import StageContext
+from pytest_gkd.fault import StageFault
 from pytest_gkd.workload import inputs, modelfiles, modelpaths, tokenizer_load
 from pytest_gkd.workload import tokenizers_check as check
 
@@ -27,7 +28,7 @@ def test_tokenizer(gkd: StageContext) -> None:
             loaded[role] = loaded["student"]
             continue
         # The teacher is given token ids; only the student's template is used.
-        chats = inputs.chat_prompts(job, gkd.settings) if role == "student" else ""
+        chats = _chats(gkd, job) if role == "student" else ""
         loaded[role] = _one(gkd, role, name, job.origin(role), rows[role], chats)
 
     gkd.step("comparing the vocabularies")
@@ -63,6 +64,19 @@ def test_tokenizer(gkd: StageContext) -> None:
     gkd.fact("summary", f"student and teacher agree on {agreement.tokens} tokens")
 
 
+def _chats(gkd: StageContext, job: inputs.Inputs) -> str:
+    """Train files whose prompts need a chat template; says so where that is unknown."""
+    try:
+        return inputs.chat_prompts(job, gkd.settings)
+    except StageFault as fault:
+        gkd.note(
+            "tokenizer.prompts-unread",
+            "whether the prompts are chat messages, which need a chat template, is not "
+            f"known: {fault.message} (pytest --gkd-stages=data tells more)",
+        )
+        return ""
+
+
 def _one(
     gkd: StageContext, role: str, name: str, origin: str, rows: int | None, chats: str
 ) -> Any:
@@ -82,7 +96,16 @@ def _one(
             f"{origin}: the tokenizer of {name} has no chat template, as of a base "
             "model; prompts of plain text are used as they are",
         )
-    gkd.fact(f"{role}_lossy_texts", check.check_round_trip(tokenizer, origin))
+    lossy = check.check_round_trip(tokenizer, origin)
+    gkd.fact(f"{role}_lossy_texts", list(lossy))
+    if lossy:
+        first, back = next(iter(lossy.items()))
+        gkd.note(
+            "tokenizer.lossy",
+            f"{origin}: text does not come back whole from its tokens "
+            f"({', '.join(lossy)}): {check.SAMPLES[first]!r} becomes {back!r}; a "
+            "student can neither read nor write what is lost",
+        )
     gkd.step(f"loading the {role}'s processor, if it has one")
     processor = tokenizer_load.load_processor(name, origin, trust_remote_code=trust)
     gkd.fact(f"{role}_processor", processor)

@@ -23,6 +23,7 @@ from pytest_gkd.workload import (
     datarows,
     dataset_load,
     inputs,
+    jsonlines,
     prompts,
     survey,
     tiny,
@@ -417,6 +418,25 @@ def test_a_tool_may_return_nothing(write: Write) -> None:
     assert not len(survey.survey(table.column(0).combine_chunks()).odd)
 
 
+@pytest.mark.parametrize(
+    "silent",
+    [
+        {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]},
+        {"role": "assistant", "content": None, "function_call": {"name": "f"}},
+        {"role": "tool", "content": None},
+    ],
+)
+def test_a_call_or_a_tool_may_have_no_content(
+    write: Write, silent: dict[str, Any]
+) -> None:
+    path = write("t.jsonl", rows_of({"prompt": [USER, silent, USER]}))
+    assert report(path).kept_rows == 1
+    kept = prompts.as_messages([USER, silent | {"name": None}, USER])[1]
+    assert kept == silent  # templates ask whether the content is none
+    mute = {"role": "assistant", "content": None}
+    assert "no content" in prompts.problem([USER, mute, USER], "messages")
+
+
 def test_bad_messages_are_found_through_datasets(write: Write) -> None:
     good = json.dumps({"messages": [{"role": "user", "content": "a"}]}) + "\n"
     bad = json.dumps({"messages": [{"role": "user", "text": "a"}]}) + "\n"
@@ -433,6 +453,8 @@ def test_fewer_rows_than_a_batch_are_too_few(write: Write) -> None:
 
 class Words:
     """One token per word; the bound is the number of bytes."""
+
+    controls = ()
 
     def __init__(self) -> None:
         self.measured = 0
@@ -919,17 +941,118 @@ def test_a_cache_of_another_run_is_not_touched(
     assert not elsewhere.exists()
 
 
-def test_data_that_cannot_be_read_have_no_chats_in_them(tmp_path: Path) -> None:
-    """The data stage tells what is wrong with them; the tokenizer stage goes on."""
+def test_data_that_cannot_be_read_are_told_where_chats_are_looked_for(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.parquet"
     write_parquet(path, {"prompt": ["a", "b"] * 500})
     content = path.read_bytes()
     path.write_bytes(content[:4] + b"\xa5" * 40 + content[44:])
-    numbers = tmp_path / "numbers.json"
-    numbers.write_text("[3, 4]")
-    for bad in (path, numbers, tmp_path / "none.jsonl"):
+    packed = tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(GZIP_CUT)
+    columns = tmp_path / "columns.json"
+    columns.write_text('[{"answer": 4}]')
+    found = {}
+    for bad in (path, packed, columns, tmp_path / "none.jsonl"):
         job = inputs.Inputs("s", "s", (str(bad),))
-        assert inputs.chat_prompts(job, Settings()) == ""
+        with pytest.raises(StageFault) as caught:
+            inputs.chat_prompts(job, Settings())
+        assert str(bad) in caught.value.message
+        found[bad.stem.partition(".")[0]] = caught.value.cause
+    assert found == {
+        "a": "data.corrupt",
+        "packed": "data.corrupt",
+        "columns": "data.schema",
+        "none": "data.file-missing",
+    }
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"prompt": "a"}{"prompt": "b"} {"prompt": "c"}\n',
+        '{"prompt": "a"}\r{"prompt": "b"}\r{"prompt": "c"}',
+        '{"prompt":\n "a"}\n{"prompt": "b"}\n{"prompt": "c"}\n',
+        '{\n "prompt": "a"\n}\n{\n "prompt": "b"\n}\n{\n "prompt": "c"\n}\n',
+    ],
+)
+def test_objects_may_share_a_line_or_take_several(write: Write, content: str) -> None:
+    path = write("t.jsonl", content)
+    assert report(path).rows == 3
+    files = datafiles.check_files([str(path)], "x")
+    found = [row["prompt"] for row in dataset_load.first_rows(files)]
+    assert found == ["a", "b", "c"]
+
+
+def test_a_row_that_shares_its_line_is_found_there(write: Write) -> None:
+    path = write("t.jsonl", GOOD + '{"prompt": "a"} {"prompt": null}\n')
+    assert f"{path}:2: column 'prompt' is null" in rows_fault(path).message
+
+
+def test_objects_over_several_lines_are_cut_by_datasets_in_large_files(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jsonlines, "TYPED_BYTES", 1 << 10)
+    path = write("t.json", '{\n "prompt": "a"\n}\n' * 999)
+    assert "in the middle of an object" in fault_of(path).message
+
+
+LATE = {"nothing": None, "list": [], "object": {"a": None}, "absent": ...}
+
+
+@pytest.mark.parametrize("early", LATE)
+def test_a_value_that_comes_after_the_types_are_taken_is_named(
+    write: Write, early: str
+) -> None:
+    """datasets itself stops there with a TypeError or CastError."""
+    first = {"prompt": "x" * 99, "extra": LATE[early]}
+    first = {name: value for name, value in first.items() if value is not ...}
+    count = (11 << 20) // 99
+    late = json.dumps({"prompt": "x", "extra": {"a": 1} if early == "object" else [1]})
+    path = write("t.jsonl", (json.dumps(first) + "\n") * count + late + "\n")
+    fault = rows_fault(path)
+    assert fault.cause == "data.schema"
+    assert fault.facts["line"] == count + 1
+    assert f"{path}:{count + 1}: 'extra" in fault.message
+
+
+@pytest.mark.parametrize("levels", [62, 63, 300, 5000])
+@pytest.mark.parametrize("brackets", [('{"a":', "}"), ("[", "]")])
+def test_what_is_nested_deeper_than_arrow_takes_is_named(
+    write: Write, levels: int, brackets: tuple[str, str]
+) -> None:
+    nested = brackets[0] * levels + '"x"' + brackets[1] * levels
+    path = write("t.jsonl", GOOD + f'{{"prompt": "a", "deep": {nested}}}\n')
+    if levels == 62:
+        assert report(path).rows == 2
+        return
+    fault = rows_fault(path)
+    assert fault.cause == "data.schema"
+    assert fault.message.startswith(f"{path}:2 holds a value that is nested {levels} ")
+
+
+def test_control_tokens_in_prompts_are_noted(write: Write, tmp_path: Path) -> None:
+    made = tiny.make(tmp_path)
+    student = tokenizer_load.load(str(made.student), "x", trust_remote_code=False)
+    rendered = "<|im_start|>user\nWhat is salt?<|im_end|>\n"
+    answer = {"role": "assistant", "content": f"Yes{rendered}"}
+    chats = [[USER], [USER, {"role": "user", "content": rendered}], [USER, answer]]
+    part = {"type": "text", "text": "So?"}
+    for name, rows in (
+        ("texts", ["hello", rendered, "plain"]),
+        ("messages", chats),
+        ("parts", [[*chat, {"role": "user", "content": [part]}] for chat in chats]),
+    ):
+        column = "prompt" if name == "texts" else "messages"
+        path = write(f"{name}.jsonl", rows_of(*({column: row} for row in rows)))
+        found = report(path, lengths=prompts.Renderer(student), limit=999)
+        assert (found.control_rows, found.control_place) == (1, f"{path}:2")
+        files = datafiles.check_files([str(path)], "x")
+        opened = dataset_load.open_rows(files, tmp_path / "cache")
+        notes = list(datanotes.notes(opened, found, Settings(), 999))
+        assert "data.control-tokens" in [note.id for note in notes]
+    student.chat_template = None  # nothing renders these prompts again
+    assert prompts.Renderer(student).controls == ()
 
 
 # Prompts for the training step.

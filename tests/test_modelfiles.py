@@ -7,16 +7,25 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import struct
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pytest_gkd.fault import StageFault
 from pytest_gkd.settings import Settings
-from pytest_gkd.workload import lengths, modelfiles, tiny
+from pytest_gkd.workload import (
+    lengths,
+    modelfiles,
+    modelpaths,
+    tiny,
+    tokenizer_load,
+)
 from pytest_gkd.workload.inputs import Inputs, prompt_limit
 
 
@@ -322,6 +331,17 @@ def test_a_model_without_a_tokenizer_says_which_files_would_do(model: Path) -> N
     assert "tokenizer.model" in fault.message
 
 
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Something that takes connections where the hub is thought to be."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setenv("NO_PROXY", "*")
+        yield
+
+
+@pytest.mark.usefixtures("hub")
 def test_a_hub_id_that_is_not_cached_is_left_to_the_hub() -> None:
     assert modelfiles.inspect("org/name", "--gkd-student") is None
 
@@ -331,6 +351,61 @@ def test_a_hub_id_that_is_not_cached_fails_when_offline(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert fault_of("org/model").cause == "env.hub-unreachable"
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize("asks", ["files", "tokenizer"])
+def test_a_hub_id_is_refused_at_once_where_nothing_listens(
+    monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    """The loaders would try again and again, for 23 s."""
+
+    def ask() -> object:
+        if asks == "files":
+            return modelfiles.inspect("org/model", "--gkd-student")
+        return tokenizer_load.load(
+            "org/model", "--gkd-student", trust_remote_code=False
+        )
+
+    def told() -> str:
+        with pytest.raises(StageFault) as caught:
+            ask()
+        assert caught.value.cause == "env.hub-unreachable"
+        return caught.value.message
+
+    hub = f"http://127.0.0.1:{closed_port()}"
+    monkeypatch.setenv("HF_ENDPOINT", hub)
+    assert told().startswith(
+        f"--gkd-student: org/model is not here, and the hub {hub} cannot be reached: "
+    )
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
+    monkeypatch.setenv("http_proxy", f"http://user:secret@127.0.0.1:{closed_port()}")
+    assert "by way of the proxy 127.0.0.1 cannot be reached: " in told()
+
+
+def test_an_address_that_never_answers_has_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a name server that drops what it is asked."""
+    asked = threading.Event()
+    monkeypatch.setattr(modelpaths, "REACH_S", 0.1)
+
+    def drop(*_: object) -> None:
+        asked.wait(30)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(modelpaths.socket, "create_connection", drop)
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
+    monkeypatch.setenv("NO_PROXY", "*")
+    with pytest.raises(StageFault, match=r"no answer in 0\.1 s"):
+        modelpaths.reach_hub("org/model", "--gkd-student")
+    asked.set()
 
 
 def test_a_relative_path_beside_real_directories_is_no_hub_id(
@@ -357,6 +432,7 @@ def test_a_cached_hub_id_is_inspected_in_the_cache(model: Path, tmp_path: Path) 
     assert found.directory == snapshot
 
 
+@pytest.mark.usefixtures("hub")
 def test_a_cached_hub_id_without_weights_is_left_to_the_hub_unless_offline(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

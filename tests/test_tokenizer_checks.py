@@ -48,7 +48,7 @@ def fault(call: Callable[[], Any]) -> StageFault:
 
 def test_a_sound_tokenizer_passes_every_check(model: Path) -> None:
     tokenizer = load(model)
-    assert check.check_round_trip(tokenizer, "x") == []
+    assert check.check_round_trip(tokenizer, "x") == {}
     assert str(check.check_chat_template(tokenizer, "x", "p")).endswith("assistant\n")
     assert check.check_special_tokens(tokenizer, 512, "x") == []
     check.check_ids(tokenizer.get_vocab(), 512, "x")
@@ -298,14 +298,62 @@ class Codec:
 
 
 def test_a_blank_at_the_start_is_sentencepieces_way() -> None:
-    assert check.check_round_trip(Codec(lambda text: " " + text), "x") == []
+    assert check.check_round_trip(Codec(lambda text: " " + text), "x") == {}
 
 
 def test_lost_blanks_are_noted_and_lost_letters_fail() -> None:
     noted = check.check_round_trip(Codec(lambda text: " ".join(text.split())), "x")
-    assert noted == ["code", "whitespace"]
-    with pytest.raises(AssertionError, match="does not give back"):
-        check.check_round_trip(Codec(lambda text: text.replace("o", "?")), "x")
+    assert list(noted) == ["code", "whitespace"]
+    found = fault(
+        lambda: check.check_round_trip(Codec(lambda text: text.replace("o", "?")), "x")
+    )
+    assert found.cause == "tokenizer.load"
+    assert "does not give back" in found.message
+
+
+def made_tokenizer(directory: Path, *, decoder: bool, words: str) -> Any:
+    """One that is saved and loaded, of whole words, that knows those of ``words``."""
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    splits = tokenizers.pre_tokenizers.Metaspace() if decoder else None
+    blanks = splits or tokenizers.pre_tokenizers.Whitespace()
+    vocabulary = {"[UNK]": 0, "[END]": 1}
+    for word, _ in blanks.pre_tokenize_str(words):
+        vocabulary.setdefault(word, len(vocabulary))
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]")  # noqa: S106
+    )
+    made.pre_tokenizer = blanks
+    made.decoder = (
+        tokenizers.decoders.Metaspace() if decoder else tokenizers.decoders.Fuse()
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        unk_token="[UNK]",  # noqa: S106
+        eos_token="[END]",  # noqa: S106
+    ).save_pretrained(directory)
+    return load(directory)
+
+
+def test_a_tokenizer_without_any_blanks_fails(tmp_path: Path) -> None:
+    tokenizer = made_tokenizer(
+        tmp_path, decoder=False, words=" ".join(check.SAMPLES.values())
+    )
+    found = fault(lambda: check.check_round_trip(tokenizer, "--gkd-student"))
+    assert found.cause == "tokenizer.load"
+    assert "became 'Thequickbrown" in found.message
+
+
+def test_characters_that_a_vocabulary_lacks_are_noted(tmp_path: Path) -> None:
+    """As of a model of one language without bytes to fall back to."""
+    tokenizer = made_tokenizer(tmp_path, decoder=True, words=check.SAMPLES["ascii"])
+    lossy = check.check_round_trip(tokenizer, "--gkd-student")
+    assert "chinese" in lossy
+    assert "ascii" not in lossy
+    poor = made_tokenizer(tmp_path, decoder=True, words="The quick brown fox")
+    found = fault(lambda: check.check_round_trip(poor, "--gkd-student"))
+    assert "'The quick brown fox[UNK]" in found.message
 
 
 def test_the_same_vocabulary_cut_differently_is_a_mismatch(

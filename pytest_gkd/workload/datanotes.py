@@ -114,6 +114,15 @@ def notes(
             "OpenRLHF read one column, and need one that holds both.",
         )
     yield from _ends(report)
+    if report.control_rows:
+        yield Note(
+            "data.control-tokens",
+            f"In {report.control_rows} of {report.rows} rows {report.column!r} holds "
+            "control tokens of the student's chat template (the first at "
+            f"{report.control_place}). A text that was rendered already is rendered "
+            "once more, unless the trainer takes text as it is (TRL); in other text "
+            "they end a turn early.",
+        )
     if report.kind == "text" and set(rows.columns) >= VERLS_OWN:
         yield Note(
             "data.verl-text",

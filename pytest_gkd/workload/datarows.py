@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -49,6 +50,10 @@ class Lengths(Protocol):
     def takes(self, role: str) -> bool:
         """Whether the chat template has a use for this role; True if unknown."""
 
+    @property
+    def controls(self) -> Sequence[str]:
+        """Tokens that are for the chat template to write; none if unknown."""
+
 
 @dataclass(frozen=True)
 class DataReport:
@@ -61,7 +66,8 @@ class DataReport:
     ``unsure_rows`` is 0. ``longest_tokens`` is the longest of the ``measured_rows``,
     which include the largest prompt, and ``longest_fitting_tokens`` the longest of
     those within the limit (0 where none was measured). ``answered_rows`` are
-    conversations whose last message is the assistant's.
+    conversations whose last message is the assistant's, ``control_rows`` those that
+    hold control tokens of the chat template, the first of them at ``control_place``.
     """
 
     rows: int
@@ -75,6 +81,8 @@ class DataReport:
     answered_rows: int
     column: str
     kind: str
+    control_rows: int = 0
+    control_place: str = ""
 
     def __str__(self) -> str:
         """For the stage's line in the terminal."""
@@ -165,6 +173,8 @@ def check_rows(
         answered_rows=look.answered,
         column=column.name,
         kind=look.kind,
+        control_rows=look.controlled,
+        control_place=look.control_place(),
     )
 
 
@@ -228,6 +238,8 @@ class _Look:
         self.limit = limit
         self.roles: dict[str, int] = {}  # to the first row that has it
         self.first_answered: int | None = None
+        self.controlled = 0
+        self.first_controlled: int | None = None
         self.bad = 0
         self.worst: tuple[int, str, dict[str, Any]] | None = None
         self.sample = _Kept(MEASURED_ROWS)
@@ -236,6 +248,7 @@ class _Look:
         self.largest = _Kept(1)
         self.lengths = lengths
         self._source, self.column = source, column
+        self._controls = "|".join(map(re.escape, lengths.controls))
         self._random = numpy.random.default_rng(SEED)
 
     def at(self, table: pyarrow.Table) -> None:
@@ -257,6 +270,9 @@ class _Look:
         if len(seen.answered) and self.first_answered is None:
             self.first_answered = self.rows + int(seen.answered[0])
         self.answered += len(seen.answered)
+        if len(seen.controlled) and self.first_controlled is None:
+            self.first_controlled = self.rows + int(seen.controlled[0])
+        self.controlled += len(seen.controlled)
         if not self.bad:
             self._keep(seen.sizes, everyone, values)
         self.rows += len(table)
@@ -273,9 +289,15 @@ class _Look:
         column = table.column(0).combine_chunks()
         kind = survey.plain_kind(column.type)
         if len(self.column.columns) > 1 or not kind:
-            return survey.survey_values(values())
+            return survey.survey_values(values(), self._controls)
         self.kind = self.kind or kind
-        return survey.survey(column)
+        return survey.survey(column, self._controls)
+
+    def control_place(self) -> str:
+        """Where the first row with a control token lies."""
+        if self.first_controlled is None:
+            return ""
+        return locate(self._source.files, self.first_controlled)
 
     def _not_text(self, table: pyarrow.Table, error: Exception) -> StageFault:
         """The fault for the first row whose text is not UTF-8."""

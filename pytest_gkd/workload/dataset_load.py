@@ -7,7 +7,8 @@ copied into a cache, no lock is met, and memory does not grow with the data.
 from __future__ import annotations
 
 import itertools
-import json
+import lzma
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,14 @@ from pytest_gkd.workload.jsonlines import (
     corrupt,
     first_bad_line,
     first_changed_type,
+    first_late_value,
+    first_too_deep,
     is_disguised,
-    is_one_value,
+    is_spread,
     is_zstd,
-    nonblank_lines,
+    objects_of,
     open_text,
+    values,
 )
 
 if TYPE_CHECKING:
@@ -125,26 +129,46 @@ def open_rows(files: Sequence[DataFile], cache_dir: Path | None) -> Rows:
 def first_rows(files: Sequence[DataFile]) -> Iterator[dict[str, Any]]:
     """The rows one after the other, where that can be without importing ``datasets``.
 
-    For the first few prompts of files that the data stage looks at in full.
+    For the first few prompts of files that the data stage looks at in full. Raises
+    StageFault where a file cannot be read.
     """
     for file in files:
-        if file.kind == "parquet" and "://" not in file.path:
-            import pyarrow.parquet
+        try:
+            for row in _rows_of(file):
+                # A list of texts has no columns; this is what datasets makes of it.
+                yield row if isinstance(row, dict) else {"text": row}
+        except _unreadable() as error:
+            fault = _reason([file], error)
+            raise fault or corrupt(file.path, f"cannot be read: {error}") from error
 
-            parquet = pyarrow.parquet.ParquetFile(file.path)
-            for batch in parquet.iter_batches(batch_size=256):
-                yield from batch.to_pylist()
-        elif file.kind != "json" or "://" in file.path or is_zstd(file.path):
-            rows = open_rows([file], None)
-            for table in rows.tables(rows.columns):
-                yield from rows.values(table)
-        elif is_one_value(file.path):
-            with open_text(Path(file.path)) as opened:
-                value = json.loads(opened.read().decode("utf-8-sig"))
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    """What readers raise for files, and ``datasets`` for what it asks the hub."""
+    import pyarrow
+
+    packed = EOFError, zlib.error, lzma.LZMAError
+    return OSError, ValueError, RecursionError, *packed, pyarrow.ArrowException
+
+
+def _rows_of(file: DataFile) -> Iterator[Any]:
+    if file.kind == "parquet" and "://" not in file.path:
+        import pyarrow.parquet
+
+        parquet = pyarrow.parquet.ParquetFile(file.path)
+        for batch in parquet.iter_batches(batch_size=256):
+            yield from batch.to_pylist()
+    elif file.kind != "json" or "://" in file.path or is_zstd(file.path):
+        rows = open_rows([file], None)
+        for table in rows.tables(rows.columns):
+            yield from rows.values(table)
+    elif is_spread(file.path):
+        with open_text(Path(file.path)) as opened:
+            text = opened.read().decode("utf-8-sig")
+        for value in values(text):
             yield from value if isinstance(value, list) else [value]
-        else:
-            for _, raw in nonblank_lines(file.path):
-                yield json.loads(raw.decode("utf-8-sig"))
+    else:
+        for _, value, _ in objects_of(file.path):
+            yield value
 
 
 def locate(files: Sequence[DataFile], row: int) -> str:
@@ -159,11 +183,11 @@ def locate(files: Sequence[DataFile], row: int) -> str:
             count = pyarrow.parquet.read_metadata(file.path).num_rows
             if row < count:
                 return f"{file.path} row {row}"
-        elif file.kind != "json" or "://" in file.path or is_one_value(file.path):
+        elif file.kind != "json" or "://" in file.path or is_spread(file.path):
             return f"{file.path} row {row}"  # the last one, or alone: not counted
         else:
             count = 0
-            for line, _ in nonblank_lines(file.path):
+            for line, _, _ in objects_of(file.path):
                 if count == row:
                     return f"{file.path}:{line}"
                 count += 1
@@ -173,13 +197,16 @@ def locate(files: Sequence[DataFile], row: int) -> str:
 
 def bad_text(files: Sequence[DataFile]) -> StageFault | None:
     """The first line that is no JSON object in UTF-8, or changes a column's type."""
-    for file in files:
-        if file.kind != "json" or "://" in file.path or is_one_value(file.path):
-            continue
-        fault = first_bad_line(file.path) or first_changed_type(file.path)
+    lines = [path for path in _local_json(files) if not is_spread(path)]
+    for path in lines:
+        fault = first_bad_line(path) or first_changed_type(path)
         if fault is not None:
             return fault
-    return None
+    return first_late_value(lines)
+
+
+def _local_json(files: Sequence[DataFile]) -> list[str]:
+    return [f.path for f in files if f.kind == "json" and "://" not in f.path]
 
 
 def _opened(
@@ -239,6 +266,8 @@ def _reason(files: Sequence[DataFile], error: Exception) -> StageFault | None:
             fault = _parquet_fault(file.path)
             if fault is not None:
                 return fault
+    if isinstance(error, RecursionError) or "Recursion level" in str(error):
+        return next(filter(None, map(first_too_deep, _local_json(files))), None)
     if type(error).__name__ in ("CastError", "DatasetGenerationCastError"):
         # It names both schemas, a line for each of their fields.
         why = str(error).strip().rpartition("\n")[2]

@@ -94,21 +94,24 @@ def prompt_limit(inputs: Inputs, settings: Settings) -> int:
 def chat_prompts(inputs: Inputs, settings: Settings) -> str:
     """The user's train files, if the first prompt in them is chat messages.
 
-    Empty for plain text, for prompts made here, and for files that cannot be read,
-    whatever their readers raise: the data stage tells of those.
+    Empty for plain text and for prompts made here. Raises StageFault for files that
+    cannot be read, or have no prompts.
     """
     from pytest_gkd.workload import datafiles, dataset_load, prompts
 
     if "train_files" in inputs.made:
         return ""
-    try:
-        files = datafiles.check_files(inputs.train_files, inputs.origin("train_files"))
-        row = next(dataset_load.first_rows(files), {})
-        column = prompts.choose_column(list(row), prompt_column(inputs, settings), "")
-    except Exception:
-        return ""
+    where = ", ".join(inputs.train_files[:3])
+    files = datafiles.check_files(inputs.train_files, inputs.origin("train_files"))
+    row = next(dataset_load.first_rows(files), {})
+    column = prompts.choose_column(
+        list(row),
+        prompt_column(inputs, settings),
+        where,
+        settings.origin("prompt_column"),
+    )
     chats = prompts.kind_of(column.of(row)) == "messages"
-    return ", ".join(inputs.train_files[:3]) if chats else ""
+    return where if chats else ""
 
 
 def prompt_ids(

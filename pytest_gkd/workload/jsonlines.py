@@ -1,5 +1,6 @@
 """Is a file JSON lines, and if not, which line breaks it?
 
+Objects may stand several on a line or over several lines, as ``datasets`` takes them.
 Standard library only. Compressed files (gzip, xz, bzip2) are read through.
 """
 
@@ -10,17 +11,27 @@ import gzip
 import json
 import lzma
 import os
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
 from pytest_gkd.fault import StageFault
 
 PEEK_BYTES = 1 << 16  # read at either end before the loader reads all
-WHOLE_BYTES = 16 << 20  # a file of one JSON value is parsed here up to this size
+WHOLE_BYTES = 16 << 20  # what is not one object a line is parsed here up to this size
+# The JSON reader of datasets takes the columns' types from so much of the first file
+# (datasets 5.2, packaged_modules/json/json.py, chunksize).
+TYPED_BYTES = 10 << 20
+# Objects and lists in each other that a column may hold: Arrow hands over 64 levels
+# (c/bridge.cc, kMaxImportRecursionLevel), the row and the innermost value among them.
+MOST_LEVELS = 62
 GZIP, XZ, BZIP2, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh", b"\x28\xb5\x2f\xfd"
 _BAD = object()
+_BEFORE = b"\xef\xbb\xbf \r\n\t"  # what may stand before the first value
+_BLANKS = re.compile(r"[ \t\n\r]*")
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
 def corrupt(
@@ -57,8 +68,8 @@ def first_changed_type(path: Path | str) -> StageFault | None:
     For files whose lines all parse. int and float count as one type, null as any.
     """
     seen: dict[str, tuple[str, int]] = {}
-    for number, raw in nonblank_lines(path):
-        for column, value in json.loads(raw.decode("utf-8-sig")).items():
+    for number, row, raw in objects_of(path):
+        for column, value in row.items():
             kind = "number" if type(value) in (int, float) else type(value).__name__
             if value is None:
                 continue
@@ -74,12 +85,104 @@ def first_changed_type(path: Path | str) -> StageFault | None:
     return None
 
 
-def nonblank_lines(path: Path | str) -> Iterator[tuple[int, bytes]]:
-    """Number (from 1) and bytes of each line that holds a row."""
+def first_late_value(paths: Iterable[Path | str]) -> StageFault | None:
+    """The first row with a value where all rows that give the types have none.
+
+    Those are in the first TYPED_BYTES of the first file. For files whose lines all
+    parse.
+    """
+    filled: set[str] = set()
+    read = 0
+    for index, path in enumerate(paths):
+        last = 0
+        for number, row, raw in objects_of(path):
+            new = set(_filled(row)) - filled
+            if new and (index or read > TYPED_BYTES):
+                place = min(new, key=len)
+                shown = raw.decode("utf-8", "replace").strip()
+                return StageFault(
+                    "data.schema",
+                    f"{path}:{number}: {place!r} has a value here, and is null or "
+                    "absent in all of the rows from which datasets takes the columns' "
+                    f"types, the first {TYPED_BYTES >> 20} MB of the first file; it "
+                    "cannot change a type later",
+                    facts={"path": str(path), "line": number, "late": place},
+                    evidence=((str(path), number, shown[:200]),),
+                )
+            filled |= new
+            read += len(raw) * (number != last)
+            last = number
+    return None
+
+
+def _filled(value: Any, place: str = "") -> Iterator[str]:
+    """Names of columns, and of fields in them, that a row gives a type to."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _filled(part, f"{place}.{name}" if place else name)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _filled(part, f"{place}[]")
+    if place and value is not None:
+        yield place
+
+
+def first_too_deep(path: Path | str) -> StageFault | None:
+    """The first row that is nested deeper than Arrow can hand it over."""
+    with open_text(Path(path)) as file:
+        lines = [file.read()] if is_spread(path) else file
+        for number, raw in enumerate(lines, 1):
+            if raw.count(b"{") + raw.count(b"[") > MOST_LEVELS:
+                text = raw.decode("utf-8", "replace")
+                if _levels(text) > MOST_LEVELS:
+                    return _too_deep(path, number, text)
+    return None
+
+
+def _too_deep(path: Path | str, number: int, text: str) -> StageFault:
+    return StageFault(
+        "data.schema",
+        f"{path}:{number} holds a value that is nested {_levels(text)} levels deep; "
+        f"Arrow, in which datasets keeps the rows, takes {MOST_LEVELS}",
+        facts={"path": str(path), "line": number, "too_deep": _levels(text)},
+        evidence=((str(path), number, text.strip()[:200]),),
+    )
+
+
+def _levels(text: str) -> int:
+    """How deep objects and lists stand in each other, the row itself not counted."""
+    depth = deepest = 0
+    for found in _BRACKETS.finditer(text):
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(found[0], 0)
+        deepest = max(deepest, depth)
+    return deepest - 1
+
+
+def objects_of(path: Path | str) -> Iterator[tuple[int, Any, bytes]]:
+    """Every value of a JSON lines file, with the number (from 1) and bytes of its line.
+
+    Raises ValueError or RecursionError for a line that is no JSON.
+    """
     with open_text(Path(path)) as file:
         for number, raw in enumerate(file, 1):
-            if raw.strip():
-                yield number, raw
+            for value in values(raw.decode("utf-8-sig")):
+                yield number, value, raw
+
+
+def values(text: str, decoder: json.JSONDecoder | None = None) -> Iterator[Any]:
+    """The JSON values of a text, which stand after each other with or without blanks.
+
+    Raises ValueError where there is something else, and RecursionError.
+    """
+    decoder = decoder or json.JSONDecoder()
+    at = 0
+    while True:
+        blanks = _BLANKS.match(text, at)
+        at = blanks.end() if blanks else at
+        if at == len(text):
+            return
+        value, at = decoder.raw_decode(text, at)
+        yield value
 
 
 def open_text(path: Path) -> IO[bytes]:
@@ -112,15 +215,34 @@ def is_zstd(path: Path | str) -> bool:
         return file.read(len(ZSTD)) == ZSTD
 
 
-def is_one_value(path: Path | str) -> bool:
-    """Whether the file is one JSON value (an array, or an indented object)."""
+def is_spread(path: Path | str) -> bool:
+    """Whether rows are not lines: a JSON array, or objects over several lines."""
     path = Path(path)
     with open_text(path) as file:
         start = file.read(PEEK_BYTES)
-    if start.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"["):
+    if start.lstrip(_BEFORE).startswith(b"["):
         return True
     first, newline, _ = start.lstrip().partition(b"\n")
-    return bool(newline) and _parsed(first) is _BAD and _whole(path) is not _BAD
+    if not newline or _parsed(first) is not _BAD:
+        return False
+    if path.stat().st_size <= WHOLE_BYTES:
+        return _parsed_whole(path) is not _BAD
+    return _starts_with_value(start)
+
+
+def _is_long(path: Path) -> bool:
+    """Whether a file, unpacked, is more than datasets reads at once."""
+    with open_text(path) as file:
+        return len(file.read(TYPED_BYTES + 1)) > TYPED_BYTES
+
+
+def _starts_with_value(start: bytes) -> bool:
+    """Whether bytes, which may be cut off, begin with a JSON value."""
+    try:
+        next(values(start.decode("utf-8-sig", "ignore")))
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def check_json(path: Path) -> None:
@@ -140,9 +262,17 @@ def check_json(path: Path) -> None:
             f"{path} has no rows, only blank lines",
             facts={"path": str(path), "rows": 0},
         )
-    if is_one_value(path):
-        if path.stat().st_size <= WHOLE_BYTES and _whole(path) is _BAD:
-            raise corrupt(path, "is not a JSON array: " + _whole_error(path))
+    if is_spread(path):
+        if not start.lstrip(_BEFORE).startswith(b"[") and _is_long(path):
+            raise corrupt(
+                path,
+                f"has objects that take several lines and more than "
+                f"{TYPED_BYTES >> 20} MB: datasets cuts such files in the middle of an "
+                "object; expected one object a line",
+            )
+        if path.stat().st_size <= WHOLE_BYTES and _parsed_whole(path) is _BAD:
+            fault = first_too_deep(path)
+            raise fault or corrupt(path, "is not a JSON array: " + _whole_error(path))
         return
     lines = start.splitlines(keepends=True)
     if not whole:
@@ -173,15 +303,14 @@ def _check_last_line(path: Path) -> None:
 
 
 def _parsed(raw: bytes) -> Any:
+    """The values that bytes hold, or _BAD."""
     try:
-        return json.loads(raw.decode("utf-8-sig"))
-    except ValueError:
+        return list(values(raw.decode("utf-8-sig")))
+    except (ValueError, RecursionError):
         return _BAD
 
 
-def _whole(path: Path) -> Any:
-    if path.stat().st_size > WHOLE_BYTES:
-        return _BAD
+def _parsed_whole(path: Path) -> Any:
     with open_text(path) as file:
         return _parsed(file.read())
 
@@ -190,7 +319,7 @@ def _whole_error(path: Path) -> str:
     with open_text(path) as file:
         raw = file.read()
     try:
-        json.loads(raw.decode("utf-8-sig"))
+        list(values(raw.decode("utf-8-sig")))
     except ValueError as error:
         return str(error)
     return ""
@@ -209,6 +338,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+
+
 def _line_fault(
     path: Path | str, number: int, raw: bytes, *, last: bool
 ) -> StageFault | None:
@@ -218,8 +350,10 @@ def _line_fault(
     shown = raw.decode("utf-8", "replace").strip()
     try:
         text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-        value = json.loads(text, object_pairs_hook=_unique)
-        json.dumps(value, ensure_ascii=False).encode()
+        found = list(values(text, _DECODER))
+        json.dumps(found, ensure_ascii=False).encode()
+    except RecursionError:
+        return _too_deep(path, number, shown)
     except _Twice as error:
         return corrupt(path, f"has the key {error} twice in an object", number, shown)
     except UnicodeEncodeError as error:
@@ -237,14 +371,15 @@ def _line_fault(
         problem = "is cut off" if cut else "is not JSON"
         detail = f"{error.msg.removesuffix(' at')} at column {error.colno}"
         return corrupt(path, f"{problem} ({detail}): {_short(shown)}", number, shown)
-    if not isinstance(value, dict):
-        return StageFault(
-            "data.schema",
-            f"{path}:{number} holds a JSON {type(value).__name__}; expected an object "
-            f"with named columns: {_short(shown)}",
-            facts={"path": str(path), "line": number},
-            evidence=((str(path), number, shown[:200]),),
-        )
+    for value in found:
+        if not isinstance(value, dict):
+            return StageFault(
+                "data.schema",
+                f"{path}:{number} holds a JSON {type(value).__name__}; expected an "
+                f"object with named columns: {_short(shown)}",
+                facts={"path": str(path), "line": number},
+                evidence=((str(path), number, shown[:200]),),
+            )
     return None
 
 

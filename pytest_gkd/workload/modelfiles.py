@@ -17,7 +17,7 @@ from typing import Any
 
 from pytest_gkd.fault import StageFault
 from pytest_gkd.workload import paths
-from pytest_gkd.workload.modelpaths import is_offline, locate
+from pytest_gkd.workload.modelpaths import is_offline, locate, reach_hub
 from pytest_gkd.workload.weightfiles import check_weights, read_safetensors_header
 
 # Any one of these holds a vocabulary that transformers can build a tokenizer from.
@@ -86,6 +86,7 @@ def inspect(name: str, origin: str) -> ModelFiles | None:
     """
     found = locate(name, origin)
     if found is None:
+        reach_hub(name, origin)
         return None
     try:
         config = read_config(found.directory, origin)
@@ -93,7 +94,8 @@ def inspect(name: str, origin: str) -> ModelFiles | None:
         check_tokenizer_files(found.directory, origin)
     except StageFault as fault:
         if found.from_hub and fault.facts.get("absent") and not is_offline():
-            return None  # the hub will bring what is not here yet
+            reach_hub(name, origin)  # for what is not here yet
+            return None
         raise
     check_embedding(config, weights, origin)
     return ModelFiles(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import threading
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pytest_gkd.fault import StageFault
 from pytest_gkd.workload import paths
 
 REACH_S = 5.0  # for the hub's first answer
+PORTS = {"http": 80, "https": 443}  # else a SOCKS proxy's (RFC 1928)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -48,10 +50,7 @@ def locate(name: str, origin: str) -> Located | None:
             f"{origin}: {path} is a file; expected a model directory with config.json",
             facts={"path": str(path), "origin": origin},
         )
-    if "://" in name or os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in (
-        "1",
-        "true",
-    ):
+    if "://" in name or is_of_modelscope():
         return None
     if not is_hub_id(name):
         raise paths.missing("checkpoint.missing", path, origin, "a model directory")
@@ -71,22 +70,57 @@ def locate(name: str, origin: str) -> Located | None:
 
 
 def reach_hub(name: str, origin: str) -> None:
-    """The hub answers, or a proxy is there to ask for ``name``, or nobody may ask.
+    """The hub, or the proxy that leads to it, takes a connection; or nobody may ask.
 
-    The loaders themselves try for 23 s before they say that it does not. Raises
-    StageFault ``env.hub-unreachable``.
+    For ``name``, which only the hub knows; an address (``s3://…``) is not its. The
+    loaders themselves try for 23 s before they say that it does not. Raises StageFault
+    ``env.hub-unreachable``.
     """
-    address = urllib.parse.urlsplit(
+    if is_offline() or is_of_modelscope() or "://" in name:
+        return
+    hub = urllib.parse.urlsplit(
         os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     )
-    if is_offline() or urllib.request.getproxies().get(address.scheme):
-        return
-    port = address.port or (443 if address.scheme == "https" else 80)
-    try:
-        socket.create_connection((address.hostname or "", port), REACH_S).close()
-    except OSError as error:
-        problem = f"is not here, and the hub {address.geturl()} cannot be reached"
-        raise unreachable(name, origin, f"{problem}: {error}") from error
+    proxy = ""
+    if not urllib.request.proxy_bypass(hub.netloc):
+        proxies = urllib.request.getproxies()
+        proxy = proxies.get(hub.scheme) or proxies.get("all", "")
+    asked, what = hub, f"the hub {hub.geturl()}"
+    if proxy:
+        asked = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        what += f" by way of the proxy {asked.hostname}"
+    port = asked.port or PORTS.get(asked.scheme, 1080)
+    problem = _refused(asked.hostname or "", port)
+    if problem:
+        problem = f"is not here, and {what} cannot be reached: {problem}"
+        raise unreachable(name, origin, problem)
+
+
+def _refused(host: str, port: int) -> str:
+    """Why no connection can be made within REACH_S, empty where one can.
+
+    A thread, since neither the resolver nor the number of a name's addresses has a
+    bound of ours.
+    """
+    found: list[str] = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection((host, port), REACH_S).close()
+        except OSError as error:
+            found.append(str(error))
+        else:
+            found.append("")
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(REACH_S)
+    return found[0] if found else f"no answer in {REACH_S:g} s"
+
+
+def is_of_modelscope() -> bool:
+    """Whether vLLM asks ModelScope, not the hub (vllm, envs.py)."""
+    return os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true")
 
 
 def unreachable(name: str, origin: str, problem: str) -> StageFault:

@@ -48,7 +48,10 @@ ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
 # What ShareGPT calls user and assistant.
 SHAREGPT = ("human", "gpt")
 # These may say nothing: a call without words, a tool without output.
-SILENT = ("system", "assistant", "tool", "function", "ipython")
+TOOLS = ("tool", "function", "ipython")
+SILENT = ("system", "assistant", *TOOLS)
+# In the names of tokens that stand for something other than text.
+MEDIA_NAMES = ("image", "img", "vision", "video", "audio")
 # Of these alone no prompt consists.
 UNASKED = ("assistant", "system", "developer")
 
@@ -183,8 +186,11 @@ def as_messages(prompt: Any) -> list[dict[str, Any]]:
     """
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
-    # datasets fills in null where only other messages have a key.
-    messages = [{k: v for k, v in m.items() if v is not None} for m in prompt]
+    # datasets fills in null where only other messages have a key; a template may ask
+    # for the content of every message, though.
+    messages = [
+        {k: v for k, v in m.items() if v is not None or k == "content"} for m in prompt
+    ]
     while messages[-1]["role"] == "assistant":
         messages.pop()
     return messages
@@ -194,13 +200,15 @@ class Renderer:
     """Prompts to token ids with one tokenizer.
 
     ``has_template`` is False where the tokenizer has no chat template: the contents
-    are then joined, as the job would do with plain text.
+    are then joined, as the job would do with plain text. ``controls`` are tokens that
+    are for the template to write, and not for a prompt.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.template = str(getattr(tokenizer, "chat_template", None) or "")
         self.has_template = bool(self.template)
+        self.controls = self._controls()
         self._frame_tokens: int | None = None
 
     def text(self, prompt: Any) -> str:
@@ -255,6 +263,25 @@ class Renderer:
             return False
         return said in text
 
+    def _controls(self) -> tuple[str, ...]:
+        """Special tokens that the chat template writes, and start and end of a text.
+
+        A model's own text without them is a prompt that was rendered already. Those
+        that stand for pictures and sounds belong into prompts.
+        """
+        added = getattr(self.tokenizer, "added_tokens_decoder", None)
+        if not self.has_template or not isinstance(added, Mapping):
+            return ()
+        ends = {self.tokenizer.bos_token, self.tokenizer.eos_token}
+        return tuple(
+            text
+            for text in (
+                str(token.content) for token in added.values() if token.special
+            )
+            if (text in ends or text in self.template)
+            and not any(name in text.lower() for name in MEDIA_NAMES)
+        )
+
     def _growth(self) -> int:
         """By how much the tokenizer's normaliser can lengthen text."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
@@ -264,6 +291,8 @@ class Renderer:
 
 class RoughRenderer:
     """Lengths without a tokenizer: a quarter of the bytes, as English has it."""
+
+    controls = ()
 
     def takes(self, role: str) -> bool:
         """Nothing here knows a role."""
@@ -327,11 +356,21 @@ def _message_problem(message: Any) -> str:
         return f"has no text (role {role})"
     if isinstance(content, list) and content:
         return ""
-    if content is None and message.get("tool_calls"):
+    if content is None and _says_nothing(message):
         return ""
     if content is None:
         return f"has no content; it has {', '.join(keys)}"
     return f"has {_typed(content)} as content; expected text"
+
+
+def _says_nothing(message: dict[str, Any]) -> bool:
+    """Whether a message without content is a call, or a tool's that returned nothing.
+
+    Whether the chat template can do with it is for the template to tell.
+    """
+    role = message["role"]
+    calls = message.get("tool_calls") or message.get("function_call")
+    return bool(calls) if role == "assistant" else role in TOOLS
 
 
 def _typed(value: Any) -> str:

@@ -38,7 +38,8 @@ class Sizes:
 class Survey:
     """What one column of a table came to.
 
-    ``odd`` are the rows that have to be looked at one by one. ``answered`` are those
+    ``controlled`` are the rows that hold a control token outside of an answer. ``odd``
+    are the rows that have to be looked at one by one. ``answered`` are those
     whose last message is the assistant's. ``roles`` are all that occur, each with the
     first row that has it.
     """
@@ -47,14 +48,19 @@ class Survey:
     odd: Sequence[int]
     answered: Sequence[int]
     roles: dict[str, int]
+    controlled: Sequence[int] = ()
 
 
-def survey(column: pyarrow.Array) -> Survey:
-    """Look at a column of text, or of lists of objects with role and content."""
-    return _texts(column) if _is_text(column.type) else _messages(column)
+def survey(column: pyarrow.Array, controls: str = "") -> Survey:
+    """Look at a column of text, or of lists of objects with role and content.
+
+    ``controls`` is a pattern of control tokens, empty for none.
+    """
+    look = _texts if _is_text(column.type) else _messages
+    return look(column, controls)
 
 
-def survey_values(values: Sequence[Any]) -> Survey:
+def survey_values(values: Sequence[Any], controls: str = "") -> Survey:
     """Look at prompts of any form; each of them is odd."""
     import numpy
     import pyarrow
@@ -66,6 +72,12 @@ def survey_values(values: Sequence[Any]) -> Survey:
     lists = [
         [message for message in value if isinstance(message, dict)]
         for value in (value if isinstance(value, list) else () for value in values)
+    ]
+    asked = [
+        "\n".join(
+            contents([m for m in messages if m.get("role") != "assistant"] or value)
+        )
+        for messages, value in zip(lists, values, strict=True)
     ]
     return Survey(
         sizes=_sizes(flat, parents, len(values)),
@@ -81,6 +93,7 @@ def survey_values(values: Sequence[Any]) -> Survey:
             for message in messages
             if isinstance(message.get("role"), str)
         },
+        controlled=_hits(asked, controls),
     )
 
 
@@ -108,7 +121,19 @@ def _is_text(kind: pyarrow.DataType) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
-def _texts(column: pyarrow.Array) -> Survey:
+def _hits(texts: Any, controls: str) -> Any:
+    """Indices of the texts that hold what the pattern names."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    if not controls:
+        return ()
+    if isinstance(texts, list):
+        texts = pyarrow.array(texts, pyarrow.string())
+    return _where(pc.match_substring_regex(pc.fill_null(texts, ""), controls))
+
+
+def _texts(column: pyarrow.Array, controls: str) -> Survey:
     import numpy
     import pyarrow.compute as pc
 
@@ -116,10 +141,11 @@ def _texts(column: pyarrow.Array) -> Survey:
     encoded = pc.match_substring_regex(start, "^" + ENCODED)
     odd = pc.or_(pc.equal(start, ""), encoded)
     rows = numpy.arange(len(column))
-    return Survey(_sizes(column, rows, len(column)), _where(odd), (), {})
+    sizes = _sizes(column, rows, len(column))
+    return Survey(sizes, _where(odd), (), {}, _hits(column, controls))
 
 
-def _messages(column: pyarrow.Array) -> Survey:
+def _messages(column: pyarrow.Array, controls: str) -> Survey:
     import numpy
     import pyarrow.compute as pc
 
@@ -150,7 +176,9 @@ def _messages(column: pyarrow.Array) -> Survey:
         for role in pc.unique(by_name).to_pylist()
     }
     sizes = _sizes(content, parents, count)
-    return Survey(sizes, _where(odd), _where(answered), roles)
+    hits = numpy.asarray(_hits(content, controls), dtype="int64")
+    controlled = numpy.unique(parents[hits[theirs[hits]]])
+    return Survey(sizes, _where(odd), _where(answered), roles, controlled)
 
 
 def _sizes(texts: pyarrow.Array, rows: Numbers, count: int) -> Sizes:

@@ -11,14 +11,15 @@ from typing import Any
 
 from pytest_gkd.fault import StageFault
 from pytest_gkd.workload import collector, modelfiles
-from pytest_gkd.workload.modelpaths import locate
+from pytest_gkd.workload.modelpaths import locate, reach_hub
 
 
 def load(name: str, origin: str, *, trust_remote_code: bool) -> Any:
     """The tokenizer of a model directory or hub id, as transformers loads it.
 
     Raises StageFault ``tokenizer.load``, ``model.trust-remote-code``,
-    ``checkpoint.missing`` or ``env.permission``; what the hub answers is left as is.
+    ``checkpoint.missing``, ``env.permission`` or ``env.hub-unreachable``; what the hub
+    answers is left as is.
     """
     found = locate(name, origin)
     if found is not None:
@@ -28,6 +29,8 @@ def load(name: str, origin: str, *, trust_remote_code: bool) -> Any:
             if not (found.from_hub and fault.facts.get("absent")):
                 raise
             found = None  # the hub will bring it
+    if found is None:
+        reach_hub(name, origin)
     source = name if found is None else str(found.directory)
     try:
         light = None if found is None else _light_class(found.directory)
