@@ -24,6 +24,9 @@ FACT_BYTES = 64 * 1024
 FACT_LEVELS = 100
 FACTS_BYTES = 1024 * 1024
 
+# Output of no stage.
+NO_STAGE = "session"
+
 Emit = Callable[[dict[str, Any]], None]
 
 
@@ -152,7 +155,7 @@ class StageContext:
     @property
     def output_dir(self) -> Path:
         """Kept with the report: put the output of processes that you start here."""
-        path = self.report_dir / "output" / (self.stage or "session")
+        path = self.report_dir / "output" / (self.stage or NO_STAGE)
         path.mkdir(parents=True, exist_ok=True)
         return path
 

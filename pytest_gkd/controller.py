@@ -46,6 +46,7 @@ from pytest_gkd.record import (
     RunRecord,
     StageRecord,
 )
+from pytest_gkd.reportdir import restore
 from pytest_gkd.rundir import RunDir, temporary_name
 from pytest_gkd.settings import Settings
 from pytest_gkd.teller import Teller
@@ -104,7 +105,7 @@ class StageController:
         self._verdicts = EventWriter(EventPaths(self._verdicts_file.path))
         self._events = EventReader()
         base = config.invocation_params.dir
-        self._findings = Findings(report_dir, base, rules, self._note)
+        self._findings = Findings(report_dir, base, rules, self._note, restore)
         self._before = {p.pid for p in process.descendants(os.getpid())}
         self._told: dict[tuple[str, ...], str] = {}
         self._safe_path = os.environ.get(SAFE_PATH)
@@ -124,7 +125,7 @@ class StageController:
         )
 
         self._teller = Teller(
-            self.record, self._report_file, self.watchdog.lock, self._note
+            self.record, self._report_file, self.watchdog.lock, self._note, restore
         )
         self.tracker = Tracker(
             home.creations,
@@ -642,7 +643,8 @@ class StageController:
             if stage.outcome is None and stage.started is None:
                 stage.outcome, stage.message = SKIPPED, render.NOT_REACHED
         if self.record.ended is None:
-            self.record.notes += self._findings.sanitize_output()
+            ran = (stage.name for stage in self.record.stages if stage.ran)
+            self.record.notes += self._findings.sanitize_output(ran)
             self._tell_github()
             self.record.ended = _now()
         self._teller.write()

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd import sanitize, stacks
-from pytest_gkd.journal import write_private
+from pytest_gkd.context import NO_STAGE
+from pytest_gkd.journal import make_way, write_private
 from pytest_gkd.match import (
     StageEvidence,
     TextSource,
@@ -34,7 +35,8 @@ class Findings:
 
     Paths in records are relative to ``base``, where pytest was started. ``rules`` are
     files of users' own. ``texts`` are, by stage, what its processes said and where
-    they stood. ``tell`` gets what could not be kept, and why.
+    they stood. ``tell`` gets what could not be kept, and why. ``prepare`` sees that the
+    report's directory is there and ours, or raises OSError.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class Findings:
         base: Path,
         rules: Iterable[Path],
         tell: Callable[[str], None],
+        prepare: Callable[[Path], None],
     ) -> None:
         self._tell = tell
+        self._prepare = prepare
         self.report_dir = report_dir
         self._base = base
         self._catalogue = load(rules)
@@ -141,15 +145,21 @@ class Findings:
         if text.strip():
             path = self.report_dir / "output" / record.name / "stage.log"
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                self._prepare(self.report_dir)
+                make_way(path)
                 write_private(path, text[-OUTPUT_BYTES:])
             except OSError as error:
                 self._tell(f"what {record.name} printed could not be kept: {error}")
 
-    def sanitize_output(self) -> list[str]:
-        """Rewrite what stages' children wrote; a line for each that cannot be."""
+    def sanitize_output(self, stages: Iterable[str]) -> list[str]:
+        """Rewrite what the stages' children wrote; a line for each that cannot be.
+
+        What else lies in ``output``, or behind a link there, is the user's.
+        """
         problems = []
-        for path in sorted((self.report_dir / "output").rglob("*")):
+        folders = (self.report_dir / "output" / n for n in (*stages, NO_STAGE))
+        ours = (one for one in folders if os.path.realpath(one) == str(one))
+        for path in sorted(path for folder in ours for path in folder.rglob("*")):
             if path.suffix not in TEXTS:
                 continue
             try:

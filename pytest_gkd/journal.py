@@ -234,9 +234,21 @@ def json_text(data: Any) -> str:
     return json.dumps(_finite(data), indent=1, default=str) + "\n"
 
 
+def make_way(path: Path) -> None:
+    """Make the directory that a file goes to; ``path`` is absolute and without links.
+
+    Raises OSError where a link stands on the way by now. A stage may have put it there,
+    and what lies behind it is the user's.
+    """
+    place = str(path.parent)
+    if os.path.realpath(place) != place:
+        raise OSError(errno.ELOOP, "a link has the place of a directory", place)
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
 def write_whole(path: Path, text: str) -> None:
     """As write_json, of a text."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_way(path)
     temporary = path.with_name(path.name + ".part")
     try:
         write_private(temporary, text)

@@ -58,6 +58,11 @@ class StageRecord:
     verdict_after_s: float | None = None  # from then until the outcome was known
     injected: str = ""
 
+    @property
+    def ran(self) -> bool:
+        """Whether it began; one that failed did, even if nobody heard of it."""
+        return self.started is not None or self.outcome in (FAILED, TIMEOUT)
+
     def to_json(self) -> dict[str, Any]:
         """The stage's part of report.json."""
         return {
@@ -65,7 +70,7 @@ class StageRecord:
             "nodeid": self.nodeid,
             "lane": self.lane,
             "outcome": self.outcome or SKIPPED,
-            "ran": self.started is not None or self.outcome in (FAILED, TIMEOUT),
+            "ran": self.ran,
             "duration_s": _rounded(self.duration_s),
             "budget_s": self.budget_s,
             "step": self.step,

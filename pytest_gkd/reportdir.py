@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd import procfs, sweep
-from pytest_gkd.journal import write_json
+from pytest_gkd.journal import make_way, write_json
 
 DEFAULT = ".gkd/last"
 MARKER = ".pytest-gkd-report"
@@ -88,6 +88,25 @@ class ReportDir:
         with self._opened:
             if not procfs.mounted_below(self.path):
                 _make_private(self._fd)
+
+
+def restore(path: Path) -> None:
+    """Make the directory of a run's report anew if a stage has removed it.
+
+    Raises OSError where something else has its place by now: that is the user's.
+    """
+    make_way(path)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(0o700)
+        (path / MARKER).write_text(SIGNATURE)
+        return
+    fd = os.open(path, _DIRECTORY)
+    try:
+        if not _is_marked(fd):
+            text = f"no report's directory (it has no {MARKER}) has its place"
+            raise OSError(errno.EEXIST, text, str(path))
+    finally:
+        os.close(fd)
 
 
 # -- the way there ---------------------------------------------------------------------
@@ -300,7 +319,7 @@ def _keep(fd: int, runs: int, aside: str, opened: contextlib.ExitStack) -> None:
                 os.rename(part, part, src_dir_fd=fd, dst_dir_fd=kept)
     report = _read(kept)
     if _follow(report, f"{aside}/{name}"):
-        write_json(_anchor(kept) / REPORT, report)
+        write_json(_true_path(kept) / REPORT, report)
 
 
 def _follow(report: dict[str, Any], moved: str) -> bool:

@@ -17,7 +17,7 @@ import psutil
 from pytest_gkd import abilities, sanitize
 from pytest_gkd import process as processes
 from pytest_gkd.clock import monotonic
-from pytest_gkd.journal import write_private
+from pytest_gkd.journal import make_way, write_private
 from pytest_gkd.patterns import Pattern
 
 DUMP_SIGNAL = signal.SIGUSR1
@@ -119,7 +119,7 @@ def of_crash(pid: int, armed: Path, out: Path) -> list[Stack]:
 def _keep(path: Path, text: str) -> str:
     """Write it, in a directory that need not be there yet; why it could not be."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_way(path)
         write_private(path, text)
     except OSError as error:
         return f"{path}: {error.strerror}"

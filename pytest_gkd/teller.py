@@ -23,8 +23,10 @@ class Teller(threading.Thread):
     """A thread apart from the one that holds budgets, since a terminal that is stopped
     and a disk that hangs block whoever writes to them.
 
-    ``lock`` is held while the ``record`` is read. ``tell`` gets what went wrong. The
-    thread need not be started; then the report is written by who changes it.
+    ``lock`` is held while the ``record`` is read. ``tell`` gets what went wrong.
+    ``prepare`` sees that the directory of ``path`` is there and ours, or raises
+    OSError.
+    The thread need not be started; then the report is written by who changes it.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class Teller(threading.Thread):
         path: Path,
         lock: AbstractContextManager[object],
         tell: Callable[[str], None],
+        prepare: Callable[[Path], None],
     ) -> None:
         super().__init__(name="gkd-teller", daemon=True)
         self.console = Console(None)
@@ -40,6 +43,7 @@ class Teller(threading.Thread):
         self._path = path
         self._lock = lock
         self._tell = tell
+        self._prepare = prepare
         self._one = threading.RLock()
         self._is_due = False
         self._next = 0.0
@@ -77,6 +81,7 @@ class Teller(threading.Thread):
             self._is_due, self._next = False, monotonic() + WRITE_EVERY_S
             with self._lock:
                 record = copy.deepcopy(self._record)
+            self._prepare(self._path.parent)
             write_whole(self._path, json_text(record.to_json()))
         except Exception as error:
             self._is_due = True

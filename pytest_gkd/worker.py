@@ -709,6 +709,11 @@ def read_marker(item: pytest.Item) -> StageItem | None:
     callspec = getattr(item, "callspec", None)
     if callspec is not None:
         name = f"{name}[{callspec.id}]"
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        raise SettingsError(
+            f"{item.nodeid}: {name!r} cannot be the name of the stage's directory in "
+            "the report: it has an empty, '.' or '..' part between slashes"
+        )
     for shown in (name, item.nodeid):
         # Stages are looked up by both, so that they have to be shown as they are.
         if sanitize.plain(shown) != shown:

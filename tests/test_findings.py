@@ -30,7 +30,7 @@ def report_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def found(report_dir: Path, tmp_path: Path) -> Findings:
-    return Findings(report_dir, tmp_path, (), pytest.fail)
+    return Findings(report_dir, tmp_path, (), pytest.fail, Path.exists)
 
 
 def record(outcome: str = FAILED, message: str = "it broke") -> StageRecord:
@@ -299,7 +299,7 @@ def test_a_childs_file_that_cannot_be_read_is_told_and_the_others_are(
     report_dir: Path, tmp_path: Path, output: Path, hidden: str
 ) -> None:
     told: list[str] = []
-    found = Findings(report_dir, tmp_path, (), told.append)
+    found = Findings(report_dir, tmp_path, (), told.append, Path.exists)
     (output / "rank0.log").write_text("one\n")
     is_file = hidden == "the file"
     if is_file:
@@ -310,7 +310,7 @@ def test_a_childs_file_that_cannot_be_read_is_told_and_the_others_are(
     made = record()
     with without_rights_of_root():
         found.settle(made, "")
-        problems = found.sanitize_output()
+        problems = found.sanitize_output(["data"])
     output.chmod(0o700)
     assert "report/output/data/rank0.log" in told[0]
     assert "Permission denied" in told[0]
@@ -323,7 +323,7 @@ def test_a_childs_file_that_is_gone_meanwhile_is_told(
     report_dir: Path, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    found = Findings(report_dir, tmp_path, (), told.append)
+    found = Findings(report_dir, tmp_path, (), told.append, Path.exists)
     path = output / "rank0.log"
     path.write_text("one\n")
     opens = Path.open
@@ -347,9 +347,23 @@ def test_a_stages_own_files_stay_where_a_log_is_rewritten(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("mine")
     (output / "b.log.part").symlink_to(elsewhere)
-    assert found.sanitize_output() == []
+    assert found.sanitize_output(["data"]) == []
     assert (output / "a.log").read_text() == "HF_TOKEN=hf_***"
     assert (output / "a.log").stat().st_mode & 0o777 == 0o640
     assert (output / "a.log.part").read_text() == elsewhere.read_text() == "mine"
     assert (output / "b.log.part").is_symlink()
     assert len(list(output.iterdir())) == 4
+
+
+def test_what_no_stage_wrote_is_not_rewritten(
+    found: Findings, output: Path, tmp_path: Path
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    log = theirs / "train.log"
+    log.write_text("HF_TOKEN=hf_" + "a1" * 20)
+    (output.parent / "train.log").hardlink_to(log)
+    (output.parent / "linked").symlink_to(theirs)
+    assert found.sanitize_output(["data", "linked"]) == []
+    assert log.samefile(output.parent / "train.log")
+    assert log.read_text() == "HF_TOKEN=hf_" + "a1" * 20

@@ -514,6 +514,11 @@ def test_a_value_that_cannot_be_used_is_a_usage_error_that_says_why(
         ("('a', needs='b')", "takes needs as a list"),
         ("('a', lan='b')", "does not know lan"),
         ("('a', needs=['b'])", "there is no such stage"),
+        ("('../a')", "cannot be the name of the stage's directory"),
+        ("('a/../../b')", "cannot be the name of the stage's directory"),
+        ("('/tmp/a')", "cannot be the name of the stage's directory"),
+        ("('.')", "cannot be the name of the stage's directory"),
+        ("('')", "cannot be the name of the stage's directory"),
     ],
 )
 def test_a_marker_that_cannot_be_read_is_named(

@@ -347,6 +347,75 @@ def test_what_lies_beside_the_kept_reports_is_left(tmp_path: Path) -> None:
     assert everything(theirs) == {"report.json": "{}"}
 
 
+SWAPS = """
+import os, pathlib, shutil, time
+import pytest
+
+@pytest.mark.gkd_stage("probe", timeout=60)
+def test_probe(gkd):
+    print("said")
+    exec(os.environ["SWAP"])
+    time.sleep(0.7)  # until the report is written again
+    assert False
+
+@pytest.mark.gkd_stage("hangs", timeout=1)
+def test_hangs():
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    "swap",
+    [
+        "os.rename('.gkd/last', 'was'); os.symlink('../job', '.gkd/last')",
+        "os.rename('.gkd', 'was'); os.symlink('job', '.gkd'); os.mkdir('job/last')",
+        "os.rename('.gkd/last', 'was'); shutil.copytree('job', '.gkd/last')",
+        "[os.symlink('../../job/' + one, '.gkd/last/' + one)"
+        " for one in ('output', 'stacks')]",
+        "os.mkdir('.gkd/last/output'); "
+        "os.symlink('../../../job/output/probe', '.gkd/last/output/probe')",
+    ],
+)
+def test_what_a_stage_puts_in_the_place_of_its_report_is_left_alone(
+    job: Path, tmp_path: Path, swap: str
+) -> None:
+    for name in ("probe", "hangs"):
+        (job / "output" / name).mkdir()
+        (job / "output" / name / "stage.log").write_text("mine")
+    before = everything(job)
+    (tmp_path / "test_swaps.py").write_text(SWAPS)
+    args = ("-p", "no:cacheprovider", "--gkd-stages=probe,hangs", "test_swaps.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *args],
+        **options(tmp_path, {"SWAP": swap}),
+        timeout=120,
+    )
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "2 failed" in done.stdout
+    assert "could not be" in done.stdout  # written, or kept
+    if (job / "last").is_dir():
+        (job / "last").rmdir()  # the swap's own, and empty
+    assert everything(job) == before
+    if "copytree" in swap:
+        assert before.items() <= everything(tmp_path / ".gkd/last").items()
+
+
+def test_after_a_stage_has_removed_it_the_directory_is_a_reports_again(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "test_swaps.py").write_text(SWAPS)
+    args = ("-p", "no:cacheprovider", "--gkd-stages=probe", "test_swaps.py")
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *args],
+            **options(tmp_path, {"SWAP": "shutil.rmtree('.gkd')"}),
+            timeout=120,
+        )
+        assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
+        told = json.loads((tmp_path / ".gkd/last/report.json").read_text())
+        assert told["stages"][0]["outcome"] == "failed"
+
+
 @pytest.mark.parametrize("args", [(), ("--gkd-report=out",)])
 def test_a_run_beside_another_one_leaves_its_report_alone(
     tmp_path: Path, args: tuple[str, ...]

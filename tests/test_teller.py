@@ -29,7 +29,7 @@ def test_a_record_that_cannot_be_written_is_told_and_written_once_it_can(
     stage = StageRecord("data", "stages/test_data.py::test_data", "host", 20.0)
     record.stages.append(stage)
     path = tmp_path / "report.json"
-    teller = Teller(record, path, threading.RLock(), told.append)
+    teller = Teller(record, path, threading.RLock(), told.append, Path.exists)
     stage.facts["deep"] = nested(levels)
     teller.write()
     assert len(told) == 1
