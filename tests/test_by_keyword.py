@@ -9,6 +9,9 @@ import pytest
 
 from tests.test_plugin import Run, write
 
+# What a shell starts in the background ignores SIGINT, and so do its children.
+INTERRUPT = """signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.kill(os.getpid(), signal.SIGINT)"""
 THEIRS = "def test_data_of_mine(): pass\ndef test_other(): pass"
 
 
@@ -66,7 +69,7 @@ def test_a_file_that_cannot_be_read_comes_before_any_stage(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("code", "conftest"),
     [
-        (2, "os.kill(os.getpid(), signal.SIGINT)"),
+        (2, INTERRUPT),
         (7, "pytest.exit('enough', returncode=7)"),
         (3, "raise RuntimeError('a plugin of theirs')"),
     ],

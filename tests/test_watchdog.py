@@ -259,13 +259,13 @@ threading.Event().wait()
 
 
 def begin_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that waits for ever, with a budget of 20 s; proof takes 2 s."""
+    """A worker that waits for ever, with a budget of hours; proof takes 2 s."""
     monkeypatch.setattr(stillness, "QUIET_S", 2.0)
     monkeypatch.setattr(stillness, "QUIET_SHARE", 0.0)
     worker = bench.child(WAITS)
     Scene.read_pid(worker)
     bench.say("gw0", "hello", pid=worker.pid)
-    bench.start("gw0", "stuck", 20)
+    bench.start("gw0", "stuck", 20_000)
 
 
 def test_what_is_proven_stuck_is_ended_long_before_its_budget(
@@ -276,7 +276,6 @@ def test_what_is_proven_stuck_is_ended_long_before_its_budget(
     assert bench.overran.wait(PATIENCE_S), bench.watchdog.error
     (overrun,) = bench.overruns
     assert overrun.early
-    assert overrun.after_s < 15
     assert overrun.progress is not None
     assert overrun.progress.verdict == "stuck"
     assert overrun.stacks
