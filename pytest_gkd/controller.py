@@ -133,6 +133,7 @@ class StageController:
             self._before,
             self._running,
             self._keep_guard,
+            self._note,
             itself=not workers,
         )
         self.closing = Closing(home, self.tracker, self._before)
@@ -207,8 +208,7 @@ class StageController:
     def _note(self, text: str) -> None:
         """Say once, in the report and at the end, what went wrong with the run."""
         with self.watchdog.lock:
-            if text not in self.record.notes:
-                self.record.notes.append(text)
+            if self.record.problem(text):
                 self._teller.changed()
 
     def _note_left(
@@ -243,10 +243,12 @@ class StageController:
 
     def _note_survivors(self, lines: Iterable[str]) -> None:
         for line in lines:
-            who = line.partition(" ")[0]
+            pid = line.partition(" ")[0]
+            who = pid if pid.isdigit() else line  # its state is another at each look
             if who not in self._survivors:
                 self._survivors.add(who)
-                self._note(f"could not end: {line}")
+                self.record.notes.append(f"could not end: {line}")
+                self._teller.changed()
 
     def verdict(self, name: str) -> str | None:
         """A stage's outcome, for a stage that waits for it in this process."""

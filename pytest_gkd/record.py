@@ -10,6 +10,9 @@ from pytest_gkd import sanitize
 SCHEMA = 1
 # What is kept of a stage's output, the end of it.
 OUTPUT_BYTES = 4 * 1024 * 1024
+# So many different things that went wrong with a run are told, with so much of each.
+PROBLEMS = 20
+PROBLEM_LENGTH = 500
 
 PASSED = "passed"
 FAILED = "failed"
@@ -103,6 +106,32 @@ class RunRecord:
     notes: list[str] = field(default_factory=list)
     cleaned: list[str] = field(default_factory=list)
     injected: dict[str, str] | None = None
+    _problems: list[str] = field(default_factory=list)
+    _others: int = 0
+    _last: str = ""
+
+    def problem(self, text: str) -> bool:
+        """Note once what went wrong with the run itself; whether that is new.
+
+        It may be ever anew: the first 20 are told, 500 characters of each, and of the
+        others how many there were, and the last.
+        """
+        if len(text) > PROBLEM_LENGTH:
+            text = f"{text[:PROBLEM_LENGTH]}..."
+        if text in self._problems or text == self._last:
+            return False
+        if len(self._problems) < PROBLEMS:
+            self._problems.append(text)
+            self.notes.append(text)
+            return True
+        if self._others:
+            self.notes.remove(self._rest())
+        self._others, self._last = self._others + 1, text
+        self.notes.append(self._rest())
+        return True
+
+    def _rest(self) -> str:
+        return f"and {self._others} more of what went wrong, the last: {self._last}"
 
     def stage(self, name: str) -> StageRecord | None:
         """The record of one stage."""

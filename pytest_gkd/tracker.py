@@ -48,8 +48,8 @@ class Tracker(threading.Thread):
 
     ``before`` are the processes that are not the run's: they are passed over, with all
     they start. It may grow. ``workers`` gives the stage that each worker runs now, by
-    its pid. ``each`` is called after every walk. With ``itself`` this process runs
-    stages.
+    its pid. ``each`` is called after every walk, ``tell`` with what went wrong in
+    either, which ends neither. With ``itself`` this process runs stages.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Tracker(threading.Thread):
         before: set[int],
         workers: Callable[[], dict[int, str]],
         each: Callable[[], None],
+        tell: Callable[[str], None],
         *,
         itself: bool,
     ) -> None:
@@ -67,6 +68,7 @@ class Tracker(threading.Thread):
         self._run_dir = run_dir
         self._workers = workers
         self._each = each
+        self._tell = tell
         self._me = os.getpid()
         self._members: dict[int, Member] = {}
         self._passed = set(before)
@@ -84,28 +86,28 @@ class Tracker(threading.Thread):
         self._next_look = 0.0
         self._one = threading.Lock()
         self._over = threading.Event()
-        self.error: BaseException | None = None
         self.segments: list[SegmentLine] = []
         self.folders: list[FolderLine] = []
 
     def run(self) -> None:
-        """The thread's loop; an exception in it is kept for the report to tell."""
-        try:
-            while not self._over.is_set():
-                begun = monotonic()
-                self.scan()
-                self._each()
-                rest = REST * (monotonic() - begun)
-                self._over.wait(max(EVERY_S, rest))
-        except BaseException as error:
-            self.error = error
+        """The thread's loop."""
+        while not self._over.is_set():
+            begun = monotonic()
+            self.scan()
+            self._attempt("the guardian could not be looked after", self._each)
+            rest = REST * (monotonic() - begun)
+            self._over.wait(max(EVERY_S, rest))
 
     @property
     def problem(self) -> str:
-        """Why the list is not whole; empty while nothing went wrong."""
-        if self.error is not None:
-            return f"{type(self.error).__name__}: {self.error}"
+        """Why the list is not whole; empty where all of it could be written."""
         return self._list.problem
+
+    def _attempt(self, what: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._tell(f"{what}: {type(error).__name__}: {error}")
 
     def stop(self) -> None:
         """End the thread."""
@@ -125,6 +127,9 @@ class Tracker(threading.Thread):
 
     def scan(self) -> None:
         """One walk: new processes, new shared memory, new directories of Ray."""
+        self._attempt("not all that the run created could be written down", self._scan)
+
+    def _scan(self) -> None:
         with self._one:
             workers = self._workers()
             for pid in self._walk(workers):

@@ -252,7 +252,9 @@ class Watchdog(threading.Thread):
         if worker.ended:
             if now > worker.give_up_at:
                 worker.give_up_at = float("inf")
-                self._tell(worker, (), ("its processes; even a look at them hangs",))
+                what = worker.stage or worker.name
+                hangs = f"the processes of {what}; even a look at them hangs"
+                self._tell(worker, (), (hangs,))
                 if not process.is_dead(worker.pid):
                     self._lose(worker)
             return

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -56,7 +57,9 @@ def tracker(
     **options: Any,
 ) -> Tracker:
     options = {"itself": False, **options}
-    return Tracker(creations, run_dir, before, lambda: workers, lambda: None, **options)
+    return Tracker(
+        creations, run_dir, before, lambda: workers, lambda: None, print, **options
+    )
 
 
 def test_the_list_reads_back_as_it_was_written(creations: CreationList) -> None:
@@ -287,7 +290,7 @@ parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, text=True, pass_fds=[reader])
 orphan = int(parent.stdout.readline())
 base = Path(sys.argv[1])
-follows = Tracker(CreationList(base / "l"), base, set(), dict, int, itself=False)
+follows = Tracker(CreationList(base / "l"), base, set(), dict, int, print, itself=False)
 follows.scan()
 parent.stdin.close()
 parent.wait()
@@ -309,6 +312,39 @@ def test_a_dead_orphan_is_reaped_while_the_run_goes_on(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) is True
+
+
+def test_a_walk_that_fails_is_told_and_the_next_one_is_made(
+    creations: CreationList, tmp_path: Path, child: subprocess.Popen[str]
+) -> None:
+    told: list[str] = []
+    walks: list[int] = []
+    looked, over = threading.Event(), threading.Event()
+
+    def workers() -> dict[int, str]:
+        walks.append(1)
+        if len(walks) == 1:
+            raise RuntimeError("the first walk")
+        return {child.pid: "vllm"}
+
+    def each() -> None:
+        (over if looked.is_set() else looked).set()
+        raise RuntimeError("the guardian")
+
+    follows = Tracker(
+        creations, tmp_path, set(), workers, each, told.append, itself=False
+    )
+    follows.start()
+    try:
+        assert over.wait(60)
+    finally:
+        follows.stop()
+    assert child.pid in [line.pid for line in the_list(creations.path).processes]
+    assert told[:2] == [
+        "not all that the run created could be written down: "
+        "RuntimeError: the first walk",
+        "the guardian could not be looked after: RuntimeError: the guardian",
+    ]
 
 
 def test_the_start_time_tells_a_process_from_another_with_its_pid() -> None:

@@ -86,3 +86,21 @@ def test_records_do_not_share_their_lists() -> None:
     one.facts["y"] = 1
     assert other.stacks == []
     assert other.facts == {}
+
+
+def test_ever_new_problems_do_not_fill_the_report() -> None:
+    run = RunRecord("now", {}, {})
+    assert run.problem("the disk is full")
+    assert not run.problem("the disk is full")
+    for number in range(1000):
+        assert run.problem(f"{number} " + "x" * 100_000)
+        assert not run.problem(f"{number} " + "x" * 100_000)
+    run.notes.append("another hand's")
+    assert run.problem("last")
+    assert len(run.notes) == 22
+    assert run.notes[:2] == ["the disk is full", "0 " + "x" * 498 + "..."]
+    assert run.notes[-2:] == [
+        "another hand's",
+        "and 982 more of what went wrong, the last: last",
+    ]
+    assert sum(map(len, run.notes)) < 22 * 600

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -289,6 +292,47 @@ def test_what_was_lost_of_what_stages_said_is_told(wiped: Run) -> None:
     notes = "\n".join(wiped.report["notes"])
     assert "line(s) of what the workers said could not be read" in notes
     assert "fills: events could not be written: [Errno 27] File too large" in notes
+
+
+TWO_SESSIONS = """
+import json, sys
+from pathlib import Path
+import pytest
+
+def held():
+    entries = [str(entry.readlink()) for entry in list(Path("/proc/self/fd").iterdir())
+               if entry.is_symlink()]
+    return sorted(entry for entry in entries if "memfd:gkd" in entry)
+
+class Looks:
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self):
+        found.append(len(held()))
+
+found = []
+for number in range(2):
+    pytest.main(["--gkd-stages=last", "test_probe.py", sys.argv[1]], [Looks()])
+    found.append(len(held()))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(("workers", "held"), [("-n1", 4), ("-n0", 2)])
+def test_a_session_that_is_over_holds_no_file(
+    tmp_path: Path, workers: str, held: int
+) -> None:
+    write(tmp_path, ENDINGS)
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "two.py").write_text(TWO_SESSIONS)
+    done = subprocess.run(
+        [sys.executable, "two.py", workers],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == [held, 0, held, 0]
 
 
 def test_a_guardian_that_was_started_anew_is_nothing_left_behind(
