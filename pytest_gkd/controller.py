@@ -7,7 +7,7 @@ import os
 import platform
 import signal
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -231,14 +231,15 @@ class StageController:
         self._note_survivors(overrun.survived)
 
     def _on_lost(self, worker: str) -> None:
-        """A worker does not die; pytest-xdist is told what it would else wait for."""
+        """pytest-xdist is told that a worker is gone, which it would else wait for."""
         watch = self.watchdog.workers[worker]
-        what = f"the process of {watch.stage or worker}, which SIGKILL does not end"
-        self._note_survivors([f"{watch.pid} {what}"])
+        if not process.is_dead(watch.pid, watch.start):
+            what = f"the process of {watch.stage or worker}, which SIGKILL does not end"
+            self._note_survivors([f"{watch.pid} {what}"])
         node = self._nodes[worker]
         if not node._down:
             node._down = True
-            error = "its process does not end"
+            error = "its process, or what holds its pipe, does not end"
             node.notify_inproc("errordown", node=node, error=error)
 
     def _note_survivors(self, lines: Iterable[str]) -> None:
@@ -301,6 +302,7 @@ class StageController:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         self._nodes[node.gateway.id] = node
+        node.notify_inproc = _until_down(node.notify_inproc)
         node.workerinput["gkd"] = {
             "settings": self.settings.to_json(),
             "run_dir": str(self.run_dir),
@@ -334,18 +336,20 @@ class StageController:
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
-        self.watchdog.drain()
+        worker = getattr(report, "node").gateway.id  # noqa: B009 - set by xdist
+        self.watchdog.drain(worker)
         record = next((s for s in self.record.stages if s.nodeid == crashitem), None)
         if record is None:
             return
         report.location = (crashitem.split("::")[0], None, crashitem.split("::")[-1])
-        worker = getattr(report, "node").gateway.id  # noqa: B009 - set by xdist
         watch = self.watchdog.workers.get(worker)
         overrun = self._overruns.get(worker)
         status, died = None, ""
         if overrun is None:
             status, died = ending_of(getattr(report, "node"))  # noqa: B009
-            self.watchdog.drain()  # its last word may have come after the connection
+            self.watchdog.drain(
+                worker
+            )  # its last word may have come after the connection
             died = record.broken or died
         # With a verdict already, what did not end is what the stage left open.
         closing = record.outcome is not None
@@ -445,7 +449,8 @@ class StageController:
             self._note(f"{name}: events could not be written: {found['unsaid']}")
         if report.when == "teardown" and report.passed and not self._shows_output():
             report.sections = []  # how an engine says goodbye is nobody's question
-        self.watchdog.drain()
+        if self.workers:
+            self.watchdog.drain(getattr(report, "node").gateway.id)  # noqa: B009
         record = self.record.stage(found["stage"])
         if record is None or (report.passed and report.when != "call"):
             return None
@@ -712,6 +717,25 @@ def _interrupt(number: int, frame: object) -> None:
     if number == signal.SIGHUP:
         leave_dead_terminal()
     raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _until_down(notify: Callable[..., None]) -> Callable[..., None]:
+    """A worker's voice in pytest-xdist's queue: of its end, and what follows, one.
+
+    xdist, in a thread of its own, and the watchdog may come to know of it at once; and
+    one that was given up may find its voice again.
+    """
+    one = threading.Lock()
+    is_down = False
+
+    def notify_until_down(eventname: str, **values: Any) -> None:
+        nonlocal is_down
+        with one:
+            if not is_down:
+                is_down = eventname == "errordown"
+                notify(eventname, **values)
+
+    return notify_until_down
 
 
 def _outcome(record: StageRecord, said: str) -> str:

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.procfs import Descriptor
@@ -29,13 +29,22 @@ class MemoryFile:
 
     def __init__(self, name: str) -> None:
         number = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        self.file: BinaryIO = os.fdopen(number, "rb")
+        self._file = os.fdopen(number, "rb", buffering=0)
         fcntl.fcntl(number, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self.path = Path(f"/proc/{os.getpid()}/fd/{number}")
 
+    def size(self) -> int:
+        """In bytes."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def read(self, limit_bytes: int, at: int) -> bytes:
+        """So much of it, as far as it is there."""
+        limit_bytes = max(0, min(limit_bytes, self.size() - at))
+        return os.pread(self._file.fileno(), limit_bytes, at)
+
     def close(self) -> None:
         """Only who has it open still has it; the path may come to be another file's."""
-        self.file.close()
+        self._file.close()
 
 
 class EventPaths(NamedTuple):
@@ -112,13 +121,14 @@ class _Output:
 
 
 class _Worker:
-    """What is read of one worker. ``looked`` is when its last event was the newest."""
+    """What is read of one worker, ``at`` which byte, and ``looked`` when to the end."""
 
     def __init__(self, name: str, looked: float) -> None:
         self.name = name
         self.events = MemoryFile(f"gkd-events-{name}")
         self.states = MemoryFile(f"gkd-states-{name}")
         self.looked = looked
+        self.at = 0
         self.state = b""
 
 
@@ -146,32 +156,46 @@ class EventReader:
         worker = self._workers[name]
         return EventPaths(worker.events.path, worker.states.path)
 
-    def read(self, limit_bytes: int = -1) -> Iterator[dict[str, Any]]:
-        """New events, each with ``worker``, its name; of each worker's at most
-        ``limit_bytes``, and the rest of a line.
+    def names(self) -> list[str]:
+        """The workers that have been added."""
+        return list(self._workers)
+
+    def position(self, name: str) -> tuple[int, int]:
+        """How many bytes of a worker's events were read, and how many there are."""
+        worker = self._workers.get(name)
+        return (worker.at, worker.events.size()) if worker else (0, 0)
+
+    def read(
+        self, limit_bytes: int | None = None, only: str | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """New events, each with ``worker``, its name: of each, or of the ``only`` one,
+        at most ``limit_bytes`` and the rest of a line.
 
         One counts as read when the next is asked for: an interrupt amid its handling
         loses nothing, it comes again. Lines that are no events are counted in
         ``unreadable``.
         """
         for worker in list(self._workers.values()):
+            if only not in (None, worker.name):
+                continue
             earliest = worker.looked
             looked = self._clock()
-            file = worker.events.file
-            yield from self._events(file, worker, earliest, limit_bytes)
-            left = os.fstat(file.fileno()).st_size - file.tell()
-            if not 0 <= limit_bytes <= left:
+            size = worker.events.size()
+            yield from self._events(worker, earliest, size, limit_bytes)
+            if limit_bytes is None or size - worker.at < limit_bytes:
                 worker.looked = looked
             yield from self._state(worker, earliest)
 
     def _events(
-        self, file: BinaryIO, worker: _Worker, earliest: float, limit_bytes: int
+        self, worker: _Worker, earliest: float, size: int, limit_bytes: int | None
     ) -> Iterator[dict[str, Any]]:
-        at = file.tell()
-        data = file.read(limit_bytes)
-        if 0 <= limit_bytes <= len(data) and not data.endswith(b"\n"):
-            data += file.readline(LINE_BYTES)
-        file.seek(at)
+        left = size - worker.at
+        data = worker.events.read(
+            left if limit_bytes is None else limit_bytes, worker.at
+        )
+        if len(data) < left and not data.endswith(b"\n"):
+            more = worker.events.read(LINE_BYTES, worker.at + len(data))
+            data += more[: more.find(b"\n") + 1] or more
         whole = data.rfind(b"\n") + 1
         if not whole and len(data) >= LINE_BYTES:
             whole = len(data)  # no event is so long: it is read away
@@ -181,12 +205,10 @@ class EventReader:
                 yield self._placed(event, worker, earliest)
             elif line.strip():
                 self.unreadable += 1
-            at += len(line)
-            file.seek(at)
+            worker.at += len(line)
 
     def _state(self, worker: _Worker, earliest: float) -> Iterator[dict[str, Any]]:
-        # Past the buffer, which would give again what was there before.
-        line = os.pread(worker.states.file.fileno(), LINE_BYTES, 0).partition(b"\n")[0]
+        line = worker.states.read(LINE_BYTES, 0).partition(b"\n")[0]
         event = _event(line)
         # One that cannot be read is just being written.
         if event is not None and line != worker.state:

@@ -69,9 +69,9 @@ def _below(pid: int, table: dict[int, procfs.Stat]) -> list[psutil.Process]:
     return [found for number in oldest_first if (found := _process(number))]
 
 
-def is_dead(pid: int) -> bool:
-    """Gone, or a zombie."""
-    found = _process(pid)
+def is_dead(pid: int, start: int | None = None) -> bool:
+    """Gone, or a zombie, or another process by now (see ``stop`` for ``start``)."""
+    found = _this(pid, start)
     return found is None or not alive(found)
 
 
@@ -125,11 +125,7 @@ def stop(
     signalled: one of another user's, such as what sudo has started.
     """
     group = cgroup.of(os.environ.get(MARK, ""), pid)
-    root = _process(pid)
-    # Only now: what psutil took hold of may have been another one already.
-    here = procfs.stat(pid)
-    if start is not None and (here is None or here.start != start):
-        root = None
+    root = _this(pid, start)
     if root is None and group is None:
         return [], []
     if root is not None and pid != os.getpid():
@@ -319,6 +315,16 @@ def _process(pid: int) -> psutil.Process | None:
         return None
 
 
+def _this(pid: int, start: int | None) -> psutil.Process | None:
+    """The process that began at ``start``, if that is told and it is still there."""
+    found = _process(pid)
+    # Only now: what psutil took hold of may have been another one already.
+    here = procfs.stat(pid)
+    if start is not None and (here is None or here.start != start):
+        return None
+    return found
+
+
 def _signal(process: psutil.Process, number: int) -> bool:
     """Signal it; False where that is not allowed."""
     # psutil compares the start time first: a reused pid is never hit. One that ended
@@ -340,16 +346,19 @@ def _state(process: psutil.Process) -> str:
         return "its state cannot be read"
 
 
-def pause(pid: int) -> None:
-    """Stop one process by a signal, for the time being; where that is allowed."""
-    found = _process(pid)
+def pause(pid: int, start: int | None) -> None:
+    """Stop one process by a signal, for the time being; where that is allowed.
+
+    Not another one that has its pid by now (see ``stop`` for ``start``).
+    """
+    found = _this(pid, start)
     if found is not None:
         _signal(found, signal.SIGSTOP)
 
 
-def resume(pid: int) -> None:
-    """Let a process go on that a signal has stopped."""
-    found = _process(pid)
+def resume(pid: int, start: int | None) -> None:
+    """Let a process go on that ``pause`` has stopped."""
+    found = _this(pid, start)
     if found is not None:
         _signal(found, signal.SIGCONT)
 

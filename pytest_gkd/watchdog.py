@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
@@ -26,9 +27,9 @@ END_AFTER_S = 0.8
 COLLECT_BUDGET_S = 60.0
 CLOSE_BUDGET_S = 15.0
 TICK_S = 0.1
-# Of each worker's events in one tick: some ten thousand, and a few hundredths of a
-# second.
-TICK_BYTES = 1024 * 1024
+# Of all workers' events in one tick, and of one worker's while the lock is held: some
+# three thousand, and a few hundredths of a second.
+TICK_BYTES = 256 * 1024
 # pytest-xdist notices a dead worker at once, unless somebody else holds its pipe.
 NOTICE_S = 2.0
 # How long before the end of a budget the first of two looks is taken that tell a slow
@@ -60,8 +61,8 @@ class WorkerWatch:
 
     ``phase`` is starting, idle, running, closing (the stage's result is known, its
     fixtures are being torn down) or done. ``ended`` is set as soon as its end begins,
-    ``told`` when ``on_overrun`` knows of it. ``samples`` are of all its stages: a look
-    may be over when the next stage has begun.
+    ``told`` when ``on_overrun`` knows of it, ``noticed`` when pytest-xdist does.
+    ``samples`` are of all its stages: a look may be over when the next has begun.
     """
 
     name: str
@@ -85,6 +86,7 @@ class WorkerWatch:
     ended: bool = False
     give_up_at: float = float("inf")
     told: bool = False
+    noticed: bool = False
     dead_since: float | None = None
     output: list[BinaryIO] = field(default_factory=list)
     start: int | None = None
@@ -124,10 +126,10 @@ class Watchdog(threading.Thread):
 
     ``on_event`` gets every event, ``on_overrun`` every ending before the processes
     are known to be gone to pytest-xdist, ``on_tick`` the time, ten times a second.
-    ``on_lost`` gets the name of a worker that could not be ended, ``on_problem`` what
-    went wrong here, which holds up nothing else. ``end_stuck`` lets a stage that is
-    proven to be stuck be ended before its budget is over (see
-    ``stillness.QuietWatch``).
+    ``on_lost`` gets the name of a worker whose end pytest-xdist does not notice by
+    itself, ``on_problem`` what went wrong here, which holds up nothing else.
+    ``end_stuck`` lets a stage that is proven to be stuck be ended before its budget is
+    over (see ``stillness.QuietWatch``).
     All are called with ``lock`` held and must not block, as is true of the methods for
     other threads. What may block, a look at a tree and its end, has threads of its own.
     """
@@ -179,17 +181,34 @@ class Watchdog(threading.Thread):
         for worker in self.workers.values():
             _close(worker)
 
-    def drain(self, limit_bytes: int = -1) -> None:
-        """Take in every event written so far, or so many bytes of each worker's."""
+    def drain(self, name: str | None = None) -> None:
+        """Take in every event written so far, or all of one worker's.
+
+        Part by part: who waits for the lock need not wait for all of a flood.
+        """
+        for one in self._reader.names() if name is None else [name]:
+            at, until = self._reader.position(one)
+            while True:
+                self._hear(one, TICK_BYTES)
+                before, at = at, self._reader.position(one)[0]
+                if at in (before, until) or at > until:
+                    break
+
+    def _hear(self, name: str, limit_bytes: int) -> None:
         with self.lock:
-            for event in self._reader.read(limit_bytes):
+            for event in self._reader.read(limit_bytes, name):
                 self._attempt("an event was not understood", self._take_in, event)
 
     def _tick(self) -> None:
-        self._attempt("events could not be read", self.drain, TICK_BYTES)
+        # Deadlines first, each by what its own worker has said: what others say, and
+        # however much, puts none of them off.
         for worker in list(self.workers.values()):
             about = f"worker {worker.name} could not be looked after"
             self._attempt(about, self._judge, worker, monotonic())
+        names = self._reader.names()
+        for name in names:
+            about = f"what {name} says could not be read"
+            self._attempt(about, self._hear, name, TICK_BYTES // len(names))
         with self.lock:
             self._attempt("the run could not be shown", self._on_tick, monotonic())
 
@@ -255,10 +274,9 @@ class Watchdog(threading.Thread):
                 what = worker.stage or worker.name
                 hangs = f"the processes of {what}; even a look at them hangs"
                 self._tell(worker, (), (hangs,))
-                if not process.is_dead(worker.pid):
-                    self._lose(worker)
+                self._begin(worker, "loss", partial(self._see_off, worker))
             return
-        if worker.phase != "done" and process.is_dead(worker.pid):
+        if worker.phase != "done" and process.is_dead(worker.pid, worker.start):
             worker.dead_since = worker.dead_since or now
             if now > worker.dead_since + NOTICE_S:
                 worker.ended = True
@@ -267,16 +285,15 @@ class Watchdog(threading.Thread):
         self._see(worker)
         if worker.phase in ("idle", "done"):
             return
+        if now >= worker.deadline:
+            self._hear(worker.name, TICK_BYTES)  # it may have said that it is done
         self._look(worker, now)
         end_at = worker.deadline + END_AFTER_S
         if now < end_at or (worker.looking and now < worker.deadline + LOOK_LIMIT_S):
             return
-        # The worker may have finished while its stacks were taken.
-        self.drain(TICK_BYTES)
-        if monotonic() >= worker.deadline:
-            worker.ended = True
-            worker.give_up_at = now + GIVE_UP_S
-            self._begin(worker, "end", partial(self._end, worker))
+        worker.ended = True
+        worker.give_up_at = now + GIVE_UP_S
+        self._begin(worker, "end", partial(self._end, worker))
 
     def _begin(
         self, worker: WorkerWatch, what: str, work: Callable[[], None]
@@ -289,9 +306,9 @@ class Watchdog(threading.Thread):
     def _end(self, worker: WorkerWatch) -> None:
         ended: Iterable[str] = ()
         survived: Iterable[str] = ()
-        process.pause(worker.pid)
+        process.pause(worker.pid, worker.start)
         if self._is_in_time(worker):
-            process.resume(worker.pid)
+            process.resume(worker.pid, worker.start)
             return
         try:
             ended, survived = process.stop(
@@ -304,12 +321,11 @@ class Watchdog(threading.Thread):
                 worker.pid, itself=True, start=worker.start, limit_s=END_LIMIT_S
             )
             worker.give_up_at = float("inf")
-            if not process.is_dead(worker.pid):
-                self._lose(worker)
+            self._see_off(worker)
 
     def _is_in_time(self, worker: WorkerWatch) -> bool:
         """Whether it had finished before it was stopped; then it is left alone."""
-        self.drain()
+        self.drain(worker.name)
         with self.lock:
             worker.ended = monotonic() >= worker.deadline
             if not worker.ended:
@@ -344,16 +360,24 @@ class Watchdog(threading.Thread):
                 )
             )
 
-    def _lose(self, worker: WorkerWatch) -> None:
-        """Go on without a worker that does not die."""
+    def _see_off(self, worker: WorkerWatch) -> None:
+        """See that the run goes on without a worker.
+
+        pytest-xdist does so by itself, unless the worker does not die, or something
+        that does not die holds its pipe.
+        """
+        until = monotonic() + NOTICE_S
+        while monotonic() < until and not worker.noticed:
+            time.sleep(TICK_S)
         with self.lock:
-            self._on_lost(worker.name)
+            if not worker.noticed and not self._over.is_set():
+                self._on_lost(worker.name)
 
     def gone(self, name: str) -> None:
         """pytest-xdist has noticed by itself that a worker is gone."""
         with self.lock:
             if name in self.workers:
-                self.workers[name].ended = True
+                self.workers[name].ended = self.workers[name].noticed = True
 
     def _bury(self, worker: WorkerWatch) -> None:
         """End what a dead worker left, since pytest-xdist does not see that it died.
@@ -366,6 +390,7 @@ class Watchdog(threading.Thread):
         process.stop(worker.pid, itself=True, start=worker.start)
         spare = workers | self.spared
         process.stop(os.getpid(), itself=False, spare=spare, adopted=True)
+        self._see_off(worker)
 
     def _quiet_watch(self, worker: WorkerWatch) -> QuietWatch | None:
         watch = QuietWatch(

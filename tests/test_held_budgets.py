@@ -408,6 +408,44 @@ def test_after():
     assert run.report["cleaned"] == []
 
 
+@root_only
+def test_a_child_that_does_not_die_and_holds_a_dead_workers_pipe_stops_no_run(
+    tmp_path: Path, freezer: Path
+) -> None:
+    write(
+        tmp_path,
+        f"""
+import os, time
+from pathlib import Path
+import pytest
+
+@pytest.mark.gkd_stage("forks", lane="probe", timeout=3)
+def test_forks():
+    group = Path("{freezer}")
+    child = os.fork()
+    if not child:
+        time.sleep(600)
+    (group / "cgroup.procs").write_text(str(child))
+    (group / "freezer.state").write_text("FROZEN")
+    time.sleep(600)
+
+@pytest.mark.gkd_stage("after", lane="probe", timeout=30)
+def test_after():
+    pass
+""",
+    )
+    run = Run(
+        tmp_path,
+        "--gkd-stages=forks,after",
+        "test_probe.py",
+        before=("sh", "-c", 'exec "$@" >out.txt 2>&1', "sh"),
+        limit_s=300,
+    )
+    assert run.outcomes() == {"forks": "timeout", "after": "passed"}
+    assert run.code == pytest.ExitCode.TESTS_FAILED
+    assert "could not end: " in " ".join(run.report["notes"])
+
+
 @pytest.mark.parametrize("workers", ["-n0", "-n2"])
 def test_a_fact_nested_too_deep_costs_no_report(tmp_path: Path, workers: str) -> None:
     write(

@@ -66,7 +66,7 @@ def writer(reader: EventReader) -> EventWriter:
     return EventWriter(reader.add("gw0"))
 
 
-def numbers(reader: EventReader, limit_bytes: int = -1) -> list[int]:
+def numbers(reader: EventReader, limit_bytes: int | None = None) -> list[int]:
     return [event["n"] for event in reader.read(limit_bytes)]
 
 

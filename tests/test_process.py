@@ -19,14 +19,14 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_gkd import process
+from pytest_gkd import process, procfs
 
 # What every scenario starts with. A child says its pid when it is where it should be,
 # and ends by itself after a minute should the test lose it.
 PROLOGUE = """
 import json, os, signal, subprocess, sys, textwrap, time
 import psutil
-from pytest_gkd import process
+from pytest_gkd import process, procfs
 
 assert process.become_subreaper()
 ME = os.getpid()
@@ -412,47 +412,21 @@ def test_what_is_below_what_is_spared_lives_on_by_group_and_by_adoption() -> Non
     assert found == {"ended": 1, "lives": 4, "left": []}
 
 
-def test_another_process_that_has_the_pid_by_now_is_left_alone() -> None:
-    found = scenario(
-        """
-        worker = start('''
-            child = subprocess.Popen([sys.executable, "-c", "import time;"
-                                      "time.sleep(60)"])
-            print(child.pid, flush=True)
-            time.sleep(60)
-        ''')
-        child = pid(worker)
-        began = process.procfs.stat(worker.pid).start
-        result = process.stop(worker.pid, itself=True, start=began - 1)
-        states = [psutil.Process(n).status() for n in (worker.pid, child)]
-        ended, _ = process.stop(worker.pid, itself=True, start=began)
-        worker.wait()
-        show(result=result, held="stopped" in states, ended=len(ended))
-        """
-    )
-    assert found == {
-        "result": [[], []],
-        "held": False,
-        "ended": 1,
-        "left": [],
-    }
-
-
-def test_what_forks_for_ever_does_not_hold_up_the_end() -> None:
-    found = scenario(
-        """
-        import time
-        began = time.monotonic()
-        def more(walk):
-            assert time.monotonic() < began + 20, "there was no end to it"
-            subprocess.Popen(["sleep", "60"])
-            return process.descendants(ME)
-        process._Walk.now = more
-        _, survived = process.stop(ME, itself=False, limit_s=0.5)
-        for left in process.descendants(ME):
-            left.kill()
-            os.waitpid(left.pid, 0)
-        show(survived=len(survived) > 0)
-        """
-    )
-    assert found == {"survived": True, "left": []}
+def test_another_process_that_has_the_pid_by_now_is_not_touched() -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    try:
+        here = procfs.stat(child.pid)
+        assert here is not None
+        assert not process.is_dead(child.pid, here.start)
+        assert process.is_dead(child.pid, here.start + 1)
+        process.pause(child.pid, here.start + 1)
+        assert os.waitpid(child.pid, os.WUNTRACED | os.WNOHANG) == (0, 0)
+        process.pause(child.pid, here.start)
+        assert os.WIFSTOPPED(os.waitpid(child.pid, os.WUNTRACED)[1])
+        process.resume(child.pid, here.start + 1)
+        assert os.waitpid(child.pid, os.WCONTINUED | os.WNOHANG) == (0, 0)
+        process.resume(child.pid, here.start)
+        assert os.WIFCONTINUED(os.waitpid(child.pid, os.WCONTINUED)[1])
+    finally:
+        child.kill()
+        child.wait()

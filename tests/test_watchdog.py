@@ -117,6 +117,8 @@ class Bench:
     def close(self) -> None:
         if self.watchdog.is_alive():
             self.watchdog.stop()
+        for name in self.watchdog.workers:
+            self.watchdog.gone(name)
         for thread in threading.enumerate():
             if thread.name.startswith(("gkd-burial-", "gkd-end-", "gkd-look-")):
                 # The end of what a worker left would take the next test's children.
@@ -215,24 +217,53 @@ def test_every_event_was_passed_on_in_order(scene: Scene) -> None:
 
 
 def test_a_worker_that_finishes_while_its_stacks_are_taken_is_left_alone(
-    bench: Bench,
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = bench.child("import time; time.sleep(90)")
     bench.say("gw0", "hello", pid=worker.pid)
     bench.start("gw0", "late", 0)
+    look = stillness.look
 
-    def finish() -> None:
-        # After this tick's events were read and before the worker is judged.
-        bench.at_tick = lambda: None
+    def finish(*args: Any) -> stillness.Look:
         bench.say("gw0", "finish", stage="late")
+        return look(*args)
 
-    bench.at_tick = finish
+    monkeypatch.setattr(stillness, "look", finish)
     bench.watchdog.start()
     while not bench.ticks or not bench.watchdog.workers["gw0"].has_sample:
         bench.await_ticks(1)
     assert bench.watchdog.workers["gw0"].phase == "closing"
     assert bench.overruns == []
     assert worker.poll() is None
+
+
+def test_a_word_that_lies_unread_at_the_deadline_counts(bench: Bench) -> None:
+    worker = bench.child("import time; time.sleep(90)")
+    bench.say("gw0", "hello", pid=worker.pid)
+    bench.start("gw0", "late", 0)
+    bench.watchdog.drain()
+    bench.say("gw0", "finish", stage="late")
+    bench.watchdog.start()
+    bench.await_ticks(1)
+    assert bench.watchdog.workers["gw0"].phase == "closing"
+    assert bench.watchdog.workers["gw0"].looked_at == ""
+
+
+def test_what_one_worker_says_puts_off_no_others_deadline(bench: Bench) -> None:
+    worker, talker = bench.child(WAITS), bench.child(WAITS)
+    for name, child in (("gw0", worker), ("gw1", talker)):
+        Scene.read_pid(child)
+        bench.say(name, "hello", pid=child.pid)
+    bench.start("gw1", "talks", 500)
+    bench.start("gw0", "stuck", 0.1)
+    line = b'{"event": "fact", "stage": "talks", "name": "x", "value": 1, "t": 0}\n'
+    with bench.reader.add("gw1").events.open("ab", buffering=0) as file:
+        for _ in range(64):
+            file.write(line * 10_000)
+    bench.watchdog.start()
+    assert bench.overran.wait(PATIENCE_S), bench.watchdog.error
+    heard = sum(event["event"] == "fact" for event in bench.events)
+    assert heard < 320_000
 
 
 def test_a_worker_that_ended_by_itself_is_no_overrun_and_leaves_nothing(
@@ -319,6 +350,24 @@ def test_a_worker_that_was_ended_is_not_given_up_later(bench: Bench) -> None:
     while bench.watchdog.workers["gw0"].give_up_at < float("inf"):
         assert monotonic() < until
         bench.await_ticks(1)
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_an_end_that_nobody_notices_is_told_once_the_others_had_their_time(
+    bench: Bench, noticed: bool
+) -> None:
+    worker = bench.child(WAITS)
+    Scene.read_pid(worker)
+    bench.say("gw0", "hello", pid=worker.pid)
+    bench.start("gw0", "stuck", 0.1)
+    bench.watchdog.start()
+    assert bench.overran.wait(PATIENCE_S), bench.watchdog.error
+    assert bench.lost == []
+    if noticed:
+        bench.watchdog.gone("gw0")
+    (end,) = [t for t in threading.enumerate() if t.name == "gkd-end-gw0"]
+    end.join(PATIENCE_S)
+    assert bench.lost == ([] if noticed else ["gw0"])
 
 
 def test_what_a_look_shows_is_its_own_stages_also_when_the_next_has_begun(
