@@ -112,6 +112,7 @@ class StageController:
         self._old_handlers: dict[int, Any] = {}
         self._last_scan = 0.0
         self._ended = False
+        self._given_up = False
         self.watchdog = Watchdog(
             self._events,
             run_dir / "armed",
@@ -422,13 +423,35 @@ class StageController:
 
     def _check_watchdog(self) -> None:
         error = self.watchdog.error
-        if error is not None:
+        if error is not None and not self._given_up:
+            self._given_up = True
             text = (
                 "no budget is held any more, and the workers were ended: "
                 f"{type(error).__name__}: {error}"
             )
             self._note(text)
+            self.watchdog.drain()
+            for record in self.record.stages:
+                if record.outcome is None and record.started is not None:
+                    self._give_up(record, text)
             pytest.exit(f"gkd: {text}", returncode=pytest.ExitCode.INTERNAL_ERROR)
+
+    def _give_up(self, record: StageRecord, why: str) -> None:
+        """Fail a stage that the run ended, for every reporter: it was not judged."""
+        if record.ended_with == PASSED:
+            return  # only its report did not get here any more
+        record.outcome, record.message = FAILED, why
+        record.duration_s = monotonic() - (record.started or monotonic())
+        path, _, name = record.nodeid.partition("::")
+        report = pytest.TestReport(
+            record.nodeid, (path, None, name), {}, "failed", why, "call"
+        )
+        report.duration = record.duration_s
+        for worker in self.watchdog.workers.values():
+            if worker.stage == record.name:  # JUnit keeps its setup under both
+                report.node = self._nodes[worker.name]  # type: ignore[attr-defined]
+        report.gkd_done = True  # type: ignore[attr-defined]
+        self.config.hook.pytest_runtest_logreport(report=report)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodeready(self) -> None:

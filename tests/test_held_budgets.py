@@ -13,6 +13,9 @@ import pytest
 from test_plugin import Run, write
 from test_process import MAY_NOT_KILL, root_only
 
+from pytest_gkd import process
+from pytest_gkd.controller import _until_down
+
 # C code that keeps the GIL and never ends.
 HANG_IN_C = """
 def hang_in_c():
@@ -444,6 +447,94 @@ def test_after():
     assert run.outcomes() == {"forks": "timeout", "after": "passed"}
     assert run.code == pytest.ExitCode.TESTS_FAILED
     assert "could not end: " in " ".join(run.report["notes"])
+
+
+def test_of_a_worker_that_was_given_up_nothing_more_is_heard() -> None:
+    heard: list[str] = []
+    notify = _until_down(lambda eventname, **values: heard.append(eventname))
+    for eventname in ("testreport", "errordown", "errordown", "testreport"):
+        notify(eventname, node=None)
+    assert heard == ["testreport", "errordown"]
+
+
+# -- a watchdog that dies ----------------------------------------------------------
+
+# What an interpreter or a plugin may do to any thread; no Exception, which is told and
+# gone on after.
+DIES = """
+from pytest_gkd.watchdog import Watchdog
+
+judge = Watchdog._judge
+
+def dies(self, worker, now):
+    if worker.stage == "{stage}" and worker.phase == "running":
+        raise SystemExit("by another hand")
+    judge(self, worker, now)
+
+Watchdog._judge = dies
+"""
+
+
+@pytest.mark.parametrize("stage", ["first", "hangs"])
+def test_a_run_whose_watchdog_died_ends_and_says_so(tmp_path: Path, stage: str) -> None:
+    write(
+        tmp_path,
+        HANG_IN_C
+        + """
+import os, subprocess, sys, time
+from pathlib import Path
+import pytest
+
+def child(name):
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(name).write_text(f"{os.getpid()} {process.pid}")
+
+@pytest.mark.gkd_stage("first", lane="one", timeout=600)
+def test_first():
+    child("first")
+    time.sleep(5)
+
+@pytest.mark.gkd_stage("other", lane="two", timeout=600)
+def test_other():
+    child("other")
+    hang_in_c()
+
+@pytest.mark.gkd_stage("hangs", lane="one", timeout=600)
+def test_hangs():
+    child("hangs")
+    hang_in_c()
+""",
+    )
+    (tmp_path / "conftest.py").write_text(DIES.format(stage=stage))
+    run = Run(
+        tmp_path,
+        "--gkd-stages=first,other,hangs",
+        "--junitxml=j.xml",
+        "test_probe.py",
+        "-n2",
+    )
+    assert run.code == pytest.ExitCode.INTERNAL_ERROR, run.text
+    said = (
+        "no budget is held any more, and the workers were ended: "
+        "SystemExit: by another hand"
+    )
+    assert said in run.report["notes"]
+    assert run.shows(f"*{said}*")
+    assert run.report["ended"]
+    assert "INTERNALERROR" not in run.text
+    assert run.outcomes() == {
+        "first": "failed" if stage == "first" else "passed",
+        "other": "failed",
+        "hangs": "skipped" if stage == "first" else "failed",
+    }
+    failed = {
+        case.get("name"): case.find("failure") is not None
+        for case in ET.parse(tmp_path / "j.xml").iter("testcase")
+    }
+    assert failed == {"test_first": False, f"test_{stage}": True, "test_other": True}
+    for name in ("other", stage):
+        for pid in (tmp_path / name).read_text().split():
+            assert process.is_dead(int(pid))
 
 
 @pytest.mark.parametrize("workers", ["-n0", "-n2"])
