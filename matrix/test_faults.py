@@ -158,9 +158,9 @@ def problems(fault: FaultSpec, run: Run) -> Iterator[str]:
 
 def wanting(fault: FaultSpec) -> str:
     """What this machine lacks for the fault, empty for nothing."""
-    if "gpu" in fault.needs and not gpus.usable():
+    if "gpu" in fault.needs and not gpus.usable().cards:
         return "needs a GPU"
-    if "cpu" in fault.needs and gpus.usable():
+    if "cpu" in fault.needs and gpus.usable().cards:
         return "needs a machine without a GPU"
     if "mounts" in fault.needs and not may_mount():
         return "needs the right to mount"

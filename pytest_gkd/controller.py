@@ -197,10 +197,7 @@ class StageController:
                 raise pytest.UsageError(self.problem)
         if self.plan or event["error"]:
             return
-        self.plan = tuple(
-            PlannedStage(**{**stage, "needs": tuple(stage["needs"])})
-            for stage in event["plan"]
-        )
+        self.plan = tuple(PlannedStage.from_json(stage) for stage in event["plan"])
         self.record.stages = [
             StageRecord(s.name, s.nodeid, s.lane, s.budget_s) for s in self.plan
         ]

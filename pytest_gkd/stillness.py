@@ -25,6 +25,8 @@ QUIET_SHARE = 0.2
 QUIET_S = 20.0
 LOOK_S = 1.0
 
+COLLECTIVE = re.compile(r"distributed_c10d\.py|pynccl\w*\.py")
+
 
 @dataclass(frozen=True)
 class Look:
@@ -201,7 +203,10 @@ class QuietWatch:
 
     def _prove(self, now: float) -> tuple[Progress, Look] | None:
         assert self._first is not None
-        self.doubt = activity.may_be_waiting(self._pid) or _gpu_at_work()
+        self.doubt = activity.may_be_waiting(self._pid)
+        # A rank that waits for the others keeps its GPU busy: NCCL's kernel spins.
+        if not self.doubt and not _in_a_collective(self._first.stacks):
+            self.doubt = gpus.at_work(self._first.usage.pids)
         if not self.doubt:
             second = look(self._pid, self._armed, self._out)
             progress = compare(self._first, second)
@@ -214,6 +219,6 @@ class QuietWatch:
         self._seen, self._since, self._first = seen, now, None
 
 
-def _gpu_at_work() -> str:
-    percent = gpus.busiest_percent()
-    return f"a GPU is at work ({percent} %)" if percent else ""
+def _in_a_collective(found: tuple[Stack, ...]) -> bool:
+    """Whether a process calls NCCL, by the files of torch and vLLM that do."""
+    return any(COLLECTIVE.search(stack.text) for stack in found)

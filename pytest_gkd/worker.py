@@ -247,6 +247,7 @@ class StageWorker:
                 self._selected,
                 self._budgets,
                 names if all_known else None,
+                gpus=self.context.settings.gpus,
             )
         except SettingsError as error:
             # The controller turns this into a usage error; here nothing may run.
@@ -467,11 +468,11 @@ class StageWorker:
         )
 
     def _await_needs(self, stage: PlannedStage) -> list[str]:
-        """The needs that did not pass, once all of them have a verdict.
+        """The needs that did not pass, once they and what comes before have a verdict.
 
         No deadline: each need has its own, which the controller holds it to.
         """
-        waiting = list(stage.needs)
+        waiting = [*stage.needs, *stage.after]
         said = False
         while True:
             waiting = [need for need in waiting if self._verdict(need) is None]

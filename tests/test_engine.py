@@ -167,6 +167,25 @@ def test_engine_and_trainer_share_a_dtype_that_compares(
     assert engine.choose_dtype(config, device) == dtype
 
 
+def test_a_gpu_without_bfloat16_gets_float16() -> None:
+    for named in ("bfloat16", "float32", "float16"):
+        dtype = engine.choose_dtype({"dtype": named}, "cuda", bfloat16=False)
+        assert dtype == "float16"
+    assert engine.choose_dtype({}, "cpu", bfloat16=False) == "float32"
+
+
+def test_an_engine_that_keeps_what_the_old_weights_made_is_told_of() -> None:
+    class Busy:
+        def reset_prefix_cache(self) -> bool:
+            return False
+
+    made = engine.Engine.__new__(engine.Engine)
+    made._llm = Busy()
+    with pytest.raises(StageFault, match="did not drop the keys and values") as told:
+        made.forget_prefixes()
+    assert told.value.cause == "sync.not-applied"
+
+
 def test_what_stands_beside_a_tensor_in_another_form_may_be_in_another_form() -> None:
     # BLOOM's rows are sorted, those of the bias too: zeros look the same either way.
     names = ["qkv.weight", "qkv.bias", "norm.weight"]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
+import recorded
 
 from pytest_gkd.workload.env_findings import Finding, Note
 from pytest_gkd.workload.env_gpu import (
     Gpu,
     GpuProcess,
     Machine,
+    NvidiaSmi,
     TorchBuild,
     parse_gpus,
     parse_processes,
@@ -27,6 +31,7 @@ LISTING = """\
 1, GPU-2222bbbb-0000, NVIDIA H100 80GB HBM3, 550.54.15, 81559, 70000, 9.0
 """
 GPUS = parse_gpus(LISTING)
+PATIENCE_S = 60.0
 CUDA = TorchBuild("2.13.0", "12.9", None, ("sm_80", "sm_90", "compute_90"), True, 2)
 
 
@@ -111,6 +116,43 @@ def test_hidden_gpus_are_no_fault_for_a_cpu_build() -> None:
 
 def test_a_torch_without_cuda_beside_a_gpu_is_a_fault() -> None:
     assert cause(judge(quiet(), TorchBuild("2.13.0+cpu"))) == "env.no-gpu"
+
+
+def test_gpus_that_no_build_uses_are_a_note_however_full_they_are() -> None:
+    machine = Machine(GPUS, (BUSY,), "", True)
+    found = judge(machine, TorchBuild("2.13.0+cpu"), vllm_for_cuda=False)
+    assert cause(found) == "gpu.unused"
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        (recorded.ONE_H100, [("NVIDIA H100 80GB HBM3", "580.95.05", "9.0")]),
+        (recorded.DRIVER_470, [("Tesla V100-SXM2-16GB", "470.256.02", "")]),
+        (recorded.NO_DRIVER, []),
+    ],
+)
+def test_a_machines_own_nvidia_smi_is_understood(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    machine: recorded.Recorded,
+    expected: list[tuple[str, str, str]],
+) -> None:
+    for name, value in recorded.environment(machine, tmp_path).items():
+        monkeypatch.setenv(name, value)
+    found = NvidiaSmi().read(PATIENCE_S)
+    assert found.error == ""
+    assert [(g.name, g.driver, g.capability) for g in found.gpus] == expected
+
+
+def test_an_old_driver_without_compute_capabilities_is_called_too_old() -> None:
+    (gpu,) = parse_gpus("0, GPU-1, Tesla V100-SXM2-16GB, 470.256.02, 16160, 3")
+    said = "The NVIDIA driver on your system is too old (found version 11040)."
+    build = TorchBuild("2.13.0", "13.0", None, ("sm_75",), False, 0, (said,))
+    (fault,) = judge(quiet(gpu), build)
+    assert isinstance(fault, Finding)
+    assert fault.cause == "env.driver-too-old"
 
 
 def test_a_driver_below_the_minimum_explains_a_cuda_that_does_not_start() -> None:

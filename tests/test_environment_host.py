@@ -61,6 +61,7 @@ def test_a_directory_of_ours_must_be_writable_and_a_cache_need_not() -> None:
     ("total", "free", "gpus", "expected"),
     [
         (64 * MIB, 64 * MIB, 8, "env.shm-too-small"),
+        (64 * MIB, 64 * MIB, 1, "shm.small"),
         (64 * MIB, 64 * MIB, 0, "shm.small"),
         (8 * GIB, 1 * MIB, 0, "env.shm-too-small"),
         (256 * MIB, 256 * MIB, 8, "shm.small"),

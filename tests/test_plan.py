@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 import random
 from collections.abc import Sequence
 
@@ -48,7 +50,7 @@ def stuck(lanes: Sequence[Sequence[PlannedStage]]) -> list[str]:
     while moved:
         moved = False
         for lane in left:
-            while lane and not waiting & set(lane[0].needs):
+            while lane and not waiting & {*lane[0].needs, *lane[0].after}:
                 waiting.discard(lane.pop(0).name)
                 moved = True
     return sorted(waiting)
@@ -207,6 +209,32 @@ def test_fewer_workers_than_lanes_join_the_last_ones() -> None:
     items = [item(lane, lane=lane) for lane in "abcd"]
     lanes = plan.lanes(build_own(*items), 2)
     assert [names(lane) for lane in lanes] == [["a"], ["b", "c", "d"]]
+
+
+@pytest.mark.parametrize(
+    ("selected", "after"),
+    [
+        (None, ("vllm",)),
+        (["nccl", "training_step", "weight_sync"], ("weight_sync",)),
+        (["nccl", "data"], ()),
+    ],
+)
+def test_with_gpus_nccl_waits_until_the_engine_has_measured_their_memory(
+    selected: list[str] | None, after: tuple[str, ...]
+) -> None:
+    for gpus, expected in ((0, ()), (2, after)):
+        planned = plan.build(BUILT_IN, selected, (), gpus=gpus)
+        by_name = {stage.name: stage for stage in planned}
+        assert by_name["nccl"].after == expected
+        assert not any(s.after for s in planned if s.name != "nccl")
+        for workers in (1, 2):
+            assert stuck(plan.lanes(planned, workers)) == []
+
+
+def test_a_plan_travels_as_json() -> None:
+    planned = plan.build(BUILT_IN, None, (), gpus=1)
+    sent = json.loads(json.dumps([dataclasses.asdict(stage) for stage in planned]))
+    assert tuple(map(plan.PlannedStage.from_json, sent)) == planned
 
 
 def test_no_stage_is_lost_or_run_twice() -> None:

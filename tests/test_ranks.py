@@ -329,6 +329,11 @@ def _failed(error: str, code: int = 1, log: str = "") -> RankRun:
             "comm.duplicate-gpu",
         ),
         (
+            "DistBackendError: NCCL error, ncclInvalidUsage\nLast error:\nMultiple "
+            "Ranks are using the same GPU",
+            "comm.duplicate-gpu",
+        ),
+        (
             "RuntimeError: [enforce fail at device.cc:84] ifa != nullptr. Unable to "
             "find address for: nosuch0",
             "comm.interface",

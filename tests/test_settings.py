@@ -200,13 +200,25 @@ def test_an_unknown_stage_is_met_with_the_users_own_stages_too() -> None:
 def test_auto_takes_the_layout_that_fits_the_gpus(
     gpus: int, layout: str, why: str
 ) -> None:
-    assert settings.choose_layout("auto", gpus) == (layout, why)
+    assert settings.choose_layout("auto", gpus, has_ray=True) == (layout, why)
+
+
+def test_several_gpus_without_ray_are_split() -> None:
+    layout, why = settings.choose_layout("auto", 8, has_ray=False)
+    assert (layout, why) == ("split", "8 GPUs are visible and Ray is not installed")
+
+
+def test_a_gpu_that_takes_one_process_gets_one() -> None:
+    layout, why = settings.choose_layout("auto", 1, has_ray=True, exclusive=True)
+    assert layout == "colocated"
+    assert "one process at a time" in why
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_that_was_asked_for_stands(layout: str) -> None:
     for gpus in (0, 1, 8):
-        assert settings.choose_layout(layout, gpus) == (layout, "asked for")
+        chosen = settings.choose_layout(layout, gpus, has_ray=False, exclusive=True)
+        assert chosen == (layout, "asked for")
 
 
 def test_the_world_is_every_visible_gpu() -> None:

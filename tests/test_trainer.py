@@ -11,7 +11,7 @@ import pytest
 
 from pytest_gkd.fault import StageFault
 from pytest_gkd.workload.batch import Sequence
-from pytest_gkd.workload.optimizer import must_move
+from pytest_gkd.workload.optimizer import Optimizer, must_move
 from pytest_gkd.workload.signal_check import check_answer
 from pytest_gkd.workload.signals import TeacherFull, TeacherTopK
 from pytest_gkd.workload.teacher import Teacher
@@ -444,6 +444,20 @@ def test_parameters_that_an_optimizer_lacks_are_named(
     report = trainer.gkd_step(SEQUENCES, signal)
     assert report.unmoved == [names[number] for number in matrices[1::2]]
     assert cause_of(report, report) == "train.no-grad"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_updates_below_a_16_bit_parameters_spacing_add_up(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.Linear(4, 1, bias=False, dtype=getattr(torch, dtype))
+    torch.nn.init.ones_(layer.weight)
+    optimizer = Optimizer(layer, 1e-4)
+    for _ in range(100):
+        layer.weight.grad = torch.ones_like(layer.weight)
+        optimizer.step()
+    assert layer.weight.detach().float().tolist() == [
+        pytest.approx([0.99] * 4, abs=4e-3)
+    ]
 
 
 def test_an_update_that_rounds_to_nothing_is_no_fault() -> None:

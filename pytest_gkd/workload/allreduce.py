@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 KIB = 1 << 10
 MIB = 1 << 20
 BANDWIDTH_BYTES = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
+# NVLink is not full below these.
+NCCL_BYTES = (*BANDWIDTH_BYTES, 256 * MIB, 1024 * MIB)
 
 # One element, a count that no power of two divides, and a buffer of some size.
 CHECKED_COUNTS = (1, 1023, 256 * KIB)
@@ -61,6 +63,11 @@ def checked_operations(backend: str) -> tuple[Operation, ...]:
         Operation("broadcast", "float32", CHECKED_COUNTS[1]),
         Operation("all_gather", "float32", CHECKED_COUNTS[1]),
     )
+
+
+def sizes(backend: str) -> tuple[int, ...]:
+    """The buffers, in bytes, whose all-reduce is timed."""
+    return NCCL_BYTES if backend == "nccl" else BANDWIDTH_BYTES
 
 
 def size_name(size_bytes: int) -> str:

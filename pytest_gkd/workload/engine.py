@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 
 from pytest_gkd.clock import monotonic
+from pytest_gkd.fault import StageFault
 from pytest_gkd.workload import fates, sync
 from pytest_gkd.workload.broadcast import Info, Meeting
 from pytest_gkd.workload.deadline import GRACE_S, Call, late_fault
@@ -84,17 +85,22 @@ def model_config(model: str, *, trust_remote_code: bool) -> dict[str, Any]:
     return {**config, **text} if isinstance(text, dict) else config
 
 
-def choose_dtype(config: Mapping[str, Any], device: str) -> str:
+def choose_dtype(
+    config: Mapping[str, Any], device: str, *, bfloat16: bool = True
+) -> str:
     """The dtype for engine, trainer and teacher alike, so that weights compare.
 
     On a CPU float32, where greedy tokens of two implementations agree. On a GPU the
-    checkpoint's own; attention kernels there want 16 bits, so not float32.
+    checkpoint's own; attention kernels there want 16 bits, so not float32. vLLM refuses
+    ``bfloat16`` on GPUs below compute capability 8.0, such as T4 and V100.
     """
     if device == "cpu":
         return "float32"
     named = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     named = named.removeprefix("torch.")
-    return named if named in ("bfloat16", "float16") else "bfloat16"
+    if named == "float16" or not bfloat16:
+        return "float16"
+    return "bfloat16"
 
 
 # What model types call the same thing (transformers 5.19, the attribute maps of its
@@ -297,8 +303,18 @@ class Engine:
         self.forget_prefixes()
 
     def forget_prefixes(self) -> None:
-        """Drop cached keys and values, which the old weights made."""
-        self._llm.reset_prefix_cache()
+        """Drop cached keys and values, which the old weights made.
+
+        Raises StageFault ``sync.not-applied`` where the engine keeps them.
+        """
+        # False, or None before it told: vllm/v1/core/block_pool.py, reset_prefix_cache.
+        if self._llm.reset_prefix_cache() is False:
+            raise StageFault(
+                "sync.not-applied",
+                "the engine did not drop the keys and values that it cached for the "
+                "old weights (reset_prefix_cache gave False, as it does while requests "
+                "are at work); expected none after new weights",
+            )
 
     def close(self) -> None:
         """End the engine's processes, or free its memory in this one."""

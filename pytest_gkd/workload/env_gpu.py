@@ -11,7 +11,11 @@ from typing import Any
 
 import psutil
 
+from pytest_gkd.clock import monotonic
+
+# Drivers before R510 do not know the last one.
 GPU_FIELDS = "index,uuid,name,driver_version,memory.total,memory.used,compute_cap"
+UNKNOWN_FIELD = "not a valid field to query"
 APP_FIELDS = "gpu_uuid,pid,used_memory"
 
 
@@ -71,9 +75,9 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     gpus = []
     for line in text.strip().splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != 7 or not cells[0].isdigit():
+        if len(cells) not in (6, 7) or not cells[0].isdigit():
             continue
-        index, uuid, name, driver, total, used, capability = cells
+        index, uuid, name, driver, total, used, capability = (*cells, "")[:7]
         gpus.append(
             Gpu(int(index), uuid, name, driver, _mib(total), _mib(used), capability)
         )
@@ -103,7 +107,12 @@ class NvidiaSmi:
 
     def __init__(self) -> None:
         path = shutil.which("nvidia-smi")
-        queries = (f"--query-gpu={GPU_FIELDS}", f"--query-compute-apps={APP_FIELDS}")
+        older = GPU_FIELDS.rpartition(",")[0]
+        queries = (
+            f"--query-gpu={GPU_FIELDS}",
+            f"--query-compute-apps={APP_FIELDS}",
+            f"--query-gpu={older}",
+        )
         self._calls = [
             subprocess.Popen(
                 [path, query, "--format=csv,noheader,nounits"],
@@ -121,21 +130,23 @@ class NvidiaSmi:
         """What it said, waiting at most ``timeout_s`` in all."""
         loaded = Path("/proc/driver/nvidia/version").exists()
         outputs = []
+        until = monotonic() + timeout_s
         for call in self._calls:
             try:
-                output, _ = call.communicate(timeout=timeout_s)
+                output, _ = call.communicate(timeout=max(0.0, until - monotonic()))
             except subprocess.TimeoutExpired:
                 self.stop()
                 error = f"nvidia-smi gave no answer in {timeout_s:.1f} s"
                 return Machine(error=error, driver_loaded=loaded)
-            if call.returncode != 0:
+            if call.returncode != 0 and UNKNOWN_FIELD not in output:
                 error = " ".join(output.split()) or f"exit status {call.returncode}"
                 return Machine(error=error, driver_loaded=loaded)
             outputs.append(output)
         if not outputs:
             return Machine(driver_loaded=loaded)
         processes = tuple(map(_named, parse_processes(outputs[1])))
-        return Machine(parse_gpus(outputs[0]), processes, "", loaded)
+        listed = parse_gpus(outputs[0]) or parse_gpus(outputs[2])
+        return Machine(listed, processes, "", loaded)
 
     def stop(self) -> None:
         """End it; one that sits inside the driver is left to the kernel."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pytest_gkd import gpus
 from pytest_gkd.workload.env_findings import Finding, Note
 from pytest_gkd.workload.env_gpu import Gpu, Machine, TorchBuild
 
@@ -95,7 +96,8 @@ def judge_gpus(
         )
     if torch is not None:
         items += _judge_torch(machine, chosen, torch, visible, vllm_for_cuda, wrong)
-    items += _judge_memory(machine, chosen, memory_fraction, own_pids)
+    if vllm_for_cuda:
+        items += _judge_memory(machine, chosen, memory_fraction, own_pids)
     return items
 
 
@@ -113,8 +115,10 @@ def _judge_torch(
         if not chosen:
             return []
         text = f"torch {torch.version} is a build without CUDA, and nvidia-smi lists "
-        text += f"{len(chosen)} visible GPU(s)."
-        return [Finding("env.no-gpu", text, {"torch": torch.version})]
+        text += f"{len(chosen)} visible GPU(s)"
+        if not vllm_for_cuda:
+            return [Note("gpu.unused", f"{text}, which vLLM is not built for either.")]
+        return [Finding("env.no-gpu", f"{text}.", {"torch": torch.version})]
     if not torch.available:
         return _judge_no_cuda(machine, chosen, torch, visible, vllm_for_cuda, wrong)
     items: list[Finding | Note] = [
@@ -264,9 +268,6 @@ def _judge_memory(
 
 
 def built_for_cuda(versions: Mapping[str, str]) -> bool:
-    """Whether the installed vLLM is the CUDA build: CPU, ROCm and TPU builds carry
-    it in the name of the distribution or in the local part of the version."""
+    """Whether the installed vLLM is the CUDA build."""
     version = versions.get("vllm")
-    return version is not None and not any(
-        kind in version for kind in ("cpu", "rocm", "tpu", "xpu")
-    )
+    return version is not None and gpus.builds_for_cuda(version)

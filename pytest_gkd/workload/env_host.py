@@ -122,10 +122,11 @@ def judge_shm(total_bytes: int, free_bytes: int, *, gpus: int) -> list[Finding |
     """Shared memory (bytes) against what NCCL, vLLM and DataLoader workers need."""
     facts = {"total_bytes": total_bytes, "free_bytes": free_bytes}
     room = f"{SHM} has {size_text(free_bytes)} free of {size_text(total_bytes)}"
-    if free_bytes < SHM_FREE_BYTES or (gpus and total_bytes < SHM_FAIL_BYTES):
-        expected = SHM_FAIL_BYTES if gpus else SHM_FREE_BYTES
+    ranks = gpus > 1  # one rank has nobody to share memory with
+    if free_bytes < SHM_FREE_BYTES or (ranks and total_bytes < SHM_FAIL_BYTES):
+        expected = SHM_FAIL_BYTES if ranks else SHM_FREE_BYTES
         text = f"{room}; at least {size_text(expected)} is expected"
-        text += f" with {gpus} GPU(s)." if gpus else "."
+        text += f" with {gpus} GPUs." if ranks else "."
         return [Finding("env.shm-too-small", text, facts)]
     if total_bytes < SHM_NOTE_BYTES:
         text = f"{room}; NCCL's guide recommends 1.0 GiB in a container."

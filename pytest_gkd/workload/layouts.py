@@ -323,7 +323,9 @@ def make_plan(settings: Settings, inputs: Inputs, run_dir: Path) -> Plan:
         EngineConfig(
             model=inputs.student,
             device=settings.device,
-            dtype=engines.choose_dtype(config, settings.device),
+            dtype=engines.choose_dtype(
+                config, settings.device, bfloat16=settings.bfloat16
+            ),
             max_model_len=tokens,
             kv_cache_bytes=engines.cache_bytes(config, tokens) if on_cpu else None,
             gpu_memory_utilization=settings.gpu_memory_utilization,

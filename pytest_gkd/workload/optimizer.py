@@ -17,9 +17,9 @@ LEAST_SHARE = 0.01
 class Optimizer:
     """AdamW without weight decay: a parameter moves by its gradient or not at all.
 
-    float16 parameters are updated through a float32 copy, as mixed precision does:
-    AdamW's epsilon of 1e-8 is 0 in float16, and 0 / 0 follows wherever a gradient
-    is 0.
+    16-bit parameters are updated through a float32 copy, as mixed precision does:
+    bfloat16 has no number between 1 and 1.0078, so that small updates round to nothing
+    step by step, and AdamW's epsilon of 1e-8 is 0 in float16.
     """
 
     def __init__(self, model: Any, learning_rate: float) -> None:
@@ -30,7 +30,7 @@ class Optimizer:
             p for p in model.parameters() if p.requires_grad
         ]
         self.masters = [
-            p.detach().float() if p.dtype == torch.float16 else p
+            p if p.dtype == torch.float32 else p.detach().float()
             for p in self.parameters
         ]
         self._adamw: Any = None

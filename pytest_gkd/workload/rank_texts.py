@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 
 from pytest_gkd.workload.rank_records import RankRecord, RankRun
 
-# Texts of torch 2.13, gloo and NCCL that leave no doubt.
-DUPLICATE_GPU = re.compile(r"Duplicate GPU detected.*")
+# Texts of torch 2.13, gloo and NCCL (the second one since 2.30) that leave no doubt.
+DUPLICATE_GPU = re.compile(
+    r"(?:Duplicate GPU detected|Multiple Ranks are using the same GPU).*"
+)
 MISMATCH = re.compile(
     r"Detected mismatch between collectives|op\.preamble\.length <= op\.nbytes"
     r"|Is there a distributed collective mismatch"

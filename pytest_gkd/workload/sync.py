@@ -320,7 +320,7 @@ class WeightSource:
         from torch.multiprocessing.reductions import reduce_tensor
 
         self._shared = [tensor.contiguous() for _, tensor in self.tensors(infos)]
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self.device())
         handles = [reduce_tensor(tensor)[1] for tensor in self._shared]
         return base64.b64encode(pickle.dumps(handles)).decode("ascii")
 
