@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import prompts, survey, tiny, tokenizer_load
+from pytest_gkd.workload import modelfiles, prompts, survey, tiny, tokenizer_load
 from pytest_gkd.workload import tokenizers_check as check
 
 
@@ -388,3 +389,74 @@ def test_the_bound_holds_for_a_real_tokenizer_and_template(model: Path) -> None:
         for prompt in (text, [{"role": "user", "content": text}] * 3):
             (bound,) = renderer.bounds(survey.survey_values([prompt]).sizes)
             assert bound >= renderer.lengths([prompt])[0]
+
+
+@pytest.fixture(scope="module")
+def seeing(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real vision-language model, tiny and random, as it is saved by transformers."""
+    import transformers
+
+    text = {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+        "max_position_embeddings": 2048,
+        "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
+    }
+    vision = {"depth": 1, "embed_dim": 64, "hidden_size": 128, "num_heads": 2}
+    config = transformers.Qwen2VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=500,
+        video_token_id=501,
+        tie_word_embeddings=True,
+    )
+    directory = tmp_path_factory.mktemp("seeing")
+    transformers.Qwen2VLForConditionalGeneration(config).save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(whole / name, directory)
+    settings = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2VLProcessor",
+    }
+    (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+@pytest.mark.needs("torch", "transformers")
+@pytest.mark.skipif(
+    importlib.util.find_spec("torchvision") is not None, reason="torchvision is here"
+)
+def test_a_model_that_sees_names_the_package_that_it_lacks(seeing: Path) -> None:
+    """Its processor's own error begins with an empty line."""
+    found = fault(
+        lambda: tokenizer_load.load_processor(
+            str(seeing), "--gkd-student", trust_remote_code=False
+        )
+    )
+    assert found.cause == "env.package-missing"
+    assert found.facts["package"] == "torchvision"
+    files = modelfiles.inspect(str(seeing), "--gkd-student")
+    assert files is not None
+    again = fault(lambda: modelfiles.check_student(files, "--gkd-student", "cpu"))
+    assert again.facts["package"] == "torchvision"
+
+
+def test_an_error_that_begins_with_an_empty_line_is_told(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoProcessor
+
+    (model / "processor_config.json").write_text("{}")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("\n  no such thing\nas this")
+
+    monkeypatch.setattr(AutoProcessor, "from_pretrained", refuse)
+    found = fault(
+        lambda: tokenizer_load.load_processor(str(model), "x", trust_remote_code=False)
+    )
+    assert found.message.endswith("ValueError: no such thing")

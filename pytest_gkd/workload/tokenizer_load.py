@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import fnmatch
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,18 @@ from pytest_gkd.fault import StageFault
 from pytest_gkd.workload import collector, modelfiles
 from pytest_gkd.workload.modelpaths import locate, reach_hub
 
+# What transformers says of a package that one of its classes needs, and the names that
+# pip has for some (transformers 5.19, utils/import_utils.py).
+_REQUIRED = re.compile(r"(\w+) requires the ([\w-]+) library")
+PIP_NAMES = {"pil": "pillow", "jinja": "jinja2", "pytorch": "torch"}
+
 
 def load(name: str, origin: str, *, trust_remote_code: bool) -> Any:
     """The tokenizer of a model directory or hub id, as transformers loads it.
 
     Raises StageFault ``tokenizer.load``, ``model.trust-remote-code``,
-    ``checkpoint.missing``, ``env.permission`` or ``env.hub-unreachable``; what the hub
-    answers is left as is.
+    ``checkpoint.missing``, ``env.permission``, ``env.hub-unreachable`` or
+    ``env.package-missing``; what the hub answers is left as is.
     """
     found = locate(name, origin)
     if found is not None:
@@ -54,19 +60,14 @@ def load(name: str, origin: str, *, trust_remote_code: bool) -> Any:
             ) from error
         if found is None:
             raise
-        first = next(iter(str(error).splitlines()), "")
-        raise StageFault(
-            "tokenizer.load",
-            f"{origin}: no tokenizer can be built from {source}: "
-            f"{type(error).__name__}: {first}",
-            facts={"path": source, "origin": origin},
-        ) from error
+        raise _not_built("tokenizer", source, origin, error) from error
 
 
 def load_processor(name: str, origin: str, *, trust_remote_code: bool) -> str | None:
     """The class name of the model's processor; None where the model has none.
 
-    Raises StageFault ``tokenizer.load`` when there is one that cannot be built.
+    Raises StageFault ``tokenizer.load`` when there is one that cannot be built, or
+    ``env.package-missing`` for want of a package.
     """
     found = locate(name, origin)
     if found is None or not modelfiles.has_processor(found.directory):
@@ -80,14 +81,23 @@ def load_processor(name: str, origin: str, *, trust_remote_code: bool) -> str | 
     except ModuleNotFoundError:
         raise
     except Exception as error:
-        first = next(iter(str(error).splitlines()), "")
-        raise StageFault(
-            "tokenizer.load",
-            f"{origin}: no processor can be built from {found.directory}: "
-            f"{type(error).__name__}: {first}",
-            facts={"path": str(found.directory), "origin": origin},
-        ) from error
+        raise _not_built("processor", str(found.directory), origin, error) from error
     return type(processor).__name__
+
+
+def _not_built(what: str, path: str, origin: str, error: Exception) -> StageFault:
+    """The fault for a tokenizer or processor that transformers refused to build."""
+    facts = {"path": path, "origin": origin}
+    problem = f"{origin}: no {what} can be built from {path}: "
+    wanted = _REQUIRED.search(str(error)) if isinstance(error, ImportError) else None
+    if wanted is not None:
+        package = wanted[2].lower()
+        facts["package"] = package = PIP_NAMES.get(package, package)
+        problem += f"{wanted[1]} needs the package {package}, which is not installed"
+        return StageFault("env.package-missing", problem, facts=facts)
+    said = next((line for line in str(error).splitlines() if line.strip()), "")
+    problem += f"{type(error).__name__}: {said.strip()}"
+    return StageFault("tokenizer.load", problem, facts=facts)
 
 
 def _light_class(directory: Path) -> Any:

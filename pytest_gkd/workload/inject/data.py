@@ -114,6 +114,45 @@ def not_utf8(site: Site) -> None:
     _parquet(site, {"prompt": texts})
 
 
+def half_emoji(site: Site) -> None:
+    """What is left of a pair of surrogates when text is cut by UTF-16 length."""
+    path = _jsonl(site, _with(_prompts(ROWS), ROWS // 2, "Why \ud83d"))
+    assert b"\\ud83d" in path.read_bytes(), "the half is escaped"
+
+
+def late_value(site: Site) -> None:
+    """As an error column that is seldom set; types are taken from the first 10 MB."""
+    rows: list[dict[str, Any]] = [
+        {"prompt": text, "error": None, "log": "x" * 99} for text in _prompts(80000)
+    ]
+    rows[-1]["error"] = {"code": 7}
+    path = site.folder / "train.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    site.settings(train_files=(str(path),))
+
+
+def nested_deeply(site: Site) -> None:
+    """As a tree of a conversation's branches that was dumped as it is."""
+    path = _jsonl(site, _prompts(100))
+    tree = '{"reply": ' * 300 + "null" + "}" * 300
+    with path.open("a") as file:
+        file.write(f'{{"prompt": "Why?", "tree": {tree}}}\n')
+
+
+def rendered_prompts(site: Site) -> None:
+    """As prompts that went through apply_chat_template when they were prepared."""
+    start, end = tiny_text.START_TOKEN, tiny_text.END_TOKEN
+    _jsonl(site, [f"{start}user\n{text}{end}\n" for text in _prompts(100)])
+
+
+def short_context(site: Site) -> None:
+    """As a student of few positions, with a limit of the user's own."""
+    path = site.copied_model() / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(config | {"max_position_embeddings": 40}), "utf-8")
+    _jsonl(site, [text * 3 for text in _prompts(100)])
+
+
 def hub_unreachable(site: Site) -> None:
     """As on a node without a network; port 9 is for discarding."""
     site.environ("HF_ENDPOINT", "http://127.0.0.1:9")

@@ -165,6 +165,44 @@ def remote_code(site: Site) -> None:
     )
 
 
+def no_blanks(site: Site) -> None:
+    """As a vocabulary that was trained without a decoder for its words."""
+    directory = site.copied_model()
+    vocabulary = _read(directory / VOCABULARY)
+    vocabulary["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [
+            {"type": "WhitespaceSplit"},
+            {
+                "type": "ByteLevel",
+                "add_prefix_space": False,
+                "trim_offsets": True,
+                "use_regex": False,
+            },
+        ],
+    }
+    _write(directory / VOCABULARY, vocabulary)
+    # Qwen2's own class has its own rule for blanks, whatever the file says.
+    _change(directory / CONFIG, tokenizer_class="PreTrainedTokenizerFast")
+    _change(directory / "config.json", model_type="glm4")
+
+
+def unread_prompts(site: Site) -> None:
+    """What the data stage would tell, if it were part of the run."""
+    path = site.folder / "prompts.jsonl"
+    path.write_text('{"prompt": \n', "utf-8")
+    site.copied_model()
+    site.settings(train_files=(str(path),))
+
+
+def hub_unreachable(site: Site) -> None:
+    """As on a node without a network; port 9 is for discarding."""
+    site.environ("HF_ENDPOINT", "http://127.0.0.1:9")
+    site.environ("NO_PROXY", "127.0.0.1")
+    site.copied_model()
+    site.settings(student="some-lab/some-model")
+
+
 def missing_directory(site: Site) -> None:
     """A path where nothing is."""
     site.copied_model()

@@ -31,8 +31,31 @@ def truncated_weights(site: Site) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def unknown_architecture(site: Site, *, config: dict[str, Any]) -> None:
-    """A model whose config names what neither vLLM nor transformers know."""
+def adapter(site: Site) -> None:
+    """As PEFT saves an adapter, without the model's config."""
+    directory = site.copied_model()
+    for path in (*_weight_files(directory), directory / "config.json"):
+        path.rename(path.with_name(f"adapter_{path.name}"))
+    settings = {"peft_type": "LORA", "base_model_name_or_path": "some-lab/base"}
+    (directory / "adapter_config.json").write_text(json.dumps(settings), "utf-8")
+
+
+def no_torchvision(site: Site, *, config: dict[str, Any]) -> None:
+    """A vision-language model, and an environment without what its processor needs."""
+    other_config(site, config=config)
+    hidden = sys.modules.get("torchvision", ...)
+
+    def show() -> None:
+        del sys.modules["torchvision"]
+        if hidden is not ...:
+            sys.modules["torchvision"] = hidden
+
+    sys.modules["torchvision"] = None  # type: ignore[assignment] # as if not installed
+    site.callback(show)
+
+
+def other_config(site: Site, *, config: dict[str, Any]) -> None:
+    """A model whose config says what does not hold for it, or is not known here."""
     path = site.copied_model() / "config.json"
     values = json.loads(path.read_text("utf-8"))
     path.write_text(json.dumps(values | config), "utf-8")
