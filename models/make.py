@@ -23,17 +23,50 @@ def make(name: str, directory: Path) -> Path:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    saved = shapes()[name].get("saved", {})
     torch.manual_seed(1)
     config = AutoConfig.for_model(**values(name))
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    dtype = getattr(torch, saved.get("dtype", "float32"))
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.generation_config.do_sample = False
-    model.save_pretrained(directory)
+    model.save_pretrained(directory, max_shard_size=saved.get("shard", "50GB"))
     for file, value in (
         ("tokenizer.json", tiny_text.tokenizer()),
         ("tokenizer_config.json", tiny_text.tokenizer_config()),
     ):
         (directory / file).write_text(json.dumps(value, ensure_ascii=False), "utf-8")
+    _change(directory, saved)
     return directory
+
+
+def _change(directory: Path, saved: dict[str, Any]) -> None:
+    """Do to a saved model what ``saved`` says.
+
+    ``config`` and ``generation`` are keys to set in the two files, ``renamed`` keys of
+    the config to rename; ``head`` adds the output matrix that is tied to the
+    embedding, ``bin`` turns safetensors into a pickle.
+    """
+    from safetensors.torch import load_file, save_file
+    from torch import save
+
+    for file, part in (
+        ("config.json", "config"),
+        ("generation_config.json", "generation"),
+    ):
+        given = json.loads((directory / file).read_text("utf-8"))
+        given |= saved.get(part, {})
+        if part == "config":
+            renamed = saved.get("renamed", {})
+            given = {renamed.get(key, key): value for key, value in given.items()}
+        (directory / file).write_text(json.dumps(given), "utf-8")
+    file = directory / "model.safetensors"
+    if saved.get("head"):
+        weights = load_file(file)
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+        save_file(weights, file, {"format": "pt"})
+    if saved.get("bin"):
+        save(load_file(file), directory / "pytorch_model.bin")
+        file.unlink()
 
 
 def values(name: str) -> dict[str, Any]:
@@ -41,6 +74,7 @@ def values(name: str) -> dict[str, Any]:
     from transformers import AutoConfig
 
     own = dict(shapes()[name])
+    own.pop("saved", None)
     model_type = own.pop("model_type", name)
     known = AutoConfig.for_model(model_type)
     ids = tiny_text.token_ids()
