@@ -330,3 +330,37 @@ def test_gpus_are_shared_only_where_there_are_too_few(
     needs = ray_layout.bundles(gpus, parallel)
     assert [need["GPU"] for need in needs] == shares
     assert sum(shares) <= gpus
+
+
+def test_a_key_that_the_models_config_lacks_is_named() -> None:
+    from transformers import AutoConfig
+
+    from pytest_gkd.workload.engine import missing_key
+
+    config = AutoConfig.for_model("minimax_m2")
+    with pytest.raises(AttributeError) as caught:
+        config.scoring_func  # noqa: B018 - as vLLM reads it
+    fault = missing_key(caught.value, "/models/m2")
+    assert fault is not None
+    assert fault.cause == "config.missing-value"
+    assert "reads scoring_func" in fault.message
+    assert "config.json in /models/m2" in fault.message
+
+
+def test_a_key_that_moved_between_releases_is_not_missing() -> None:
+    from transformers import AutoConfig
+
+    from pytest_gkd.workload.engine import missing_key
+
+    config = AutoConfig.for_model("qwen3")
+    with pytest.raises(AttributeError) as caught:
+        config.rope_theta  # noqa: B018 - as older releases had it
+    assert missing_key(caught.value, "/models/q") is None
+
+
+def test_an_attribute_that_no_config_lacks_is_no_key() -> None:
+    from pytest_gkd.workload.engine import missing_key
+
+    with pytest.raises(AttributeError) as caught:
+        object().weight  # type: ignore[attr-defined]  # noqa: B018
+    assert missing_key(caught.value, "/models/q") is None

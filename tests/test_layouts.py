@@ -205,3 +205,23 @@ print([(c.laddr.ip, c.laddr.port == meeting.port) for c in found])
         timeout=120,
     )
     assert done.stdout.strip().splitlines()[-1] == "[('127.0.0.1', True)]"
+
+
+def test_a_class_that_vllm_would_share_with_the_trainer_is_told(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    done = subprocess.run(
+        [sys.executable, str(PROGRAMS / "shared_class.py"), tmp_path, result],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
+    assert result.exists(), done.stderr[-4000:]
+    found = json.loads(result.read_text("utf-8"))
+    note = found["notes"]["vllm.shared-class"]
+    assert found["kept"] == ""
+    # What the note says of other jobs is what happens to them.
+    assert found["before"] == "'Olmo2Model' object has no attribute 'do_not_compile'"
+    assert found["before"] in note
+    assert found["after"].startswith("Current vLLM config is not set")

@@ -193,8 +193,6 @@ class Engine:
         from pytest_gkd.workload import engine_fork, engine_worker
 
         engine_worker.keep_weights_in_place()
-        if not config.multiprocess:
-            engine_worker.keep_trainers_classes(config.architectures)
         self.config = config
         self._budget_s = budget_s or (lambda: RPC_BUDGET_S)
         how = engine_fork.choose(config) if config.multiprocess else "in this process"
@@ -212,6 +210,10 @@ class Engine:
                     if not codes:
                         raise
                     raise fates.ended_fault(codes, "while it started", kills) from error
+                except AttributeError as error:
+                    if fault := missing_key(error, config.model):
+                        raise fault from error
+                    raise
         self._processes = _children() - before
         self.start_s = monotonic() - started
         self.how = how
@@ -360,6 +362,30 @@ class Engine:
             how = f"had not finished after {budget_s:.1f} s"
             raise late_fault([what], how, "sync.stuck")
         return running.result(0.0, "sync.stuck")
+
+
+# Keys of configurations that transformers 5 keeps elsewhere, or by another name: who
+# reads them is of another release.
+MOVED_KEYS = ("rope_theta", "rope_scaling", "torch_dtype")
+
+
+def missing_key(error: AttributeError, model: str) -> StageFault | None:
+    """The fault when ``error`` is that the config of ``model`` lacks a key.
+
+    None for attributes of other objects, and for keys that have moved.
+    """
+    from transformers import PretrainedConfig, __version__
+
+    if not isinstance(error.obj, PretrainedConfig) or error.name in MOVED_KEYS:
+        return None
+    kind = type(error.obj).__name__
+    return StageFault(
+        "config.missing-value",
+        f"vLLM reads {error.name} from the model's configuration: config.json in "
+        f"{model} has no such key, and {kind} of transformers {__version__} no default "
+        "for it",
+        facts={"key": error.name, "model": model, "class": kind},
+    )
 
 
 def _children() -> set[psutil.Process]:

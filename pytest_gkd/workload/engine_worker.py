@@ -32,12 +32,14 @@ def keep_weights_in_place() -> None:
         utils.dispatch_cpu_unquantized_gemm = _plain_linear
 
 
-def keep_trainers_classes(architectures: Iterable[str]) -> None:
+@contextlib.contextmanager
+def trainers_classes_kept(architectures: Iterable[str]) -> Iterator[list[str]]:
     """Where the trainer shares this process, leave its model's class as it is.
 
     An architecture that vLLM has no code of its own for runs by transformers' class,
-    which vLLM then prepares for torch.compile, in place: no trainer can be made of it
-    any more. Our engines compile nothing.
+    which vLLM prepares for torch.compile, in place: what is made of it, before or
+    after, can neither run nor train. Our engines compile nothing. Gives the names of
+    the classes that an engine started in this context would have changed.
     """
     from vllm.model_executor.models.registry import ModelRegistry
 
@@ -45,16 +47,25 @@ def keep_trainers_classes(architectures: Iterable[str]) -> None:
         str(getattr(ModelRegistry.models.get(name), "module_name", ".transformers"))
         for name in architectures
     ]
+    kept: list[str] = []
     if not any(".transformers" in module for module in served_by):
-        return  # and 0.7 s of imports saved
-    from vllm.model_executor.models.transformers import base
+        yield kept  # and 0.7 s of imports saved
+        return
+    from vllm.model_executor.models.transformers.base import Base
 
-    if hasattr(base.Base, "_decorate_cls_for_torch_compile"):
-        base.Base._decorate_cls_for_torch_compile = _leave_as_it_is
+    def keep(self: Any, cls: type, *args: Any, **kwargs: Any) -> None:
+        del self, args, kwargs
+        kept.append(cls.__name__)
 
-
-def _leave_as_it_is(self: Any, *args: Any, **kwargs: Any) -> None:
-    del self, args, kwargs
+    change = getattr(Base, "_decorate_cls_for_torch_compile", None)
+    if change is None:
+        yield kept
+        return
+    Base._decorate_cls_for_torch_compile = keep
+    try:
+        yield kept
+    finally:
+        Base._decorate_cls_for_torch_compile = change
 
 
 def _plain_linear(layer: Any, remove_weight: bool) -> None:

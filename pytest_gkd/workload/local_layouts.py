@@ -10,6 +10,16 @@ from pytest_gkd.workload.broadcast import Info, nbytes
 from pytest_gkd.workload.deadline import both, within
 from pytest_gkd.workload.layouts import Plan
 
+# Both texts seen with vLLM 0.32 and Olmo2ForCausalLM: the first of a model that was
+# loaded before the engine, the second of one that was loaded after.
+SHARED_CLASS = (
+    "vLLM runs this model by transformers' own {0} and changes that class for "
+    "torch.compile: a trainer of it in the engine's process then fails (\"'{0}' object "
+    'has no attribute \'do_not_compile\'", "Current vLLM config is not set"). This run '
+    "kept vLLM from changing it; your job does not, and needs an engine in processes "
+    "of its own, as in layout split"
+)
+
 
 class _Local:
     """Trainer and teacher in this process."""
@@ -24,8 +34,11 @@ class _Local:
         engines.prepare_environment(self.plan.engine)
         engines.import_vllm()
         self.gkd.step("starting the engine")
-        self._engine = engines.Engine(self.plan.engine, self.budget_s)
+        self._engine = self.new_engine()
         return self._engine
+
+    def new_engine(self) -> engines.Engine:
+        return engines.Engine(self.plan.engine, self.budget_s)
 
     def budget_s(self) -> float:
         return self.gkd.working_s()
@@ -68,6 +81,17 @@ class Colocated(_Local):
     """Everything in this process; a push is a load in place."""
 
     name = "colocated"
+
+    def new_engine(self) -> engines.Engine:
+        from pytest_gkd.workload import engine_worker
+
+        with engine_worker.trainers_classes_kept(
+            self.plan.engine.architectures
+        ) as kept:
+            engine = super().new_engine()
+        if kept:
+            self.gkd.note("vllm.shared-class", SHARED_CLASS.format(", ".join(kept)))
+        return engine
 
     def transport(self, engine: Any, source: Any) -> tuple[str, str]:
         del engine, source
