@@ -92,7 +92,8 @@ def values(name: str) -> dict[str, Any]:
 def known(name: str, layout: str) -> dict[str, str] | None:
     """The failure of ``name`` in ``layout`` that is not ours, if there is one.
 
-    ``stage`` fails, it is ``whose`` (vLLM or the model), and ``why`` in words.
+    ``stage`` fails, for ``cause`` where that is given; it is ``whose`` (vLLM or the
+    model), and ``why`` in words.
     """
     entries: list[dict[str, Any]] = tomllib.loads(SHAPES.read_text()).get("known", [])
     for entry in entries:

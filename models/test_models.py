@@ -69,6 +69,8 @@ def test_model(name: str, layout: str, base: Path) -> None:
     assert found["failed"] == (known["stage"] if known else None), (
         f"expected {known or 'all to pass'}\n{done.stdout[-6000:]}"
     )
+    if known and "cause" in known:
+        assert found["cause"] == known["cause"], done.stdout[-6000:]
 
 
 def record(
