@@ -17,6 +17,7 @@ from _pytest.terminal import TerminalReporter
 
 from pytest_gkd import (
     faultspecs,
+    guardian,
     process,
     render,
     sanitize,
@@ -37,6 +38,7 @@ from pytest_gkd.failure import (
 from pytest_gkd.findings import Findings
 from pytest_gkd.journal import EventPaths, EventReader, EventWriter, MemoryFile
 from pytest_gkd.plan import PlannedStage
+from pytest_gkd.pulse import Sign
 from pytest_gkd.record import (
     BLOCKED,
     FAILED,
@@ -51,7 +53,7 @@ from pytest_gkd.rundir import RunDir, temporary_name
 from pytest_gkd.settings import Settings
 from pytest_gkd.teller import Teller
 from pytest_gkd.tracker import Tracker
-from pytest_gkd.watchdog import Overrun, Watchdog, read_output
+from pytest_gkd.watchdog import COLLECT_BUDGET_S, Overrun, Watchdog, read_output
 
 PACKAGES = (
     "pytest-gkd",
@@ -111,6 +113,8 @@ class StageController:
         self._safe_path = os.environ.get(SAFE_PATH)
         self._old_handlers: dict[int, Any] = {}
         self._last_scan = 0.0
+        self._heard = dict.fromkeys((Sign.WAITED_S, Sign.RESUMED, Sign.GAVE_UP_S), 0.0)
+        self._ended_by_guardian: set[str] = set()
         self._ended = False
         self._given_up = False
         self.watchdog = Watchdog(
@@ -133,17 +137,10 @@ class StageController:
             run_dir,
             self._before,
             self._running,
-            self._keep_guard,
             self._note,
             itself=not workers,
         )
         self.closing = Closing(home, self.tracker, self._before)
-
-    def _keep_guard(self) -> None:
-        pid = self.home.keep_guard()
-        if pid is not None:  # as little the run's as the one that was there before
-            self._before.add(pid)
-            self.watchdog.spared.add(pid)
 
     def _running(self) -> dict[int, str]:
         """The stage that each worker runs, by the worker's pid."""
@@ -222,7 +219,50 @@ class StageController:
             )
 
     def _on_tick(self, now: float) -> None:
-        pass
+        guard = self.home.guard
+        if guard is None:
+            return
+        self._hear_guardian()
+        to_come = [s.budget_s for s in self.record.stages if s.started is None]
+        guard.beat(self.watchdog.due(now, min([*to_come, COLLECT_BUDGET_S])))
+        why = self.home.keep_guard()
+        if why:
+            # As little the run's as the one that was there before.
+            self._before.add(guard.pid)
+            self.watchdog.spared.add(guard.pid)
+            self._note(
+                f"its guardian {why} and was replaced (now {guard.pid}): somebody or "
+                "something here signals processes that are not its own"
+            )
+
+    def _hear_guardian(self) -> None:
+        """What it has done since for this process, which could not know of it."""
+        if self.home.guard is None:
+            return
+        before = self._heard
+        self._heard = {sign: self.home.guard.pulse[sign] for sign in before}
+        new = {sign: self._heard[sign] - before[sign] for sign in before}
+        waited_s = new[Sign.WAITED_S]
+        if waited_s:
+            self.watchdog.wait_longer(waited_s)
+            self._note(
+                f"pytest was stopped at its terminal for {render.seconds(waited_s)}: "
+                "its workers went on, and their deadlines waited as long"
+            )
+        if new[Sign.RESUMED]:
+            self._note(
+                "pytest was stopped by a signal (SIGSTOP) when a budget was over; its "
+                "guardian made it go on (SIGCONT)"
+            )
+        if new[Sign.GAVE_UP_S]:
+            workers = self.watchdog.workers.items()
+            dead = {n for n, w in workers if process.is_dead(w.pid)}
+            self._ended_by_guardian |= dead
+            self._note(self._stood_still())
+
+    def _stood_still(self) -> str:
+        still_s = self._heard[Sign.GAVE_UP_S]
+        return f"{guardian.stood_still(still_s)}: its guardian ended the workers"
 
     def _on_overrun(self, overrun: Overrun) -> None:
         self._overruns[overrun.worker] = overrun
@@ -342,13 +382,14 @@ class StageController:
         report.location = (crashitem.split("::")[0], None, crashitem.split("::")[-1])
         watch = self.watchdog.workers.get(worker)
         overrun = self._overruns.get(worker)
-        status, died = None, ""
+        status, died, given_up = None, "", False
         if overrun is None:
             status, died = ending_of(getattr(report, "node"))  # noqa: B009
-            self.watchdog.drain(
-                worker
-            )  # its last word may have come after the connection
-            died = record.broken or died
+            # Its last word may have come after the connection.
+            self.watchdog.drain(worker)
+            self._hear_guardian()
+            given_up = worker in self._ended_by_guardian
+            died = self._stood_still() if given_up else record.broken or died
         # With a verdict already, what did not end is what the stage left open.
         closing = record.outcome is not None
         report.when = "teardown" if closing else "call"
@@ -369,7 +410,7 @@ class StageController:
             self._findings.keep_stacks(record, overrun.stacks)
             output = overrun.output
         else:
-            record.outcome = FAILED
+            record.outcome = TIMEOUT if given_up else FAILED
             output = read_output(watch) if watch else ""
             if watch is not None:
                 out = self.report_dir / "stacks" / record.name
@@ -378,12 +419,13 @@ class StageController:
                     record, stacks.of_crash(watch.pid, armed, out)
                 )
         self._sweep_worker(record, worker)
-        signal_name = process.exit_name(status) if status and status < 0 else None
+        by_signal = status is not None and status < 0 and not given_up
+        signal_name = process.exit_name(status) if by_signal else None
         self._findings.settle(
             record,
             output,
             exit_signal=signal_name,
-            crashed=overrun is None or closing,
+            crashed=(overrun is None and not given_up) or closing,
         )
         report.longrepr = self._failure(record, None)
         report.gkd_done = True  # type: ignore[attr-defined]
@@ -649,6 +691,8 @@ class StageController:
             # Also when its thread has ended by an error of its own.
             self._ended = True
             self.watchdog.stop()
+            if self.home.guard is not None:
+                self.home.guard.beat(float("inf"))
             self.watchdog.drain()
             if self._events.unreadable:
                 self._note(

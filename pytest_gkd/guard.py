@@ -8,12 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pytest_gkd import procfs
+from pytest_gkd.clock import monotonic
 from pytest_gkd.created import LIST
 from pytest_gkd.procfs import MARK
+from pytest_gkd.pulse import Pulse, Sign
 
 CODE = "GKD_GUARDIAN"
 GOODBYE = b"g"
 GOODBYE_LIMIT_S = 2.0
+# A pytest process that does not get on for so long, with a budget over, is given up:
+# its guardian ends the workers. A guardian that stands still half as long is replaced.
+STILL_LIMIT_S = 60.0
 
 
 class Guard:
@@ -27,6 +33,8 @@ class Guard:
         self._run_dir = run_dir
         self._link = link
         self._over = False
+        self._life: int | None = None
+        self.pulse = Pulse.begin()
         self._start()
 
     @property
@@ -36,6 +44,8 @@ class Guard:
     def _start(self) -> None:
         creations = os.open(self._run_dir / LIST, os.O_RDONLY)
         theirs, self._life = os.pipe()
+        pulse = self.pulse.descriptor
+        self._beat, self._moved = self.pulse[Sign.GUARD_BEAT], monotonic()
         place = str(Path(__file__).parent.parent)
         link = str(self._link or "")
         # The code goes by the environment: a command line that names pytest would be
@@ -44,7 +54,7 @@ class Guard:
             f"import sys; sys.path.insert(0, {place!r}); "
             "from pytest_gkd.guardian import main; "
             f"main({str(self._run_dir)!r}, {os.getpid()}, {theirs}, {creations}, "
-            f"{link!r})"
+            f"{pulse}, {link!r}, {STILL_LIMIT_S})"
         )
         environ = {name: text for name, text in os.environ.items() if name != MARK}
         try:
@@ -59,26 +69,54 @@ class Guard:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=[theirs, creations],
+                pass_fds=[theirs, creations, pulse],
                 start_new_session=True,
                 cwd="/",
                 env={**environ, CODE: code},
             )
         except OSError:
-            os.close(self._life)
+            self._close_life()
             raise
         finally:
             os.close(theirs)
             os.close(creations)
 
-    def restart_if_gone(self) -> bool:
-        """Start another one if somebody has killed it; whether that was so."""
-        if self._over or self._process.poll() is None:
-            return False
-        with contextlib.suppress(OSError):
-            os.close(self._life)
-        self._start()
-        return True
+    def beat(self, due: float) -> None:
+        """This process gets on, and has to at ``due`` (``clock.monotonic()``)."""
+        if not self._over:
+            self.pulse[Sign.BEAT] += 1
+            self.pulse[Sign.DUE] = due
+
+    def replace_if_needed(self) -> str:
+        """Start another one in the place of one that is gone or stands still.
+
+        What was wrong with it; empty where nothing was.
+        """
+        why = "" if self._over else self._problem()
+        if why:
+            self._process.kill()  # its own child, which nobody else waits for
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(GOODBYE_LIMIT_S)
+            self._close_life()
+            self._start()
+        return why
+
+    def _problem(self) -> str:
+        if self._process.poll() is not None:
+            return "was killed"
+        here = procfs.stat(self._process.pid)
+        if here is not None and here.state == procfs.STOPPED:
+            return "was stopped by a signal"
+        now, beat = monotonic(), self.pulse[Sign.GUARD_BEAT]
+        if beat != self._beat:
+            self._beat, self._moved = beat, now
+        return "stood still" if now > self._moved + STILL_LIMIT_S / 2 else ""
+
+    def _close_life(self) -> None:
+        if self._life is not None:
+            with contextlib.suppress(OSError):  # somebody has closed all there were
+                os.close(self._life)
+        self._life = None
 
     def leave(self) -> None:
         """Say nothing: it ends what is left once this process is gone."""
@@ -89,10 +127,10 @@ class Guard:
         if self._over:
             return
         self._over = True
-        with contextlib.suppress(OSError):  # it was killed
-            os.write(self._life, GOODBYE)
-        with contextlib.suppress(OSError):
-            os.close(self._life)
+        if self._life is not None:
+            with contextlib.suppress(OSError):  # it was killed
+                os.write(self._life, GOODBYE)
+        self._close_life()
         try:
             self._process.wait(GOODBYE_LIMIT_S)
         except subprocess.TimeoutExpired:

@@ -3,7 +3,8 @@
 Started by guard.py, without site-packages. It waits for one byte, the goodbye, and
 ends. When the pytest process goes without it (SIGKILL, out of memory, a crash), it
 ends every process of the run, removes its shared memory and its directory, and says
-so in its report.
+so in its report. Meanwhile it sees that the pytest process runs, which holds every
+budget (see ``Watch``).
 """
 
 from __future__ import annotations
@@ -14,24 +15,36 @@ import os
 import select
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 from pytest_gkd import created, procfs, sanitize, sweep
 from pytest_gkd.clock import monotonic
 from pytest_gkd.journal import write_json
+from pytest_gkd.pulse import Pulse, Sign
 
 GOODBYE = b"g"
 NAME = "gkd-guardian"  # at most 15 characters (prctl(2), PR_SET_NAME)
 POLL_S = 0.005
-SLOW_POLL_S = 0.5
 QUICK_S = 1.0
+LOOK_S = 0.5
 
 
-def main(run_dir: str, pid: int, life: int, creations: int, link: str) -> None:
+def main(
+    run_dir: str,
+    pid: int,
+    life: int,
+    creations: int,
+    pulse: int,
+    link: str,
+    still_limit_s: float,
+) -> None:
     """Guard the run of process ``pid``; ``life`` is the read end of a pipe from it.
 
     ``creations`` is the run's list, open: it must be there even if somebody clears the
-    directory.
+    directory. ``pulse`` is the descriptor of a ``Pulse``; for ``still_limit_s`` see
+    ``Watch``.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         # It ends when the pytest process does, and not before.
@@ -41,17 +54,74 @@ def main(run_dir: str, pid: int, life: int, creations: int, link: str) -> None:
         Path("/proc/self/comm").write_text(NAME)
     here = procfs.stat(pid)
     start = here.start if here else 0
-    if said_goodbye(life, pid, start):
-        os._exit(0)  # the pytest process waits for it
     with os.fdopen(creations, encoding="utf-8", errors="replace") as file:
-        found = created.read(file.read())
+
+        def give_up(still_s: float) -> None:
+            end_workers(_read(file), pid, still_s)
+
+        watch = Watch(pid, start, Pulse(pulse), give_up, still_limit_s)
+        if said_goodbye(life, pid, start, watch):
+            os._exit(0)  # the pytest process waits for it
+        found = _read(file)
     if found.run is not None:
         clean(found, found.run, Path(run_dir))
     if link:
         Path(link).unlink(missing_ok=True)
 
 
-def said_goodbye(life: int, pid: int, start: int) -> bool:
+def _read(file: TextIO) -> created.Created:
+    file.seek(0)
+    return created.read(file.read())
+
+
+class Watch:
+    """Sees that the pytest process runs, by its state and its heartbeat.
+
+    One that is stopped at a terminal (Ctrl-Z) is its user's to continue. Without a
+    terminal, as in CI, it is made to go on as soon as one of its budgets is over.
+    Should it stand still for ``still_limit_s`` seconds after that, ``give_up`` is
+    called with the seconds, and again at each look until it gets on.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        start: int,
+        pulse: Pulse,
+        give_up: Callable[[float], None],
+        still_limit_s: float,
+    ) -> None:
+        self._pid = pid
+        self._start = start
+        self._pulse = pulse
+        self._give_up = give_up
+        self._still_limit_s = still_limit_s
+        self._beat = pulse[Sign.BEAT]
+        self._last = self._moved = monotonic()
+
+    def look(self, now: float) -> None:
+        """One look, two a second."""
+        pulse = self._pulse
+        pulse[Sign.GUARD_BEAT] += 1
+        here = procfs.stat(self._pid)
+        if here is None or here.start != self._start:
+            return
+        is_users = here.state == procfs.STOPPED and here.terminal != 0
+        if is_users:
+            pulse[Sign.WAITED_S] += now - self._last
+        if is_users or here.state == "t" or pulse[Sign.BEAT] != self._beat:
+            self._beat, self._moved = pulse[Sign.BEAT], now
+        elif now > pulse[Sign.DUE]:
+            if here.state == procfs.STOPPED:
+                pulse[Sign.RESUMED] += 1
+                procfs.send(self._pid, self._start, signal.SIGCONT)
+            if now > max(self._moved, pulse[Sign.DUE]) + self._still_limit_s:
+                pulse[Sign.GAVE_UP_S] = now - self._moved
+                self._give_up(now - self._moved)
+        self._last = now
+
+
+def said_goodbye(life: int, pid: int, start: int, watch: Watch) -> bool:
     """Wait until the pytest process has said goodbye (True) or is gone (False)."""
     waits = select.poll()
     waits.register(life, select.POLLIN)
@@ -59,7 +129,9 @@ def said_goodbye(life: int, pid: int, start: int) -> bool:
     if handle is not None:
         waits.register(handle, select.POLLIN)
     while True:
-        waits.poll()
+        if not waits.poll(1000 * LOOK_S):
+            watch.look(monotonic())
+            continue
         # Whatever woke us: what it said last is in the pipe, also after its death.
         if select.select([life], [], [], 0)[0]:
             if os.read(life, 1) == GOODBYE:
@@ -71,7 +143,10 @@ def said_goodbye(life: int, pid: int, start: int) -> bool:
     # its files and lives on is not gone, and its run is not ours to end.
     quick_until = monotonic() + QUICK_S
     while procfs.is_alive(pid, start):
-        time.sleep(POLL_S if monotonic() < quick_until else SLOW_POLL_S)
+        is_quick = monotonic() < quick_until
+        time.sleep(POLL_S if is_quick else LOOK_S)
+        if not is_quick:
+            watch.look(monotonic())
     return False
 
 
@@ -97,12 +172,34 @@ def clean(found: created.Created, run: created.RunLine, run_dir: Path) -> None:
     sweep.remove_tree(run_dir)
 
 
+def end_workers(found: created.Created, pid: int, still_s: float) -> None:
+    """End all that the pytest process, which stands still, has started; say so."""
+    if found.run is None:
+        return
+    search = sweep.Search(found.run, found.processes, ())
+    ended = [str(one) for one in sweep.end(search).ended]
+    if not ended:
+        return
+    text = f"{stood_still(still_s)}: its guardian ended {len(ended)} process(es)"
+    _tell(Path(found.run.report), found.run, ended, [text])
+    with contextlib.suppress(OSError):  # it may be closed, or full
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
+        stderr = os.open(f"/proc/{pid}/fd/2", flags)
+        os.write(stderr, f"\ngkd: {text}\n".encode())
+        os.close(stderr)
+
+
+def stood_still(still_s: float) -> str:
+    """What is said of a pytest process that was given up."""
+    return f"pytest stood still for {still_s:.0f} s and held no budget any more"
+
+
 def _tell(path: Path, run: created.RunLine, ended: list[str], notes: list[str]) -> None:
     try:
         report = json.loads(path.read_text("utf-8"))
         if report["started"] != run.started:
             return  # another run's by now
-        if not report["ended"]:
+        if not report["ended"] and not procfs.is_alive(run.pid, run.start):
             report["interrupted"] = "killed"
             report["notes"].append(
                 f"the pytest process {run.pid} was killed: this ends where it stood"

@@ -18,6 +18,7 @@ PROC = Path("/proc")
 SHM = Path("/dev/shm")  # noqa: S108 - where the system keeps it
 COMMAND_LENGTH = 100
 DEAD = ("Z", "X")
+STOPPED = "T"  # by a signal; a debugger's is "t"
 # In the environment of everything a run starts; its value is the run's mark.
 MARK = "PYTEST_GKD_RUN"
 # multiprocessing's helper unlinks the shared memory that killed processes leave. It
@@ -32,7 +33,8 @@ PIDFD = hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
 
 class Stat(NamedTuple):
     """One process. ``start`` is in clock ticks since boot: with the pid it is a name
-    that no other process of this boot has."""
+    that no other process of this boot has. ``terminal`` is the number of its
+    controlling terminal, 0 without one."""
 
     pid: int
     ppid: int
@@ -40,6 +42,7 @@ class Stat(NamedTuple):
     start: int
     group: int = 0
     session: int = 0
+    terminal: int = 0
 
 
 class Identity(NamedTuple):
@@ -98,6 +101,7 @@ def stat(pid: int) -> Stat | None:
         int(words[19]),
         int(words[2]),
         int(words[3]),
+        int(words[4]),
     )
 
 

@@ -68,13 +68,15 @@ class RunDir:
         found = created.read((self.path / created.LIST).read_text("utf-8", "replace"))
         return sweep.Search(self._line, found.processes, spare)
 
-    def keep_guard(self) -> int | None:
-        """See that there is a guardian; called now and then. The pid of a new one."""
+    def keep_guard(self) -> str:
+        """See that there is a guardian that works; called now and then.
+
+        What was wrong with one that was replaced, empty where nothing was.
+        """
         if self.guard is not None:
             with contextlib.suppress(OSError):  # tried again next time
-                if self.guard.restart_if_gone():
-                    return self.guard.pid
-        return None
+                return self.guard.replace_if_needed()
+        return ""
 
     def close(self, *, finished: bool = True) -> str:
         """Remove it and let the guardian go; the reason why something is left.

@@ -48,8 +48,8 @@ class Tracker(threading.Thread):
 
     ``before`` are the processes that are not the run's: they are passed over, with all
     they start. It may grow. ``workers`` gives the stage that each worker runs now, by
-    its pid. ``each`` is called after every walk, ``tell`` with what went wrong in
-    either, which ends neither. With ``itself`` this process runs stages.
+    its pid. ``tell`` gets what went wrong in a walk, which does not end it. With
+    ``itself`` this process runs stages.
     """
 
     def __init__(
@@ -58,7 +58,6 @@ class Tracker(threading.Thread):
         run_dir: Path,
         before: set[int],
         workers: Callable[[], dict[int, str]],
-        each: Callable[[], None],
         tell: Callable[[str], None],
         *,
         itself: bool,
@@ -67,7 +66,6 @@ class Tracker(threading.Thread):
         self._list = creations
         self._run_dir = run_dir
         self._workers = workers
-        self._each = each
         self._tell = tell
         self._me = os.getpid()
         self._members: dict[int, Member] = {}
@@ -94,7 +92,6 @@ class Tracker(threading.Thread):
         while not self._over.is_set():
             begun = monotonic()
             self.scan()
-            self._attempt("the guardian could not be looked after", self._each)
             rest = REST * (monotonic() - begun)
             self._over.wait(max(EVERY_S, rest))
 

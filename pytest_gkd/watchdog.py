@@ -43,6 +43,8 @@ END_LIMIT_S = 5.0
 # An ending that takes longer is held by the kernel; the run goes on without it.
 GIVE_UP_S = 3 * END_LIMIT_S
 OUTPUT_BYTES = 64 * 1024
+# A tick that comes later than this, though nothing held it up, came after a stop.
+STOPPED_S = 1.0
 
 
 class Sample(NamedTuple):
@@ -166,8 +168,14 @@ class Watchdog(threading.Thread):
     def run(self) -> None:
         """The thread's loop. Should it break, the workers are ended with it."""
         try:
-            while not self._over.wait(TICK_S):
-                self._tick()
+            judges = True
+            while True:
+                begun = monotonic()
+                if self._over.wait(TICK_S):
+                    return
+                # Stopped meanwhile, it first hears what its guardian knows of that.
+                judges = not judges or monotonic() < begun + STOPPED_S
+                self._tick(judges=judges)
         except BaseException as error:
             self.error = error
             for worker in self.workers.values():
@@ -180,6 +188,24 @@ class Watchdog(threading.Thread):
         self.join()
         for worker in self.workers.values():
             _close(worker)
+
+    def due(self, now: float, least_s: float) -> float:
+        """When the first of the workers has to be ended, if it does not get on.
+
+        One between two stages may begin the next unseen, with ``least_s`` for it.
+        """
+        open_now = [
+            worker.deadline
+            for worker in self.workers.values()
+            if not worker.ended and worker.phase not in ("idle", "done")
+        ]
+        return min([*open_now, now + least_s]) + END_AFTER_S
+
+    def wait_longer(self, seconds: float) -> None:
+        """This process was stopped for so long, by its user: the deadlines wait."""
+        for worker in self.workers.values():
+            worker.extra_s["stop"] = worker.extra_s.get("stop", 0.0) + seconds
+            self._look_anew(worker)
 
     def drain(self, name: str | None = None) -> None:
         """Take in every event written so far, or all of one worker's.
@@ -199,18 +225,19 @@ class Watchdog(threading.Thread):
             for event in self._reader.read(limit_bytes, name):
                 self._attempt("an event was not understood", self._take_in, event)
 
-    def _tick(self) -> None:
+    def _tick(self, *, judges: bool = True) -> None:
         # Deadlines first, each by what its own worker has said: what others say, and
         # however much, puts none of them off.
-        for worker in list(self.workers.values()):
+        for worker in list(self.workers.values()) if judges else ():
             about = f"worker {worker.name} could not be looked after"
             self._attempt(about, self._judge, worker, monotonic())
         names = self._reader.names()
-        for name in names:
-            about = f"what {name} says could not be read"
-            self._attempt(about, self._hear, name, TICK_BYTES // len(names))
-        with self.lock:
-            self._attempt("the run could not be shown", self._on_tick, monotonic())
+        with self.lock:  # the guardian is to know of a stage before anybody is shown it
+            for name in names:
+                about = f"what {name} says could not be read"
+                self._attempt(about, self._hear, name, TICK_BYTES // len(names))
+            about = "the guardian could not be looked after"
+            self._attempt(about, self._on_tick, monotonic())
 
     def _attempt(self, what: str, work: Callable[..., None], *args: Any) -> None:
         """Do what must not keep this thread from anything else that it does."""
@@ -260,10 +287,13 @@ class Watchdog(threading.Thread):
             worker.phase = "done"
 
     def _extend(self, worker: WorkerWatch, what: str, seconds: float) -> None:
-        """More time than the budget, within its bound; looks at it begin anew."""
+        """More time than the budget, within its bound."""
         if not float(seconds) >= 0:
             raise ValueError(f"{seconds!r} is no time that a stage may be given")
         worker.extra_s[what] = min(float(seconds), EXTRA_LIMIT_S[what])
+        self._look_anew(worker)
+
+    def _look_anew(self, worker: WorkerWatch) -> None:
         worker.samples.pop(worker.stage, None)
         worker.earlier, worker.has_sample, worker.wants_sample = None, False, True
 

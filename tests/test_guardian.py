@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_gkd import created, procfs
+from pytest_gkd import created, guard, procfs
 from pytest_gkd.rundir import RunDir
 
 LIMIT_S = 30
@@ -212,6 +214,163 @@ def test_a_terminal_that_is_closed_ends_everything_with_a_report(hung: Hung) -> 
     assert hung.report()["ended"]
 
 
+# -- each watches the other ------------------------------------------------------------
+
+STUCK = """
+import ctypes
+from pathlib import Path
+import pytest
+
+@pytest.mark.gkd_stage("stuck", lane="probe", timeout=4)
+def test_stuck(gkd):
+    gkd.step("about to hang")
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+@pytest.mark.gkd_stage("next", lane="probe", timeout=20)
+def test_next(): pass
+"""
+REPORT = ".gkd/last/report.json"
+# A thread of the user's that keeps the GIL of the pytest process.
+BLOCKS = """
+import ctypes, os, threading, time
+from pathlib import Path
+import pytest_gkd.guard
+
+pytest_gkd.guard.STILL_LIMIT_S = 2
+
+def block():
+    report = Path(".gkd/last/report.json")
+    while not report.exists() or "about to hang" not in report.read_text():
+        time.sleep(0.01)
+    ctypes.PyDLL(None).sleep(15)
+
+def pytest_sessionstart(session):
+    if not hasattr(session.config, "workerinput"):
+        threading.Thread(target=block).start()
+"""
+STUCK_COMMAND = [*COMMAND[:-1], "test_stuck.py"]
+
+
+def outcomes(place: Path) -> dict[str, str]:
+    return {stage["name"]: stage["outcome"] for stage in report_of(place)["stages"]}
+
+
+def report_of(place: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((place / REPORT).read_text())
+    return found
+
+
+def await_stuck(place: Path) -> None:
+    """Until the controller knows that the stage runs, and since when."""
+    report = place / REPORT
+    wait_until(lambda: report.exists() and "about to hang" in report.read_text())
+
+
+def start_stuck(place: Path) -> subprocess.Popen[str]:
+    (place / "test_stuck.py").write_text(STUCK)
+    process = subprocess.Popen(
+        STUCK_COMMAND,
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    await_stuck(place)
+    return process
+
+
+def test_a_pytest_stopped_without_a_terminal_goes_on_when_a_budget_is_over(
+    tmp_path: Path,
+) -> None:
+    process = start_stuck(tmp_path)
+    process.send_signal(signal.SIGSTOP)
+    out, _ = process.communicate(timeout=LIMIT_S)
+    assert outcomes(tmp_path) == {"stuck": "timeout", "next": "passed"}, out
+    assert "its guardian made it go on (SIGCONT)" in "".join(
+        report_of(tmp_path)["notes"]
+    )
+
+
+def test_a_pytest_stopped_at_a_terminal_is_left_stopped_and_its_deadlines_wait(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "test_stuck.py").write_text(STUCK)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execve(STUCK_COMMAND[0], STUCK_COMMAND, os.environ)  # noqa: S606
+    threading.Thread(target=read_all, args=[terminal], daemon=True).start()
+    stopped_s = 8
+    try:
+        await_stuck(tmp_path)
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: state(pid) == procfs.STOPPED)
+        until = time.monotonic() + stopped_s
+        while time.monotonic() < until:
+            assert state(pid) == procfs.STOPPED
+            time.sleep(0.1)
+        os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: state(pid) == "Z")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert outcomes(tmp_path) == {"stuck": "timeout", "next": "passed"}
+    stuck = report_of(tmp_path)["stages"][0]
+    assert stuck["duration_s"] >= 4 + stopped_s - 1
+    notes = "".join(report_of(tmp_path)["notes"])
+    assert "pytest was stopped at its terminal for " in notes
+    assert "made it go on" not in notes
+
+
+def state(pid: int) -> str:
+    here = procfs.stat(pid)
+    assert here is not None
+    return here.state
+
+
+def read_all(terminal: int) -> None:
+    with contextlib.suppress(OSError):  # how a terminal says that nobody has it open
+        while os.read(terminal, 4096):
+            pass
+
+
+def test_a_guardian_that_is_stopped_is_replaced_and_told(hung: Hung) -> None:
+    process = hung.start()
+    first = hung.guardian()
+    first.suspend()
+
+    def told() -> bool:
+        notes = "".join(hung.report()["notes"])
+        return "its guardian was stopped by a signal and was replaced" in notes
+
+    wait_until(told)
+    hung.tree = psutil.Process(process.pid).children(recursive=True)
+    assert hung.guardian() != first
+    assert gone(first.pid)
+    process.kill()
+    process.communicate(timeout=LIMIT_S)
+    hung.await_end()
+    assert hung.report()["interrupted"] == "killed"
+
+
+def test_the_workers_of_a_pytest_that_stands_still_are_ended_and_it_is_said(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "conftest.py").write_text(BLOCKS)
+    process = start_stuck(tmp_path)
+    out, _ = process.communicate(timeout=2 * LIMIT_S)
+    said = "s and held no budget any more: its guardian ended"
+    assert said in out
+    assert outcomes(tmp_path) == {"stuck": "timeout", "next": "passed"}, out
+    assert said in "".join(report_of(tmp_path)["notes"])
+    (stuck, _) = report_of(tmp_path)["stages"]
+    assert stuck["message"].startswith("pytest stood still for ")
+    assert stuck["diagnosis"] is None
+
+
 # -- the guardian alone ----------------------------------------------------------------
 
 HOLDS = """
@@ -225,9 +384,11 @@ print(json.dumps([str(run.path), run.guard.pid, child.pid]), flush=True)
 """
 
 
-def holder(tmp_path: Path, *rest: str) -> tuple[subprocess.Popen[str], list[Any]]:
+def holder(
+    tmp_path: Path, *rest: str, before: str = ""
+) -> tuple[subprocess.Popen[str], list[Any]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDS + textwrap.dedent("\n".join(rest))],
+        [sys.executable, "-c", before + HOLDS + textwrap.dedent("\n".join(rest))],
         cwd=tmp_path,
         env={
             **os.environ,
@@ -294,6 +455,47 @@ def test_a_process_that_closes_its_files_and_lives_on_keeps_its_run(
     process.communicate(timeout=LIMIT_S)
     wait_until(lambda: gone(guardian))
     assert gone(child)
+
+
+def test_a_guardian_that_stands_still_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path)
+    assert run.guard is not None
+    first = run.guard.pid
+    monkeypatch.setattr(guard, "STILL_LIMIT_S", 0.01)  # it moves twice a second
+    why = ""
+    while not why:
+        why = run.keep_guard()
+    assert why == "stood still"
+    assert gone(first)
+    assert not gone(run.guard.pid)
+    run.close()
+
+
+def test_a_report_says_of_a_pytest_that_stands_still_what_was_ended(
+    tmp_path: Path,
+) -> None:
+    process, (_, guardian, child) = holder(
+        tmp_path,
+        "report = {'started': run.started, 'ended': None, 'notes': [], 'cleaned': []}",
+        "Path('report.json').write_text(json.dumps(report))",
+        "run.guard.beat(time.monotonic())",
+        "sys.stdin.read()",
+        before="import pytest_gkd.guard; pytest_gkd.guard.STILL_LIMIT_S = 1",
+    )
+    wait_until(lambda: gone(child))
+    told = tmp_path / "report.json"
+    wait_until(lambda: json.loads(told.read_text())["cleaned"])
+    report = json.loads(told.read_text())
+    assert "interrupted" not in report
+    assert len(report["notes"]) == 1
+    assert report["notes"][0].startswith("pytest stood still for ")
+    assert process.poll() is None
+    assert not gone(guardian)
+    process.kill()
+    process.communicate(timeout=LIMIT_S)
+    wait_until(lambda: gone(guardian))
 
 
 def test_the_guardians_command_line_does_not_name_pytest(tmp_path: Path) -> None:

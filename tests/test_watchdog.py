@@ -17,7 +17,13 @@ from pytest_gkd import process, stillness, watchdog
 from pytest_gkd.clock import monotonic
 from pytest_gkd.context import EXTRA_LIMIT_S
 from pytest_gkd.journal import EventReader, EventWriter
-from pytest_gkd.watchdog import CLOSE_BUDGET_S, Overrun, Watchdog, WorkerWatch
+from pytest_gkd.watchdog import (
+    CLOSE_BUDGET_S,
+    END_AFTER_S,
+    Overrun,
+    Watchdog,
+    WorkerWatch,
+)
 
 PATIENCE_S = 60.0  # of a test, before it gives up waiting for what should happen
 
@@ -469,7 +475,7 @@ def test_an_error_in_one_tick_is_told_once_and_budgets_are_held_on(
     assert [o.stage for o in bench.overruns] == ["stuck"]
     assert sorted(bench.problems) == [
         "an event was not understood: KeyError: 'event'",
-        "the run could not be shown: RuntimeError: broken",
+        "the guardian could not be looked after: RuntimeError: broken",
     ]
 
 
@@ -558,6 +564,33 @@ def test_imports_that_get_on_put_off_the_deadline_within_a_bound(bench: Bench) -
     assert deadline() == 20
     bench.say("gw0", "extra", stage="data", what="imports", s=1e9)
     bench.say("gw0", "extra", stage="data", what="data", s=5.0)
-    assert deadline() == 20 + EXTRA_LIMIT_S["imports"] + 5
+    assert deadline() == pytest.approx(20 + EXTRA_LIMIT_S["imports"] + 5)
     bench.say("gw0", "finish", stage="data", outcome="passed", duration_s=1.0)
     assert deadline() == CLOSE_BUDGET_S
+
+
+def test_a_stop_of_its_own_process_puts_off_what_runs_and_nothing_after_it(
+    bench: Bench,
+) -> None:
+    bench.say("gw0", "hello", pid=bench.child().pid)
+    bench.start("gw0", "data", 20)
+    bench.watchdog.drain()
+    worker = bench.watchdog.workers["gw0"]
+    bench.watchdog.wait_longer(7)
+    bench.watchdog.wait_longer(8)
+    assert worker.deadline == pytest.approx(worker.since + 35)
+    assert bench.watchdog.due(worker.since, 60) == pytest.approx(
+        worker.deadline + END_AFTER_S
+    )
+    bench.start("gw0", "nccl", 10)
+    bench.watchdog.drain()
+    assert worker.deadline == pytest.approx(worker.since + 10)
+
+
+def test_where_no_deadline_is_known_one_is_due_all_the_same(bench: Bench) -> None:
+    """A worker between two stages may begin the next one unseen."""
+    assert bench.watchdog.due(5.0, 60.0) == 65.0 + END_AFTER_S
+    bench.say("gw0", "hello", pid=bench.child().pid)
+    bench.say("gw0", "collected")
+    bench.watchdog.drain()
+    assert bench.watchdog.due(5.0, 60.0) == 65.0 + END_AFTER_S
