@@ -287,7 +287,10 @@ def test_a_pytest_stopped_without_a_terminal_goes_on_when_a_budget_is_over(
 ) -> None:
     process = start_stuck(tmp_path)
     process.send_signal(signal.SIGSTOP)
-    out, _ = process.communicate(timeout=LIMIT_S)
+    try:
+        out, _ = process.communicate(timeout=2 * LIMIT_S)
+    finally:
+        process.kill()
     assert outcomes(tmp_path) == {"stuck": "timeout", "next": "passed"}, out
     assert "its guardian made it go on (SIGCONT)" in "".join(
         report_of(tmp_path)["notes"]
