@@ -45,6 +45,7 @@ def test_last():
 # What pytest calls each plugin, and the arguments that make it do its work.
 NEIGHBOURS = {
     "none": ("-W", "error", "--strict-markers", "--strict-config"),
+    "allure": ("-p", "allure_pytest", "--alluredir=allure"),
     "anyio": ("-p", "anyio"),
     "asyncio": ("-p", "asyncio", "--asyncio-mode=auto"),
     "benchmark": ("-p", "benchmark"),
@@ -52,6 +53,7 @@ NEIGHBOURS = {
     "clarity": ("-p", "clarity", "-vv"),
     "cov": ("-p", "pytest_cov", "--cov=.", "--cov-report=term"),
     "env": ("-p", "env"),
+    "fail-slow": ("-p", "fail-slow", "--fail-slow=100s"),
     "flaky": ("-p", "flaky", "--force-flaky", "--max-runs=2"),
     "forked": ("-p", "pytest_forked", "--forked"),
     "freezer": ("-p", "freezer"),
@@ -60,15 +62,21 @@ NEIGHBOURS = {
     "instafail": ("-p", "instafail", "--instafail"),
     "isolate": ("-p", "pytest_isolate", "--isolate"),
     "json-report": ("-p", "metadata", "-p", "pytest_jsonreport", "--json-report"),
+    "memray": ("-p", "memray", "--memray"),
     "mock": ("-p", "pytest_mock"),
     "order": ("-p", "pytest_order"),
+    "pretty": ("-p", "pretty"),
+    "random-order": ("-p", "random_order", "--random-order"),
     "randomly": ("-p", "randomly"),
     "repeat": ("-p", "pytest_repeat", "--count=1"),
+    "reportlog": ("-p", "pytest_reportlog", "--report-log=log.jsonl"),
     "rerunfailures": ("-p", "rerunfailures", "--reruns=2"),
     "retry": ("-p", "pytest-retry", "--retries=2"),
+    "rich": ("-p", "rich", "--rich"),
     "socket": ("-p", "socket", "--disable-socket", "--allow-unix-socket"),
     "split": ("-p", "pytest-split", "--splits=1", "--group=1"),
     "sugar": ("-p", "sugar", "--force-sugar"),
+    "testmon": ("-p", "cacheprovider", "-p", "pytest-testmon", "--testmon"),
 }
 
 

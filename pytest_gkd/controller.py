@@ -198,6 +198,11 @@ class StageController:
         self.record.stages = [
             StageRecord(s.name, s.nodeid, s.lane, s.budget_s) for s in self.plan
         ]
+        if event["deselected"]:
+            self.record.notes.append(
+                "not run, as an option or a plugin deselected it: "
+                f"{', '.join(event['deselected'])}"
+            )
         self._teller.changed()
 
     def _note(self, text: str) -> None:

@@ -241,9 +241,9 @@ class StageWorker:
             all_known = not session.testsfailed and not getattr(config.option, "lf", 0)
             if all_known:
                 self._check_names(config, names)
-            left = (found[item.nodeid] for item in items)
+            left = [one for item in items if (one := found[item.nodeid])]
             self.plan = plan.build(
-                [stage for stage in left if stage is not None],
+                left,
                 self._selected,
                 self._budgets,
                 names if all_known else None,
@@ -255,6 +255,11 @@ class StageWorker:
             items.clear()
             return
         self._by_nodeid = {stage.nodeid: stage for stage in self.plan}
+        asked = names if self._selected is None else self._selected
+        chosen = {one.name for one in left}
+        missing = [name for name in names if name in asked and name not in chosen]
+        # What -k and -m leave out is no surprise to whoever wrote them.
+        told = not config.option.keyword and not config.option.markexpr
         kept: list[pytest.Item] = []
         dropped: list[pytest.Item] = []
         for item in items:
@@ -283,6 +288,7 @@ class StageWorker:
                 "event": "collected",
                 "error": None,
                 "plan": [vars(stage) for stage in self.plan],
+                "deselected": missing if told else [],
             }
         )
 

@@ -117,6 +117,26 @@ def test_a_stage_that_was_deselected_is_known_all_the_same(
 ) -> None:
     run = three(tmp_path, "--deselect=test_probe.py::test_works", *workers)
     assert run.outcomes() == {"full": "failed", "last": "passed"}
+    told = "gkd: not run, as an option or a plugin deselected it: works"
+    assert run.text.count(told) == 1
+
+
+@pytest.mark.parametrize("workers", [(), ("-n0",)])
+def test_a_run_of_which_nothing_is_left_says_so(
+    tmp_path: Path, workers: tuple[str, ...]
+) -> None:
+    """As pytest-testmon does, for which a stage is done when no file has changed."""
+    hook = "def pytest_collection_modifyitems(items): items.clear()"
+    (tmp_path / "conftest.py").write_text(hook)
+    run = three(tmp_path, *workers)
+    assert run.shows("gkd: not run, as an option or a plugin deselected it: works, *")
+    assert run.outcomes() == {}
+
+
+def test_what_k_leaves_out_is_not_spoken_of(tmp_path: Path) -> None:
+    run = three(tmp_path, "-k", "last")
+    assert run.outcomes() == {"last": "passed"}
+    assert "deselected it" not in run.text
 
 
 @pytest.mark.parametrize("again", ["--lf", "--ff", "--nf", "--sw"])
