@@ -40,7 +40,6 @@ PROBES = """
 import os, time
 import pytest
 import hops
-from pytest_gkd.procfs import MARK
 
 @pytest.mark.gkd_stage("passes", timeout=60)
 def test_passes():
@@ -59,8 +58,7 @@ def test_dies():
     os.abort()
 
 @pytest.mark.gkd_stage("last", timeout=60)
-def test_last(gkd):
-    gkd.fact("mark", os.environ[MARK])
+def test_last(): pass
 """
 
 
@@ -120,10 +118,48 @@ def test_the_stages_have_their_own_verdicts(places: tuple[Run, Path]) -> None:
     }
 
 
-def test_no_group_is_left_behind(places: tuple[Run, Path]) -> None:
-    run, _ = places
-    mark = run.stage("last")["facts"]["mark"]
-    assert cgroup.of_run(str(cgroup.base() or ""), mark) == []
+# A worker that is in its group and dies before the run has heard of it.
+UNHEARD = """
+import os
+from pathlib import Path
+from pytest_gkd import cgroup, procfs
+from pytest_gkd.journal import EventWriter
+
+def dies(self, event):
+    mark = os.environ[procfs.MARK]
+    (group,) = cgroup.of_run(str(cgroup.base()), mark)
+    assert cgroup.members(group) == [os.getpid()]
+    Path("mark").write_text(mark)
+    raise OSError("nobody hears this")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    EventWriter.write = dies
+"""
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_no_group_is_left_behind(tmp_path: Path, heard: bool) -> None:
+    if not writable():
+        pytest.skip("no control group that can be divided")
+    write(
+        tmp_path,
+        """
+        import os
+        from pathlib import Path
+        import pytest
+        from pytest_gkd import procfs
+
+        @pytest.mark.gkd_stage("joins", timeout=60)
+        def test_joins():
+            Path("mark").write_text(os.environ[procfs.MARK])
+        """,
+    )
+    if not heard:
+        (tmp_path / "conftest.py").write_text(UNHEARD)
+    run = Run(tmp_path, "--gkd-stages=joins", "test_probe.py")
+    assert (run.code == pytest.ExitCode.OK) == heard, run.text
+    mark = (tmp_path / "mark").read_text()
+    assert cgroup.of_run(str(cgroup.base()), mark) == []
 
 
 def test_a_guardian_ends_them_by_their_group(tmp_path: Path) -> None:
