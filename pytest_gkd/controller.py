@@ -353,6 +353,7 @@ class StageController:
             "guarded": self.home.guard is not None,
             "events": [str(path) for path in self._events.add(node.gateway.id)],
             "verdicts": str(self._verdicts_file.path),
+            "creations": str(self.home.creations.handle),
             "safe_path": self._safe_path,
         }
 

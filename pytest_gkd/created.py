@@ -79,13 +79,15 @@ class Created(NamedTuple):
 class CreationList:
     """Appends to the list, one line and one write for each thing.
 
-    A disk that is full costs the line, not the run; ``problem`` then says so.
+    A disk that is full costs the line, not the run; ``problem`` then says so. This
+    user's processes read it by its ``handle``, also when its directory was cleared.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.problem = ""
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self.handle = Path(f"/proc/{os.getpid()}/fd/{self._fd}")
 
     def run(self, run: RunLine) -> None:
         """The first line: whose list this is."""

@@ -31,10 +31,13 @@ class Left:
 
 
 class Leftovers:
-    """Remembers what was there when a stage began; ``before`` are the processes."""
+    """Remembers what was there when a stage began; ``before`` are the processes.
 
-    def __init__(self, run_dir: Path) -> None:
-        self._list = run_dir / created.LIST
+    ``creations`` is the run's list (see ``created.CreationList``).
+    """
+
+    def __init__(self, creations: Path) -> None:
+        self._list = creations
         self.before = {p.pid for p in process.descendants(os.getpid())}
         self._segments = set(procfs.segments().values())
 

@@ -65,7 +65,7 @@ class RunDir:
 
     def search(self, spare: Collection[int]) -> sweep.Search:
         """Finds the run's processes wherever they are, but for those in ``spare``."""
-        found = created.read((self.path / created.LIST).read_text("utf-8", "replace"))
+        found = created.read(self.creations.handle.read_text("utf-8", "replace"))
         return sweep.Search(self._line, found.processes, spare)
 
     def keep_guard(self) -> str:

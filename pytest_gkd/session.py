@@ -351,6 +351,7 @@ def register(config: pytest.Config) -> None:
             isolated=True,
             emit=EventWriter(EventPaths(*map(Path, handed["events"]))).write,
             verdict=VerdictReader(Path(handed["verdicts"])).outcome,
+            creations=Path(handed["creations"]),
         )
         if handed["safe_path"] is None:  # as it was, for what the stages start
             os.environ.pop(SAFE_PATH, None)
@@ -383,6 +384,7 @@ def register(config: pytest.Config) -> None:
             isolated=False,
             emit=controller.on_event,
             verdict=controller.verdict,
+            creations=prepared.run_dir.creations.handle,
         )
     else:  # --collect-only and the like
         context = StageContext(Settings(), Path(), Path())
@@ -394,6 +396,7 @@ def register(config: pytest.Config) -> None:
             isolated=False,
             emit=_refuse,
             verdict=lambda name: None,
+            creations=Path(),
         )
     config.stash[CONTEXT] = context
     config.pluginmanager.register(worker, "gkd-worker")

@@ -114,6 +114,7 @@ class StageWorker:
 
     ``selected`` are the stages asked for, None for all found; ``only`` drops tests
     that are no stages. ``verdict`` gives another stage's outcome, None while open.
+    ``creations`` is the list of what the run has created.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class StageWorker:
         isolated: bool,
         emit: Callable[[dict[str, Any]], None],
         verdict: Callable[[str], str | None],
+        creations: Path,
     ) -> None:
         self.context = context
         self.plan: tuple[PlannedStage, ...] = ()
@@ -135,6 +137,7 @@ class StageWorker:
         self._isolated = isolated
         self._emit = emit
         self._verdict = verdict
+        self._creations = creations
         self._by_nodeid: dict[str, PlannedStage] = {}
         self._started: dict[str, float] = {}
         self._finished: dict[str, float] = {}
@@ -457,7 +460,7 @@ class StageWorker:
         if blocked_by:
             pytest.skip(f"blocked by {', '.join(blocked_by)}")
         self._make_temporary()
-        self._leftovers = Leftovers(self.context.run_dir)
+        self._leftovers = Leftovers(self._creations)
         if self._isolated:
             self._captured = captured_descriptors()
             self._channel = channel_descriptors(item.config)

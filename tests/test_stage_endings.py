@@ -209,7 +209,7 @@ def test_a_number_that_was_closed_and_used_anew_is_not_written_to(
 # -- the run's own directory ---------------------------------------------------------
 
 WIPED = """
-import json, os, resource, shutil, tempfile, time
+import json, os, resource, shutil, subprocess, tempfile, time
 from pathlib import Path
 import pytest
 
@@ -221,6 +221,15 @@ def stage(name, **options):
 def test_wipes(gkd):
     shutil.rmtree(gkd.run_dir, ignore_errors=True)  # others write into it
     gkd.step("wiped")
+
+@stage("wipes_and_leaves")
+def test_wipes_and_leaves(gkd):
+    shutil.rmtree(gkd.run_dir, ignore_errors=True)
+    memory = Path("/dev/shm", f"gkd-test-{os.getpid()}")
+    with memory.open("wb") as file:
+        memory.chmod(0o600)
+        subprocess.Popen(["sleep", "600"], pass_fds=[file.fileno()])
+    gkd.fact("memory", str(memory))
 
 @stage("next")
 def test_next():
@@ -262,7 +271,7 @@ def test_needy(): pass
 def wiped(tmp_path_factory: pytest.TempPathFactory) -> Run:
     directory = tmp_path_factory.mktemp("wiped")
     write(directory, WIPED)
-    names = "wipes,next,wipes_and_hangs,scribbles,fills,late,needy"
+    names = "wipes,wipes_and_leaves,next,wipes_and_hangs,scribbles,fills,late,needy"
     return Run(directory, f"--gkd-stages={names}", "test_probe.py", "-n2")
 
 
@@ -272,6 +281,7 @@ def test_what_a_stage_does_to_the_runs_directory_costs_no_other_stage(
     assert wiped.code == pytest.ExitCode.TESTS_FAILED
     assert wiped.outcomes() == {
         "wipes": "passed",
+        "wipes_and_leaves": "passed",
         "next": "passed",
         "wipes_and_hangs": "timeout",
         "scribbles": "passed",
@@ -286,6 +296,14 @@ def test_nothing_that_was_said_is_lost_with_the_directory(wiped: Run) -> None:
     assert hung["facts"] == {f"before_{number}": number for number in range(3)}
     assert hung["step"] == "wiped"
     assert wiped.stage("late")["duration_s"] < 3
+
+
+def test_what_a_stage_leaves_goes_also_when_it_has_cleared_the_directory(
+    wiped: Run,
+) -> None:
+    stage = wiped.stage("wipes_and_leaves")
+    assert ["sleep 600" in line for line in stage["cleaned"]] == [True]
+    assert not Path(stage["facts"]["memory"]).exists()
 
 
 def test_what_was_lost_of_what_stages_said_is_told(wiped: Run) -> None:
