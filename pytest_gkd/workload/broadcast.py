@@ -54,6 +54,9 @@ class Group(Protocol):
     def broadcast(self, tensor: Tensor) -> None:
         """Fill ``tensor`` (uint8, on ``device``) on every rank with rank 0's."""
 
+    def close(self) -> None:
+        """Leave the group; the others hear of it where they still wait for this one."""
+
 
 class GlooGroup:
     """A gloo group over the loopback interface."""
@@ -83,6 +86,9 @@ class GlooGroup:
         options.rootRank, options.rootTensor = SENDER, 0
         self._group.broadcast([tensor], options).wait()
 
+    def close(self) -> None:
+        del self._group, self._store
+
 
 class NcclGroup:
     """An NCCL communicator over the GPUs of the processes, by vLLM's own wrapper."""
@@ -111,6 +117,12 @@ class NcclGroup:
         stream = torch.cuda.current_stream(self.device)
         self._communicator.broadcast(tensor, src=SENDER, stream=stream)
         stream.synchronize()
+
+    def close(self) -> None:
+        """Each communicator holds memory of the GPU; older releases have no call."""
+        destroy = getattr(self._communicator, "destroy", None)
+        if destroy is not None:
+            destroy()
 
 
 def call_meeting(

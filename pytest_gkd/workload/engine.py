@@ -304,6 +304,11 @@ class Engine:
         self._rpc("gkd_import", [list(info) for info in infos], handles)
         self.forget_prefixes()
 
+    def open_shared(self, handles: str) -> list[Any]:
+        """What each rank reads through CUDA IPC ``handles``: the first tensor's values,
+        or in words why it cannot."""
+        return self._rpc("gkd_open", handles)
+
     def forget_prefixes(self) -> None:
         """Drop cached keys and values, which the old weights made.
 
@@ -430,6 +435,9 @@ def _arguments(config: EngineConfig) -> dict[str, Any]:
         "worker_extension_cls": EXTENSION,
         "seed": 0,
     }
+    if config.tensor_parallel_size > 1:
+        # In a placement group of Ray's vLLM would have Ray start the workers.
+        arguments["distributed_executor_backend"] = "mp"
     if config.kv_cache_bytes is not None:
         arguments["kv_cache_memory_bytes"] = config.kv_cache_bytes
     return arguments

@@ -148,8 +148,10 @@ class WeightReceiver:
         group = broadcast.join(broadcast.Meeting(**meeting), 1 + self.rank, self.device)
         # A failure has to end the group here and now: the sender then hears of it at
         # once instead of waiting for its timeout.
-        with contextlib.closing(broadcast.receive(group, announced)) as weights:
-            del group
+        with (
+            contextlib.closing(group),
+            contextlib.closing(broadcast.receive(group, announced)) as weights,
+        ):
             self._gkd_load(weights)
 
     def gkd_import(self, infos: list[Any], handles: str) -> None:
@@ -158,20 +160,31 @@ class WeightReceiver:
         ``handles`` is our trainer's own pickle, made for this call.
         """
         import torch
-        from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-        shared = pickle.loads(base64.b64decode(handles))  # noqa: S301
-
-        def tensors() -> Iterator[tuple[str, Tensor]]:
-            for (name, _, _), arguments in zip(infos, shared, strict=True):
-                here = list(arguments)
-                # The seventh is the sender's number of the GPU; ours may differ.
-                here[6] = self.device.index
-                yield name, rebuild_cuda_tensor(*here)
-
-        self._gkd_load(tensors())
+        names = (name for name, _, _ in infos)
+        self._gkd_load(zip(names, self._gkd_shared(handles), strict=True))
         # The trainer frees the memory once this call returns.
         torch.cuda.synchronize(self.device)
+
+    def gkd_open(self, handles: str) -> list[float] | str:
+        """The values of the first tensor behind ``handles``, or why there are none.
+
+        What is raised here could end the engine's process.
+        """
+        try:
+            found: list[float] = next(iter(self._gkd_shared(handles))).tolist()
+        except Exception as error:
+            return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return found
+
+    def _gkd_shared(self, handles: str) -> Iterator[Tensor]:
+        from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+        for arguments in pickle.loads(base64.b64decode(handles)):  # noqa: S301
+            here = list(arguments)
+            # The seventh is the sender's number of the GPU; ours may differ.
+            here[6] = self.device.index
+            yield rebuild_cuda_tensor(*here)
 
     def _gkd_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         on_device = ((name, tensor.to(self.device)) for name, tensor in weights)

@@ -124,7 +124,12 @@ class Split(_Local):
         return f"cuda:{min(wanted, settings.gpus - 1)}"
 
     def transport(self, engine: Any, source: Any) -> tuple[str, str]:
-        return choose_transport(engine, source, same_gpu="cuda-ipc")
+        transport, why = choose_transport(engine, source, same_gpu="cuda-ipc")
+        problem = source.cannot_share(engine) if transport == "cuda-ipc" else ""
+        if problem:
+            transport = "gloo"
+            why += f"; through host memory, as CUDA IPC does not work here: {problem}"
+        return transport, why
 
     def carry(
         self,
@@ -171,12 +176,15 @@ def operation_budget_s(budget_s: float) -> float:
 def choose_transport(engine: Any, source: Any, *, same_gpu: str) -> tuple[str, str]:
     """The transport between two processes, and why.
 
-    ``same_gpu`` is what they use when they share one.
+    ``same_gpu`` is what they use when all are on one GPU. NCCL takes one rank a GPU,
+    and memory of a GPU cannot be opened from every other one.
     """
     trainer: str = source.identity()
     ranks: list[str] = [rank["uuid"] for rank in engine.identities()]
     if trainer == "cpu":
         return "gloo", "weights are in host memory"
-    if trainer in ranks:
+    if {trainer} == set(ranks):
         return same_gpu, "trainer and engine share a GPU, which NCCL refuses"
+    if len({trainer, *ranks}) <= len(ranks):
+        return "gloo", "some of the processes share a GPU, which NCCL refuses"
     return "nccl", f"trainer and engine are on {1 + len(ranks)} GPUs"

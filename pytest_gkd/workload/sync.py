@@ -7,6 +7,7 @@ holds is compared with what the trainer has.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -306,22 +307,44 @@ class WeightSource:
         """Broadcast the tensors to the engine's ranks; the bytes sent."""
         store, self._store = self._store, None
         group = broadcast.join(meeting, broadcast.SENDER, self.device(), store)
-        return broadcast.send(group, infos, self.tensors(infos))
+        with contextlib.closing(group):
+            return broadcast.send(group, infos, self.tensors(infos))
 
     def share(self, infos: list[Info]) -> str:
         """Handles of the tensors for another process on the same GPU (CUDA IPC).
 
         The memory is kept until ``unshare``.
         """
+        return self._share([tensor.contiguous() for _, tensor in self.tensors(infos)])
+
+    def cannot_share(self, engine: Any) -> str:
+        """Why ``engine`` cannot open GPU memory of this process; empty where it can.
+
+        CUDA IPC is refused, for one, in containers that share no process ids, and by
+        torch's expandable segments where the driver or the system is too old for them.
+        """
+        import torch
+
+        sent = torch.arange(8, dtype=torch.float32, device=self.device())
+        try:
+            arrived = engine.open_shared(self._share([sent]))
+        except RuntimeError as error:
+            return " ".join(str(error).split())
+        finally:
+            self.unshare()
+        wrong = [found for found in arrived if found != sent.tolist()]
+        return str(wrong[0]) if wrong else ""
+
+    def _share(self, tensors: list[Tensor]) -> str:
         import base64
         import pickle
 
         import torch
         from torch.multiprocessing.reductions import reduce_tensor
 
-        self._shared = [tensor.contiguous() for _, tensor in self.tensors(infos)]
+        self._shared = tensors
         torch.cuda.synchronize(self.device())
-        handles = [reduce_tensor(tensor)[1] for tensor in self._shared]
+        handles = [reduce_tensor(tensor)[1] for tensor in tensors]
         return base64.b64encode(pickle.dumps(handles)).decode("ascii")
 
     def unshare(self) -> None:
