@@ -10,7 +10,7 @@ from typing import Any
 from pytest_gkd.faultspecs import FaultSpec
 from pytest_gkd.logs import CauseFound, LogReport
 from pytest_gkd.match import EvidenceLine
-from pytest_gkd.rules import Catalogue, Rule
+from pytest_gkd.rules import CAPITALS, Catalogue, Rule, formed
 
 WIDTH = 80
 
@@ -93,12 +93,14 @@ def cause_text(rule: Rule) -> str:
     lines += ["", "What to do:"]
     for number, fix in enumerate(rule.fixes, 1):
         of = "" if fix.framework in ("any", "env") else f" [{fix.framework}]"
-        lines += _wrapped(f"  {number}. ", fix.do + of)
+        lines += _wrapped(f"  {number}. ", formed(fix.do) + of)
         lines += [f"     when: {fix.when}"] if fix.when else []
         lines += [f"     holds for: {fix.versions}"] if fix.versions else []
-        lines += [f"       {fix.run}"] if fix.run else []
+        lines += [f"       {fix.form}"] if fix.run else []
+    if any(fix.form != fix.run for fix in rule.fixes):
+        lines += ["", CAPITALS]
     if rule.confirm:
-        lines += ["", *_wrapped("Cured when: ", rule.confirm)]
+        lines += ["", *_wrapped("Cured when: ", formed(rule.confirm))]
     for myth in rule.myths:
         lines += ["", *_wrapped("Not true: ", myth.claim)]
         lines += _wrapped("  ", myth.truth)
@@ -116,13 +118,13 @@ def cause_json(rule: Rule) -> dict[str, Any]:
         "title": rule.title,
         "tier": rule.tier,
         "why": rule.why,
-        "confirm": rule.confirm,
+        "confirm": formed(rule.confirm),
         "consequence_of": list(rule.consequence_of),
         "examples": [one.example for one in rule.signatures if one.example],
         "fixes": [
             {
                 "do": fix.do,
-                "run": fix.run,
+                "run": fix.form,
                 "when": fix.when,
                 "framework": fix.framework,
                 "versions": fix.versions,

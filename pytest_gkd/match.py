@@ -19,7 +19,6 @@ MAX_EVIDENCE = 4
 STAGE_FRAMEWORKS = ("vllm", "ray")
 TRAINERS = ("verl", "trl", "lightrft", "deepspeed")
 
-_PLACE = re.compile(r"<(\w+)>")
 _EXCEPTION = Pattern(rb"^(?:E +)?[\w.]*(?:Error|Exception|Fault|Timeout)\b")
 _TROUBLE = Pattern(
     rb"(?i)\b(?:error|fatal|failed|killed|abort(?:ed)?|segmentation fault|panic)\b"
@@ -221,8 +220,7 @@ def advice(
     For a stage those that its facts ask for come first (see ``Fix.facts``), and none
     is to run that same ``stage``.
     For a log (not ``of_stage``) the options of the smoke test are left out, and the
-    knobs of the trainer that wrote it come before more general ones. ``<name>`` in a
-    fix is replaced by the fact of that name where there is one.
+    knobs of the trainer that wrote it come before more general ones.
     """
     wanted = {"any", "env", "pytorch", rule.id.partition(".")[0], *frameworks}
     fixes = [fix for fix in rule.fixes if fix.framework in wanted]
@@ -241,7 +239,7 @@ def advice(
         others = [fix for fix in fixes if fix.framework not in TRAINERS]
         kept = own[:2] + others[: MAX_FIXES - len(own[:2])]
         fixes = [fix for fix in fixes if fix in kept]
-    return tuple(_filled(fix, facts or {}) for fix in fixes[:MAX_FIXES])
+    return tuple(fix.line(facts or {}) for fix in fixes[:MAX_FIXES])
 
 
 def _has_twin(fix: Fix, ours: set[str]) -> bool:
@@ -262,15 +260,6 @@ def _of_smoke_test(fix: Fix) -> bool:
         knob.startswith("gkd:--gkd-") and knob != "gkd:--gkd-stages"
         for knob in fix.knobs
     )
-
-
-def _filled(fix: Fix, facts: Mapping[str, Any]) -> str:
-    def value(match: re.Match[str]) -> str:
-        fact = facts.get(match[1])
-        known = isinstance(fact, (str, int, float)) and fact != ""
-        return str(fact) if known else match[0]
-
-    return _PLACE.sub(value, fix.line)
 
 
 def evidence_lines(hits: Iterable[Hit]) -> Iterator[EvidenceLine]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pytest_gkd import fault_page, faultspecs, model_page
-from pytest_gkd.rules import Catalogue, Fix, Rule, load
+from pytest_gkd.rules import CAPITALS, Catalogue, Fix, Rule, formed, load
 
 MADE = "python -m pytest_gkd.pages"
 NOTE = f"<!-- Made from the advice files by {MADE}; do not edit. -->"
@@ -76,8 +76,10 @@ def page(rule: Rule, catalogue: Catalogue) -> str:
     lines += ["## What to do", ""]
     for number, fix in enumerate(rule.fixes, 1):
         lines += _fix_lines(number, fix)
+    if any(fix.form != fix.run for fix in rule.fixes):
+        lines += [CAPITALS, ""]
     if rule.confirm:
-        lines += ["## Cured when", "", rule.confirm, ""]
+        lines += ["## Cured when", "", formed(rule.confirm), ""]
     if rule.myths:
         lines += ["## Not true", ""]
         lines += [f"- *{myth.claim}* {myth.truth}" for myth in rule.myths]
@@ -91,13 +93,13 @@ def page(rule: Rule, catalogue: Catalogue) -> str:
 
 def _fix_lines(number: int, fix: Fix) -> Iterator[str]:
     of = "" if fix.framework in ("any", "env") else f" ({fix.framework})"
-    yield f"{number}. {fix.do}{of}."
+    yield f"{number}. {formed(fix.do)}{of}."
     if fix.when:
         yield f"   When: {fix.when}."
     if fix.versions:
         yield f"   Holds for: {fix.versions}."
     if fix.run:
-        yield from ("", "   ```sh", f"   {fix.run}", "   ```")
+        yield from ("", "   ```sh", f"   {fix.form}", "   ```")
     yield ""
 
 
@@ -114,7 +116,9 @@ def index(catalogue: Catalogue) -> str:
     for rule in catalogue.rules.values():
         text = next((one.text[0] for one in rule.signatures if one.text), rule.title)
         link = f"[{rule.id}]({rule.id}.md)"
-        lines.append(f"| `{_cell(text)}` | {link} | {_cell(rule.fixes[0].do)} |")
+        lines.append(
+            f"| `{_cell(text)}` | {link} | {_cell(formed(rule.fixes[0].do))} |"
+        )
     return "\n".join([*lines, ""])
 
 
@@ -135,9 +139,11 @@ def card(catalogue: Catalogue) -> str:
     for cause in CARD:
         rule = catalogue[cause]
         first = rule.fixes[0]
-        run = f" `{_cell(first.run)}`" if first.run else ""
+        run = f" `{_cell(first.form)}`" if first.run else ""
         link = f"[{cause}](causes/{cause}.md)"
-        lines.append(f"| {_cell(rule.title)} | {_cell(first.do)}{run} | {link} |")
+        lines.append(
+            f"| {_cell(rule.title)} | {_cell(formed(first.do))}{run} | {link} |"
+        )
     lines += ["", "## Not true, though often told", ""]
     lines += [
         f"- *{myth.claim}* {myth.truth}"

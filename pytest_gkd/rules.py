@@ -21,6 +21,9 @@ from pytest_gkd.patterns import PatternError, pattern_of
 Made = TypeVar("Made")
 ADVICE_DIR = Path(__file__).with_name("advice")
 
+PLACE = re.compile(r"<([a-z]\w*)>")  # in a fix, for a fact of that name
+CAPITALS = "Words in capitals stand for values of your own."
+
 TIERS = ("cause", "symptom", "fallback")
 CONFIDENCES = ("certain", "likely", "guess")
 FRAMEWORKS = (
@@ -122,7 +125,8 @@ class Signature:
 class Fix:
     """One thing to do: a sentence that starts with a verb, and how exactly.
 
-    ``run`` is a command or a setting, ready to paste. ``framework`` says whose knob
+    ``run`` is a command or a setting, ready to paste; ``<name>`` in it is the place of
+    the fact of that name. ``framework`` says whose knob
     it is, ``when`` under which condition the fix is right, ``versions`` for which
     releases it holds, ``knobs`` what it names, each as ``kind:name``. A stage that
     told all of ``facts`` is given this fix first, any other not at all.
@@ -137,10 +141,55 @@ class Fix:
     facts: tuple[str, ...] = ()
 
     @property
-    def line(self) -> str:
-        """The fix on one line."""
+    def form(self) -> str:
+        """``run`` with capitals for what is unknown, which no shell takes for more."""
+        return formed(self.run)
+
+    def line(self, facts: Mapping[str, Any]) -> str:
+        """The fix on one line, its places filled from ``facts``.
+
+        A place without a fact, or whose fact could end the string or the word that it
+        is to stand in, gets its name in capitals, and is said to be the reader's.
+        """
         text = self.do + (f" ({self.when})" if self.when else "")
-        return f"{text}: {self.run}" if self.run else text
+        text = PLACE.sub(
+            lambda found: str(facts.get(found[1]) or found[1].upper()), text
+        )
+        open_places: list[str] = []
+
+        def value(found: re.Match[str]) -> str:
+            before = self.run[: found.start()]
+            quoted = any(before.count(mark) % 2 for mark in ("'", '"'))
+            filled = _word(facts.get(found[1]), quoted=quoted)
+            if not filled:
+                open_places.append(found[1].upper())
+            return filled or open_places[-1]
+
+        run = PLACE.sub(value, self.run)
+        if open_places:
+            names = " and ".join(dict.fromkeys(open_places))
+            run += f" ({names}: yours to fill in)"
+        return f"{text}: {run}" if run else text
+
+
+def formed(text: str) -> str:
+    """The text with capitals for its places."""
+    return PLACE.sub(lambda found: found[1].upper(), text)
+
+
+def _word(fact: Any, *, quoted: bool) -> str:
+    """A fact as a part of a command, empty where it cannot be one.
+
+    Facts may come from a log, and the command is there to be pasted into a shell.
+    """
+    if isinstance(fact, (list, tuple)) and not quoted:
+        return " ".join(_word(one, quoted=False) for one in fact)
+    if not isinstance(fact, (str, int, float)) or not str(fact).isprintable():
+        return ""
+    text = str(fact)
+    if quoted:
+        return "" if set(text) & set("'\"\\`$!") else text
+    return shlex.quote(text) if text else ""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gkd import match, rules
 from pytest_gkd.fault import StageFault
 from pytest_gkd.settings import Settings
 from pytest_gkd.workload import (
@@ -101,6 +102,24 @@ def test_a_missing_file_is_named_with_its_near_neighbour(write: Write) -> None:
     assert fault.cause == "data.file-missing"
     assert fault.facts["near"] == [str(path)]
     assert fault.message.startswith("--gkd-train-files: ")
+
+
+@pytest.mark.parametrize("name", ["trian.jsonl", "trian.csv", "deep/er/x.parquet"])
+def test_the_advice_for_a_missing_file_is_for_that_file(
+    write: Write, name: str
+) -> None:
+    path = write("train" + Path(name).suffix, GOOD)
+    fault = fault_of(path.parent / name)
+    fixes = match.advice(
+        rules.load()["data.file-missing"],
+        match.STAGE_FRAMEWORKS,
+        fault.facts,
+        stage="data",
+    )
+    near = [f"--gkd-train-files={path}"] if name.startswith("trian") else []
+    wanted = [*near, f"ls -l {path.parent}", f"ls -l {path.parent / name}"]
+    assert [fix.rpartition(": ")[2] for fix in fixes] == wanted
+    assert "parquet, JSON, CSV or Arrow" in fault.message
 
 
 def test_a_glob_names_every_file_it_matches(write: Write, tmp_path: Path) -> None:

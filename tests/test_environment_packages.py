@@ -91,7 +91,7 @@ def conflict(one: str, other: str) -> Finding:
 def test_a_contradiction_names_both_that_ask_and_what_to_install_together() -> None:
     fault = conflict("<2", ">=2")
     assert "vllm 2.0 requires hub>=2: no release meets both" in fault.message
-    assert fault.facts["together"] == "datasets vllm hub"
+    assert fault.facts["together"] == ["datasets", "vllm", "hub"]
     assert "fitting" not in fault.facts
 
 

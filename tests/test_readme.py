@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,29 @@ def test_makes_targets_are_there() -> None:
 def test_every_file_that_the_readme_links_to_is_there() -> None:
     for link in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / link).exists(), link
+
+
+def test_the_failure_that_the_readme_shows_is_the_one_that_is_printed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.jsonl").write_text('{"prompt": "What is salt?"}\n')
+    asked = ["--gkd-stages=data", "--gkd-train-files=trian.jsonl"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *asked],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    printed = done.stdout.replace(str(tmp_path), "/home/me/job")
+    assert _words(_block(printed, "gkd: report")) == _words(_block(README, "```"))
+
+
+def _block(text: str, end: str) -> str:
+    start = text.index("stage data failed after")
+    return text[start : text.index(end, start)]
+
+
+def _words(text: str) -> list[str]:
+    return re.sub(r"after [\d.]+ s", "after a moment", text).split()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd import rules
+from pytest_gkd import diagnose as diagnose_pages
+from pytest_gkd import pages, rules
 from pytest_gkd.match import StageEvidence, TextSource, diagnose
 from pytest_gkd.rules import Rule, RuleError, Signature
 
@@ -17,6 +18,7 @@ CURES = re.compile(
     r"^(use|avoid|set|increase|raise|lower|reduce|install|check)\b", re.I
 )
 
+PLACE = re.compile(r"<[a-z_]+>")
 GOOD = {"title": "a thing is broken", "tier": "cause", "why": "It broke."}
 
 
@@ -51,6 +53,42 @@ def test_an_example_is_diagnosed_as_its_own_cause(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)
 def test_every_text_has_an_example_and_a_near_miss(rule: Rule) -> None:
     assert all(one.example and one.near_miss for one in of_text(rule))
+
+
+@pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)
+def test_no_place_stays_open_in_what_is_shown(rule: Rule) -> None:
+    """A shell would take ``<pid>`` for a file to read from."""
+    shown = [line for fix in rule.fixes for line in (fix.line({}), fix.form)]
+    asked = "\n".join((diagnose_pages.cause_text(rule), pages.page(rule, CATALOGUE)))
+    examples = "\n".join(one.example for one in rule.signatures)
+    open_places = set(PLACE.findall(asked)) - set(PLACE.findall(examples))
+    assert [line for line in shown if PLACE.search(line)] == []
+    assert not open_places - {"<module>"}  # of tracebacks, in a myth
+
+
+def test_a_place_without_its_fact_is_said_to_be_the_readers() -> None:
+    fix = rules.Fix("Dump its stacks", "py-spy dump --pid <pid>")
+    assert fix.line({"pid": 7}) == "Dump its stacks: py-spy dump --pid 7"
+    assert fix.line({}).endswith("py-spy dump --pid PID (PID: yours to fill in)")
+
+
+@pytest.mark.parametrize(
+    ("value", "word", "quoted"),
+    [
+        ("/a b/c.json", "ls '/a b/c.json'", 'cat "/a b/c.json"'),
+        ("x; rm -rf ~", "ls 'x; rm -rf ~'", 'cat "x; rm -rf ~"'),
+        ("$(reboot)", "ls '$(reboot)'", 'cat "PATH"'),
+        ('"; reboot; "', "ls '\"; reboot; \"'", 'cat "PATH"'),
+        ("x\nreboot", "ls PATH", 'cat "PATH"'),
+        (["a", "b c"], "ls a 'b c'", 'cat "PATH"'),
+    ],
+)
+def test_what_a_log_says_is_no_part_of_a_command(
+    value: object, word: str, quoted: str
+) -> None:
+    for run, expected in (("ls <path>", word), ('cat "<path>"', quoted)):
+        line = rules.Fix("Look", run).line({"path": value})
+        assert line.removeprefix("Look: ").partition(" (PATH")[0] == expected
 
 
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pytest_gkd.fault import StageFault
 from pytest_gkd.workload import modelpaths, paths
@@ -28,6 +29,7 @@ ARROW_MAGIC = b"ARROW1"
 ARROW_STREAM = b"\xff\xff\xff\xff"
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 OTHER_SUFFIXES = (".parquet", ".csv", ".arrow")
+EXPECTED = "parquet, JSON, CSV or Arrow"  # for messages
 # Which of two formats datasets takes where there are as many files of either.
 _FAVOURITES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".ndjson")
 # What verl, TRL, ms-swift and OpenRLHF read all or in part; the builders of datasets.
@@ -114,15 +116,21 @@ def _expanded(path: Path, origin: str) -> list[Path]:
             "data.file-missing",
             f"{origin}: {path} is there, but datasets takes its name for a pattern, "
             "which does not match it; expected a name without [, ] and *",
-            facts={"path": str(path), "origin": origin, "near": []},
+            facts=_elsewhere(path, origin),
         )
     if not found:
         raise StageFault(
             "data.file-missing",
             f"{origin}: no file matches {path}",
-            facts={"path": str(path), "origin": origin, "near": []},
+            facts=_elsewhere(path, origin),
         )
     return [Path(name) for name in found]
+
+
+def _elsewhere(path: Path, origin: str) -> dict[str, Any]:
+    """Facts of a path that is not what holds the data: where to look instead."""
+    place = path if path.is_dir() else paths.first_missing(path).parent
+    return {"path": str(path), "origin": origin, "near": [], "directory": str(place)}
 
 
 def _checked(path: Path, origin: str) -> DataFile:
@@ -132,7 +140,7 @@ def _checked(path: Path, origin: str) -> DataFile:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise
         raise paths.missing(
-            "data.file-missing", path, origin, "a parquet or JSONL file"
+            "data.file-missing", path, origin, f"a file or directory of {EXPECTED}"
         ) from None
     if stat.S_ISDIR(status.st_mode):
         return _directory(path, origin)
@@ -168,8 +176,8 @@ def _directory(path: Path, origin: str) -> DataFile:
         what = "a model's directory" if inside else "a directory without data files"
         raise StageFault(
             "data.file-missing",
-            f"{origin}: {path} is {what}; expected parquet, JSONL, CSV or Arrow",
-            facts={"path": str(path), "origin": origin, "near": []},
+            f"{origin}: {path} is {what}; expected {EXPECTED}",
+            facts=_elsewhere(path, origin),
         )
     size = sum(_checked(one, origin).size_bytes for one in inside)
     return DataFile(str(path), "folder", size)
@@ -208,7 +216,7 @@ def _kind(path: Path, start: bytes, size: int) -> str:
         return "parquet"
     for magic, other in _OTHERS:
         if start.startswith(magic):
-            raise corrupt(path, f"is {other}; expected parquet or JSON lines")
+            raise corrupt(path, f"is {other}; expected {EXPECTED}")
     if ".parquet" in suffixes:
         raise corrupt(
             path,

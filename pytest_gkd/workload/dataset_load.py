@@ -285,7 +285,12 @@ def _reason(files: Sequence[DataFile], error: Exception) -> StageFault | None:
             "data.file-missing",
             f"{first.path} holds several configurations of a dataset; name the files "
             f"of one. {' '.join(str(error).split())}",
-            facts={"path": first.path, "origin": "--gkd-train-files", "near": []},
+            facts={
+                "path": first.path,
+                "origin": "--gkd-train-files",
+                "near": [],
+                "directory": first.path,
+            },
         )
     if first.kind == "hub" and isinstance(error, ConnectionError):
         return modelpaths.unreachable(first.path, "--gkd-train-files", str(error))

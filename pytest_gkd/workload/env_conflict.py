@@ -62,7 +62,7 @@ def judge_conflict(
     else:
         text += f"; {against}: no release meets both"
         evidence += (against.evidence,)
-        facts["together"] = " ".join(
+        facts["together"] = list(
             dict.fromkeys((unmet.name, *(d.name for d in demands), package))
         )
     return Finding("env.package-conflict", f"{text}.", facts, evidence)

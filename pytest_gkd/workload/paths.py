@@ -52,18 +52,25 @@ def missing(cause: str, path: Path, origin: str, expected: str) -> StageFault:
     ``expected`` names what should have been there, such as ``a model directory``.
     """
     near = near_names(path)
+    gap = first_missing(path)
     broken = path.is_symlink()
     if broken:
         what = f"is a link to {path.readlink()}, which does not exist"
     else:
         what = "does not exist"
-        gap = first_missing(path)
         if gap != path.absolute():
             what += f", nor does {gap}"
     return StageFault(
         cause,
         f"{origin}: {path} {what}; expected {expected}{did_you_mean(near)}",
-        facts={"path": str(path), "origin": origin, "near": near, "absent": True},
+        facts={
+            "path": str(path),
+            "origin": origin,
+            "near": near,
+            "nearest": next(iter(near), ""),
+            "directory": str(gap.parent),
+            "absent": True,
+        },
     )
 
 
