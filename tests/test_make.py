@@ -83,6 +83,19 @@ def test_without_torchs_wheel_pytorchs_own_index_is_asked_and_then_help_is_given
     assert not (clone / ".venv/.ready").exists()
 
 
+def test_a_python_that_is_not_there_is_left_out_loudly(
+    clone: Path, tmp_path: Path
+) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "dirname"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    done = run(clone, ".ci/light", PATH=str(tools), HOME=str(tmp_path))
+    assert done.returncode == 0
+    assert "LEFT OUT: there is no Python 3.12" in done.stdout
+    assert "LEFT OUT: there is no Python 3.13" in done.stdout
+
+
 FLAKY = """
 from pathlib import Path
 
