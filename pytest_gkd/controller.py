@@ -117,6 +117,7 @@ class StageController:
         self._ended_by_guardian: set[str] = set()
         self._ended = False
         self._given_up = False
+        self._pid = os.getpid()
         self.watchdog = Watchdog(
             self._events,
             run_dir / "armed",
@@ -150,6 +151,12 @@ class StageController:
         return {os.getpid(): next(open_now, "")}
 
     # -- what happens, as it happens -------------------------------------------------
+
+    def hear(self, event: dict[str, Any]) -> None:
+        """One event of a stage in this process; not of what it has forked."""
+        if os.getpid() == self._pid:
+            with self.watchdog.lock:
+                self.on_event(event)
 
     def on_event(self, event: dict[str, Any]) -> None:
         """One event of a worker (called with the watchdog's lock held)."""
@@ -725,6 +732,8 @@ class StageController:
             self._tell_github()
             self.record.ended = _now()
         self._teller.write()
+        if not self.workers:
+            self._teller.stop()
         self._sanitize_warnings()
 
     def _tell_github(self) -> None:

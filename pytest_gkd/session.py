@@ -382,7 +382,7 @@ def register(config: pytest.Config) -> None:
             tables,
             only=selection.only,
             isolated=False,
-            emit=controller.on_event,
+            emit=controller.hear,
             verdict=controller.verdict,
             creations=prepared.run_dir.creations.handle,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 from collections.abc import Callable
@@ -23,7 +24,8 @@ class Teller(threading.Thread):
     """A thread apart from the one that holds budgets, since a terminal that is stopped
     and a disk that hangs block whoever writes to them.
 
-    ``lock`` is held while the ``record`` is read. ``tell`` gets what went wrong.
+    ``lock`` is held while the ``record`` is read, and to be held by who changes it.
+    ``tell`` gets what went wrong.
     ``prepare`` sees that the directory of ``path`` is there and ours, or raises
     OSError.
     The thread need not be started; then the report is written by who changes it.
@@ -48,6 +50,7 @@ class Teller(threading.Thread):
         self._is_due = False
         self._next = 0.0
         self._over = threading.Event()
+        self._later: threading.Timer | None = None
 
     def run(self) -> None:
         """The thread's loop."""
@@ -63,6 +66,8 @@ class Teller(threading.Thread):
     def stop(self) -> None:
         """End the thread, unless a disk or a terminal holds it."""
         self._over.set()
+        if self._later is not None:
+            self._later.cancel()
         if self.is_alive():
             self.join(STOP_LIMIT_S)
 
@@ -71,6 +76,19 @@ class Teller(threading.Thread):
         self._is_due = True
         if not self.is_alive():
             self._write_if_due()
+            self._come_back()
+
+    def _come_back(self) -> None:
+        """Write soon what came too soon after the last writing, for want of a thread.
+
+        One that lives so shortly is hardly met by a stage that forks.
+        """
+        waits = self._later is not None and self._later.is_alive()
+        if self._is_due and not waits and not self._over.is_set():
+            self._later = threading.Timer(WRITE_EVERY_S, self._write_if_due)
+            self._later.daemon = True
+            with contextlib.suppress(RuntimeError):  # no more threads: the next change
+                self._later.start()
 
     def write(self) -> None:
         """Write the report now; what went wrong is told, and it stays due."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_gkd.clock import monotonic
 from pytest_gkd.record import RunRecord, StageRecord
 from pytest_gkd.teller import Teller
 
@@ -46,3 +48,17 @@ def test_a_record_that_cannot_be_written_is_told_and_written_once_it_can(
         teller.stop()
     assert json.loads(path.read_text())["stages"][0]["name"] == "data"
     assert len(told) == 1
+
+
+def test_without_a_thread_the_last_change_is_written_too(tmp_path: Path) -> None:
+    record = RunRecord("2026-01-01T00:00:00+00:00", {}, {})
+    path = tmp_path / "report.json"
+    teller = Teller(record, path, threading.RLock(), print, lambda directory: None)
+    for text in ("first", "second", "third"):
+        record.notes.append(text)
+        teller.changed()
+    until = monotonic() + 60
+    while len(json.loads(path.read_text())["notes"]) < 3:
+        assert monotonic() < until
+        time.sleep(0.05)
+    teller.stop()
