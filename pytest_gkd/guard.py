@@ -10,7 +10,6 @@ from pathlib import Path
 
 from pytest_gkd import procfs
 from pytest_gkd.clock import monotonic
-from pytest_gkd.created import LIST
 from pytest_gkd.procfs import MARK
 from pytest_gkd.pulse import Pulse, Sign
 
@@ -25,12 +24,14 @@ STILL_LIMIT_S = 60.0
 class Guard:
     """The guardian of one run, as the pytest process sees it."""
 
-    def __init__(self, run_dir: Path, link: Path | None) -> None:
+    def __init__(self, run_dir: Path, creations: Path, link: Path | None) -> None:
         """Start it; it comes up beside what this process does next.
 
+        ``creations`` is the run's list, which is there also when ``run_dir`` is not.
         Raises OSError where no process can be started.
         """
         self._run_dir = run_dir
+        self._creations = creations
         self._link = link
         self._over = False
         self._life: int | None = None
@@ -42,7 +43,7 @@ class Guard:
         return self._process.pid
 
     def _start(self) -> None:
-        creations = os.open(self._run_dir / LIST, os.O_RDONLY)
+        creations = os.open(self._creations, os.O_RDONLY)
         theirs, self._life = os.pipe()
         pulse = self.pulse.descriptor
         self._beat, self._moved = self.pulse[Sign.GUARD_BEAT], monotonic()
@@ -120,13 +121,16 @@ class Guard:
 
     def leave(self) -> None:
         """Say nothing: it ends what is left once this process is gone."""
-        self._over = True
+        if not self._over:
+            self._over = True
+            self.pulse.close()
 
     def goodbye(self) -> None:
         """The run has ended by itself: the guardian goes, and has gone on return."""
         if self._over:
             return
         self._over = True
+        self.pulse.close()
         if self._life is not None:
             with contextlib.suppress(OSError):  # it was killed
                 os.write(self._life, GOODBYE)

@@ -52,7 +52,7 @@ class RunDir:
         self._link = created.note(self.path)
         self.guard: Guard | None = None
         try:
-            self.guard = Guard(self.path, self._link)
+            self.guard = Guard(self.path, self.creations.handle, self._link)
         except OSError as error:
             self.notes.append(
                 f"no guardian process could be started ({error.strerror}): should this "

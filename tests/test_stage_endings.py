@@ -335,10 +335,8 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize(("workers", "held"), [("-n1", 4), ("-n0", 2)])
-def test_a_session_that_is_over_holds_no_file(
-    tmp_path: Path, workers: str, held: int
-) -> None:
+@pytest.mark.parametrize("workers", ["-n1", "-n0"])
+def test_a_session_that_is_over_holds_no_file(tmp_path: Path, workers: str) -> None:
     write(tmp_path, ENDINGS)
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "two.py").write_text(TWO_SESSIONS)
@@ -350,7 +348,9 @@ def test_a_session_that_is_over_holds_no_file(
         timeout=120,
         check=True,
     )
-    assert json.loads(done.stdout.splitlines()[-1]) == [held, 0, held, 0]
+    during, *others = json.loads(done.stdout.splitlines()[-1])
+    assert during > 0
+    assert others == [0, during, 0]
 
 
 def test_a_guardian_that_was_started_anew_is_nothing_left_behind(
@@ -359,7 +359,7 @@ def test_a_guardian_that_was_started_anew_is_nothing_left_behind(
     write(
         tmp_path,
         """
-        import os, time
+        import os, shutil, time
         import psutil, pytest
 
         def guardians():
@@ -368,6 +368,7 @@ def test_a_guardian_that_was_started_anew_is_nothing_left_behind(
 
         @pytest.mark.gkd_stage("kills", timeout=60)
         def test_kills(gkd):
+            shutil.rmtree(gkd.run_dir, ignore_errors=True)
             (first,) = guardians()
             first.kill()
             while not [p for p in guardians() if p != first]:
