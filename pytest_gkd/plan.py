@@ -116,7 +116,7 @@ def build(
                 name=item.name,
                 lane=item.lane or (spec.lane if spec else DEFAULT_LANE),
                 needs=tuple(need for need in all_needs if need in names),
-                budget_s=_budget(item, all_needs, names, budgets),
+                budget_s=_budget(item, all_needs, names, budgets, gpus),
                 after=_after(item.name, names) if gpus else (),
             )
         )
@@ -136,6 +136,7 @@ def _budget(
     needs: Iterable[str],
     names: set[str],
     budgets: Sequence[Mapping[str, float]],
+    gpus: int,
 ) -> float:
     for table in budgets:
         for key in (item.name, "all"):
@@ -144,10 +145,10 @@ def _budget(
     if item.timeout_s is not None:
         return item.timeout_s
     spec = BY_NAME.get(item.name)
-    own = spec.budget_s if spec else DEFAULT_BUDGET_S
+    own = spec.budget(gpus) if spec else DEFAULT_BUDGET_S
     # A stage that has to start the engine itself gets the engine's time on top.
     shared = (BY_NAME[need] for need in needs if need in BY_NAME and need not in names)
-    return own + sum(stage.budget_s for stage in shared if stage.shared)
+    return own + sum(stage.budget(gpus) for stage in shared if stage.shared)
 
 
 def _needs_first(stages: Sequence[PlannedStage]) -> tuple[PlannedStage, ...]:

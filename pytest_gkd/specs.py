@@ -11,7 +11,10 @@ class Stage:
 
     ``lane`` names the worker process the stage runs in; stages of one lane share
     their imports and session fixtures. ``needs`` are stages whose failure makes this
-    one pointless. ``budget_s`` is in seconds and excludes waiting for ``needs``.
+    one pointless. ``budget_s`` is in seconds and excludes waiting for ``needs``;
+    ``gpu_budget_s`` takes its place where there are GPUs: a first start compiles
+    kernels (Triton, FlashInfer) for minutes, and models of several billion parameters
+    are read from disk. What hangs is still ended early.
     ``shared`` marks a stage whose product (the engine) a later stage has to make
     itself when this one is not selected, and then needs this one's time for.
     """
@@ -22,6 +25,11 @@ class Stage:
     needs: tuple[str, ...]
     budget_s: float
     shared: bool = False
+    gpu_budget_s: float | None = None
+
+    def budget(self, gpus: int) -> float:
+        """Seconds, on a machine with so many GPUs in use."""
+        return self.gpu_budget_s if gpus and self.gpu_budget_s else self.budget_s
 
 
 # The order is the order of reports. Within the lane "host", data and tokenizer run
@@ -30,15 +38,23 @@ STAGES: tuple[Stage, ...] = (
     Stage("environment", "versions, GPU, disk, limits, Ray", "host", (), 30),
     Stage("data", "train files", "host", (), 20),
     Stage("tokenizer", "student and teacher tokenizers", "host", (), 30),
-    Stage("vllm", "rollout engine", "rollout", (), 120, shared=True),
-    Stage("nccl", "all-reduce", "host", (), 60),
-    Stage("weight_sync", "trainer to rollout engine", "rollout", ("vllm",), 60),
+    Stage("vllm", "rollout engine", "rollout", (), 120, shared=True, gpu_budget_s=600),
+    Stage("nccl", "all-reduce", "host", (), 60, gpu_budget_s=120),
+    Stage(
+        "weight_sync",
+        "trainer to rollout engine",
+        "rollout",
+        ("vllm",),
+        60,
+        gpu_budget_s=180,
+    ),
     Stage(
         "training_step",
         "one GKD step",
         "rollout",
         ("data", "tokenizer", "vllm", "weight_sync"),
         300,
+        gpu_budget_s=600,
     ),
 )
 

@@ -20,9 +20,10 @@ IDLE_NETWORK_BYTES_PER_S = 8 * 1024
 BUSY_CPU = 0.5
 
 # A stage that nothing moves in is ended early after this share of its budget, but
-# never before it has stood still for so long (seconds).
+# never before it has stood still for the lesser time (seconds), nor after the greater.
 QUIET_SHARE = 0.2
 QUIET_S = 20.0
+QUIET_MOST_S = 60.0
 LOOK_S = 1.0
 
 COLLECTIVE = re.compile(r"distributed_c10d\.py|pynccl\w*\.py")
@@ -157,7 +158,7 @@ class QuietWatch:
     """
 
     def __init__(self, pid: int, budget_s: float, armed: Path, out: Path) -> None:
-        self.window_s = max(QUIET_S, QUIET_SHARE * budget_s)
+        self.window_s = max(QUIET_S, min(QUIET_MOST_S, QUIET_SHARE * budget_s))
         self._pid = pid
         self._armed = armed
         self._out = out

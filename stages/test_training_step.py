@@ -75,5 +75,6 @@ def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
     served = job.generate(prompts, settings.max_new_tokens)
     gkd.step("reference forward pass")
     checks = reference.check(job, prompts, served)
-    reference.judge(job, checks, "after the training step")
+    if rounding := reference.judge(job, checks, "after the training step"):
+        gkd.note("vllm.rounding", rounding)
     gkd.fact("summary", f"loss {first.loss:.3f} to {last.loss:.3f} in {STEPS} steps")

@@ -51,6 +51,28 @@ def test_the_right_tokens_with_other_probabilities_are_a_fault_of_their_own() ->
     assert "all 2 tensors in the engine equal the trainer's" in str(caught.value)
 
 
+def test_in_half_precision_a_narrow_miss_with_equal_weights_is_told_and_no_fault() -> (
+    None
+):
+    narrow = replace(
+        WRONG, tolerance=0.15, max_logprob_gap=0.4, max_logprob_difference=0.4
+    )
+    narrow = replace(narrow, disagreements=(3,))
+    told = reference.judge(job(DIGESTS), [RIGHT, narrow], "after the push")
+    assert "narrowly, as half precision may round" in told
+    assert "all 2 tensors in the engine equal the trainer's" in told
+    for wrong in (
+        replace(narrow, disagreements=(3, 9)),  # of 16
+        replace(narrow, max_logprob_gap=0.6),
+        replace(narrow, tolerance=1e-3),
+    ):
+        with pytest.raises(StageFault):
+            reference.judge(job(DIGESTS), [RIGHT, wrong], "after the push")
+    other = job({"a.weight": "1", "b.weight": "9"})
+    with pytest.raises(StageFault):
+        reference.judge(other, [RIGHT, narrow], "after the push")
+
+
 def test_wrong_answers_of_other_weights_name_the_tensors() -> None:
     fault = judged(job({"a.weight": "1", "b.weight": "9"}))
     assert fault.cause == "vllm.wrong-output"

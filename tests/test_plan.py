@@ -231,6 +231,16 @@ def test_with_gpus_nccl_waits_until_the_engine_has_measured_their_memory(
             assert stuck(plan.lanes(planned, workers)) == []
 
 
+def test_with_gpus_there_is_time_to_compile_and_to_load() -> None:
+    def budgets(selected: list[str], gpus: int) -> list[float]:
+        planned = plan.build(BUILT_IN, selected, (), gpus=gpus)
+        return [stage.budget_s for stage in planned]
+
+    assert budgets(["data", "vllm"], 0) == [20, 120]
+    assert budgets(["data", "vllm"], 1) == [20, 600]
+    assert budgets(["weight_sync"], 1) == [780]  # it starts the engine itself
+
+
 def test_a_plan_travels_as_json() -> None:
     planned = plan.build(BUILT_IN, None, (), gpus=1)
     sent = json.loads(json.dumps([dataclasses.asdict(stage) for stage in planned]))

@@ -167,7 +167,9 @@ def test_a_word_of_the_stage_starts_the_wait_anew(tmp_path: Path, quick: None) -
         child.wait()
 
 
-@pytest.mark.parametrize(("budget_s", "window_s"), [(30, 20.0), (120, 24.0), (300, 60)])
+@pytest.mark.parametrize(
+    ("budget_s", "window_s"), [(30, 20.0), (120, 24.0), (300, 60), (600, 60)]
+)
 def test_the_longer_the_budget_the_longer_the_proof(
     tmp_path: Path, budget_s: float, window_s: float
 ) -> None:

@@ -18,6 +18,10 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.15}
 # That many times as far apart, it is no rounding: a hundredth of a nat in float32; in
 # half precision a probability that is 4.5 times the other.
 FAR = 10.0
+# In half precision two sound implementations of a larger model may part now and then:
+# so many positions, each by no more than so many tolerances.
+FEW = 0.1
+NARROW = 3.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,15 @@ class GreedyCheck:
     def is_far(self) -> bool:
         """Engine and reference differ on a token's probability beyond rounding."""
         return not (self.max_logprob_difference or 0.0) <= self.far
+
+    @property
+    def few_and_narrow(self) -> bool:
+        """What disagrees may be half precision's rounding, where weights are equal."""
+        return (
+            self.tolerance >= TOLERANCE["bfloat16"]
+            and len(self.disagreements) <= max(1, FEW * self.positions)
+            and self.max_logprob_gap <= NARROW * self.tolerance
+        )
 
     @property
     def first_disagreement(self) -> int | None:

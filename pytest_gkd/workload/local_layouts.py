@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_gkd.context import StageContext
+from pytest_gkd.workload import compiling
 from pytest_gkd.workload import engine as engines
 from pytest_gkd.workload.broadcast import Info, nbytes
 from pytest_gkd.workload.deadline import both, within
@@ -33,8 +34,10 @@ class _Local:
         self.gkd.step("importing vLLM")
         engines.prepare_environment(self.plan.engine)
         engines.import_vllm()
-        self.gkd.step("starting the engine")
-        self._engine = self.new_engine()
+        with compiling.told(
+            self.gkd.step, "starting the engine", on_gpu=self.plan.settings.gpus > 0
+        ):
+            self._engine = self.new_engine()
         return self._engine
 
     def new_engine(self) -> engines.Engine:

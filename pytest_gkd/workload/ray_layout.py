@@ -12,7 +12,7 @@ from typing import Any
 from pytest_gkd.clock import monotonic
 from pytest_gkd.context import StageContext
 from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import env_ray, fates, ray_actors
+from pytest_gkd.workload import compiling, env_ray, fates, ray_actors
 from pytest_gkd.workload.broadcast import Info
 from pytest_gkd.workload.deadline import both
 from pytest_gkd.workload.layouts import Plan
@@ -39,10 +39,14 @@ class RayLayout:
 
     def start_engine(self) -> Any:
         self._connect()
-        self.gkd.step("starting the rollout actor and its engine")
-        # The trainer's process imports meanwhile; it is needed right after.
-        self._trainer = self._trainer or self._actor(ray_actors.Trainer)
-        return self._actor(ray_actors.Rollout).wait_until_made()
+        with compiling.told(
+            self.gkd.step,
+            "starting the rollout actor and its engine",
+            on_gpu=self.plan.settings.gpus > 0,
+        ):
+            # The trainer's process imports meanwhile; it is needed right after.
+            self._trainer = self._trainer or self._actor(ray_actors.Trainer)
+            return self._actor(ray_actors.Rollout).wait_until_made()
 
     def load_trainer(self) -> tuple[Any, Any]:
         self._connect()
