@@ -242,9 +242,10 @@ def read_settings(config: pytest.Config) -> Settings:
         )
     if values["temperature"] == 0:
         raise SettingsError(f"{origin['temperature']}: '0' is not a number above 0")
-    if not 0 < values["gpu_memory_utilization"] <= 1:
+    share = values["gpu_memory_utilization"]
+    if share is not None and not 0 < share <= 1:
         raise SettingsError(
-            f"{origin['gpu_memory_utilization']}: {values['gpu_memory_utilization']!r} "
+            f"{origin['gpu_memory_utilization']}: {share!r} "
             "is not a fraction above 0 and up to 1"
         )
     if values["learning_rate"] is None:
@@ -260,6 +261,12 @@ def read_settings(config: pytest.Config) -> Settings:
         usable.ranks,
         has_ray=find_spec("ray") is not None,
         exclusive=usable.exclusive,
+    )
+    values["gpu_memory_utilization"] = settings.choose_memory(
+        values["gpu_memory_utilization"],
+        values["layout"],
+        usable.ranks,
+        values["tensor_parallel_size"],
     )
     values["world_size"], values["world_size_why"] = settings.choose_world_size(
         values["world_size"], usable.ranks, cpus, origin["world_size"]

@@ -150,9 +150,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "gpu_memory_utilization",
         "number",
-        0.3,
+        None,
         "FRACTION",
-        "share of the GPU's memory given to the rollout engine",
+        "share of a GPU's memory given to the rollout engine "
+        "(default: 0.85 of GPUs that it has to itself, else 0.3)",
     ),
     Option(
         "tensor_parallel_size",
@@ -381,6 +382,21 @@ def choose_layout(
     if not has_ray:
         return "split", f"{gpus} GPUs are visible and Ray is not installed"
     return "ray", f"{gpus} GPUs are visible"
+
+
+# vLLM's own default is 0.9 or more; the rest is for what others keep on such a GPU.
+OWN_GPU_SHARE = 0.85
+SHARED_GPU_SHARE = 0.3
+
+
+def choose_memory(
+    asked: float | None, layout: str, gpus: int, tensor_parallel_size: int
+) -> float:
+    """The engine's share of a GPU's memory: most of one that the trainer is not on."""
+    if asked is not None:
+        return asked
+    alone = layout != "colocated" and gpus > tensor_parallel_size
+    return OWN_GPU_SHARE if alone else SHARED_GPU_SHARE
 
 
 def choose_world_size(

@@ -229,6 +229,24 @@ def test_the_world_is_two_ranks_without_a_gpu() -> None:
     assert settings.choose_world_size(None, 0, 2) == (2, "the default without a GPU")
 
 
+@pytest.mark.parametrize(
+    ("asked", "layout", "gpus", "ranks", "share"),
+    [
+        (None, "colocated", 0, 1, 0.3),
+        (None, "colocated", 8, 1, 0.3),
+        (None, "split", 1, 1, 0.3),
+        (None, "split", 2, 1, 0.85),
+        (None, "ray", 2, 2, 0.3),
+        (None, "ray", 8, 4, 0.85),
+        (0.5, "ray", 8, 4, 0.5),
+    ],
+)
+def test_an_engine_gets_most_of_the_gpus_that_it_has_to_itself(
+    asked: float | None, layout: str, gpus: int, ranks: int, share: float
+) -> None:
+    assert settings.choose_memory(asked, layout, gpus, ranks) == share
+
+
 @pytest.mark.parametrize(("asked", "gpus", "cpus"), [(4, 4, 1), (1, 4, 1), (16, 0, 2)])
 def test_a_world_that_fits_stands(asked: int, gpus: int, cpus: int) -> None:
     assert settings.choose_world_size(asked, gpus, cpus) == (asked, "asked for")
