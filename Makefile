@@ -18,7 +18,7 @@ stages: $(VENV)/.ready
 	$(BIN)/pytest --gkd-stages
 
 test: $(VENV)/.ready
-	$(BIN)/pytest -n2 --dist=loadfile
+	$(BIN)/pytest -n2 --dist=loadfile --no-loadscope-reorder
 
 # Every fault that can be injected, for real; make matrix FAULT=rank-killed for one. The
 # plugin stays out of this outer run: there -k would name stages.

@@ -83,7 +83,7 @@ class Box:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
             preexec_fn=before,
         )

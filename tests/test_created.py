@@ -305,7 +305,7 @@ def test_a_dead_orphan_is_reaped_while_the_run_goes_on(tmp_path: Path) -> None:
         [sys.executable, "-c", ADOPTS, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -295,7 +295,7 @@ def test_a_missing_file_is_reported_without_heavy_imports(tmp_path: Path) -> Non
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert done.stdout.split() == ["data.file-missing", "[]"]

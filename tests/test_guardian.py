@@ -23,7 +23,7 @@ import pytest
 from pytest_gkd import created, guard, procfs
 from pytest_gkd.rundir import RunDir
 
-LIMIT_S = 30
+LIMIT_S = 120
 
 # C code that keeps the GIL for ever; a child in its own session that ignores SIGTERM;
 # a daemon that forked twice and wiped its environment; shared memory.

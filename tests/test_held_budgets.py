@@ -106,7 +106,7 @@ def test_hangs(owner, monkeypatch):
     run = Run(tmp_path, "--gkd-stages=hangs", workers, "test_probe.py")
     assert run.outcomes() == {"hangs": "timeout"}
     assert (tmp_path / "torn-down").exists()
-    assert run.stage("hangs")["duration_s"] < 15
+    assert run.stage("hangs")["duration_s"] < 20
     assert "Stack of" not in run.out
 
 

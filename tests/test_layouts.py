@@ -30,7 +30,7 @@ def pushes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             stdout=log,
             stderr=subprocess.STDOUT,
             check=False,
-            timeout=180,
+            timeout=600,
             env=os.environ | {"TMPDIR": str(base)},  # vLLM leaves files behind
         )
     assert result.exists(), (base / "log").read_text("utf-8", "replace")[-4000:]
@@ -181,7 +181,7 @@ def test_what_ray_cannot_place_is_named_by_resource() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
     found = json.loads(ended.stdout.strip().splitlines()[-1])
@@ -202,7 +202,7 @@ print([(c.laddr.ip, c.laddr.port == meeting.port) for c in found])
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.stdout.strip().splitlines()[-1] == "[('127.0.0.1', True)]"
 
@@ -214,7 +214,7 @@ def test_a_class_that_vllm_would_share_with_the_trainer_is_told(tmp_path: Path) 
         capture_output=True,
         text=True,
         check=False,
-        timeout=180,
+        timeout=600,
         env=os.environ | {"TMPDIR": str(tmp_path)},
     )
     assert result.exists(), done.stderr[-4000:]

@@ -109,7 +109,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         cwd=place,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     found: dict[str, Any] = json.loads((place / ".gkd/last/report.json").read_text())

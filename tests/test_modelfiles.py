@@ -463,7 +463,7 @@ def test_inspection_imports_nothing_but_the_standard_library(whole: Path) -> Non
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert done.stdout.strip() == "[]"

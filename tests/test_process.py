@@ -61,7 +61,7 @@ def scenario(body: str, *args: str, before: tuple[str, ...] = ()) -> dict[str, A
         [*before, sys.executable, "-c", PROLOGUE + textwrap.dedent(body), *args],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -227,7 +227,7 @@ def test_shared_memory_of_a_killed_process_is_unlinked_by_its_tracker() -> None:
             time.sleep(60)
         ''')
         name = worker.stdout.readline().strip()
-        trackers, until = [], time.monotonic() + 10
+        trackers, until = [], time.monotonic() + 60
         while not trackers and time.monotonic() < until:  # it has a name once it runs
             trackers = [p for p in process.descendants(ME) if process.is_tracker(p)]
         ended, survived = process.stop(ME, itself=False)

@@ -230,7 +230,7 @@ def test_the_report_of_a_run_that_was_killed_is_moved(tmp_path: Path) -> None:
             time.sleep(0.05)
     finally:
         first.kill()
-        first.communicate(timeout=60)
+        first.communicate(timeout=300)
     second = run(tmp_path)
     assert second.returncode == 0, second.stdout
     assert list(tmp_path.glob(".gkd/runs/*/output/probe/child.log"))
@@ -434,7 +434,7 @@ def test_a_run_beside_another_one_leaves_its_report_alone(
         assert json.loads(path.read_text())["ended"] is None
     finally:
         may_end.touch()
-        first.communicate(timeout=60)
+        first.communicate(timeout=300)
     assert first.returncode == 0
     assert json.loads(path.read_text())["stages"][0]["outcome"] == "passed"
     (other,) = tmp_path.glob("out/runs/*" if args else ".gkd/runs/*")

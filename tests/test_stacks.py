@@ -114,7 +114,7 @@ def collect(child: Child, tmp_path: Path) -> list[stacks.Stack]:
 
 
 def await_status(child: Child, status: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while psutil.Process(child.pid).status() != status:
         assert time.monotonic() < deadline, f"{child.pid} was never {status}"
         time.sleep(0.01)

@@ -25,17 +25,17 @@ from pytest_gkd.watchdog import (
     WorkerWatch,
 )
 
-PATIENCE_S = 60.0  # of a test, before it gives up waiting for what should happen
+PATIENCE_S = 120.0  # of a test, before it gives up waiting for what should happen
 
 # A worker that hangs with a child in a session of its own.
 HANGS = """
 import json, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(90)"],
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
                          start_new_session=True)
 def never_ends():
     print("the last words", flush=True)
     print(json.dumps(child.pid), file=sys.stderr, flush=True)
-    time.sleep(90)
+    time.sleep(600)
 never_ends()
 """
 
@@ -225,7 +225,7 @@ def test_every_event_was_passed_on_in_order(scene: Scene) -> None:
 def test_a_worker_that_finishes_while_its_stacks_are_taken_is_left_alone(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = bench.child("import time; time.sleep(90)")
+    worker = bench.child("import time; time.sleep(600)")
     bench.say("gw0", "hello", pid=worker.pid)
     bench.start("gw0", "late", 0)
     look = stillness.look
@@ -244,7 +244,7 @@ def test_a_worker_that_finishes_while_its_stacks_are_taken_is_left_alone(
 
 
 def test_a_word_that_lies_unread_at_the_deadline_counts(bench: Bench) -> None:
-    worker = bench.child("import time; time.sleep(90)")
+    worker = bench.child("import time; time.sleep(600)")
     bench.say("gw0", "hello", pid=worker.pid)
     bench.start("gw0", "late", 0)
     bench.watchdog.drain()
