@@ -24,6 +24,7 @@ from pytest_gkd.workload.env_gpu_judge import (
     chosen_gpus,
     has_kernel,
     judge_gpus,
+    judge_names,
 )
 
 LISTING = """\
@@ -144,6 +145,28 @@ def test_a_machines_own_nvidia_smi_is_understood(
     found = NvidiaSmi().read(PATIENCE_S)
     assert found.error == ""
     assert [(g.name, g.driver, g.capability) for g in found.gpus] == expected
+
+
+@pytest.mark.parametrize(
+    ("visible", "vllm", "told"),
+    [
+        ("GPU-2222bbbb,GPU-1111aaaa", "0.23.0", "CUDA_VISIBLE_DEVICES=1,0 names the"),
+        ("MIG-1234", "0.21.0", "names GPUs by UUID"),
+        ("GPU-2222bbbb", "0.24.0", ""),
+        ("0,1", "0.21.0", ""),
+        (None, "0.21.0", ""),
+    ],
+)
+def test_uuids_that_an_older_vllm_cannot_read_are_told_with_the_numbers(
+    visible: str | None, vllm: str, told: str
+) -> None:
+    found = judge_names(visible, GPUS, vllm)
+    assert len(found) == bool(told)
+    if found:
+        assert cause(found) == "env.variable-invalid"
+        (fault,) = found
+        assert isinstance(fault, Finding)
+        assert told in fault.message
 
 
 def test_an_old_driver_without_compute_capabilities_is_called_too_old() -> None:

@@ -119,10 +119,8 @@ class NcclGroup:
         stream.synchronize()
 
     def close(self) -> None:
-        """Each communicator holds memory of the GPU; older releases have no call."""
-        destroy = getattr(self._communicator, "destroy", None)
-        if destroy is not None:
-            destroy()
+        """Each communicator holds memory of the GPU."""
+        self._communicator.destroy()
 
 
 def call_meeting(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from packaging.version import Version
+
 from pytest_gkd import gpus
 from pytest_gkd.workload.env_findings import Finding, Note
 from pytest_gkd.workload.env_gpu import Gpu, Machine, TorchBuild
@@ -17,6 +19,7 @@ MINIMUM_DRIVER: dict[int, str] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.
 
 
 BUSY_NOTE_MIB = 1024
+UUIDS_SINCE = Version("0.24.0")
 
 
 def chosen_gpus(value: str | None, gpus: Sequence[Gpu]) -> tuple[list[Gpu], str]:
@@ -99,6 +102,31 @@ def judge_gpus(
     if vllm_for_cuda:
         items += _judge_memory(machine, chosen, memory_fraction, own_pids)
     return items
+
+
+def judge_names(
+    visible: str | None, gpus: Sequence[Gpu], vllm: str
+) -> list[Finding | Note]:
+    """Whether vLLM of that version can read the GPUs' names in CUDA_VISIBLE_DEVICES.
+
+    Releases before 0.24 take every entry for a number (vllm/platforms/interface.py,
+    device_id_to_physical_device_id) and fail while they inspect the model.
+    """
+    words = [word.strip() for word in (visible or "").split(",")]
+    if not any(word.startswith(("GPU-", "MIG-")) for word in words):
+        return []
+    if Version(vllm) >= UUIDS_SINCE:
+        return []
+    text = (
+        f"CUDA_VISIBLE_DEVICES={visible} names GPUs by UUID, which vLLM {vllm} takes "
+    )
+    text += f"for numbers; {UUIDS_SINCE} is the first release that does not."
+    chosen, wrong = chosen_gpus(visible, gpus)
+    if len(chosen) == len(words) and not wrong:
+        numbers = ",".join(str(gpu.index) for gpu in chosen)
+        text += f" CUDA_VISIBLE_DEVICES={numbers} names the same ones."
+    facts = {"variable": "CUDA_VISIBLE_DEVICES", "value": visible, "vllm": vllm}
+    return [Finding("env.variable-invalid", text, facts)]
 
 
 def _judge_torch(

@@ -224,6 +224,10 @@ class Examination:
             own_pids=env_gpu.run_pids(),
         )
         self.found.add(items)
+        if env_gpu_judge.built_for_cuda(versions):
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            names = env_gpu_judge.judge_names(visible, machine.gpus, versions["vllm"])
+            self.found.add(names)
         for name, value in env_gpu.gpu_facts(machine).items():
             self.gkd.fact(name, value)
 
