@@ -23,6 +23,7 @@ def page(recorded: Mapping[str, Any]) -> str:
     """The page; ``recorded`` is what ``docs/model-runs.json`` holds."""
     lines = ["# Models that were run", "", NOTE, INTRO]
     lines += [f"Run on {recorded['machine']}, {recorded['date']}.", ""]
+    lines += [*(_count(layout, recorded["models"]) for layout in LAYOUTS), ""]
     lines += ["| model | " + " | ".join(LAYOUTS) + " | nats |"]
     lines += ["| --- " * (len(LAYOUTS) + 2) + "|"]
     failures = []
@@ -39,6 +40,16 @@ def page(recorded: Mapping[str, Any]) -> str:
     if failures:
         lines += ["", "## What failed", "", *sorted(failures)]
     return "\n".join([*lines, ""])
+
+
+def _count(layout: str, models: Mapping[str, Any]) -> str:
+    """How many of ``models`` ran in ``layout``, and how."""
+    ran = [runs[layout] for runs in models.values() if layout in runs]
+    passed = sum(run["failed"] is None for run in ran)
+    return (
+        f"- {layout}: {passed} passed, {len(ran) - passed} failed, "
+        f"{len(models) - len(ran)} not run"
+    )
 
 
 def _cell(run: Mapping[str, Any] | None) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd import pages, rules
+from pytest_gkd import model_page, pages, rules
 
 DOCS = Path(__file__).parent.parent / "docs"
 CATALOGUE = rules.load()
@@ -46,3 +46,13 @@ def test_pages_that_were_not_made_here_are_left(tmp_path: Path) -> None:
     assert pages.main([str(tmp_path)]) == 1
     for name in ("causes/mine.md", "quick-card.md"):
         assert (tmp_path / name).read_text() == "mine"
+
+
+def test_the_page_of_models_counts_what_ran_in_each_layout() -> None:
+    passed = {"failed": None, "difference_nats": 1e-6, "whose": None, "why": None}
+    failed = passed | {"failed": "vllm", "whose": "vLLM", "why": "no kernel"}
+    models = {"a": {"colocated": passed, "ray": failed}, "b": {"colocated": failed}}
+    made = model_page.page({"machine": "here", "date": "today", "models": models})
+    assert "- colocated: 1 passed, 1 failed, 0 not run" in made
+    assert "- split: 0 passed, 0 failed, 2 not run" in made
+    assert "- ray: 0 passed, 1 failed, 1 not run" in made
