@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -14,8 +15,9 @@ import pytest
 
 from pytest_gkd import process
 from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import ranks
+from pytest_gkd.workload import flight, ranks
 from pytest_gkd.workload.allreduce import KIB, MIB
+from pytest_gkd.workload.rank import Rank
 from pytest_gkd.workload.rank_plan import Fault, RankPlan
 from pytest_gkd.workload.rank_records import RankRecord, RankRun
 from pytest_gkd.workload.rank_verdict import RankError, judge
@@ -391,3 +393,40 @@ def test_a_failed_fork_is_a_matter_of_the_world_size() -> None:
     assert isinstance(found, StageFault)
     assert found.cause == "comm.world-size"
     assert "rank 3" in found.message
+
+
+# -- NCCL's recorder, which is not here --------------------------------------------
+
+
+def test_what_gloo_checks_before_nccl_is_called_is_in_the_record_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch._C._distributed_c10d as c10d
+
+    def recorded(*numbers: int) -> str:
+        entries = [
+            {
+                "pg_id": 0,
+                "collective_seq_id": number,
+                "profiling_name": "all_reduce",
+                "input_sizes": [[4]],
+                "input_dtypes": ["Float"],
+                "time_created_ns": number,
+            }
+            for number in numbers
+        ]
+        return json.dumps({"version": "2.10", "entries": entries})
+
+    plan = RankPlan(2, "nccl", TIMEOUT_S, str(tmp_path))
+    # Both have been through three all-reduces, and rank 0 waits before its fourth.
+    for rank, checks in ((0, (1, 2, 3, 4)), (1, (1, 2, 3))):
+        for kind, numbers in (("nccl", (1, 2, 3)), ("fr", checks)):
+            text = recorded(*numbers)
+            name = f"_dump_{kind}_trace_json"
+            monkeypatch.setattr(c10d, name, lambda *_, t=text: t, raising=False)
+        Rank(plan, rank).dump_flight_record()
+    missing = flight.find_missing(plan)
+    assert missing is not None
+    assert (missing.group, missing.sequence) == ("fr:0", 4)
+    assert (missing.entered, missing.behind) == ((0,), {1: 3})
+    assert json.loads(plan.file("flight", 0).read_text())["version"] == "2.10"

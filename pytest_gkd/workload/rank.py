@@ -124,15 +124,28 @@ class Rank:
         os._exit(CALLED_OFF)
 
     def dump_flight_record(self) -> None:
-        """torch's record of the last collectives, as JSON beside the log."""
+        """torch's record of the last collectives, as JSON beside the log.
+
+        With NCCL of two recorders: gloo's checks, which TORCH_DISTRIBUTED_DEBUG=DETAIL
+        puts before each collective, wait for a rank that NCCL is then never called for.
+        """
         import torch._C._distributed_c10d as c10d
 
-        kind = "nccl" if self.plan.backend == "nccl" else "fr"
-        dump = getattr(c10d, f"_dump_{kind}_trace_json", None)
-        if dump is None:
-            print(f"no flight record: this torch has no _dump_{kind}_trace_json")  # noqa: T201
-            return
-        record = json.loads(dump(True, False))
+        kinds = ("nccl", "fr") if self.plan.backend == "nccl" else ("fr",)
+        record: dict[str, Any] = {}
+        entries: list[dict[str, Any]] = []
+        for kind in kinds:
+            dump = getattr(c10d, f"_dump_{kind}_trace_json", None)
+            if dump is None:
+                print(f"this torch has no _dump_{kind}_trace_json")  # noqa: T201
+                continue
+            record |= json.loads(dump(True, False))
+            # Each recorder counts its groups from 0.
+            entries += [
+                {**one, "pg_id": f"{kind}:{one['pg_id']}"}
+                for one in record.pop("entries", [])
+            ]
+        record["entries"] = entries
         self.plan.file("flight", self.rank).write_text(json.dumps(record, indent=1))
 
     # -- the collectives -----------------------------------------------------------
