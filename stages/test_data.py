@@ -49,7 +49,7 @@ def test_data(gkd: StageContext) -> None:
     gkd.step("loading the student's tokenizer to measure prompts")
     measure, how = lengths.best(job, settings)
     gkd.fact("lengths_by", how)
-    media = datanotes.check_media(rows, job)
+    media = datanotes.check_media(rows, job, inputs.prompt_column(job, settings))
     measured = not isinstance(measure, RoughRenderer)
     limit = settings.max_prompt_length
     if measured:

@@ -87,7 +87,13 @@ def _one(
     gkd.fact(f"{role}_tokenizer", type(tokenizer).__name__)
     gkd.step(f"trying the {role}'s tokenizer")
     ends = _ends(name, origin)
-    for text in check.check_special_tokens(tokenizer, rows, origin, ends):
+    others = tokenizer.get_vocab()
+    others.pop(tokenizer.pad_token, None)  # has a cause of its own
+    check.check_ids(others, rows, origin, tokenizer)
+    for text in (
+        *check.check_special_tokens(tokenizer, rows, origin, bool(ends)),
+        *check.check_end_tokens(tokenizer, ends, origin),
+    ):
         gkd.note("tokenizer.special", text)
     gkd.fact(f"{role}_pad_is_eos", tokenizer.pad_token_id == tokenizer.eos_token_id)
     if check.check_chat_template(tokenizer, origin, chats) is None:
@@ -96,6 +102,9 @@ def _one(
             f"{origin}: the tokenizer of {name} has no chat template, as of a base "
             "model; prompts of plain text are used as they are",
         )
+    elif role == "student":
+        for text in check.check_generation_prompt(tokenizer, origin):
+            gkd.note("tokenizer.generation-prompt", text)
     lossy = check.check_round_trip(tokenizer, origin)
     gkd.fact(f"{role}_lossy_texts", list(lossy))
     if lossy:
@@ -120,7 +129,9 @@ def _embedding_rows(name: str, origin: str) -> int | None:
     return modelfiles.vocab_size(modelfiles.read_config(Path(found.directory), origin))
 
 
-def _ends(name: str, origin: str) -> bool:
-    """Whether the model's configuration names an end token."""
+def _ends(name: str, origin: str) -> frozenset[int]:
+    """The end tokens that the model's configuration names; none while unknown."""
     found = modelpaths.locate(name, origin)
-    return found is not None and modelfiles.has_end_token(found.directory, origin)
+    if found is None:
+        return frozenset()
+    return modelfiles.end_tokens(found.directory, origin)

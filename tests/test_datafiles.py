@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import dataclasses
 import gzip
 import json
+import lzma
 import os
 import socket
 import subprocess
@@ -712,6 +714,7 @@ CHATML = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}
         ("", "human", True),  # nothing to know a role by
         (CHATML, "critic", True),
         (CHATML, "human", False),  # which is the user elsewhere
+        (CHATML, "User", False),
         (CHATML + "{% if role == 'gpt' %}{% endif %}", "gpt", True),
         (
             "{% for m in messages if m['role'] == 'user' %}x{% endfor %}",
@@ -886,6 +889,53 @@ def test_media_that_trainers_do_not_stop_for_are_noted(tmp_path: Path) -> None:
     (said,) = media_of(tmp_path, {"audio": ["a.wav"], "video": ["a.mp4"]})
     assert said.startswith("Columns 'video' and 'audio' are no part of a prompt")
     assert "TRL" not in said
+
+
+def test_parts_of_messages_that_are_no_text_are_noted(tmp_path: Path) -> None:
+    parts = [{"type": "image", "text": None}, {"type": "text", "text": "What is it?"}]
+    for content, count in ((parts, 1), (parts[1:], 0)):
+        path = tmp_path / f"parts-{count}.jsonl"
+        path.write_text(rows_of({"messages": [{"role": "user", "content": content}]}))
+        tiny.write(tmp_path / str(count))
+        student = tmp_path / str(count) / "student"
+        files = datafiles.check_files([str(path)], "x")
+        rows = dataset_load.open_rows(files, tmp_path / "cache")
+        job = inputs.Inputs(str(student), str(student), (str(path),))
+        notes = datanotes.check_media(rows, job)
+        assert [note.id for note in notes] == ["data.media-parts"] * count
+
+
+def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "t.parquet"
+    table = pyarrow.Table.from_arrays([["a"], ["b"]], names=["prompt", "prompt"])
+    pyarrow.parquet.write_table(table, path)
+    fault = rows_fault(path)
+    assert fault.cause == "data.schema"
+    assert "two columns of the name 'prompt'" in fault.message
+
+
+@pytest.mark.parametrize("pack", [gzip, lzma, bz2])
+def test_a_packed_file_that_breaks_off_far_from_its_start_is_corrupt(
+    write: Write, pack: Any
+) -> None:
+    text = "".join(lines(os.urandom(30).hex()) for _ in range(3000)).encode()
+    suffix = {gzip: "gz", lzma: "xz", bz2: "bz2"}[pack]
+    fault = rows_fault(write(f"t.jsonl.{suffix}", pack.compress(text)[:-9]))
+    assert fault.cause == "data.corrupt"
+    assert "cannot be unpacked" in fault.message
+
+
+def test_a_second_file_with_other_columns_is_told(write: Write) -> None:
+    first = write("a.jsonl", GOOD)
+    second = write("b.jsonl", '{"question": "Why?"}\n')
+    fault = rows_fault(first, second)
+    assert fault.cause == "data.schema"
+    assert f"{second}:1: column 'question' is not in the first file, which has " in (
+        fault.message
+    )
 
 
 def test_how_conversations_end_is_noted(write: Write) -> None:

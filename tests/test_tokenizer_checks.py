@@ -346,6 +346,41 @@ def test_a_tokenizer_without_any_blanks_fails(tmp_path: Path) -> None:
     assert "became 'Thequickbrown" in found.message
 
 
+def test_marks_without_a_width_may_be_lost() -> None:
+    """As BERT's normaliser does with what joins emoji."""
+    joined = check.SAMPLES["emoji"]
+    codec = Codec(lambda text: text.replace("\u200d", ""))
+    assert list(check.check_round_trip(codec, "x")) == ["emoji"]
+    assert "\u200d" in joined
+
+
+def test_a_template_that_does_not_begin_an_answer_is_told(model: Path) -> None:
+    tokenizer = load(model)
+    assert check.check_generation_prompt(tokenizer, "x") == []
+    whole = tokenizer.chat_template
+    tokenizer.chat_template = whole.partition("{% if add_generation_prompt")[0]
+    (note,) = check.check_generation_prompt(tokenizer, "x")
+    assert "'<|im_start|>assistant\\n' before an answer" in note
+    # As Llama 2 and Mistral: what ends the question is all that there is.
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+        "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    )
+    assert check.check_generation_prompt(tokenizer, "x") == []
+    tokenizer.chat_template = whole + "{{ raise_exception('no') if messages[1] }}"
+    assert check.check_generation_prompt(tokenizer, "x") == []
+
+
+def test_an_end_token_that_the_model_does_not_end_at_is_told(model: Path) -> None:
+    ends = modelfiles.end_tokens(model, "x")
+    assert check.check_end_tokens(load(model), ends, "x") == []
+    edit(model / "tokenizer_config.json", lambda v: v.update(eos_token="</s>"))  # noqa: S106
+    (note,) = check.check_end_tokens(load(model), ends, "x")
+    assert "end token '</s>' has id 496" in note
+    edit(model / "config.json", lambda v: v.update(eos_token_id=[7, 496]))
+    assert modelfiles.end_tokens(model, "x") == ends | {7, 496}
+
+
 def test_characters_that_a_vocabulary_lacks_are_noted(tmp_path: Path) -> None:
     """As of a model of one language without bytes to fall back to."""
     tokenizer = made_tokenizer(tmp_path, decoder=True, words=check.SAMPLES["ascii"])

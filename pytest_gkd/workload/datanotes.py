@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from pytest_gkd.workload.datarows import VERLS_OWN, DataReport
 from pytest_gkd.workload.dataset_load import Rows
 from pytest_gkd.workload.env_findings import Note
 from pytest_gkd.workload.inputs import Inputs
-from pytest_gkd.workload.prompts import CONVERSATIONS, MATERIAL
+from pytest_gkd.workload.prompts import COLUMNS, CONVERSATIONS, MATERIAL
 
 if TYPE_CHECKING:
     import pyarrow
@@ -30,15 +30,21 @@ MEDIA_ROWS = 1000  # looked at for pictures and sounds
 MANY_TOO_LONG = 0.1
 
 
-def check_media(rows: Rows, job: Inputs) -> list[Note]:
+def check_media(
+    rows: Rows, job: Inputs, prompt_column: str | None = None
+) -> list[Note]:
     """A student that only reads text has no rows with pictures or sounds to read.
 
-    A student that was made here is nobody's choice and is not judged. Raises StageFault
-    ``data.schema``.
+    A student that was made here is nobody's choice and is not judged. The prompts are
+    in ``prompt_column``, or the first known one. Raises StageFault ``data.schema``.
     """
-    columns = [name for name in MEDIA if name in rows.columns]
-    if not columns or "student" in job.made or not _reads_text_only(job):
+    if "student" in job.made or not _reads_text_only(job):
         return []
+    columns = [name for name in MEDIA if name in rows.columns]
+    known = [prompt_column] if prompt_column else COLUMNS
+    parts = _media_parts(rows, [name for name in known if name in rows.columns][:1])
+    if not columns:
+        return parts
     table = next(rows.tables(columns, MEDIA_ROWS))
     filled = {name: _filled(table.column(name)) for name in columns}
     for column, trainers in STOPPED_BY.items():
@@ -54,7 +60,35 @@ def check_media(rows: Rows, job: Inputs) -> list[Note]:
                     "filled_rows": filled[column],
                 },
             )
-    return [Note("data.media-column", text) for text in _media_texts(filled)]
+    return [Note("data.media-column", text) for text in _media_texts(filled)] + parts
+
+
+def _media_parts(rows: Rows, columns: Sequence[str]) -> list[Note]:
+    """What is to be said of messages with parts that are no text."""
+    if not columns:
+        return []
+    looked = rows.values(next(rows.tables(columns, MEDIA_ROWS)))
+    found = [_part_kinds(value) for row in looked for value in row.values()]
+    kinds = sorted(set().union(*found))
+    if not kinds:
+        return []
+    return [
+        Note(
+            "data.media-parts",
+            f"In {sum(map(bool, found))} of the first {len(looked)} rows messages have "
+            f"parts of type {' and '.join(map(repr, kinds))}; the student reads text "
+            "only, and what its chat template makes of them is no picture or sound.",
+        )
+    ]
+
+
+def _part_kinds(prompt: Any) -> set[str]:
+    """Types of the parts of messages that are no text."""
+    messages = prompt if isinstance(prompt, list) else []
+    contents = [m.get("content") for m in messages if isinstance(m, dict)]
+    parts = [part for c in contents if isinstance(c, list) for part in c]
+    kinds = {part.get("type") for part in parts if isinstance(part, dict)}
+    return {kind for kind in kinds if isinstance(kind, str) and kind != "text"}
 
 
 def _media_texts(filled: Mapping[str, int]) -> Iterator[str]:

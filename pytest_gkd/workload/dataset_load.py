@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import lzma
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -268,6 +269,13 @@ def _reason(files: Sequence[DataFile], error: Exception) -> StageFault | None:
                 return fault
     if isinstance(error, RecursionError) or "Recursion level" in str(error):
         return next(filter(None, map(first_too_deep, _local_json(files))), None)
+    twice = re.match(r"Multiple matches for FieldRef\.Name\((.*?)\) in ", str(error))
+    if twice is not None:
+        return StageFault(
+            "data.schema",
+            f"{first.path} has two columns of the name {twice[1]!r}",
+            facts={"path": first.path},
+        )
     if type(error).__name__ in ("CastError", "DatasetGenerationCastError"):
         # It names both schemas, a line for each of their fields.
         why = str(error).strip().rpartition("\n")[2]

@@ -7,6 +7,7 @@ Standard library only. Compressed files (gzip, xz, bzip2) are read through.
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import json
 import lzma
@@ -52,9 +53,10 @@ def corrupt(
 def first_bad_line(path: Path | str) -> StageFault | None:
     """The first line of a JSON lines file that is no JSON object, as a fault.
 
-    The whole file is read; None when every line is one.
+    The whole file is read; None when every line is one. Raises StageFault
+    ``data.corrupt`` where it cannot be unpacked.
     """
-    with open_text(Path(path)) as file:
+    with _unpacking(Path(path)), open_text(Path(path)) as file:
         for number, raw in enumerate(file, 1):
             fault = _line_fault(path, number, raw, last=False)
             if fault is not None:
@@ -92,6 +94,7 @@ def first_late_value(paths: Iterable[Path | str]) -> StageFault | None:
     parse.
     """
     filled: set[str] = set()
+    columns: set[str] = set()
     read = 0
     for index, path in enumerate(paths):
         last = 0
@@ -99,16 +102,25 @@ def first_late_value(paths: Iterable[Path | str]) -> StageFault | None:
             new = set(_filled(row)) - filled
             if new and (index or read > TYPED_BYTES):
                 place = min(new, key=len)
+                what = (
+                    f"{place!r} has a value here, and is null or absent in all of the "
+                    "rows from which datasets takes the columns' types, the first "
+                    f"{TYPED_BYTES >> 20} MB of the first file; it cannot change a "
+                    "type later"
+                )
+                if index and place in row and place not in columns:
+                    found = ", ".join(sorted(columns))
+                    what = (
+                        f"column {place!r} is not in the first file, which has {found}"
+                    )
                 shown = raw.decode("utf-8", "replace").strip()
                 return StageFault(
                     "data.schema",
-                    f"{path}:{number}: {place!r} has a value here, and is null or "
-                    "absent in all of the rows from which datasets takes the columns' "
-                    f"types, the first {TYPED_BYTES >> 20} MB of the first file; it "
-                    "cannot change a type later",
+                    f"{path}:{number}: {what}",
                     facts={"path": str(path), "line": number, "late": place},
                     evidence=((str(path), number, shown[:200]),),
                 )
+            columns |= set() if index else row.keys()
             filled |= new
             read += len(raw) * (number != last)
             last = number
@@ -185,6 +197,18 @@ def values(text: str, decoder: json.JSONDecoder | None = None) -> Iterator[Any]:
         yield value
 
 
+@contextlib.contextmanager
+def _unpacking(path: Path) -> Iterator[None]:
+    """What goes wrong with a packed file is told of the file."""
+    try:
+        yield
+    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        with path.open("rb") as file:
+            if not file.read(8).startswith((GZIP, XZ, BZIP2)):
+                raise
+        raise corrupt(path, f"cannot be unpacked: {error}") from error
+
+
 def open_text(path: Path) -> IO[bytes]:
     """The bytes of a file, uncompressed where it is gzip, xz or bzip2."""
     with path.open("rb") as file:
@@ -250,12 +274,9 @@ def check_json(path: Path) -> None:
 
     Raises StageFault ``data.corrupt``, ``data.schema`` or ``data.empty``.
     """
-    try:
-        with open_text(path) as file:
-            start = file.read(PEEK_BYTES)
-            whole = not file.read(1)
-    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
-        raise corrupt(path, f"cannot be unpacked: {error}") from error
+    with _unpacking(path), open_text(path) as file:
+        start = file.read(PEEK_BYTES)
+        whole = not file.read(1)
     if whole and not start.strip():
         raise StageFault(
             "data.empty",

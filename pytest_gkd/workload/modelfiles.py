@@ -310,14 +310,16 @@ def vocab_size(config: dict[str, Any]) -> int | None:
     return None
 
 
-def has_end_token(directory: Path, origin: str) -> bool:
-    """Whether ``generation_config.json`` or ``config.json`` names an end token."""
+def end_tokens(directory: Path, origin: str) -> frozenset[int]:
+    """Ids of the end tokens that ``generation_config.json`` or ``config.json`` name."""
     names = ("generation_config.json", "config.json")
-    found = [directory / name for name in names if (directory / name).is_file()]
-    return any(
-        _read_object(path, origin, "checkpoint.corrupt").get("eos_token_id") is not None
-        for path in found
-    )
+    found: set[int] = set()
+    for path in (directory / name for name in names):
+        if path.is_file():
+            named = _read_object(path, origin, "checkpoint.corrupt").get("eos_token_id")
+            several = named if isinstance(named, list) else [named]
+            found.update(one for one in several if isinstance(one, int))
+    return frozenset(found)
 
 
 def _outside(path: Path, origin: str) -> str:

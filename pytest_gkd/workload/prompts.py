@@ -246,13 +246,13 @@ class Renderer:
     def takes(self, role: str) -> bool:
         """Whether the chat template names a role, or writes out what it says.
 
-        ShareGPT's names for user and assistant have to be named: a model whose template
-        writes out any role has not learned these.
+        ShareGPT's names for user and assistant have to be named, and so have User and
+        the like: a model whose template writes out any role has not learned these.
         """
         named = any(f"{q}{role}{q}" in self.template for q in ("'", '"'))
         if named or not self.has_template:
             return True
-        if role in SHAREGPT:
+        if role in SHAREGPT or role.lower() in ROLES:
             return False
         said = "said by this role"
         try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
 from pytest_gkd.fault import StageFault
+from pytest_gkd.workload.prompts import refusals
 
 SAMPLES = {
     "ascii": "The quick brown fox jumps over 13 lazy dogs.",
@@ -37,9 +38,10 @@ def check_round_trip(tokenizer: Any, origin: str) -> dict[str, str]:
 
     A sample may come back normalised (NFC or NFKC) and with a blank added or dropped
     at its start, as sentencepiece does. By name are returned those that come back with
-    other white space, or with the unknown token in the place of characters that the
-    vocabulary lacks. Raises StageFault ``tokenizer.load`` for any other change, and
-    where plain English loses all its blanks or characters of its own.
+    other white space, without marks that have no width, or with the unknown token in
+    the place of characters that the vocabulary lacks. Raises StageFault
+    ``tokenizer.load`` for any other change, and where plain English loses all its
+    blanks or characters of its own.
     """
     lossy: dict[str, str] = {}
     for name, text in SAMPLES.items():
@@ -50,7 +52,7 @@ def check_round_trip(tokenizer: Any, origin: str) -> dict[str, str]:
         if same_text(text, back):
             continue
         known = getattr(tokenizer, "unk_token_id", None) not in ids
-        same_marks = "".join(text.split()) == "".join(back.split())
+        same_marks = _marks(text) == _marks(back)
         same_words = back.split() == text.split()
         lossy[name] = back
         if same_words if name == "ascii" else same_marks or not known:
@@ -66,6 +68,11 @@ def check_round_trip(tokenizer: Any, origin: str) -> dict[str, str]:
             },
         )
     return lossy
+
+
+def _marks(text: str) -> str:
+    """What shows of a text: no blanks, nothing without a width (as in some emoji)."""
+    return "".join(c for c in text if unicodedata.category(c)[0] not in "ZC")
 
 
 def same_text(text: str, back: str) -> bool:
@@ -113,6 +120,58 @@ def check_chat_template(tokenizer: Any, origin: str, needed_for: str) -> str | N
             facts=facts,
         )
     return str(rendered)
+
+
+def check_generation_prompt(tokenizer: Any, origin: str) -> list[str]:
+    """The chat template lets the student begin where an answer begins.
+
+    Returned is what to say where it does not: asked for a generation prompt it adds
+    nothing, though it writes control tokens between a question and its answer.
+    """
+    question, answer = {"role": "user", "content": "Why?"}, "Because it is so."
+    turns = [question, {"role": "assistant", "content": answer}]
+
+    def rendered(messages: list[dict[str, str]], *, prompt: bool) -> str:
+        return str(
+            tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=prompt
+            )
+        )
+
+    asked = rendered([question], prompt=True)
+    try:
+        whole, found, _ = rendered(turns, prompt=False).partition(answer)
+    except refusals():
+        return []  # of conversations that go on; a prompt is one question
+    between = whole.removeprefix(asked)
+    added = getattr(tokenizer, "added_tokens_decoder", None)
+    controls = added.values() if isinstance(added, Mapping) else ()
+    if (
+        asked != rendered([question], prompt=False)
+        or not (found and whole.startswith(asked))
+        or not any(str(token.content) in between for token in controls)
+    ):
+        return []
+    return [
+        f"{origin}: the chat template has no generation prompt: it writes {between!r} "
+        "before an answer, and nothing where the student is to write one"
+    ]
+
+
+def check_end_tokens(tokenizer: Any, ends: Set[int], origin: str) -> list[str]:
+    """The tokenizer's end token is one of ``ends``, those that the model's files name.
+
+    Returned is what to say where it is not.
+    """
+    end = tokenizer.eos_token_id
+    if end is None or not ends or end in ends:
+        return []
+    named = ", ".join(map(str, sorted(ends)))
+    return [
+        f"{origin}: the tokenizer's end token {tokenizer.eos_token!r} has id {end}, "
+        f"and the model's configuration ends at {named}: trainer and engine may not "
+        "end a rollout at the same token"
+    ]
 
 
 def check_special_tokens(

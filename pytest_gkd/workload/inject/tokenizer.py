@@ -147,6 +147,12 @@ def ids_outside(site: Site, *, special: bool = False) -> None:
     _change(directory / CONFIG, added_tokens_decoder=decoder)
 
 
+def embedding_too_small(site: Site) -> None:
+    """As a config that belongs to a model with fewer tokens; padding is one of them."""
+    directory = site.copied_model()
+    _change(directory / "config.json", vocab_size=400)
+
+
 def remote_code(site: Site) -> None:
     """The library knows neither the model's type nor the tokenizer's class."""
     directory = site.copied_model()
