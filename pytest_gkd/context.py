@@ -129,6 +129,10 @@ class StageContext:
             self._deadline += more_s
         self._send({"event": "extra", "stage": self.stage, "what": what, "s": seconds})
 
+    def extra(self) -> float:
+        """Seconds that the stage has been given on top of its budget, so far."""
+        return sum(self.extra_s.values())
+
     def struck(self, at: float | None = None) -> None:
         """Say that an injected fault took effect (see --gkd-inject).
 

@@ -30,7 +30,8 @@ class FaultSpec:
     mount), ``exit_code``
     pytest's. ``also_runs`` are stages that the matrix runs beside it and that must
     pass. ``notes`` are ids of notes that the stage must give, for what does not stop a
-    job by itself; ``says`` is part of the message.
+    job by itself; ``says`` is part of the message, or of what the terminal shows of a
+    stage that passed.
     """
 
     name: str

@@ -6,6 +6,7 @@ own no longer moves says it.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import struct
@@ -56,4 +57,5 @@ class Pulse:
 
     def close(self) -> None:
         """Nothing is read or written any more."""
-        os.close(self.descriptor)
+        with contextlib.suppress(OSError):  # somebody has closed all there were
+            os.close(self.descriptor)

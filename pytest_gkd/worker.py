@@ -36,7 +36,7 @@ from pytest_gkd import (
 from pytest_gkd.clock import monotonic
 from pytest_gkd.context import StageContext
 from pytest_gkd.fault import StageFault
-from pytest_gkd.imports import ImportClock
+from pytest_gkd.imports import ImportClock, ImportsBelow
 from pytest_gkd.leftovers import Leftovers, may_outlive_it
 from pytest_gkd.plan import PlannedStage, StageItem
 from pytest_gkd.procfs import Descriptor
@@ -152,6 +152,11 @@ class StageWorker:
         self._channel: list[Descriptor] = []
         context.emit = self._send
         self._imports = ImportClock(self._importing)
+        self._below = ImportsBelow(
+            context.run_dir / f"imports-{os.getpid()}",
+            self._imports,
+            lambda: self._importing(self._imports.seconds()),
+        )
         self._imported_s = 0.0
         self._runs = False
 
@@ -194,7 +199,7 @@ class StageWorker:
 
     def _importing(self, seconds: float) -> None:
         """Imports get on: what they take is not taken from a budget, within bounds."""
-        seconds -= self._imported_s
+        seconds += self._below.seconds - self._imported_s
         if self._runs:
             self.context.allow("imports", seconds)
         else:
@@ -203,7 +208,7 @@ class StageWorker:
     def _turn(self, *, runs: bool) -> None:
         """A stage begins to run, or has run."""
         self._runs = runs
-        self._imported_s = self._imports.seconds()
+        self._imported_s = self._imports.seconds() + self._below.seconds
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self) -> None:
@@ -322,8 +327,10 @@ class StageWorker:
         self._blocked[item.nodeid] = self._await_needs(stage)
         os.environ[IN_STAGE] = stage.name
         self._current = stage
+        below = self._below.watching() if self._isolated else contextlib.nullcontext()
         try:
-            result = yield
+            with below:
+                result = yield
         finally:
             os.environ.pop(IN_STAGE, None)  # a stage may have cleared all of it
             self._end_leftovers(item, stage)

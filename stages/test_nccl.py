@@ -31,7 +31,8 @@ def test_nccl(gkd: StageContext) -> None:
 
     gkd.step("importing torch in the launcher")
     with ranks.Launcher(gkd.output_dir) as launcher:
-        run = launcher.run(plan, remaining_s - ranks.reserve_s(remaining_s), gkd.step)
+        budget_s = remaining_s - ranks.reserve_s(remaining_s)
+        run = launcher.run(plan, budget_s, gkd.step, extra_s=gkd.extra)
     error = judge(run)
     if error is not None:
         raise error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_gkd.context import EXTRA_LIMIT_S, StageContext
-from pytest_gkd.imports import ImportClock
+from pytest_gkd.imports import FOLDER, STARTUP, ImportClock
 from pytest_gkd.settings import Settings
 
 # A package on a slow disk: many modules, none of which is quick.
@@ -127,3 +128,87 @@ def test_a_traceback_of_a_failed_import_does_not_show_the_clock(
     stage = run(tmp_path, "import broken", 20.0, "-v")
     assert "no such symbol" in stage["message"]
     assert "_watched" not in stage["text"]
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        "subprocess.run([sys.executable, '-c', 'import slow_package'], check=True)",
+        # Spawned by what was spawned, with a file of its own for the start.
+        "subprocess.run([sys.executable, '-c', 'import subprocess, sys; "
+        'subprocess.run([sys.executable, "-c", "import slow_package"])\'])',
+        "import multiprocessing; "
+        "p = multiprocessing.get_context('fork').Process("
+        "target=__import__, args=['slow_package']); p.start(); p.join()",
+    ],
+    ids=["child", "grandchild", "fork"],
+)
+def test_imports_in_what_a_stage_starts_have_time_too(
+    tmp_path: Path, work: str
+) -> None:
+    package(tmp_path)
+    stage = run(tmp_path, "import subprocess, sys; " + work, 3.0)
+    assert stage["outcome"] == "passed", stage["text"]
+    assert stage["duration_s"] > stage["budget_s"]
+    assert stage["facts"]["extra_s"]["imports"] <= stage["duration_s"]
+    assert "s: slow file system or cold cache" in stage["text"]
+
+
+def test_imports_at_the_same_time_count_once(tmp_path: Path) -> None:
+    package(tmp_path)
+    three = (
+        "import subprocess, sys; "
+        "[p.wait() for p in [subprocess.Popen([sys.executable, '-c', "
+        "'import slow_package']) for _ in range(3)]]; time.sleep(60)"
+    )
+    stage = run(tmp_path, three, 5.0)
+    assert stage["outcome"] == "timeout"
+    assert stage["facts"]["extra_s"]["imports"] <= stage["duration_s"] - 5
+
+
+def test_an_import_that_hangs_in_a_child_is_given_no_time(tmp_path: Path) -> None:
+    package(tmp_path, hangs_at=2)
+    work = "subprocess.run([sys.executable, '-c', 'import slow_package'])"
+    stage = run(tmp_path, f"import subprocess, sys; {work}", 4.0)
+    assert stage["outcome"] == "timeout"
+    assert stage["duration_s"] < 30
+    assert stage["diagnosis"]["cause"] == "env.import-stuck", stage["text"]
+
+
+def test_a_sitecustomize_of_the_users_own_runs_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.user_was_here = True\n")
+    told = tmp_path / "told"
+    told.mkdir()
+    places = [str(STARTUP), str(tmp_path), str(Path(STARTUP).parent.parent)]
+    environ = {**os.environ, "PYTHONPATH": ":".join(places), FOLDER: str(told)}
+    code = "import sys, json, decimal; print(json.dumps([sys.user_was_here, sys.path]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    was_here, path = json.loads(done.stdout)
+    assert was_here
+    assert str(STARTUP) not in path
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("more", ["", "raise ImportError('no', name='other')"])
+def test_a_python_without_this_package_starts_as_ever(
+    tmp_path: Path, more: str
+) -> None:
+    if more:
+        (tmp_path / "sitecustomize.py").write_text(more)
+    places = f"{STARTUP}:{tmp_path}"
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; print('pytest_gkd' in sys.modules)"],
+        cwd="/",
+        env={"PYTHONPATH": places, "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() in ("True", "False")
+    assert ("Error in sitecustomize" in done.stderr) == bool(more)

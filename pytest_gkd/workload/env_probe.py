@@ -17,14 +17,12 @@ from typing import IO, Any
 import psutil
 
 from pytest_gkd.clock import monotonic
+from pytest_gkd.workload import fates
 from pytest_gkd.workload.env_findings import Evidence
 
 TAIL_LINES = 6
 # Ray's processes end by themselves shortly after ray.shutdown() has returned.
 GRACE_S = 2.0
-# How often and how far apart a child is looked at that is said to wait.
-LOOKS = 4
-LOOK_S = 0.1
 # Its last line: the outermost frame is the code given to ``python -c``.
 OUTERMOST = b'File "<string>", line 1 in <module>\n'
 
@@ -147,7 +145,7 @@ class Probe:
         code: int | None = self.process.poll()
         used, waits = 0.0, False
         if code is None:
-            used, waits = self._used_cpu_s(), self._waits()
+            used, waits = self._used_cpu_s(), fates.only_wait(self.family)
             self._ask_for_stacks(stacks_s)
         wall_s = monotonic() - self._began
         busy = busy_share(self._machine, psutil.cpu_times())
@@ -165,21 +163,6 @@ class Probe:
         except psutil.NoSuchProcess:
             return 0.0
         return float(times.user + times.system)
-
-    def _waits(self) -> bool:
-        """Whether neither it nor a child of its own used or wanted a processor for
-        ``LOOKS`` looks. One that gets no processor is "running" all the same."""
-        idle = (psutil.STATUS_SLEEPING, psutil.STATUS_DISK_SLEEP, psutil.STATUS_STOPPED)
-        seen = set()
-        for look in range(LOOKS):
-            time.sleep(LOOK_S if look else 0)
-            for member in self.family():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    if member.status() not in idle:
-                        return False
-                    times = member.cpu_times()
-                    seen.add((member.pid, times.user + times.system))
-        return len(seen) == len({pid for pid, _ in seen})
 
     def _ask_for_stacks(self, limit_s: float) -> None:
         """SIGUSR1 ends a process that has no handler yet, so look first."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -17,6 +18,10 @@ from pytest_gkd.fault import StageFault
 
 VMSTAT = Path("/proc/vmstat")
 JOIN_S = 1.0
+# How often and how far apart processes are looked at that are said to wait.
+LOOKS = 4
+LOOK_S = 0.1
+IDLE = (psutil.STATUS_SLEEPING, psutil.STATUS_DISK_SLEEP, psutil.STATUS_STOPPED)
 # Ray 2.60, ray/exceptions.py.
 _ACTOR_PID = re.compile(r"\bpid: (\d+)")
 _RAYS_MONITOR = "running low on memory"
@@ -44,6 +49,23 @@ def stopped() -> list[Stopped]:
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+def only_wait(family: Callable[[], Iterable[psutil.Process]]) -> bool:
+    """Whether none of the processes used or wanted a processor for ``LOOKS`` looks.
+
+    One that gets no processor is "running" all the same.
+    """
+    seen = set()
+    for look in range(LOOKS):
+        time.sleep(LOOK_S if look else 0)
+        for member in family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if member.status() not in IDLE:
+                    return False
+                times = member.cpu_times()
+                seen.add((member.pid, times.user + times.system))
+    return len(seen) == len({pid for pid, _ in seen})
 
 
 def stopped_facts(found: list[Stopped]) -> dict[str, int]:

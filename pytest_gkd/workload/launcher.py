@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import faulthandler
 import gc
 import json
 import os
@@ -35,6 +36,7 @@ def main(arguments: list[str]) -> None:
     """
     control = socket.socket(fileno=int(arguments[0]))
     gc.disable()
+    faulthandler.register(signal.SIGUSR1, chain=False)  # should the import hang
     started = monotonic()
     import torch.distributed  # noqa: F401 - the reason why this program exists
 

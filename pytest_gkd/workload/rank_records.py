@@ -73,6 +73,7 @@ class RankRun:
     ``fork_error`` is set when a rank could not be started, ``launcher_error`` when the
     launcher ended early or was not ready in time; ``host_lost`` then is the pid of the
     host, if that is what ended while ranks ran. ``waited_s`` counts from the request.
+    ``import_stuck`` says that the launcher's import of torch did nothing but wait.
     """
 
     plan: RankPlan
@@ -83,6 +84,7 @@ class RankRun:
     fork_error: str = ""
     launcher_error: str = ""
     host_lost: int | None = None
+    import_stuck: bool = False
 
 
 @dataclass

@@ -180,6 +180,13 @@ def _launcher(run: RankRun) -> Exception | None:
             "outlive them",
             facts={**_facts(run), "host_pid": run.host_lost},
         )
+    if run.import_stuck:
+        return StageFault(
+            "env.import-stuck",
+            "import torch does not return in the launcher of the ranks: after "
+            f"{run.waited_s:.1f} s it uses no processor and waits",
+            facts={**_facts(run), "package": "torch"},
+        )
     return RankError(
         f"the {run.plan.world_size} ranks were not running after {run.waited_s:.1f} s: "
         f"{run.launcher_error}"

@@ -10,14 +10,18 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from pytest_gkd import process
 from pytest_gkd.clock import monotonic
 from pytest_gkd.fault import StageFault
+from pytest_gkd.workload import fates
 from pytest_gkd.workload.rank_plan import HOST, RankPlan
 from pytest_gkd.workload.rank_records import (
     TAIL_LINES,
@@ -33,6 +37,7 @@ GRACE_S = 1.5
 # After the lifeline is cut: more than the host's own grace, then everything is killed.
 END_S = 0.6
 LOOK_S = 0.25
+STACKS_S = 0.5
 
 # Threads of BLAS libraries would spin on the cores that the engine starts on, and one
 # that exists before a fork is lost in the child.
@@ -144,15 +149,21 @@ class Launcher:
         budget_s: float,
         say: Callable[[str], None] = lambda _: None,
         port: int = 0,
+        extra_s: Callable[[], float] = lambda: 0.0,
     ) -> RankRun:
         """Run ``plan``, at most ``budget_s`` plus the moments that ending it takes.
 
+        And what ``extra_s()`` grows by meanwhile (see ``StageContext.extra``).
         Returns when every rank has ended, when the others had ``GRACE_S`` after the
         first failure, or when the budget is over; no rank is left in any case. ``say``
         hears what rank 0 is at. Raises StageFault ``comm.port-in-use``.
         """
         started = monotonic()
-        deadline = started + budget_s
+        until = started + budget_s - extra_s()
+
+        def deadline() -> float:
+            return until + extra_s()
+
         Path(plan.output_dir).mkdir(parents=True, exist_ok=True)
         for rank in range(plan.world_size):
             for kind in ("log", "marks", "flight"):
@@ -174,6 +185,7 @@ class Launcher:
         try:
             self._watch(plan, watched, events, deadline, say)
             waited_s = monotonic() - started
+            import_stuck = self._import_is_stuck(watched)
             seen = collect(plan, watched)
             fork_error, is_ready = watched.fork_error, watched.forked
             doing = "importing torch" if watched.host_pid is None else "starting them"
@@ -200,6 +212,7 @@ class Launcher:
             fork_error,
             error,
             watched.host_pid if is_cut_off and is_ready else None,
+            import_stuck,
         )
 
     def close(self) -> None:
@@ -223,13 +236,13 @@ class Launcher:
         plan: RankPlan,
         watched: Watched,
         events: int,
-        deadline: float,
+        deadline: Callable[[], float],
         say: Callable[[str], None],
     ) -> None:
         said = ""
-        give_up = deadline
+        give_up = float("inf")
         while not watched.closed:
-            left_s = give_up - monotonic()
+            left_s = min(give_up, deadline()) - monotonic()
             if left_s <= 0:
                 return
             readable, _, _ = select.select([events], [], [], min(LOOK_S, left_s))
@@ -237,11 +250,25 @@ class Launcher:
                 watched.read(events)
             if any(watched.codes.values()) or watched.fork_error:
                 first = min(watched.ends.values(), default=monotonic())
-                give_up = min(deadline, first + GRACE_S)
+                give_up = first + GRACE_S
             now_at = progress(plan, watched)
             if now_at != said:
                 said = now_at
                 say(said)
+
+    def _import_is_stuck(self, watched: Watched) -> bool:
+        """Whether torch's import only waits; where, it then leaves in its log."""
+        if watched.host_pid is not None or watched.closed:
+            return False
+        found = psutil.Process(self._process.pid)
+        is_stuck = fates.only_wait(lambda: [found, *found.children(recursive=True)])
+        if is_stuck:
+            size = self._log.stat().st_size
+            found.send_signal(signal.SIGUSR1)
+            until = monotonic() + STACKS_S
+            while self._log.stat().st_size == size and monotonic() < until:
+                time.sleep(0.01)
+        return is_stuck
 
     def _end_host(self, plan: RankPlan, watched: Watched, events: int) -> None:
         if watched.host_pid is None and not watched.closed:

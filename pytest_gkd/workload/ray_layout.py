@@ -145,7 +145,7 @@ class RayLayout:
                 self._group, placement_group_bundle_index=number
             ),
         )
-        remote = Remote(actor.remote(self.plan), title, self.budget_s)
+        remote = Remote(actor.remote(self.plan), title, self.budget_s, self.gkd.extra)
         self._remotes.append(remote)
         return remote
 
@@ -201,12 +201,18 @@ class Remote:
     """Stands for an object in an actor: has its methods, each bounded in time."""
 
     def __init__(
-        self, actor: Any, role: str, budget_s: Callable[[], float], part: str = ""
+        self,
+        actor: Any,
+        role: str,
+        budget_s: Callable[[], float],
+        extra_s: Callable[[], float],
+        part: str = "",
     ) -> None:
         self.actor = actor
         self.role = role
         self._kills = fates.oom_kills()
         self._budget_s = budget_s
+        self._extra_s = extra_s
         self._part = part
 
     def wait_until_made(self) -> Remote:
@@ -216,7 +222,7 @@ class Remote:
 
     def of(self, part: str) -> Remote:
         """Another object in the same actor."""
-        return Remote(self.actor, self.role, self._budget_s, part)
+        return Remote(self.actor, self.role, self._budget_s, self._extra_s, part)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
@@ -231,11 +237,11 @@ class Remote:
         import ray
 
         answer = getattr(self.actor, method).remote(*args, **kwargs)
-        budget_s = self._budget_s()
+        budget_s, extra_s = self._budget_s(), self._extra_s()
         asked = ".".join(str(arg) for arg in args[:2] if arg) + "()"
         asked = "its start" if method == "made" else asked
         try:
-            found = ray.get(answer, timeout=budget_s)
+            found = self._get(answer, budget_s, extra_s)
         except ray.exceptions.GetTimeoutError as error:
             raise self._silent(asked, budget_s) from error
         except ray.exceptions.ActorDiedError as error:
@@ -244,6 +250,19 @@ class Remote:
         if isinstance(found, ray_actors.Fault):
             raise found.as_exception()
         return found
+
+    def _get(self, answer: Any, budget_s: float, extra_s: float) -> Any:
+        """The answer, after what the stage is given meanwhile on top of its budget."""
+        import ray
+
+        while True:
+            try:
+                return ray.get(answer, timeout=budget_s)
+            except ray.exceptions.GetTimeoutError:
+                budget_s = self._extra_s() - extra_s
+                if budget_s <= 0:
+                    raise
+                extra_s += budget_s
 
     def _silent(self, asked: str, budget_s: float) -> StageFault:
         """The fault when the actor lives and does not answer."""

@@ -125,3 +125,44 @@ def signal_controller(site: Site, *, name: str) -> object:
     os.kill(os.getppid(), signal.Signals[name])
     signal.pause()
     return LATER
+
+
+# -- imports -------------------------------------------------------------------------
+
+SLOW = """
+import sys, time
+
+class SlowDisk:
+    def __init__(self, package, seconds, hangs):
+        self.package, self.left_s, self.hangs = package, seconds, hangs
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == self.package:
+            while self.hangs:
+                time.sleep(600)
+            if self.left_s > 0:
+                self.left_s -= 0.25
+                time.sleep(0.25)
+        return None
+
+sys.meta_path.insert(0, SlowDisk({package!r}, {seconds!r}, {hangs!r}))
+"""
+
+
+def imports_slow(
+    site: Site, *, package: str, seconds: float, hangs: bool = False
+) -> None:
+    """A package on a disk that answers each question late, or never.
+
+    In this process and in each that it starts; ``seconds`` is the time in all, in each
+    that imports it.
+    """
+    code = SLOW.format(package=package, seconds=seconds, hangs=hangs)
+    place = site.folder / "start"
+    place.mkdir()
+    (place / "sitecustomize.py").write_text(code)
+    before = os.environ.get("PYTHONPATH")
+    # After the plugin's own, which gives way to it.
+    site.environ("PYTHONPATH", os.pathsep.join([*filter(None, [before]), str(place)]))
+    site.replace(sys, "meta_path", list(sys.meta_path))
+    exec(code, {})  # noqa: S102 - the lines above
