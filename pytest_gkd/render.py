@@ -20,6 +20,7 @@ from pytest_gkd.record import (
 WIDTH = 80
 LABEL = 7  # "  saw  ", "  fix  "
 EVIDENCE_LINES = 4
+ADVICE = 12 * WIDTH  # half a command is none
 NOTES = 6
 SLOW_IMPORTS_S = 30.0
 # Notes on what is so by choice; in the report for whoever looks for it.
@@ -148,7 +149,8 @@ def failure_block(
         if before:
             lines += _labelled("fix", f"as for {before}")
         for number, advice in enumerate(() if before else found["advice"], 1):
-            lines += _labelled("fix" if number == 1 else "", f"{number}. {advice}")
+            label = "fix" if number == 1 else ""
+            lines += _labelled(label, f"{number}. {advice}", ADVICE)
         if found.get("also"):
             lines += _labelled("also", ", ".join(found["also"]))
     else:
@@ -199,10 +201,10 @@ def _files(paths: Sequence[str]) -> str:
     return shown if len(paths) <= 2 else f"{shown} and {len(paths) - 2} more"
 
 
-def _labelled(label: str, text: str) -> list[str]:
+def _labelled(label: str, text: str, limit: int = 3 * WIDTH) -> list[str]:
     one_line = sanitize.line(text)
-    if len(one_line) > 3 * WIDTH:
-        one_line = one_line[: 3 * WIDTH - 3] + "..."
+    if len(one_line) > limit:
+        one_line = one_line[: limit - 3] + "..."
     return _wrapped(one_line, f"  {label:<{LABEL}}", " " * (LABEL + 2))
 
 

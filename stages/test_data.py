@@ -51,6 +51,11 @@ def test_data(gkd: StageContext) -> None:
     gkd.fact("lengths_by", how)
     media = datanotes.check_media(rows, job, inputs.prompt_column(job, settings))
     measured = not isinstance(measure, RoughRenderer)
+    if not measured:
+        gkd.note(
+            "data.lengths-estimated",
+            f"Prompts are measured in {how} (pytest --gkd-stages=tokenizer says more).",
+        )
     limit = settings.max_prompt_length
     if measured:
         limit = inputs.prompt_limit(job, settings)

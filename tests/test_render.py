@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd import render
+from pytest_gkd import render, rules, sanitize
 from pytest_gkd.record import (
     BLOCKED,
     FAILED,
@@ -190,6 +190,16 @@ def test_advice_is_numbered_in_its_order() -> None:
     lines = block(record(diagnosis=DIAGNOSIS))
     at = lines.index("  fix    1. Read the stack of rank 0.")
     assert lines[at + 1] == "         2. Check the network alone."
+
+
+def test_a_command_is_shown_to_its_end() -> None:
+    """The longest advice of the catalogue is some 330 characters and a path."""
+    for rule in rules.load().rules.values():
+        advice = [fix.line({"path": "/data/" + "x" * 200}) for fix in rule.fixes]
+        lines = block(record(diagnosis=DIAGNOSIS | {"advice": advice}))
+        shown = " ".join(" ".join(lines).split())
+        for text in advice:
+            assert " ".join(sanitize.line(text).split()) in shown
 
 
 def test_the_last_line_says_where_the_rest_is() -> None:

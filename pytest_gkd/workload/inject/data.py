@@ -153,6 +153,12 @@ def short_context(site: Site) -> None:
     _jsonl(site, [text * 3 for text in _prompts(100)])
 
 
+def tokenizer_broken(site: Site) -> None:
+    """What the tokenizer stage would tell, if it were part of the run."""
+    path = site.copied_model() / "tokenizer.json"
+    path.write_text("{}", "utf-8")
+
+
 def hub_unreachable(site: Site) -> None:
     """As on a node without a network; port 9 is for discarding."""
     site.environ("HF_ENDPOINT", "http://127.0.0.1:9")
