@@ -71,6 +71,9 @@ PACKAGES = (
 # directory (docs.python.org, using/cmdline, PYTHONSAFEPATH).
 SAFE_PATH = "PYTHONSAFEPATH"
 
+# A worker that dies as it starts is replaced; so many in a row, and the next would too.
+LOST_EARLY = 3
+
 
 class StageController:
     """Follows a run and tells its story everywhere: terminal, JUnit, report.json."""
@@ -116,6 +119,8 @@ class StageController:
         self._heard = dict.fromkeys((Sign.WAITED_S, Sign.RESUMED, Sign.GAVE_UP_S), 0.0)
         self._ended_by_guardian: set[str] = set()
         self._ended = False
+        self._lost_early = 0
+        self._starts = False  # what it needs of the machine, and cannot do without
         self._given_up = False
         self._pid = os.getpid()
         self.watchdog = Watchdog(
@@ -170,6 +175,11 @@ class StageController:
             self._teller.changed()
         if record is not None and kind == "broken":
             record.broken = event["text"]
+        if record is not None and kind == "forked":
+            self._note(
+                f"{record.name}: a process that it forked came back from the stage's "
+                "code instead of ending by os._exit(), and was ended there"
+            )
         if record is None or record.outcome is not None:
             return
         if not self.workers and monotonic() > self._last_scan + 1:
@@ -308,8 +318,23 @@ class StageController:
 
     # -- hooks: start ----------------------------------------------------------------
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionstart(self) -> Generator[None, None, None]:
+        self._begin()
+        try:
+            if self.workers:
+                self._start_threads()
+            yield
+        except Exception as error:
+            if not self._starts:
+                raise
+            raise pytest.UsageError(
+                "the stages' processes could not be started: "
+                f"{type(error).__name__}: {sanitize.line(str(error))}"
+            ) from error
+        self._starts = False
+
+    def _begin(self) -> None:
         reporter = self.config.pluginmanager.getplugin("terminalreporter")
         self._teller.console = Console(reporter)
         self.closing.adopts = process.become_subreaper()
@@ -327,12 +352,23 @@ class StageController:
             ):
                 self._old_handlers[number] = signal.signal(number, _interrupt)
         self._teller.write()
-        if self.workers:
-            os.environ[SAFE_PATH] = self._safe_path or "1"
-            self._hush_xdist()
-            self.watchdog.start()
-            self._teller.start()
-            self.tracker.start()
+
+    def _start_threads(self) -> None:
+        os.environ[SAFE_PATH] = self._safe_path or "1"
+        self._hush_xdist()
+        self._starts = True
+        self.watchdog.start()
+        self._teller.start()
+        self.tracker.start()
+        self._starts = False
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_setupnodes(self) -> None:
+        self._starts = True
+        # What plugins have started so far is the user's; no worker is there yet.
+        theirs = {child.pid for child in process.descendants(os.getpid())}
+        self._before |= theirs
+        self.watchdog.spared |= theirs
 
     def _hush_xdist(self) -> None:
         # Its lines on workers that come and go would repeat ours in other words.
@@ -369,6 +405,7 @@ class StageController:
         popen = getattr(getattr(gateway, "_io", None), "popen", None)
         if popen is not None:
             self.watchdog.spared.add(popen.pid)
+            self.watchdog.expect(gateway.id, popen.pid)
             self.tracker.note(popen.pid)
 
     @pytest.hookimpl(optionalhook=True)
@@ -638,6 +675,8 @@ class StageController:
     def pytest_report_teststatus(
         self, report: pytest.CollectReport | pytest.TestReport
     ) -> tuple[str, str, str] | None:
+        if getattr(report, "gkd_part", False):
+            return "", "", ""  # a subtest; its stage tells of it
         if self._named(report.nodeid) is None or self._teller.console.quiet:
             return None
         assert isinstance(report, pytest.TestReport)
@@ -669,6 +708,16 @@ class StageController:
         if output.get("exitstatus") == pytest.ExitCode.USAGE_ERROR:
             raise pytest.UsageError("the stages could not be collected; see above")
         overrun = self._overruns.get(node.gateway.id)
+        watch = self.watchdog.workers.get(node.gateway.id)
+        phase = watch.phase if watch else "starting"
+        lost = error is not None and overrun is None and phase == "starting"
+        self._lost_early = self._lost_early + 1 if lost else 0
+        if self._lost_early == LOST_EARLY:
+            pytest.exit(
+                f"gkd: {LOST_EARLY} processes one after the other have died before "
+                f"they had collected the stages: {error}",
+                returncode=1,
+            )
         if overrun is not None and overrun.phase == "starting":
             where = self._findings.relative(self.report_dir / "stacks")
             pytest.exit(
@@ -726,6 +775,10 @@ class StageController:
         for stage in self.record.stages:
             if stage.outcome is None and stage.started is None:
                 stage.outcome, stage.message = SKIPPED, render.NOT_REACHED
+        if session.exitstatus == pytest.ExitCode.OK and any(
+            stage.message == render.NOT_REACHED for stage in self.record.stages
+        ):
+            session.exitstatus = pytest.ExitCode.INTERRUPTED  # whoever did that
         if self.record.ended is None:
             ran = (stage.name for stage in self.record.stages if stage.ran)
             self.record.notes += self._findings.sanitize_output(ran)

@@ -192,4 +192,4 @@ def gkd(request: pytest.FixtureRequest) -> StageContext:
     """The running stage's settings, directories and voice (see StageContext)."""
     from pytest_gkd import session
 
-    return session.context(request.config, request.getfixturevalue("tmp_path_factory"))
+    return session.context(request)

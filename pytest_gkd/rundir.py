@@ -35,7 +35,7 @@ class RunDir:
     """
 
     def __init__(self, report_dir: Path) -> None:
-        place = Path(tempfile.gettempdir())
+        place = Path(tempfile.gettempdir()).absolute()
         free_bytes = shutil.disk_usage(place).free
         if free_bytes < LEAST_FREE_BYTES:
             text = f"{place} has {free_bytes / 1e6:.1f} MB left"

@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import pytest
+
 from pytest_gkd.plan import PlannedStage, lanes
 
 if TYPE_CHECKING:
-    import pytest
     from xdist.workermanage import WorkerController
 
 
@@ -33,6 +34,7 @@ class LaneScheduling:
         self._plan = plan
         self._collections: dict[WorkerController, list[str]] = {}
         self._queues: deque[list[str]] | None = None
+        self._tests: set[str] = set()
         self._running: dict[WorkerController, list[str]] = {}
 
     @property
@@ -68,7 +70,9 @@ class LaneScheduling:
     def schedule(self) -> None:
         if self._queues is None:
             first = next(iter(self._collections.values()))
+            self._tests = set(first)
             self._queues = deque(self._lanes(first))
+        self._check_collections()
         for node, collection in self._collections.items():
             if node.shutting_down or self._running.get(node):
                 continue
@@ -77,6 +81,16 @@ class LaneScheduling:
                 self._running[node] = mine
                 node.send_runtest_some([collection.index(nodeid) for nodeid in mine])
             node.shutdown()
+
+    def _check_collections(self) -> None:
+        # What one of them does not know would be left out without a word.
+        for node, collection in self._collections.items():
+            for nodeid in sorted(self._tests ^ set(collection)):
+                raise pytest.UsageError(
+                    f"not every worker has collected {nodeid} ({node.gateway.id} or "
+                    "one before it has not): a conftest.py or a plugin chooses other "
+                    "tests in each process"
+                )
 
     def _lanes(self, collection: Sequence[str]) -> list[list[str]]:
         stages = [stage for stage in self._plan() if stage.nodeid in collection]

@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import resource
+import signal
+import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -33,6 +37,8 @@ from pytest_gkd.settings import OPTIONS, Settings, SettingsError
 from pytest_gkd.specs import BY_NAME, STAGES
 from pytest_gkd.worker import CONTEXT, IN_STAGE, StageWorker, stage_file, stages_dir
 
+# Measured: with 36 two lanes begin to fall over.
+LEAST_FILES = 48
 PREPARED = pytest.StashKey["Prepared"]()
 
 
@@ -125,6 +131,8 @@ def prepare(config: pytest.Config) -> None:
         if selection is None or _only_asks(config):
             return
         _refuse_nesting()
+        _refuse_surroundings()
+        _refuse_plans(config)
         _check_paths(config, selection)
         read = read_settings(config)
         budgets(config, None if selection.own_files else BY_NAME)
@@ -135,6 +143,7 @@ def prepare(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
     config.add_cleanup(report.close)
     workers, notes = _workers(config, selection)
+    notes += _hear_of_children(config)
     try:
         run_dir = RunDir(report.path)
     except OSError as error:
@@ -170,6 +179,82 @@ def _refuse_nesting() -> None:
         )
 
 
+def _refuse_surroundings() -> None:
+    """Where no process could be found, or nothing that is made could be used."""
+    try:
+        here = Path("/proc/self").readlink()
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        raise SettingsError(
+            "processes are found in /proc, and no such file system is there: "
+            "mount -t proc proc /proc"
+        ) from None
+    if here != Path(str(os.getpid())):
+        raise SettingsError(
+            f"/proc is that of another PID namespace (this process is {os.getpid()} "
+            f"here and {here} there), so that no process could be found by it. Mount "
+            "one of its own, for example by unshare --mount-proc"
+        )
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < LEAST_FILES:
+        raise SettingsError(
+            f"the limit of open files is {files}, and a run itself needs "
+            f"{LEAST_FILES}. Raise it: ulimit -n 65536"
+        )
+    umask = next(line for line in status.splitlines() if line.startswith("Umask:"))
+    mask = int(umask.split()[1], 8)
+    if mask & 0o700:
+        raise SettingsError(
+            f"the umask {mask:04o} takes from you what you make yourself, so that no "
+            "report could be written. Set another one: umask 077"
+        )
+
+
+def _hear_of_children(config: pytest.Config) -> tuple[str, ...]:
+    # Who starts this process may have it ignored, and all that it starts inherits that
+    # (signal(7)): the kernel then keeps no exit status (waitpid(2)).
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGCHLD) != signal.SIG_IGN
+    ):
+        return ()
+    old = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def restore() -> None:
+        signal.signal(signal.SIGCHLD, old)
+
+    config.add_cleanup(restore)
+    return (
+        "SIGCHLD was ignored, by what started pytest; not in this run, since no exit "
+        "status of a process could be had. A job that is started so has none",
+    )
+
+
+def _refuse_plans(config: pytest.Config) -> None:
+    option = config.option
+    for name, is_given in (
+        ("--setup-plan", option.setupplan),
+        ("--setup-only", option.setuponly),
+    ):
+        if is_given:
+            raise SettingsError(
+                f"{name} runs no test, so that no stage would have a verdict: leave "
+                f"the stages out, or write --setup-show in the place of {name}"
+            )
+    if option.trace and not _has_terminal(config):
+        raise SettingsError(
+            "--trace needs a terminal: a debugger whose input has ended leaves the "
+            "stage out, which would then have passed"
+        )
+
+
+def _has_terminal(config: pytest.Config) -> bool:
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if capture is not None:
+        capture.suspend_global_capture(in_=True)  # the rest of it is at this moment
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def _check_paths(config: pytest.Config, selection: Selection) -> None:
     # The workers would find this out one by one, each in its own way.
     in_ini = origins.given(config, "gkd_stage_files").origin
@@ -187,7 +272,8 @@ def _check_paths(config: pytest.Config, selection: Selection) -> None:
 
 def _only_asks(config: pytest.Config) -> bool:
     """Whether pytest will show something and run nothing (--help, --collect-only)."""
-    names = ("help", "version", "markers", "showfixtures", "collectonly", "cacheshow")
+    fixtures = ("showfixtures", "show_fixtures_per_test")
+    names = ("help", "version", "markers", "collectonly", "cacheshow", *fixtures)
     return any(getattr(config.option, name, False) for name in names)
 
 
@@ -216,10 +302,12 @@ def _workers(
 
 def one_process(config: pytest.Config, option: argparse.Namespace) -> str:
     """Why the stages run in pytest's own process; empty where they have workers."""
-    if not config.pluginmanager.hasplugin("xdist"):
+    named = ("xdist", "xdist.plugin")  # by its entry point, and by -p
+    if not any(config.pluginmanager.hasplugin(name) for name in named):
         return "pytest-xdist is switched off"
-    if option.usepdb:
-        return "one process (--pdb)"
+    for name, value in (("--pdb", option.usepdb), ("--trace", option.trace)):
+        if value:
+            return f"one process ({name})"
     return "one process (-n0)" if option.numprocesses == 0 else ""
 
 
@@ -414,8 +502,9 @@ def _refuse(event: dict[str, Any]) -> None:
         raise pytest.UsageError(event["error"])
 
 
-def context(config: pytest.Config, tmp_path_factory: Any) -> StageContext:
+def context(request: pytest.FixtureRequest) -> StageContext:
     """The run's context, or a plain one where a stage runs as an ordinary test."""
+    config = request.config
     found = config.stash.get(CONTEXT, None)
     if found is not None:
         return found
@@ -423,5 +512,5 @@ def context(config: pytest.Config, tmp_path_factory: Any) -> StageContext:
         read = read_settings(config)
     except SettingsError as error:
         raise pytest.UsageError(str(error)) from None
-    base: Path = tmp_path_factory.mktemp("gkd")
+    base: Path = request.getfixturevalue("tmp_path_factory").mktemp("gkd")
     return StageContext(read, run_dir=base, report_dir=base / "report")

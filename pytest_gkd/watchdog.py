@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from pytest_gkd import errand, process, stacks, stillness
+from pytest_gkd import errand, process, procfs, stacks, stillness
 from pytest_gkd.clock import monotonic
 from pytest_gkd.context import EXTRA_LIMIT_S
 from pytest_gkd.journal import EventReader
@@ -402,6 +402,14 @@ class Watchdog(threading.Thread):
         with self.lock:
             if not worker.noticed and not self._over.is_set():
                 self._on_lost(worker.name)
+
+    def expect(self, name: str, pid: int) -> None:
+        """A worker was started; it has a budget before it has said anything."""
+        here = procfs.stat(pid)
+        with self.lock:
+            self.workers[name] = WorkerWatch(
+                name, pid, since=monotonic(), start=here.start if here else None
+            )
 
     def gone(self, name: str) -> None:
         """pytest-xdist has noticed by itself that a worker is gone."""

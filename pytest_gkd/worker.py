@@ -9,6 +9,7 @@ import signal
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import (
     Callable,
     Generator,
@@ -147,6 +148,10 @@ class StageWorker:
         self._temporary: Path | None = None
         self._leftovers: Leftovers | None = None
         self._current: PlannedStage | None = None
+        self._in_call = False
+        # The subtests of the running stage that failed, and how they are shown.
+        self._failed_parts: list[tuple[pytest.CallInfo[None], Any]] = []
+        self._pid = os.getpid()
         self._unsaid = ""  # why an event could not be written
         self._captured: list[Descriptor] = []
         self._channel: list[Descriptor] = []
@@ -356,7 +361,11 @@ class StageWorker:
         def ring(number: int, frame: object) -> None:
             __tracebackhide__ = True
             left_s = self._gentle_at(stage) - monotonic()
-            if left_s > 0:  # imports got on, or it has a verdict already
+            # A little early, by what came before its clock began to run; or imports got
+            # on, or it has a verdict already. The signal has ended a wait in C that
+            # would not have ended, so that it may not go unheeded once the budget is
+            # over.
+            if left_s >= GENTLE_AFTER_S:
                 signal.setitimer(signal.ITIMER_REAL, left_s)
             elif settings.disable_debugger_detection or not theirs.is_debugging():
                 pytest.fail(f"not over after {settings.timeout:g} s", pytrace=False)
@@ -403,8 +412,12 @@ class StageWorker:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
-        with self._held(item):
-            yield
+        self._failed_parts, self._in_call = [], True
+        try:
+            with self._held(item):
+                yield
+        finally:
+            self._in_call = False
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
@@ -417,17 +430,22 @@ class StageWorker:
 
         In a worker nobody presses Ctrl-C, and a run is not one stage's to end.
         """
-        if not self._isolated or item.nodeid not in self._by_nodeid:
+        if item.nodeid not in self._by_nodeid:
             yield
             return
         try:
-            yield
+            with self._alone():
+                yield
         except pytest.exit.Exception as error:
+            if not self._isolated:
+                raise
             raise StageQuitError(
                 f"the stage called pytest.exit({error.msg!r}), which would end the "
                 "whole run"
             ) from error
         except KeyboardInterrupt as error:
+            if not self._isolated:
+                raise
             raise StageQuitError(
                 "KeyboardInterrupt in the stage: raised by its own code, or its "
                 "process was sent SIGINT"
@@ -440,6 +458,31 @@ class StageWorker:
                 )
             # pytest's capture, which these hooks lie within, has not read it yet.
             cut_captured([one.number for one in self._captured], OUTPUT_BYTES)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """End a process that the stage forked and that comes back from its code.
+
+        It is a copy of this one, pytest and all: it would go on with the next stage,
+        and speak to the controller in this one's name.
+        """
+        code: int | str | None = 0
+        try:
+            yield
+        except SystemExit as error:
+            code = error.code
+            if os.getpid() == self._pid:
+                raise
+        except BaseException as error:
+            code = 1
+            if os.getpid() == self._pid:
+                raise
+            traceback.print_exception(error)
+        finally:
+            if os.getpid() != self._pid:
+                assert self._current is not None
+                self._send({"event": "forked", "stage": self._current.name})
+                os._exit(code if isinstance(code, int) else code is not None)
 
     def pytest_keyboard_interrupt(
         self, excinfo: pytest.ExceptionInfo[BaseException]
@@ -514,6 +557,12 @@ class StageWorker:
         stage = self._by_nodeid.get(item.nodeid)
         if stage is None:
             return report
+        if self._in_call:
+            return self._part(item, call, report)
+        failed_parts = self._failed_parts if call.when == "call" else []
+        if failed_parts and report.passed:
+            call, shown = failed_parts[0]
+            report.outcome, report.longrepr = "failed", shown
         started = self._started.get(item.nodeid)
         duration_s = 0.0 if started is None else monotonic() - started
         late = duration_s >= self._limit_s(stage)
@@ -549,6 +598,9 @@ class StageWorker:
                     "facts": error.facts,
                     "evidence": [list(line) for line in error.evidence],
                 }
+        if failed_parts:
+            count = f"{len(failed_parts)} subtest(s) failed"
+            found["error"] = f"{count}; the first: {found['error']}"
         if report.when == "call" or not report.passed:
             told = ("outcome", "duration_s")
             known = {name: found[name] for name in told}
@@ -566,6 +618,23 @@ class StageWorker:
         sanitize_report(item.config, report)
         report.gkd = found  # type: ignore[attr-defined]
         self._unsaid = ""
+        return report
+
+    def _part(
+        self,
+        item: pytest.Item,
+        call: pytest.CallInfo[None],
+        report: pytest.TestReport,
+    ) -> pytest.TestReport:
+        """A subtest's report, which pytest asks for amid the stage's own call.
+
+        The stage fails with it; it is no test of its own that would be told twice.
+        """
+        if report.failed:
+            self._failed_parts.append((call, report.longrepr))
+            report.outcome, report.longrepr = "passed", None
+        sanitize_report(item.config, report)
+        report.gkd_part = True  # type: ignore[attr-defined]
         return report
 
     def _outcome(
