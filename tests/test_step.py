@@ -49,6 +49,12 @@ def test_a_loss_that_does_not_fall_has_diverged(loss: float) -> None:
     assert f"from 2 to {loss:g} at learning rate 0.001" in found.message
 
 
+def test_a_loss_near_zero_may_move_but_not_away() -> None:
+    near = replace(FIRST, loss=2e-5)
+    judge_steps([near, replace(LAST, loss=1.8e-4)])
+    assert fault(near, replace(LAST, loss=2e-3)).cause == "train.diverged"
+
+
 def test_a_loss_that_is_not_finite_is_nan_and_not_divergence() -> None:
     assert fault(FIRST, replace(LAST, loss=NAN)).cause == "train.nan"
     assert fault(replace(FIRST, loss=float("inf")), LAST).cause == "train.nan"
