@@ -288,7 +288,8 @@ class StageWorker:
         retries = config.pluginmanager.hasplugin("pytest-retry")
         for item in items:
             stage = self._by_nodeid.get(item.nodeid)
-            if stage is not None and retries:  # from within pytest_runtest_makereport
+            # From within pytest_runtest_makereport, where a test has a marker for it.
+            if stage is not None and retries and item.get_closest_marker("flaky"):
                 item.add_marker(pytest.mark.flaky(condition=False), append=False)
             if stage is not None and gentle:
                 after_s = _gentle_s(stage)
