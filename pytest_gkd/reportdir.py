@@ -14,6 +14,7 @@ import json
 import os
 import re
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,13 +97,18 @@ def restore(path: Path) -> None:
     Raises OSError where something else has its place by now: that is the user's.
     """
     make_way(path)
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(0o700)
-        (path / MARKER).write_text(SIGNATURE)
-        return
+    if not os.path.lexists(path):
+        # Whole at once: another thread of this run may look for the marker meanwhile.
+        made = Path(tempfile.mkdtemp(prefix=f"{path.name}.", dir=path.parent))
+        (made / MARKER).write_text(SIGNATURE)
+        try:
+            made.rename(path)
+        except OSError:  # it was faster
+            (made / MARKER).unlink()
+            made.rmdir()
     fd = os.open(path, _DIRECTORY)
     try:
-        if not _is_marked(fd):
+        if not _bears_marker(fd):
             text = f"no report's directory (it has no {MARKER}) has its place"
             raise OSError(errno.EEXIST, text, str(path))
     finally:
@@ -188,6 +194,14 @@ def _is_marked(fd: int) -> bool:
         marker = os.open(MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
         with os.fdopen(marker, "rb") as file:
             return SIGNATURE.encode().startswith(file.read(len(SIGNATURE) + 1))
+    return False
+
+
+def _bears_marker(fd: int) -> bool:
+    """The same by its looks: to close it would give up this run's lock (F_SETLK)."""
+    with contextlib.suppress(FileNotFoundError):
+        found = os.stat(MARKER, dir_fd=fd, follow_symlinks=False)
+        return stat.S_ISREG(found.st_mode) and found.st_size == len(SIGNATURE)
     return False
 
 

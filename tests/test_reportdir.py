@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -14,7 +15,13 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.reportdir import KEPT, MARKER, ReportDir, ReportRefusedError
+from pytest_gkd.reportdir import (
+    KEPT,
+    MARKER,
+    ReportDir,
+    ReportRefusedError,
+    restore,
+)
 
 PROBE = """
 import os, pathlib, time
@@ -527,3 +534,41 @@ def test_an_empty_directory_that_was_named_is_closed_to_others(tmp_path: Path) -
     (tmp_path / "out").mkdir(mode=0o755)
     a_run(tmp_path, "out")
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_is_restored_whole_whoever_looks_meanwhile(tmp_path: Path) -> None:
+    path, failed, over = tmp_path / "a/last", [], threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            try:
+                restore(path)
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            except OSError as error:
+                failed.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(300):
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(tmp_path / str(number))
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+def test_a_report_stays_held_when_its_directory_is_looked_at(tmp_path: Path) -> None:
+    with contextlib.closing(ReportDir(tmp_path, None)) as made:
+        restore(made.path)
+        code = (
+            "import pathlib; from pytest_gkd.reportdir import ReportDir; "
+            "print(ReportDir(pathlib.Path.cwd()).notes)"
+        )
+        other = [sys.executable, "-c", code]
+        told = subprocess.run(
+            other, cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+    assert "another run is writing its report" in told.stdout
