@@ -33,6 +33,7 @@ from pytest_gkd.failure import (
     closing_message,
     ending_of,
     properties,
+    raised_message,
     tell_junit,
 )
 from pytest_gkd.findings import Findings
@@ -193,9 +194,11 @@ class StageController:
         elif kind == "struck":
             record.struck = record.struck or event["at"]
             record.injected = self.settings.inject or ""
-        elif kind == "finish":
-            record.ended_with = event["outcome"]
-            record.duration_s = event["t"] - (record.started or event["t"])
+        elif kind in ("raised", "finish"):
+            record.raised = record.raised or event.get("text", "")
+            record.ended_with = event.get("outcome")
+            if record.duration_s is None:
+                record.duration_s = event["t"] - (record.started or event["t"])
         elif kind == "fact":
             record.facts[event["name"]] = event["value"]
         elif kind == "extra":
@@ -441,14 +444,19 @@ class StageController:
             given_up = worker in self._ended_by_guardian
             died = self._stood_still() if given_up else record.broken or died
         # With a verdict already, what did not end is what the stage left open.
-        closing = record.outcome is not None
+        closing = record.outcome is not None or record.ended_with == PASSED
+        raised = bool(record.raised) and not closing
         report.when = "teardown" if closing else "call"
         record.message = closing_message(overrun, died) if closing else died
-        started = record.started or monotonic()
-        record.duration_s = monotonic() - started
+        if raised:
+            record.message = raised_message(record.raised, overrun, died)
+        if record.duration_s is None or not raised:
+            record.duration_s = monotonic() - (record.started or monotonic())
         report.duration = record.duration_s
         if overrun is not None:
-            record.outcome = TIMEOUT
+            in_time_s = record.budget_s + sum(record.extra_s.values())
+            is_late = not raised or record.duration_s >= in_time_s
+            record.outcome = TIMEOUT if is_late else FAILED
             if overrun.progress is not None:
                 record.progress = overrun.progress.to_json()
                 record.state = overrun.progress.text()
@@ -474,6 +482,7 @@ class StageController:
         self._findings.settle(
             record,
             output,
+            error=record.raised if raised else "",
             exit_signal=signal_name,
             crashed=(overrun is None and not given_up) or closing,
         )

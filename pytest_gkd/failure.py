@@ -108,6 +108,14 @@ def closing_message(overrun: Overrun | None, died: str) -> str:
     return f"it passed, then did not close within {render.budget(overrun.limit_s)}"
 
 
+def raised_message(raised: str, overrun: Overrun | None, died: str) -> str:
+    """What is wrong with a stage whose process ended before it could report it."""
+    if overrun is None:
+        return f"{raised}; while its traceback was made {died}"
+    limit = render.budget(overrun.limit_s)
+    return f"{raised}; to make its traceback took over {limit} (a slow __repr__?)"
+
+
 def ending_of(node: Any) -> tuple[int | None, str]:
     """How a worker process ended whose connection is lost, as a number and in words.
 

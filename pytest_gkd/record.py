@@ -55,6 +55,7 @@ class StageRecord:
     cleaned: list[str] = field(default_factory=list)
     started: float | None = None  # time.monotonic(), which all processes share
     ended_with: str | None = None  # as its process said, before its report is here
+    raised: str = ""  # likewise, and before any text was made of it
     broken: str = ""  # likewise: why its process cannot go on
     extra_s: dict[str, float] = field(default_factory=dict)  # on top of its budget
     struck: float | None = None  # likewise: when an injected fault took effect

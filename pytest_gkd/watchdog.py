@@ -61,9 +61,10 @@ class Sample(NamedTuple):
 class WorkerWatch:
     """What the watchdog knows of one worker process. Times are ``clock.monotonic()``.
 
-    ``phase`` is starting, idle, running, closing (the stage's result is known, its
-    fixtures are being torn down) or done. ``ended`` is set as soon as its end begins,
-    ``told`` when ``on_overrun`` knows of it, ``noticed`` when pytest-xdist does.
+    ``phase`` is starting, idle, running, closing (the stage's result is known; a
+    traceback is made of it, its fixtures are being torn down) or done. ``ended`` is set
+    as soon as its end begins, ``told`` when ``on_overrun`` knows of it, ``noticed``
+    when pytest-xdist does.
     ``samples`` are of all its stages: a look may be over when the next has begun.
     """
 
@@ -278,7 +279,7 @@ class Watchdog(threading.Thread):
         elif kind == "extra":
             self._extend(worker, event["what"], event["s"])
             worker.said = now
-        elif kind == "finish":
+        elif kind in ("raised", "finish"):
             worker.phase, worker.since, worker.extra_s = "closing", now, {}
             worker.limit_s, worker.stuck_at = CLOSE_BUDGET_S, None
         elif kind == "closed":

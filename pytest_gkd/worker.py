@@ -58,6 +58,7 @@ from pytest_gkd.watchdog import CLOSE_BUDGET_S, GENTLE_AFTER_S
 IN_STAGE = "PYTEST_GKD_IN_STAGE"
 CONTEXT = pytest.StashKey[StageContext]()
 POLL_S = 0.02
+RAISED_LENGTH = 500
 # The events without which the controller holds a worker to no budget.
 BUDGETS = ("hello", "collected", "start")
 
@@ -554,8 +555,12 @@ class StageWorker:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
         stage = self._by_nodeid.get(item.nodeid)
+        started = self._started.get(item.nodeid)
+        duration_s = 0.0 if started is None else monotonic() - started
+        if stage is not None and not self._in_call:
+            self._tell_raised(item, stage, call)
+        report = yield
         if stage is None:
             return report
         if self._in_call:
@@ -564,8 +569,6 @@ class StageWorker:
         if failed_parts and report.passed:
             call, shown = failed_parts[0]
             report.outcome, report.longrepr = "failed", shown
-        started = self._started.get(item.nodeid)
-        duration_s = 0.0 if started is None else monotonic() - started
         late = duration_s >= self._limit_s(stage)
         if late and report.skipped and hasattr(report, "wasxfail"):
             # No budget is lifted by xfail: nor could it be for a hang in C.
@@ -638,6 +641,26 @@ class StageWorker:
         report.gkd_part = True  # type: ignore[attr-defined]
         return report
 
+    def _tell_raised(
+        self, item: pytest.Item, stage: PlannedStage, call: pytest.CallInfo[None]
+    ) -> None:
+        """Say what a stage raised before anybody makes a text of it.
+
+        That calls __repr__ and __str__ of the user's, which may hang as well, and is
+        no part of what the stage has its budget for.
+        """
+        told = (pytest.skip.Exception, pytest.xfail.Exception)
+        if (
+            call.when == "teardown"
+            or call.excinfo is None
+            or call.excinfo.errisinstance(told)
+        ):
+            return
+        self._turn(runs=False)
+        self._finished.setdefault(item.nodeid, monotonic())
+        text = _raised(call.excinfo)
+        self._send({"event": "raised", "stage": stage.name, "text": text})
+
     def _outcome(
         self, report: pytest.TestReport, stage: PlannedStage, duration_s: float
     ) -> str:
@@ -673,6 +696,15 @@ def shadowed(error: Exception, traceback: str) -> dict[str, Any] | None:
         "facts": {"package": shadow.name, "file": str(shadow.file)},
         "evidence": [["import", None, str(shadow)]],
     }
+
+
+def _raised(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
+    """An exception and where it was raised, without calling any code of its own."""
+    args = BaseException.args.__get__(excinfo.value)  # type: ignore[attr-defined]
+    said = f": {args[0][:RAISED_LENGTH]}" if args and type(args[0]) is str else ""
+    last = excinfo.traceback[-1]
+    where = f"{Path(last.path).name}:{last.lineno + 1}"
+    return f"{type(excinfo.value).__name__}{said} ({where})"
 
 
 def _told(excinfo: pytest.ExceptionInfo[BaseException]) -> str:

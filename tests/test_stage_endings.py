@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import subprocess
 import sys
@@ -496,3 +497,112 @@ def test_what_xfail_does_not_cover_fails(tmp_path: Path, workers: str) -> None:
     assert run.stage("strict")["message"] == "[XPASS(strict)] known"
     assert set(junit_kinds(tmp_path / "j").values()) == {"failure"}
     assert run.shows("*= 3 failed in *")
+
+
+# -- texts of what was raised ----------------------------------------------------------
+
+TEXTS = """
+import ctypes, os, time
+import pytest
+
+def hang_in_c():
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+class Shown:
+    def __init__(self, show):
+        self.show = show
+    def __repr__(self):
+        return self.show() or "shown"
+
+class ShownError(Exception):
+    def __str__(self):
+        hang_in_c()
+
+def stage(name, timeout):
+    return pytest.mark.gkd_stage(name, lane="one", timeout=timeout)
+
+@pytest.fixture
+def hangs():
+    return Shown(hang_in_c)
+
+@pytest.fixture
+def crashes():
+    return Shown(lambda: ctypes.string_at(0))
+
+@pytest.fixture
+def sleeps():
+    return Shown(lambda: time.sleep(4))
+
+@stage("hangs_in_repr", 600)
+def test_hangs_in_repr(hangs):
+    raise ValueError("the real failure")
+
+@stage("hangs_in_str", 600)
+def test_hangs_in_str():
+    raise ShownError("the real failure")
+
+@stage("crashes_in_repr", 600)
+def test_crashes_in_repr(crashes):
+    raise ValueError("the real failure")
+
+@stage("sleeps_in_repr", 3)
+def test_sleeps_in_repr(sleeps):
+    raise ValueError("the real failure")
+
+@stage("late", 3)
+def test_late(hangs):
+    time.sleep(60)
+
+@stage("skips", 3)
+def test_skips(hangs):
+    pytest.skip("not here")
+
+@stage("after", 600)
+def test_after():
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    directory = tmp_path_factory.mktemp("texts")
+    write(directory, TEXTS)
+    return Run(directory, "--gkd-stages=all", "test_probe.py", "-k", "test_probe")
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "message"),
+    [
+        (
+            "hangs_in_repr",
+            "failed",
+            "ValueError: the real failure (test_probe.py:*); to make its traceback "
+            "took over 15 s (a slow __repr__?)",
+        ),
+        ("hangs_in_str", "failed", "ShownError: the real failure (test_probe.py:*"),
+        (
+            "crashes_in_repr",
+            "failed",
+            "ValueError: the real failure (test_probe.py:*); while its traceback was "
+            "made the process that ran it died: signal SIGSEGV",
+        ),
+        ("sleeps_in_repr", "failed", "ValueError: the real failure"),
+        ("late", "timeout", "*"),
+        ("skips", "skipped", "not here"),
+        ("after", "passed", ""),
+    ],
+)
+def test_a_text_that_cannot_be_made_hides_no_failure(
+    texts: Run, name: str, outcome: str, message: str
+) -> None:
+    stage = texts.stage(name)
+    assert stage["outcome"] == outcome
+    assert fnmatch.fnmatchcase(stage["message"], message.rstrip("*") + "*")
+    assert (stage["duration_s"] or 0.0) < (60 if outcome == "timeout" else 3)
+
+
+def test_where_a_text_hung_is_shown(texts: Run) -> None:
+    stuck = "\n".join(texts.stage("hangs_in_repr")["stuck"])
+    assert "Shown.__repr__" in stuck or "hang_in_c" in stuck

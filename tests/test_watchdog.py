@@ -425,6 +425,7 @@ def follow(bench: Bench, *events: str) -> WorkerWatch:
         (["collected", "waiting"], "idle", float("inf")),
         (["collected", "start"], "running", 109.0),
         (["collected", "start", "step", "fact"], "running", 109.0),
+        (["collected", "start", "raised"], "closing", 100.0 + CLOSE_BUDGET_S),
         (["collected", "start", "finish"], "closing", 100.0 + CLOSE_BUDGET_S),
         (["collected", "start", "finish", "closed"], "idle", float("inf")),
         (["collected", "start", "finish", "closed", "bye"], "done", float("inf")),
