@@ -27,11 +27,14 @@ def main(machine: str) -> None:
     for path in root.glob(".gkd/models/*.json"):
         entry = json.loads(path.read_text())
         kept = {key: entry[key] for key in KEPT}
-        known = make.known(entry["model"], entry["layout"]) or {}
-        if entry["failed"]:
-            kept |= {"whose": known.get("whose"), "why": known.get("why")}
         runs.setdefault(entry["model"], {})[entry["layout"]] = kept
     runs = {name: runs.get(name, {}) for name in make.shapes()}
+    # Of runs kept before, too: what was open then may be known by now.
+    for name, layouts in runs.items():
+        for layout, run in layouts.items():
+            if run["failed"]:
+                known = make.known(name, layout) or {}
+                run |= {"whose": known.get("whose"), "why": known.get("why")}
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     kept = {"machine": machine, "date": today, "models": runs}
     text = json.dumps(kept, indent=1) + "\n"

@@ -14,8 +14,10 @@ INTRO = """
 Tiny, random models of the text architectures that vLLM and transformers share, run
 through vllm, weight_sync and training_step: `make models`, or `make models MODEL=qwen3`
 for one. **Nats** is the largest difference between the log-probabilities of vLLM and of
-transformers for one token. A model that fails is sorted below: a failure is vLLM's or
-the model's where the reason is known and not ours, else it is open.
+transformers for one token. A name with a hyphen is a family with other options (rotary
+scaling, windows, heads, biases) or with a checkpoint kept in another way (16 bits,
+shards, a pickle, an `auto_map`). A model that fails is sorted below: a failure is
+vLLM's, transformers' or the model's where the reason is known, else it is open.
 """
 
 
