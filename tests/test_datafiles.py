@@ -928,6 +928,28 @@ def test_a_packed_file_that_breaks_off_far_from_its_start_is_corrupt(
     assert "cannot be unpacked" in fault.message
 
 
+def test_files_with_other_types_in_a_column_are_told(tmp_path: Path) -> None:
+    for name, value in (("a", 1), ("b", "x")):
+        write_parquet(tmp_path / f"{name}.parquet", {"prompt": ["q"], "n": [value]})
+    (tmp_path / "c.csv").write_text("prompt\nWhy?\n")  # whose texts are long ones
+    (tmp_path / "d.jsonl").write_text(GOOD)
+    for one, other in (("a.parquet", "b.parquet"), ("d.jsonl", "c.csv")):
+        fault = rows_fault(tmp_path / one, tmp_path / other)
+        assert fault.cause == "data.schema", fault.message
+        assert "the same types in the same columns" in fault.message
+
+
+def test_arrays_after_each_other_are_no_json(write: Write) -> None:
+    assert "holds 2 JSON values" in fault_of(write("t.json", "[{}]\n[{}]\n")).message
+
+
+@pytest.mark.parametrize("column", ["Prompt", " prompt", "MESSAGES"])
+def test_a_known_column_in_other_letters_is_offered(write: Write, column: str) -> None:
+    fault = rows_fault(write("t.jsonl", json.dumps({"id": 1, column: "Why?"}) + "\n"))
+    assert f"did you mean {column!r}" in fault.message
+    assert fault.facts["column"] == column
+
+
 def test_a_second_file_with_other_columns_is_told(write: Write) -> None:
     first = write("a.jsonl", GOOD)
     second = write("b.jsonl", '{"question": "Why?"}\n')

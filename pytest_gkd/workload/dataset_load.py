@@ -269,6 +269,13 @@ def _reason(files: Sequence[DataFile], error: Exception) -> StageFault | None:
                 return fault
     if isinstance(error, RecursionError) or "Recursion level" in str(error):
         return next(filter(None, map(first_too_deep, _local_json(files))), None)
+    if str(error).startswith(("Schema at index", "Failed to parse string")):
+        return StageFault(
+            "data.schema",
+            "the train files do not have the same types in the same columns: "
+            + " ".join(str(error).split()),
+            facts={"path": first.path},
+        )
     twice = re.match(r"Multiple matches for FieldRef\.Name\((.*?)\) in ", str(error))
     if twice is not None:
         return StageFault(

@@ -284,16 +284,23 @@ def check_json(path: Path) -> None:
             facts={"path": str(path), "rows": 0},
         )
     if is_spread(path):
-        if not start.lstrip(_BEFORE).startswith(b"[") and _is_long(path):
+        is_array = start.lstrip(_BEFORE).startswith(b"[")
+        if not is_array and _is_long(path):
             raise corrupt(
                 path,
                 f"has objects that take several lines and more than "
                 f"{TYPED_BYTES >> 20} MB: datasets cuts such files in the middle of an "
                 "object; expected one object a line",
             )
-        if path.stat().st_size <= WHOLE_BYTES and _parsed_whole(path) is _BAD:
+        if path.stat().st_size > WHOLE_BYTES:
+            return
+        parsed = _parsed_whole(path)
+        if parsed is _BAD:
             fault = first_too_deep(path)
             raise fault or corrupt(path, "is not a JSON array: " + _whole_error(path))
+        if is_array and len(parsed) > 1:
+            problem = f"holds {len(parsed)} JSON values after each other"
+            raise corrupt(path, f"{problem}; expected one array, or one object a line")
         return
     lines = start.splitlines(keepends=True)
     if not whole:

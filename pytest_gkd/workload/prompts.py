@@ -110,7 +110,9 @@ def choose_column(
                 if name == "instruction" and material:
                     return PromptColumn((name, material[0]))
                 return PromptColumn((name,))
-        wanted, origin, hint = "one of " + ", ".join(COLUMNS), "the default", ""
+        wanted, origin = "one of " + ", ".join(COLUMNS), "the default"
+        named = next((c for c in columns if c.strip().lower() in COLUMNS), None)
+        hint = f"; did you mean {named!r}" if named else ""
     found = ", ".join(columns) or "none"
     similar = difflib.get_close_matches(named or "", columns, n=1)
     raise StageFault(
