@@ -255,10 +255,7 @@ class StageController:
             # As little the run's as the one that was there before.
             self._before.add(guard.pid)
             self.watchdog.spared.add(guard.pid)
-            self._note(
-                f"its guardian {why} and was replaced (now {guard.pid}): somebody or "
-                "something here signals processes that are not its own"
-            )
+            self._note(f"its guardian {why} and was replaced (now {guard.pid})")
 
     def _hear_guardian(self) -> None:
         """What it has done since for this process, which could not know of it."""
