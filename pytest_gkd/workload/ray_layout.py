@@ -6,9 +6,12 @@ straight into the rollout's, over a group of their own; Ray only carries the cal
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from pytest_gkd import process, stacks
 from pytest_gkd.clock import monotonic
 from pytest_gkd.context import StageContext
 from pytest_gkd.fault import StageFault
@@ -21,6 +24,7 @@ from pytest_gkd.workload.local_layouts import choose_transport, operation_budget
 ROLES = (ray_actors.Rollout, ray_actors.Trainer, ray_actors.Teacher)
 NAMESPACE = "pytest-gkd"
 PLACEMENT_BUDGET_S = 30.0
+TRIES = 5
 OBJECT_STORE_BYTES = 200 << 20
 
 
@@ -79,12 +83,6 @@ class RayLayout:
         )
         return int(sent)
 
-    def budget_s(self) -> float:
-        """Seconds that a call of an actor may take: a little more than the operation
-        that it is part of, which names both sides.
-        """
-        return self.gkd.working_s(0.5)
-
     def close(self, *, for_another: bool) -> None:
         del for_another
         if not self._started:
@@ -102,8 +100,6 @@ class RayLayout:
     def _connect(self) -> None:
         if self._group is not None:
             return
-        import os
-
         # Read when Ray is imported, here and in the actors.
         os.environ.update(env_ray.own_environ(os.environ))
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
@@ -127,7 +123,7 @@ class RayLayout:
         )
         self.gkd.step("placing the actors")
         needs = bundles(settings.gpus, settings.tensor_parallel_size)
-        self._group = place(needs, min(PLACEMENT_BUDGET_S, self.budget_s()))
+        self._group = place(needs, min(PLACEMENT_BUDGET_S, call_budget_s(self.gkd)))
 
     def _actor(self, role: type[ray_actors.Role]) -> Remote:
         import ray
@@ -145,9 +141,30 @@ class RayLayout:
                 self._group, placement_group_bundle_index=number
             ),
         )
-        remote = Remote(actor.remote(self.plan), title, self.budget_s, self.gkd.extra)
+        remote = Remote(actor.remote(self.plan), title, self.gkd)
         self._remotes.append(remote)
         return remote
+
+
+def call_budget_s(gkd: StageContext) -> float:
+    """Seconds that a call of an actor may take: a little more than the operation that
+    it is part of, which names both sides.
+    """
+    return gkd.working_s(0.5)
+
+
+def where_import_waits(role: str, gkd: StageContext) -> str:
+    """Where the actor ``role`` stands, if in an import that does nothing but wait."""
+    for one in process.descendants(os.getpid()):
+        if f"ray::{role.capitalize()}" not in process.describe(one):
+            continue
+        # Ray's own threads in it wake now and then.
+        if any(fates.only_wait(partial(list, [one])) for _ in range(TRIES)):
+            place = gkd.report_dir / "stacks" / gkd.stage
+            found = stacks.collect(one.pid, gkd.run_dir / "armed", place)
+            if found and "_find_and_load" in found[0].text:
+                return stacks.innermost(found[0].text, one.pid)
+    return ""
 
 
 def bundles(gpus: int, tensor_parallel_size: int) -> list[dict[str, float]]:
@@ -201,18 +218,12 @@ class Remote:
     """Stands for an object in an actor: has its methods, each bounded in time."""
 
     def __init__(
-        self,
-        actor: Any,
-        role: str,
-        budget_s: Callable[[], float],
-        extra_s: Callable[[], float],
-        part: str = "",
+        self, actor: Any, role: str, gkd: StageContext, part: str = ""
     ) -> None:
         self.actor = actor
         self.role = role
         self._kills = fates.oom_kills()
-        self._budget_s = budget_s
-        self._extra_s = extra_s
+        self._gkd = gkd
         self._part = part
 
     def wait_until_made(self) -> Remote:
@@ -222,7 +233,7 @@ class Remote:
 
     def of(self, part: str) -> Remote:
         """Another object in the same actor."""
-        return Remote(self.actor, self.role, self._budget_s, self._extra_s, part)
+        return Remote(self.actor, self.role, self._gkd, part)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
@@ -237,7 +248,7 @@ class Remote:
         import ray
 
         answer = getattr(self.actor, method).remote(*args, **kwargs)
-        budget_s, extra_s = self._budget_s(), self._extra_s()
+        budget_s, extra_s = call_budget_s(self._gkd), self._gkd.extra()
         asked = ".".join(str(arg) for arg in args[:2] if arg) + "()"
         asked = "its start" if method == "made" else asked
         try:
@@ -259,7 +270,7 @@ class Remote:
             try:
                 return ray.get(answer, timeout=budget_s)
             except ray.exceptions.GetTimeoutError:
-                budget_s = self._extra_s() - extra_s
+                budget_s = self._gkd.extra() - extra_s
                 if budget_s <= 0:
                     raise
                 extra_s += budget_s
@@ -267,6 +278,14 @@ class Remote:
     def _silent(self, asked: str, budget_s: float) -> StageFault:
         """The fault when the actor lives and does not answer."""
         stopped = fates.stopped()
+        where = "" if stopped else where_import_waits(self.role, self._gkd)
+        if where:
+            return StageFault(
+                "env.import-stuck",
+                f"an import in the {self.role} actor does not return: it uses no "
+                f"processor and waits in {where}",
+                facts={"actor": self.role},
+            )
         held = "".join(f"{one}: " for one in stopped[:1])
         return StageFault(
             "teacher.unreachable" if self.role == "teacher" else "ray.get-timeout",
