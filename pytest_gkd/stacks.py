@@ -100,6 +100,11 @@ def arm(directory: Path) -> None:
     faulthandler.enable((directory / f"{os.getpid()}.crash").open("w"))
 
 
+def is_armed(directory: Path) -> bool:
+    """Whether what this process writes there can still be read there."""
+    return (directory / f"{os.getpid()}.txt").exists()
+
+
 def of_crash(pid: int, armed: Path, out: Path) -> list[Stack]:
     """The stacks that a crashed process wrote as it died; none for SIGKILL."""
     try:

@@ -210,7 +210,7 @@ def test_a_number_that_was_closed_and_used_anew_is_not_written_to(
 # -- the run's own directory ---------------------------------------------------------
 
 WIPED = """
-import json, os, resource, shutil, subprocess, tempfile, time
+import ctypes, json, os, resource, shutil, subprocess, tempfile, time
 from pathlib import Path
 import pytest
 
@@ -235,6 +235,9 @@ def test_wipes_and_leaves(gkd):
 @stage("next")
 def test_next():
     assert tempfile.mkdtemp()
+
+@stage("crashes")
+def test_crashes(): ctypes.string_at(0)
 
 @stage("wipes_and_hangs")
 def test_wipes_and_hangs(gkd):
@@ -272,7 +275,9 @@ def test_needy(): pass
 def wiped(tmp_path_factory: pytest.TempPathFactory) -> Run:
     directory = tmp_path_factory.mktemp("wiped")
     write(directory, WIPED)
-    names = "wipes,wipes_and_leaves,next,wipes_and_hangs,scribbles,fills,late,needy"
+    names = (
+        "wipes,wipes_and_leaves,next,crashes,wipes_and_hangs,scribbles,fills,late,needy"
+    )
     return Run(directory, f"--gkd-stages={names}", "test_probe.py", "-n2")
 
 
@@ -284,6 +289,7 @@ def test_what_a_stage_does_to_the_runs_directory_costs_no_other_stage(
         "wipes": "passed",
         "wipes_and_leaves": "passed",
         "next": "passed",
+        "crashes": "failed",
         "wipes_and_hangs": "timeout",
         "scribbles": "passed",
         "fills": "passed",
@@ -297,6 +303,12 @@ def test_nothing_that_was_said_is_lost_with_the_directory(wiped: Run) -> None:
     assert hung["facts"] == {f"before_{number}": number for number in range(3)}
     assert hung["step"] == "wiped"
     assert wiped.stage("late")["duration_s"] < 3
+
+
+def test_where_a_later_stage_crashed_is_known_without_the_directory(wiped: Run) -> None:
+    stage = wiped.stage("crashes")
+    assert "signal SIGSEGV" in stage["message"]
+    assert "test_crashes" in "\n".join(stage["stuck"])
 
 
 def test_what_a_stage_leaves_goes_also_when_it_has_cleared_the_directory(
