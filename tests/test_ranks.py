@@ -99,7 +99,6 @@ def test_a_rank_that_leaves_early_is_named_with_its_exit_code(
     assert "exit code 3" in fault.message
 
 
-@pytest.mark.parametrize("at", ["", "timed"], ids=["checked", "timed"])
 @pytest.mark.parametrize(
     ("left_s", "kept_s"), [(4, 1), (12, 3), (30, 3), (60, 6), (600, 60)]
 )
@@ -112,6 +111,7 @@ def test_time_to_end_ranks_and_to_tell_grows_with_the_budget(
     assert 1 <= plan.call_off_s <= max(1.0, kept_s)
 
 
+@pytest.mark.parametrize("at", ["", "timed"], ids=["checked", "timed"])
 def test_a_stopped_rank_is_named_with_the_operation_that_waits_for_it(
     launcher: ranks.Launcher, tmp_path: Path, at: str
 ) -> None:
