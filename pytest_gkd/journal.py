@@ -262,15 +262,19 @@ def make_way(path: Path) -> None:
     Raises OSError where a link stands on the way by now. A stage may have put it there,
     and what lies behind it is the user's.
     """
-    place = str(path.parent)
-    if os.path.realpath(place) != place:
-        raise OSError(errno.ELOOP, "a link has the place of a directory", place)
+    _refuse_links(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
 
 
+def _refuse_links(directory: Path) -> None:
+    place = str(directory)
+    if os.path.realpath(place) != place:
+        raise OSError(errno.ELOOP, "a link has the place of a directory", place)
+
+
 def write_whole(path: Path, text: str) -> None:
-    """As write_json, of a text."""
-    make_way(path)
+    """As write_json, of a text; its directory must be there."""
+    _refuse_links(path.parent)
     temporary = path.with_name(path.name + ".part")
     try:
         write_private(temporary, text)

@@ -18,6 +18,7 @@ SHOW_EVERY_S = 0.1
 # However much a stage says, the report is written no more often than this.
 WRITE_EVERY_S = 0.5
 STOP_LIMIT_S = 5.0
+ATTEMPTS = 5
 
 
 class Teller(threading.Thread):
@@ -99,14 +100,23 @@ class Teller(threading.Thread):
             self._is_due, self._next = False, monotonic() + WRITE_EVERY_S
             with self._lock:
                 record = copy.deepcopy(self._record)
-            self._prepare(self._path.parent)
-            write_whole(self._path, json_text(record.to_json()))
+            self._write(json_text(record.to_json()))
         except Exception as error:
             self._is_due = True
             kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
             self._tell(f"the report could not be written: {kind}{error}")
         finally:
             self._one.release()
+
+    def _write(self, text: str) -> None:
+        # A stage may remove the directory meanwhile, which needs its marker again.
+        for _ in range(ATTEMPTS - 1):
+            self._prepare(self._path.parent)
+            with contextlib.suppress(FileNotFoundError):
+                write_whole(self._path, text)
+                return
+        self._prepare(self._path.parent)
+        write_whole(self._path, text)
 
     def _write_if_due(self) -> None:
         if self._is_due and monotonic() >= self._next:

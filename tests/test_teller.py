@@ -12,6 +12,7 @@ import pytest
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.record import RunRecord, StageRecord
+from pytest_gkd.reportdir import MARKER, restore
 from pytest_gkd.teller import Teller
 
 
@@ -62,3 +63,20 @@ def test_without_a_thread_the_last_change_is_written_too(tmp_path: Path) -> None
         assert monotonic() < until
         time.sleep(0.05)
     teller.stop()
+
+
+def test_a_directory_that_a_stage_removes_meanwhile_is_made_anew_with_its_marker(
+    tmp_path: Path,
+) -> None:
+    path, told = tmp_path / "last/report.json", []
+    gone = tmp_path / "gone"
+
+    def prepare(directory: Path) -> None:
+        restore(directory)
+        if not gone.exists():
+            directory.rename(gone)
+
+    record = RunRecord("2026-01-01T00:00:00+00:00", {}, {})
+    Teller(record, path, threading.RLock(), told.append, prepare).write()
+    assert told == []
+    assert sorted(file.name for file in path.parent.iterdir()) == [MARKER, path.name]
