@@ -1,0 +1,241 @@
+"""Looks up in other releases' own files what this project takes for granted of them.
+
+    python compat/contracts.py
+
+downloads the wheels of contracts.toml's releases (some 5 GB, for CUDA) into a cache,
+reads them without unpacking, and writes recorded.json and docs/compatibility.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import email.parser
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs/compatibility.md"
+RECORDED = HERE / "recorded.json"
+# The wheels of this Python hold the same Python files as those of the others.
+PYTHON = "3.12"
+PLATFORMS = (
+    "manylinux_2_28_x86_64",
+    "manylinux2014_x86_64",
+    "manylinux1_x86_64",
+    "any",
+)
+PINS = re.compile(r"(torch|transformers|ray|numpy)\b")
+
+Table = Mapping[str, Any]
+
+
+def read() -> dict[str, Any]:
+    """The contracts, and the releases they are looked up in."""
+    return tomllib.loads((HERE / "contracts.toml").read_text("utf-8"))
+
+
+def title(contract: Table) -> str:
+    """A contract in words, which also tells it from others."""
+    what = f"`{contract['name']}`" if "name" in contract else f"“{contract['text']}”"
+    if "arguments" in contract:
+        what += f" takes {', '.join(contract['arguments'])}"
+    return f"{what} in {contract['file'][0]}"
+
+
+# -- looking up ----------------------------------------------------------------------
+
+
+def holds(contract: Table, sources: Mapping[str, str]) -> bool:
+    """Whether a contract holds in files, given as their texts by name."""
+    found = [sources[name] for name in contract["file"] if name in sources]
+    if "text" in contract:
+        return any(contract["text"] in text for text in found)
+    return any(_has(text, contract) for text in found)
+
+
+def _has(text: str, contract: Table) -> bool:
+    wanted = set(contract.get("arguments", ()))
+    path = contract["name"].split(".")
+    return any(
+        not wanted or (isinstance(node, FUNCTIONS) and wanted <= _arguments(node))
+        for node in _find(ast.parse(text).body, path)
+    )
+
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    given = function.args
+    return {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+
+
+def _find(body: list[ast.stmt], path: list[str]) -> Iterator[ast.AST]:
+    """The definitions of ``path`` in a module, a class or, for self.x, its methods.
+
+    A function alone is also looked for in the classes of its file.
+    """
+    name, *rest = path
+    for node in _statements(body):
+        if isinstance(node, ast.ClassDef):
+            if node.name == name:
+                yield from _find_in_class(node, rest) if rest else (node,)
+            elif not rest:
+                yield from _find(node.body, path)
+        elif not rest and (
+            (isinstance(node, FUNCTIONS) and node.name == name)
+            or name in _assigned(node)
+        ):
+            yield node
+
+
+def _find_in_class(node: ast.ClassDef, path: list[str]) -> Iterator[ast.AST]:
+    yield from _find(node.body, path)
+    for method in node.body:
+        if isinstance(method, FUNCTIONS):
+            for inner in ast.walk(method):
+                if f"self.{path[0]}" in _assigned(inner):
+                    yield inner
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        yield node
+        for part in ("body", "orelse", "handlers"):
+            if isinstance(node, (ast.If, ast.Try, ast.With)):
+                yield from _statements(getattr(node, part, []))
+
+
+def _assigned(node: ast.AST) -> set[str]:
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    return {ast.unparse(target) for target in targets}
+
+
+# -- wheels --------------------------------------------------------------------------
+
+
+def look_up(wheel: Path, contracts: list[Table]) -> dict[str, Any]:
+    """What a wheel requires, and which contracts hold in it."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        wanted = {name for one in contracts for name in one["file"]} & names
+        sources = {
+            name: archive.read(name).decode("utf-8", "replace") for name in wanted
+        }
+        metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
+        head = email.parser.Parser().parsestr(archive.read(metadata).decode())
+    pins = [
+        line
+        for line in head.get_all("Requires-Dist", [])
+        if PINS.match(line) and ";" not in line
+    ]
+    return {
+        "requires": sorted(pins),
+        "holds": {title(one): holds(one, sources) for one in contracts},
+    }
+
+
+def download(package: str, release: str, cache: Path) -> Path:
+    """The wheel of a release, from the cache or by pip."""
+    if not (found := sorted(cache.glob(f"{package}-{release}-*.whl"))):
+        platforms = [f"--platform={name}" for name in PLATFORMS]
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "pip", "download", "-q", "--no-deps"),
+                *("-d", str(cache), "--only-binary=:all:", *platforms),
+                *(f"--python-version={PYTHON}", f"{package}=={release}"),
+            ],
+            check=True,
+        )
+        found = sorted(cache.glob(f"{package}-{release}-*.whl"))
+    return found[0]
+
+
+# -- the page ------------------------------------------------------------------------
+
+
+def expected(contract: Table, release: str) -> bool:
+    """Whether a release is one in which a contract is relied upon."""
+    here = _numbers(release)
+    since, until = (contract.get(name) for name in ("since", "until"))
+    return not (
+        (since and here < _numbers(since)) or (until and here >= _numbers(until))
+    )
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
+
+
+def holes(contracts: Table, recorded: Table) -> list[str]:
+    """The contracts that are relied upon and do not hold, a line each."""
+    return [
+        f"{package} {release}: {title(one)} ({one['used']})"
+        for package, releases in contracts["releases"].items()
+        for release in releases
+        for one in contracts[package]
+        if expected(one, release)
+        and not recorded[package][release]["holds"].get(title(one))
+    ]
+
+
+def page(contracts: Table, recorded: Table) -> str:
+    """docs/compatibility.md."""
+    lines = [
+        "# Releases that this project has been held against",
+        "",
+        "Made by `python compat/contracts.py` from the packages' own files, without",
+        "running them: each line is something that the code relies on, with the file",
+        "here that does. " - " stands where an older release lacks what is then",
+        "not used. What was run, and on what, is in",
+        "[models.md](models.md) and [gpu-results.md](gpu-results.md).",
+    ]
+    for package, releases in contracts["releases"].items():
+        lines += ["", f"## {package}", "", f"| relied upon | {' | '.join(releases)} |"]
+        lines.append("|---|" + "---|" * len(releases))
+        pins = [", ".join(recorded[package][r]["requires"]) or "-" for r in releases]
+        lines.append(f"| it requires | {' | '.join(pins)} |")
+        for one in contracts[package]:
+            held = [recorded[package][r]["holds"].get(title(one)) for r in releases]
+            wanted = [expected(one, r) for r in releases]
+            marks = [
+                "yes" if h else "**no**" if w else "-"
+                for h, w in zip(held, wanted, strict=True)
+            ]
+            where = f"{title(one)} ({one['used']})"
+            lines.append(f"| {where} | {' | '.join(marks)} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> int:
+    contracts = read()
+    given = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = Path(given) / "pytest-gkd/wheels"
+    cache.mkdir(parents=True, exist_ok=True)
+    recorded: dict[str, dict[str, Any]] = {}
+    for package, releases in contracts["releases"].items():
+        for release in releases:
+            wheel = download(package, release, cache)
+            found = look_up(wheel, contracts[package])
+            recorded.setdefault(package, {})[release] = found
+    RECORDED.write_text(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n")
+    PAGE.write_text(page(contracts, recorded), "utf-8")
+    missing = holes(contracts, recorded)
+    print("\n".join(missing) or "every contract holds")  # noqa: T201
+    return bool(missing)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
