@@ -220,10 +220,11 @@ def test_half_a_verdict_is_none(verdicts: Path) -> None:
 # -- whole files -------------------------------------------------------------------
 
 
-def test_a_file_is_written_with_its_directory(tmp_path: Path) -> None:
-    path = tmp_path / "a/b/report.json"
-    write_json(path, {"schema": 1})
-    assert json.loads(path.read_text()) == {"schema": 1}
+def test_no_directory_is_made_for_a_file(tmp_path: Path) -> None:
+    """That of a report needs its marker."""
+    with pytest.raises(FileNotFoundError):
+        write_json(tmp_path / "a/report.json", {"schema": 1})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
