@@ -203,8 +203,8 @@ class StageController:
             record.facts[event["name"]] = event["value"]
         elif kind == "extra":
             record.extra_s[event["what"]] = event["s"]
-            extra_s = record.facts.setdefault("extra_s", {})
-            extra_s[event["what"]] = round(event["s"], 1)
+            told = {what: round(s, 1) for what, s in record.extra_s.items()}
+            record.facts["extra_s"] = told
         self._teller.changed()
 
     def _collected(self, event: dict[str, Any]) -> None:

@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.settings import OPTIONS
+from pytest_gkd.settings import OPTIONS, SettingsError
 
 # Those with a value: what follows them after a space is no path of pytest's own.
 VALUED = {"--gkd-stages", "--gkd-timeout", "--gkd-report"} | {
     option.flag for option in OPTIONS if option.kind != "flag"
+}
+LISTS = {"gkd_timeout", "gkd_stage_files", "gkd_rules"} | {
+    option.ini for option in OPTIONS if option.kind == "list"
 }
 
 
@@ -45,9 +48,19 @@ def given(config: pytest.Config, ini: str) -> Given:
 
 
 def in_ini(config: pytest.Config, ini: str) -> Given:
-    """What the ini file says, or ``-o`` in its place."""
+    """What the ini file says, or ``-o`` in its place.
+
+    Raises SettingsError for a list (in TOML) where one value is read.
+    """
     here = config.invocation_params.dir
     value = config.getini(ini)
+    if isinstance(value, list) and ini not in LISTS:
+        place = shown(config, config.inipath) if config.inipath else "the ini"
+        text = ",".join(map(str, value))
+        raise SettingsError(
+            f"{ini} in {place}: {value!r} is a list, and one text is read: "
+            f'{ini} = "{text}"'
+        )
     if any(entry.startswith(f"{ini}=") for entry in config.option.override_ini or ()):
         return Given(value, f"-o {ini}", here)
     file = config.inipath

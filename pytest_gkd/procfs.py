@@ -52,6 +52,10 @@ class Identity(NamedTuple):
     ino: int
 
 
+# Taken hold of before any stage replaces them, for the while of its test or for good.
+_fstat, _stat = os.fstat, os.stat
+
+
 class Descriptor(NamedTuple):
     """One of this process's descriptors, and the file that it was opened for.
 
@@ -64,7 +68,7 @@ class Descriptor(NamedTuple):
     @classmethod
     def of(cls, number: int) -> Descriptor:
         """Raises OSError where it is not open."""
-        here = os.fstat(number)
+        here = _fstat(number)
         return cls(number, Identity(here.st_dev, here.st_ino))
 
     def is_open(self) -> bool:
@@ -73,7 +77,7 @@ class Descriptor(NamedTuple):
     def is_same(self, other: int | Path) -> bool:
         """Whether another descriptor, or a path, leads to the same file."""
         try:
-            here = os.stat(other)  # noqa: PTH116 - a descriptor is no Path
+            here = _stat(other)
         except OSError:
             return False
         return Identity(here.st_dev, here.st_ino) == self.file

@@ -68,14 +68,14 @@ def ending(record: StageRecord) -> str:
 
 def _limit(record: StageRecord) -> str:
     """The budget, and what the stage was given on top of it."""
-    extra_s = record.facts.get("extra_s", {})
-    more = [f"{seconds(s)} for {what}" for what, s in extra_s.items() if s >= 1]
+    extra_s = record.extra_s.items()
+    more = [f"{seconds(s)} for {what}" for what, s in extra_s if s >= 1]
     return " and ".join([budget(record.budget_s), *more])
 
 
 def slow_imports(record: StageRecord) -> str:
     """What to say of imports that took long, for this stage; empty if they did not."""
-    imports_s = record.facts.get("extra_s", {}).get("imports", 0.0)
+    imports_s = record.extra_s.get("imports", 0.0)
     if imports_s < min(SLOW_IMPORTS_S, record.budget_s / 2):
         return ""
     what = "slow file system or cold cache, or a busy machine"
@@ -83,7 +83,7 @@ def slow_imports(record: StageRecord) -> str:
 
 
 def _large_files(record: StageRecord) -> str:
-    more_s = record.facts.get("extra_s", {}).get("data", 0.0)
+    more_s = record.extra_s.get("data", 0.0)
     if more_s < 1 or (record.duration_s or 0.0) <= record.budget_s:
         return ""
     return f"{more_s:.0f} s on top of its budget for large train files"

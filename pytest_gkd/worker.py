@@ -59,6 +59,8 @@ IN_STAGE = "PYTEST_GKD_IN_STAGE"
 CONTEXT = pytest.StashKey[StageContext]()
 POLL_S = 0.02
 RAISED_LENGTH = 500
+# Taken hold of before any stage replaces it, for the while of its test or for good.
+_exit = os._exit
 # The events without which the controller holds a worker to no budget.
 BUDGETS = ("hello", "collected", "start")
 
@@ -342,6 +344,10 @@ class StageWorker:
         try:
             with below:
                 result = yield
+        except BaseException as error:
+            # Before pytest makes a traceback of it, for which it reads files.
+            self._give_up(f"pytest failed during the stage: {_told(error)}")
+            raise
         finally:
             os.environ.pop(IN_STAGE, None)  # a stage may have cleared all of it
             self._end_leftovers(item, stage)
@@ -488,18 +494,18 @@ class StageWorker:
             if os.getpid() != self._pid:
                 assert self._current is not None
                 self._send({"event": "forked", "stage": self._current.name})
-                os._exit(code if isinstance(code, int) else code is not None)
+                _exit(code if isinstance(code, int) else code is not None)
 
     def pytest_keyboard_interrupt(
         self, excinfo: pytest.ExceptionInfo[BaseException]
     ) -> None:
-        self._give_up(f"pytest was ended during the stage: {_told(excinfo)}")
+        self._give_up(f"pytest was ended during the stage: {_told(excinfo.value)}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_internalerror(
         self, excinfo: pytest.ExceptionInfo[BaseException]
     ) -> None:
-        self._give_up(f"pytest failed during the stage: {_told(excinfo)}")
+        self._give_up(f"pytest failed during the stage: {_told(excinfo.value)}")
 
     def _give_up(self, why: str) -> None:
         """End this process where it cannot go on after the stage that it runs.
@@ -508,8 +514,11 @@ class StageWorker:
         run. One that dies is replaced, and costs no more than its stage.
         """
         if self._isolated and self._current is not None:
-            self._send({"event": "broken", "stage": self._current.name, "text": why})
-            os._exit(pytest.ExitCode.INTERNAL_ERROR)
+            broken = {"event": "broken", "stage": self._current.name, "text": why}
+            try:
+                self._send(broken)
+            finally:
+                _exit(pytest.ExitCode.INTERNAL_ERROR)
 
     def _begin(self, item: pytest.Item, stage: PlannedStage) -> None:
         blocked_by = self._blocked[item.nodeid]
@@ -711,10 +720,14 @@ def _raised(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
     return f"{type(excinfo.value).__name__}{said} ({where})"
 
 
-def _told(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
-    """An exception and where it was raised, in a line."""
-    last = excinfo.traceback[-1]
-    return f"{excinfo.exconly(tryshort=True)} ({last.path}:{last.lineno + 1})"
+def _told(error: BaseException) -> str:
+    """An exception and where it was raised, in a line.
+
+    By what can go wrong least: the stage may have replaced half of ``os``.
+    """
+    said = "".join(traceback.format_exception_only(error)).strip()
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    return f"{said} ({frame.f_code.co_filename}:{line})"
 
 
 def sanitize_report(config: pytest.Config, report: pytest.TestReport) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_plugin import Run, write
 
 from pytest_gkd.settings import Settings
 from pytest_gkd.workload import inputs
@@ -210,3 +211,17 @@ def test_what_loses_no_ini_is_let_through(job: Path, args: tuple[str, ...]) -> N
     named = [arg.format(job.parent) for arg in args]
     done = run(job, "--gkd-stages=probe", *named)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", ["gkd_stages", "gkd_report", "gkd_student"])
+def test_a_list_in_the_place_of_a_text_is_named(tmp_path: Path, name: str) -> None:
+    """pytest hands lists of TOML on as they are ([tool.pytest.ini_options])."""
+    write(tmp_path, "def test_a(): pass\n")
+    table = f'[tool.pytest.ini_options]\n{name} = ["data", "nccl"]\n'
+    (tmp_path / "pyproject.toml").write_text(table)
+    args = () if name == "gkd_stages" else ("--gkd-stages=data",)
+    done = Run(tmp_path, "test_probe.py", *args)
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    wanted = f"""ERROR: {name} in pyproject.toml: ['data', 'nccl'] is a list*"""
+    assert done.shows(wanted.replace("[", "[[]", 1))
+    assert "Traceback" not in done.text

@@ -336,3 +336,61 @@ def test_signals_of_the_caller_are_as_they_were(tmp_path: Path) -> None:
     )
     assert "1 passed" in done.stdout
     assert done.stdout.splitlines()[-1] == str(signal.SIG_IGN)
+
+
+PATCHES = """
+import json, os, sys
+import pytest
+
+def stage(name, lane="one"):
+    return pytest.mark.gkd_stage(name, lane=lane, timeout=60)
+
+def broken(*args, **options):
+    raise RuntimeError("replaced")
+
+@stage("json")
+def test_json(monkeypatch): monkeypatch.setattr(json, "dumps", broken)
+
+@stage("write")
+def test_write(monkeypatch):
+    for name in ("write", "pwrite"):
+        monkeypatch.setattr(os, name, broken)
+
+@stage("stat")
+def test_stat():
+    os.stat = os.fstat = broken
+
+@stage("exit")
+def test_exit():
+    os._exit = os.getpid = broken
+
+@stage("fact")
+def test_fact(gkd):
+    gkd.fact("extra_s", 3)
+    gkd.fact("notes", "none")
+    gkd.fact("summary", [1])
+
+@stage("other", lane="other")
+def test_other(): pass
+
+@stage("last")
+def test_last(): pass
+"""
+
+
+def test_what_a_stage_has_replaced_costs_no_other_stage(tmp_path: Path) -> None:
+    write(tmp_path, PATCHES)
+    done = Run(tmp_path, "--gkd-stages=all", "test_probe.py", "-k", "test_probe", "-n2")
+    assert "INTERNALERROR" not in done.text
+    assert done.code == pytest.ExitCode.TESTS_FAILED
+    assert done.outcomes() == {
+        "json": "passed",
+        "write": "passed",
+        "stat": "failed",  # pytest itself cannot go on
+        "exit": "failed",
+        "fact": "passed",
+        "other": "passed",
+        "last": "passed",
+    }
+    for name in ("stat", "exit"):
+        assert "RuntimeError: replaced" in done.stage(name)["message"]
