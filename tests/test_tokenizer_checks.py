@@ -367,6 +367,9 @@ def test_a_template_that_does_not_begin_an_answer_is_told(model: Path) -> None:
         "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
     )
     assert check.check_generation_prompt(tokenizer, "x") == []
+    # Blanks that a vocabulary has as tokens of their own are no such mark.
+    tokenizer.add_tokens([" "])
+    assert check.check_generation_prompt(tokenizer, "x") == []
     tokenizer.chat_template = whole + "{{ raise_exception('no') if messages[1] }}"
     assert check.check_generation_prompt(tokenizer, "x") == []
 

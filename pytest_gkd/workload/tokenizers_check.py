@@ -149,7 +149,9 @@ def check_generation_prompt(tokenizer: Any, origin: str) -> list[str]:
     if (
         asked != rendered([question], prompt=False)
         or not (found and whole.startswith(asked))
-        or not any(str(token.content) in between for token in controls)
+        or not any(
+            token.special and str(token.content) in between for token in controls
+        )
     ):
         return []
     return [
