@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -926,6 +927,39 @@ def test_a_packed_file_that_breaks_off_far_from_its_start_is_corrupt(
     fault = rows_fault(write(f"t.jsonl.{suffix}", pack.compress(text)[:-9]))
     assert fault.cause == "data.corrupt"
     assert "cannot be unpacked" in fault.message
+
+
+@pytest.mark.parametrize("name", ["t.zip", "t.jsonl"])
+def test_json_in_a_zip_archive_is_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("inside.jsonl", GOOD * 3)
+    assert report(path).rows == 3
+    files = datafiles.check_files([str(path)], "x")
+    assert len(list(dataset_load.first_rows(files))) == 3
+    path = tmp_path / f"bad-{name}"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("inside.jsonl", GOOD + '{"prompt": null}\n')
+    assert f"{path} row 1: column 'prompt' is null" in rows_fault(path).message
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("inside.txt", "no data")
+    assert "is a zip archive" in fault_of(path).message
+
+
+@pytest.mark.parametrize("first", ["a.json", "a.zip", "a.parquet", "a.jsonl"])
+def test_a_row_of_the_second_file_is_found_there(
+    write: Write, tmp_path: Path, first: str
+) -> None:
+    path = write(first, json.dumps([json.loads(GOOD)] * 3))
+    if first.endswith("zip"):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("inside.jsonl", GOOD * 3)
+    elif first.endswith("parquet"):
+        write_parquet(path, {"prompt": ["q"] * 3})
+    elif first.endswith("jsonl"):
+        path.write_text(GOOD * 3)
+    bad = write("b.jsonl", GOOD + '{"prompt": null}\n')
+    assert rows_fault(path, bad).message.startswith(f"{bad}:2: column 'prompt' is null")
 
 
 def test_files_with_other_types_in_a_column_are_told(tmp_path: Path) -> None:

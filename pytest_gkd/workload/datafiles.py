@@ -12,6 +12,7 @@ import importlib.util
 import os
 import stat
 import struct
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 from pytest_gkd.fault import StageFault
 from pytest_gkd.workload import modelpaths, paths
-from pytest_gkd.workload.jsonlines import ZSTD, check_json, corrupt
+from pytest_gkd.workload.jsonlines import ZIP, ZSTD, check_json, corrupt
 
 # The larger the files, the longer the data stage may take beyond its budget. Measured
 # on two cores: a million rows of JSONL (110 MB) in 10 s; this is a fifth of that pace.
@@ -40,7 +41,7 @@ SAVED = ("state.json", "dataset_dict.json")
 # Other formats that turn up under these names, by their first bytes.
 _OTHERS = (
     (b"PARE", "an encrypted parquet file"),
-    (b"PK\x03\x04", "a zip archive"),
+    (ZIP, "a zip archive"),
     (b"\xff\xfe", "UTF-16 text"),
     (b"\xfe\xff", "UTF-16 text"),
     (b"<", "HTML or XML"),
@@ -214,6 +215,8 @@ def _kind(path: Path, start: bytes, size: int) -> str:
             raise corrupt(path, "holds parquet, but its name says JSON")
         _check_parquet(path, size)
         return "parquet"
+    if start.startswith(ZIP) and _holds_json(path):
+        return "json"
     for magic, other in _OTHERS:
         if start.startswith(magic):
             raise corrupt(path, f"is {other}; expected {EXPECTED}")
@@ -234,6 +237,16 @@ def _kind(path: Path, start: bytes, size: int) -> str:
     else:
         check_json(path)
     return "json"
+
+
+def _holds_json(path: Path) -> bool:
+    """Whether every file in a zip archive is JSON by its name, as datasets reads it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if not name.endswith("/")]
+    except zipfile.BadZipFile:
+        return False
+    return bool(names) and all(name.lower().endswith(JSON_SUFFIXES) for name in names)
 
 
 def _check_zstd(path: Path) -> None:

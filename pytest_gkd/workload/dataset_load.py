@@ -25,8 +25,8 @@ from pytest_gkd.workload.jsonlines import (
     first_late_value,
     first_too_deep,
     is_disguised,
+    is_sealed,
     is_spread,
-    is_zstd,
     objects_of,
     open_text,
     values,
@@ -158,7 +158,7 @@ def _rows_of(file: DataFile) -> Iterator[Any]:
         parquet = pyarrow.parquet.ParquetFile(file.path)
         for batch in parquet.iter_batches(batch_size=256):
             yield from batch.to_pylist()
-    elif file.kind != "json" or "://" in file.path or is_zstd(file.path):
+    elif file.kind != "json" or "://" in file.path or is_sealed(file.path):
         rows = open_rows([file], None)
         for table in rows.tables(rows.columns):
             yield from rows.values(table)
@@ -178,22 +178,27 @@ def locate(files: Sequence[DataFile], row: int) -> str:
     Rows count from 0, lines from 1.
     """
     for file in files:
-        if file.kind == "parquet" and "://" not in file.path:
-            import pyarrow.parquet
-
-            count = pyarrow.parquet.read_metadata(file.path).num_rows
+        if file.path in _local_json([file]) and not is_spread(file.path):
+            count = 0
+            for count, (line, _, _) in enumerate(objects_of(file.path), 1):
+                if count > row:
+                    return f"{file.path}:{line}"
+        else:
+            count = row + 1 if file is files[-1] else _count(file)
             if row < count:
                 return f"{file.path} row {row}"
-        elif file.kind != "json" or "://" in file.path or is_spread(file.path):
-            return f"{file.path} row {row}"  # the last one, or alone: not counted
-        else:
-            count = 0
-            for line, _, _ in objects_of(file.path):
-                if count == row:
-                    return f"{file.path}:{line}"
-                count += 1
         row -= count
     return f"row {row} after the last file"
+
+
+def _count(file: DataFile) -> int:
+    """Rows of one file."""
+    if file.kind == "parquet" and "://" not in file.path:
+        import pyarrow.parquet
+
+        return int(pyarrow.parquet.read_metadata(file.path).num_rows)
+    rows = open_rows([file], None)
+    return sum(len(table) for table in rows.tables(rows.columns[:1]))
 
 
 def bad_text(files: Sequence[DataFile]) -> StageFault | None:
@@ -207,7 +212,8 @@ def bad_text(files: Sequence[DataFile]) -> StageFault | None:
 
 
 def _local_json(files: Sequence[DataFile]) -> list[str]:
-    return [f.path for f in files if f.kind == "json" and "://" not in f.path]
+    found = (f.path for f in files if f.kind == "json" and "://" not in f.path)
+    return [path for path in found if not is_sealed(path)]
 
 
 def _opened(

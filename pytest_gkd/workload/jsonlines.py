@@ -29,6 +29,7 @@ TYPED_BYTES = 10 << 20
 # (c/bridge.cc, kMaxImportRecursionLevel), the row and the innermost value among them.
 MOST_LEVELS = 62
 GZIP, XZ, BZIP2, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh", b"\x28\xb5\x2f\xfd"
+ZIP = b"PK\x03\x04"
 _BAD = object()
 _BEFORE = b"\xef\xbb\xbf \r\n\t"  # what may stand before the first value
 _BLANKS = re.compile(r"[ \t\n\r]*")
@@ -229,14 +230,17 @@ def is_disguised(path: Path | str) -> bool:
     """Whether the file is compressed, and its name does not say so."""
     with Path(path).open("rb") as file:
         start = file.read(8)
-    packed = ((GZIP, ".gz"), (XZ, ".xz"), (BZIP2, ".bz2"), (ZSTD, ".zst"))
+    packed = (
+        *((GZIP, ".gz"), (XZ, ".xz"), (BZIP2, ".bz2"), (ZSTD, ".zst")),
+        (ZIP, ".zip"),
+    )
     return any(start.startswith(m) and Path(path).suffix != end for m, end in packed)
 
 
-def is_zstd(path: Path | str) -> bool:
-    """Whether the file is compressed with what the standard library cannot unpack."""
+def is_sealed(path: Path | str) -> bool:
+    """Whether only ``datasets`` unpacks the file: zstd, or a zip archive."""
     with Path(path).open("rb") as file:
-        return file.read(len(ZSTD)) == ZSTD
+        return file.read(4) in (ZSTD, ZIP)
 
 
 def is_spread(path: Path | str) -> bool:
