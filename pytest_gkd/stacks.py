@@ -25,7 +25,9 @@ SIGNAL_GRACE_S = 0.2
 SPY_END_S = 0.2
 LIMIT = 32
 XDIST_TITLE = "[pytest-xdist"
-_PYTEST_FRAME = Pattern(rb"[(/](?:_pytest|pluggy|xdist|execnet)/|\(<string>")
+_PYTEST_FRAME = Pattern(
+    rb"[(/](?:(?:_pytest|pluggy|xdist|execnet)/|pytest_gkd/worker\.py)|\(<string>"
+)
 # py-spy's: a title, then frames; faulthandler's: titles, and frames of another form.
 _SPY_THREAD = Pattern(rb"(?m)^Thread (.*)\n((?:    .+(?:\n|$))+)")
 _THREAD = Pattern(rb"(?m)^(?:Current t|T)hread .*$")

@@ -316,6 +316,7 @@ Thread 12 (idle): "MainThread"
     generate (engine.py:40)
     test_vllm (stages/test_vllm.py:12)
     pytest_pyfunc_call (_pytest/python.py:166)
+    RunOnce.pytest_runtest_protocol (pytest_gkd/worker.py:109)
 """
 OF_FAULTHANDLER = """\
 Thread 0x01 (most recent call first):
@@ -332,6 +333,13 @@ Current thread 0x02 (most recent call first):
 def test_the_main_threads_two_innermost_frames_are_shown_of_py_spys_dump() -> None:
     shown = stacks.innermost(OF_PY_SPY, 12)
     assert shown == "recv (engine.py:90) < generate (engine.py:40)"
+
+
+def test_what_runs_a_stage_is_not_shown_below_it() -> None:
+    alone = OF_PY_SPY.replace(
+        "recv (engine.py:90)\n    generate (engine.py:40)\n    ", ""
+    )
+    assert stacks.innermost(alone, 12) == "test_vllm (stages/test_vllm.py:12)"
 
 
 def test_a_main_thread_that_has_another_name_is_known_by_its_number() -> None:
