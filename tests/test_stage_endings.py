@@ -315,7 +315,7 @@ def test_what_a_stage_leaves_goes_also_when_it_has_cleared_the_directory(
     wiped: Run,
 ) -> None:
     stage = wiped.stage("wipes_and_leaves")
-    assert ["sleep 600" in line for line in stage["cleaned"]] == [True]
+    assert ["sleep" in line for line in stage["cleaned"]] == [True]
     assert not Path(stage["facts"]["memory"]).exists()
 
 
