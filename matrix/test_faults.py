@@ -104,7 +104,16 @@ class Run:
         return found
 
     def shared_memory(self) -> list[str]:
-        """Segments that came with the run and that no process holds any more."""
+        """Segments that came with the run and that no process holds any more.
+
+        One of a run beside this one may be seen just before it is mapped or removed.
+        """
+        until = time.monotonic() + 10
+        while (left := self._unmapped()) and time.monotonic() < until:
+            time.sleep(0.2)
+        return left
+
+    def _unmapped(self) -> list[str]:
         new = {path.name for path in SHM.iterdir()} - self.shm_before
         held = set()
         for maps in Path("/proc").glob("[0-9]*/maps"):
