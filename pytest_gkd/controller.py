@@ -72,6 +72,9 @@ PACKAGES = (
 # directory (docs.python.org, using/cmdline, PYTHONSAFEPATH).
 SAFE_PATH = "PYTHONSAFEPATH"
 
+# So soon after a signal another one means the same; and so many mean to have it now.
+ENDS_AT_ONCE_S = 3.0
+IMPATIENT = 5
 # A worker that dies as it starts is replaced; so many in a row, and the next would too.
 LOST_EARLY = 3
 
@@ -121,6 +124,7 @@ class StageController:
         self._ended_by_guardian: set[str] = set()
         self._ended = False
         self._lost_early = 0
+        self._interrupts = [float("-inf")]
         self._starts = False  # what it needs of the machine, and cannot do without
         self._given_up = False
         self._pid = os.getpid()
@@ -343,14 +347,19 @@ class StageController:
                 "orphans cannot be adopted (prctl is refused): a daemon that wipes its "
                 "environment may outlive its stage"
             )
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        heeded: dict[int, Any] = dict.fromkeys(
+            (signal.SIGTERM, signal.SIGHUP), signal.SIG_DFL
+        )
+        if self.workers:  # else a debugger may want it
+            heeded[signal.SIGINT] = signal.default_int_handler
+        for number, handler in heeded.items():
             # A CI job that is cancelled, or a terminal that is closed, still gets its
             # report and its processes ended. nohup's choice is left as it is.
             if (
                 threading.current_thread() is threading.main_thread()
-                and signal.getsignal(number) is signal.SIG_DFL
+                and signal.getsignal(number) is handler
             ):
-                self._old_handlers[number] = signal.signal(number, _interrupt)
+                self._old_handlers[number] = signal.signal(number, self._interrupt)
         self._teller.write()
 
     def _start_threads(self) -> None:
@@ -733,6 +742,22 @@ class StageController:
                 returncode=1,
             )
 
+    def _interrupt(self, number: int, frame: object) -> None:
+        """End the run, in order; the next few signals hasten nothing.
+
+        Each part of that end has a limit. Cut off, it would leave it to the guardian.
+        """
+        if number == signal.SIGHUP:
+            leave_dead_terminal()
+        now = monotonic()
+        ends = self.record.interrupted or now < self._interrupts[-1] + ENDS_AT_ONCE_S
+        self._interrupts.append(now)
+        if ends and len(self._interrupts) <= IMPATIENT:
+            return
+        said = () if number == signal.SIGINT else (signal.Signals(number).name,)
+        raise KeyboardInterrupt(*said)
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self) -> None:
         self.record.interrupted = "interrupted"
         self.watchdog.drain()  # a stage may have said that it is done
@@ -810,8 +835,6 @@ class StageController:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
-        for number, handler in self._old_handlers.items():
-            signal.signal(number, handler)
         if self._safe_path is None:
             os.environ.pop(SAFE_PATH, None)
         left = self.closing.end_late() if self.workers else []
@@ -830,6 +853,8 @@ class StageController:
             self._teller.console.line(
                 f"gkd: could not remove all of {self.run_dir}: {problem}"
             )
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
@@ -849,12 +874,6 @@ class StageController:
 
     def _named(self, nodeid: str) -> StageRecord | None:
         return next((s for s in self.record.stages if s.nodeid == nodeid), None)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    if number == signal.SIGHUP:
-        leave_dead_terminal()
-    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _until_down(notify: Callable[..., None]) -> Callable[..., None]:

@@ -329,9 +329,10 @@ def test_x_stops_the_other_lanes_too(tmp_path: Path) -> None:
     assert run.code == pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_everything_and_the_report_says_where(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, number: signal.Signals, times: int
 ) -> None:
     write(tmp_path, HANGS_IN_C)
     command = [sys.executable, "-m", "pytest", "--gkd-stages=stuck", "test_probe.py"]
@@ -350,7 +351,9 @@ def test_an_interrupt_ends_everything_and_the_report_says_where(
     )
     report = tmp_path / ".gkd/last/report.json"
     stage = _await_step(report, "waiting in C")
-    pytest_run.send_signal(number)
+    for _ in range(times):
+        pytest_run.send_signal(number)
+        time.sleep(0.1)
     output, _ = pytest_run.communicate(timeout=120)
     assert pytest_run.returncode == pytest.ExitCode.INTERRUPTED
     assert not psutil.pid_exists(stage["facts"]["child"])
@@ -358,6 +361,7 @@ def test_an_interrupt_ends_everything_and_the_report_says_where(
     assert found["interrupted"]
     assert "in: waiting in C" in found["stages"][0]["message"]
     assert "stuck was interrupted after" in output
+    assert "Traceback" not in output
 
 
 def _await_step(report: Path, step: str) -> dict[str, Any]:

@@ -454,6 +454,16 @@ def test_a_word_of_a_worker_that_never_said_hello_changes_nothing(
     assert len(bench.events) == 1
 
 
+def test_a_worker_that_never_says_hello_is_held_to_a_budget(bench: Bench) -> None:
+    worker = bench.child(WAITS)
+    Scene.read_pid(worker)
+    bench.watchdog.expect("gw0", worker.pid)
+    bench.watchdog.workers["gw0"].limit_s = 0.5
+    bench.watchdog.start()
+    assert worker.wait(PATIENCE_S) == -9
+    assert [o.phase for o in bench.overruns] == ["starting"]
+
+
 # -- the thread --------------------------------------------------------------------
 
 
