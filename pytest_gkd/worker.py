@@ -400,7 +400,9 @@ class StageWorker:
         finished = self._finished.get(stage.nodeid)
         if finished is not None:
             return finished + CLOSE_BUDGET_S + GENTLE_AFTER_S
-        started = self._started.get(stage.nodeid, monotonic())
+        started = self._started.get(stage.nodeid)
+        if started is None:  # what there is of extra time is the last stage's
+            return monotonic() + _gentle_s(stage)
         return started + self._limit_s(stage) + GENTLE_AFTER_S
 
     def _end_leftovers(self, item: pytest.Item, stage: PlannedStage) -> None:

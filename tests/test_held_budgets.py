@@ -110,6 +110,35 @@ def test_hangs(owner, monkeypatch):
     assert "Stack of" not in run.out
 
 
+def test_extra_time_of_one_stage_does_not_put_off_the_gentle_end_of_the_next(
+    tmp_path: Path,
+) -> None:
+    write(
+        tmp_path,
+        """
+import time
+from pathlib import Path
+import pytest
+
+@pytest.fixture
+def owner():
+    yield
+    Path("torn-down").touch()
+
+@pytest.mark.gkd_stage("reads", lane="probe", timeout=20)
+def test_reads(gkd):
+    gkd.allow("data", 500)
+
+@pytest.mark.gkd_stage("hangs", lane="probe", timeout=2)
+def test_hangs(owner):
+    time.sleep(600)
+""",
+    )
+    run = Run(tmp_path, "--gkd-stages=reads,hangs", "test_probe.py")
+    assert run.outcomes() == {"reads": "passed", "hangs": "timeout"}
+    assert (tmp_path / "torn-down").exists()
+
+
 @pytest.mark.parametrize("workers", ["-n1", "-n0"])
 def test_a_stage_that_was_in_time_may_take_its_fixtures_down(
     tmp_path: Path, workers: str
