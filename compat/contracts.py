@@ -198,7 +198,7 @@ def page(contracts: Table, recorded: Table) -> str:
         "",
         "Made by `python compat/contracts.py` from the packages' own files, without",
         "running them: each line is something that the code relies on, with the file",
-        "here that does. " - " stands where an older release lacks what is then",
+        "here that does. A dash stands where an older release lacks what is then",
         "not used. What was run, and on what, is in",
         "[models.md](models.md) and [gpu-results.md](gpu-results.md).",
     ]
