@@ -75,7 +75,7 @@ class Usable:
     @property
     def ranks(self) -> int:
         """How many NCCL ranks they hold: one per physical GPU (NCCL user guide)."""
-        return len({card.index for card in self.cards})
+        return len(first_devices(self.cards))
 
     @property
     def exclusive(self) -> bool:
@@ -253,6 +253,15 @@ def usable() -> Usable:
     if lack:
         return Usable((), f"{lack}, so {len(cards)} GPU(s) stay unused")
     return Usable(cards)
+
+
+def first_devices(cards: Iterable[Card]) -> tuple[int, ...]:
+    """The number of each physical GPU's first CUDA device: NCCL takes one rank a GPU,
+    and of a card with several MIG instances CUDA counts each."""
+    first: dict[int, int] = {}
+    for number, card in enumerate(cards):
+        first.setdefault(card.index, number)
+    return tuple(first.values())
 
 
 def without_cuda() -> str:

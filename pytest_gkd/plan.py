@@ -78,13 +78,15 @@ def build(
     others: Iterable[str] | None = (),
     *,
     gpus: int = 0,
+    exclusive: bool = False,
 ) -> tuple[PlannedStage, ...]:
     """The plan, in the order of reports.
 
     ``selected`` are the names to keep, None for all. ``budgets`` are tables of
     seconds by stage name or ``all``, the strongest first. A need that is not selected
     is dropped: the stage then makes what it needs. ``others`` are stages that exist
-    besides ``items``, None when not all are known; ``gpus`` are those in use. Raises
+    besides ``items``, None when not all are known; ``gpus`` are those in use, each for
+    one process at a time where ``exclusive``. Raises
     SettingsError for two stages of one name, a need that no stage has, and needs that
     go round in a circle.
     """
@@ -117,7 +119,7 @@ def build(
                 lane=item.lane or (spec.lane if spec else DEFAULT_LANE),
                 needs=tuple(need for need in all_needs if need in names),
                 budget_s=_budget(item, all_needs, names, budgets, gpus),
-                after=_after(item.name, names) if gpus else (),
+                after=_after(item.name, names, exclusive) if gpus else (),
             )
         )
     order = {stage.name: position for position, stage in enumerate(STAGES)}
@@ -125,10 +127,14 @@ def build(
     return _needs_first(planned)
 
 
-def _after(name: str, names: set[str]) -> tuple[str, ...]:
-    """The stage that starts the engine, for one that uses GPUs beside it."""
-    starts = (stage for stage in STARTS_ENGINE if stage in names)
-    return tuple(starts)[:1] if name in USES_GPUS else ()
+def _after(name: str, names: set[str], exclusive: bool) -> tuple[str, ...]:
+    """The stage that starts the engine, for one that uses GPUs beside it; where each
+    GPU is for one process, the other way round."""
+    first = tuple(stage for stage in STARTS_ENGINE if stage in names)[:1]
+    beside = tuple(stage for stage in USES_GPUS if stage in names)
+    if exclusive:
+        return beside if name in first else ()
+    return first if name in USES_GPUS else ()
 
 
 def _budget(

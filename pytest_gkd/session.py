@@ -347,8 +347,9 @@ def read_settings(config: pytest.Config) -> Settings:
     values["layout"], values["layout_why"] = settings.choose_layout(
         values["layout"],
         usable.ranks,
-        has_ray=find_spec("ray") is not None,
+        has_ray=_is_installed("ray"),
         exclusive=usable.exclusive,
+        tensor_parallel_size=values["tensor_parallel_size"],
     )
     values["gpu_memory_utilization"] = settings.choose_memory(
         values["gpu_memory_utilization"],
@@ -365,9 +366,16 @@ def read_settings(config: pytest.Config) -> Settings:
         gpus=len(usable.cards),
         gpus_why=usable.why,
         bfloat16=usable.bfloat16,
+        exclusive=usable.exclusive,
         cpus=cpus,
         origins=named,
     )
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a package is there, and not a directory of that name."""
+    found = find_spec(name)
+    return found is not None and found.origin is not None
 
 
 def _fault(name: str, origin: str) -> faultspecs.FaultSpec:

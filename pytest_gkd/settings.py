@@ -199,10 +199,11 @@ class Settings:
     """Every choice a run depends on, with the reason where we made it for the user.
 
     ``device`` is ``cpu`` or ``cuda``; ``gpus`` counts the CUDA devices of this
-    process, ``bfloat16`` says whether all of them compute in it. ``*_why`` say in words
-    why ``layout``, ``world_size`` and ``gpus`` have the value they have. ``origins``
-    holds where the values that were given came from. Temperatures and fractions are
-    plain numbers, lengths are in tokens.
+    process, ``bfloat16`` says whether all of them compute in it, ``exclusive`` whether
+    one takes a single process at a time. ``*_why`` say in words why ``layout``,
+    ``world_size`` and ``gpus`` have the value they have. ``origins`` holds where the
+    values that were given came from. Temperatures and fractions are plain numbers,
+    lengths are in tokens.
     """
 
     student: str | None = None
@@ -230,6 +231,7 @@ class Settings:
     gpus: int = 0
     gpus_why: str = ""
     bfloat16: bool = True
+    exclusive: bool = False
     cpus: int = 1
     origins: Mapping[str, str] = field(default_factory=dict)
 
@@ -365,7 +367,12 @@ def unknown_stage(name: str, origin: str, known: Iterable[str]) -> SettingsError
 
 
 def choose_layout(
-    asked: str, gpus: int, *, has_ray: bool, exclusive: bool = False
+    asked: str,
+    gpus: int,
+    *,
+    has_ray: bool,
+    exclusive: bool = False,
+    tensor_parallel_size: int = 1,
 ) -> tuple[str, str]:
     """The layout to run and, in words, why.
 
@@ -381,6 +388,8 @@ def choose_layout(
         return "split", "one GPU is visible"
     if not has_ray:
         return "split", f"{gpus} GPUs are visible and Ray is not installed"
+    if exclusive and gpus < tensor_parallel_size + 2:
+        return "split", f"{gpus} GPUs are visible, each for one process at a time"
     return "ray", f"{gpus} GPUs are visible"
 
 

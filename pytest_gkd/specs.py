@@ -67,7 +67,8 @@ LANE_ORDER: dict[str, tuple[str, ...]] = {
 
 # vLLM measures the GPU's memory while its engine starts and gives up when others take
 # or free some meanwhile (vllm/v1/worker/gpu_worker.py, determine_available_memory):
-# where there are GPUs, these stages wait until the first of those is over.
+# where there are GPUs, these stages wait until the first of those is over. An engine
+# keeps a GPU that takes one process at a time: there they come before it.
 USES_GPUS = ("nccl",)
 STARTS_ENGINE = ("vllm", "weight_sync", "training_step")
 

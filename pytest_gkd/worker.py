@@ -268,6 +268,7 @@ class StageWorker:
                 self._budgets,
                 names if all_known else None,
                 gpus=self.context.settings.gpus,
+                exclusive=self.context.settings.exclusive,
             )
         except SettingsError as error:
             # The controller turns this into a usage error; here nothing may run.

@@ -9,6 +9,7 @@ from pytest_gkd.context import StageContext
 
 @pytest.mark.gkd_stage("nccl")
 def test_nccl(gkd: StageContext) -> None:
+    from pytest_gkd import gpus
     from pytest_gkd.workload import allreduce, ranks
     from pytest_gkd.workload.rank_plan import RankPlan
     from pytest_gkd.workload.rank_verdict import judge
@@ -20,13 +21,17 @@ def test_nccl(gkd: StageContext) -> None:
     gkd.fact("world_size", settings.world_size)
     gkd.fact("world_size_why", settings.world_size_why)
     ranks.check_world_size(settings.world_size, settings.gpus)
+    cards = gpus.usable().cards if backend == "nccl" else ()
     remaining_s = gkd.remaining_s()
     plan = RankPlan(
         settings.world_size,
         backend,
         ranks.operation_timeout_s(remaining_s),
         str(gkd.output_dir),
-        allreduce.sizes(backend),
+        allreduce.sizes(
+            backend, settings.world_size, min((c.free_bytes for c in cards), default=0)
+        ),
+        gpus.first_devices(cards),
     )
 
     gkd.step("importing torch in the launcher")

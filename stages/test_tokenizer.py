@@ -68,11 +68,12 @@ def _chats(gkd: StageContext, job: inputs.Inputs) -> str:
     """Train files whose prompts need a chat template; says so where that is unknown."""
     try:
         return inputs.chat_prompts(job, gkd.settings)
-    except StageFault as fault:
+    except Exception as error:  # whatever the loader of the files raises
+        why = error.message if isinstance(error, StageFault) else repr(error)[:300]
         gkd.note(
             "tokenizer.prompts-unread",
             "whether the prompts are chat messages, which need a chat template, is not "
-            f"known: {fault.message} (pytest --gkd-stages=data tells more)",
+            f"known: {why} (pytest --gkd-stages=data tells more)",
         )
         return ""
 

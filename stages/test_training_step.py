@@ -53,6 +53,8 @@ def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
         return report
 
     reports = [step(number + 1) for number in range(STEPS)]
+    if note := job.trainer.optimizer_note():
+        gkd.note("train.no-masters", note)
     first, last = reports[0], reports[-1]
     gkd.fact("loss", settings.loss)
     gkd.fact("loss_first_nats", first.loss)

@@ -50,7 +50,7 @@ def test_weight_sync(gkd: StageContext, job: Job) -> None:
 
     gkd.step("restoring the trainer's weights")
     job.trainer.restore()
-    # The first one also made the connection.
+    # The first one is also a warm-up.
     seconds = job.push_weights().seconds
     gkd.fact("push_s", round(seconds, 4))
     restored = job.check_served("after the push back")

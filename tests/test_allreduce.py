@@ -125,3 +125,12 @@ def test_float16_is_checked_only_where_gpus_are() -> None:
         return {op.dtype for op in allreduce.checked_operations(backend)}
 
     assert dtypes("nccl") - dtypes("gloo") == {"float16"}
+
+
+def test_buffers_fit_into_what_a_gpu_has_free() -> None:
+    mib = allreduce.MIB
+    assert allreduce.sizes("gloo", 2) == allreduce.BANDWIDTH_BYTES
+    assert allreduce.sizes("nccl", 8, 80 << 30) == allreduce.NCCL_BYTES
+    assert max(allreduce.sizes("nccl", 2, 2 << 30)) == 256 * mib
+    assert max(allreduce.sizes("nccl", 2, 0)) == mib
+    assert len(allreduce.sizes("nccl", 1, 80 << 30)) == 1

@@ -1120,6 +1120,9 @@ def test_objects_over_several_lines_are_cut_by_datasets_in_large_files(
     monkeypatch.setattr(jsonlines, "TYPED_BYTES", 1 << 10)
     path = write("t.json", '{\n "prompt": "a"\n}\n' * 999)
     assert "in the middle of an object" in fault_of(path).message
+    columns = {"prompt": {str(row): "a" * 9 for row in range(999)}}
+    single = write("s.json", json.dumps(columns, indent=1))
+    jsonlines.check_json(single)  # pandas' own form, which datasets reads as a whole
 
 
 LATE = {"nothing": None, "list": [], "object": {"a": None}, "absent": ...}

@@ -172,6 +172,9 @@ def test_a_gpu_without_bfloat16_gets_float16() -> None:
         dtype = engine.choose_dtype({"dtype": named}, "cuda", bfloat16=False)
         assert dtype == "float16"
     assert engine.choose_dtype({}, "cpu", bfloat16=False) == "float32"
+    gemma = {"dtype": "bfloat16", "model_type": "gemma2"}
+    assert engine.choose_dtype(gemma, "cuda", bfloat16=False) == "float32"
+    assert engine.choose_dtype(gemma, "cuda") == "bfloat16"
 
 
 def test_an_engine_that_keeps_what_the_old_weights_made_is_told_of() -> None:

@@ -153,6 +153,7 @@ def test_a_machines_own_nvidia_smi_is_understood(
         ("GPU-2222bbbb,GPU-1111aaaa", "0.23.0", "CUDA_VISIBLE_DEVICES=1,0 names the"),
         ("MIG-1234", "0.21.0", "names GPUs by UUID"),
         ("GPU-2222bbbb", "0.24.0", ""),
+        ("GPU-2222bbbb", "0.1.dev1+g1234567", ""),
         ("0,1", "0.21.0", ""),
         (None, "0.21.0", ""),
     ],
@@ -239,7 +240,7 @@ BUSY = GpuProcess("GPU-2222bbbb-0000", 4242, 69000, "alice", "python")
 
 
 def test_a_process_that_leaves_too_little_memory_is_named() -> None:
-    (fault,) = judge(Machine(GPUS, (BUSY,), "", True), torch=None)
+    (fault,) = judge(Machine(GPUS, (BUSY,), "", True), torch=None, engine_gpus=2)
     assert isinstance(fault, Finding)
     assert fault.cause == "env.gpu-busy"
     assert "pid 4242 (python, user alice, 69000 MiB)" in fault.message
@@ -249,6 +250,11 @@ def test_a_process_that_leaves_too_little_memory_is_named() -> None:
 def test_a_process_on_a_gpu_that_the_job_does_not_see_is_not_in_the_way() -> None:
     machine = Machine(GPUS, (BUSY,), "", True)
     assert judge(machine, torch=None, visible="0") == []
+
+
+def test_a_process_on_a_gpu_that_the_engine_does_not_use_is_a_note() -> None:
+    machine = Machine(GPUS, (BUSY,), "", True)
+    assert cause(judge(machine, torch=None, engine_gpus=1)) == "gpu.in-use"
 
 
 def test_memory_of_this_run_is_not_in_the_way() -> None:

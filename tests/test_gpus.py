@@ -134,6 +134,12 @@ def test_what_a_recorded_machine_gives_to_cuda(
     )
 
 
+def test_ranks_are_on_different_gpus_also_where_one_has_several_instances() -> None:
+    one, other = cards(0, 1).cards
+    assert gpus.first_devices([one, one, other, other]) == (0, 2)
+    assert gpus.first_devices([other, one]) == (0, 1)
+
+
 @needs_compiler
 def test_a_gpu_is_at_work_for_those_who_use_it(on: type[Machine]) -> None:
     on(recorded.BUSY)

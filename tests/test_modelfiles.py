@@ -389,6 +389,23 @@ def test_a_hub_id_is_refused_at_once_where_nothing_listens(
     assert "by way of the proxy 127.0.0.1 cannot be reached: " in told()
 
 
+def test_one_address_that_answers_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where IPv6 leads nowhere."""
+    over = threading.Event()
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        if address[0] == "2001:db8::1":
+            over.wait(30)
+            raise TimeoutError("timed out")
+        return socket.socket()
+
+    found = [(0, 0, 0, "", (host, 443)) for host in ("2001:db8::1", "192.0.2.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    assert modelpaths._refused("hub.example", 443) == ""
+    over.set()
+
+
 def test_an_address_that_never_answers_has_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -400,7 +417,7 @@ def test_an_address_that_never_answers_has_a_bound(
         asked.wait(30)
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(modelpaths.socket, "create_connection", drop)
+    monkeypatch.setattr(modelpaths.socket, "getaddrinfo", drop)
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
     monkeypatch.setenv("NO_PROXY", "*")
     with pytest.raises(StageFault, match=r"no answer in 0\.1 s"):

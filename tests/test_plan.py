@@ -231,6 +231,17 @@ def test_with_gpus_nccl_waits_until_the_engine_has_measured_their_memory(
             assert stuck(plan.lanes(planned, workers)) == []
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_where_a_gpu_is_for_one_process_nccl_comes_before_the_engine(
+    workers: int,
+) -> None:
+    for selected in (None, ["nccl", "weight_sync", "training_step"]):
+        planned = plan.build(BUILT_IN, selected, (), gpus=1, exclusive=True)
+        after = {stage.name: stage.after for stage in planned if stage.after}
+        assert after == {"vllm" if selected is None else "weight_sync": ("nccl",)}
+        assert stuck(plan.lanes(planned, workers)) == []
+
+
 def test_with_gpus_there_is_time_to_compile_and_to_load() -> None:
     def budgets(selected: list[str], gpus: int) -> list[float]:
         planned = plan.build(BUILT_IN, selected, (), gpus=gpus)

@@ -208,6 +208,12 @@ def test_several_gpus_without_ray_are_split() -> None:
     assert (layout, why) == ("split", "8 GPUs are visible and Ray is not installed")
 
 
+def test_gpus_that_take_one_process_are_not_shared_by_ray_actors() -> None:
+    for gpus, layout in ((2, "split"), (3, "ray")):
+        chosen = settings.choose_layout("auto", gpus, has_ray=True, exclusive=True)
+        assert chosen[0] == layout
+
+
 def test_a_gpu_that_takes_one_process_gets_one() -> None:
     layout, why = settings.choose_layout("auto", 1, has_ray=True, exclusive=True)
     assert layout == "colocated"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pytest_gkd.fault import StageFault
+from pytest_gkd.workload import optimizer
 from pytest_gkd.workload.batch import Sequence
 from pytest_gkd.workload.optimizer import Optimizer, must_move
 from pytest_gkd.workload.signal_check import check_answer
@@ -458,6 +460,22 @@ def test_updates_below_a_16_bit_parameters_spacing_add_up(dtype: str) -> None:
     assert layer.weight.detach().float().tolist() == [
         pytest.approx([0.99] * 4, abs=4e-3)
     ]
+
+
+def test_a_gpu_without_room_for_float32_copies_goes_without_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch")
+    on_gpu = SimpleNamespace(
+        dtype=torch.bfloat16, is_cuda=True, device="cuda:0", numel=lambda: 1 << 20
+    )
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 << 20)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1 << 20)
+    for free, told in ((14 << 20, ""), (13 << 20, "16 MiB and 15 MiB are free")):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, f=free: (f, 99))
+        assert told in optimizer._no_room([on_gpu])
+        assert bool(optimizer._no_room([on_gpu])) == bool(told)
+    assert optimizer._no_room([torch.ones(4, dtype=torch.bfloat16)]) == ""
 
 
 def test_an_update_that_rounds_to_nothing_is_no_fault() -> None:

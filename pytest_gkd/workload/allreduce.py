@@ -65,9 +65,17 @@ def checked_operations(backend: str) -> tuple[Operation, ...]:
     )
 
 
-def sizes(backend: str) -> tuple[int, ...]:
-    """The buffers, in bytes, whose all-reduce is timed."""
-    return NCCL_BYTES if backend == "nccl" else BANDWIDTH_BYTES
+def sizes(backend: str, world_size: int, free_bytes: int = 0) -> tuple[int, ...]:
+    """The buffers, in bytes, whose all-reduce is timed.
+
+    One rank has no bus; on GPUs none takes more than an eighth of ``free_bytes``, the
+    least that a GPU of the ranks has free.
+    """
+    if world_size < 2:
+        return BANDWIDTH_BYTES[:1]
+    if backend != "nccl":
+        return BANDWIDTH_BYTES
+    return tuple(one for one in NCCL_BYTES if one <= max(MIB, free_bytes // 8))
 
 
 def size_name(size_bytes: int) -> str:

@@ -99,9 +99,13 @@ def choose_dtype(
     named = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     named = named.removeprefix("torch.")
     if named == "float16" or not bfloat16:
-        return "float16"
+        unstable = config.get("model_type") in WITHOUT_FLOAT16
+        return "float32" if unstable and not bfloat16 else "float16"
     return "bfloat16"
 
+
+# vLLM refuses these in float16 (vllm/config/model.py, _FLOAT16_NOT_SUPPORTED_MODELS).
+WITHOUT_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
 
 # What model types call the same thing (transformers 5.19, the attribute maps of its
 # configurations).

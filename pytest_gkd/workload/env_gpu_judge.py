@@ -62,13 +62,15 @@ def judge_gpus(
     visible: str | None,
     vllm_for_cuda: bool,
     memory_fraction: float,
+    engine_gpus: int = 1,
     own_pids: frozenset[int] = frozenset(),
 ) -> list[Finding | Note]:
     """Everything about the GPUs.
 
-    ``visible`` is CUDA_VISIBLE_DEVICES, ``memory_fraction`` the share of each GPU
-    that the rollout engine will ask for, ``own_pids`` the processes of this very run,
-    whose memory is not in the way. ``torch`` is None when torch did not import.
+    ``visible`` is CUDA_VISIBLE_DEVICES, ``memory_fraction`` the share of its GPUs, the
+    first ``engine_gpus``, that the rollout engine will ask for, ``own_pids`` the
+    processes of this very run, whose memory is not in the way. ``torch`` is None when
+    torch did not import.
     """
     items: list[Finding | Note] = []
     if machine.error:
@@ -100,7 +102,8 @@ def judge_gpus(
     if torch is not None:
         items += _judge_torch(machine, chosen, torch, visible, vllm_for_cuda, wrong)
     if vllm_for_cuda:
-        items += _judge_memory(machine, chosen, memory_fraction, own_pids)
+        engines = {gpu.uuid for gpu in chosen[:engine_gpus]}
+        items += _judge_memory(machine, chosen, engines, memory_fraction, own_pids)
     return items
 
 
@@ -115,7 +118,8 @@ def judge_names(
     words = [word.strip() for word in (visible or "").split(",")]
     if not any(word.startswith(("GPU-", "MIG-")) for word in words):
         return []
-    if Version(vllm) >= UUIDS_SINCE:
+    # A build of a checkout without tags is 0.1.dev and says nothing.
+    if Version(vllm) >= UUIDS_SINCE or Version(vllm).is_devrelease:
         return []
     text = (
         f"CUDA_VISIBLE_DEVICES={visible} names GPUs by UUID, which vLLM {vllm} takes "
@@ -249,6 +253,7 @@ def has_kernel(capability: str, archs: Sequence[str]) -> bool:
 def _judge_memory(
     machine: Machine,
     chosen: Sequence[Gpu],
+    engines: set[str],
     memory_fraction: float,
     own_pids: frozenset[int],
 ) -> list[Finding | Note]:
@@ -281,7 +286,7 @@ def _judge_memory(
             f"{p.user or 'unknown'}, {p.used_mib} MiB)"
             for p in theirs
         )
-        if free >= memory_fraction * gpu.total_mib:
+        if gpu.uuid not in engines or free >= memory_fraction * gpu.total_mib:
             items.append(Note("gpu.in-use", text + "."))
             continue
         asked = round(memory_fraction * gpu.total_mib)

@@ -221,6 +221,7 @@ class Examination:
             visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
             vllm_for_cuda=env_gpu_judge.built_for_cuda(versions),
             memory_fraction=self.gkd.settings.gpu_memory_utilization,
+            engine_gpus=self.gkd.settings.tensor_parallel_size,
             own_pids=env_gpu.run_pids(),
         )
         self.found.add(items)

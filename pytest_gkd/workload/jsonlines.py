@@ -289,16 +289,19 @@ def check_json(path: Path) -> None:
         )
     if is_spread(path):
         is_array = start.lstrip(_BEFORE).startswith(b"[")
-        if not is_array and _is_long(path):
+        whole_fits = path.stat().st_size <= WHOLE_BYTES
+        parsed: Any = _parsed_whole(path) if whole_fits else _BAD
+        # A single object is read as a whole, by pandas, which datasets falls back on.
+        single = parsed is not _BAD and len(parsed) == 1
+        if not is_array and not single and _is_long(path):
             raise corrupt(
                 path,
                 f"has objects that take several lines and more than "
                 f"{TYPED_BYTES >> 20} MB: datasets cuts such files in the middle of an "
                 "object; expected one object a line",
             )
-        if path.stat().st_size > WHOLE_BYTES:
+        if not whole_fits:
             return
-        parsed = _parsed_whole(path)
         if parsed is _BAD:
             fault = first_too_deep(path)
             raise fault or corrupt(path, "is not a JSON array: " + _whole_error(path))

@@ -19,7 +19,9 @@ class Optimizer:
 
     16-bit parameters are updated through a float32 copy, as mixed precision does:
     bfloat16 has no number between 1 and 1.0078, so that small updates round to nothing
-    step by step, and AdamW's epsilon of 1e-8 is 0 in float16.
+    step by step, and AdamW's epsilon of 1e-8 is 0 in float16. Where a GPU has no room
+    for copies and their moments, 12 bytes a parameter, bfloat16 goes without, and
+    ``note`` says so.
     """
 
     def __init__(self, model: Any, learning_rate: float) -> None:
@@ -29,8 +31,11 @@ class Optimizer:
         self.parameters: list[Tensor] = [
             p for p in model.parameters() if p.requires_grad
         ]
+        self.note = _no_room(self.parameters)
         self.masters = [
-            p if p.dtype == torch.float32 else p.detach().float()
+            p.detach().float()
+            if p.dtype == torch.float16 or (p.dtype == torch.bfloat16 and not self.note)
+            else p
             for p in self.parameters
         ]
         self._adamw: Any = None
@@ -68,6 +73,29 @@ class Optimizer:
             for parameter, master in copies:
                 parameter.copy_(master)
                 master.grad = None
+
+
+def _no_room(parameters: list[Tensor]) -> str:
+    """Why bfloat16 ``parameters`` get no float32 copies; empty where they do.
+
+    Copy, two moments and, while a step is made, the gradient: 16 bytes an element.
+    """
+    import torch
+
+    on_gpu = [p for p in parameters if p.dtype == torch.bfloat16 and p.is_cuda]
+    if not on_gpu:
+        return ""
+    wanted = 16 * sum(p.numel() for p in on_gpu)
+    free, _ = torch.cuda.mem_get_info(on_gpu[0].device)
+    free += torch.cuda.memory_reserved(on_gpu[0].device)
+    free -= torch.cuda.memory_allocated(on_gpu[0].device)
+    if wanted <= free:
+        return ""
+    return (
+        "the optimizer keeps no float32 copy of the weights, as real trainers do: it "
+        f"would take {wanted >> 20} MiB and {free >> 20} MiB are free; updates smaller "
+        "than bfloat16's spacing are lost, and the loss falls less"
+    )
 
 
 def must_move(parameter: Tensor, learning_rate: float) -> bool:

@@ -158,7 +158,7 @@ class Rank:
         device = torch.device("cpu")
         options: dict[str, Any] = {}
         if plan.backend == "nccl":
-            index = self.rank
+            index = plan.devices[self.rank] if plan.devices else self.rank
             if plan.fault is not None and plan.fault.kind == "one-gpu":
                 index = 0
             device = options["device_id"] = torch.device("cuda", index)

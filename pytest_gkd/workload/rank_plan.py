@@ -47,9 +47,10 @@ class Fault:
 class RankPlan:
     """What all ranks of one run do; plain data that travels as JSON.
 
-    ``backend`` is ``gloo`` (tensors on the CPU) or ``nccl`` (rank k on GPU k).
+    ``backend`` is ``gloo`` (tensors on the CPU) or ``nccl`` (on GPUs).
     ``timeout_s`` bounds the meeting and each collective; gloo may take 2.6 times as
-    long. ``sizes_bytes`` are the buffers whose bus bandwidth is measured.
+    long. ``sizes_bytes`` are the buffers whose bus bandwidth is measured, ``devices``
+    the numbers of the ranks' GPUs.
     """
 
     world_size: int
@@ -57,6 +58,7 @@ class RankPlan:
     timeout_s: float
     output_dir: str
     sizes_bytes: tuple[int, ...] = allreduce.BANDWIDTH_BYTES
+    devices: tuple[int, ...] = ()
     fault: Fault | None = None
 
     @property
@@ -72,7 +74,8 @@ class RankPlan:
     def from_json(cls, text: str) -> RankPlan:
         """The inverse of ``to_json``."""
         data = json.loads(text)
-        data["sizes_bytes"] = tuple(data["sizes_bytes"])
+        for name in ("sizes_bytes", "devices"):
+            data[name] = tuple(data[name])
         data["fault"] = Fault(**data["fault"]) if data["fault"] else None
         return cls(**data)
 

@@ -97,6 +97,10 @@ class Trainer:
         dtype = None if engine_dtype is None else torch_dtype(engine_dtype)
         return digest.digests(self.named_tensors(), dtype)
 
+    def optimizer_note(self) -> str:
+        """What the optimizer could not do as real ones do; empty for nothing."""
+        return self._optimizer.note if self._optimizer is not None else ""
+
     def nonfinite(self) -> list[str]:
         """Names of the weights that hold NaN or Inf."""
         return [name for name, tensor in self.named_tensors() if weights.spoilt(tensor)]
