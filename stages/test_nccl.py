@@ -31,7 +31,7 @@ def test_nccl(gkd: StageContext) -> None:
         allreduce.sizes(
             backend, settings.world_size, min((c.free_bytes for c in cards), default=0)
         ),
-        gpus.first_devices(cards),
+        devices=gpus.first_devices(cards),
     )
 
     gkd.step("importing torch in the launcher")

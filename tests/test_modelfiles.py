@@ -413,7 +413,7 @@ def test_an_address_that_never_answers_has_a_bound(
     asked = threading.Event()
     monkeypatch.setattr(modelpaths, "REACH_S", 0.1)
 
-    def drop(*_: object) -> None:
+    def drop(*_: object, **__: object) -> None:
         asked.wait(30)
         raise ConnectionRefusedError
 

@@ -58,8 +58,8 @@ class RankPlan:
     timeout_s: float
     output_dir: str
     sizes_bytes: tuple[int, ...] = allreduce.BANDWIDTH_BYTES
-    devices: tuple[int, ...] = ()
     fault: Fault | None = None
+    devices: tuple[int, ...] = ()
 
     @property
     def call_off_s(self) -> float:
