@@ -12,18 +12,21 @@ TORCH = echo "pip does not find torch's CPU wheel; asking PyTorch's own index" &
 OURS = test ! -e $(VENV) || test -e $(VENV)/.made-by-make || test -e $(VENV)/.ready || \
 	{ echo "$(VENV) is there and was not made by make. Move it away, or name another: make VENV=.venv-gkd"; exit 1; }
 
+# What runs the tests: .ci/tests gives those that failed another try.
+TRY :=
+
 .PHONY: stages test matrix matrix-slow models neighbours light check lock clean
 
 stages: $(VENV)/.ready
 	$(BIN)/pytest --gkd-stages
 
 test: $(VENV)/.ready
-	$(BIN)/pytest -n2 --dist=loadfile --no-loadscope-reorder
+	$(TRY) $(BIN)/pytest -n2 --dist=loadfile --no-loadscope-reorder
 
 # Every fault that can be injected, for real; make matrix FAULT=rank-killed for one. The
 # plugin stays out of this outer run: there -k would name stages.
 matrix: $(VENV)/.ready
-	$(BIN)/pytest -p no:gkd matrix -n2 $(if $(FAULT),-k "$(FAULT)")
+	$(TRY) $(BIN)/pytest -p no:gkd matrix -n2 $(if $(FAULT),-k "$(FAULT)")
 
 # Tiny models of every text architecture, in the three layouts; make models MODEL=qwen3
 # for one. Some hours; models/keep.py then keeps what was found for docs/models.md.

@@ -111,6 +111,10 @@ def test_fails_where_it_was_told_to():
 # What the gate calls, with nothing behind it; `make stages` leaves a process behind.
 STAND_INS = """
 clean check:
+test:
+	$(TRY) .venv/bin/pytest
+matrix:
+	$(TRY) .venv/bin/pytest matrix
 stages:
 	test ! -e leave || setsid -f sleep 300 >/dev/null 2>&1
 """
@@ -147,7 +151,7 @@ def test_the_gate_tells_of_a_test_that_failed_once_and_goes_on(gate: Path) -> No
 def test_the_gate_stops_at_a_test_that_fails_again(gate: Path) -> None:
     (gate / "fail").touch()
     done = run(gate, ".ci/run")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "make stages" not in done.stdout
     assert "PASSED ALONE" not in done.stdout
 
