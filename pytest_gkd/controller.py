@@ -30,6 +30,7 @@ from pytest_gkd.closing import Closing
 from pytest_gkd.console import Console, leave_dead_terminal
 from pytest_gkd.failure import (
     StageFailure,
+    add_to_junit,
     closing_message,
     ending_of,
     properties,
@@ -546,16 +547,27 @@ class StageController:
             return  # only its report did not get here any more
         record.outcome, record.message = FAILED, why
         record.duration_s = monotonic() - (record.started or monotonic())
+        report = self._own_report(record)
+        report.gkd_done = True  # type: ignore[attr-defined]
+        self.config.hook.pytest_runtest_logreport(report=report)
+
+    def _own_report(self, record: StageRecord) -> pytest.TestReport:
+        """What pytest's reporters get of a stage that nobody reports on any more."""
         path, _, name = record.nodeid.partition("::")
+        failed = record.outcome != SKIPPED
         report = pytest.TestReport(
-            record.nodeid, (path, None, name), {}, "failed", why, "call"
+            record.nodeid,
+            (path, None, name),
+            {},
+            "failed" if failed else "skipped",
+            record.message if failed else (path, 0, record.message),
+            "call",
         )
-        report.duration = record.duration_s
+        report.duration = record.duration_s or 0.0
         for worker in self.watchdog.workers.values():
             if worker.stage == record.name:  # JUnit keeps its setup under both
                 report.node = self._nodes[worker.name]  # type: ignore[attr-defined]
-        report.gkd_done = True  # type: ignore[attr-defined]
-        self.config.hook.pytest_runtest_logreport(report=report)
+        return report
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodeready(self) -> None:
@@ -774,6 +786,10 @@ class StageController:
                 stage.message = (
                     f"interrupted after {render.seconds(stage.duration_s)}{doing}"
                 )
+                # Others count what ran to its end; without this its case has no name.
+                report = self._own_report(stage)
+                add_to_junit(self.config, report)
+                self._tell_junit(stage, report)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

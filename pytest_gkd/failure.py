@@ -101,6 +101,13 @@ def tell_junit(
         case.append(element)
 
 
+def add_to_junit(config: pytest.Config, report: pytest.TestReport) -> None:
+    """Give a report to the JUnit file alone, where there is one."""
+    xml = config.stash.get(xml_key, None)
+    if xml is not None:
+        xml.pytest_runtest_logreport(report)
+
+
 def closing_message(overrun: Overrun | None, died: str) -> str:
     """What is wrong with a stage that had passed before its process was ended."""
     if overrun is None:

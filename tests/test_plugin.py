@@ -343,6 +343,7 @@ def test_an_interrupt_ends_everything_and_the_report_says_where(
             *(sys.executable, "-c", f"{heeds}; os.execv(sys.executable, sys.argv[1:])"),
             *command,
             "--gkd-timeout=stuck=60",
+            "--junitxml=j.xml",
         ],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -362,6 +363,10 @@ def test_an_interrupt_ends_everything_and_the_report_says_where(
     assert "in: waiting in C" in found["stages"][0]["message"]
     assert "stuck was interrupted after" in output
     assert "Traceback" not in output
+    (case,) = ET.parse(tmp_path / "j.xml").iter("testcase")
+    assert case.get("name") == "test_stuck"
+    (skipped,) = case.iter("skipped")
+    assert "interrupted after" in (skipped.get("message") or "")
 
 
 def _await_step(report: Path, step: str) -> dict[str, Any]:
