@@ -8,6 +8,8 @@ import platform
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, wait
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 from _pytest.terminal import TerminalReporter
 
 from pytest_gkd import (
+    errand,
     faultspecs,
     guardian,
     process,
@@ -38,6 +41,7 @@ from pytest_gkd.failure import (
     tell_junit,
 )
 from pytest_gkd.findings import Findings
+from pytest_gkd.guard import GOODBYE_LIMIT_S, Guard
 from pytest_gkd.journal import EventPaths, EventReader, EventWriter, MemoryFile
 from pytest_gkd.plan import PlannedStage
 from pytest_gkd.pulse import Sign
@@ -123,6 +127,7 @@ class StageController:
         self._last_scan = 0.0
         self._heard = dict.fromkeys((Sign.WAITED_S, Sign.RESUMED, Sign.GAVE_UP_S), 0.0)
         self._ended_by_guardian: set[str] = set()
+        self._replacing: Future[None] | None = None
         self._ended = False
         self._lost_early = 0
         self._interrupts = [float("-inf")]
@@ -255,8 +260,22 @@ class StageController:
         self._hear_guardian()
         to_come = [s.budget_s for s in self.record.stages if s.started is None]
         guard.beat(self.watchdog.due(now, min([*to_come, COLLECT_BUDGET_S])))
-        why = self.home.keep_guard()
+        if self._replacing is not None:
+            if not self._replacing.done():
+                return
+            replaced, self._replacing = self._replacing, None
+            replaced.result()
+        why = guard.problem()
         if why:
+            work = partial(self._replace, guard, why)
+            self._replacing = errand.begin("gkd-guardian", work)
+
+    def _replace(self, guard: Guard, why: str) -> None:
+        try:
+            guard.replace()
+        except OSError:
+            return  # tried again at the next tick
+        with self.watchdog.lock:
             # As little the run's as the one that was there before.
             self._before.add(guard.pid)
             self.watchdog.spared.add(guard.pid)
@@ -802,6 +821,8 @@ class StageController:
             self.watchdog.stop()
             if self.home.guard is not None:
                 self.home.guard.beat(float("inf"))
+            if self._replacing is not None:
+                wait([self._replacing], GOODBYE_LIMIT_S)
             self.watchdog.drain()
             if self._events.unreadable:
                 self._note(

@@ -33,7 +33,7 @@ class Guard:
         self._run_dir = run_dir
         self._creations = creations
         self._link = link
-        self._over = False
+        self._over = self._dismissed = False
         self._life: int | None = None
         self.pulse = Pulse.begin()
         self._start()
@@ -88,21 +88,23 @@ class Guard:
             self.pulse[Sign.BEAT] += 1
             self.pulse[Sign.DUE] = due
 
-    def replace_if_needed(self) -> str:
-        """Start another one in the place of one that is gone or stands still.
+    def replace(self) -> None:
+        """Start another one in its place, which may block.
 
-        What was wrong with it; empty where nothing was.
+        Raises OSError where no process can be started.
         """
-        why = "" if self._over else self._problem()
-        if why:
-            self._process.kill()  # its own child, which nobody else waits for
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(GOODBYE_LIMIT_S)
-            self._close_life()
-            self._start()
-        return why
+        self._process.kill()  # its own child, which nobody else waits for
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GOODBYE_LIMIT_S)
+        self._close_life()
+        self._start()
+        if self._dismissed:
+            self._dismiss()
 
-    def _problem(self) -> str:
+    def problem(self) -> str:
+        """Why another one is needed; empty for one that works, and at the end."""
+        if self._over:
+            return ""
         if self._process.poll() is not None:
             return "was killed"
         here = procfs.stat(self._process.pid)
@@ -129,8 +131,11 @@ class Guard:
         """The run has ended by itself: the guardian goes, and has gone on return."""
         if self._over:
             return
-        self._over = True
+        self._over = self._dismissed = True
         self.pulse.close()
+        self._dismiss()
+
+    def _dismiss(self) -> None:
         if self._life is not None:
             with contextlib.suppress(OSError):  # it was killed
                 os.write(self._life, GOODBYE)

@@ -68,16 +68,6 @@ class RunDir:
         found = created.read(self.creations.handle.read_text("utf-8", "replace"))
         return sweep.Search(self._line, found.processes, spare)
 
-    def keep_guard(self) -> str:
-        """See that there is a guardian that works; called now and then.
-
-        What was wrong with one that was replaced, empty where nothing was.
-        """
-        if self.guard is not None:
-            with contextlib.suppress(OSError):  # tried again next time
-                return self.guard.replace_if_needed()
-        return ""
-
     def close(self, *, finished: bool = True) -> str:
         """Remove it and let the guardian go; the reason why something is left.
 

@@ -374,6 +374,41 @@ def test_the_workers_of_a_pytest_that_stands_still_are_ended_and_it_is_said(
     assert stuck["diagnosis"] is None
 
 
+# The second guardian comes up once the report has a verdict of the stage that hangs.
+SLOW_TO_START = """
+import os, signal, time
+from pathlib import Path
+from pytest_gkd.guard import Guard
+
+start, places = Guard._start, []
+
+def start_late(guard):
+    places.append(guard)
+    report, until = Path(".gkd/last/report.json"), time.monotonic() + 30
+    while len(places) > 1 and time.monotonic() < until:
+        if '"outcome": "timeout"' in report.read_text():
+            Path("judged").touch()
+            break
+        time.sleep(0.01)
+    start(guard)
+    if len(places) == 1:
+        os.kill(guard.pid, signal.SIGKILL)
+
+Guard._start = start_late
+"""
+
+
+def test_a_guardian_that_is_slow_to_start_holds_up_no_budget(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(SLOW_TO_START)
+    process = start_stuck(tmp_path)
+    out, _ = process.communicate(timeout=2 * LIMIT_S)
+    assert (tmp_path / "judged").exists()
+    assert outcomes(tmp_path) == {"stuck": "timeout", "next": "passed"}, out
+    assert "its guardian was killed and was replaced" in "".join(
+        report_of(tmp_path)["notes"]
+    )
+
+
 # -- the guardian alone ----------------------------------------------------------------
 
 HOLDS = """
@@ -469,8 +504,9 @@ def test_a_guardian_that_stands_still_is_replaced(
     monkeypatch.setattr(guard, "STILL_LIMIT_S", 0.01)  # it moves twice a second
     why = ""
     while not why:
-        why = run.keep_guard()
+        why = run.guard.problem()
     assert why == "stood still"
+    run.guard.replace()
     assert gone(first)
     assert not gone(run.guard.pid)
     run.close()
