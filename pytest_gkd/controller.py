@@ -895,9 +895,9 @@ class StageController:
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
-        for line in render.summary(
-            self.record, self._findings.relative(self._report_file)
-        ):
+        report = self._findings.relative(self._report_file)
+        report = report if self._teller.could_write else ""
+        for line in render.summary(self.record, report):
             terminalreporter.write_line(line)
         if os.environ.get("GITHUB_ACTIONS") == "true":
             for line in render.github_annotations(self.record):

@@ -247,7 +247,7 @@ def header(record: RunRecord, lanes: int, notes: Iterable[str]) -> list[str]:
 
 
 def summary(record: RunRecord, report: str) -> list[str]:
-    """The closing lines: what had to be cleaned, and where the report is."""
+    """The closing lines: what had to be cleaned, where the report is (if anywhere)."""
     lines = [
         f"gkd: {stage.name} was {stage.message}"
         for stage in record.stages
@@ -268,7 +268,8 @@ def summary(record: RunRecord, report: str) -> list[str]:
     lines += [f"gkd: {note}" for note in record.notes]
     if record.injected:
         lines.append(_injected(record.injected))
-    lines.append(f"gkd: report in {report}")
+    if report:
+        lines.append(f"gkd: report in {report}")
     return [sanitize.text(line) for line in lines]
 
 

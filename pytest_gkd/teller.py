@@ -27,6 +27,7 @@ class Teller(threading.Thread):
 
     ``lock`` is held while the ``record`` is read, and to be held by who changes it.
     ``tell`` gets what went wrong.
+    ``could_write`` is of the last time that the report was written.
     ``prepare`` sees that the directory of ``path`` is there and ours, or raises
     OSError.
     The thread need not be started; then the report is written by who changes it.
@@ -48,6 +49,8 @@ class Teller(threading.Thread):
         self._tell = tell
         self._prepare = prepare
         self._one = threading.RLock()
+        self.could_write = True
+        self.could_write = True
         self._is_due = False
         self._next = 0.0
         self._over = threading.Event()
@@ -101,8 +104,9 @@ class Teller(threading.Thread):
             with self._lock:
                 record = copy.deepcopy(self._record)
             self._write(json_text(record.to_json()))
+            self.could_write = True
         except Exception as error:
-            self._is_due = True
+            self._is_due, self.could_write = True, False
             kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
             self._tell(f"the report could not be written: {kind}{error}")
         finally:
