@@ -285,26 +285,28 @@ class StageController:
         """What it has done since for this process, which could not know of it."""
         if self.home.guard is None:
             return
-        before = self._heard
-        self._heard = {sign: self.home.guard.pulse[sign] for sign in before}
-        new = {sign: self._heard[sign] - before[sign] for sign in before}
-        waited_s = new[Sign.WAITED_S]
-        if waited_s:
-            self.watchdog.wait_longer(waited_s)
-            self._note(
-                f"pytest was stopped at its terminal for {render.seconds(waited_s)}: "
-                "its workers went on, and their deadlines waited as long"
-            )
-        if new[Sign.RESUMED]:
-            self._note(
-                "pytest was stopped by a signal (SIGSTOP) when a budget was over; its "
-                "guardian made it go on (SIGCONT)"
-            )
-        if new[Sign.GAVE_UP_S]:
-            workers = self.watchdog.workers.items()
-            dead = {n for n, w in workers if process.is_dead(w.pid)}
-            self._ended_by_guardian |= dead
-            self._note(self._stood_still())
+        with self.watchdog.lock:
+            before = self._heard
+            self._heard = {sign: self.home.guard.pulse[sign] for sign in before}
+            new = {sign: self._heard[sign] - before[sign] for sign in before}
+            waited_s = new[Sign.WAITED_S]
+            if waited_s:
+                self.watchdog.wait_longer(waited_s)
+                self._note(
+                    "pytest was stopped at its terminal for "
+                    f"{render.seconds(waited_s)}: its workers went on, and their "
+                    "deadlines waited as long"
+                )
+            if new[Sign.RESUMED]:
+                self._note(
+                    "pytest was stopped by a signal (SIGSTOP) when a budget was over; "
+                    "its guardian made it go on (SIGCONT)"
+                )
+            if new[Sign.GAVE_UP_S]:
+                workers = self.watchdog.workers.items()
+                dead = {n for n, w in workers if process.is_dead(w.pid, w.start)}
+                self._ended_by_guardian |= dead
+                self._note(self._stood_still())
 
     def _stood_still(self) -> str:
         still_s = self._heard[Sign.GAVE_UP_S]

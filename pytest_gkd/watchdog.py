@@ -43,7 +43,7 @@ END_LIMIT_S = 5.0
 # An ending that takes longer is held by the kernel; the run goes on without it.
 GIVE_UP_S = 3 * END_LIMIT_S
 OUTPUT_BYTES = 64 * 1024
-# A tick that comes later than this, though nothing held it up, came after a stop.
+# A tick that begins so long after the last one has begun may come after a stop.
 STOPPED_S = 1.0
 
 
@@ -169,14 +169,14 @@ class Watchdog(threading.Thread):
     def run(self) -> None:
         """The thread's loop. Should it break, the workers are ended with it."""
         try:
-            judges = True
-            while True:
-                begun = monotonic()
-                if self._over.wait(TICK_S):
-                    return
-                # Stopped meanwhile, it first hears what its guardian knows of that.
-                judges = not judges or monotonic() < begun + STOPPED_S
-                self._tick(judges=judges)
+            judges, begun = True, monotonic()
+            while not self._over.wait(TICK_S):
+                now = monotonic()
+                # Stopped since the last tick began, it first hears what its guardian
+                # knows of that.
+                judges = not judges or now < begun + STOPPED_S
+                begun = now
+                self._tick(now, judges=judges)
         except BaseException as error:
             self.error = error
             for worker in self.workers.values():
@@ -203,10 +203,14 @@ class Watchdog(threading.Thread):
         return min([*open_now, now + least_s]) + END_AFTER_S
 
     def wait_longer(self, seconds: float) -> None:
-        """This process was stopped for so long, by its user: the deadlines wait."""
+        """This process stood still for so long, by no fault of its own: the deadlines
+        wait, and whether a stage stands still is seen from now on."""
         for worker in self.workers.values():
             worker.extra_s["stop"] = worker.extra_s.get("stop", 0.0) + seconds
+            worker.give_up_at += seconds
             self._look_anew(worker)
+            if worker.quiet is not None:
+                worker.quiet = self._quiet_watch(worker)
 
     def drain(self, name: str | None = None) -> None:
         """Take in every event written so far, or all of one worker's.
@@ -226,12 +230,12 @@ class Watchdog(threading.Thread):
             for event in self._reader.read(limit_bytes, name):
                 self._attempt("an event was not understood", self._take_in, event)
 
-    def _tick(self, *, judges: bool = True) -> None:
+    def _tick(self, now: float, *, judges: bool) -> None:
         # Deadlines first, each by what its own worker has said: what others say, and
         # however much, puts none of them off.
         for worker in list(self.workers.values()) if judges else ():
             about = f"worker {worker.name} could not be looked after"
-            self._attempt(about, self._judge, worker, monotonic())
+            self._attempt(about, self._judge, worker, now)
         names = self._reader.names()
         with self.lock:  # the guardian is to know of a stage before anybody is shown it
             for name in names:
@@ -484,7 +488,7 @@ class Watchdog(threading.Thread):
         proof = quiet.look(monotonic(), worker.said)
 
         def note() -> None:
-            current = worker.phase == "running" and worker.stage == stage
+            current = worker.phase == "running" and worker.quiet is quiet
             if proof is not None and current:
                 progress, last = proof
                 self._note(worker, stage, Sample(list(last.stacks), progress))

@@ -13,6 +13,7 @@ import tempfile
 import textwrap
 import threading
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ import psutil
 import pytest
 
 from pytest_gkd import created, guard, procfs
+from pytest_gkd.controller import StageController
+from pytest_gkd.pulse import Sign
 from pytest_gkd.rundir import RunDir
+from pytest_gkd.watchdog import WorkerWatch
 
 LIMIT_S = 120
 
@@ -407,6 +411,35 @@ def test_a_guardian_that_is_slow_to_start_holds_up_no_budget(tmp_path: Path) -> 
     assert "its guardian was killed and was replaced" in "".join(
         report_of(tmp_path)["notes"]
     )
+
+
+def test_whom_its_guardian_ended_is_found_by_pid_and_start_and_under_the_lock() -> None:
+    lock = threading.RLock()
+    read_locked: list[bool] = []
+
+    class Signs(dict[Sign, float]):
+        def __getitem__(self, sign: Sign) -> float:
+            read_locked.append(lock._is_owned())  # type: ignore[attr-defined]
+            return super().__getitem__(sign)
+
+    here = procfs.stat(os.getpid())
+    assert here is not None
+    workers = {
+        "gw0": WorkerWatch("gw0", os.getpid(), start=here.start),
+        "gw1": WorkerWatch("gw1", os.getpid(), start=here.start - 1),
+    }
+    signs = Signs({Sign.WAITED_S: 0.0, Sign.RESUMED: 0.0, Sign.GAVE_UP_S: 61.0})
+    controller: Any = types.SimpleNamespace(
+        home=types.SimpleNamespace(guard=types.SimpleNamespace(pulse=signs)),
+        watchdog=types.SimpleNamespace(lock=lock, workers=workers),
+        _heard=dict.fromkeys(signs, 0.0),
+        _ended_by_guardian=set(),
+        _note=lambda text: None,
+        _stood_still=lambda: "",
+    )
+    StageController._hear_guardian(controller)
+    assert controller._ended_by_guardian == {"gw1"}
+    assert all(read_locked)
 
 
 # -- the guardian alone ----------------------------------------------------------------

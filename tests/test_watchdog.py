@@ -598,6 +598,51 @@ def test_a_stop_of_its_own_process_puts_off_what_runs_and_nothing_after_it(
     assert worker.deadline == pytest.approx(worker.since + 10)
 
 
+def test_a_stop_amid_a_tick_ends_nothing_before_the_guardian_is_heard(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(watchdog, "monotonic", lambda: now[0])
+    worker = bench.child(WAITS)
+    Scene.read_pid(worker)
+    bench.say("gw0", "hello", pid=worker.pid)
+    bench.start("gw0", "waits", 50)
+    bench.watchdog.drain()
+    watch = bench.watchdog.workers["gw0"]
+    watch.since, watch.quiet = 100.0, None
+
+    def stop() -> None:
+        if bench.ticks == 2:
+            now[0] += 500
+        elif bench.ticks == 3:
+            bench.watchdog.wait_longer(500)
+
+    bench.at_tick = stop
+    bench.watchdog.start()
+    bench.await_ticks(5)
+    assert watch.looked_at == ""
+    assert bench.overruns == []
+    assert worker.poll() is None
+
+
+def test_after_a_stop_stillness_counts_from_then(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_wait(bench, monkeypatch)
+    bench.watchdog.drain()
+    watch = bench.watchdog.workers["gw0"]
+    watch.looked_at, before = watch.stage, watch.quiet
+    assert before is not None
+    seen = stillness.look(watch.pid, bench.directory / "armed", bench.directory)
+    proof = (stillness.compare(seen, seen), seen)
+    monkeypatch.setattr(before, "look", lambda now, said: proof)
+    note = bench.watchdog._prove_stuck(watch, before)
+    bench.watchdog.wait_longer(7)
+    note()
+    assert watch.quiet is not before
+    assert watch.stuck_at is None
+
+
 def test_where_no_deadline_is_known_one_is_due_all_the_same(bench: Bench) -> None:
     """A worker between two stages may begin the next one unseen."""
     assert bench.watchdog.due(5.0, 60.0) == 65.0 + END_AFTER_S
