@@ -101,6 +101,17 @@ def test_an_import_error_is_passed_on_and_the_next_package_is_tried(
     assert outcome.found("version") == "3"
 
 
+def test_a_variable_that_an_import_refuses_is_told_with_all_of_the_text(
+    importing: MakeProbe,
+) -> None:
+    error = "raise ValueError('\\nInvalid log settings: x, must be a comma\\nlist')"
+    (fault,) = judge_imports(ended(importing(broken=error)))
+    assert fault.cause == "env.variable-invalid"
+    assert fault.message.endswith(
+        "failed: ValueError: Invalid log settings: x, must be a comma list"
+    )
+
+
 def test_one_error_that_several_packages_meet_is_one_finding(
     importing: MakeProbe,
 ) -> None:

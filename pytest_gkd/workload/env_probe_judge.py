@@ -17,6 +17,8 @@ from pytest_gkd.workload.env_probe import TAIL_LINES, Outcome
 # On a machine this busy, a start that has not returned may just be waiting its turn.
 STARVED = 0.85
 
+TEXT_LIMIT = 400
+
 # What an operating system error means, wherever it comes up.
 ERRNO_CAUSES: dict[int, str] = {
     errno.ENOSPC: "env.disk-full",
@@ -40,6 +42,8 @@ def import_cause(event: Mapping[str, Any], module: str) -> str:
         return ERRNO_CAUSES[event["errno"]]
     if event.get("error") == "MemoryError":
         return "env.host-oom"
+    if "Invalid log settings" in text:  # of TORCH_LOGS (torch/_logging/_internal.py)
+        return "env.variable-invalid"
     if "libcuda.so" in text:
         return "env.driver-too-old"
     if event.get("error") == "ModuleNotFoundError":
@@ -96,7 +100,8 @@ def _failed_import(event: Mapping[str, Any]) -> Finding:
     if shadow is not None:
         return _hidden(shadow)
     lines = _own_lines(trace)
-    text = f"{what} failed: {event['error']}: {event['text']}"
+    said = " ".join(str(event["text"]).split())[:TEXT_LIMIT]
+    text = f"{what} failed: {event['error']}: {said}"
     return Finding(
         import_cause(event, module),
         text,

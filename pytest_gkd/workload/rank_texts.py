@@ -74,8 +74,8 @@ def evidence(record: RankRecord, pattern: re.Pattern[str]) -> Evidence:
         if pattern.search(text):
             return ((str(record.log), number, text.strip()[:400]),)
     if record.raised is not None:
-        first_line = str(record.raised["error"]).splitlines()[0]
-        return ((str(record.log), None, first_line[:400]),)
+        said = " ".join(str(record.raised["error"]).split())
+        return ((str(record.log), None, said[:400]),)
     return ()
 
 
