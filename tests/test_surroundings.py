@@ -53,7 +53,7 @@ def test_forks_and_exits():
 @stage("forks_and_fails")
 def test_forks_and_fails():
     child = os.fork()
-    assert child, "in the child"
+    assert child, "said by a fork"
     os.waitpid(child, 0)
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_a_process_that_a_stage_forks_never_speaks_for_it(tmp_path: Path) -> Non
     done = run(tmp_path, ",".join(names))
     assert done.outcomes() == dict.fromkeys(names, "passed")
     assert done.code == pytest.ExitCode.OK
-    assert "in the child" not in done.out
+    assert "said by a fork" not in done.out
     assert [n.partition(":")[0] for n in done.report["notes"]] == list(names[:3])
 
 
