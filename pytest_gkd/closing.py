@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import psutil
 
-from pytest_gkd import process, sweep
+from pytest_gkd import process, procfs, sweep
 from pytest_gkd.rundir import RunDir
 from pytest_gkd.tracker import Tracker
 
@@ -16,10 +16,11 @@ END_LIMIT_S = 5.0
 
 
 class Closing:
-    """Ends what is below this process, but for what was there ``before`` the run.
+    """Ends what is below this process, but for what is not the run's.
 
-    ``adopts`` is False where orphans do not become children of this process; they are
-    then looked for by the run's mark.
+    That is what was there ``before`` it, and what this process itself has started, for
+    a plugin or a conftest.py. ``adopts`` is False where orphans do not become children
+    of this process; they are then looked for by the run's mark.
     """
 
     def __init__(self, home: RunDir, tracker: Tracker, before: set[int]) -> None:
@@ -50,20 +51,32 @@ class Closing:
     def end_late(self) -> list[str]:
         """End what turned up since, and reap what has died; what could not be ended."""
         _, left = self._end_below()
-        for child in process.children(os.getpid()):
-            if child.pid not in self._before and not process.alive(child):
+        for child in procfs.table().values():
+            is_ours = child.pid not in self._before and not process.is_plugins(child)
+            if child.ppid == os.getpid() and is_ours and child.state in procfs.DEAD:
                 process.reap(child.pid)
         return left
 
     def _end_below(self) -> tuple[list[str], list[str]]:
         return process.stop(
-            os.getpid(), itself=False, spare=self._before, limit_s=END_LIMIT_S
+            os.getpid(),
+            itself=False,
+            spare=self._before,
+            own=process.is_plugins,
+            limit_s=END_LIMIT_S,
         )
 
     def left(self) -> list[psutil.Process]:
         """The run's processes that are alive."""
-        below = process.descendants(os.getpid())
-        return [p for p in below if p.pid not in self._before and process.alive(p)]
+        return process.of_run(self._before)
+
+    def theirs(self) -> list[str]:
+        """A line for each process that plugins have started since, and that lives."""
+        return [
+            process.describe(child)
+            for child in process.children(os.getpid())
+            if child.pid not in self._before and process.alive(child)
+        ]
 
     def sweep_memory(self, *, tell: bool) -> list[str]:
         """Remove shared memory and Ray's directories; notes on what was there.

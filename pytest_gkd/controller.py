@@ -359,6 +359,9 @@ class StageController:
                 f"{type(error).__name__}: {sanitize.line(str(error))}"
             ) from error
         self._starts = False
+        if not self.workers:
+            self._spare_plugins()
+            self.home.hand_on_mark(of_run=True)
 
     def _begin(self) -> None:
         reporter = self.config.pluginmanager.getplugin("terminalreporter")
@@ -396,7 +399,22 @@ class StageController:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self) -> None:
         self._starts = True
-        # What plugins have started so far is the user's; no worker is there yet.
+        self._spare_plugins()
+        # Replacements of workers, too, are started by this and by no hook.
+        group = self.config.pluginmanager.getplugin("dsession").nodemanager.group
+        start = group.makegateway
+
+        def makegateway(spec: object) -> object:
+            self.home.hand_on_mark(of_run=True)
+            try:
+                return start(spec)
+            finally:
+                self.home.hand_on_mark(of_run=False)
+
+        group.makegateway = makegateway
+
+    def _spare_plugins(self) -> None:
+        """What they have started so far is the user's; no stage has begun yet."""
         theirs = {child.pid for child in process.descendants(os.getpid())}
         self._before |= theirs
         self.watchdog.spared |= theirs
@@ -882,6 +900,12 @@ class StageController:
             self._teller.console.line(
                 "gkd: processes of this run are left; its guardian ends them as soon "
                 f"as pytest is gone: {'; '.join(left)}"
+            )
+        theirs = self.closing.theirs() if self.workers and is_clean else []
+        if theirs:
+            self._teller.console.line(
+                "gkd: left running, since a plugin or conftest.py in pytest's own "
+                f"process has started it: {'; '.join(theirs)}"
             )
         with self.watchdog.lock:
             self._events.close()

@@ -7,14 +7,14 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import psutil
 
 from pytest_gkd import cgroup, procfs, sanitize
 from pytest_gkd.clock import monotonic
-from pytest_gkd.procfs import MARK, STORM_LIMITS, TRACKER, TRACKER_GRACE_S
+from pytest_gkd.procfs import MARK, STORM_LIMITS, THEIRS, TRACKER, TRACKER_GRACE_S
 
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PDEATHSIG = 1
@@ -92,6 +92,35 @@ def is_tracker(process: psutil.Process) -> bool:
         return False
 
 
+def is_plugins(s: procfs.Stat) -> bool:
+    """Whether a plugin or a conftest.py has started it, in this process.
+
+    A worker leads a session of its own, and marks what it starts. What has left this
+    process's session and wiped its environment is taken for a worker's orphan.
+    """
+    mark = procfs.own_mark()
+    if s.ppid != os.getpid():
+        return False
+    if s.session == os.getsid(0):
+        return not procfs.carries(s.pid, MARK, mark)
+    return bool(mark) and procfs.carries(s.pid, MARK, mark + THEIRS)
+
+
+def is_child(s: procfs.Stat) -> bool:
+    """Whether this process has started it; also a worker that has yet to begin."""
+    is_here = s.ppid == os.getpid() and s.session == os.getsid(0)
+    return is_here or is_plugins(s)
+
+
+def of_run(spare: Collection[int]) -> list[psutil.Process]:
+    """What lives below this process and is neither in ``spare`` nor the plugins'.
+
+    Nor what is theirs (see ``stop``).
+    """
+    spared = _Walk(None, None, spare, is_plugins).spared(_table())
+    return [p for p in descendants(os.getpid()) if p.pid not in spared and alive(p)]
+
+
 def alive(process: psutil.Process) -> bool:
     """Running, whatever its state; a zombie is not. One that hides its state is."""
     try:
@@ -108,7 +137,7 @@ def stop(
     itself: bool,
     start: int | None = None,
     spare: Collection[int] = (),
-    adopted: bool = False,
+    own: Callable[[procfs.Stat], bool] | None = None,
     limit_s: float = 10.0,
 ) -> tuple[list[str], list[str]]:
     """Kill everything below ``pid`` (and ``pid`` too where ``itself``).
@@ -119,12 +148,12 @@ def stop(
     looked into also when ``pid`` itself is gone, which it is too where another process
     has its pid by now: one that did not begin at ``start`` (see ``procfs.Stat``).
     Processes whose pid is in ``spare`` are left alone, with all that is theirs (see
-    ``procfs.owned``); with ``adopted`` so is what this process has started itself.
+    ``procfs.owned``); so are those for which ``own`` is true (see ``is_plugins``).
     Returns a line for each descendant that was ended and for each that survived
     ``limit_s`` seconds (to stop them all may take longer), or that may not be
     signalled: one of another user's, such as what sudo has started.
     """
-    group = cgroup.of(os.environ.get(MARK, ""), pid)
+    group = cgroup.of(procfs.own_mark(), pid)
     root = _this(pid, start)
     if root is None and group is None:
         return [], []
@@ -136,7 +165,7 @@ def stop(
     trackers: dict[int, psutil.Process] = {}
     killed: dict[int, psutil.Process] = {}
     refused: dict[int, psutil.Process] = {}
-    walk = _Walk(None if root is None else pid, group, spare, adopted=adopted)
+    walk = _Walk(None if root is None else pid, group, spare, own)
     with cgroup.frozen(group):
         while monotonic() < deadline and not walk.is_over:
             frozen = _freeze(walk, killed, trackers, refused, stopped_by)
@@ -191,13 +220,12 @@ class _Walk:
         pid: int | None,
         group: Path | None,
         spare: Collection[int],
-        *,
-        adopted: bool,
+        own: Callable[[procfs.Stat], bool] | None,
     ) -> None:
         self._roots = set() if pid is None else {pid}
         self._group = group
         self._spared = {(s.pid, s.start) for n in spare if (s := procfs.stat(n))}
-        self._adopted = adopted
+        self._own = own
         self._seen: set[int] = set()
         self._still = 0
 
@@ -207,7 +235,7 @@ class _Walk:
 
     def now(self) -> list[psutil.Process]:
         everything = _table()
-        spared = self._spare(everything)
+        spared = self.spared(everything)
         table = {n: s for n, s in everything.items() if n not in spared}
         found = [process for root in self._roots for process in _below(root, table)]
         pids = {process.pid for process in found}
@@ -221,16 +249,11 @@ class _Walk:
         self._seen |= pids
         return found
 
-    def _spare(self, table: dict[int, procfs.Stat]) -> set[int]:
+    def spared(self, table: dict[int, procfs.Stat]) -> set[int]:
         """What is spared, and all of theirs that any walk has seen to be so."""
         known = {s.pid for s in table.values() if (s.pid, s.start) in self._spared}
-        if self._adopted:
-            # A worker leads a session of its own, so what it started is of another one.
-            known |= {
-                s.pid
-                for s in table.values()
-                if s.ppid == os.getpid() and s.session == os.getsid(0)
-            }
+        if self._own is not None:
+            known |= {s.pid for s in table.values() if self._own(s)}
         if not known:
             return known
         # A dead worker may be named too, and what it left is not spared.

@@ -19,8 +19,11 @@ SHM = Path("/dev/shm")  # noqa: S108 - where the system keeps it
 COMMAND_LENGTH = 100
 DEAD = ("Z", "X")
 STOPPED = "T"  # by a signal; a debugger's is "t"
-# In the environment of everything a run starts; its value is the run's mark.
+# In the environment of everything a run starts; its value is the run's mark. What the
+# pytest process itself starts, beside its workers, has THEIRS behind it: it is no part
+# of the run.
 MARK = "PYTEST_GKD_RUN"
+THEIRS = "-pytest"
 # multiprocessing's helper unlinks the shared memory that killed processes leave. It
 # ends by itself once they are gone, so it gets a moment to do so.
 TRACKER = "multiprocessing.resource_tracker"
@@ -190,6 +193,11 @@ def user(pid: int) -> int | None:
         return None
     words = text.partition("\nUid:")[2].split()
     return int(words[0]) if words else None
+
+
+def own_mark() -> str:
+    """The mark of the run that this process belongs to; empty outside of one."""
+    return os.environ.get(MARK, "").removesuffix(THEIRS)
 
 
 def carries(pid: int, variable: str, value: str) -> bool:

@@ -58,10 +58,15 @@ class RunDir:
                 f"no guardian process could be started ({error.strerror}): should this "
                 "pytest be killed, run gkd clean afterwards"
             )
-        # Everything that is started from here on carries it.
         self._old_mark = os.environ.get(procfs.MARK)
-        os.environ[procfs.MARK] = mark
         self._open = True
+        self.hand_on_mark(of_run=False)
+
+    def hand_on_mark(self, *, of_run: bool) -> None:
+        """Whether what this process starts from here on is the run's, or the user's."""
+        if self._open:
+            mark = self._line.mark
+            os.environ[procfs.MARK] = mark if of_run else mark + procfs.THEIRS
 
     def search(self, spare: Collection[int]) -> sweep.Search:
         """Finds the run's processes wherever they are, but for those in ``spare``."""

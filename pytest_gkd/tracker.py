@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from pytest_gkd.created import (
     ProcessLine,
     SegmentLine,
 )
-from pytest_gkd.process import reap
+from pytest_gkd.process import is_plugins, reap
 from pytest_gkd.procfs import Identity, Stat
 
 EVERY_S = 1.0
@@ -47,9 +47,10 @@ class Tracker(threading.Thread):
     """Walks the tree below this process and appends what is new to the list.
 
     ``before`` are the processes that are not the run's: they are passed over, with all
-    they start. It may grow. ``workers`` gives the stage that each worker runs now, by
-    its pid. ``tell`` gets what went wrong in a walk, which does not end it. With
-    ``itself`` this process runs stages.
+    they start. It may grow. So is what this process starts beside its workers.
+    ``workers`` gives the stage that each worker runs now, by its pid. ``tell`` gets
+    what went wrong in a walk, which does not end it. With ``itself`` this process runs
+    stages.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class Tracker(threading.Thread):
         unknown = {
             pid: here
             for pid in present
-            - self._passed
+            - (self._passed - workers.keys())
             - self._before
             - set(self._members)
             - {self._me}
@@ -165,7 +166,7 @@ class Tracker(threading.Thread):
         }
         # A child may have a lower pid than its parent once the numbers wrapped.
         while True:
-            found = [s for s in unknown.values() if self._belongs(s)]
+            found = [s for s in unknown.values() if self._belongs(s, workers)]
             if not found:
                 break
             for s in found:
@@ -175,8 +176,10 @@ class Tracker(threading.Thread):
         self._passed |= set(unknown)
         return fresh
 
-    def _belongs(self, s: Stat) -> bool:
-        return s.ppid == self._me or s.ppid in self._members
+    def _belongs(self, s: Stat, workers: Container[int]) -> bool:
+        if s.ppid in self._members or s.pid in workers:
+            return True
+        return s.ppid == self._me and (self._itself or not is_plugins(s))
 
     def _add(self, s: Stat, workers: dict[int, str]) -> None:
         above = self._members.get(s.ppid)

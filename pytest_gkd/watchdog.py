@@ -432,7 +432,7 @@ class Watchdog(threading.Thread):
         # Its control group, if it had one.
         process.stop(worker.pid, itself=True, start=worker.start)
         spare = workers | self.spared
-        process.stop(os.getpid(), itself=False, spare=spare, adopted=True)
+        process.stop(os.getpid(), itself=False, spare=spare, own=process.is_child)
         self._see_off(worker)
 
     def _quiet_watch(self, worker: WorkerWatch) -> QuietWatch | None:

@@ -185,7 +185,7 @@ class StageWorker:
         """
         os.setsid()  # Ctrl-C is the controller's; it ends the workers itself
         process.become_subreaper()
-        cgroup.join(os.environ.get(procfs.MARK, ""))
+        cgroup.join(procfs.own_mark())
         if not guarded:
             process.die_with_parent()
         self._armed = armed

@@ -450,6 +450,7 @@ from pathlib import Path
 from pytest_gkd.rundir import RunDir
 
 run = RunDir(Path.cwd())
+run.hand_on_mark(of_run=True)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(json.dumps([str(run.path), run.guard.pid, child.pid]), flush=True)
 """

@@ -8,11 +8,14 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from test_containers import root_only
 from test_plugin import Run, write
+
+from pytest_gkd import process
 
 PROBE = """
 import ctypes, os, subprocess, sys, time
@@ -36,6 +39,22 @@ def test_status():
 
 @stage("waits_in_c", timeout=1)
 def test_waits_in_c(): ctypes.PyDLL(None).sleep(30)
+
+def leave():
+    nul = subprocess.DEVNULL
+    command = ["sleep", "601"]
+    left = subprocess.Popen(command, stdout=nul, stderr=nul, start_new_session=True)
+    with open("left", "w") as file:
+        print(left.pid, file=file)
+
+@stage("leaves")
+def test_leaves(): leave()
+
+@pytest.fixture(scope="module")
+def left(): leave()
+
+@stage("leaves_by_fixture")
+def test_leaves_by_fixture(left): pass
 
 @stage("place")
 def test_place(): assert os.path.isabs(os.environ["TMPDIR"])
@@ -199,6 +218,70 @@ def test_what_a_conftest_has_started_is_not_ended(tmp_path: Path) -> None:
     done = run(tmp_path, "passes")
     assert "the server's end: None" in done.text
     assert not done.report["cleaned"]
+
+
+LATE = """
+import os, signal, subprocess, sys, time
+
+def starts(command, **options):
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        nul = subprocess.DEVNULL  # the run's reader waits for the end of its pipes
+        one = subprocess.Popen(command, stdout=nul, stderr=nul, **options)
+        with open("started", "a") as file:
+            print(one.pid, file=file)
+
+def pytest_configure():
+    starts(["sleep", "600"], start_new_session=True)
+
+def pytest_runtest_logstart():
+    starts(["sleep", "600"])
+    starts(["sleep", "600"], start_new_session=True)
+
+def pytest_sessionfinish():
+    starts([sys.executable, "-c", "import time; time.sleep(600)"])
+"""
+KILLED = """
+def pytest_runtest_logreport(report):
+    if "PYTEST_XDIST_WORKER" not in os.environ and report.when == "call":
+        time.sleep(2.5)  # the run's list is written once a second
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def ended(started: Path) -> list[int]:
+    """Those of the processes that do not live any more; none does afterwards."""
+    pids = [int(line) for line in started.read_text().split()]
+    gone = [pid for pid in pids if process.is_dead(pid)]
+    for pid in {*pids} - {*gone}:
+        os.kill(pid, signal.SIGKILL)
+    return gone
+
+
+def test_what_pytests_own_process_starts_late_lives_on_and_is_named(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "conftest.py").write_text(LATE)
+    done = run(tmp_path, "dies,leaves,last")
+    assert not ended(tmp_path / "started")
+    assert done.shows("gkd: left running, since a plugin or conftest.py in pytest's*")
+    assert process.is_dead(int((tmp_path / "left").read_text()))
+    assert all("sleep 601" in line for line in done.report["cleaned"])
+
+
+@pytest.mark.parametrize("args", [(), ("-n0",)])
+def test_the_guardian_ends_nothing_that_a_conftest_has_started(
+    tmp_path: Path, args: tuple[str, ...]
+) -> None:
+    late = LATE if not args else LATE.replace("_runtest_logstart", "_sessionstart")
+    (tmp_path / "conftest.py").write_text(late + KILLED)
+    done = run(tmp_path, "leaves_by_fixture,last", *args)
+    assert done.code == -signal.SIGKILL
+    left = int((tmp_path / "left").read_text())
+    until = time.monotonic() + 60
+    while not process.is_dead(left) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert process.is_dead(left)
+    assert not ended(tmp_path / "started")
 
 
 def test_workers_that_die_as_they_start_end_the_run(tmp_path: Path) -> None:
