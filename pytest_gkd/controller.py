@@ -212,9 +212,7 @@ class StageController:
         elif kind == "fact":
             record.facts[event["name"]] = event["value"]
         elif kind == "extra":
-            record.extra_s[event["what"]] = event["s"]
-            told = {what: round(s, 1) for what, s in record.extra_s.items()}
-            record.facts["extra_s"] = told
+            _extend(record, event["what"], event["s"])
         self._teller.changed()
 
     def _collected(self, event: dict[str, Any]) -> None:
@@ -258,6 +256,9 @@ class StageController:
         if guard is None:
             return
         self._hear_guardian()
+        stood_s = guard.stood_still_s(now)
+        if stood_s and self._replacing is None:
+            self._wait_longer(guard, stood_s)
         to_come = [s.budget_s for s in self.record.stages if s.started is None]
         guard.beat(self.watchdog.due(now, min([*to_come, COLLECT_BUDGET_S])))
         if self._replacing is not None:
@@ -269,6 +270,19 @@ class StageController:
         if why:
             work = partial(self._replace, guard, why)
             self._replacing = errand.begin("gkd-guardian", work)
+
+    def _wait_longer(self, guard: Guard, seconds: float) -> None:
+        """All of the run stood still for so long."""
+        guard.pulse[Sign.STOOD_S] += seconds
+        self.watchdog.wait_longer(seconds)
+        for record in self.record.stages:
+            if record.started is not None and record.duration_s is None:
+                _extend(record, "stops", record.extra_s.get("stops", 0.0) + seconds)
+        self._note(
+            f"pytest and its guardian stood still for {render.seconds(seconds)} (a "
+            "container that was paused, a job that was suspended?): the deadlines "
+            "waited as long"
+        )
 
     def _replace(self, guard: Guard, why: str) -> None:
         try:
@@ -442,7 +456,7 @@ class StageController:
             "settings": self.settings.to_json(),
             "run_dir": str(self.run_dir),
             "report_dir": str(self.report_dir),
-            "guarded": self.home.guard is not None,
+            "pulse": str(self.home.guard.pulse.path) if self.home.guard else None,
             "events": [str(path) for path in self._events.add(node.gateway.id)],
             "verdicts": str(self._verdicts_file.path),
             "creations": str(self.home.creations.handle),
@@ -956,6 +970,12 @@ def _until_down(notify: Callable[..., None]) -> Callable[..., None]:
                 notify(eventname, **values)
 
     return notify_until_down
+
+
+def _extend(record: StageRecord, what: str, seconds: float) -> None:
+    """Note what a stage has been given on top of its budget."""
+    record.extra_s[what] = seconds
+    record.facts["extra_s"] = {what: round(s, 1) for what, s in record.extra_s.items()}
 
 
 def _outcome(record: StageRecord, said: str) -> str:

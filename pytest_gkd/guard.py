@@ -11,7 +11,7 @@ from pathlib import Path
 from pytest_gkd import procfs
 from pytest_gkd.clock import monotonic
 from pytest_gkd.procfs import MARK
-from pytest_gkd.pulse import Pulse, Sign
+from pytest_gkd.pulse import LOOK_S, Pulse, Sign
 
 CODE = "GKD_GUARDIAN"
 GOODBYE = b"g"
@@ -19,6 +19,8 @@ GOODBYE_LIMIT_S = 2.0
 # A pytest process that does not get on for so long, with a budget over, is given up:
 # its guardian ends the workers. A guardian that stands still half as long is replaced.
 STILL_LIMIT_S = 60.0
+# Neither of them runs for so long but where something stops both: four looks.
+STOOD_LEAST_S = 2.0
 
 
 class Guard:
@@ -36,6 +38,7 @@ class Guard:
         self._over = self._dismissed = False
         self._life: int | None = None
         self.pulse = Pulse.begin()
+        self._asked, self._beats = float("inf"), 0.0
         self._start()
 
     @property
@@ -87,6 +90,17 @@ class Guard:
         if not self._over:
             self.pulse[Sign.BEAT] += 1
             self.pulse[Sign.DUE] = due
+
+    def stood_still_s(self, now: float) -> float:
+        """For how long this process and its guardian both did not run, since the last
+        call, as where a container is paused or a job is suspended; else 0."""
+        beats = self.pulse[Sign.GUARD_BEAT]
+        gap_s, ran_s = now - self._asked, (beats - self._beats) * LOOK_S
+        self._asked, self._beats = now, beats
+        stood = gap_s > max(STOOD_LEAST_S, 2 * ran_s) and self._process.poll() is None
+        if stood:
+            self._moved = now
+        return gap_s if stood else 0.0
 
     def replace(self) -> None:
         """Start another one in its place, which may block.

@@ -22,13 +22,12 @@ from typing import TextIO
 from pytest_gkd import created, procfs, sanitize, sweep
 from pytest_gkd.clock import monotonic
 from pytest_gkd.journal import write_json
-from pytest_gkd.pulse import Pulse, Sign
+from pytest_gkd.pulse import LOOK_S, Pulse, Sign
 
 GOODBYE = b"g"
 NAME = "gkd-guardian"  # at most 15 characters (prctl(2), PR_SET_NAME)
 POLL_S = 0.005
 QUICK_S = 1.0
-LOOK_S = 0.5
 
 
 def main(
@@ -97,7 +96,9 @@ class Watch:
         self._give_up = give_up
         self._still_limit_s = still_limit_s
         self._beat = pulse[Sign.BEAT]
-        self._last = self._moved = monotonic()
+        self._last = monotonic()
+        # As far as this process ran itself: all may have stood still together.
+        self._still_s = self._overdue_s = 0.0
 
     def look(self, now: float) -> None:
         """One look, two a second."""
@@ -106,19 +107,28 @@ class Watch:
         here = procfs.stat(self._pid)
         if here is None or here.start != self._start:
             return
+        seen_s = min(now - self._last, 2 * LOOK_S)
         is_users = here.state == procfs.STOPPED and here.terminal != 0
         if is_users:
             pulse[Sign.WAITED_S] += now - self._last
         if is_users or here.state == "t" or pulse[Sign.BEAT] != self._beat:
-            self._beat, self._moved = pulse[Sign.BEAT], now
-        elif now > pulse[Sign.DUE]:
-            if here.state == procfs.STOPPED:
-                pulse[Sign.RESUMED] += 1
-                procfs.send(self._pid, self._start, signal.SIGCONT)
-            if now > max(self._moved, pulse[Sign.DUE]) + self._still_limit_s:
-                pulse[Sign.GAVE_UP_S] = now - self._moved
-                self._give_up(now - self._moved)
+            self._beat = pulse[Sign.BEAT]
+            self._still_s = self._overdue_s = 0.0
+        else:
+            self._still_s += seen_s
+            if now > pulse[Sign.DUE]:
+                self._overdue(here, seen_s)
         self._last = now
+
+    def _overdue(self, here: procfs.Stat, seen_s: float) -> None:
+        """It gets on no more, and one of its budgets is over."""
+        self._overdue_s += seen_s
+        if here.state == procfs.STOPPED:
+            self._pulse[Sign.RESUMED] += 1
+            procfs.send(self._pid, self._start, signal.SIGCONT)
+        if self._overdue_s > self._still_limit_s:
+            self._pulse[Sign.GAVE_UP_S] = self._still_s
+            self._give_up(self._still_s)
 
 
 def said_goodbye(life: int, pid: int, start: int, watch: Watch) -> bool:

@@ -30,6 +30,7 @@ from pytest_gkd import (
 from pytest_gkd.context import StageContext
 from pytest_gkd.controller import SAFE_PATH, StageController
 from pytest_gkd.journal import EventPaths, EventWriter, VerdictReader
+from pytest_gkd.pulse import Standstill
 from pytest_gkd.reportdir import DEFAULT, ReportDir, ReportRefusedError
 from pytest_gkd.rules import RuleError, load
 from pytest_gkd.rundir import RunDir, temporary_name
@@ -445,6 +446,7 @@ def register(config: pytest.Config) -> None:
             Path(handed["run_dir"]),
             Path(handed["report_dir"]),
         )
+        pulse = Path(handed["pulse"]) if handed["pulse"] else None
         worker_id = config.workerinput["workerid"]  # type: ignore[attr-defined]
         worker = StageWorker(
             context,
@@ -454,6 +456,7 @@ def register(config: pytest.Config) -> None:
             isolated=True,
             emit=EventWriter(EventPaths(*map(Path, handed["events"]))).write,
             verdict=VerdictReader(Path(handed["verdicts"])).outcome,
+            stood_still_s=Standstill(pulse).seconds,
             creations=Path(handed["creations"]),
         )
         if handed["safe_path"] is None:  # as it was, for what the stages start
@@ -461,7 +464,7 @@ def register(config: pytest.Config) -> None:
         worker.isolate(
             context.run_dir / "armed",
             context.run_dir / temporary_name(worker_id),
-            guarded=handed["guarded"],
+            guarded=pulse is not None,
         )
     elif prepared is not None:
         controller = StageController(
@@ -487,6 +490,7 @@ def register(config: pytest.Config) -> None:
             isolated=False,
             emit=controller.hear,
             verdict=controller.verdict,
+            stood_still_s=lambda: 0.0,
             creations=prepared.run_dir.creations.handle,
         )
     else:  # --collect-only and the like
@@ -499,6 +503,7 @@ def register(config: pytest.Config) -> None:
             isolated=False,
             emit=_refuse,
             verdict=lambda name: None,
+            stood_still_s=lambda: 0.0,
             creations=Path(),
         )
     config.stash[CONTEXT] = context

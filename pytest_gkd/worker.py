@@ -51,7 +51,7 @@ from pytest_gkd.record import (
 )
 from pytest_gkd.settings import SettingsError, unknown_stage
 from pytest_gkd.specs import BY_NAME
-from pytest_gkd.watchdog import CLOSE_BUDGET_S, GENTLE_AFTER_S
+from pytest_gkd.watchdog import CLOSE_BUDGET_S, GENTLE_AFTER_S, STOPPED_S
 
 # Set while a stage runs, for it and all it starts: stages inside a stage would start
 # workers inside workers, without end.
@@ -117,7 +117,8 @@ class StageWorker:
     """Collects and runs stages, and says through ``emit`` what happens, as it happens.
 
     ``selected`` are the stages asked for, None for all found; ``only`` drops tests
-    that are no stages. ``verdict`` gives another stage's outcome, None while open.
+    that are no stages. ``verdict`` gives another stage's outcome, None while open;
+    ``stood_still_s`` for how many seconds all of the run has stood still so far.
     ``creations`` is the list of what the run has created.
     """
 
@@ -131,6 +132,7 @@ class StageWorker:
         isolated: bool,
         emit: Callable[[dict[str, Any]], None],
         verdict: Callable[[str], str | None],
+        stood_still_s: Callable[[], float],
         creations: Path,
     ) -> None:
         self.context = context
@@ -141,6 +143,8 @@ class StageWorker:
         self._isolated = isolated
         self._emit = emit
         self._verdict = verdict
+        self._stood_still_s = stood_still_s
+        self._stood_s = 0.0
         self._creations = creations
         self._by_nodeid: dict[str, PlannedStage] = {}
         self._started: dict[str, float] = {}
@@ -370,22 +374,32 @@ class StageWorker:
             return None
 
         theirs = item.config.pluginmanager.getplugin("timeout")
+        due = 0.0
+
+        def arm(left_s: float) -> None:
+            nonlocal due
+            due = monotonic() + left_s
+            signal.setitimer(signal.ITIMER_REAL, left_s)
 
         def ring(number: int, frame: object) -> None:
             __tracebackhide__ = True
+            if self._isolated and monotonic() > due + STOPPED_S:
+                # In vain by now, or all have stood still: then the controller, which
+                # holds the budget as well, is to say for how long.
+                arm(STOPPED_S)
+                return
             left_s = self._gentle_at(stage) - monotonic()
             # A little early, by what came before its clock began to run; or imports got
             # on, or it has a verdict already. The signal has ended a wait in C that
             # would not have ended, so that it may not go unheeded once the budget is
             # over.
             if left_s >= GENTLE_AFTER_S:
-                signal.setitimer(signal.ITIMER_REAL, left_s)
+                arm(left_s)
             elif settings.disable_debugger_detection or not theirs.is_debugging():
                 pytest.fail(f"not over after {settings.timeout:g} s", pytrace=False)
 
         signal.signal(signal.SIGALRM, ring)
-        left_s = self._gentle_at(stage) - monotonic()
-        signal.setitimer(signal.ITIMER_REAL, max(left_s, POLL_S))
+        arm(max(self._gentle_at(stage) - monotonic(), POLL_S))
         return True
 
     @pytest.hookimpl(optionalhook=True)
@@ -533,6 +547,7 @@ class StageWorker:
             self._captured = captured_descriptors()
             self._channel = channel_descriptors(item.config)
         self._started[item.nodeid] = monotonic()
+        self._stood_s = self._stood_still_s()
         self.context.begin(stage.name, stage.budget_s)
         self._turn(runs=True)
         self._send(
@@ -687,7 +702,8 @@ class StageWorker:
         return TIMEOUT if duration_s >= self._limit_s(stage) else FAILED
 
     def _limit_s(self, stage: PlannedStage) -> float:
-        return stage.budget_s + sum(self.context.extra_s.values())
+        stood_s = self._stood_still_s() - self._stood_s
+        return stage.budget_s + sum(self.context.extra_s.values()) + stood_s
 
     # -- the end -------------------------------------------------------------------
 

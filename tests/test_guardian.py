@@ -22,8 +22,10 @@ import psutil
 import pytest
 
 from pytest_gkd import created, guard, procfs
+from pytest_gkd.clock import monotonic
 from pytest_gkd.controller import StageController
-from pytest_gkd.pulse import Sign
+from pytest_gkd.guardian import Watch
+from pytest_gkd.pulse import Pulse, Sign
 from pytest_gkd.rundir import RunDir
 from pytest_gkd.watchdog import WorkerWatch
 
@@ -272,8 +274,8 @@ def await_stuck(place: Path) -> None:
     wait_until(lambda: report.exists() and "about to hang" in report.read_text())
 
 
-def start_stuck(place: Path) -> subprocess.Popen[str]:
-    (place / "test_stuck.py").write_text(STUCK)
+def start_stuck(place: Path, stages: str = STUCK) -> subprocess.Popen[str]:
+    (place / "test_stuck.py").write_text(stages)
     process = subprocess.Popen(
         STUCK_COMMAND,
         cwd=place,
@@ -442,6 +444,45 @@ def test_whom_its_guardian_ended_is_found_by_pid_and_start_and_under_the_lock() 
     assert all(read_locked)
 
 
+WORKS = """
+import time
+import pytest
+
+@pytest.mark.gkd_stage("stuck", lane="probe", timeout=8)
+def test_works(gkd):
+    gkd.step("about to hang")
+    for _ in range(30):
+        time.sleep(0.1)
+
+@pytest.mark.gkd_stage("next", lane="probe", timeout=20)
+def test_next(): pass
+"""
+
+
+def test_what_stands_still_with_its_whole_run_loses_nothing_of_its_budget(
+    tmp_path: Path,
+) -> None:
+    """As where a container is paused, or a batch system suspends the job."""
+    process = start_stuck(tmp_path, WORKS)
+    pytest_itself = psutil.Process(process.pid)
+    below = pytest_itself.children(recursive=True)
+    guardians = [p for p in below if p.cmdline()[-1].startswith("gkd-")]
+    every = [*guardians, pytest_itself, *(p for p in below if p not in guardians)]
+    try:
+        for one in every:
+            one.suspend()
+        time.sleep(12)
+        for one in every:
+            one.resume()
+        out, _ = process.communicate(timeout=2 * LIMIT_S)
+    finally:
+        process.kill()
+    assert outcomes(tmp_path) == {"stuck": "passed", "next": "passed"}, out
+    report = report_of(tmp_path)
+    assert "stood still for " in "".join(report["notes"])
+    assert report["stages"][0]["facts"]["extra_s"]["stops"] > 10
+
+
 # -- the guardian alone ----------------------------------------------------------------
 
 HOLDS = """
@@ -502,6 +543,23 @@ def test_a_run_that_ends_with_processes_left_has_them_ended(tmp_path: Path) -> N
     process.communicate(timeout=LIMIT_S)
     wait_until(lambda: gone(guardian))
     assert gone(child)
+
+
+def test_a_guardian_counts_only_the_time_that_it_sees() -> None:
+    """Where it stood still itself, the pytest process may have stood with it."""
+    gave_up: list[float] = []
+    here, pulse = procfs.stat(os.getpid()), Pulse.begin()
+    assert here is not None
+    pulse[Sign.DUE] = 0.0
+    watch = Watch(here.pid, here.start, pulse, gave_up.append, 60)
+    now = monotonic()
+    for seconds in (10_000, 20_000):
+        watch.look(now + seconds)
+    assert gave_up == []
+    for look in range(130):
+        watch.look(now + 30_000 + look / 2)
+    assert 60 < gave_up[0] < 70
+    pulse.close()
 
 
 def test_a_process_that_closes_its_files_and_lives_on_keeps_its_run(
