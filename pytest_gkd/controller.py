@@ -782,6 +782,7 @@ class StageController:
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object | None) -> None:
+        self.watchdog.drain(node.gateway.id)  # it may have collected the stages
         self.watchdog.gone(node.gateway.id)
         self._check_watchdog()
         output = getattr(node, "workeroutput", {})

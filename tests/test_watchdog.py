@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from pytest_gkd import process, stillness, watchdog
 from pytest_gkd.clock import monotonic
 from pytest_gkd.context import EXTRA_LIMIT_S
+from pytest_gkd.controller import LOST_EARLY, StageController
 from pytest_gkd.journal import EventReader, EventWriter
 from pytest_gkd.watchdog import (
     CLOSE_BUDGET_S,
@@ -641,6 +643,21 @@ def test_after_a_stop_stillness_counts_from_then(
     note()
     assert watch.quiet is not before
     assert watch.stuck_at is None
+
+
+def test_a_worker_whose_word_lies_unread_has_not_died_early(bench: Bench) -> None:
+    controller: Any = types.SimpleNamespace(
+        watchdog=bench.watchdog,
+        _check_watchdog=lambda: None,
+        _overruns={},
+        _lost_early=LOST_EARLY - 1,
+    )
+    bench.say("gw0", "hello", pid=bench.child("").pid)
+    bench.say("gw0", "collected")
+    node = types.SimpleNamespace(gateway=types.SimpleNamespace(id="gw0"))
+    StageController.pytest_testnodedown(controller, node, "crashed")
+    assert controller._lost_early == 0
+    assert bench.watchdog.workers["gw0"].noticed
 
 
 def test_where_no_deadline_is_known_one_is_due_all_the_same(bench: Bench) -> None:
