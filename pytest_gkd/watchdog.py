@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from pytest_gkd import errand, process, procfs, stacks, stillness
+from pytest_gkd import activity, errand, process, procfs, stacks, stillness
 from pytest_gkd.clock import monotonic
 from pytest_gkd.context import EXTRA_LIMIT_S
 from pytest_gkd.journal import EventReader
@@ -43,6 +43,8 @@ END_LIMIT_S = 5.0
 # An ending that takes longer is held by the kernel; the run goes on without it.
 GIVE_UP_S = 3 * END_LIMIT_S
 OUTPUT_BYTES = 64 * 1024
+# How often a worker that has said nothing yet is looked at.
+WAKE_S = 1.0
 # A tick that begins so long after the last one has begun may come after a stop.
 STOPPED_S = 1.0
 
@@ -66,6 +68,8 @@ class WorkerWatch:
     as soon as its end begins, ``told`` when ``on_overrun`` knows of it, ``noticed``
     when pytest-xdist does.
     ``samples`` are of all its stages: a look may be over when the next has begun.
+    ``silent`` is one that has not said hello: it may import what a conftest.py needs.
+    ``woke`` is how often its main thread had been switched when it was last looked at.
     """
 
     name: str
@@ -93,6 +97,9 @@ class WorkerWatch:
     dead_since: float | None = None
     output: list[BinaryIO] = field(default_factory=list)
     start: int | None = None
+    silent: bool = False
+    woke: int = 0
+    next_wake: float = 0.0
 
     @property
     def deadline(self) -> float:
@@ -413,7 +420,11 @@ class Watchdog(threading.Thread):
         here = procfs.stat(pid)
         with self.lock:
             self.workers[name] = WorkerWatch(
-                name, pid, since=monotonic(), start=here.start if here else None
+                name,
+                pid,
+                since=monotonic(),
+                start=here.start if here else None,
+                silent=True,
             )
 
     def gone(self, name: str) -> None:
@@ -472,6 +483,9 @@ class Watchdog(threading.Thread):
         if now >= worker.deadline:
             due, worker.wants_sample = worker.wants_sample, False
             return partial(self._sample, worker, out, worker.earlier) if due else None
+        if worker.silent and now >= worker.next_wake:
+            worker.next_wake = now + WAKE_S
+            return partial(self._see_start, worker)
         if worker.phase != "running" or worker.stuck_at is not None:
             return None
         if worker.quiet is not None and worker.quiet.is_due(now):
@@ -480,6 +494,22 @@ class Watchdog(threading.Thread):
         if worker.earlier is None and now >= worker.deadline - lead_s:
             return partial(self._look_earlier, worker, out / "earlier")
         return None
+
+    def _see_start(self, worker: WorkerWatch) -> Callable[[], None]:
+        """What a silent worker does before its first word counts as imports."""
+        at = monotonic()
+        try:
+            state, woke = activity.main_thread(worker.pid)
+        except (FileNotFoundError, ProcessLookupError):
+            return lambda: None  # it has ended
+
+        def note() -> None:
+            if worker.silent and (state == "R" or woke != worker.woke):
+                worker.woke = woke
+                imports_s = min(at - worker.since, EXTRA_LIMIT_S["imports"])
+                worker.extra_s["imports"] = imports_s
+
+        return note
 
     def _prove_stuck(
         self, worker: WorkerWatch, quiet: QuietWatch

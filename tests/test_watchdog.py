@@ -660,6 +660,27 @@ def test_a_worker_whose_word_lies_unread_has_not_died_early(bench: Bench) -> Non
     assert bench.watchdog.workers["gw0"].noticed
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_before_its_first_word_a_worker_may_take_longer_while_it_is_at_work(
+    bench: Bench, works: bool
+) -> None:
+    """As a conftest.py that imports torch from a slow disk does."""
+    wakes = "import threading\nwhile not threading.Event().wait(0.05): pass"
+    worker = bench.child(wakes if works else "import time; time.sleep(600)")
+    bench.watchdog.expect("gw0", worker.pid)
+    watch = bench.watchdog.workers["gw0"]
+    watch.limit_s = 5
+    bench.watchdog.start()
+    if not works:
+        assert bench.overran.wait(PATIENCE_S), bench.watchdog.error
+        return
+    while monotonic() < watch.since + 12:
+        bench.await_ticks(1)
+    assert bench.overruns == []
+    assert worker.poll() is None
+    assert watch.deadline > watch.since + 10
+
+
 def test_where_no_deadline_is_known_one_is_due_all_the_same(bench: Bench) -> None:
     """A worker between two stages may begin the next one unseen."""
     assert bench.watchdog.due(5.0, 60.0) == 65.0 + END_AFTER_S
