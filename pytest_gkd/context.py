@@ -36,7 +36,8 @@ class StageContext:
 
     One object per worker process; ``stage`` changes as stages start. ``run_dir`` is
     private to the run, short (UNIX sockets fit), and removed at its end;
-    ``report_dir`` stays. ``step`` and ``fact`` may be called from any fixture.
+    ``report_dir`` stays; ``restore`` sees that it is there and ours. ``step`` and
+    ``fact`` may be called from any fixture.
     """
 
     settings: Settings
@@ -44,6 +45,7 @@ class StageContext:
     report_dir: Path
     stage: str = ""
     emit: Emit | None = None
+    restore: Callable[[Path], None] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     doing: str = ""
     extra_s: dict[str, float] = field(default_factory=dict)
@@ -159,6 +161,8 @@ class StageContext:
     @property
     def output_dir(self) -> Path:
         """Kept with the report: put the output of processes that you start here."""
+        if self.restore is not None:
+            self.restore(self.report_dir)  # a stage may have removed it
         path = self.report_dir / "output" / (self.stage or NO_STAGE)
         path.mkdir(parents=True, exist_ok=True)
         return path

@@ -42,7 +42,13 @@ from pytest_gkd.failure import (
 )
 from pytest_gkd.findings import Findings
 from pytest_gkd.guard import GOODBYE_LIMIT_S, Guard
-from pytest_gkd.journal import EventPaths, EventReader, EventWriter, MemoryFile
+from pytest_gkd.journal import (
+    EventPaths,
+    EventReader,
+    EventWriter,
+    MemoryFile,
+    make_way,
+)
 from pytest_gkd.plan import PlannedStage
 from pytest_gkd.pulse import Sign
 from pytest_gkd.record import (
@@ -54,7 +60,7 @@ from pytest_gkd.record import (
     RunRecord,
     StageRecord,
 )
-from pytest_gkd.reportdir import restore
+from pytest_gkd.reportdir import ReportDir
 from pytest_gkd.rundir import RunDir, temporary_name
 from pytest_gkd.settings import Settings
 from pytest_gkd.teller import Teller
@@ -92,7 +98,7 @@ class StageController:
         config: pytest.Config,
         settings: Settings,
         home: RunDir,
-        report_dir: Path,
+        report: ReportDir,
         *,
         workers: int,
         notes: Iterable[str] = (),
@@ -102,7 +108,8 @@ class StageController:
         self.settings = settings
         self.home = home
         self.run_dir = run_dir = home.path
-        self.report_dir = report_dir
+        self.report_dir = report.path
+        self._restore = report.restore
         self.workers = workers
         self.plan: tuple[PlannedStage, ...] = ()
         self.record = RunRecord(home.started, _versions(), settings.to_json())
@@ -119,7 +126,7 @@ class StageController:
         self._verdicts = EventWriter(EventPaths(self._verdicts_file.path))
         self._events = EventReader()
         base = config.invocation_params.dir
-        self._findings = Findings(report_dir, base, rules, self._note, restore)
+        self._findings = Findings(report.path, base, rules, self._note, self._restore)
         self._before = {p.pid for p in process.descendants(os.getpid())}
         self._told: dict[tuple[str, ...], str] = {}
         self._safe_path = os.environ.get(SAFE_PATH)
@@ -137,17 +144,22 @@ class StageController:
         self.watchdog = Watchdog(
             self._events,
             run_dir / "armed",
-            report_dir / "stacks",
+            report.path / "stacks",
             self.on_event,
             self._on_overrun,
             self._on_tick,
             self._on_lost,
             self._note,
             end_stuck=not settings.full_budget,
+            prepare=self._make_way,
         )
 
         self._teller = Teller(
-            self.record, self._report_file, self.watchdog.lock, self._note, restore
+            self.record,
+            self._report_file,
+            self.watchdog.lock,
+            self._note,
+            self._restore,
         )
         self.tracker = Tracker(
             home.creations,
@@ -158,6 +170,10 @@ class StageController:
             itself=not workers,
         )
         self.closing = Closing(home, self.tracker, self._before)
+
+    def _make_way(self, path: Path) -> None:
+        self._restore(self.report_dir)
+        make_way(path)
 
     def _running(self) -> dict[int, str]:
         """The stage that each worker runs, by the worker's pid."""
@@ -534,7 +550,7 @@ class StageController:
                 out = self.report_dir / "stacks" / record.name
                 armed = self.run_dir / "armed"
                 self._findings.keep_stacks(
-                    record, stacks.of_crash(watch.pid, armed, out)
+                    record, stacks.of_crash(watch.pid, armed, out, self._make_way)
                 )
         self._sweep_worker(record, worker)
         by_signal = status is not None and status < 0 and not given_up

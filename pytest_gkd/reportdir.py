@@ -15,6 +15,7 @@ import os
 import re
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,7 +83,33 @@ class ReportDir:
             _close_to_others(fd)
             self.path = _true_path(fd)
             self._fd = fd
+            self._is_default = name is None
+            self._one = threading.Lock()
             self._opened = opened.pop_all()
+
+    def restore(self, path: Path) -> None:
+        """See that ``path``, which is this one's, is there and this run's still.
+
+        One that a stage has removed is made anew and held. Raises OSError where
+        something else has its place by now: that is the user's, or another run's.
+        """
+        with self._one:
+            restore(path)
+            here, held = path.lstat(), os.fstat(self._fd)
+            if (here.st_dev, here.st_ino) != (held.st_dev, held.st_ino):
+                self._take(path)
+
+    def _take(self, path: Path) -> None:
+        with contextlib.ExitStack() as opened:
+            fd = os.open(path, _DIRECTORY)
+            opened.callback(os.close, fd)
+            if _hold(fd, opened) is None or _lexists(fd, REPORT):
+                text = "the report of another run has its place"
+                raise OSError(errno.EEXIST, text, str(path))
+            if self._is_default:
+                _ignore_in_git(_step(fd, "..", opened))
+            self._fd = fd
+            self._opened.push(opened.pop_all())
 
     def close(self) -> None:
         """Make all of the report private to this user, and let the directory go."""
@@ -100,12 +127,14 @@ def restore(path: Path) -> None:
     if not os.path.lexists(path):
         # Whole at once: another thread of this run may look for the marker meanwhile.
         made = Path(tempfile.mkdtemp(prefix=f"{path.name}.", dir=path.parent))
-        (made / MARKER).write_text(SIGNATURE)
         try:
+            (made / MARKER).write_text(SIGNATURE)
             made.rename(path)
-        except OSError:  # it was faster
-            (made / MARKER).unlink()
+        except OSError as error:
+            (made / MARKER).unlink(missing_ok=True)
             made.rmdir()
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise  # else something came to its place meanwhile
     fd = os.open(path, _DIRECTORY)
     try:
         if not _bears_marker(fd):

@@ -31,7 +31,7 @@ from pytest_gkd.context import StageContext
 from pytest_gkd.controller import SAFE_PATH, StageController
 from pytest_gkd.journal import EventPaths, EventWriter, VerdictReader
 from pytest_gkd.pulse import Standstill
-from pytest_gkd.reportdir import DEFAULT, ReportDir, ReportRefusedError
+from pytest_gkd.reportdir import DEFAULT, ReportDir, ReportRefusedError, restore
 from pytest_gkd.rules import RuleError, load
 from pytest_gkd.rundir import RunDir, temporary_name
 from pytest_gkd.settings import OPTIONS, Settings, SettingsError
@@ -63,7 +63,7 @@ class Prepared:
 
     settings: Settings
     run_dir: RunDir
-    report_dir: Path
+    report: ReportDir
     workers: int
     notes: tuple[str, ...]
     rules: tuple[Path, ...]
@@ -156,7 +156,7 @@ def prepare(config: pytest.Config) -> None:
     config.add_cleanup(run_dir.discard)  # also when pytest stops before the run begins
     made = not (read.student and read.teacher and read.train_files)
     notes += (*report.notes, *run_dir.notes, *abilities.lacking(makes_models=made))
-    config.stash[PREPARED] = Prepared(read, run_dir, report.path, workers, notes, rules)
+    config.stash[PREPARED] = Prepared(read, run_dir, report, workers, notes, rules)
 
 
 def _own_rules(config: pytest.Config) -> tuple[Path, ...]:
@@ -445,6 +445,7 @@ def register(config: pytest.Config) -> None:
             Settings.from_json(handed["settings"]),
             Path(handed["run_dir"]),
             Path(handed["report_dir"]),
+            restore=restore,
         )
         pulse = Path(handed["pulse"]) if handed["pulse"] else None
         worker_id = config.workerinput["workerid"]  # type: ignore[attr-defined]
@@ -471,7 +472,7 @@ def register(config: pytest.Config) -> None:
             config,
             prepared.settings,
             prepared.run_dir,
-            prepared.report_dir,
+            prepared.report,
             workers=prepared.workers,
             notes=prepared.notes,
             rules=prepared.rules,
@@ -480,7 +481,10 @@ def register(config: pytest.Config) -> None:
         if prepared.workers:
             return
         context = StageContext(
-            prepared.settings, prepared.run_dir.path, prepared.report_dir
+            prepared.settings,
+            prepared.run_dir.path,
+            prepared.report.path,
+            restore=prepared.report.restore,
         )
         worker = StageWorker(
             context,

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from pytest_gkd.clock import monotonic
 from pytest_gkd.journal import make_way, write_private
 from pytest_gkd.patterns import Pattern
 
+Prepare = Callable[[Path], None]
 DUMP_SIGNAL = signal.SIGUSR1
 SIGNAL_GRACE_S = 0.2
 SPY_END_S = 0.2
@@ -107,7 +109,9 @@ def is_armed(directory: Path) -> bool:
     return (directory / f"{os.getpid()}.txt").exists()
 
 
-def of_crash(pid: int, armed: Path, out: Path) -> list[Stack]:
+def of_crash(
+    pid: int, armed: Path, out: Path, prepare: Prepare = make_way
+) -> list[Stack]:
     """The stacks that a crashed process wrote as it died; none for SIGKILL."""
     try:
         said = (armed / f"{pid}.crash").read_text("utf-8", "replace")
@@ -117,16 +121,16 @@ def of_crash(pid: int, armed: Path, out: Path) -> list[Stack]:
     if not text.strip():
         return []
     path = out / f"{pid}.txt"
-    problem = _keep(path, text)
+    problem = _keep(path, text, prepare)
     current = _CURRENT.search(text.encode("utf-8", "replace"))
     shown = current[0].decode("utf-8", "replace") if current else text
     return [Stack(pid, XDIST_TITLE, path, shown, problem)]
 
 
-def _keep(path: Path, text: str) -> str:
+def _keep(path: Path, text: str, prepare: Prepare) -> str:
     """Write it, in a directory that need not be there yet; why it could not be."""
     try:
-        make_way(path)
+        prepare(path)
         write_private(path, text)
     except OSError as error:
         return f"{path}: {error.strerror}"
@@ -134,12 +138,19 @@ def _keep(path: Path, text: str) -> str:
 
 
 def collect(
-    pid: int, armed: Path, out: Path, *, limit_s: float = 1.2, itself: bool = True
+    pid: int,
+    armed: Path,
+    out: Path,
+    *,
+    prepare: Prepare = make_way,
+    limit_s: float = 1.2,
+    itself: bool = True,
 ) -> list[Stack]:
     """Dump the stacks of ``pid`` and everything below it, in parallel.
 
     At most 32 of them; the others are listed in ``more.txt``. Files go to ``out``;
-    ``armed`` is the directory given to ``arm``. After ``limit_s`` seconds whatever has
+    ``armed`` is the directory given to ``arm``. ``prepare`` makes the way to a file, or
+    raises OSError. After ``limit_s`` seconds whatever has
     not answered is left with a note. A process that is not Python gets its state and
     the kernel function it waits in.
     """
@@ -161,12 +172,12 @@ def collect(
         text = sanitize.text(text)
         command = processes.describe(process)
         path = out / f"{process.pid}.txt"
-        problem = _keep(path, f"{command}\n{text.rstrip()}\n")
+        problem = _keep(path, f"{command}\n{text.rstrip()}\n", prepare)
         found.append(Stack(process.pid, command, path, text, problem))
     if dropped:
         lines = [processes.describe(process) for process in dropped]
         text = "\n".join([f"{len(dropped)} more processes, without stacks:", *lines])
-        _keep(out / "more.txt", text + "\n")
+        _keep(out / "more.txt", text + "\n", prepare)
     return found
 
 

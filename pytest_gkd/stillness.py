@@ -10,7 +10,8 @@ from typing import Any
 from pytest_gkd import activity, gpus, stacks
 from pytest_gkd.activity import Usage
 from pytest_gkd.clock import monotonic
-from pytest_gkd.stacks import Stack
+from pytest_gkd.journal import make_way
+from pytest_gkd.stacks import Prepare, Stack
 
 # A process tree whose threads only keep heartbeats stays below these. An idle Ray (GCS,
 # raylet, two agents) used 0.9 % of a core and 20 kB/s here; one CPU tick is 0.01 s.
@@ -90,11 +91,11 @@ class Progress:
         return f"{word}: {spent} and stood in the same place before and after{held}"
 
 
-def look(pid: int, armed: Path, out: Path) -> Look:
-    """Look at the tree of ``pid`` now; see ``stacks.collect`` for the directories."""
+def look(pid: int, armed: Path, out: Path, prepare: Prepare = make_way) -> Look:
+    """Look at the tree of ``pid`` now; see ``stacks.collect`` for the rest."""
     # Usage first: taking stacks makes the processes run.
     usage = activity.read(pid, monotonic())
-    return Look(usage, tuple(stacks.collect(pid, armed, out)))
+    return Look(usage, tuple(stacks.collect(pid, armed, out, prepare=prepare)))
 
 
 def compare(first: Look, second: Look) -> Progress:
@@ -157,11 +158,19 @@ class QuietWatch:
     end of it. Any waking in between starts the wait anew.
     """
 
-    def __init__(self, pid: int, budget_s: float, armed: Path, out: Path) -> None:
+    def __init__(
+        self,
+        pid: int,
+        budget_s: float,
+        armed: Path,
+        out: Path,
+        prepare: Prepare = make_way,
+    ) -> None:
         self.window_s = max(QUIET_S, min(QUIET_MOST_S, QUIET_SHARE * budget_s))
         self._pid = pid
         self._armed = armed
         self._out = out
+        self._prepare = prepare
         self._next = 0.0
         self._seen: object = None
         self._since = 0.0
@@ -194,7 +203,8 @@ class QuietWatch:
         quiet_s = now - self._since
         if self._first is None:
             if quiet_s >= self.window_s / 2:
-                self._first = look(self._pid, self._armed, self._out / "earlier")
+                out = self._out / "earlier"
+                self._first = look(self._pid, self._armed, out, self._prepare)
                 # Being looked at wakes it.
                 self._seen = (*activity.main_thread(self._pid), said)
             return None
@@ -209,7 +219,7 @@ class QuietWatch:
         if not self.doubt and not _in_a_collective(self._first.stacks):
             self.doubt = gpus.at_work(self._first.usage.pids)
         if not self.doubt:
-            second = look(self._pid, self._armed, self._out)
+            second = look(self._pid, self._armed, self._out, self._prepare)
             progress = compare(self._first, second)
             if progress.verdict == "stuck":
                 return progress, second

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 from pytest_gkd import activity, errand, process, procfs, stacks, stillness
 from pytest_gkd.clock import monotonic
 from pytest_gkd.context import EXTRA_LIMIT_S
-from pytest_gkd.journal import EventReader
+from pytest_gkd.journal import EventReader, make_way
 from pytest_gkd.stillness import Look, Progress, QuietWatch
 
 # pytest-timeout, inside the worker, is the gentle line: a hang in Python ends with its
@@ -139,7 +139,7 @@ class Watchdog(threading.Thread):
     ``on_lost`` gets the name of a worker whose end pytest-xdist does not notice by
     itself, ``on_problem`` what went wrong here, which holds up nothing else.
     ``end_stuck`` lets a stage that is proven to be stuck be ended before its budget is
-    over (see ``stillness.QuietWatch``).
+    over (see ``stillness.QuietWatch``). ``prepare`` makes the way to a file of stacks.
     All are called with ``lock`` held and must not block, as is true of the methods for
     other threads. What may block, a look at a tree and its end, has threads of its own.
     """
@@ -156,6 +156,7 @@ class Watchdog(threading.Thread):
         on_problem: Callable[[str], None],
         *,
         end_stuck: bool = True,
+        prepare: stacks.Prepare = make_way,
     ) -> None:
         super().__init__(name="gkd-watchdog", daemon=True)
         self.lock = threading.RLock()
@@ -169,6 +170,7 @@ class Watchdog(threading.Thread):
         self._on_lost = on_lost
         self._on_problem = on_problem
         self._end_stuck = end_stuck
+        self._prepare = prepare
         self.spared = {child.pid for child in process.children(os.getpid())}
         self._over = threading.Event()
         self.error: BaseException | None = None
@@ -448,7 +450,11 @@ class Watchdog(threading.Thread):
 
     def _quiet_watch(self, worker: WorkerWatch) -> QuietWatch | None:
         watch = QuietWatch(
-            worker.pid, worker.limit_s, self._armed, self._stacks_of(worker)
+            worker.pid,
+            worker.limit_s,
+            self._armed,
+            self._stacks_of(worker),
+            self._prepare,
         )
         # With little left of the budget by then there is nothing to be gained.
         gains = watch.window_s < worker.limit_s - LOOK_BEFORE_S
@@ -530,7 +536,7 @@ class Watchdog(threading.Thread):
 
     def _look_earlier(self, worker: WorkerWatch, out: Path) -> Callable[[], None]:
         stage = worker.looked_at
-        seen = stillness.look(worker.pid, self._armed, out)
+        seen = stillness.look(worker.pid, self._armed, out, self._prepare)
 
         def note() -> None:
             if worker.stage == stage:
@@ -542,7 +548,7 @@ class Watchdog(threading.Thread):
         self, worker: WorkerWatch, out: Path, earlier: Look | None
     ) -> Callable[[], None]:
         stage = worker.looked_at
-        last = stillness.look(worker.pid, self._armed, out)
+        last = stillness.look(worker.pid, self._armed, out, self._prepare)
         progress = stillness.compare(earlier, last) if earlier is not None else None
         sample = Sample(list(last.stacks), progress)
         return partial(self._note, worker, stage, sample)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -409,20 +411,31 @@ def test_what_a_stage_puts_in_the_place_of_its_report_is_left_alone(
         assert before.items() <= everything(tmp_path / ".gkd/last").items()
 
 
+@pytest.mark.parametrize(
+    "swap",
+    [
+        "shutil.rmtree('.gkd')",
+        "shutil.rmtree('.gkd'); gkd.output_dir",
+        # Of one that hangs stacks are kept.
+        "time.sleep(1.2); shutil.rmtree('.gkd'); time.sleep(600)",
+    ],
+)
 def test_after_a_stage_has_removed_it_the_directory_is_a_reports_again(
-    tmp_path: Path,
+    tmp_path: Path, swap: str
 ) -> None:
-    (tmp_path / "test_swaps.py").write_text(SWAPS)
+    (tmp_path / "test_swaps.py").write_text(SWAPS.replace("timeout=60", "timeout=3"))
     args = ("-p", "no:cacheprovider", "--gkd-stages=probe", "test_swaps.py")
     for _ in range(2):
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *args],
-            **options(tmp_path, {"SWAP": "shutil.rmtree('.gkd')"}),
+            **options(tmp_path, {"SWAP": swap}),
             timeout=120,
         )
         assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
         told = json.loads((tmp_path / ".gkd/last/report.json").read_text())
-        assert told["stages"][0]["outcome"] == "failed"
+        is_hung = "600" in swap
+        assert told["stages"][0]["outcome"] == ("timeout" if is_hung else "failed")
+        assert bool(told["stages"][0]["stacks"]) == is_hung
 
 
 @pytest.mark.parametrize("args", [(), ("--gkd-report=out",)])
@@ -562,15 +575,55 @@ def test_a_directory_is_restored_whole_whoever_looks_meanwhile(tmp_path: Path) -
     assert failed == []
 
 
+def told_to_another_run(base: Path) -> str:
+    """The notes of a run that begins in another process, and ends with a report."""
+    code = (
+        "import pathlib; from pytest_gkd.reportdir import ReportDir; "
+        "made = ReportDir(pathlib.Path.cwd()); print(made.notes); "
+        "(made.path / 'report.json').write_text('theirs')"
+    )
+    other = [sys.executable, "-c", code]
+    return subprocess.run(
+        other, cwd=base, capture_output=True, text=True, check=True
+    ).stdout
+
+
 def test_a_report_stays_held_when_its_directory_is_looked_at(tmp_path: Path) -> None:
     with contextlib.closing(ReportDir(tmp_path, None)) as made:
         restore(made.path)
-        code = (
-            "import pathlib; from pytest_gkd.reportdir import ReportDir; "
-            "print(ReportDir(pathlib.Path.cwd()).notes)"
-        )
-        other = [sys.executable, "-c", code]
-        told = subprocess.run(
-            other, cwd=tmp_path, capture_output=True, text=True, check=True
-        )
-    assert "another run is writing its report" in told.stdout
+        told = told_to_another_run(tmp_path)
+    assert "another run is writing its report" in told
+
+
+@pytest.mark.parametrize("by", ["the run", "a worker"])
+def test_a_directory_that_was_made_anew_is_held(tmp_path: Path, by: str) -> None:
+    with contextlib.closing(ReportDir(tmp_path, None)) as made:
+        shutil.rmtree(tmp_path / ".gkd")
+        if by == "a worker":
+            restore(made.path)
+        made.restore(made.path)
+        (made.path / "report.json").write_text("mine")
+        told = told_to_another_run(tmp_path)
+        made.restore(made.path)
+    assert "another run is writing its report" in told
+    assert (made.path / "report.json").read_text() == "mine"
+    assert (tmp_path / ".gkd/.gitignore").read_text() == "*\n"
+
+
+def test_another_runs_report_in_its_place_is_left_alone(tmp_path: Path) -> None:
+    with contextlib.closing(ReportDir(tmp_path, None)) as made:
+        shutil.rmtree(tmp_path / ".gkd")
+        told_to_another_run(tmp_path)
+        with pytest.raises(OSError, match="another run"):
+            made.restore(made.path)
+
+
+def test_a_full_disk_leaves_no_half_made_directories(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            restore(tmp_path / "last")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
