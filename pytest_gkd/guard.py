@@ -47,7 +47,11 @@ class Guard:
 
     def _start(self) -> None:
         creations = os.open(self._creations, os.O_RDONLY)
-        theirs, self._life = os.pipe()
+        try:
+            theirs, self._life = os.pipe()
+        except OSError:
+            os.close(creations)
+            raise
         pulse = self.pulse.descriptor
         self._beat, self._moved = self.pulse[Sign.GUARD_BEAT], monotonic()
         place = str(Path(__file__).parent.parent)

@@ -111,6 +111,21 @@ def _write(folder: str, seconds: float) -> None:
         part.replace(Path(folder, str(os.getpid())))
 
 
+def _restore(before: dict[str, str | None]) -> None:
+    """Take out of the environment what ``ImportsBelow`` has put there, and no more."""
+    now = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if str(STARTUP) in now:
+        now.remove(str(STARTUP))
+        path = os.pathsep.join(now)
+        before = {**before, "PYTHONPATH": path or None}
+    else:  # the stage has set another one, or none
+        before = {FOLDER: before[FOLDER]}
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
 class ImportsBelow:
     """What processes that tell in ``folder`` spend on imports: time by the wall clock.
 
@@ -149,10 +164,7 @@ class ImportsBelow:
         finally:
             over.set()
             thread.join()
-            for name, value in before.items():
-                os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
+            _restore(before)
 
     def _listen(self, over: threading.Event) -> None:
         while not over.wait(TELL_EVERY_S):

@@ -597,9 +597,10 @@ class StageWorker:
         if self._in_call:
             return self._part(item, call, report)
         failed_parts = self._failed_parts if call.when == "call" else []
-        if failed_parts and report.passed:
+        if failed_parts and not report.failed:
             call, shown = failed_parts[0]
             report.outcome, report.longrepr = "failed", shown
+            vars(report).pop("wasxfail", None)
         late = duration_s >= self._limit_s(stage)
         if late and report.skipped and hasattr(report, "wasxfail"):
             # No budget is lifted by xfail: nor could it be for a hang in C.
@@ -619,9 +620,7 @@ class StageWorker:
             found["error"] = report.longreprtext  # an xfail that is strict, and passed
         elif call.excinfo is not None and not report.skipped:
             error = call.excinfo.value
-            text = call.excinfo.exconly(tryshort=True)
-            text = re.sub(r"^(?:\w+\.)+(?=\w+: )", "", text)
-            found["error"] = without_count(text)
+            found["error"] = _error_text(call.excinfo)
             if isinstance(error, StageQuitError):
                 found["error"] = str(error)
             if isinstance(error, (ImportError, AttributeError)):
@@ -634,8 +633,13 @@ class StageWorker:
                     "evidence": [list(line) for line in error.evidence],
                 }
         if failed_parts:
+            first, _ = failed_parts[0]
+            assert first.excinfo is not None
+            said = _error_text(first.excinfo)
+            if call is not first:  # then it failed by itself as well
+                said = f"{said.partition(chr(10))[0]}; then: {found['error']}"
             count = f"{len(failed_parts)} subtest(s) failed"
-            found["error"] = f"{count}; the first: {found['error']}"
+            found["error"] = f"{count}; the first: {said}"
         if report.when == "call" or not report.passed:
             told = ("outcome", "duration_s")
             known = {name: found[name] for name in told}
@@ -737,6 +741,11 @@ def _raised(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
     last = excinfo.traceback[-1]
     where = f"{Path(last.path).name}:{last.lineno + 1}"
     return f"{type(excinfo.value).__name__}{said} ({where})"
+
+
+def _error_text(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
+    text = excinfo.exconly(tryshort=True)
+    return without_count(re.sub(r"^(?:\w+\.)+(?=\w+: )", "", text))
 
 
 def _told(error: BaseException) -> str:

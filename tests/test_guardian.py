@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import resource
 import signal
 import subprocess
 import sys
@@ -627,6 +628,26 @@ def test_a_report_says_of_a_pytest_that_stands_still_what_was_ended(
     process.kill()
     process.communicate(timeout=LIMIT_S)
     wait_until(lambda: gone(guardian))
+
+
+def test_without_descriptors_to_spare_none_is_lost(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert run.guard is not None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        before = set(Path("/proc/self/fd").iterdir())
+        spare = os.dup(0)
+        os.close(spare)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (spare + 1, hard))
+        with pytest.raises(OSError, match="Too many open files"):
+            run.guard.replace()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        # The end of the pipe to the one that it has ended is closed.
+        assert set(Path("/proc/self/fd").iterdir()) < before
+        run.guard.replace()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        run.close()
 
 
 def test_the_guardians_command_line_does_not_name_pytest(tmp_path: Path) -> None:

@@ -91,6 +91,28 @@ def test_parts_pass(subtests_of):
         with subtests_of.test(number=number):
             pass
 
+@stage("parts_skip")
+def test_parts_skip(subtests_of):
+    with subtests_of.test():
+        assert 1 == 2
+    pytest.skip("the rest")
+
+@stage("parts_raise")
+def test_parts_raise(subtests_of):
+    with subtests_of.test():
+        assert 1 == 2
+    raise ValueError("the stage's own")
+
+@stage("sets_path")
+def test_sets_path():
+    os.environ["PYTHONPATH"] = os.environ["PYTHONPATH"] + ":/mine"
+
+@stage("has_path")
+def test_has_path():
+    assert os.environ["PYTHONPATH"].split(":")[-1] == "/mine"
+    assert sum("startup" in one for one in os.environ["PYTHONPATH"].split(":")) == 1
+    del os.environ["PYTHONPATH"]
+
 @stage("parts_hang", timeout=2)
 def test_parts_hang(subtests_of):
     with subtests_of.test():
@@ -213,6 +235,21 @@ def pytest_unconfigure():
 """
 
 
+def test_a_kernel_that_does_not_tell_the_umask_is_enough(tmp_path: Path) -> None:
+    (tmp_path / "old_kernel.py").write_text(
+        "import pathlib\n"
+        "read = pathlib.Path.read_text\n"
+        "def without(self, *args, **more):\n"
+        "    text = read(self, *args, **more)\n"
+        "    lines = text.splitlines(keepends=True)\n"
+        "    return ''.join(one for one in lines if not one.startswith('Umask:'))\n"
+        "pathlib.Path.read_text = without\n"
+    )
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    done = run(tmp_path, "passes", "-p", "old_kernel", PYTHONPATH=path)
+    assert done.code == 0, done.text
+
+
 def test_what_a_conftest_has_started_is_not_ended(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(SERVER)
     done = run(tmp_path, "passes")
@@ -325,6 +362,25 @@ def test_in_one_process_a_fork_never_goes_on_either(tmp_path: Path) -> None:
 def test_a_wait_in_c_that_the_interrupt_ends_is_no_success(tmp_path: Path) -> None:
     done = run(tmp_path, "waits_in_c,last")
     assert done.outcomes() == {"waits_in_c": "timeout", "last": "passed"}
+
+
+def test_what_a_stage_sets_stays_set(tmp_path: Path) -> None:
+    done = run(tmp_path, "sets_path,has_path,last")
+    assert set(done.outcomes().values()) == {"passed"}
+
+
+@pytest.mark.skipif(not HAS_SUBTESTS, reason="pytest 9 has subtests")
+def test_subtests_that_failed_are_told_however_their_stage_ends(tmp_path: Path) -> None:
+    done = run(tmp_path, "parts_skip,parts_raise,last")
+    assert done.outcomes() == {
+        "parts_skip": "failed",
+        "parts_raise": "failed",
+        "last": "passed",
+    }
+    told = "1 subtest(s) failed; the first: assert 1 == 2"
+    assert done.stage("parts_skip")["message"] == told
+    raised = f"{told}; then: ValueError: the stage's own"
+    assert done.stage("parts_raise")["message"] == raised
 
 
 @pytest.mark.skipif(not HAS_SUBTESTS, reason="pytest 9 has subtests")
