@@ -17,6 +17,9 @@ from pytest_gkd.record import RunRecord
 SHOW_EVERY_S = 0.1
 # However much a stage says, the report is written no more often than this.
 WRITE_EVERY_S = 0.5
+# Without the thread it rests so many times as long as it took, at first half a second
+# later: a few changes at once are all written.
+REST = 10
 STOP_LIMIT_S = 5.0
 ATTEMPTS = 5
 
@@ -30,7 +33,9 @@ class Teller(threading.Thread):
     ``could_write`` is of the last time that the report was written.
     ``prepare`` sees that the directory of ``path`` is there and ours, or raises
     OSError.
-    The thread need not be started; then the report is written by who changes it.
+    The thread need not be started; then the report is written by who changes it, at
+    once, unless that has just taken much time: stages may want to fork, and so there is
+    no thread that would write it later.
     """
 
     def __init__(
@@ -50,11 +55,9 @@ class Teller(threading.Thread):
         self._prepare = prepare
         self._one = threading.RLock()
         self.could_write = True
-        self.could_write = True
         self._is_due = False
         self._next = 0.0
         self._over = threading.Event()
-        self._later: threading.Timer | None = None
 
     def run(self) -> None:
         """The thread's loop."""
@@ -70,8 +73,6 @@ class Teller(threading.Thread):
     def stop(self) -> None:
         """End the thread, unless a disk or a terminal holds it."""
         self._over.set()
-        if self._later is not None:
-            self._later.cancel()
         if self.is_alive():
             self.join(STOP_LIMIT_S)
 
@@ -80,19 +81,6 @@ class Teller(threading.Thread):
         self._is_due = True
         if not self.is_alive():
             self._write_if_due()
-            self._come_back()
-
-    def _come_back(self) -> None:
-        """Write soon what came too soon after the last writing, for want of a thread.
-
-        One that lives so shortly is hardly met by a stage that forks.
-        """
-        waits = self._later is not None and self._later.is_alive()
-        if self._is_due and not waits and not self._over.is_set():
-            self._later = threading.Timer(WRITE_EVERY_S, self._write_if_due)
-            self._later.daemon = True
-            with contextlib.suppress(RuntimeError):  # no more threads: the next change
-                self._later.start()
 
     def write(self) -> None:
         """Write the report now; what went wrong is told, and it stays due."""
@@ -100,7 +88,7 @@ class Teller(threading.Thread):
             self._tell(f"the report could not be written: {self._path} hangs")
             return
         try:
-            self._is_due, self._next = False, monotonic() + WRITE_EVERY_S
+            begun, self._is_due = monotonic(), False
             with self._lock:
                 record = copy.deepcopy(self._record)
             self._write(json_text(record.to_json()))
@@ -110,6 +98,12 @@ class Teller(threading.Thread):
             kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
             self._tell(f"the report could not be written: {kind}{error}")
         finally:
+            now = monotonic()
+            if self.is_alive():
+                self._next = now + WRITE_EVERY_S
+            else:
+                rest_s = min(REST * (now - begun), 2 * WRITE_EVERY_S)
+                self._next = max(self._next, now) + rest_s
             self._one.release()
 
     def _write(self, text: str) -> None:
@@ -123,7 +117,8 @@ class Teller(threading.Thread):
         write_whole(self._path, text)
 
     def _write_if_due(self) -> None:
-        if self._is_due and monotonic() >= self._next:
+        ahead_s = 0.0 if self.is_alive() else WRITE_EVERY_S
+        if self._is_due and monotonic() >= self._next - ahead_s:
             self.write()
 
     def _show(self) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_gkd.clock import monotonic
 from pytest_gkd.record import RunRecord, StageRecord
 from pytest_gkd.reportdir import MARKER, restore
 from pytest_gkd.teller import Teller
@@ -51,18 +49,32 @@ def test_a_record_that_cannot_be_written_is_told_and_written_once_it_can(
     assert len(told) == 1
 
 
-def test_without_a_thread_the_last_change_is_written_too(tmp_path: Path) -> None:
+def test_without_a_thread_changes_are_written_at_once_and_none_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_gkd.teller.REST", 0)  # however slow this machine is
     record = RunRecord("2026-01-01T00:00:00+00:00", {}, {})
     path = tmp_path / "report.json"
     teller = Teller(record, path, threading.RLock(), print, lambda directory: None)
+    before = threading.active_count()
     for text in ("first", "second", "third"):
         record.notes.append(text)
         teller.changed()
-    until = monotonic() + 60
-    while len(json.loads(path.read_text())["notes"]) < 3:
-        assert monotonic() < until
-        time.sleep(0.05)
-    teller.stop()
+        assert threading.active_count() == before
+        assert json.loads(path.read_text())["notes"][-1] == text
+
+
+def test_without_a_thread_a_flood_of_changes_is_not_written_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_gkd.teller.REST", 1e9)
+    written = []
+    record = RunRecord("2026-01-01T00:00:00+00:00", {}, {})
+    path = tmp_path / "report.json"
+    teller = Teller(record, path, threading.RLock(), print, written.append)
+    for _ in range(100):
+        teller.changed()
+    assert len(written) < 100
 
 
 def test_a_directory_that_a_stage_removes_meanwhile_is_made_anew_with_its_marker(
