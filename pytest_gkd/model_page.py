@@ -16,8 +16,9 @@ through vllm, weight_sync and training_step: `make models`, or `make models MODE
 for one. **Nats** is the largest difference between the log-probabilities of vLLM and of
 transformers for one token. A name with a hyphen is a family with other options (rotary
 scaling, windows, heads, biases) or with a checkpoint kept in another way (16 bits,
-shards, a pickle, an `auto_map`). A model that fails is sorted below: a failure is
-vLLM's, transformers' or the model's where the reason is known, else it is open.
+shards, a pickle, an `auto_map`); most of those were run colocated by the stages' own
+functions in one process, without pytest. A model that fails is sorted below: a failure
+is vLLM's, transformers' or the model's where the reason is known, else it is open.
 """
 
 
