@@ -183,11 +183,13 @@ class EventReader:
                 continue
             earliest = worker.looked
             looked = self._clock()
+            # First: what was written before a step is then told before it.
+            state = worker.states.read(LINE_BYTES, 0)
             size = worker.events.size()
             yield from self._events(worker, earliest, size, limit_bytes)
             if limit_bytes is None or size - worker.at < limit_bytes:
                 worker.looked = looked
-            yield from self._state(worker, earliest)
+            yield from self._state(worker, state, earliest)
 
     def _events(
         self, worker: _Worker, earliest: float, size: int, limit_bytes: int | None
@@ -210,8 +212,10 @@ class EventReader:
                 self.unreadable += 1
             worker.at += len(line)
 
-    def _state(self, worker: _Worker, earliest: float) -> Iterator[dict[str, Any]]:
-        line = worker.states.read(LINE_BYTES, 0).partition(b"\n")[0]
+    def _state(
+        self, worker: _Worker, state: bytes, earliest: float
+    ) -> Iterator[dict[str, Any]]:
+        line = state.partition(b"\n")[0]
         event = _event(line)
         # One that cannot be read is just being written.
         if event is not None and line != worker.state:

@@ -40,7 +40,10 @@ def creations(tmp_path: Path) -> CreationList:
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SLEEPER],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # as a worker is started
     )
     assert process.stdout is not None
     process.stdout.readline()
@@ -208,7 +211,9 @@ def ray_node(argument: str) -> subprocess.Popen[bytes]:
         f"{SLEEPER!r}, place])"
     )
     node = subprocess.Popen(
-        [sys.executable, "-c", code, argument], stdout=subprocess.PIPE
+        [sys.executable, "-c", code, argument],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
     assert node.stdout is not None
     node.stdout.readline()
@@ -285,7 +290,8 @@ print(os.getpid(), flush=True)
 os.read({reader}, 1)
 """
 parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, text=True, pass_fds=[reader])
+                          stdout=subprocess.PIPE, text=True, pass_fds=[reader],
+                          start_new_session=True)
 orphan = int(parent.stdout.readline())
 base = Path(sys.argv[1])
 follows = Tracker(CreationList(base / "l"), base, set(), dict, print, itself=False)

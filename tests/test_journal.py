@@ -98,6 +98,20 @@ def test_of_a_state_only_the_newest_is_read(
     assert list(reader.read()) == []
 
 
+def test_what_was_written_before_a_state_is_read_before_it(
+    reader: EventReader, writer: EventWriter
+) -> None:
+    writer.write({"event": "start", "n": 1})
+    found = []
+    for _ in range(2):
+        for event in reader.read():
+            found.append(event["n"])
+            if event["event"] == "start":  # while it is handled, the worker goes on
+                writer.write({"event": "fact", "n": 2})
+                writer.write({"event": "step", "n": 3})
+    assert found == [1, 2, 3]
+
+
 @pytest.mark.parametrize("said", [-1e9, 1e9, 0, "noon", None, float("nan")])
 def test_a_time_is_held_to_when_the_event_can_have_been_written(said: Any) -> None:
     now = 100.0
