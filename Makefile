@@ -26,7 +26,7 @@ test: $(VENV)/.ready
 # Every fault that can be injected, for real; make matrix FAULT=rank-killed for one. The
 # plugin stays out of this outer run: there -k would name stages.
 matrix: $(VENV)/.ready
-	$(TRY) $(BIN)/pytest -p no:gkd matrix -n2 $(if $(FAULT),-k "$(FAULT)")
+	$(TRY) $(BIN)/pytest -p no:gkd matrix -n2 -rs $(if $(FAULT),-k "$(FAULT)")
 
 # Tiny models of every text architecture, in the three layouts; make models MODEL=qwen3
 # for one. Some hours; models/keep.py then keeps what was found for docs/models.md.

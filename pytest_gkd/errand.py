@@ -1,9 +1,10 @@
-"""Work that may block for ever, in a thread of its own."""
+"""Work in a thread of its own: what may block for ever, and what comes again."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -29,3 +30,21 @@ def begin(name: str, work: Callable[[], T]) -> Future[T]:
     except RuntimeError:
         run()
     return future
+
+
+@contextlib.contextmanager
+def every(seconds: float, name: str, work: Callable[[], None]) -> Iterator[None]:
+    """Do ``work`` again and again beside the block, which waits for it at its end."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(seconds):
+            work()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -70,10 +70,10 @@ class ImportClock:
         try:
             self._said(now)
             return self._find(name, import_)
-        except Exception:
-            raise  # some packages try what may not be there
-        except BaseException:
-            broken_off = True  # it hung, and what was no progress does not count
+        except BaseException as error:
+            # It hung, and what was no progress does not count; else a package has only
+            # tried what may not be there.
+            broken_off = not isinstance(error, Exception)
             raise
         finally:
             self._depth -= 1
@@ -147,29 +147,25 @@ class ImportsBelow:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Have what is started from here on tell; a thread listens meanwhile."""
+        # Not at the top: each process below imports this module as it starts.
+        from pytest_gkd import errand
+
         with contextlib.suppress(OSError):
             self._folder.mkdir(exist_ok=True)
         before = {name: os.environ.get(name) for name in (FOLDER, "PYTHONPATH")}
         others = [path] if (path := before["PYTHONPATH"]) else []
         os.environ[FOLDER] = str(self._folder)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(STARTUP), *others])
-        over = threading.Event()
-        thread = threading.Thread(
-            target=self._listen, args=[over], name="gkd-imports", daemon=True
-        )
         self._covered = monotonic()
-        thread.start()
         try:
-            yield
+            with errand.every(TELL_EVERY_S, "gkd-imports", self._listen):
+                yield
         finally:
-            over.set()
-            thread.join()
             _restore(before)
 
-    def _listen(self, over: threading.Event) -> None:
-        while not over.wait(TELL_EVERY_S):
-            if self.look(monotonic()):
-                self._tell()
+    def _listen(self) -> None:
+        if self.look(monotonic()):
+            self._tell()
 
     def look(self, now: float) -> bool:
         """Read what was told; whether anything was imported since the last look."""

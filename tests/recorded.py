@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent / "machines"
+needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
 H100, A100, T4, V100 = "9 0", "8 0", "7 5", "7 0"
 
 

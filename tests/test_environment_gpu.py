@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +124,7 @@ def test_gpus_that_no_build_uses_are_a_note_however_full_they_are() -> None:
     assert cause(found) == "gpu.unused"
 
 
-@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+@recorded.needs_compiler
 @pytest.mark.parametrize(
     ("machine", "expected"),
     [

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import recorded
-from recorded import Recorded
+from recorded import Recorded, needs_compiler
 
 from pytest_gkd import gpus, settings
-
-needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +80,7 @@ def test_a_machine_without_a_gpu_has_none_whatever_the_variable_says() -> None:
 
 
 def test_the_driver_of_this_machine_is_asked_without_torch() -> None:
-    assert len(gpus.usable().cards) <= max(1, len(gpus.read().cards)) * 7
+    assert set(gpus.usable().cards) <= set(gpus.read().cards)
 
 
 def test_an_empty_variable_hides_every_gpu_of_this_machine(

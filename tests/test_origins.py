@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_plugin import Run, write
+from test_plugin import RULE, Run, write
 
 from pytest_gkd.settings import Settings
 from pytest_gkd.workload import inputs
@@ -22,22 +22,6 @@ import pytest
 def test_probe(gkd):
     for name in ("student", "teacher", "train_files", "origins"):
         gkd.fact(name, getattr(gkd.settings, name))
-"""
-RULE = """
-id = "mine.reward-down"
-title = "the reward server is down"
-tier = "cause"
-why = "It was restarted. It comes back by itself."
-confirm = "python -c 'print(1)'"
-[[signature]]
-text = ["reward server said 503"]
-example = "RuntimeError: reward server said 503"
-near_miss = ["reward server said 200"]
-[[fix]]
-do = "Wait a minute"
-[[source]]
-ref = "https://example.org/reward"
-says = "what 503 means there"
 """
 
 

@@ -354,11 +354,9 @@ def test_an_interrupt_ends_everything_and_the_report_says_where(
     stage = _await_step(report, "waiting in C")
     for _ in range(times):
         pytest_run.send_signal(number)
-        time.sleep(0.1)
+        time.sleep(0.02)  # all of them before pytest is over
     output, _ = pytest_run.communicate(timeout=120)
-    # The last one may meet a Python that is past pytest's end, which it then ends.
-    codes = [pytest.ExitCode.INTERRUPTED, *[-number][: times - 1]]
-    assert pytest_run.returncode in codes
+    assert pytest_run.returncode == pytest.ExitCode.INTERRUPTED
     assert not psutil.pid_exists(stage["facts"]["child"])
     found = json.loads(report.read_text())
     assert found["interrupted"]

@@ -14,12 +14,13 @@ try:
     from pytest_gkd.imports import tell_in_files
 
     tell_in_files()
-except Exception:  # noqa: S110
+except (ImportError, SyntaxError):  # it has not this package, or is too old for it
     pass
-_own = sys.modules.pop(__name__)
-try:
-    import sitecustomize  # type: ignore[import-not-found] # noqa: F401
-except ImportError as error:
-    if error.name != __name__:
-        raise
-    sys.modules[__name__] = _own
+finally:  # what else went wrong is told by Python, which goes on
+    _own = sys.modules.pop(__name__)
+    try:
+        import sitecustomize  # type: ignore[import-not-found] # noqa: F401
+    except ImportError as error:
+        if error.name != __name__:
+            raise
+        sys.modules[__name__] = _own

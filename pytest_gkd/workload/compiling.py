@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterator
 
 import psutil
+
+from pytest_gkd import errand
 
 # NVIDIA's and Triton's compilers, and what FlashInfer and torch build extensions with.
 COMPILERS = frozenset(
@@ -24,29 +25,19 @@ def told(say: Callable[[str], None], doing: str, *, on_gpu: bool) -> Iterator[No
     ``on_gpu`` nothing is compiled, and no thread is there when the engine forks.
     """
     say(doing)
-    if not on_gpu:
-        yield
-        return
-    over = threading.Event()
+    said = doing
 
     def watch() -> None:
-        said = doing
-        while not over.wait(EVERY_S):
-            found = compilers()
-            text = (
-                f"{doing}: compiling kernels ({', '.join(found)})" if found else doing
-            )
-            if text != said and not over.is_set():
-                said = text
-                say(text)
+        nonlocal said
+        found = compilers()
+        text = f"{doing}: compiling kernels ({', '.join(found)})" if found else doing
+        if text != said:
+            said = text
+            say(text)
 
-    thread = threading.Thread(target=watch, name="gkd-compiling", daemon=True)
-    thread.start()
-    try:
+    watched = errand.every(EVERY_S, "gkd-compiling", watch)
+    with watched if on_gpu else contextlib.nullcontext():
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def compilers() -> list[str]:
