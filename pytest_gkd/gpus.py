@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 LIBRARY = "libnvidia-ml.so.1"
 # From this driver on a process sees every GPU instance and plain GPUs beside them; with
@@ -23,6 +24,10 @@ EXCLUSIVE_PROCESS = 3
 # (vllm/platforms/cuda.py, supported_dtypes).
 BFLOAT16_CAPABILITY = (8, 0)
 SAMPLES = 1024
+# What people write into CUDA_VISIBLE_DEVICES to hide every GPU.
+HIDING = ("", "-1", "NoDevFiles", "none", "void")
+
+Named = TypeVar("Named")
 
 
 @dataclass(frozen=True)
@@ -191,55 +196,72 @@ def _instances(nvml: _Nvml, device: Any) -> tuple[Instance, ...] | None:
     return tuple(found)
 
 
+def select(
+    value: str, find: Callable[[str], Sequence[Named]]
+) -> tuple[list[Named], str]:
+    """The devices that a CUDA_VISIBLE_DEVICES value names, by ``find`` for one entry,
+    and what is wrong with it in words.
+
+    CUDA takes the list up to the first entry that names no device (CUDA programming
+    guide, environment variables), and none at all when a device is named twice
+    (torch/cuda/__init__.py, _parse_visible_devices).
+    """
+    chosen: list[Named] = []
+    for word in (part.strip() for part in value.split(",")):
+        found = find(word)
+        if not found:
+            return chosen, "" if word in HIDING else f"{word!r} names no GPU"
+        if any(one in chosen for one in found):
+            return [], f"{word!r} names a GPU twice"
+        chosen += found
+    return chosen, ""
+
+
+def names(word: str, index: int, uuid: str) -> bool:
+    """Whether an entry of CUDA_VISIBLE_DEVICES names the GPU of that index and UUID.
+
+    Of a UUID the first characters are enough; of a number, what follows its digits is
+    not read (torch/cuda/__init__.py, _parse_visible_devices).
+    """
+    if number := re.match(r"\+?\d+", word):
+        return int(number[0]) == index
+    return word.startswith("GPU-") and uuid.startswith(word)
+
+
 def visible(machine: Machine, environment: str | None) -> tuple[Card, ...]:
     """The CUDA devices that a CUDA_VISIBLE_DEVICES value leaves, None when it is unset,
     each as its card.
-
-    CUDA stops reading at the first entry that names no device (CUDA programming
-    guide, environment variables).
     """
-    devices: dict[tuple[int, int | None], Card] = {}
     if environment is None:
-        for card in machine.cards:
-            devices |= _devices(card)
+        devices = [one for card in machine.cards for one in _devices(card)]
     else:
-        for entry in environment.split(","):
-            named = _named(machine, entry.strip())
-            if not named:
-                break
-            devices |= named
-    instances = [card for (_, group), card in devices.items() if group is not None]
+        devices, _ = select(environment, functools.partial(_named, machine))
+    instances = [card for card, group in devices if group is not None]
     release = machine.driver.partition(".")[0]
     if instances and release.isdigit() and int(release) < MANY_INSTANCES_DRIVER:
         return (instances[0],)
-    return tuple(devices.values())
+    return tuple(card for card, _ in devices)
 
 
-def _devices(card: Card) -> dict[tuple[int, int | None], Card]:
+def _devices(card: Card) -> list[tuple[Card, int | None]]:
     """A card's CUDA devices; of several compute instances in a GPU instance, one."""
     if card.instances is None:
-        return {(card.index, None): card}
-    return {(card.index, one.group): card for one in card.instances}
+        return [(card, None)]
+    return [(card, group) for group in dict.fromkeys(i.group for i in card.instances)]
 
 
-def _named(machine: Machine, name: str) -> dict[tuple[int, int | None], Card]:
-    if name.isdigit():
-        return _devices(machine.cards[int(name)]) if int(name) < _len(machine) else {}
+def _named(machine: Machine, word: str) -> list[tuple[Card, int | None]]:
+    # The form of drivers before R470: MIG-GPU-UUID/GPU instance/compute instance.
+    parts = word.removeprefix("MIG-").split("/")
     for card in machine.cards:
-        if name.startswith("GPU-") and card.uuid.startswith(name):
+        if names(word, card.index, card.uuid):
             return _devices(card)
         for one in card.instances or ():
-            if name.startswith("MIG-") and one.uuid.startswith(name):
-                return {(card.index, one.group): card}
-        # The form of drivers before R470: MIG-GPU-UUID/GPU instance/compute instance.
-        parts = name.removeprefix("MIG-").split("/")
+            if word.startswith("MIG-") and one.uuid.startswith(word):
+                return [(card, one.group)]
         if len(parts) == 3 and card.uuid == parts[0] and parts[1].isdigit():
-            return {(card.index, int(parts[1])): card}
-    return {}
-
-
-def _len(machine: Machine) -> int:
-    return len(machine.cards)
+            return [(card, int(parts[1]))]
+    return []
 
 
 def usable() -> Usable:

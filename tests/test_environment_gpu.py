@@ -80,6 +80,8 @@ def test_the_listing_of_nvidia_smi_is_read() -> None:
         ("0,7", [0], "'7' names no GPU"),
         ("0,0", [], "'0' names a GPU twice"),
         ("cuda:0", [], "'cuda:0' names no GPU"),
+        ("0,GPU-1111", [], "'GPU-1111' names a GPU twice"),
+        ("MIG-1,MIG-1", [], "'MIG-1' names a GPU twice"),
     ],
 )
 def test_visible_devices_are_taken_as_cuda_takes_them(

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_gkd.workload.env_findings import Finding
+from pytest_gkd.workload.env_findings import Finding, Note
 from pytest_gkd.workload.env_probe import Outcome, Probe, busy_share
 from pytest_gkd.workload.env_probe_judge import judge_imports, judge_ray
 
@@ -27,9 +27,10 @@ def importing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeProbe:
     folder.mkdir()
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
 
-    def start(**packages: str) -> Probe:
+    def start(**packages: str | None) -> Probe:
         for name, source in packages.items():
-            (folder / f"{name}.py").write_text(source)
+            if source is not None:  # else it lies there
+                (folder / f"{name}.py").write_text(source)
         return Probe("import_packages", [list(packages)], tmp_path)
 
     return start
@@ -128,6 +129,49 @@ def test_a_package_that_is_not_there_is_missing(importing: MakeProbe) -> None:
 def test_a_module_that_moved_is_a_conflict(importing: MakeProbe) -> None:
     (fault,) = judge_imports(ended(importing(needs="import json.no_such_module")))
     assert fault.cause == "env.package-conflict"
+
+
+VLLM = {
+    "__init__.py": "",
+    "platforms.py": """
+class current_platform:
+    device_name = "cpu"
+    def import_kernels(): pass
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "borne"),
+    [
+        (
+            "import contextlib\nwith contextlib.suppress(ImportError): import vllm.x_C",
+            1,
+        ),
+        ("try:\n    from vllm.x_C import f\nexcept (OSError, ImportError): pass", 1),
+        ("try:\n    from . import x_C\nexcept Exception: pass", 1),
+        ("def moe():\n    import vllm.x_C", 1),
+        ("try:\n    pass\nexcept ImportError:\n    import vllm.x_C", 0),
+        ("try:\n    import vllm.x_C\nexcept ModuleNotFoundError: pass", 0),
+        ("import vllm.x_C", 0),
+        ("import vllm.other  # x_C", 0),
+    ],
+)
+def test_an_extension_that_vllm_does_without_is_a_note(
+    importing: MakeProbe, tmp_path: Path, source: str, borne: int
+) -> None:
+    package = tmp_path / "packages/vllm"
+    package.mkdir()
+    for name, text in {**VLLM, "uses.py": source}.items():
+        (package / name).write_text(text)
+    (package / "x_C.abi3.so").write_text("of another build")
+    (found,) = judge_imports(ended(importing(vllm=None)))
+    assert isinstance(found, Note) == bool(borne)
+    if isinstance(found, Note):
+        assert "import vllm.x_C failed: ImportError: " in found.text
+        assert found.text.endswith("vLLM goes on without it (uses.py).")
+    else:
+        assert found.cause == "env.package-conflict"
 
 
 def test_an_import_that_only_waits_is_stuck_and_its_place_is_named(

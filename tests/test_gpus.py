@@ -65,13 +65,24 @@ def cards(*numbers: int) -> gpus.Machine:
         ("0,-1,1", 1),
         ("1,,2", 1),
         ("GPU-9c8a8d9a,1", 0),
+        ("0,1,0", 0),
+        ("0,GPU-0c8a8d9a", 0),
+        ("1gpu,2gpu", 2),
     ],
 )
 def test_the_variable_leaves_so_many_of_four(
     environment: str | None, expected: int
 ) -> None:
-    """Entries after one that names no GPU do not count."""
+    """Entries after one that names no GPU do not count, none at all after one twice."""
     assert len(gpus.visible(cards(0, 1, 2, 3), environment)) == expected
+
+
+@pytest.mark.parametrize("environment", ["MIG-11111111,MIG-11111111", "1,0,MIG-1111"])
+def test_a_mig_instance_that_is_named_twice_hides_all(
+    on: type[Machine], environment: str
+) -> None:
+    on(recorded.MIG_R570)
+    assert gpus.visible(gpus.read(), environment) == ()
 
 
 def test_a_machine_without_a_gpu_has_none_whatever_the_variable_says() -> None:

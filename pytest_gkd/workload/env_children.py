@@ -25,6 +25,7 @@ from typing import Any
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.imports import ImportClock
+from pytest_gkd.workload.env_extensions import goes_without
 
 
 class Reporter:
@@ -41,7 +42,7 @@ class Reporter:
     def doing(self, what: str) -> Iterator[dict[str, Any]]:
         """Report ``what`` as begun, then as done or failed; go on after a failure.
 
-        What the block puts in the dictionary is reported with ``done``.
+        What the block puts in the dictionary is reported with the end.
         """
         self.say(begin=what)
         start = monotonic()
@@ -57,6 +58,7 @@ class Reporter:
                 missing=getattr(error, "name", None),
                 errno=getattr(error, "errno", None),
                 trace=traceback.format_exc(limit=-6),
+                **found,
             )
         else:
             seconds = round(monotonic() - start, 2)
@@ -88,8 +90,8 @@ def import_packages(descriptor: int, modules: list[str]) -> None:
         with reporter.doing("vLLM's platform") as found:
             found["platform"], found["kernels"] = _vllm_platform()
         for name in _vllm_extensions():
-            with reporter.doing(f"import vllm.{name}"):
-                importlib.import_module(f"vllm.{name}")
+            with reporter.doing(f"import vllm.{name}") as found:
+                _import_extension(f"vllm.{name}", found)
     reporter.say(end=True)
     sys.stderr.flush()
     # The interpreter's own exit takes a second and proves nothing here.
@@ -156,6 +158,16 @@ def _vllm_extensions() -> list[str]:
     folder = Path(vllm.__path__[0])
     names = {path.name.partition(".")[0] for path in folder.glob("*.so")}
     return sorted(name for name in names if not name.startswith("_C"))
+
+
+def _import_extension(module: str, found: dict[str, Any]) -> None:
+    import vllm
+
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        found["without"] = goes_without(Path(vllm.__path__[0]), module, error)
+        raise
 
 
 def _leave_out_helpers() -> list[str]:

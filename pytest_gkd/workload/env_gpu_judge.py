@@ -22,33 +22,21 @@ BUSY_NOTE_MIB = 1024
 UUIDS_SINCE = Version("0.24.0")
 
 
-def chosen_gpus(value: str | None, gpus: Sequence[Gpu]) -> tuple[list[Gpu], str]:
+def chosen_gpus(value: str | None, listed: Sequence[Gpu]) -> tuple[list[Gpu], str]:
     """What CUDA_VISIBLE_DEVICES leaves visible, and what is wrong with it in words.
 
-    CUDA takes the list up to the first entry that names no device (CUDA C++
-    Programming Guide, environment variables), and none at all when a device is named
-    twice (torch/cuda/__init__.py, _parse_visible_devices).
+    nvidia-smi's list of GPUs does not hold MIG devices: they are taken as they stand.
     """
-    if value is None:
-        return list(gpus), ""
-    chosen: list[Gpu] = []
-    for word in (part.strip() for part in value.split(",")):
+
+    def find(word: str) -> Sequence[Gpu | str]:
         if word.startswith("MIG-"):
-            # nvidia-smi's list of GPUs does not hold MIG devices: nothing to check.
-            continue
-        if word.lstrip("-").isdigit():
-            found = [gpu for gpu in gpus if gpu.index == int(word)]
-        elif word.startswith("GPU-"):
-            found = [gpu for gpu in gpus if gpu.uuid.startswith(word)]
-        else:
-            found = []
-        if not found:
-            hidden = word in ("", "-1", "NoDevFiles", "none", "void")
-            return chosen, "" if hidden else f"{word!r} names no GPU"
-        if found[0] in chosen:
-            return [], f"{word!r} names a GPU twice"
-        chosen.append(found[0])
-    return chosen, ""
+            return [word]
+        return [gpu for gpu in listed if gpus.names(word, gpu.index, gpu.uuid)][:1]
+
+    if value is None:
+        return list(listed), ""
+    chosen, wrong = gpus.select(value, find)
+    return [gpu for gpu in chosen if isinstance(gpu, Gpu)], wrong
 
 
 def _names_mig(value: str | None) -> bool:
@@ -108,7 +96,7 @@ def judge_gpus(
 
 
 def judge_names(
-    visible: str | None, gpus: Sequence[Gpu], vllm: str
+    visible: str | None, listed: Sequence[Gpu], vllm: str
 ) -> list[Finding | Note]:
     """Whether vLLM of that version can read the GPUs' names in CUDA_VISIBLE_DEVICES.
 
@@ -125,7 +113,7 @@ def judge_names(
         f"CUDA_VISIBLE_DEVICES={visible} names GPUs by UUID, which vLLM {vllm} takes "
     )
     text += f"for numbers; {UUIDS_SINCE} is the first release that does not."
-    chosen, wrong = chosen_gpus(visible, gpus)
+    chosen, wrong = chosen_gpus(visible, listed)
     if len(chosen) == len(words) and not wrong:
         numbers = ",".join(str(gpu.index) for gpu in chosen)
         text += f" CUDA_VISIBLE_DEVICES={numbers} names the same ones."

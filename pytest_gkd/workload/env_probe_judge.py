@@ -53,16 +53,18 @@ def import_cause(event: Mapping[str, Any], module: str) -> str:
     return "env.package-conflict"
 
 
-def judge_imports(outcome: Outcome) -> list[Finding]:
+def judge_imports(outcome: Outcome) -> list[Finding | Note]:
     """What the import child found.
 
     Packages are imported from the bottom up, so of several failures with one text
     only the first is kept: the others import the one that failed.
     """
-    findings = []
+    findings: list[Finding | Note] = []
     seen: set[str] = set()
     for event in outcome.events:
-        if "failed" in event and event["text"] not in seen:
+        if event.get("without"):
+            findings.append(_extension(event))
+        elif "failed" in event and event["text"] not in seen:
             seen.add(event["text"])
             findings.append(_failed_import(event))
         findings += [
@@ -108,6 +110,13 @@ def _failed_import(event: Mapping[str, Any]) -> Finding:
         {"package": module, "error": event["error"]},
         tuple((what, None, line) for line in lines[-TAIL_LINES:]),
     )
+
+
+def _extension(event: Mapping[str, Any]) -> Note:
+    """An extension of vLLM's that does not load, and that vLLM does without."""
+    said = " ".join(str(event["text"]).split())[:TEXT_LIMIT]
+    text = f"{event['failed']} failed: {event['error']}: {said}; vLLM goes on without "
+    return Note("vllm.extension", f"{text}it ({', '.join(event['without'])}).")
 
 
 def _own_lines(trace: str) -> list[str]:

@@ -188,7 +188,7 @@ class Examination:
         failed = dict.fromkeys(
             str(fault.facts.get("package", ""))
             for fault in imports
-            if fault.cause == "env.package-conflict"
+            if isinstance(fault, Finding) and fault.cause == "env.package-conflict"
         )
         left_s = self._deadline - monotonic()
         self.found.add(
