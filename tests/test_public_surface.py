@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -187,16 +188,21 @@ STAGE_KEYS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def help_text(tmp_path_factory: pytest.TempPathFactory) -> str:
+def told(flag: str, place: Path) -> str:
+    """What pytest says of itself and its plugins, in an empty directory."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--help"],
-        cwd=tmp_path_factory.mktemp("help"),
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", flag],
+        cwd=place,
         capture_output=True,
         text=True,
         check=True,
     )
     return done.stdout
+
+
+@pytest.fixture(scope="module")
+def help_text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return told("--help", tmp_path_factory.mktemp("help"))
 
 
 def test_the_flags(help_text: str) -> None:
@@ -209,9 +215,8 @@ def test_every_flag_has_an_ini_twin(help_text: str) -> None:
     assert sorted(keys) == sorted(twins + INI_ONLY)
 
 
-def test_the_marker(pytestconfig: pytest.Config) -> None:
-    markers = [m for m in pytestconfig.getini("markers") if m.startswith("gkd")]
-    (marker,) = markers
+def test_the_marker(tmp_path: Path) -> None:
+    (marker,) = re.findall(r"@pytest.mark.(gkd.*)", told("--markers", tmp_path))
     assert marker.startswith("gkd_stage(name, *, lane=None, needs=None, timeout=None):")
 
 
