@@ -45,19 +45,26 @@ _KINDS = {
     "sk-": r"(?:(?<![A-Za-z0-9_]sk-)|(?<=\\[nrt]sk-))(?=[\w-]{0,80}\d)[\w-]{20,}",
     "eyJ": r"[\w-]{10,}\.[\w-]{10,}\.[\w-]*",
 }
+# What stands where a secret is yet to be filled in: $NAME, <name>, ...; and no more.
+_UNFILLED = r"(?:\$\{?[A-Z_][A-Z0-9_]{0,40}\}?|<[\w -]{1,40}>|\.{3}|…)(?=[\s\"'@&,]|$)"
 # Each begins with plain text, for which the search is a hundred times as fast.
 _SHAPES = (
     *(re.compile(rf"({kind}){rest}") for kind, rest in _KINDS.items()),
     re.compile(
         r"(-----BEGIN (?:[A-Z]{1,20} ){0,3}PRIVATE KEY-----)[A-Za-z0-9+/=\s\\]{4,}"
     ),
-    re.compile(r"(://[^\s/?#@:\"']{0,200}:)[^\s/?#@\"']{1,500}(?=@)"),
-    re.compile(r"([?&]sig=)[^&\s\"']+"),
-    re.compile(r"(X-Amz-(?:Signature|Credential|Security-Token)=)[^&\s\"']+"),
+    re.compile(
+        rf"(://[^\s/?#@:\"']{{0,200}}:)(?!{_UNFILLED})[^\s/?#@\"']{{1,500}}(?=@)"
+    ),
+    re.compile(rf"([?&]sig=)(?!{_UNFILLED})[^&\s\"']+"),
+    re.compile(
+        r"(X-Amz-(?:Signature|Credential|Security-Token)=)"
+        rf"(?!{_UNFILLED})[^&\s\"']+"
+    ),
     re.compile(r"([Bb]earer )[\w.~+/=-]{16,}"),
     re.compile(
         r"([Aa]uthorization[\"']?[:=] ?[\"']?(?:[Bb]asic |[Tt]oken )?)"
-        r"(?![Bb]earer )[^\s\"',*]{6,}"
+        rf"(?![Bb]earer )(?!{_UNFILLED})[^\s\"',*]{{6,}}"
     ),
     re.compile(r"(wandb login (?:--\S+ )?)[0-9a-f]{40}\b"),
 )
@@ -98,6 +105,7 @@ _HARMLESS = {
     *("first", "new", "think", "tool", "prompt", "response", "sort", "primary"),
     *("cache", "data", "column", "public", "fn", "image", "foreign", "dict", "row"),
 }
+_BLANK = re.compile(rf"(?:{'|'.join(_KINDS)})?(?:\.+|…|[xX]{{3,}})")
 _NOTHING = {"none", "null", "true", "false", "unset", "not", "is", "was"}
 _CREDENTIAL = re.compile(r"(?=\D*\d)(?=.*[A-Za-z])[\w.~+/=-]{8,}")
 
@@ -223,7 +231,8 @@ def names_secret(name: str, value: str | None = None) -> bool:
     """Whether what goes by this name is a secret: HF_TOKEN, --api-key, db.password.
 
     Without a ``value`` by the name alone. ``max_token``, ``--pad-token`` and
-    ``prompt_key`` are none, and neither are values such as None, 5 or <eos>.
+    ``prompt_key`` are none, and neither are values such as None, 5 or <eos>, nor what
+    is yet to be filled in: ``...``, ``hf_xxx``, $TOKEN.
     """
     words = [word.lower() for word in _WORDS.findall(name)]
     if not words or words[-1] in _ABOUT:
@@ -231,6 +240,7 @@ def names_secret(name: str, value: str | None = None) -> bool:
     bare = "" if value is None else value.strip("b\"',;)")
     if value is not None and (
         bare.lower() in {*_NOTHING, ""}
+        or _BLANK.fullmatch(bare)
         or bare[0] in "<[{($%*-"
         or re.fullmatch(r"[\w:/.-]*\*{3}.{0,2}", bare)
     ):

@@ -67,6 +67,11 @@ SECRETS = {
     "password: hunter2": "password: ***",
     "authorization: Bearer abcdefghijklmnop": "authorization: Bearer ***",
     "https://x.blob/y?sv=1&sig=ab%2B12&se=2": "https://x.blob/y?sv=1&sig=***&se=2",
+    # Like what is yet to be filled in, and more than that.
+    "HF_TOKEN=...ab12": "HF_TOKEN=***",
+    "KEY=xxx9": "KEY=***",
+    "postgres://me:$ecret@db": "postgres://me:***@db",
+    "authorization: <a>b12345": "authorization: ***",
 }
 HARMLESS = (
     "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
@@ -97,6 +102,14 @@ HARMLESS = (
     "tests/test_a.py::test_b[x] std::vector<int>::at [::]:80 ::1",
     "中文\u3000日本 naïve 🚀".replace("\u3000", " "),
     "C:\\x1b written out, a\ttab",
+    # What the reader is to fill in.
+    "KEY=... python train.py, KEY='...' or HF_TOKEN=… or (WANDB_API_KEY=...)",
+    "export HF_TOKEN=hf_..., HF_TOKEN=hf_xxx, --api-key xxxxxx",
+    "--token <token> --api-key=$API_KEY KEY=${KEY} KEY=%KEY% KEY=$(cat key)",
+    "Authorization: $HF_TOKEN",
+    "authorization: token <token>",
+    "http://me:$PASSWORD@host http://me:<password>@host http://me:...@host",
+    "https://x.blob/y?sig=...&se=2 ?sig=<signature> ?sig=$SIG",
 )
 
 
