@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -19,7 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -163,6 +164,8 @@ class StageWorker:
         self._unsaid = ""  # why an event could not be written
         self._captured: list[Descriptor] = []
         self._channel: list[Descriptor] = []
+        self._streams: dict[str, IO[str]] = {}  # Python's own that are open
+        self._streams_closed = ""  # by which stage, for those after it in one process
         context.emit = self._send
         self._imports = ImportClock(self._importing)
         self._below = ImportsBelow(
@@ -480,13 +483,32 @@ class StageWorker:
                 "process was sent SIGINT"
             ) from error
         finally:
-            if not all(one.is_open() for one in (*self._captured, *self._channel)):
+            self._look_at_streams()
+            own = {one.number: one for one in (*self._captured, *self._channel)}
+            closed = [str(number) for number in own if not own[number].is_open()]
+            if closed:
                 self._give_up(
                     "the stage closed file descriptors of its process that were not "
-                    "its own (os.closerange?), by which pytest works"
+                    f"its own ({', '.join(closed)}; by os.close or os.closerange?), by "
+                    "which pytest works"
                 )
             # pytest's capture, which these hooks lie within, has not read it yet.
             cut_captured([one.number for one in self._captured], OUTPUT_BYTES)
+
+    def _look_at_streams(self) -> None:
+        """Whether the stage has closed a stream of Python's that pytest reads after it.
+
+        In one process pytest cannot go on either, but nobody replaces it.
+        """
+        closed = [name for name, stream in self._streams.items() if stream.closed]
+        if closed and self._current is not None:
+            self._streams = {}
+            self._streams_closed = (
+                f"the stage {self._current.name} closed {' and '.join(closed)} of its "
+                f"process (by {closed[0]}.close(), or a with statement over it), by "
+                "which pytest works"
+            )
+            self._give_up(self._streams_closed)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -546,6 +568,12 @@ class StageWorker:
         if self._isolated:
             self._captured = captured_descriptors()
             self._channel = channel_descriptors(item.config)
+        streams = {"sys.stdout": sys.stdout, "sys.stderr": sys.stderr}
+        self._streams = {
+            name: one
+            for name, one in streams.items()
+            if not getattr(one, "closed", True)  # or it may be anything, with -s
+        }
         self._started[item.nodeid] = monotonic()
         self._stood_s = self._stood_still_s()
         self.context.begin(stage.name, stage.budget_s)
@@ -623,6 +651,8 @@ class StageWorker:
             found["error"] = _error_text(call.excinfo)
             if isinstance(error, StageQuitError):
                 found["error"] = str(error)
+            if self._streams_closed:
+                found["error"] = f"{self._streams_closed}: {found['error']}"
             if isinstance(error, (ImportError, AttributeError)):
                 found["fault"] = shadowed(error, report.longreprtext)
             if isinstance(error, StageFault):

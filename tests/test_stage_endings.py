@@ -72,6 +72,14 @@ def test_close_1_2():
 @stage("close_all")
 def test_close_all(): os.closerange(0, 1000)
 
+@stage("close_stdout")
+def test_close_stdout(): sys.stdout.close()
+
+@stage("close_stderr")
+def test_close_stderr():
+    with sys.stderr:
+        pass
+
 @stage("close_and_work_on")
 def test_close_and_work_on():
     os.closerange(3, 1000)
@@ -147,6 +155,8 @@ def endings(endings_dir: Path) -> Run:
         ("os_exit", "failed", "the process that ran it died: exit code 0"),
         ("close_1_2", "passed", ""),
         ("close_all", "failed", "the stage closed file descriptors"),
+        ("close_stdout", "failed", "the stage close_stdout closed sys.stdout of its"),
+        ("close_stderr", "failed", "the stage close_stderr closed sys.stderr of its"),
         ("close_and_work_on", "failed", "closed its connection to pytest"),
         ("clears_environment", "passed", ""),
         ("crash_late", "failed", "it passed, then while it closed the process that"),
@@ -183,6 +193,17 @@ def test_in_one_process_pytest_exit_ends_the_run_but_never_as_a_success(
     run = Run(tmp_path, "--gkd-stages=exit_0,last", "test_probe.py", "-n0")
     assert run.code == pytest.ExitCode.INTERRUPTED
     assert run.outcomes() == {"exit_0": "skipped", "last": "skipped"}
+
+
+def test_in_one_process_a_closed_stream_is_told_of_every_stage_that_it_costs(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, ENDINGS)
+    run = Run(tmp_path, "--gkd-stages=close_stdout,last", "test_probe.py", "-n0")
+    assert run.outcomes() == {"close_stdout": "failed", "last": "failed"}
+    for name in ("close_stdout", "last"):
+        said = run.stage(name)["message"]
+        assert said.startswith("the stage close_stdout closed sys.stdout of its process")
 
 
 def test_junit_has_every_stage_of_such_a_run(endings: Run, endings_dir: Path) -> None:
