@@ -37,6 +37,7 @@ from pytest_gkd.failure import (
     closing_message,
     ending_of,
     properties,
+    raised_in,
     raised_message,
     tell_junit,
 )
@@ -845,6 +846,17 @@ class StageController:
         self.watchdog.drain()  # a stage may have said that it is done
         self._close_open_stages()
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_internalerror(
+        self, excinfo: pytest.ExceptionInfo[BaseException]
+    ) -> None:
+        path, line, hook = raised_in(excinfo)
+        self._note(
+            f"{self._findings.relative(path)}:{line} ({hook}) raised an error in "
+            "pytest's own process, which ends the run: "
+            f"{sanitize.line(excinfo.exconly(tryshort=True))}"
+        )
+
     def _close_open_stages(self) -> None:
         for stage in self.record.stages:
             if stage.outcome is None and stage.ended_with == PASSED:
@@ -874,18 +886,18 @@ class StageController:
                 self.home.guard.beat(float("inf"))
             if self._replacing is not None:
                 wait([self._replacing], GOODBYE_LIMIT_S)
-            self.watchdog.drain()
-            if self._events.unreadable:
-                self._note(
-                    f"{self._events.unreadable} line(s) of what the workers said could "
-                    "not be read (a full disk, or another hand)"
-                )
             self.tracker.stop()
             self.tracker.scan()
             workers = {(w.pid, w.start) for w in self.watchdog.workers.values()}
             ended, survived = self.closing.end_all(workers)
             self.record.cleaned += ended
             self._note_survivors(survived)
+            self.watchdog.drain()  # now that nobody says anything any more
+            if self._events.unreadable:
+                self._note(
+                    f"{self._events.unreadable} line(s) of what the workers said could "
+                    "not be read (a full disk, or another hand)"
+                )
             self._close_open_stages()
             self._teller.stop()
         if self.record.ended is None:
@@ -907,6 +919,9 @@ class StageController:
         if not self.workers:
             self._teller.stop()
         self._sanitize_warnings()
+        reporter = self.config.pluginmanager.getplugin("terminalreporter")
+        if session.exitstatus == pytest.ExitCode.INTERNAL_ERROR and reporter:
+            self.pytest_terminal_summary(reporter)  # which pytest then leaves out
 
     def _tell_github(self) -> None:
         page = os.environ.get(step_summary.VARIABLE)

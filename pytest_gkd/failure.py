@@ -6,6 +6,7 @@ import json
 import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,6 +122,18 @@ def raised_message(raised: str, overrun: Overrun | None, died: str) -> str:
         return f"{raised}; while its traceback was made {died}"
     limit = render.budget(overrun.limit_s)
     return f"{raised}; to make its traceback took over {limit} (a slow __repr__?)"
+
+
+def raised_in(excinfo: pytest.ExceptionInfo[BaseException]) -> tuple[Path, int, str]:
+    """Whose hook an error comes from: its file, the line it stood in, and its name.
+
+    Which is the last that pluggy has called; what that called in turn is not to blame.
+    """
+    entries = list(excinfo.traceback)
+    modules = [str(entry.frame.f_globals.get("__name__")) for entry in entries]
+    calls = [at for at, name in enumerate(modules) if name.startswith("pluggy")]
+    entry = entries[min(max(calls, default=-2) + 1, len(entries) - 1)]
+    return Path(entry.path), entry.lineno + 1, entry.name
 
 
 def ending_of(node: Any) -> tuple[int | None, str]:

@@ -9,6 +9,7 @@ import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import psutil
 import pytest
 from test_plugin import Run, write
 
@@ -203,7 +204,9 @@ def test_in_one_process_a_closed_stream_is_told_of_every_stage_that_it_costs(
     assert run.outcomes() == {"close_stdout": "failed", "last": "failed"}
     for name in ("close_stdout", "last"):
         said = run.stage(name)["message"]
-        assert said.startswith("the stage close_stdout closed sys.stdout of its process")
+        assert said.startswith(
+            "the stage close_stdout closed sys.stdout of its process"
+        )
 
 
 def test_junit_has_every_stage_of_such_a_run(endings: Run, endings_dir: Path) -> None:
@@ -226,6 +229,57 @@ def test_a_number_that_was_closed_and_used_anew_is_not_written_to(
     files = list((endings_dir / "kept").iterdir())
     assert len(files) == 40
     assert all(file.read_bytes() == b"" for file in files)
+
+
+# -- pytest's own process ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", ["-n2", "-n0"])
+def test_a_reporter_of_the_users_that_fails_is_named_and_nothing_goes_on(
+    tmp_path: Path, workers: str
+) -> None:
+    write(
+        tmp_path,
+        """
+import subprocess, time
+from pathlib import Path
+import pytest
+
+@pytest.mark.gkd_stage("works", lane="one", timeout=60)
+def test_works():
+    Path("pid").write_text(str(subprocess.Popen(["sleep", "600"]).pid))
+    time.sleep(30)
+
+@pytest.mark.gkd_stage("reported", lane="two", timeout=60)
+def test_reported():
+    while not Path("pid").exists():
+        time.sleep(0.05)
+
+@pytest.mark.gkd_stage("later", lane="two", timeout=60)
+def test_later(): pass
+""",
+    )
+    (tmp_path / "conftest.py").write_text("""
+import json, os
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" and "PYTEST_XDIST_WORKER" not in os.environ:
+        json.loads("no JSON")
+""")
+    names = "works,reported,later" if workers == "-n2" else "later"
+    run = Run(tmp_path, f"--gkd-stages={names}", "test_probe.py", workers)
+    assert run.code == pytest.ExitCode.INTERNAL_ERROR
+    assert run.report["ended"]
+    said = "conftest.py:6 (pytest_runtest_logreport) raised an error in pytest's own"
+    assert run.report["notes"][0].startswith(said)
+    assert run.shows(f"gkd: {said} *JSONDecodeError: Expecting value: *")
+    assert run.shows("gkd: report in .gkd/last/report.json")
+    if workers == "-n2":
+        assert run.outcomes()["reported"] == "passed"
+        works = run.stage("works")
+        assert works["outcome"] == "skipped"
+        assert works["message"].startswith("interrupted after")
+        assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
 # -- the run's own directory ---------------------------------------------------------
