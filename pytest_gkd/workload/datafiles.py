@@ -29,7 +29,7 @@ PARQUET_MAGIC = b"PAR1"
 ARROW_MAGIC = b"ARROW1"
 ARROW_STREAM = b"\xff\xff\xff\xff"
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
-OTHER_SUFFIXES = (".parquet", ".csv", ".arrow")
+OTHER_SUFFIXES = (".parquet", ".csv", ".arrow", ".feather")
 EXPECTED = "parquet, JSON, CSV or Arrow"  # for messages
 # Which of two formats datasets takes where there are as many files of either.
 _FAVOURITES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".ndjson")
@@ -41,6 +41,7 @@ SAVED = ("state.json", "dataset_dict.json")
 # Other formats that turn up under these names, by their first bytes.
 _OTHERS = (
     (b"PARE", "an encrypted parquet file"),
+    (b"FEA1", "a Feather file of version 1, which datasets does not read"),
     (ZIP, "a zip archive"),
     (b"\xff\xfe", "UTF-16 text"),
     (b"\xfe\xff", "UTF-16 text"),
@@ -226,7 +227,8 @@ def _kind(path: Path, start: bytes, size: int) -> str:
             f"is not parquet: it starts with {start[:16]!r} instead of "
             f"{PARQUET_MAGIC!r}",
         )
-    if start.startswith(ARROW_MAGIC) or ".arrow" in suffixes:
+    # Feather is the Arrow IPC file format since its version 2.
+    if start.startswith(ARROW_MAGIC) or {".arrow", ".feather"} & set(suffixes):
         if not start.startswith((ARROW_MAGIC, ARROW_STREAM)):
             raise corrupt(path, f"is no Arrow file: it starts with {start[:16]!r}")
         return "arrow"

@@ -41,15 +41,25 @@ HUB_ROWS = 20_000
 
 
 @dataclass(frozen=True)
+class Part:
+    """Files of one kind as a stream of rows, and the columns of the first of them."""
+
+    stream: Any
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Rows:
     """All train files as one stream of rows.
 
-    ``cache_dirs`` are where ``load_dataset`` would prepare them, below the cache that
-    ``open_rows`` was given. ``limit`` is the number of rows after which the stream is
-    cut off, None for never.
+    ``features`` are the types of the columns, None where a reader of one kind of file
+    tells none. ``cache_dirs`` are where ``load_dataset`` would prepare the files, below
+    the cache that ``open_rows`` was given. ``limit`` is the number of rows after which
+    the stream is cut off, None for never.
     """
 
-    stream: Any
+    parts: tuple[Part, ...]
+    features: Any
     files: tuple[DataFile, ...]
     columns: tuple[str, ...]
     cache_dirs: tuple[Path, ...]
@@ -63,14 +73,34 @@ class Rows:
         Raises StageFault ``data.corrupt``, ``data.schema`` or ``data.empty`` where the
         reason is found in a file; else the error of ``datasets`` itself.
         """
-        narrow = self.stream.select_columns(list(columns)).with_format("arrow")
-        yield from _explained(narrow.iter(batch_size=size or TABLE_ROWS), self.files)
+        left = self.limit
+        for table in _explained(self._aligned(columns, size or TABLE_ROWS), self.files):
+            yield table if left is None else table.slice(0, left)
+            left = left and max(0, left - len(table))
+            if left == 0:
+                return
+
+    def _aligned(self, columns: Sequence[str], size: int) -> Iterator[pyarrow.Table]:
+        """Tables of every part with all of these columns, null where it has none."""
+        import datasets.table
+
+        for part in self.parts:
+            own = [name for name in columns if name in part.columns]
+            narrow = part.stream.select_columns(own or list(part.columns[:1]))
+            for table in narrow.with_format("arrow").iter(batch_size=size):
+                if len(self.parts) == 1:
+                    yield table
+                else:
+                    wanted = datasets.Features({c: self.features[c] for c in columns})
+                    yield datasets.table.table_cast(
+                        table.select(own), wanted.arrow_schema
+                    )
 
     def values(self, table: pyarrow.Table) -> list[dict[str, Any]]:
         """The rows of a table as a job gets them."""
         import datasets
 
-        known = self.stream.features or {}
+        known = self.features or {}
         features = {c: known[c] for c in table.column_names if c in known} or None
         info = datasets.DatasetInfo(features=features and datasets.Features(features))
         # Its fingerprint names cache files, of which there are none; finding one costs.
@@ -91,40 +121,81 @@ def open_rows(files: Sequence[DataFile], cache_dir: Path | None) -> Rows:
         import datasets
 
     datasets.disable_progress_bars()
-    parts: list[Any] = []
+    streams: list[tuple[DataFile, Any]] = []
     cache_dirs: list[Path] = []
     for kind, group in itertools.groupby(files, key=lambda file: file.kind):
         members = list(group)
         alike = [members] if kind in LOADERS else [[member] for member in members]
         for together in alike:
             try:
-                part, prepared = _opened(together, cache_dir)
+                stream, prepared = _opened(together, cache_dir)
             except StageFault:
                 raise
             except Exception as error:
                 raise _reason(together, error) or error from error
-            parts.append(part)
+            for name, feature in (stream.features or {}).items():
+                if getattr(feature, "dtype", "") == "string_view":
+                    # Little is done with it.
+                    stream = stream.cast_column(name, datasets.Value("string"))
+            streams.append((together[0], stream))
             cache_dirs += prepared
-    try:
-        stream = parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
-    except ValueError as error:
-        raise StageFault(
-            "data.schema",
-            f"the train files do not have the same columns: {error}",
-            facts={"columns": [list(part.column_names or ()) for part in parts]},
-        ) from error
-    for name, feature in (stream.features or {}).items():
-        if getattr(feature, "dtype", "") == "string_view":  # little is done with it
-            stream = stream.cast_column(name, datasets.Value("string"))
-    limit = HUB_ROWS if any(file.kind == "hub" for file in files) else None
-    stream = stream if limit is None else stream.take(limit)
-    head = _explained(stream.with_format("arrow").iter(batch_size=1), files)
-    first = next(head, None)
-    if first is None:
+    heads = [
+        next(_explained(stream.with_format("arrow").iter(batch_size=1), files), None)
+        for _, stream in streams
+    ]
+    filled = [
+        (file, stream, head)
+        for (file, stream), head in zip(streams, heads, strict=True)
+        if head is not None
+    ]
+    if not filled:
         raise _reason(files, ValueError("no rows")) or _no_rows(files[0].path)
+    _, stream, head = filled[0]
+    features = stream.features if len(filled) == 1 else _common_features(filled)
     return Rows(
-        stream, tuple(files), tuple(first.column_names), tuple(cache_dirs), limit
+        tuple(Part(stream, tuple(head.column_names)) for _, stream, head in filled),
+        features,
+        tuple(files),
+        tuple(head.column_names if len(filled) == 1 else features),
+        tuple(cache_dirs),
+        HUB_ROWS if any(file.kind == "hub" for file in files) else None,
     )
+
+
+def _common_features(parts: Sequence[tuple[DataFile, Any, pyarrow.Table]]) -> Any:
+    """The columns of all parts and their types, as ``concatenate_datasets`` gives them.
+
+    It is asked about the first rows: a stream of its own has no columns that only a
+    later part has, and meets another type where it comes to it. Each part is its first
+    file, its stream and its first row. Raises StageFault ``data.schema``.
+    """
+    import datasets
+
+    heads = []
+    for file, stream, table in parts:
+        info = datasets.DatasetInfo(features=stream.features)
+        heads.append((file, datasets.Dataset(table, info=info, fingerprint="none")))
+    for (one, first), (other, second) in itertools.combinations(heads, 2):
+        for column in first.column_names:
+            if column not in second.column_names:
+                continue
+            both = [head.select_columns([column]) for head in (first, second)]
+            try:
+                datasets.concatenate_datasets(both)
+            except ValueError as error:
+                a, b = (_type(head.features[column]) for head in both)
+                raise StageFault(
+                    "data.schema",
+                    f"column {column!r} is {a} in {one.path} ({one.kind}) and {b} in "
+                    f"{other.path} ({other.kind}); datasets does not put files "
+                    "together that give a column different types",
+                    facts={"path": other.path, "differs": column, "types": [a, b]},
+                ) from error
+    return datasets.concatenate_datasets([head for _, head in heads]).features
+
+
+def _type(feature: Any) -> str:
+    return str(getattr(feature, "dtype", None) or feature)
 
 
 def first_rows(files: Sequence[DataFile]) -> Iterator[dict[str, Any]]:

@@ -30,6 +30,7 @@ TYPED_BYTES = 10 << 20
 MOST_LEVELS = 62
 GZIP, XZ, BZIP2, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh", b"\x28\xb5\x2f\xfd"
 ZIP = b"PK\x03\x04"
+TAR, TAR_AT = b"ustar", 257  # POSIX.1-1988, ustar Interchange Format
 _BAD = object()
 _BEFORE = b"\xef\xbb\xbf \r\n\t"  # what may stand before the first value
 _BLANKS = re.compile(r"[ \t\n\r]*")
@@ -281,6 +282,13 @@ def check_json(path: Path) -> None:
     with _unpacking(path), open_text(path) as file:
         start = file.read(PEEK_BYTES)
         whole = not file.read(1)
+    if start[TAR_AT:].startswith(TAR) and b"\0" in start[:TAR_AT]:
+        archive = corrupt(
+            path,
+            "is a tar archive, as of WebDataset; expected the files that are in it",
+        )
+        archive.facts["archive"] = True
+        raise archive
     if whole and not start.strip():
         raise StageFault(
             "data.empty",
