@@ -7,14 +7,19 @@ import os
 import shutil
 import subprocess
 import sys
+import venv
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+import pytest_gkd
+
 HERE = Path(__file__).parent / "machines"
 needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
-H100, A100, T4, V100 = "9 0", "8 0", "7 5", "7 0"
+H100, ADA, A100, T4, V100 = "9 0", "8 9", "8 0", "7 5", "7 0"
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,14 @@ ONE_T4 = Recorded(
 BUSY = Recorded(
     "580.95.05",
     (gpu(0, "NVIDIA A100-SXM4-80GB", A100, percent=100, free=2000),),
-    ("process 0 1 97",),
+    ("process 0 1 97 79000",),
+)
+PAIR = Recorded(
+    "580.95.05",
+    tuple(
+        gpu(n, "NVIDIA GeForce RTX 4090", ADA, total=24564, free=24200, mig=-1)
+        for n in range(2)
+    ),
 )
 EXCLUSIVE = Recorded("535.129.03", (gpu(0, "NVIDIA A100-SXM4-80GB", A100, mode=3),))
 MIG = Recorded(
@@ -58,9 +70,9 @@ MIG = Recorded(
         gpu(0, "NVIDIA A100-SXM4-80GB", A100, mig=1),
         gpu(1, "NVIDIA A100-SXM4-80GB", A100),
     ),
-    ("mig 0 MIG-11111111-aaaa", "mig 0 MIG-22222222-aaaa"),
+    ("mig 0 MIG-11111111-aaaa", "mig 0 MIG-22222222-aaaa", "cuda 1"),
 )
-MIG_R570 = dataclasses.replace(MIG, driver="570.124.06")
+MIG_R570 = dataclasses.replace(MIG, driver="570.124.06", more=(*MIG.more[:2], "cuda 3"))
 DRIVER_470 = Recorded(
     "470.256.02", (gpu(0, "Tesla V100-SXM2-16GB", V100, total=16160, mig=-1),)
 )
@@ -94,3 +106,77 @@ def environment(machine: Recorded, place: Path) -> dict[str, str]:
         "LD_LIBRARY_PATH": str(place),
         "PATH": f"{place}:{os.environ['PATH']}",
     }
+
+
+# -- a Python environment for such a machine ---------------------------------------
+
+PLUGINS_OWN = (
+    *("pytest", "pluggy", "iniconfig", "packaging", "pygments", "pytest-timeout"),
+    *("pytest-xdist", "execnet", "psutil", "google-re2"),
+)
+# Releases of one time; what is not in machines/packages says its version and no more.
+VERSIONS = {
+    "torch": "2.13.0+cu129",
+    "vllm": "0.32.0",
+    "transformers": "5.17.0",
+    "datasets": "5.2.0",
+    "safetensors": "0.8.0",
+    "tokenizers": "0.23.3",
+}
+RAY = {"ray": "2.60.0"}
+
+
+def python(
+    place: Path, *, stages: Path | None = None, ray: bool = False, **versions: str
+) -> Path:
+    """The Python of a virtual environment where torch and vLLM are builds for CUDA.
+
+    As far as the environment stage looks at them: see machines/packages. The plugin is
+    this one, with the stages in ``stages`` for its own, and what it needs that of this
+    environment. ``versions`` are other ones than in ``VERSIONS``.
+    """
+    venv.create(place, symlinks=True)
+    (site,) = place.glob("lib/python*/site-packages")
+    for name in PLUGINS_OWN:
+        found = metadata.distribution(name)
+        tops = {part.parts[0] for part in found.files or ()} - {"..", "__pycache__"}
+        for top in tops:
+            (site / top).symlink_to(str(found.locate_file(top)))
+    package = Path(pytest_gkd.__file__).parent
+    (site / "pytest_gkd").symlink_to(package)
+    (site / "stages").symlink_to(stages or package.parent / "stages")
+    info = _distribution(site, "pytest_gkd", pytest_gkd.__version__)
+    (info / "entry_points.txt").write_text("[pytest11]\ngkd = pytest_gkd.plugin\n")
+    for folder in ("packages", "ray") if ray else ("packages",):
+        # Not a link: Python would leave its bytecode in the tree.
+        shutil.copytree(HERE / folder, site, dirs_exist_ok=True)
+    for name, version in {**VERSIONS, **(RAY if ray else {}), **versions}.items():
+        _distribution(site, name, version)
+        if not (site / name).exists():
+            (site / f"{name}.py").write_text(f"__version__ = {version!r}\n")
+    return place / "bin/python"
+
+
+def _distribution(site: Path, name: str, version: str) -> Path:
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir()
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    (info / "METADATA").write_text(text)
+    return info
+
+
+def run(
+    machine: Recorded, place: Path, executable: Path, args: Sequence[str], **more: str
+) -> subprocess.CompletedProcess[str]:
+    """pytest in ``place``, on that machine, by the Python of such an environment."""
+    own = ("PYTHON", "PYTEST", "CUDA", "NVIDIA", "RAY_", "VLLM_")
+    told = {k: v for k, v in os.environ.items() if not k.startswith(own)}
+    told |= environment(machine, place / "driver") | more
+    return subprocess.run(
+        [str(executable), "-m", "pytest", "-p", "no:cacheprovider", *args],
+        cwd=place,
+        env=told,
+        capture_output=True,
+        text=True,
+        check=False,
+    )

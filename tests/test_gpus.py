@@ -157,7 +157,7 @@ def test_a_gpu_is_at_work_for_those_who_use_it(on: type[Machine]) -> None:
 
 @needs_compiler
 def test_where_a_user_is_not_known_here_a_busy_gpu_counts(on: type[Machine]) -> None:
-    unknown = f"process 0 {2**22 + 1} 97"
+    unknown = f"process 0 {2**22 + 1} 97 100"
     on(Recorded("580.95.05", recorded.BUSY.gpus, (unknown,)))
     assert gpus.at_work([os.getpid()]) == "GPU 0 is at work (100 %)"
 

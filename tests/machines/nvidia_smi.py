@@ -30,6 +30,10 @@ for line in lines:
         )
 what, _, fields = sys.argv[1].removeprefix("--query-").partition("=")
 if what == "compute-apps":
+    for line in lines:
+        if line.startswith("process "):
+            _, index, pid, _, mib = line.split()
+            print(f"{gpus[int(index)]['words'][0]}, {pid}, {mib}")
     sys.exit()
 for field in fields.split(","):
     if field == "compute_cap" and int(driver.partition(".")[0]) < 510:

@@ -4,7 +4,8 @@
      driver VERSION
      gpu UUID TOTAL_MIB FREE_MIB MAJOR MINOR PERCENT COMPUTE_MODE MIG_MODE NAME
      mig GPU_INDEX UUID
-     process GPU_INDEX PID PERCENT
+     process GPU_INDEX PID PERCENT MIB
+     cuda DEVICES, which torch counts (one a GPU)
 
    Return values are those of nvml.h: 0 success, 2 invalid argument, 3 not supported,
    6 not found, 7 insufficient size, 9 driver not loaded. */
