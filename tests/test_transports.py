@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import pickle
 import sys
-from collections.abc import Callable
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pytest_gkd.fault import StageFault
 from pytest_gkd.workload import broadcast, engine, local_layouts
 from pytest_gkd.workload.broadcast import Meeting
 
 torch = pytest.importorskip("torch")
+
+import gpu_twins  # noqa: E402
 
 from pytest_gkd.workload.engine_worker import WeightReceiver  # noqa: E402
 from pytest_gkd.workload.sync import WeightSource  # noqa: E402
@@ -50,20 +58,10 @@ def source_on(uuid: str) -> WeightSource:
 
 
 @pytest.fixture(autouse=True)
-def host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA IPC with host memory: a handle is the values themselves."""
-    from torch.multiprocessing import reductions
-
-    def reduce_tensor(tensor: Any) -> tuple[Any, tuple[Any, ...]]:
-        return None, (tensor.tolist(), *range(1, 14))
-
-    def rebuild(values: list[Any], *rest: Any) -> Any:
-        assert rest[5] == 3  # the receiver's own number of the GPU
-        return torch.tensor(values)
-
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(reductions, "reduce_tensor", reduce_tensor)
-    monkeypatch.setattr(reductions, "rebuild_cuda_tensor", rebuild)
+def host_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """CUDA IPC with host memory."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gpu_twins.install(monkeypatch.setattr)
 
 
 @pytest.mark.parametrize(
@@ -121,65 +119,195 @@ def test_a_rank_opens_what_is_shared_and_tells_why_it_cannot() -> None:
     assert str(receiver.gkd_open(broken)).startswith("IndexError: ")
 
 
-# -- NCCL --------------------------------------------------------------------------
+# -- carried ------------------------------------------------------------------------
+
+WEIGHTS = {"a": torch.full((2, 2), 3.0), "b": torch.arange(5.0).to(torch.bfloat16)}
+INFOS: list[broadcast.Info] = [("a", "float32", (2, 2)), ("b", "bfloat16", (5,))]
+TRANSPORTS = ("gloo", "nccl", "cuda-ipc")
+ENOUGH_S, SHORT_S = 60.0, 3.0
 
 
-class Communicator:
-    """vLLM's communicator, which remembers what was asked of it."""
+class Model:
+    """The engine's, which keeps what it is given."""
 
-    made: list[Communicator]
+    def __init__(self) -> None:
+        self.loaded: dict[str, Any] = {}
 
-    def __init__(self, group: Any, device: Any) -> None:
-        self.disabled = False
-        self.destroyed = False
-        self.sent: list[int] = []
-        Communicator.made.append(self)
+    def modules(self) -> list[Any]:
+        return []
 
-    def broadcast(self, tensor: Any, src: int, stream: Any) -> None:
-        assert src == 0
-        self.sent.append(tensor.numel())
+    def load_weights(self, weights: Any) -> None:
+        self.loaded |= {name: tensor.clone() for name, tensor in weights}
 
-    def destroy(self) -> None:
-        self.destroyed = True
+
+class Rank(Engine):
+    """One of the engine's ranks, whose calls run in this process."""
+
+    def __init__(self) -> None:
+        super().__init__("A")
+        self.model = Model()
+        self.receiver = WeightReceiver()
+        self.receiver.rank, self.receiver.device = 0, torch.device("cpu", 3)
+        self.receiver.model_runner = SimpleNamespace(get_model=lambda: self.model)
+
+    def receive(self, infos: list[Any], meeting: Meeting) -> None:
+        # NCCL's buffers are where the weights are.
+        self.receiver.device = torch.device("cpu")
+        self.receiver.gkd_receive(infos, asdict(meeting))
+
+    def take_shared(self, infos: list[Any], handles: str) -> None:
+        self.receiver.gkd_import(infos, handles)
 
 
 @pytest.fixture
-def nccl(monkeypatch: pytest.MonkeyPatch) -> list[Communicator]:
+def nccl(monkeypatch: pytest.MonkeyPatch) -> list[gpu_twins.Communicator]:
     """vLLM's wrapper of NCCL, without NCCL; the communicators that were made."""
     pynccl, utils = ModuleType("pynccl"), ModuleType("utils")
-    pynccl.PyNcclCommunicator = Communicator  # type: ignore[attr-defined]
-    group = SimpleNamespace(create=lambda **where: where)
-    utils.StatelessProcessGroup = group  # type: ignore[attr-defined]
+    pynccl.PyNcclCommunicator = gpu_twins.Communicator  # type: ignore[attr-defined]
+
+    def create(host: str, port: int, rank: int, world_size: int) -> Any:
+        limit = datetime.timedelta(seconds=SHORT_S)  # vLLM's is five minutes
+        store = torch.distributed.TCPStore(host, port, world_size, rank == 0, limit)
+        return SimpleNamespace(store=store, rank=rank, world_size=world_size)
+
+    utils.StatelessProcessGroup = SimpleNamespace(create=create)  # type: ignore[attr-defined]
     at = "vllm.distributed"
     for name in ("vllm", at, f"{at}.device_communicators"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, f"{at}.device_communicators.pynccl", pynccl)
     monkeypatch.setitem(sys.modules, f"{at}.utils", utils)
-    stream = SimpleNamespace(synchronize=lambda: None)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    Communicator.made = []
-    return Communicator.made
+    monkeypatch.setattr(gpu_twins.Communicator, "made", [])
+    return gpu_twins.Communicator.made
 
 
-def test_a_communicator_is_given_back_after_each_push(
-    nccl: list[Communicator],
+@pytest.fixture(autouse=True)
+def no_call_is_left() -> Iterator[None]:
+    """What gives up leaves calls behind; in C code they would outlive Python."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name.startswith("gkd: "):
+            thread.join(ENOUGH_S)
+            assert not thread.is_alive(), thread.name
+
+
+def trainer() -> WeightSource:
+    return WeightSource(SimpleNamespace(named_tensors=WEIGHTS.items))  # type: ignore[arg-type]
+
+
+def carry(
+    transport: str,
+    engine: Any,
+    source: WeightSource,
+    infos: list[broadcast.Info] = INFOS,
+    budget_s: float = ENOUGH_S,
+) -> int:
+    split = local_layouts.Split.__new__(local_layouts.Split)
+    config = SimpleNamespace(tensor_parallel_size=1)
+    split.plan = SimpleNamespace(engine=config)  # type: ignore[assignment]
+    return split.carry(transport, engine, source, infos, budget_s)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_weights_arrive_whole_by_every_transport(
+    transport: str, nccl: list[gpu_twins.Communicator]
 ) -> None:
-    source = source_on("A")
-    meeting = Meeting("nccl", 1, 2, 9.0)
+    engine, source = Rank(), trainer()
     for _ in range(2):
-        source.send(meeting, [("a", "float32", (2, 2))])
-    assert [one.destroyed for one in nccl] == [True, True]
-    assert nccl[0].sent == [40, 16]
+        engine.model.loaded = {}
+        assert carry(transport, engine, source) > 0
+        assert engine.model.loaded.keys() == WEIGHTS.keys()
+        for name, tensor in WEIGHTS.items():
+            assert torch.equal(engine.model.loaded[name], tensor)
+    # Each push has a communicator a side, given back after it.
+    assert len(nccl) == (4 if transport == "nccl" else 0)
+    assert all(one.disabled for one in nccl)
+    assert source._shared == []
 
 
-def test_a_communicator_is_given_back_after_a_push_that_failed(
-    nccl: list[Communicator],
+@pytest.mark.parametrize("transport", ["gloo", "nccl"])
+def test_an_engine_that_expects_other_tensors_is_told_the_size(
+    transport: str, nccl: list[gpu_twins.Communicator]
 ) -> None:
-    wrong = [("a", "float32", (4, 2))]
-    with pytest.raises(broadcast.BroadcastError):
-        source_on("A").send(Meeting("nccl", 1, 2, 9.0), wrong)
-    assert nccl[0].destroyed
+    class Other(Rank):
+        def receive(self, infos: list[Any], meeting: Meeting) -> None:
+            super().receive(infos[:1], meeting)
+
+    expected = "announces 32 bytes, the receiver expects 16"
+    with pytest.raises(broadcast.BroadcastError, match=expected):
+        carry(transport, Other(), trainer())
+    assert all(one.disabled for one in nccl)
+
+
+@pytest.mark.parametrize("transport", ["gloo", "nccl"])
+def test_a_trainer_that_gives_another_tensor_is_told_so_on_both_sides(
+    transport: str, nccl: list[gpu_twins.Communicator]
+) -> None:
+    wrong: list[broadcast.Info] = [("a", "float32", (4, 2))]
+    with pytest.raises(broadcast.BroadcastError, match=r"the trainer gave a \(2, 2\)"):
+        carry(transport, Rank(), trainer(), wrong)
+    assert all(one.disabled for one in nccl)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_engine_that_is_lost_is_the_reason_and_not_the_wait_for_it(
+    transport: str, nccl: list[gpu_twins.Communicator]
+) -> None:
+    class Lost(Rank):
+        def receive(self, infos: list[Any], meeting: Meeting) -> None:
+            raise StageFault("env.host-oom", "the engine's rank 0 was killed")
+
+        take_shared = receive  # type: ignore[assignment]
+
+    with pytest.raises(StageFault, match="rank 0 was killed"):
+        carry(transport, Lost(), trainer(), budget_s=SHORT_S)
+
+
+@pytest.mark.parametrize("transport", ["gloo", "nccl"])
+def test_a_sender_that_hangs_is_named(
+    transport: str, nccl: list[gpu_twins.Communicator]
+) -> None:
+    source, go_on = trainer(), threading.Event()
+
+    def hang() -> Any:
+        go_on.wait()
+        return iter(())
+
+    source.trainer = SimpleNamespace(  # type: ignore[assignment]
+        named_tensors=lambda: WEIGHTS.items() if go_on.is_set() else hang()
+    )
+    source.device = lambda: torch.device("cpu")  # type: ignore[method-assign]
+    with pytest.raises(StageFault) as told:
+        carry(transport, Rank(), source, budget_s=SHORT_S)
+    go_on.set()
+    assert told.value.cause == "sync.stuck"
+    assert f"sending by {transport}" in told.value.facts["waited_for"]
+
+
+def test_an_engine_that_does_not_open_the_memory_in_time_is_named() -> None:
+    class Hung(Rank):
+        def take_shared(self, infos: list[Any], handles: str) -> None:
+            go_on.wait()
+
+    go_on, source = threading.Event(), trainer()
+    with pytest.raises(StageFault, match="the trainer's GPU memory") as told:
+        carry("cuda-ipc", Hung(), source, budget_s=0.2)
+    assert told.value.cause == "sync.stuck"
+    assert source._shared  # the engine may still read it
+    go_on.set()
+
+
+def test_a_communicator_that_is_disabled_is_no_push(
+    nccl: list[gpu_twins.Communicator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Disabled(gpu_twins.Communicator):
+        def __init__(self, group: Any, device: Any) -> None:
+            super().__init__(group, device)
+            self.disabled = True
+
+    pynccl: Any = sys.modules["vllm.distributed.device_communicators.pynccl"]
+    monkeypatch.setattr(pynccl, "PyNcclCommunicator", Disabled)
+    with pytest.raises(broadcast.BroadcastError, match="communicator is disabled"):
+        carry("nccl", Rank(), trainer())
 
 
 # -- the engine --------------------------------------------------------------------
