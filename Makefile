@@ -15,7 +15,7 @@ OURS = test ! -e $(VENV) || test -e $(VENV)/.made-by-make || test -e $(VENV)/.re
 # What runs the tests: .ci/tests gives those that failed another try.
 TRY :=
 
-.PHONY: stages test matrix matrix-slow models neighbours light check lock clean
+.PHONY: stages test matrix matrix-slow models neighbours twins light check lock clean
 
 stages: $(VENV)/.ready
 	$(BIN)/pytest --gkd-stages
