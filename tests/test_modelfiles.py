@@ -92,6 +92,49 @@ def test_an_embedding_of_another_size_than_the_config_says_is_found(
     assert "vocab_size 600, but model.embed_tokens.weight" in found.message
 
 
+def add_head(model: Path, *, changed_at: int | None = None) -> None:
+    """A copy of the embedding as output head, with one byte of another value."""
+    path = model / "model.safetensors"
+    raw = path.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header, data = json.loads(raw[8 : 8 + length]), raw[8 + length :]
+    embedding = header["model.embed_tokens.weight"]
+    start, end = embedding["data_offsets"]
+    head = bytearray(data[start:end])
+    if changed_at is not None:
+        head[changed_at] ^= 1
+    offsets = [len(data), len(data) + len(head)]
+    header["lm_head.weight"] = embedding | {"data_offsets": offsets}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data + head)
+
+
+def untied(model: Path) -> str | None:
+    files = modelfiles.inspect(str(model), "--gkd-student")
+    assert files is not None
+    return modelfiles.untied_head(files, "--gkd-student")
+
+
+@pytest.mark.parametrize("place", [0, 100_000, -1])
+def test_a_head_of_its_own_in_a_model_that_ties_it_is_told(
+    model: Path, place: int
+) -> None:
+    assert untied(model) is None
+    shutil.copy(model / "model.safetensors", model / "before")
+    add_head(model)
+    assert untied(model) is None  # a copy, as many tools write it
+    shutil.move(model / "before", model / "model.safetensors")
+    add_head(model, changed_at=place)
+    text = untied(model)
+    assert text is not None
+    assert "--gkd-student: config.json of " in text
+    assert "lm_head.weight in model.safetensors is not model.embed_tokens.we" in text
+    change(model, tie_word_embeddings=False)
+    assert untied(model) is None
+    change(model, tie_word_embeddings=None, text_config={"tie_word_embeddings": True})
+    assert untied(model) == text
+
+
 def student_fault(model: Path, device: str = "cpu", **values: object) -> StageFault:
     change(model, **values)
     files = modelfiles.inspect(str(model), "x")

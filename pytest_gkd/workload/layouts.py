@@ -285,8 +285,12 @@ def open_job(settings: Settings, gkd: StageContext, inputs: Inputs) -> Job:
 
     for name in ("student", "teacher"):
         found = modelfiles.inspect(getattr(inputs, name), inputs.origin(name))
-        if name == "student" and found is not None:
+        if found is None:
+            continue
+        if name == "student":
             modelfiles.check_student(found, inputs.origin(name), settings.device)
+        if untied := modelfiles.untied_head(found, inputs.origin(name)):
+            gkd.note("model.untied-head", untied)
     if settings.layout == "colocated" and settings.tensor_parallel_size > 1:
         raise StageFault(
             "config.invalid-combination",

@@ -18,7 +18,7 @@ from typing import Any
 from pytest_gkd.fault import StageFault
 from pytest_gkd.workload import paths
 from pytest_gkd.workload.modelpaths import is_offline, locate, reach_hub
-from pytest_gkd.workload.weightfiles import check_weights, read_safetensors_header
+from pytest_gkd.workload.weightfiles import check_weights, differ, tensors_named
 
 # Any one of these holds a vocabulary that transformers can build a tokenizer from.
 TOKENIZER_FILES = (
@@ -46,6 +46,7 @@ POSITIONS = (
 _EMBEDDING = re.compile(
     r"(.*\.)?(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight"
 )
+_HEAD = re.compile(r"(.*\.)?lm_head\.weight")
 # Keys and rotary part of latent attention, together, that vLLM 0.32 can decode on a
 # CPU (v1/attention/backends/mla/cpu_mla.py), and anywhere (layers/attention/
 # mla_attention.py).
@@ -173,23 +174,44 @@ def check_embedding(
     Raises StageFault ``checkpoint.mismatch``.
     """
     rows = vocab_size(config)
-    for path in weights:
-        if path.suffix != ".safetensors" or rows is None:
-            continue
-        for name, tensor in read_safetensors_header(path, origin).items():
-            if _EMBEDDING.fullmatch(name) and tensor["shape"][0] != rows:
-                raise StageFault(
-                    "checkpoint.mismatch",
-                    f"{origin}: config.json says vocab_size {rows}, but {name} in "
-                    f"{path} has {tensor['shape'][0]} rows; one of them is of another "
-                    "model, or the embedding was resized and the config kept",
-                    facts={
-                        "path": str(path),
-                        "origin": origin,
-                        "vocab_size": rows,
-                        "embedding_rows": tensor["shape"][0],
-                    },
-                )
+    for tensor in tensors_named(_EMBEDDING, weights, origin):
+        if rows is not None and tensor.shape[0] != rows:
+            raise StageFault(
+                "checkpoint.mismatch",
+                f"{origin}: config.json says vocab_size {rows}, but {tensor.name} in "
+                f"{tensor.path} has {tensor.shape[0]} rows; one of them is of another "
+                "model, or the embedding was resized and the config kept",
+                facts={
+                    "path": str(tensor.path),
+                    "origin": origin,
+                    "vocab_size": rows,
+                    "embedding_rows": tensor.shape[0],
+                },
+            )
+
+
+def untied_head(files: ModelFiles, origin: str) -> str | None:
+    """In words, that an output head is no copy of the embedding that it is tied to.
+
+    None where the config does not say ``tie_word_embeddings``, or the weights hold one
+    of the two only, or both with the same values (see ``weightfiles.differ``).
+    """
+    said = [
+        c.get("tie_word_embeddings") for c in (files.config, _text_part(files.config))
+    ]
+    if next((one for one in said if one is not None), None) is not True:
+        return None
+    heads = tensors_named(_HEAD, files.weight_files, origin)
+    embeddings = tensors_named(_EMBEDDING, files.weight_files, origin)
+    if len(heads) != 1 or len(embeddings) != 1 or not differ(heads[0], embeddings[0]):
+        return None
+    return (
+        f"{origin}: config.json of {files.directory} says tie_word_embeddings, but "
+        f"{heads[0].name} in {heads[0].path.name} is not {embeddings[0].name}. "
+        "transformers 5 and vLLM since 0.29 take the head that is there, others take "
+        "the embedding in its place, so that a job can train one model and serve "
+        "another. Set tie_word_embeddings to false, or drop the head from the weights."
+    )
 
 
 def positions(config: Mapping[str, Any]) -> int | None:

@@ -10,6 +10,7 @@ import re
 import struct
 import zipfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pytest_gkd.workload import paths
 
 # The most that the safetensors format allows for a header (safetensors, README).
 MAX_HEADER_BYTES = 100_000_000
+SAMPLES, SAMPLE_BYTES = 256, 4096
 _SHARD = re.compile(
     r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})(?P<suffix>\..+)"
 )
@@ -116,6 +118,61 @@ def read_safetensors_header(path: Path, origin: str) -> dict[str, Any]:
             expected_bytes=promised,
         )
     return tensors
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a safetensors file. ``start`` counts bytes from the file's."""
+
+    name: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    bytes: int
+
+
+def tensors_named(
+    pattern: re.Pattern[str], files: Iterable[Path], origin: str
+) -> list[Tensor]:
+    """The tensors in safetensors files whose whole name matches."""
+    found = []
+    for path in files:
+        if path.suffix != ".safetensors":
+            continue
+        header = read_safetensors_header(path, origin)
+        data = path.stat().st_size - max(
+            (tensor["data_offsets"][1] for tensor in header.values()), default=0
+        )
+        for name, tensor in header.items():
+            if pattern.fullmatch(name):
+                start, end = tensor["data_offsets"]
+                shape = tuple(tensor["shape"])
+                place = data + start, end - start
+                found.append(Tensor(name, path, tensor["dtype"], shape, *place))
+    return found
+
+
+def differ(one: Tensor, other: Tensor) -> bool:
+    """Whether they are of another shape, or hold other values where it is looked.
+
+    SAMPLES places are, evenly from the first bytes to the last. Tensors of different
+    dtypes are taken for equal: their values can be.
+    """
+    if one.shape != other.shape:
+        return True
+    if one.dtype != other.dtype:
+        return False
+    furthest = max(0, one.bytes - SAMPLE_BYTES)
+    with one.path.open("rb") as first, other.path.open("rb") as second:
+        for number in range(SAMPLES):
+            offset = furthest * number // (SAMPLES - 1)
+            length = min(SAMPLE_BYTES, one.bytes)
+            first.seek(one.start + offset)
+            second.seek(other.start + offset)
+            if first.read(length) != second.read(length):
+                return True
+    return False
 
 
 def check_pickle(path: Path, origin: str) -> None:

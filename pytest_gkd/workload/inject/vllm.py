@@ -61,6 +61,17 @@ def other_config(site: Site, *, config: dict[str, Any]) -> None:
     path.write_text(json.dumps(values | config), "utf-8")
 
 
+def untied_head(site: Site) -> None:
+    """A head of its own in the weights of a model whose config ties it."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    path = site.copied_model() / "model.safetensors"
+    weights = load_file(path)
+    weights["lm_head.weight"] = torch.randn_like(weights["model.embed_tokens.weight"])
+    save_file(weights, path, metadata={"format": "pt"})
+
+
 def small_cache(site: Site, *, cache_bytes: int) -> None:
     """Fewer bytes for the KV cache than one sequence of full length needs."""
     site.replace(engines, "cache_bytes", lambda config, tokens: cache_bytes)
