@@ -42,6 +42,12 @@ def test_a_push_changes_every_tensor_in_the_engine(pushes: dict[str, Any]) -> No
     assert pushes["changed"] == [TENSORS, TENSORS]
 
 
+def test_a_trainer_loaded_before_it_does_not_make_the_engine_compile(
+    pushes: dict[str, Any],
+) -> None:
+    assert pushes["compiles"] is False
+
+
 def test_a_push_back_restores_the_engine_bit_for_bit(pushes: dict[str, Any]) -> None:
     assert pushes["restored"] is True
 

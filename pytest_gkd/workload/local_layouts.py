@@ -29,6 +29,7 @@ class _Local:
         self.plan = plan
         self.gkd = gkd
         self._engine: engines.Engine | None = None
+        engines.prepare_torch(plan.engine)
 
     def start_engine(self) -> engines.Engine:
         self.gkd.step("importing vLLM")

@@ -75,6 +75,7 @@ def main(base: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     loaded = job.check_served("at the start")
+    found["compiles"] = not sys.modules["torch._dynamo.config"].disable
     job.trainer.snapshot()
     for name, change in {
         "renamed": lambda infos: [("module." + n, d, s) for n, d, s in infos],
