@@ -132,11 +132,22 @@ def _catalogue(asked: argparse.Namespace) -> rules.Catalogue:
 
 def _diagnose(asked: argparse.Namespace) -> int:
     catalogue = _catalogue(asked)
+    if "-" in asked.logs and sys.stdin is None:
+        raise reading.LogError("standard input: is closed; name a file")
     sources: list[Path | IO[bytes]] = [
-        sys.stdin.buffer if name == "-" else Path(name) for name in asked.logs
+        # Unbuffered: a thread may still wait for it when this process ends.
+        Path(name) if name != "-" else os.fdopen(0, "rb", 0, closefd=False)
+        for name in asked.logs
     ]
-    report = logs.diagnose(sources, catalogue, _progress())
-    _end_progress()
+    try:
+        report = logs.diagnose(sources, catalogue, _progress())
+    except KeyboardInterrupt:
+        raise reading.LogError(
+            "interrupted, without a verdict: a pipe is read until its writer ends; of "
+            "a log that is still written name the file, which is read as far as it is"
+        ) from None
+    finally:
+        _end_progress()
     if asked.format == "json":
         _say_json(report.to_json())
     else:

@@ -18,6 +18,7 @@ WIDTH = 80
 def report_text(report: LogReport) -> str:
     """A report on at most some twenty lines: what, proof, why, what to do."""
     lines = [f"{name}: left out" for name in report.unreadable]
+    lines += report.partial
     if report.causes:
         root, *others = report.causes
         lines += _cause_lines(root)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -63,7 +63,8 @@ class LogReport:
     ``verdict`` is ``failed``, ``hung``, ``healthy`` or ``unknown``; ``phase`` one of
     ``phases.PHASES``. ``last`` is the last sign of life. ``telling`` are the lines to
     read when nothing is known. ``still`` says of a healthy run that it works, but has
-    not reached its end. ``unreadable`` are the files that were left out.
+    not reached its end. ``unreadable`` are the files that were left out, and
+    ``partial`` says of which only a part was read.
     """
 
     verdict: str
@@ -74,6 +75,7 @@ class LogReport:
     telling: tuple[EvidenceLine, ...] = ()
     still: bool = False
     unreadable: tuple[str, ...] = ()
+    partial: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The report as ``gkd diagnose --format json`` prints it."""
@@ -100,6 +102,7 @@ class LogReport:
             ],
             "telling": [_line_json(line) for line in self.telling],
             "unreadable": list(self.unreadable),
+            "partial": list(self.partial),
         }
 
 
@@ -277,4 +280,5 @@ def diagnose(
     if not logs:
         raise LogError("\n".join(unreadable))
     report = judge(logs, catalogue)
-    return LogReport(**{**report.__dict__, "unreadable": tuple(unreadable)})
+    partial = tuple(log.partial for log in logs if log.partial)
+    return replace(report, unreadable=tuple(unreadable), partial=partial)

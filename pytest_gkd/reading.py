@@ -1,7 +1,8 @@
 """What does this source hold: which hits, and how does it begin and end?
 
 A source is a file or a stream: plain, gzip, bzip2, xz, zstd or UTF-16. Its size does
-not matter: grep finds the lines that hold a known text, and only those are looked at.
+not matter: grep finds the lines that hold a known text, and only those are looked at. A
+file that is still written to is read as far as it was when it was opened.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ LARGEST_PART = 1 << 27
 
 # No log is packed as tightly as this, and none that is smaller takes long.
 BOMB_BYTES, BOMB_RATIO = 1 << 28, 200
+# Of a stream, whose end nobody knows.
+STREAM_BYTES = 64 << 30
 # How long a pipe may have nobody who writes into it.
 WRITER_S = 10.0
 
@@ -81,7 +84,7 @@ class Log:
     """What was kept of one source: its hits, its first and its last bytes.
 
     Both are without colours. ``written_s`` is when a file was last written to, in
-    seconds since the epoch.
+    seconds since the epoch. ``partial`` says why not all of it was read.
     """
 
     name: str
@@ -91,6 +94,7 @@ class Log:
     tail_at: int = 0
     lines: int = 0
     written_s: float | None = None
+    partial: str = ""
 
     @property
     def edges(self) -> bytes:
@@ -127,11 +131,13 @@ def read(
 ) -> Log:
     """Read a whole source in constant memory; ``number`` is its place among all.
 
-    ``progress`` is told how many bytes are done. Raises LogError when the source is
-    empty or no text.
+    Of a file what it holds now, of a stream at most ``STREAM_BYTES``. ``progress`` is
+    told how many bytes are done. Raises LogError when the source is empty or no text.
     """
     scanner = Scanner(index(catalogue), name, number)
-    log = _read(stream, scanner, progress)
+    size = _size(stream)
+    source = _Source(stream, STREAM_BYTES if size is None else size)
+    log = _read(source, size, scanner, progress)
 
     def first_line() -> int:
         lines = log.lines or _lines(stream.fileno(), log.tail_at)
@@ -139,19 +145,62 @@ def read(
 
     scanner.look_back(log.tail, log.tail_at, first_line)
     log.head, log.tail = blanked(log.head), blanked(log.tail)
-    with contextlib.suppress(OSError, ValueError):  # no file, such as bytes in memory
+    if size is not None:
         status = os.fstat(stream.fileno())
-        log.written_s = status.st_mtime if stat.S_ISREG(status.st_mode) else None
+        log.written_s = status.st_mtime
+        if status.st_size > size:
+            log.partial = (
+                f"{name}: grew while it was read; what it held at the start was "
+                f"judged, {size} bytes"
+            )
+    elif not source.left:
+        log.partial = (
+            f"{name}: has more than {STREAM_BYTES >> 20} MiB, and only these were "
+            "read; of a file, name it"
+        )
     return log
 
 
+def _size(stream: IO[bytes]) -> int | None:
+    """The size of a file in bytes; None of what has none, as a pipe.
+
+    Nor have the kernel's own files, which say 0 and are no shorter for it.
+    """
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return None  # no file of the system's, such as bytes in memory
+    return (status.st_size or None) if stat.S_ISREG(status.st_mode) else None
+
+
+class _Source:
+    """The bytes of a file or a stream up to a limit, of which some are ``left``."""
+
+    def __init__(self, stream: IO[bytes], limit_bytes: int) -> None:
+        self.stream = stream
+        self.left = limit_bytes
+
+    def read(self, size: int) -> bytes:
+        """The next block of that size, shorter at the end only."""
+        parts = []
+        size = min(size, self.left)
+        while size and (part := self.stream.read(size)):
+            parts.append(part)
+            size -= len(part)
+            self.left -= len(part)
+        return b"".join(parts)
+
+
 def _read(
-    stream: IO[bytes], scanner: Scanner, progress: Callable[[int], None] | None
+    source: _Source,
+    size: int | None,
+    scanner: Scanner,
+    progress: Callable[[int], None] | None,
 ) -> Log:
     name = scanner.source
-    if _is_large_plain_file(stream, name):
-        return _read_file(stream.fileno(), scanner, progress)
-    blocks = _counted(_text_blocks(stream, name), progress)
+    if size is not None and _is_large_and_plain(source.stream.fileno(), size, name):
+        return _read_file(source.stream.fileno(), size, scanner, progress)
+    blocks = _counted(_text_blocks(source, name), progress)
     log = Log(name)
     start = b""
     for block in blocks:
@@ -182,15 +231,11 @@ def _kept(log: Log, start: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
         yield block
 
 
-def _is_large_plain_file(stream: IO[bytes], name: str) -> bool:
-    """Whether grep can read the file itself, which saves a copy of every byte."""
-    try:
-        status = os.fstat(stream.fileno())
-    except (OSError, ValueError):
-        return False  # no file of the system's, such as bytes in memory
-    if not stat.S_ISREG(status.st_mode) or status.st_size <= SMALL or not _grep():
+def _is_large_and_plain(file: int, size: int, name: str) -> bool:
+    """Whether grep is to read it from the start, again and again where that pays."""
+    if size <= SMALL or not _grep():
         return False
-    start = os.pread(stream.fileno(), 8192, 0)
+    start = os.pread(file, 8192, 0)
     packed = (ZSTD, *(packing.mark for packing in PACKINGS))
     if start.startswith(packed) or _is_utf16(start):
         return False
@@ -199,9 +244,8 @@ def _is_large_plain_file(stream: IO[bytes], name: str) -> bool:
 
 
 def _read_file(
-    file: int, scanner: Scanner, progress: Callable[[int], None] | None
+    file: int, size: int, scanner: Scanner, progress: Callable[[int], None] | None
 ) -> Log:
-    size = os.fstat(file).st_size
     tail_at = max(0, size - EDGE)
     # grep starts anew when a text was seen often enough, without that text: a line
     # that comes in every step costs nothing after its first times.
@@ -209,10 +253,10 @@ def _read_file(
     running = True
     while running:
         running = False
-        os.lseek(file, scanner.place[1], os.SEEK_SET)
         line, offset = scanner.place
         texts = len(scanner.texts)
-        with _told(file, progress), _grepping(scanner.texts, file) as found:
+        blocks = _counted(_file_blocks(file, offset, size), progress, offset)
+        with _grepping(scanner.texts, blocks) as found:
             for seen, (row, column, text) in enumerate(found):
                 if seen > patience and len(scanner.texts) < texts:
                     scanner.place = (line + row, offset + column)
@@ -230,51 +274,26 @@ def _read_file(
     return Log(scanner.source, scanner.hits, head, tail, tail_at, lines=0)
 
 
-@contextlib.contextmanager
-def _told(file: int, progress: Callable[[int], None] | None) -> Iterator[None]:
-    """Tell five times a second how far grep is, whose place in the file is ours too."""
-    if progress is None:
-        yield
-        return
-    over = threading.Event()
-
-    def tell() -> None:
-        while not over.wait(0.2):
-            progress(os.lseek(file, 0, os.SEEK_CUR))
-
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        over.set()
-        teller.join()
+def _file_blocks(file: int, at: int, end: int) -> Iterator[bytes]:
+    while at < end and (block := os.pread(file, min(BLOCK, end - at), at)):
+        at += len(block)
+        yield block
 
 
 @contextlib.contextmanager
 def _grepping(
-    texts: list[bytes], source: int
+    texts: list[bytes], blocks: Iterable[bytes]
 ) -> Iterator[Iterator[tuple[int, int, bytes]]]:
-    """Lines of a file, from where it stands, that hold one of the texts.
+    """Lines of the blocks that hold one of the texts.
 
     Each comes with its line number and its offset, both counted from 0.
     """
-    with tempfile.NamedTemporaryFile(suffix=".txt") as words:
+    with tempfile.TemporaryFile() as words:  # no name that could be left behind
         words.write(b"\n".join(texts) + b"\n")
         words.flush()
-        process = subprocess.Popen(
-            [*_grep(), "-f", words.name],
-            stdin=source,
-            stdout=subprocess.PIPE,
-            env={"LC_ALL": "C"},
-        )
-        assert process.stdout is not None
-        try:
-            yield _split(process.stdout)
-        finally:
-            process.stdout.close()
-            process.kill()
-            process.wait()
+        command = [*_grep(), "-f", f"/dev/fd/{words.fileno()}"]
+        with _fed(command, blocks, words.fileno()) as output:
+            yield _split(output)
 
 
 def _split(output: IO[bytes]) -> Iterator[tuple[int, int, bytes]]:
@@ -306,9 +325,8 @@ def _keep(log: Log, block: bytes) -> None:
 
 
 def _counted(
-    blocks: Iterator[bytes], progress: Callable[[int], None] | None
+    blocks: Iterator[bytes], progress: Callable[[int], None] | None, done: int = 0
 ) -> Iterator[bytes]:
-    done = 0
     for block in blocks:
         done += len(block)
         if progress is not None:
@@ -316,7 +334,7 @@ def _counted(
         yield block
 
 
-def _text_blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
+def _text_blocks(stream: _Source, name: str) -> Iterator[bytes]:
     """The bytes of the log, decompressed, as UTF-8 where it was UTF-16."""
     first = stream.read(BLOCK)
     packing = next((one for one in PACKINGS if first.startswith(one.mark)), None)
@@ -355,7 +373,7 @@ def _refuse_binary(start: bytes, name: str) -> None:
         raise LogError(f"{name}: holds binary data, not the text of a log")
 
 
-def _plain(first: bytes, stream: IO[bytes]) -> Iterator[bytes]:
+def _plain(first: bytes, stream: _Source | IO[bytes]) -> Iterator[bytes]:
     block = first
     while block:
         yield block
@@ -365,7 +383,7 @@ def _plain(first: bytes, stream: IO[bytes]) -> Iterator[bytes]:
 class _Packed:
     """A packed source from its start, though its first block was read before."""
 
-    def __init__(self, first: bytes, rest: IO[bytes]) -> None:
+    def __init__(self, first: bytes, rest: _Source) -> None:
         self.taken = 0
         self._first = first
         self._rest = rest
@@ -426,14 +444,21 @@ def _unzstd(source: _Packed, name: str) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def _fed(command: list[str], blocks: Iterable[bytes]) -> Iterator[IO[bytes]]:
-    """The output of a filter that is fed the blocks by a thread.
+def _fed(
+    command: list[str], blocks: Iterable[bytes], *files: int
+) -> Iterator[IO[bytes]]:
+    """The output of a filter that is fed the blocks by a thread, and has the ``files``.
 
-    An error of the feeding thread is raised at the end.
+    An error of the feeding thread is raised at the end. Who leaves before the output
+    has ended ends the filter.
     """
     failures: list[BaseException] = []
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"LC_ALL": "C"}
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={"LC_ALL": "C"},
+        pass_fds=files,
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -452,11 +477,11 @@ def _fed(command: list[str], blocks: Iterable[bytes]) -> Iterator[IO[bytes]]:
     thread.start()
     try:
         yield process.stdout
-        thread.join()
     finally:
         process.stdout.close()
         process.kill()
         process.wait()
+    thread.join()
     if failures:
         raise failures[0]
 
@@ -472,12 +497,9 @@ def _scan_stream(blocks: Iterator[bytes], scanner: Scanner) -> None:
     while (first := next(whole, None)) is not None:
         part = _Part(first, whole, size)
         line, offset = scanner.place
-        with tempfile.NamedTemporaryFile(suffix=".txt") as words:
-            words.write(b"\n".join(scanner.texts) + b"\n")
-            words.flush()
-            with _fed([*_grep(), "-f", words.name], part) as output:
-                for row, column, text in _split(output):
-                    scanner.feed_line(text, line + row, offset + column)
+        with _grepping(scanner.texts, part) as found:
+            for row, column, text in found:
+                scanner.feed_line(text, line + row, offset + column)
         scanner.place = (line + part.lines, offset + part.bytes)
         size = min(size * 4, LARGEST_PART)
 

@@ -7,14 +7,19 @@ import gzip
 import io
 import lzma
 import os
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pytest_gkd import logs, reading, rules
+from pytest_gkd import diagnose, logs, reading, rules
 
 CATALOGUE = rules.load()
 OOM = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. GPU 0\n"
@@ -94,6 +99,70 @@ def test_what_is_no_file_is_refused_at_once(
         ):
             with pytest.raises(reading.LogError, match=f"is a {kind}, not a log"):
                 logs.diagnose([Path(path)], CATALOGUE)
+
+
+@pytest.mark.parametrize("start", [OOM, OOM + FILLER, OOM + FILLER * 10])
+def test_a_file_is_read_as_far_as_it_was_when_it_was_opened(
+    tmp_path: Path, start: bytes
+) -> None:
+    path, over = tmp_path / "train.log", threading.Event()
+    path.write_bytes(start)
+
+    def write() -> None:
+        with path.open("ab") as log:
+            for _ in range(1000):
+                if not over.wait(0.01):  # at 100 MB/s
+                    log.write(FILLER)
+
+    writer = threading.Thread(target=write)
+    report: list[logs.LogReport] = []
+    reader = threading.Thread(
+        target=lambda: report.append(logs.diagnose([path], CATALOGUE)), daemon=True
+    )
+    writer.start()
+    while path.stat().st_size < len(start) + len(FILLER):
+        time.sleep(0.01)
+    size = path.stat().st_size
+    reader.start()
+    reader.join(120)
+    over.set()
+    writer.join()
+    assert report
+    assert [one.cause for one in report[0].causes] == ["cuda.oom"]
+    (said,) = report[0].partial
+    judged = re.fullmatch(
+        r".*train\.log: grew while it was read; .*, (\d+) bytes", said
+    )
+    assert judged is not None
+    assert size <= int(judged[1]) < path.stat().st_size
+    assert said in diagnose.report_text(report[0])
+
+
+def test_a_stream_without_an_end_is_read_up_to_a_limit_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "STREAM_BYTES", 64 << 20)
+    with subprocess.Popen(["yes", OOM.decode().strip()], stdout=-1) as endless:
+        assert endless.stdout is not None
+        report = logs.diagnose([endless.stdout], CATALOGUE)
+        endless.stdout.close()
+    assert [one.cause for one in report.causes] == ["cuda.oom"]
+    assert report.partial == (
+        "standard input: has more than 64 MiB, and only these were read; of a "
+        "file, name it",
+    )
+
+
+def test_a_stream_that_is_interrupted_says_what_to_name_instead() -> None:
+    gkd = [sys.executable, "-m", "pytest_gkd", "diagnose", "-"]
+    with subprocess.Popen(gkd, stdin=-1, stderr=-1, text=True) as done:
+        assert done.stdin is not None
+        assert done.stderr is not None
+        done.stdin.write("x" * (4 << 20))  # it reads, when all of it is written
+        done.stdin.flush()
+        done.send_signal(signal.SIGINT)
+        assert "gkd: interrupted, without a verdict: a pipe" in done.stderr.read()
+        assert done.wait() == 2
 
 
 def test_broken_utf16_is_read() -> None:
