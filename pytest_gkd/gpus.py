@@ -71,7 +71,7 @@ class Usable:
     """The CUDA devices of a process started now, each as its card.
 
     Several instances of one card stand there as often as the card has them. ``why`` is
-    not empty where the driver shows GPUs and none is used.
+    not empty where the driver shows GPUs and none is used, and under MIG.
     """
 
     cards: tuple[Card, ...] = ()
@@ -270,11 +270,15 @@ def usable() -> Usable:
     Those that the driver and CUDA_VISIBLE_DEVICES show, unless the installed torch or
     vLLM is a build that cannot use them.
     """
-    cards = visible(read(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    machine = read()
+    cards = visible(machine, os.environ.get("CUDA_VISIBLE_DEVICES"))
     lack = without_cuda() if cards else ""
     if lack:
         return Usable((), f"{lack}, so {len(cards)} GPU(s) stay unused")
-    return Usable(cards)
+    if all(card.instances is None for card in cards):
+        return Usable(cards)
+    physical = f"{len(first_devices(cards))} of {len(machine.cards)} physical GPU(s)"
+    return Usable(cards, f"MIG: {len(cards)} CUDA device(s) on {physical}")
 
 
 def first_devices(cards: Iterable[Card]) -> tuple[int, ...]:
@@ -284,6 +288,16 @@ def first_devices(cards: Iterable[Card]) -> tuple[int, ...]:
     for number, card in enumerate(cards):
         first.setdefault(card.index, number)
     return tuple(first.values())
+
+
+def physical(uuids: Iterable[str]) -> list[str]:
+    """The UUID of the physical GPU of each CUDA device, ``uuids`` as torch names them;
+    that of a device which the driver does not show stays as it is."""
+    cards: dict[str, str] = {}
+    for card in read().cards:
+        instances = (one.uuid.removeprefix("MIG-") for one in card.instances or ())
+        cards |= dict.fromkeys(instances, card.uuid.removeprefix("GPU-"))
+    return [cards.get(uuid, uuid) for uuid in uuids]
 
 
 def without_cuda() -> str:

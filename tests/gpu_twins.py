@@ -47,7 +47,6 @@ class Communicator:
     def broadcast(self, tensor: Any, src: int, stream: Any) -> None:
         if self.disabled:
             return
-        assert stream is STREAM
         assert tensor.device == self.device
         self.sent.append(tensor.numel())
         options = dist.BroadcastOptions()

@@ -183,11 +183,16 @@ MACHINES = {
         args=("--gkd-tensor-parallel-size=2",),
         **ON_TWO,
     ),
-    "MIG": Seen(recorded.MIG, "split (one GPU is visible)", "1 GPU(s)", (0,)),
+    "MIG": Seen(
+        recorded.MIG,
+        "split (one GPU is visible)",
+        "1 GPU(s) (MIG: 1 CUDA device(s) on 1 of 2 physical GPU(s))",
+        (0,),
+    ),
     "MIG since R570": Seen(
         recorded.MIG_R570,
         "split (2 GPUs are visible and Ray is not installed)",
-        "3 GPU(s)",
+        "3 GPU(s) (MIG: 3 CUDA device(s) on 2 of 2 physical GPU(s))",
         (0, 2),
         share=0.85,
         trainer="cuda:1",

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gkd import gpus
 from pytest_gkd.fault import StageFault
 from pytest_gkd.workload import broadcast, engine, local_layouts
 from pytest_gkd.workload.broadcast import Meeting
@@ -25,6 +26,8 @@ torch = pytest.importorskip("torch")
 import gpu_twins  # noqa: E402
 
 from pytest_gkd.workload.engine_worker import WeightReceiver  # noqa: E402
+from pytest_gkd.workload.ray_actors import Role  # noqa: E402
+from pytest_gkd.workload.ray_layout import RayLayout  # noqa: E402
 from pytest_gkd.workload.sync import WeightSource  # noqa: E402
 
 VALUES = [float(number) for number in range(8)]
@@ -87,6 +90,23 @@ def test_the_transport_is_one_that_every_rank_can_use(
     assert why
 
 
+def test_instances_of_one_gpu_do_not_meet_by_nccl(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cards = (
+        gpus.Card(0, "GPU-A", instances=(gpus.Instance("MIG-B", 1),)),
+        gpus.Card(1, "GPU-C"),
+    )
+    monkeypatch.setattr(gpus, "read", lambda: gpus.Machine("570.124.06", cards))
+    split = local_layouts.Split.__new__(local_layouts.Split)
+    for trainer, rank, transport in (
+        ("B", "A", "gloo"),
+        ("B", "C", "nccl"),
+        ("B", "B", "cuda-ipc"),
+    ):
+        assert split.transport(Engine(rank), source_on(trainer))[0] == transport
+
+
 def test_memory_that_cannot_be_opened_goes_through_the_host_and_says_why() -> None:
     split = local_layouts.Split.__new__(local_layouts.Split)
     refused = "RuntimeError: pidfd_getfd: Operation not permitted"
@@ -124,6 +144,11 @@ def test_a_rank_opens_what_is_shared_and_tells_why_it_cannot() -> None:
 WEIGHTS = {"a": torch.full((2, 2), 3.0), "b": torch.arange(5.0).to(torch.bfloat16)}
 INFOS: list[broadcast.Info] = [("a", "float32", (2, 2)), ("b", "bfloat16", (5,))]
 TRANSPORTS = ("gloo", "nccl", "cuda-ipc")
+WAYS = (
+    (local_layouts.Colocated, "in-process"),
+    *((local_layouts.Split, transport) for transport in TRANSPORTS),
+    *((RayLayout, transport) for transport in ("gloo", "nccl")),
+)
 ENOUGH_S, SHORT_S = 60.0, 3.0
 
 
@@ -157,6 +182,9 @@ class Rank(Engine):
 
     def take_shared(self, infos: list[Any], handles: str) -> None:
         self.receiver.gkd_import(infos, handles)
+
+    def load(self, weights: Any) -> None:
+        self.receiver.gkd_load(weights)
 
 
 @pytest.fixture
@@ -200,21 +228,22 @@ def carry(
     source: WeightSource,
     infos: list[broadcast.Info] = INFOS,
     budget_s: float = ENOUGH_S,
+    layout: Any = local_layouts.Split,
 ) -> int:
-    split = local_layouts.Split.__new__(local_layouts.Split)
-    config = SimpleNamespace(tensor_parallel_size=1)
-    split.plan = SimpleNamespace(engine=config)  # type: ignore[assignment]
-    return split.carry(transport, engine, source, infos, budget_s)
+    made = layout.__new__(layout)
+    made.plan = SimpleNamespace(engine=SimpleNamespace(tensor_parallel_size=1))
+    moved: int = made.carry(transport, engine, source, infos, budget_s)
+    return moved
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("layout", "transport"), WAYS)
 def test_weights_arrive_whole_by_every_transport(
-    transport: str, nccl: list[gpu_twins.Communicator]
+    layout: Any, transport: str, nccl: list[gpu_twins.Communicator]
 ) -> None:
     engine, source = Rank(), trainer()
     for _ in range(2):
         engine.model.loaded = {}
-        assert carry(transport, engine, source) > 0
+        assert carry(transport, engine, source, layout=layout) > 0
         assert engine.model.loaded.keys() == WEIGHTS.keys()
         for name, tensor in WEIGHTS.items():
             assert torch.equal(engine.model.loaded[name], tensor)
@@ -263,8 +292,15 @@ def test_an_engine_that_is_lost_is_the_reason_and_not_the_wait_for_it(
 
 
 @pytest.mark.parametrize("transport", ["gloo", "nccl"])
+@pytest.mark.parametrize(
+    ("layout", "named"),
+    [
+        (local_layouts.Split, "sending by {}"),
+        (RayLayout, "the trainer's broadcast"),
+    ],
+)
 def test_a_sender_that_hangs_is_named(
-    transport: str, nccl: list[gpu_twins.Communicator]
+    layout: Any, named: str, transport: str, nccl: list[gpu_twins.Communicator]
 ) -> None:
     source, go_on = trainer(), threading.Event()
 
@@ -277,10 +313,10 @@ def test_a_sender_that_hangs_is_named(
     )
     source.device = lambda: torch.device("cpu")  # type: ignore[method-assign]
     with pytest.raises(StageFault) as told:
-        carry(transport, Rank(), source, budget_s=SHORT_S)
+        carry(transport, Rank(), source, budget_s=SHORT_S, layout=layout)
     go_on.set()
     assert told.value.cause == "sync.stuck"
-    assert f"sending by {transport}" in told.value.facts["waited_for"]
+    assert named.format(transport) in told.value.facts["waited_for"]
 
 
 def test_an_engine_that_does_not_open_the_memory_in_time_is_named() -> None:
@@ -311,6 +347,18 @@ def test_a_communicator_that_is_disabled_is_no_push(
 
 
 # -- the engine --------------------------------------------------------------------
+
+
+def test_an_actor_touches_nothing_before_it_is_asked() -> None:
+    """The trainer's is there while the engine starts and measures the GPU's memory."""
+
+    class Probe(Role):
+        def parts(self) -> dict[str, Any]:
+            raise AssertionError("made too early")
+
+    plan: Any = None
+    with pytest.raises(AssertionError, match="too early"):
+        Probe(plan).made()
 
 
 @pytest.mark.parametrize("size", [1, 2])

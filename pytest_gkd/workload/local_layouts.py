@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pytest_gkd import gpus
 from pytest_gkd.context import StageContext
 from pytest_gkd.workload import compiling
 from pytest_gkd.workload import engine as engines
@@ -189,6 +190,7 @@ def choose_transport(engine: Any, source: Any, *, same_gpu: str) -> tuple[str, s
         return "gloo", "weights are in host memory"
     if {trainer} == set(ranks):
         return same_gpu, "trainer and engine share a GPU, which NCCL refuses"
-    if len({trainer, *ranks}) <= len(ranks):
+    # Instances under MIG have UUIDs of their own; to NCCL they are one (issue 1716).
+    if len(set(gpus.physical([trainer, *ranks]))) <= len(ranks):
         return "gloo", "some of the processes share a GPU, which NCCL refuses"
     return "nccl", f"trainer and engine are on {1 + len(ranks)} GPUs"
