@@ -1,9 +1,9 @@
-"""What a running stage may say and ask: the ``gkd`` fixture."""
+"""What a stage sees of us: the ``gkd`` fixture, and how it names a cause itself."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,32 @@ FACTS_BYTES = 1024 * 1024
 NO_STAGE = "session"
 
 Emit = Callable[[dict[str, Any]], None]
+
+
+class StageFault(Exception):  # noqa: N818 - a finding, not a bug of ours
+    """A stage found the cause itself and names it.
+
+    ``cause`` is an id of the catalogue (``data.file-missing``). ``message`` is one
+    sentence that names the value, where it came from, and what was expected; it does
+    not repeat the advice, which the catalogue holds. ``facts`` are the values that
+    the advice may use, such as ``{"column": "prompt", "columns": ["text"]}``; they
+    must be JSON. ``evidence`` are the lines that prove it, each ``(source, line
+    number or None, text)``.
+    """
+
+    def __init__(
+        self,
+        cause: str,
+        message: str,
+        *,
+        facts: Mapping[str, Any] | None = None,
+        evidence: tuple[tuple[str, int | None, str], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.message = message
+        self.facts = dict(facts or {})
+        self.evidence = evidence
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What survives a killed process: workers' events, verdicts, the report."""
+"""What survives a killed process: workers' events, and the verdicts on stages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import json
-import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -251,64 +250,6 @@ def _within(at: Any, earliest: float, latest: float) -> float:
     if not isinstance(at, (int, float)) or not at <= latest:
         return latest
     return max(at, earliest)
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write a whole file or leave the old one: write beside it, then rename."""
-    write_whole(path, json_text(data))
-
-
-def json_text(data: Any) -> str:
-    """As it stands in a file; values that JSON does not know become their text."""
-    return json.dumps(_finite(data), indent=1, default=str) + "\n"
-
-
-def make_way(path: Path) -> None:
-    """Make the directory that a file goes to; ``path`` is absolute and without links.
-
-    Raises OSError where a link stands on the way by now. A stage may have put it there,
-    and what lies behind it is the user's.
-    """
-    _refuse_links(path.parent)
-    path.parent.mkdir(parents=True, exist_ok=True)
-
-
-def _refuse_links(directory: Path) -> None:
-    place = str(directory)
-    if os.path.realpath(place) != place:
-        raise OSError(errno.ELOOP, "a link has the place of a directory", place)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """As write_json, of a text; its directory must be there."""
-    _refuse_links(path.parent)
-    temporary = path.with_name(path.name + ".part")
-    try:
-        write_private(temporary, text)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # the disk may be full
-        raise
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only this user can read, whatever the umask; no link is
-    followed."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(text.encode("utf-8", "replace"))
-
-
-def _finite(data: Any) -> Any:
-    """NaN and infinities, which JSON has not, as their names."""
-    if isinstance(data, float) and not math.isfinite(data):
-        return str(data)
-    if isinstance(data, dict):
-        return {key: _finite(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_finite(value) for value in data]
-    return data
 
 
 class VerdictReader:
