@@ -40,8 +40,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mode", choices=("inproc", "multi"), default="inproc")
     arguments = parser.parse_args()
-    from pytest_gkd.settings import Settings
-    from pytest_gkd.workload.inputs import resolve
+    from pytest_gkd.options import Settings
+    from pytest_gkd.workload.models.inputs import resolve
 
     with tempfile.TemporaryDirectory() as directory:
         model = str(resolve(Settings(), Path(directory)).student)

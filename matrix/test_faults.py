@@ -23,8 +23,9 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd import faultspecs, gpus
-from pytest_gkd.faultspecs import FaultSpec
+from pytest_gkd import fault_specs
+from pytest_gkd.fault_specs import FaultSpec
+from pytest_gkd.processes import gpus
 
 RESULTS = Path(__file__).parent.parent / ".gkd/matrix"
 MARK = "GKD_MATRIX_RUN"
@@ -192,9 +193,9 @@ def base() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.mark.parametrize("name", list(faultspecs.load()))
+@pytest.mark.parametrize("name", list(fault_specs.load()))
 def test_fault(name: str, base: Path) -> None:
-    fault = faultspecs.find(name)
+    fault = fault_specs.find(name)
     if lack := wanting(fault):
         pytest.skip(lack)
     if SLOW and os.access(CACHES, os.W_OK):

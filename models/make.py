@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd.workload import tiny_text
+from pytest_gkd.workload.models import tiny_text
 
 SHAPES = Path(__file__).parent / "shapes.toml"
 

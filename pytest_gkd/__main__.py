@@ -10,19 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from pytest_gkd import (
-    __version__,
-    clean,
-    diagnose,
-    faultspecs,
-    logs,
-    machine,
-    own_rules,
-    reading,
-    rules,
-    sanitize,
-)
-from pytest_gkd.settings import near
+from pytest_gkd import __version__, fault_specs, sanitize
+from pytest_gkd.diagnosis import catalogue as rules
+from pytest_gkd.diagnosis import log_file, log_report, logs, own_rules
+from pytest_gkd.options import near
+from pytest_gkd.processes import host_summary, stale_runs
 
 HEALTHY, FOUND, UNUSABLE, UNKNOWN = 0, 1, 2, 3
 # From here on reading takes long enough to be told.
@@ -36,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     try:
         return int(asked.run(asked))
-    except (reading.LogError, rules.RuleError, LookupError) as error:
+    except (log_file.LogError, rules.RuleError, LookupError) as error:
         _say_error(str(error))
         return UNUSABLE
     except BrokenPipeError:
@@ -133,7 +125,7 @@ def _catalogue(asked: argparse.Namespace) -> rules.Catalogue:
 def _diagnose(asked: argparse.Namespace) -> int:
     catalogue = _catalogue(asked)
     if "-" in asked.logs and sys.stdin is None:
-        raise reading.LogError("standard input: is closed; name a file")
+        raise log_file.LogError("standard input: is closed; name a file")
     sources: list[Path | IO[bytes]] = [
         # Unbuffered: a thread may still wait for it when this process ends.
         Path(name) if name != "-" else os.fdopen(0, "rb", 0, closefd=False)
@@ -142,7 +134,7 @@ def _diagnose(asked: argparse.Namespace) -> int:
     try:
         report = logs.diagnose(sources, catalogue, _progress())
     except KeyboardInterrupt:
-        raise reading.LogError(
+        raise log_file.LogError(
             "interrupted, without a verdict: a pipe is read until its writer ends; of "
             "a log that is still written name the file, which is read as far as it is"
         ) from None
@@ -151,7 +143,7 @@ def _diagnose(asked: argparse.Namespace) -> int:
     if asked.format == "json":
         _say_json(report.to_json())
     else:
-        _say(diagnose.report_text(report))
+        _say(log_report.report_text(report))
     for text in report.unreadable:
         _say_error(text)
     return UNUSABLE if report.unreadable else EXITS[report.verdict]
@@ -183,47 +175,47 @@ def _explain(asked: argparse.Namespace) -> int:
             titles = {rule.id: rule.title for rule in catalogue.rules.values()}
             _say_json({"schema": 1, "causes": titles})
         else:
-            _say(diagnose.list_text(catalogue))
+            _say(log_report.list_text(catalogue))
         return 0
     if asked.cause is None:
         _say_error("explain: name a cause, or ask for all of them with --list")
         return UNUSABLE
     if asked.cause not in catalogue:
         hint = near(asked.cause, catalogue.rules)
-        others = diagnose.near_causes(asked.cause, catalogue)
+        others = log_report.near_causes(asked.cause, catalogue)
         told = [f"explain: there is no cause {asked.cause!r}{hint}"]
         told += [f"  {rule.id}  {rule.title}" for rule in others]
         _say_error("\n".join(told))
         return UNUSABLE
     rule = catalogue[asked.cause]
     if asked.format == "json":
-        _say_json(diagnose.cause_json(rule))
+        _say_json(log_report.cause_json(rule))
     else:
-        _say(diagnose.cause_text(rule))
+        _say(log_report.cause_text(rule))
     return 0
 
 
 def _faults(asked: argparse.Namespace) -> int:
-    found = faultspecs.load().values()
+    found = fault_specs.load().values()
     if asked.format == "json":
-        _say(json.dumps(diagnose.faults_json(found), indent=2, ensure_ascii=False))
+        _say(json.dumps(log_report.faults_json(found), indent=2, ensure_ascii=False))
     else:
-        _say(diagnose.faults_text(found))
+        _say(log_report.faults_text(found))
     return 0
 
 
 def _clean(asked: argparse.Namespace) -> int:
-    runs = clean.clean(yes=asked.yes)
+    runs = stale_runs.clean(yes=asked.yes)
     if asked.format == "json":
-        _say_json(clean.to_json(runs, yes=asked.yes))
+        _say_json(stale_runs.to_json(runs, yes=asked.yes))
     else:
-        _say(clean.report_text(runs, yes=asked.yes))
-    return clean.exit_status(runs, yes=asked.yes)
+        _say(stale_runs.report_text(runs, yes=asked.yes))
+    return stale_runs.exit_status(runs, yes=asked.yes)
 
 
 def _env(asked: argparse.Namespace) -> int:
     del asked
-    _say("\n".join(machine.lines()))
+    _say("\n".join(host_summary.lines()))
     return 0
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd.faultspecs import FaultSpec
-from pytest_gkd.specs import BY_NAME
+from pytest_gkd.fault_specs import FaultSpec
+from pytest_gkd.stage_specs import BY_NAME
 
 NOTE = (
     "<!-- Made by python -m pytest_gkd.pages from pytest_gkd/faults; do not edit. -->"

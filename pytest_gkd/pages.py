@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pytest_gkd import fault_page, faultspecs, model_page
-from pytest_gkd.rules import CAPITALS, Catalogue, Fix, Rule, formed, load
+from pytest_gkd import fault_page, fault_specs, model_page
+from pytest_gkd.diagnosis.catalogue import CAPITALS, Catalogue, Fix, Rule, formed, load
 
 MADE = "python -m pytest_gkd.pages"
 NOTE = f"<!-- Made from the advice files by {MADE}; do not edit. -->"
@@ -55,7 +55,7 @@ def pages(catalogue: Catalogue, docs: Path | None = None) -> dict[str, str]:
     }
     made["causes/README.md"] = index(catalogue)
     made["quick-card.md"] = card(catalogue)
-    made["faults.md"] = fault_page.page(faultspecs.load().values(), recorded)
+    made["faults.md"] = fault_page.page(fault_specs.load().values(), recorded)
     if docs and (runs := model_page.read_runs(docs)):
         made["models.md"] = model_page.page(runs)
     return made

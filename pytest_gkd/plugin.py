@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gkd.settings import OPTIONS
+from pytest_gkd.options import OPTIONS
 
 if TYPE_CHECKING:
-    from pytest_gkd.by_keyword import Verdict
-    from pytest_gkd.context import StageContext
+    from pytest_gkd.run.keyword_selection import Verdict
+    from pytest_gkd.stage_api import StageContext
 
 MARKER = (
     "gkd_stage(name, *, lane=None, needs=None, timeout=None): this test is a stage. "
@@ -96,7 +96,7 @@ def pytest_load_initial_conftests(
     # pytest-cov decides here, in a hook of its own, whether there will be workers.
     known = early_config.known_args_namespace
     if _asked_for(early_config, known, known.file_or_dir):
-        from pytest_gkd import session
+        from pytest_gkd.run import session
 
         if not session.one_process(early_config, known):
             known.dist = "load"
@@ -112,13 +112,13 @@ def pytest_cmdline_main(
     if hasattr(config, "workerinput"):
         return (yield)
     if _names_an_option(config):
-        from pytest_gkd import origins
+        from pytest_gkd.run import option_origins
 
-        problem = origins.lost_ini(config)
+        problem = option_origins.lost_ini(config)
         if problem:
             raise pytest.UsageError(problem)
     if _asked_for(config, config.option, _paths(config)):
-        from pytest_gkd import session
+        from pytest_gkd.run import session
 
         session.prepare(config)
     code = yield
@@ -140,7 +140,7 @@ def _names_an_option(config: pytest.Config) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     if _asked_for(config, config.option, _paths(config)):
-        from pytest_gkd import session
+        from pytest_gkd.run import session
 
         session.register(config)
 
@@ -160,9 +160,9 @@ def _asked_for(
     if option.gkd_stages is not None or config.getini("gkd_stages"):
         return True
     if option.keyword:
-        from pytest_gkd import by_keyword
+        from pytest_gkd.run import keyword_selection
 
-        if by_keyword.chosen(config, option):
+        if keyword_selection.chosen(config, option):
             return True
     return any("stages" in path for path in paths)
 
@@ -171,9 +171,9 @@ def _asked_for(
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     if config.option.keyword and not hasattr(config, "workerinput"):
-        from pytest_gkd import by_keyword
+        from pytest_gkd.run import keyword_selection
 
-        config.stash[BY_KEYWORD] = by_keyword.verdict(
+        config.stash[BY_KEYWORD] = keyword_selection.verdict(
             config, session.testscollected, session.testsfailed, session.exitstatus
         )
 
@@ -190,6 +190,6 @@ def pytest_terminal_summary(
 @pytest.fixture(scope="session")
 def gkd(request: pytest.FixtureRequest) -> StageContext:
     """The running stage's settings, directories and voice (see StageContext)."""
-    from pytest_gkd import session
+    from pytest_gkd.run import session
 
     return session.context(request)

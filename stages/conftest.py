@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gkd import faultspecs
-from pytest_gkd.context import StageContext
-from pytest_gkd.worker import CONTEXT
+from pytest_gkd import fault_specs
+from pytest_gkd.run.worker import CONTEXT
+from pytest_gkd.stage_api import StageContext
 
 if TYPE_CHECKING:
     from pytest_gkd.workload.inject.site import Site
-    from pytest_gkd.workload.inputs import Inputs
-    from pytest_gkd.workload.layouts import Job
+    from pytest_gkd.workload.layouts.layout import Job
+    from pytest_gkd.workload.models.inputs import Inputs
 
 
 class JobKeeper:
@@ -26,14 +26,14 @@ class JobKeeper:
 
     def open(self, inputs: Inputs) -> Job:
         """The job that is there and sound, else a new one."""
-        from pytest_gkd.workload import layouts
+        from pytest_gkd.workload.layouts import layout
 
         if self.job is not None and self.job.broken:
             self._gkd.step("ending the engine of the failed stage")
             self.job.close(for_another=True)
             self.job = None
         if self.job is None:
-            self.job = layouts.open_job(self._gkd.settings, self._gkd, inputs)
+            self.job = layout.open_job(self._gkd.settings, self._gkd, inputs)
         return self.job
 
 
@@ -44,7 +44,7 @@ SITE: pytest.StashKey[Site] = pytest.StashKey()
 @pytest.fixture(scope="session")
 def inputs(gkd: StageContext) -> Inputs:
     """Student, teacher and train files: the user's, or made ones."""
-    from pytest_gkd.workload import inputs
+    from pytest_gkd.workload.models import inputs
 
     return inputs.resolve(gkd.settings, gkd.run_dir)
 
@@ -71,7 +71,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     gkd = item.config.stash.get(CONTEXT, None)
     if gkd is None or not gkd.settings.inject:
         return
-    fault = faultspecs.find(gkd.settings.inject)
+    fault = fault_specs.find(gkd.settings.inject)
     if fault.stage != gkd.stage:
         return
     from pytest_gkd.workload.inject.site import Site

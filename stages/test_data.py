@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pytest_gkd.context import StageContext
-from pytest_gkd.workload import (
+from pytest_gkd.stage_api import StageContext
+from pytest_gkd.workload.data import (
     cache_locks,
-    datafiles,
-    datanotes,
-    datarows,
     dataset_load,
-    inputs,
     lengths,
+    train_files,
+    train_rows,
+    trainer_notes,
 )
-from pytest_gkd.workload.prompts import RoughRenderer
+from pytest_gkd.workload.data.prompts import RoughRenderer
+from pytest_gkd.workload.models import inputs
 
 TELL_S = 1.0
 
@@ -30,14 +30,14 @@ def test_data(gkd: StageContext) -> None:
     settings = gkd.settings
     gkd.step(f"looking at {_named(settings.train_files) or 'the train files'}")
     if settings.train_files:  # before anything is made for the run
-        datafiles.check_files(settings.train_files, settings.origin("train_files"))
+        train_files.check_files(settings.train_files, settings.origin("train_files"))
     job = inputs.resolve(settings, gkd.run_dir)
     gkd.fact("train_files", list(job.train_files))
     gkd.fact("inputs_why", job.why or "all named by the user")
-    files = datafiles.check_files(job.train_files, job.origin("train_files"))
+    files = train_files.check_files(job.train_files, job.origin("train_files"))
     size_bytes = sum(file.size_bytes for file in files)
     gkd.fact("size_bytes", size_bytes)
-    gkd.allow("data", size_bytes / datafiles.SLOW_BYTES_PER_S)
+    gkd.allow("data", size_bytes / train_files.SLOW_BYTES_PER_S)
 
     gkd.step(f"opening {_named(job.train_files)} with datasets")
     private = gkd.run_dir / "datasets"
@@ -49,7 +49,7 @@ def test_data(gkd: StageContext) -> None:
     gkd.step("loading the student's tokenizer to measure prompts")
     measure, how = lengths.best(job, settings)
     gkd.fact("lengths_by", how)
-    media = datanotes.check_media(rows, job, inputs.prompt_column(job, settings))
+    media = trainer_notes.check_media(rows, job, inputs.prompt_column(job, settings))
     measured = not isinstance(measure, RoughRenderer)
     if not measured:
         gkd.note(
@@ -61,7 +61,7 @@ def test_data(gkd: StageContext) -> None:
         limit = inputs.prompt_limit(job, settings)
 
     gkd.step(f"looking at the rows of {_named(job.train_files)}")
-    report = datarows.check_rows(
+    report = train_rows.check_rows(
         rows,
         measure,
         prompt_column=inputs.prompt_column(job, settings),
@@ -75,7 +75,7 @@ def test_data(gkd: StageContext) -> None:
     gkd.fact("summary", str(report))
     if measured:
         lengths.check_context(job, settings, report.longest_fitting_tokens)
-    for note in (*media, *datanotes.notes(rows, report, settings, limit)):
+    for note in (*media, *trainer_notes.notes(rows, report, settings, limit)):
         gkd.note(note.id, note.text)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gkd.context import StageContext
-from pytest_gkd.workload.env_findings import to_error
-from pytest_gkd.workload.environment import Examination
+from pytest_gkd.stage_api import StageContext
+from pytest_gkd.workload.environment.checks import Examination
+from pytest_gkd.workload.environment.findings import to_error
 
 
 @pytest.mark.gkd_stage("environment")

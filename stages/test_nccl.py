@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gkd.context import StageContext
+from pytest_gkd.stage_api import StageContext
 
 
 @pytest.mark.gkd_stage("nccl")
 def test_nccl(gkd: StageContext) -> None:
-    from pytest_gkd import gpus
-    from pytest_gkd.workload import allreduce, ranks
-    from pytest_gkd.workload.rank_plan import RankPlan
-    from pytest_gkd.workload.rank_verdict import judge
+    from pytest_gkd.processes import gpus
+    from pytest_gkd.workload.ranks import allreduce, group
+    from pytest_gkd.workload.ranks.rank_plan import RankPlan
+    from pytest_gkd.workload.ranks.rank_verdict import judge
 
     settings = gkd.settings
-    backend, why = ranks.choose_backend(settings.gpus)
+    backend, why = group.choose_backend(settings.gpus)
     gkd.fact("backend", backend)
     gkd.fact("backend_why", why)
     gkd.fact("world_size", settings.world_size)
     gkd.fact("world_size_why", settings.world_size_why)
-    ranks.check_world_size(settings.world_size, settings.gpus)
+    group.check_world_size(settings.world_size, settings.gpus)
     cards = gpus.usable().cards if backend == "nccl" else ()
     remaining_s = gkd.remaining_s()
     plan = RankPlan(
         settings.world_size,
         backend,
-        ranks.operation_timeout_s(remaining_s),
+        group.operation_timeout_s(remaining_s),
         str(gkd.output_dir),
         allreduce.sizes(
             backend, settings.world_size, min((c.free_bytes for c in cards), default=0)
@@ -35,15 +35,15 @@ def test_nccl(gkd: StageContext) -> None:
     )
 
     gkd.step("importing torch in the launcher")
-    with ranks.Launcher(gkd.output_dir) as launcher:
-        budget_s = remaining_s - ranks.reserve_s(remaining_s)
+    with group.Launcher(gkd.output_dir) as launcher:
+        budget_s = remaining_s - group.reserve_s(remaining_s)
         run = launcher.run(plan, budget_s, gkd.step, extra_s=gkd.extra)
     error = judge(run)
     if error is not None:
         raise error
 
     found = [record.found for record in run.records if record.found is not None]
-    seconds = allreduce.slowest([ranks.medians_s(one) for one in found])
+    seconds = allreduce.slowest([group.medians_s(one) for one in found])
     table = allreduce.bandwidths(seconds, settings.world_size)
     gkd.fact("torch_import_s", run.import_s)
     gkd.fact("devices", [one["device"] for one in found])

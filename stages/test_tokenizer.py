@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.context import StageContext
-from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import inputs, modelfiles, modelpaths, tokenizer_load
-from pytest_gkd.workload import tokenizers_check as check
+from pytest_gkd.stage_api import StageContext, StageFault
+from pytest_gkd.workload.models import inputs, model_files, model_paths, tokenizer_load
+from pytest_gkd.workload.models import tokenizer_check as check
 
 
 @pytest.mark.gkd_stage("tokenizer")
@@ -124,15 +123,17 @@ def _one(
 
 def _embedding_rows(name: str, origin: str) -> int | None:
     """vocab_size of the model's config; None while only the hub knows it."""
-    found = modelpaths.locate(name, origin)
+    found = model_paths.locate(name, origin)
     if found is None:
         return None
-    return modelfiles.vocab_size(modelfiles.read_config(Path(found.directory), origin))
+    return model_files.vocab_size(
+        model_files.read_config(Path(found.directory), origin)
+    )
 
 
 def _ends(name: str, origin: str) -> frozenset[int]:
     """The end tokens that the model's configuration names; none while unknown."""
-    found = modelpaths.locate(name, origin)
+    found = model_paths.locate(name, origin)
     if found is None:
         return frozenset()
-    return modelfiles.end_tokens(found.directory, origin)
+    return model_files.end_tokens(found.directory, origin)

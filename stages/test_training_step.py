@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gkd.context import StageContext
+from pytest_gkd.stage_api import StageContext
 
 if TYPE_CHECKING:
-    from pytest_gkd.workload.inputs import Inputs
-    from pytest_gkd.workload.layouts import Job
-    from pytest_gkd.workload.step import StepReport
+    from pytest_gkd.workload.gkd.step import StepReport
+    from pytest_gkd.workload.layouts.layout import Job
+    from pytest_gkd.workload.models.inputs import Inputs
 
 STEPS = 3
 SEED = 20
@@ -19,9 +19,10 @@ SEED = 20
 
 @pytest.mark.gkd_stage("training_step")
 def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
-    from pytest_gkd.workload import memory_use, reference, rollouts
-    from pytest_gkd.workload.inputs import prompt_ids
-    from pytest_gkd.workload.step import judge_steps
+    from pytest_gkd.workload.engine import reference
+    from pytest_gkd.workload.gkd import memory_use, rollouts
+    from pytest_gkd.workload.gkd.step import judge_steps
+    from pytest_gkd.workload.models.inputs import prompt_ids
 
     settings = gkd.settings
     rollouts.check_batch(settings)

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gkd.clock import monotonic
-from pytest_gkd.context import StageContext
+from pytest_gkd.stage_api import StageContext
 
 if TYPE_CHECKING:
-    from pytest_gkd.workload.layouts import Job
+    from pytest_gkd.workload.layouts.layout import Job
 
 NEW_TOKENS = 16
 
 
 @pytest.mark.gkd_stage("vllm")
 def test_vllm(gkd: StageContext, job: Job) -> None:
-    from pytest_gkd.workload import reference
+    from pytest_gkd.workload.engine import reference
 
     prompts = job.engine.encode(list(reference.PROMPTS))
     completions = job.generate(prompts, NEW_TOKENS)

@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gkd.context import StageContext
-from pytest_gkd.fault import StageFault
+from pytest_gkd.stage_api import StageContext, StageFault
 
 if TYPE_CHECKING:
-    from pytest_gkd.workload.layouts import Job
+    from pytest_gkd.workload.layouts.layout import Job
 
 NEW_TOKENS = 16
 
 
 @pytest.mark.gkd_stage("weight_sync")
 def test_weight_sync(gkd: StageContext, job: Job) -> None:
-    from pytest_gkd.workload import reference
+    from pytest_gkd.workload.engine import reference
 
     prompts = job.engine.encode(list(reference.PROMPTS))
     original = job.generate(prompts, NEW_TOKENS)

@@ -19,7 +19,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_gkd import logs, rules, scan
+from pytest_gkd.diagnosis import catalogue as rules
+from pytest_gkd.diagnosis import logs, scan
 
 
 @dataclass

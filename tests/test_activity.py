@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pytest_gkd import activity, process
+from pytest_gkd.processes import resource_use, tree
 
 READY = "print('ready', flush=True); "
 
@@ -31,7 +31,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     yield begin
     for child in started:
-        process.stop(child.pid, itself=True)
+        tree.stop(child.pid, itself=True)
         child.communicate()
 
 
@@ -45,7 +45,7 @@ def test_the_cpu_time_of_a_child_counts(
         f"    {READY}\n"
         "signal.pause()"
     )
-    usage = activity.read(child.pid, 0.0)
+    usage = resource_use.read(child.pid, 0.0)
     assert len(usage.pids) == 2
     assert usage.cpu_s > 0.05
 
@@ -59,7 +59,8 @@ def test_what_is_written_counts(start: Callable[..., subprocess.Popen[str]]) -> 
         f"{READY}signal.pause()"
     )
     difference = (
-        activity.read(writer.pid, 0.0).io_bytes - activity.read(idle.pid, 0.0).io_bytes
+        resource_use.read(writer.pid, 0.0).io_bytes
+        - resource_use.read(idle.pid, 0.0).io_bytes
     )
     assert difference > 40_000_000
 
@@ -68,18 +69,18 @@ def test_a_stopped_process_is_named(
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
     child = start(f"import os, signal; {READY}os.kill(os.getpid(), signal.SIGSTOP)")
-    while activity.main_thread(child.pid)[0] != "T":
+    while resource_use.main_thread(child.pid)[0] != "T":
         time.sleep(0.01)
-    assert activity.read(child.pid, 0.0).stopped == {child.pid}
+    assert resource_use.read(child.pid, 0.0).stopped == {child.pid}
 
 
 def test_a_thread_that_polls_is_seen_to_wake(
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
     child = start(f"import time\n{READY}\nwhile True: time.sleep(0.001)")
-    _, before = activity.main_thread(child.pid)
+    _, before = resource_use.main_thread(child.pid)
     until = time.monotonic() + 120
-    while activity.main_thread(child.pid)[1] == before:
+    while resource_use.main_thread(child.pid)[1] == before:
         assert time.monotonic() < until
 
 
@@ -87,28 +88,28 @@ def test_a_thread_that_waits_is_not_seen_to_wake(
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
     child = start(f"import signal; {READY}signal.pause()")
-    while activity.main_thread(child.pid)[0] != "S":
+    while resource_use.main_thread(child.pid)[0] != "S":
         time.sleep(0.01)
-    first = activity.main_thread(child.pid)
+    first = resource_use.main_thread(child.pid)
     for _ in range(20):
-        assert activity.main_thread(child.pid) == first
+        assert resource_use.main_thread(child.pid) == first
         time.sleep(0.01)
 
 
 def test_a_sleep_ends_by_itself(start: Callable[..., subprocess.Popen[str]]) -> None:
     child = start(f"import time; {READY}time.sleep(60)")
-    while activity.main_thread(child.pid)[0] != "S":
+    while resource_use.main_thread(child.pid)[0] != "S":
         time.sleep(0.01)
-    assert activity.may_be_waiting(child.pid) == "it sleeps for a set time"
+    assert resource_use.may_be_waiting(child.pid) == "it sleeps for a set time"
 
 
 def test_nothing_speaks_for_a_process_that_waits_for_a_lock(
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
     child = start(f"import threading; {READY}threading.Event().wait(60)")
-    while activity.main_thread(child.pid)[0] != "S":
+    while resource_use.main_thread(child.pid)[0] != "S":
         time.sleep(0.01)
-    assert activity.may_be_waiting(child.pid) == ""
+    assert resource_use.may_be_waiting(child.pid) == ""
 
 
 def test_a_connection_to_somebody_outside_may_bring_an_answer(
@@ -123,7 +124,7 @@ def test_a_connection_to_somebody_outside_may_bring_an_answer(
         )
         theirs, _ = server.accept()
         with theirs:
-            told = activity.may_be_waiting(child.pid)
+            told = resource_use.may_be_waiting(child.pid)
     assert told.startswith("a connection leads to ")
     assert str(port) in told
 
@@ -142,6 +143,6 @@ def test_a_connection_within_the_tree_brings_nothing(
     )
     # The child accepts a moment after its parent is connected.
     until = time.monotonic() + 120
-    while (told := activity.may_be_waiting(child.pid)) and time.monotonic() < until:
+    while (told := resource_use.may_be_waiting(child.pid)) and time.monotonic() < until:
         time.sleep(0.01)
     assert told == ""

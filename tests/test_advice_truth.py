@@ -19,13 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd import rules, settings
+from pytest_gkd import options
+from pytest_gkd.diagnosis import catalogue
 
 RECORDED = json.loads((Path(__file__).parent / "knobs" / "recorded.json").read_text())
 KNOBS = sorted(
     {
         knob
-        for rule in rules.load().rules.values()
+        for rule in catalogue.load().rules.values()
         for fix in rule.fixes
         for knob in fix.knobs
     }
@@ -201,7 +202,7 @@ def test_a_hugging_face_name_exists(knob: str) -> None:
 
 @pytest.mark.parametrize("knob", of("gkd"))
 def test_an_option_of_ours_exists(knob: str) -> None:
-    known = {option.flag for option in settings.OPTIONS}
+    known = {option.flag for option in options.OPTIONS}
     known |= {"--gkd-stages", "--gkd-timeout", "--gkd-report"}
     assert knob.removeprefix("gkd:") in known
 
@@ -262,7 +263,7 @@ SETTINGS = {
 
 def test_a_fix_names_the_variables_it_sets() -> None:
     """``export X=1`` without ``env:X`` among its knobs would escape the checks."""
-    for rule in rules.load().rules.values():
+    for rule in catalogue.load().rules.values():
         for fix in rule.fixes:
             for name in re.findall(r"\b([A-Z][A-Z_]{3,}\w*)=", fix.run):
                 assert f"env:{name}" in fix.knobs, (rule.id, name)
@@ -271,7 +272,7 @@ def test_a_fix_names_the_variables_it_sets() -> None:
 @pytest.mark.parametrize("framework", SETTINGS)
 def test_a_fix_names_the_settings_it_changes(framework: str) -> None:
     pattern, knob = SETTINGS[framework]
-    for rule in rules.load().rules.values():
+    for rule in catalogue.load().rules.values():
         for fix in rule.fixes:
             if fix.framework != framework or fix.run.startswith("vllm serve"):
                 continue
@@ -285,12 +286,12 @@ def test_a_fix_names_the_settings_it_changes(framework: str) -> None:
 def test_no_text_writes_an_option_of_ours_with_a_space() -> None:
     """pytest would take a path behind a space for the place to look for its ini."""
     root = Path(__file__).parent.parent
-    texts = [fix.run for rule in rules.load().rules.values() for fix in rule.fixes]
+    texts = [fix.run for rule in catalogue.load().rules.values() for fix in rule.fixes]
     texts += [path.read_text() for path in (root / ".github/workflows").iterdir()]
     texts += re.findall(
         r"^(?:pytest| {7,}--gkd).*", (root / "README.md").read_text(), re.M
     )
-    valued = [option.flag for option in settings.OPTIONS if option.kind != "flag"]
+    valued = [option.flag for option in options.OPTIONS if option.kind != "flag"]
     spaced = re.compile(
         rf"(?:{'|'.join([*valued, '--gkd-report', '--gkd-timeout'])}) (?!-)"
     )

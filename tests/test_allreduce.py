@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gkd.workload import allreduce
-from pytest_gkd.workload.allreduce import KIB, MIB
+from pytest_gkd.workload.ranks import allreduce
+from pytest_gkd.workload.ranks.allreduce import KIB, MIB
 
 if TYPE_CHECKING:
     from torch import Tensor

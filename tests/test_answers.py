@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.fault import StageFault
-from pytest_gkd.settings import Settings
-from pytest_gkd.workload import reference, rollouts, sync
-from pytest_gkd.workload.greedy import GreedyCheck
-from pytest_gkd.workload.sync import Places
+from pytest_gkd.options import Settings
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.engine import reference
+from pytest_gkd.workload.engine.greedy import GreedyCheck
+from pytest_gkd.workload.gkd import rollouts
+from pytest_gkd.workload.sync import push
+from pytest_gkd.workload.sync.push import Places
 
 RIGHT = GreedyCheck(16, 16, 0, 1e-3, 0.0, 0.0, (), None, None)
 WRONG = GreedyCheck(16, 14, 0, 1e-3, 7.5, 7.5, (3, 9), 37, 103)
@@ -106,21 +108,21 @@ REFUSED = RuntimeError("start (0) + length (4) exceeds dimension size (2).")
 
 
 def test_a_tensor_of_another_shape_is_the_suspect_of_a_refused_push() -> None:
-    fault = sync.refusal(REFUSED, INFOS, BASE)
+    fault = push.refusal(REFUSED, INFOS, BASE)
     assert fault is not None
     assert fault.cause == "sync.name-or-shape"
     assert "a has shape [2, 4], the engine's [4, 2]" in fault.message
 
 
 def test_another_failure_or_no_suspect_stays_what_it_is() -> None:
-    assert sync.refusal(RuntimeError("Connection closed by peer"), INFOS, BASE) is None
-    assert sync.refusal(REFUSED, INFOS[1:], BASE) is None
+    assert push.refusal(RuntimeError("Connection closed by peer"), INFOS, BASE) is None
+    assert push.refusal(REFUSED, INFOS[1:], BASE) is None
 
 
 def test_another_shape_is_named_before_weights_are_compared() -> None:
     places = Places({"b": "b"}, SHAPES)
     with pytest.raises(StageFault, match=r"shape \[5\]; expected \[4\]"):
-        sync.check_shapes([("b", "float32", (5,))], places, places)
+        push.check_shapes([("b", "float32", (5,))], places, places)
 
 
 def batch(prompts: int, ranks: int, why: str = "asked for") -> Settings:

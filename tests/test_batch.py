@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gkd.workload.batch import Sequence, micro_batches, pad
+from pytest_gkd.workload.gkd.batch import Sequence, micro_batches, pad
 
 PAIR = [Sequence((1, 2, 3), (4, 5)), Sequence((6,), (7, 8, 9))]
 

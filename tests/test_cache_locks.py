@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import cache_locks
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.data import cache_locks
 
 HOLD = (
     "import fcntl, sys; file = open(sys.argv[1], 'w'); "

@@ -16,8 +16,14 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd import __main__, clean, created, procfs
-from pytest_gkd.created import CreationList, ProcessLine, RunLine, SegmentLine
+from pytest_gkd import __main__
+from pytest_gkd.processes import manifest, procfs, stale_runs
+from pytest_gkd.processes.manifest import (
+    CreationList,
+    ProcessLine,
+    RunLine,
+    SegmentLine,
+)
 
 DEAD_PID = 2**22 + 1  # above the highest that Linux gives
 SLEEPER = "print(flush=True); import time; time.sleep(60)"
@@ -35,9 +41,9 @@ class Place:
     def run(self, name: str = "gkd-1", **changes: Any) -> tuple[Path, CreationList]:
         run_dir = self.path / name
         run_dir.mkdir(mode=0o700)
-        line = created.this_run("no process has this mark", "", "")
+        line = manifest.this_run("no process has this mark", "", "")
         values = {**line._asdict(), "pid": DEAD_PID, **changes}
-        creations = CreationList(run_dir / created.LIST)
+        creations = CreationList(run_dir / manifest.LIST)
         creations.run(RunLine(**values))
         return run_dir, creations
 
@@ -45,7 +51,7 @@ class Place:
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Place:
     # Other runs of the machine that runs these tests are none of their business.
-    monkeypatch.setattr(clean, "COMMON", ())
+    monkeypatch.setattr(stale_runs, "COMMON", ())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return Place(tmp_path)
@@ -312,7 +318,7 @@ def test_a_copy_of_a_runs_directory_is_not_a_run(place: Place) -> None:
     path, _ = place.run()
     copy = path.with_name("evidence")
     path.rename(copy)
-    links = created.state_directory()
+    links = manifest.state_directory()
     assert links is not None
     links.mkdir(parents=True)
     (links / "x").symlink_to(copy)
@@ -324,7 +330,7 @@ def test_a_run_with_another_tmpdir_is_found_by_its_link(
     place: Place, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     run_dir, _ = Place(tmp_path_factory.mktemp("elsewhere")).run()
-    link = created.note(run_dir)
+    link = manifest.note(run_dir)
     assert link is not None
     assert gkd_clean("--yes") == 0
     assert not run_dir.exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd.workload import compiling
+from pytest_gkd.workload.engine import compiling
 
 PATIENCE_S = 60.0
 

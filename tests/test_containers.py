@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd import abilities
+from pytest_gkd.processes import host_capabilities
 
 HANG = """
 import ctypes, subprocess, sys
@@ -202,5 +202,5 @@ def test_a_missing_py_spy_costs_a_line(
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    (line,) = abilities.lacking(makes_models=False)
+    (line,) = host_capabilities.lacking(makes_models=False)
     assert line.startswith("py-spy is not installed: ")

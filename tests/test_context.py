@@ -1,4 +1,4 @@
-"""What a running stage may say and ask (pytest_gkd.context)."""
+"""What a running stage may say and ask (pytest_gkd.stage_api)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.context import StageContext
-from pytest_gkd.settings import Settings
+from pytest_gkd.options import Settings
+from pytest_gkd.stage_api import StageContext
 
 
 @pytest.fixture

@@ -15,26 +15,26 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd import created, procfs
-from pytest_gkd.created import (
+from pytest_gkd.processes import manifest, procfs
+from pytest_gkd.processes.manifest import (
     CreationList,
     FolderLine,
     ProcessLine,
     SegmentLine,
 )
-from pytest_gkd.procfs import Identity
-from pytest_gkd.tracker import Tracker
+from pytest_gkd.processes.manifest_writer import Tracker
+from pytest_gkd.processes.procfs import Identity
 
 SLEEPER = "print(flush=True); import time; time.sleep(60)"
 
 
-def the_list(path: Path) -> created.Created:
-    return created.read(path.read_text())
+def the_list(path: Path) -> manifest.Created:
+    return manifest.read(path.read_text())
 
 
 @pytest.fixture
 def creations(tmp_path: Path) -> CreationList:
-    return CreationList(tmp_path / created.LIST)
+    return CreationList(tmp_path / manifest.LIST)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def tracker(
 
 
 def test_the_list_reads_back_as_it_was_written(creations: CreationList) -> None:
-    run = created.this_run("a mark", "/report.json", "now")
+    run = manifest.this_run("a mark", "/report.json", "now")
     process = ProcessLine(1, 2, "python", "vllm", 3)
     segment = SegmentLine("psm_1", 4, 5, "vllm", 3)
     folder = FolderLine("/tmp/ray", 6, 7, "", 0)
@@ -73,7 +73,7 @@ def test_the_list_reads_back_as_it_was_written(creations: CreationList) -> None:
     creations.process(process)
     creations.segment(segment)
     creations.folder(folder)
-    assert the_list(creations.path) == created.Created(
+    assert the_list(creations.path) == manifest.Created(
         run, [process], [segment], [folder], {Identity(8, 9)}
     )
 
@@ -89,7 +89,7 @@ def test_a_line_that_was_cut_off_costs_only_itself(creations: CreationList) -> N
 
 def test_a_line_of_a_later_version_is_passed_over(creations: CreationList) -> None:
     creations.path.write_text('{"kind": "process", "new": 1}\n[1]\n{"kind": "x"}\n')
-    assert the_list(creations.path) == created.Created(None, [], [], [], set())
+    assert the_list(creations.path) == manifest.Created(None, [], [], [], set())
 
 
 def test_a_full_disk_costs_the_line_and_not_the_run() -> None:
@@ -246,7 +246,7 @@ def test_a_session_of_ray_outside_the_runs_own_is_listed(
 def test_the_directory_that_a_run_made_for_ray_is_listed(
     creations: CreationList, tmp_path: Path
 ) -> None:
-    place = created.ray_folder(tmp_path)
+    place = manifest.ray_folder(tmp_path)
     try:
         (line,) = listed_folders(creations, tmp_path, f"--temp-dir={place}")
     finally:
@@ -275,9 +275,9 @@ def test_a_directory_that_ray_was_given_and_did_not_make_is_not_listed(
 ADOPTS = '''
 import json, os, subprocess, sys
 from pathlib import Path
-from pytest_gkd import process, procfs
-from pytest_gkd.created import CreationList
-from pytest_gkd.tracker import Tracker
+from pytest_gkd.processes import tree as process; from pytest_gkd.processes import procfs
+from pytest_gkd.processes.manifest import CreationList
+from pytest_gkd.processes.manifest_writer import Tracker
 
 process.become_subreaper()
 reader, writer = os.pipe()
@@ -370,7 +370,7 @@ def test_a_directory_is_trusted_only_when_nobody_else_could_write_it(
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
     link.symlink_to(mine)
-    assert [created.is_trusted(p) for p in (mine, open_to_all, link)] == [
+    assert [manifest.is_trusted(p) for p in (mine, open_to_all, link)] == [
         True,
         False,
         False,
@@ -381,5 +381,5 @@ def test_a_home_that_cannot_be_written_does_not_matter(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/no/such/place")
-    assert created.note(tmp_path) is None
-    assert list(created.find([tmp_path])) == []
+    assert manifest.note(tmp_path) is None
+    assert list(manifest.find([tmp_path])) == []

@@ -19,22 +19,20 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd import match, rules
-from pytest_gkd.fault import StageFault
-from pytest_gkd.settings import Settings
-from pytest_gkd.workload import (
-    datafiles,
-    datanotes,
-    datarows,
+from pytest_gkd.diagnosis import catalogue, diagnose
+from pytest_gkd.options import Settings
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.data import (
     dataset_load,
-    inputs,
-    jsonlines,
+    json_lines,
     prompts,
     survey,
-    tiny,
-    tokenizer_load,
+    train_files,
+    train_rows,
+    trainer_notes,
 )
 from pytest_gkd.workload.inject.data import without_rights_of_root
+from pytest_gkd.workload.models import inputs, tiny, tokenizer_load
 
 GOOD = '{"prompt": "What is salt?"}\n'
 # Without the time, which would be in the names of tests.
@@ -64,7 +62,7 @@ def write_parquet(path: Path, columns: dict[str, Any]) -> Path:
 
 def fault_of(*files: Path | str) -> StageFault:
     with pytest.raises(StageFault) as caught:
-        datafiles.check_files([str(file) for file in files], "--gkd-train-files")
+        train_files.check_files([str(file) for file in files], "--gkd-train-files")
     json.dumps(caught.value.facts)
     return caught.value
 
@@ -81,12 +79,12 @@ def report(
     column: str | None = None,
     limit: int = 100,
     batch_size: int = 1,
-    lengths: datarows.Lengths | None = None,
+    lengths: train_rows.Lengths | None = None,
     progress: Callable[[int], None] = lambda _: None,
-) -> datarows.DataReport:
-    found = datafiles.check_files([str(file) for file in files], "--gkd-train-files")
+) -> train_rows.DataReport:
+    found = train_files.check_files([str(file) for file in files], "--gkd-train-files")
     rows = dataset_load.open_rows(found, files[0].parent / "cache")
-    return datarows.check_rows(
+    return train_rows.check_rows(
         rows,
         lengths or prompts.RoughRenderer(),
         prompt_column=column,
@@ -114,9 +112,9 @@ def test_the_advice_for_a_missing_file_is_for_that_file(
 ) -> None:
     path = write("train" + Path(name).suffix, GOOD)
     fault = fault_of(path.parent / name)
-    fixes = match.advice(
-        rules.load()["data.file-missing"],
-        match.STAGE_FRAMEWORKS,
+    fixes = diagnose.advice(
+        catalogue.load()["data.file-missing"],
+        diagnose.STAGE_FRAMEWORKS,
         fault.facts,
         stage="data",
     )
@@ -129,7 +127,7 @@ def test_the_advice_for_a_missing_file_is_for_that_file(
 def test_a_glob_names_every_file_it_matches(write: Write, tmp_path: Path) -> None:
     write("b.jsonl", GOOD)
     write("a.jsonl", GOOD)
-    found = datafiles.check_files([str(tmp_path / "*.jsonl")], "x")
+    found = train_files.check_files([str(tmp_path / "*.jsonl")], "x")
     assert [Path(file.path).name for file in found] == ["a.jsonl", "b.jsonl"]
 
 
@@ -283,13 +281,15 @@ def test_a_line_that_is_no_object_has_no_columns(write: Write) -> None:
     ids=["byte order mark", "indented array", "gzip"],
 )
 def test_other_spellings_of_json_are_taken(write: Write, content: bytes) -> None:
-    assert datafiles.check_files([str(write("t.json", content))], "x")[0].kind == "json"
+    assert (
+        train_files.check_files([str(write("t.json", content))], "x")[0].kind == "json"
+    )
 
 
 def test_a_missing_file_is_reported_without_heavy_imports(tmp_path: Path) -> None:
     code = (
-        "import sys; from pytest_gkd.workload import datafiles, datarows, lengths\n"
-        "from pytest_gkd.fault import StageFault\n"
+        "import sys; from pytest_gkd.workload.data import train_files as datafiles; from pytest_gkd.workload.data import train_rows as datarows; from pytest_gkd.workload.data import lengths\n"
+        "from pytest_gkd.stage_api import StageFault\n"
         f"try: datafiles.check_files([{str(tmp_path / 'x')!r}], 'x')\n"
         "except StageFault as fault: print(fault.cause)\n"
         "heavy = {'torch', 'numpy', 'pyarrow', 'transformers', 'datasets'}\n"
@@ -435,7 +435,7 @@ def test_a_tool_may_return_nothing(write: Write) -> None:
     assert "tool" in prompts.SILENT
     assert prompts.problem([USER, *silent], "messages") == ""
     path = write("t.jsonl", rows_of({"messages": [USER, *silent]}))
-    files = datafiles.check_files([str(path)], "x")
+    files = train_files.check_files([str(path)], "x")
     rows = dataset_load.open_rows(files, path.parent / "cache")
     (table,) = rows.tables(["messages"])
     assert not len(survey.survey(table.column(0).combine_chunks()).odd)
@@ -535,7 +535,7 @@ def test_a_batch_that_the_length_filter_leaves_short_names_the_numbers(
 def test_only_a_sample_of_many_rows_is_cut_into_tokens(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datarows, "MEASURED_ROWS", 10)
+    monkeypatch.setattr(train_rows, "MEASURED_ROWS", 10)
     path = write("t.jsonl", lines(*["abcdefgh"] * 1000))
     words = Words()
     found = report(path, limit=4, lengths=words)
@@ -546,7 +546,7 @@ def test_only_a_sample_of_many_rows_is_cut_into_tokens(
 def test_what_was_not_measured_is_estimated_and_said_to_be(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datarows, "MEASURED_ROWS", 200)
+    monkeypatch.setattr(train_rows, "MEASURED_ROWS", 200)
     # Every second one is too long: a sample with an even stride would see one kind.
     path = write("t.jsonl", lines(*["a b c d e f", "abcdefgh"] * 2000))
     found = report(path, limit=4, lengths=Words())
@@ -559,7 +559,7 @@ def test_what_was_not_measured_is_estimated_and_said_to_be(
 def test_a_batch_larger_than_the_sample_is_found_among_those_that_may_not_fit(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datarows, "MEASURED_ROWS", 10)
+    monkeypatch.setattr(train_rows, "MEASURED_ROWS", 10)
     path = write("t.jsonl", lines(*["abcdefgh"] * 1000))
     found = report(path, limit=4, batch_size=500, lengths=Words())
     assert found.fitting_rows >= 500
@@ -810,8 +810,8 @@ def test_a_name_that_no_hub_answers_for_is_told_at_once(
 ) -> None:
     # A process of its own: datasets reads these variables when it is imported.
     code = (
-        "from pathlib import Path; from pytest_gkd.fault import StageFault\n"
-        "from pytest_gkd.workload import datafiles, dataset_load\n"
+        "from pathlib import Path; from pytest_gkd.stage_api import StageFault\n"
+        "from pytest_gkd.workload.data import train_files as datafiles; from pytest_gkd.workload.data import dataset_load\n"
         "files = datafiles.check_files(['no-such-lab/no-such-data'], 'x')\n"
         f"try: dataset_load.open_rows(files, Path({str(tmp_path)!r}))\n"
         "except StageFault as fault: print(fault.cause, fault.message)"
@@ -847,15 +847,15 @@ def test_images_are_not_for_a_student_that_reads_text(tmp_path: Path) -> None:
         tmp_path / "a.parquet", {"prompt": ["a", "b"], "images": images}
     )
     rows = dataset_load.open_rows(
-        datafiles.check_files([str(path)], "x"), tmp_path / "c"
+        train_files.check_files([str(path)], "x"), tmp_path / "c"
     )
     job = inputs.Inputs(str(student), str(student), (str(path),))
     with pytest.raises(StageFault, match="filled in 1 of the first 2 rows"):
-        datanotes.check_media(rows, job)
+        trainer_notes.check_media(rows, job)
     made = dataclasses.replace(job, made=("student",))
-    assert datanotes.check_media(rows, made) == []
+    assert trainer_notes.check_media(rows, made) == []
     (student / "preprocessor_config.json").write_text("{}")
-    assert datanotes.check_media(rows, job) == []
+    assert trainer_notes.check_media(rows, job) == []
 
 
 def media_of(tmp_path: Path, columns: dict[str, Any]) -> list[str]:
@@ -863,10 +863,10 @@ def media_of(tmp_path: Path, columns: dict[str, Any]) -> list[str]:
     student = str(tmp_path / "student")
     prompts_of = ["a"] * len(next(iter(columns.values())))
     path = write_parquet(tmp_path / "a.parquet", {"prompt": prompts_of, **columns})
-    files = datafiles.check_files([str(path)], "x")
+    files = train_files.check_files([str(path)], "x")
     rows = dataset_load.open_rows(files, tmp_path / "c")
     job = inputs.Inputs(student, student, (str(path),))
-    return [note.text for note in datanotes.check_media(rows, job)]
+    return [note.text for note in trainer_notes.check_media(rows, job)]
 
 
 @pytest.mark.parametrize(
@@ -900,10 +900,10 @@ def test_parts_of_messages_that_are_no_text_are_noted(tmp_path: Path) -> None:
         path.write_text(rows_of({"messages": [{"role": "user", "content": content}]}))
         tiny.write(tmp_path / str(count))
         student = tmp_path / str(count) / "student"
-        files = datafiles.check_files([str(path)], "x")
+        files = train_files.check_files([str(path)], "x")
         rows = dataset_load.open_rows(files, tmp_path / "cache")
         job = inputs.Inputs(str(student), str(student), (str(path),))
-        notes = datanotes.check_media(rows, job)
+        notes = trainer_notes.check_media(rows, job)
         assert [note.id for note in notes] == ["data.media-parts"] * count
 
 
@@ -936,7 +936,7 @@ def test_json_in_a_zip_archive_is_read(tmp_path: Path, name: str) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("inside.jsonl", GOOD * 3)
     assert report(path).rows == 3
-    files = datafiles.check_files([str(path)], "x")
+    files = train_files.check_files([str(path)], "x")
     assert len(list(dataset_load.first_rows(files))) == 3
     path = tmp_path / f"bad-{name}"
     with zipfile.ZipFile(path, "w") as archive:
@@ -1004,7 +1004,7 @@ def test_files_of_two_formats_are_one_dataset_where_datasets_makes_them_one(
                 for kind, file in zip(kinds, files, strict=True)
             ]
         )
-        checked = datafiles.check_files([str(file) for file in files], "x")
+        checked = train_files.check_files([str(file) for file in files], "x")
         rows = dataset_load.open_rows(checked, tmp_path / "cache")
         assert list(rows.columns) == prepared.column_names
         found = [row for t in rows.tables(rows.columns) for row in rows.values(t)]
@@ -1035,8 +1035,8 @@ def test_a_tar_archive_is_to_be_unpacked(
     fault = fault_of(path)
     assert fault.cause == "data.corrupt"
     assert f"{path} is a tar archive" in fault.message
-    rule = rules.load()[fault.cause]
-    fixes = match.advice(rule, match.STAGE_FRAMEWORKS, fault.facts)
+    rule = catalogue.load()[fault.cause]
+    fixes = diagnose.advice(rule, diagnose.STAGE_FRAMEWORKS, fault.facts)
     assert fixes[0].endswith(f"tar -xf {path} -C unpacked")
 
 
@@ -1064,10 +1064,10 @@ def test_a_second_file_with_other_columns_is_told(write: Write) -> None:
 def test_how_conversations_end_is_noted(write: Write) -> None:
     def noted(*rows: Any) -> list[str]:
         path = write("t.jsonl", rows_of(*rows))
-        files = datafiles.check_files([str(path)], "x")
+        files = train_files.check_files([str(path)], "x")
         opened = dataset_load.open_rows(files, path.parent / "cache")
         found = report(path)
-        notes = datanotes.notes(opened, found, Settings(), 100)
+        notes = trainer_notes.notes(opened, found, Settings(), 100)
         return [note.text for note in notes]
 
     (whole,) = noted({"messages": [USER, ANSWER]})
@@ -1085,10 +1085,10 @@ def test_the_limit_that_prompts_were_held_to_is_the_one_that_is_named(
     write: Write,
 ) -> None:
     path = write("t.jsonl", lines("a", "a b c", "a b c d e f"))
-    files = datafiles.check_files([str(path)], "x")
+    files = train_files.check_files([str(path)], "x")
     opened = dataset_load.open_rows(files, path.parent / "cache")
     found = report(path, limit=4, lengths=Words())
-    (note,) = datanotes.notes(opened, found, Settings(), 4)
+    (note,) = trainer_notes.notes(opened, found, Settings(), 4)
     assert "1 of 3 prompts are longer than 4 tokens" in note.text
 
 
@@ -1102,7 +1102,7 @@ def test_a_text_column_of_verls_data_that_the_user_named_is_theirs(
 def test_a_batch_that_the_sample_misses_is_still_found(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datarows, "MEASURED_ROWS", 10)
+    monkeypatch.setattr(train_rows, "MEASURED_ROWS", 10)
     texts = ["a b c d e f"] * 1000
     texts[501] = "abcdefgh"  # short in tokens, and not in the sample
     found = report(write("t.jsonl", lines(*texts)), limit=4, lengths=Words())
@@ -1171,7 +1171,7 @@ def test_data_that_cannot_be_read_are_told_where_chats_are_looked_for(
 def test_objects_may_share_a_line_or_take_several(write: Write, content: str) -> None:
     path = write("t.jsonl", content)
     assert report(path).rows == 3
-    files = datafiles.check_files([str(path)], "x")
+    files = train_files.check_files([str(path)], "x")
     found = [row["prompt"] for row in dataset_load.first_rows(files)]
     assert found == ["a", "b", "c"]
 
@@ -1184,12 +1184,12 @@ def test_a_row_that_shares_its_line_is_found_there(write: Write) -> None:
 def test_objects_over_several_lines_are_cut_by_datasets_in_large_files(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jsonlines, "TYPED_BYTES", 1 << 10)
+    monkeypatch.setattr(json_lines, "TYPED_BYTES", 1 << 10)
     path = write("t.json", '{\n "prompt": "a"\n}\n' * 999)
     assert "in the middle of an object" in fault_of(path).message
     columns = {"prompt": {str(row): "a" * 9 for row in range(999)}}
     single = write("s.json", json.dumps(columns, indent=1))
-    jsonlines.check_json(single)  # pandas' own form, which datasets reads as a whole
+    json_lines.check_json(single)  # pandas' own form, which datasets reads as a whole
 
 
 LATE = {"nothing": None, "list": [], "object": {"a": None}, "absent": ...}
@@ -1242,9 +1242,9 @@ def test_control_tokens_in_prompts_are_noted(write: Write, tmp_path: Path) -> No
         path = write(f"{name}.jsonl", rows_of(*({column: row} for row in rows)))
         found = report(path, lengths=prompts.Renderer(student), limit=999)
         assert (found.control_rows, found.control_place) == (1, f"{path}:2")
-        files = datafiles.check_files([str(path)], "x")
+        files = train_files.check_files([str(path)], "x")
         opened = dataset_load.open_rows(files, tmp_path / "cache")
-        notes = list(datanotes.notes(opened, found, Settings(), 999))
+        notes = list(trainer_notes.notes(opened, found, Settings(), 999))
         assert "data.control-tokens" in [note.id for note in notes]
     student.chat_template = None  # nothing renders these prompts again
     assert prompts.Renderer(student).controls == ()

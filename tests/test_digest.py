@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.workload.digest import digest, digests, fingerprint
+from pytest_gkd.workload.sync.digest import digest, digests, fingerprint
 
 
 @pytest.fixture

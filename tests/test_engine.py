@@ -9,18 +9,13 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import (
-    broadcast,
-    engine,
-    engine_fork,
-    modelfiles,
-    parameters,
-    ray_layout,
-    sync,
-)
+from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.deadline import GRACE_S, both, within
-from pytest_gkd.workload.sync import Places
+from pytest_gkd.workload.engine import engine, engine_fork
+from pytest_gkd.workload.layouts import ray_layout
+from pytest_gkd.workload.models import model_files
+from pytest_gkd.workload.sync import broadcast, parameters, push
+from pytest_gkd.workload.sync.push import Places
 
 
 def fused_model() -> Any:
@@ -49,7 +44,7 @@ def fused_model() -> Any:
 
 
 def test_fused_parameters_are_seen_as_a_checkpoint_has_them() -> None:
-    from pytest_gkd.workload.parameters import unfused
+    from pytest_gkd.workload.sync.parameters import unfused
 
     shapes = {name: tuple(view.shape) for name, view in unfused(fused_model()).items()}
     assert shapes == {
@@ -65,7 +60,7 @@ def test_fused_parameters_are_seen_as_a_checkpoint_has_them() -> None:
 
 
 def test_fused_parameters_that_do_not_add_up_stay_whole() -> None:
-    from pytest_gkd.workload.parameters import unfused
+    from pytest_gkd.workload.sync.parameters import unfused
 
     model = fused_model()
     model.attn.qkv_proj.output_sizes = [4, 4]
@@ -75,7 +70,7 @@ def test_fused_parameters_that_do_not_add_up_stay_whole() -> None:
 def test_a_checksum_is_that_of_the_parts_whatever_their_order() -> None:
     import torch
 
-    from pytest_gkd.workload.parameters import checksum
+    from pytest_gkd.workload.sync.parameters import checksum
 
     whole = torch.randn(6, 4)
     parts = [whole[4:], torch.zeros(3, 4), whole[:4].t()]
@@ -85,7 +80,7 @@ def test_a_checksum_is_that_of_the_parts_whatever_their_order() -> None:
 def test_a_checksum_tells_a_single_changed_bit() -> None:
     import torch
 
-    from pytest_gkd.workload.parameters import checksum
+    from pytest_gkd.workload.sync.parameters import checksum
 
     values = torch.randn(64).to(torch.bfloat16)
     changed = values.clone()
@@ -95,7 +90,7 @@ def test_a_checksum_tells_a_single_changed_bit() -> None:
 
 def test_shards_add_up_and_copies_count_once() -> None:
     ranks = [{"shard": "0a", "copy": "05"}, {"shard": "02", "copy": "05"}]
-    found = sync.whole(ranks, shards=True)
+    found = push.whole(ranks, shards=True)
     assert {name: int(value, 16) for name, value in found.items()} == {
         "shard": 12,
         "copy": 5,
@@ -117,29 +112,29 @@ def test_a_tensor_kept_in_another_form_is_compared_by_content() -> None:
         return engine, trainer
 
     base = places(["a", "b", "c"], [], [])
-    assert sync.by_content(base, digests).by_content == {"b"}
+    assert push.by_content(base, digests).by_content == {"b"}
 
 
 def test_tensors_of_a_strange_architecture_are_left_to_vllm() -> None:
     base = places(["a"], ["experts.0"], ["w13"])
-    sync.check_set([("a", "float32", (2,)), ("experts.0", "float32", (9,))], base, base)
+    push.check_set([("a", "float32", (2,)), ("experts.0", "float32", (9,))], base, base)
 
 
 def test_a_set_of_which_no_name_is_known_is_refused() -> None:
     base = places([], ["module.a"], ["a"])
     with pytest.raises(StageFault, match=r"module\.a") as caught:
-        sync.check_set([("module.a", "float32", (2,))], base, base)
+        push.check_set([("module.a", "float32", (2,))], base, base)
     assert caught.value.cause == "sync.name-or-shape"
 
 
 def test_weights_that_cannot_be_compared_are_no_success() -> None:
     with pytest.raises(StageFault, match="no tensor that could be compared"):
-        sync.check_equal({}, {}, "after the push")
+        push.check_equal({}, {}, "after the push")
 
 
 def test_a_tensor_only_one_side_has_is_a_difference() -> None:
     with pytest.raises(StageFault, match="1 of 2 tensors"):
-        sync.check_equal({"a": "1", "b": "2"}, {"a": "1"}, "after the push")
+        push.check_equal({"a": "1", "b": "2"}, {"a": "1"}, "after the push")
 
 
 def test_both_sides_plan_the_same_buckets_in_order() -> None:
@@ -198,7 +193,7 @@ def test_what_stands_beside_a_tensor_in_another_form_may_be_in_another_form() ->
         sorted_rows = "1" if "qkv.weight" in now.by_content else "x"
         return trainer | {"qkv.weight": sorted_rows}, trainer
 
-    found = sync.by_content(places(names, [], []), digests).by_content
+    found = push.by_content(places(names, [], []), digests).by_content
     assert found == {"qkv.weight", "qkv.bias"}
 
 
@@ -229,10 +224,10 @@ def test_mambas_logarithm_is_found_under_the_engines_name() -> None:
 
 
 def test_the_length_of_a_model_is_found_under_its_own_name() -> None:
-    assert modelfiles.positions({"n_positions": 512}) == 512
+    assert model_files.positions({"n_positions": 512}) == 512
     mixed = {"max_seq_len": 64, "max_position_embeddings": None}
-    assert modelfiles.positions(mixed) == 64
-    assert modelfiles.positions({}) is None
+    assert model_files.positions(mixed) == 64
+    assert model_files.positions({}) is None
     gpt2 = {"n_head": 4, "n_layer": 2, "n_embd": 128}
     assert engine.cache_bytes(gpt2, 512) is not None
 
@@ -338,7 +333,7 @@ def test_gpus_are_shared_only_where_there_are_too_few(
 def test_a_key_that_the_models_config_lacks_is_named() -> None:
     from transformers import AutoConfig
 
-    from pytest_gkd.workload.engine import missing_key
+    from pytest_gkd.workload.engine.engine import missing_key
 
     config = AutoConfig.for_model("minimax_m2")
     with pytest.raises(AttributeError) as caught:
@@ -353,7 +348,7 @@ def test_a_key_that_the_models_config_lacks_is_named() -> None:
 def test_a_key_that_moved_between_releases_is_not_missing() -> None:
     from transformers import AutoConfig
 
-    from pytest_gkd.workload.engine import missing_key
+    from pytest_gkd.workload.engine.engine import missing_key
 
     config = AutoConfig.for_model("qwen3")
     with pytest.raises(AttributeError) as caught:
@@ -362,7 +357,7 @@ def test_a_key_that_moved_between_releases_is_not_missing() -> None:
 
 
 def test_an_attribute_that_no_config_lacks_is_no_key() -> None:
-    from pytest_gkd.workload.engine import missing_key
+    from pytest_gkd.workload.engine.engine import missing_key
 
     with pytest.raises(AttributeError) as caught:
         object().weight  # type: ignore[attr-defined]  # noqa: B018

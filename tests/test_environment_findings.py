@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_gkd.fault import StageFault
-from pytest_gkd.workload.env_findings import Finding, Findings, Note, to_error
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.environment.findings import Finding, Findings, Note, to_error
 
 FULL = Finding("env.disk-full", "the disk is full.", {"free_bytes": 0})
 CONFLICT = Finding("env.package-conflict", "a and b disagree.", {"package": "a"})

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import recorded
 
-from pytest_gkd.workload.env_findings import Finding, Note
-from pytest_gkd.workload.env_gpu import (
+from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.workload.environment.gpu import (
     Gpu,
     GpuProcess,
     Machine,
@@ -18,7 +18,7 @@ from pytest_gkd.workload.env_gpu import (
     parse_gpus,
     parse_processes,
 )
-from pytest_gkd.workload.env_gpu_judge import (
+from pytest_gkd.workload.environment.gpu_judge import (
     built_for_cuda,
     chosen_gpus,
     has_kernel,

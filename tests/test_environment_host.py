@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd.workload.env_findings import Finding, Note
-from pytest_gkd.workload.env_host import (
+from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.workload.environment.host import (
     GIB,
     MIB,
     Disk,
@@ -20,7 +20,7 @@ from pytest_gkd.workload.env_host import (
     read_host,
     shadowing,
 )
-from pytest_gkd.workload.env_memory import Memory, judge_memory, read_memory
+from pytest_gkd.workload.environment.memory import Memory, judge_memory, read_memory
 
 
 def disk(free: int = 50 * GIB, inodes: int = 10**6, writable: bool = True) -> Disk:

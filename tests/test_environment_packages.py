@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from pytest_gkd.workload.env_conflict import overlap
-from pytest_gkd.workload.env_damage import judge_damage
-from pytest_gkd.workload.env_findings import Finding
-from pytest_gkd.workload.env_versions import Installed, judge_versions
+from pytest_gkd.workload.environment.findings import Finding
+from pytest_gkd.workload.environment.package_conflict import overlap
+from pytest_gkd.workload.environment.package_damage import judge_damage
+from pytest_gkd.workload.environment.package_versions import Installed, judge_versions
 
 LIMIT_S = 60
 

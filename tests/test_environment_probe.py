@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_gkd.workload.env_findings import Finding, Note
-from pytest_gkd.workload.env_probe import Outcome, Probe, busy_share
-from pytest_gkd.workload.env_probe_judge import judge_imports, judge_ray
+from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.workload.environment.probe import Outcome, Probe, busy_share
+from pytest_gkd.workload.environment.probe_judge import judge_imports, judge_ray
 
 MakeProbe = Callable[..., Probe]
 
@@ -241,7 +241,7 @@ def test_nothing_is_left_of_a_child_that_is_ended(importing: MakeProbe) -> None:
 def test_a_process_that_outlives_a_child_is_ended_and_named(
     importing: MakeProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pytest_gkd.workload.env_probe.GRACE_S", 0.1)
+    monkeypatch.setattr("pytest_gkd.workload.environment.probe.GRACE_S", 0.1)
     leaves = "import subprocess; subprocess.Popen(['sleep', '3600'])"
     probe = importing(leaves=leaves)
     outcome = ended(probe)
@@ -308,7 +308,7 @@ def test_processes_that_ray_leaves_behind_are_named() -> None:
 
 
 def test_the_environment_of_a_ray_of_ours_keeps_what_the_user_set() -> None:
-    from pytest_gkd.workload.env_ray import own_environ
+    from pytest_gkd.workload.environment.ray_cluster import own_environ
 
     own = own_environ({"RAY_AUTH_MODE": "disabled", "X": "1"})
     assert own.keys().isdisjoint({"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "X"})
@@ -316,7 +316,7 @@ def test_the_environment_of_a_ray_of_ours_keeps_what_the_user_set() -> None:
 
 
 def test_a_long_run_directory_gives_ray_a_short_one(tmp_path: Path) -> None:
-    from pytest_gkd.workload.env_ray import make_directory
+    from pytest_gkd.workload.environment.ray_cluster import make_directory
 
     place = make_directory(tmp_path / ("x" * 80))
     try:

@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_gkd.workload import env_ray
-from pytest_gkd.workload.env_findings import Finding, Note
-from pytest_gkd.workload.env_probe import Probe
-from pytest_gkd.workload.env_ray import judge_clusters
+from pytest_gkd.workload.environment import ray_cluster
+from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.workload.environment.probe import Probe
+from pytest_gkd.workload.environment.ray_cluster import judge_clusters
 
 
 @pytest.fixture
@@ -119,8 +119,8 @@ def test_the_stages_own_ray_listens_on_loopback_only(
 ) -> None:
     pytest.importorskip("ray")
     run_dir = tmp_path_factory.mktemp("r")
-    directory = env_ray.make_directory(run_dir)
-    environ = {**os.environ, **env_ray.own_environ(os.environ)}
+    directory = ray_cluster.make_directory(run_dir)
+    environ = {**os.environ, **ray_cluster.own_environ(os.environ)}
     probe = Probe("start_ray", [str(directory)], tmp_path, environ)
     seen = set()
     try:
@@ -157,6 +157,6 @@ def test_the_ray_of_the_layout_listens_on_loopback_only() -> None:
 
 
 def test_a_token_of_the_users_is_left_to_them() -> None:
-    own = env_ray.own_environ({"RAY_AUTH_TOKEN_PATH": "/etc/ray/token"})
+    own = ray_cluster.own_environ({"RAY_AUTH_TOKEN_PATH": "/etc/ray/token"})
     assert not {"RAY_AUTH_TOKEN", "RAY_AUTH_MODE"} & own.keys()
-    assert len(env_ray.own_environ({})["RAY_AUTH_TOKEN"]) == 64
+    assert len(ray_cluster.own_environ({})["RAY_AUTH_TOKEN"]) == 64

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.workload.env_findings import Finding, Note
-from pytest_gkd.workload.env_names import (
+from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.workload.environment.variable_names import (
     read_interfaces,
     read_real_names,
     read_vllm_source,
 )
-from pytest_gkd.workload.env_variable_table import KNOWN, VARIABLES
-from pytest_gkd.workload.env_variables import (
+from pytest_gkd.workload.environment.variable_table import KNOWN, VARIABLES
+from pytest_gkd.workload.environment.variables import (
     judge_variables,
     vllm_choices,
     vllm_names,

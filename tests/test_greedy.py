@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.workload.greedy import compare
+from pytest_gkd.workload.engine.greedy import compare
 
 
 def rows(*values: list[float], dtype: str = "float32") -> Any:

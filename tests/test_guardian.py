@@ -22,13 +22,13 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_gkd import created, guard, procfs
 from pytest_gkd.clock import monotonic
-from pytest_gkd.controller import StageController
-from pytest_gkd.guardian import Watch
-from pytest_gkd.pulse import Pulse, Sign
-from pytest_gkd.rundir import RunDir
-from pytest_gkd.watchdog import WorkerWatch
+from pytest_gkd.processes import guardian_start, manifest, procfs
+from pytest_gkd.processes.guardian import Watch
+from pytest_gkd.processes.heartbeat import Pulse, Sign
+from pytest_gkd.run.controller import StageController
+from pytest_gkd.run.run_directory import RunDir
+from pytest_gkd.run.watchdog import WorkerWatch
 
 LIMIT_S = 120
 
@@ -243,9 +243,9 @@ REPORT = ".gkd/last/report.json"
 BLOCKS = """
 import ctypes, os, threading, time
 from pathlib import Path
-import pytest_gkd.guard
+import pytest_gkd.processes.guardian_start
 
-pytest_gkd.guard.STILL_LIMIT_S = 2
+pytest_gkd.processes.guardian_start.STILL_LIMIT_S = 2
 
 def block():
     report = Path(".gkd/last/report.json")
@@ -385,7 +385,7 @@ def test_the_workers_of_a_pytest_that_stands_still_are_ended_and_it_is_said(
 SLOW_TO_START = """
 import os, signal, time
 from pathlib import Path
-from pytest_gkd.guard import Guard
+from pytest_gkd.processes.guardian_start import Guard
 
 start, places = Guard._start, []
 
@@ -489,7 +489,7 @@ def test_what_stands_still_with_its_whole_run_loses_nothing_of_its_budget(
 HOLDS = """
 import json, os, subprocess, sys, time
 from pathlib import Path
-from pytest_gkd.rundir import RunDir
+from pytest_gkd.run.run_directory import RunDir
 
 run = RunDir(Path.cwd())
 run.hand_on_mark(of_run=True)
@@ -594,7 +594,9 @@ def test_a_guardian_that_stands_still_is_replaced(
     run = RunDir(tmp_path)
     assert run.guard is not None
     first = run.guard.pid
-    monkeypatch.setattr(guard, "STILL_LIMIT_S", 0.01)  # it moves twice a second
+    monkeypatch.setattr(
+        guardian_start, "STILL_LIMIT_S", 0.01
+    )  # it moves twice a second
     why = ""
     while not why:
         why = run.guard.problem()
@@ -614,7 +616,7 @@ def test_a_report_says_of_a_pytest_that_stands_still_what_was_ended(
         "Path('report.json').write_text(json.dumps(report))",
         "run.guard.beat(time.monotonic())",
         "sys.stdin.read()",
-        before="import pytest_gkd.guard; pytest_gkd.guard.STILL_LIMIT_S = 1",
+        before="import pytest_gkd.processes.guardian_start; pytest_gkd.processes.guardian_start.STILL_LIMIT_S = 1",
     )
     wait_until(lambda: gone(child))
     told = tmp_path / "report.json"
@@ -661,8 +663,8 @@ def test_the_guardians_command_line_does_not_name_pytest(tmp_path: Path) -> None
 
 def test_what_the_guardian_imports_needs_no_site_packages(tmp_path: Path) -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(created.__file__).parent.parent)!r})"
-        "; import pytest_gkd.guardian; print(*sorted(sys.modules))"
+        f"import sys; sys.path.insert(0, {str(Path(manifest.__file__).parent.parent)!r})"
+        "; import pytest_gkd.processes.guardian; print(*sorted(sys.modules))"
     )
     done = subprocess.run(
         [sys.executable, "-ISB", "-c", code], capture_output=True, text=True, check=True
@@ -672,7 +674,7 @@ def test_what_the_guardian_imports_needs_no_site_packages(tmp_path: Path) -> Non
 
 UNGUARDED = """
 import ctypes, os, sys
-from pytest_gkd import process
+from pytest_gkd.processes import tree as process
 process.die_with_parent()
 print(os.getpid(), flush=True)
 libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)

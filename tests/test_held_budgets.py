@@ -13,8 +13,8 @@ import pytest
 from test_plugin import Run, write
 from test_process import MAY_NOT_KILL, root_only
 
-from pytest_gkd import process
-from pytest_gkd.controller import _until_down
+from pytest_gkd.processes import tree
+from pytest_gkd.run.controller import _until_down
 
 # C code that keeps the GIL and never ends.
 HANG_IN_C = """
@@ -492,7 +492,7 @@ def test_of_a_worker_that_was_given_up_nothing_more_is_heard() -> None:
 # gone on after.
 DIES = """
 from pathlib import Path
-from pytest_gkd.watchdog import Watchdog
+from pytest_gkd.run.watchdog import Watchdog
 
 judge, written = Watchdog._judge, Path("{stage}")
 
@@ -565,7 +565,7 @@ def test_hangs():
     assert failed == {"test_first": False, f"test_{stage}": True, "test_other": True}
     for name in ("other", stage):
         for pid in (tmp_path / name).read_text().split():
-            assert process.is_dead(int(pid))
+            assert tree.is_dead(int(pid))
 
 
 @pytest.mark.parametrize("workers", ["-n0", "-n2"])
@@ -594,7 +594,7 @@ def test_a_fact_nested_too_deep_costs_no_report(tmp_path: Path, workers: str) ->
 CANNOT_WRITE = """
 import errno, os
 import pytest
-from pytest_gkd.journal import EventWriter
+from pytest_gkd.run.events import EventWriter
 
 write = EventWriter.write
 

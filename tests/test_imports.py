@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.context import EXTRA_LIMIT_S, StageContext
-from pytest_gkd.imports import FOLDER, STARTUP, ImportClock
-from pytest_gkd.settings import Settings
+from pytest_gkd.options import Settings
+from pytest_gkd.processes.import_clock import FOLDER, STARTUP, ImportClock
+from pytest_gkd.stage_api import EXTRA_LIMIT_S, StageContext
 
 # A package on a slow disk: many modules, none of which is quick.
 MODULES, MODULE_S = 12, 0.4

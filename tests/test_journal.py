@@ -1,4 +1,4 @@
-"""What survives a killed process (pytest_gkd.journal)."""
+"""What survives a killed process (pytest_gkd.run.events)."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.journal import (
+from pytest_gkd.files import write_json
+from pytest_gkd.run.events import (
     EventPaths,
     EventReader,
     EventWriter,
     MemoryFile,
     VerdictReader,
-    write_json,
 )
 
 # A disk that is full, without filling one: no file of this process may grow past 100
 # bytes.
 WRITES_ON_A_FULL_DISK = """
 import pathlib, resource, sys
-from pytest_gkd.journal import write_json
+from pytest_gkd.files import write_json
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 write_json(pathlib.Path(sys.argv[1]), {"new": "x" * 1000})
 """
 
 WRITES_EVENTS_ON_A_FULL_DISK = """
 import pathlib, resource, sys
-from pytest_gkd.journal import EventPaths, EventWriter
+from pytest_gkd.run.events import EventPaths, EventWriter
 writer = EventWriter(EventPaths(pathlib.Path(sys.argv[1])))
 writer.write({"n": 1})
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
@@ -46,7 +46,7 @@ writer.write({"n": 3})
 
 DIES_WHILE_IT_WRITES = """
 import os, pathlib, signal, sys
-from pytest_gkd.journal import EventPaths, EventWriter
+from pytest_gkd.run.events import EventPaths, EventWriter
 writer = EventWriter(EventPaths(pathlib.Path(sys.argv[1])))
 for number in range(100):
     writer.write({"number": number})

@@ -12,7 +12,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "vllm", "ray", "transformers", "datasets", "numpy", "pyarrow")
 # What the plugin itself needs, but only when stages run.
-OURS = ("psutil", "pytest_gkd.controller", "pytest_gkd.session", "pytest_gkd.worker")
+OURS = (
+    "psutil",
+    "pytest_gkd.run.controller",
+    "pytest_gkd.run.session",
+    "pytest_gkd.run.worker",
+)
 
 RUNS_PYTEST = """
 import json, sys
@@ -46,7 +51,7 @@ def test_an_ordinary_run_imports_the_plugin_and_no_more_of_it(
     assert found.isdisjoint(HEAVY)
     assert found.isdisjoint(OURS)
     ours = {name for name in found if name.startswith("pytest_gkd.")}
-    assert ours == {"pytest_gkd.plugin", "pytest_gkd.settings", "pytest_gkd.specs"}
+    assert ours == {"pytest_gkd.plugin", "pytest_gkd.options", "pytest_gkd.stage_specs"}
 
 
 def test_a_k_that_names_no_stage_costs_no_more_than_the_plan(tmp_path: Path) -> None:
@@ -60,7 +65,7 @@ def test_the_process_that_controls_the_stages_imports_nothing_heavy() -> None:
         [
             sys.executable,
             "-c",
-            "import json, sys, pytest_gkd.session, pytest_gkd.__main__\n"
+            "import json, sys, pytest_gkd.run.session, pytest_gkd.__main__\n"
             "print(json.dumps(sorted(sys.modules)))",
         ],
         capture_output=True,

@@ -198,7 +198,7 @@ def test_what_ray_cannot_place_is_named_by_resource() -> None:
 def test_the_meeting_of_a_push_is_on_loopback_only() -> None:
     program = """
 import psutil
-from pytest_gkd.workload import broadcast
+from pytest_gkd.workload.sync import broadcast
 meeting, store = broadcast.call_meeting("gloo", 2, 10)
 found = [c for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"]
 print([(c.laddr.ip, c.laddr.port == meeting.port) for c in found])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd import procfs
+from pytest_gkd.processes import procfs
 
 # Each stage looks at what the one before it has left.
 STAGES = """

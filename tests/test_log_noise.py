@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd import logs, reading, rules
+from pytest_gkd.diagnosis import catalogue, log_file, logs
 
-CATALOGUE = rules.load()
+CATALOGUE = catalogue.load()
 LOGS = Path(__file__).with_name("logs")
 # One log of each answer, so that every kind of evidence is woven into every noise.
 SAMPLE = [sorted(folder.glob("*.log"))[0] for folder in sorted(LOGS.glob("*/"))][::3]
@@ -106,7 +106,7 @@ NOISES = [
 
 def told(*texts: bytes) -> tuple[str, str, str]:
     read = [
-        reading.read(io.BytesIO(text), f"rank{number}.log", number, CATALOGUE)
+        log_file.read(io.BytesIO(text), f"rank{number}.log", number, CATALOGUE)
         for number, text in enumerate(texts)
     ]
     report = logs.judge(read, CATALOGUE)

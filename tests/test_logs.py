@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from pytest_gkd import __main__ as command
-from pytest_gkd import logs, phases, reading, rules
+from pytest_gkd.diagnosis import catalogue, log_file, log_phases, logs
 from pytest_gkd.workload.inject.data import without_rights_of_root
 
-CATALOGUE = rules.load()
+CATALOGUE = catalogue.load()
 LOGS = Path(__file__).with_name("logs")
 ALL = sorted(LOGS.glob("*/*.log"))
 OOM = (
@@ -30,7 +30,7 @@ FILLER = b"INFO step is fine, all ranks are well, nothing to be seen here\n" * 2
 
 
 def judged(text: bytes, name: str = "a.log") -> logs.LogReport:
-    return logs.judge([reading.read(io.BytesIO(text), name, 0, CATALOGUE)], CATALOGUE)
+    return logs.judge([log_file.read(io.BytesIO(text), name, 0, CATALOGUE)], CATALOGUE)
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda p: f"{p.parent.name}/{p.stem}")
@@ -104,7 +104,7 @@ def test_a_large_file_says_the_same_as_a_stream(tmp_path: Path) -> None:
 def test_without_grep_a_large_log_says_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reading, "_grep", lambda: ())
+    monkeypatch.setattr(log_file, "_grep", lambda: ())
     report = judged(FILLER + OOM + FILLER)
     assert report.causes[0].cause == "cuda.oom"
     assert report.causes[0].evidence[0].line == 20_001
@@ -200,7 +200,9 @@ def test_a_server_that_answered_and_then_died_has_failed() -> None:
 def test_an_empty_or_binary_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.log"
     path.write_bytes(content)
-    with pytest.raises(reading.LogError, match=r"x\.log: (is empty|holds binary data)"):
+    with pytest.raises(
+        log_file.LogError, match=r"x\.log: (is empty|holds binary data)"
+    ):
         logs.diagnose([path], CATALOGUE)
 
 
@@ -287,11 +289,11 @@ def test_a_failure_at_the_end_is_seen_though_its_words_came_often_before() -> No
     """Words that were looked at in vain for long are looked for again at the end."""
     signature = {"text": ["the teacher "], "pattern": "teacher broke", "example": "x"}
     data = {"title": "t", "tier": "cause", "why": "w", "signature": [signature]}
-    own = rules.Catalogue({"my.own": rules.parse_rule(data, "my.own", "here")})
+    own = catalogue.Catalogue({"my.own": catalogue.parse_rule(data, "my.own", "here")})
     for often in (1000, 30_000):
         text = b"the teacher and its student share a card\n" * often
         stream = io.BytesIO(text + b"the teacher broke\n")
-        (root,) = logs.judge([reading.read(stream, "a", 0, own)], own).causes
+        (root,) = logs.judge([log_file.read(stream, "a", 0, own)], own).causes
         assert root.evidence[0].line == often + 1
 
 
@@ -424,7 +426,7 @@ def test_a_rule_file_of_the_users_own_is_checked(
 
 
 def test_every_phase_says_what_it_waits_for() -> None:
-    assert set(phases.WAITS_FOR) == set(phases.PHASES)
+    assert set(log_phases.WAITS_FOR) == set(log_phases.PHASES)
 
 
 def test_an_end_that_is_called_a_failure_is_no_success() -> None:

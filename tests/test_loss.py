@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.workload.loss import generalized_jsd, topk_forward_kl
+from pytest_gkd.workload.gkd.loss import generalized_jsd, topk_forward_kl
 
 BATCH, TOKENS, VOCAB = 2, 3, 11
 

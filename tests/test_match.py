@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from pytest_gkd import rules
-from pytest_gkd.match import StageEvidence, TextSource, diagnose, telling_lines
+from pytest_gkd.diagnosis import catalogue
+from pytest_gkd.diagnosis.diagnose import (
+    StageEvidence,
+    TextSource,
+    diagnose,
+    telling_lines,
+)
 
-CATALOGUE = rules.load()
+CATALOGUE = catalogue.load()
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. GPU 3"
 WATCHDOG = (
     "[rank1]:[E1121 10:10:00.000000000 ProcessGroupNCCL.cpp:685] [Rank 1] Watchdog "

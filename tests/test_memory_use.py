@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import memory_use
-from pytest_gkd.workload.batch import Sequence
-from pytest_gkd.workload.step import StepReport
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.gkd import memory_use
+from pytest_gkd.workload.gkd.batch import Sequence
+from pytest_gkd.workload.gkd.step import StepReport
 
 MB = 1_000_000
 REPORT = StepReport(
@@ -77,9 +77,9 @@ def test_what_torch_allocates_is_seen_and_what_it_frees() -> None:
 def test_real_steps_are_level_until_one_keeps_its_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pytest_gkd.workload import tiny
-    from pytest_gkd.workload.teacher import Teacher
-    from pytest_gkd.workload.trainer import Trainer
+    from pytest_gkd.workload.gkd.teacher import Teacher
+    from pytest_gkd.workload.gkd.trainer import Trainer
+    from pytest_gkd.workload.models import tiny
 
     made = tiny.make(tmp_path)
     trainer = Trainer(made.student)

@@ -17,16 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd.fault import StageFault
-from pytest_gkd.settings import Settings
-from pytest_gkd.workload import (
-    lengths,
-    modelfiles,
-    modelpaths,
-    tiny,
-    tokenizer_load,
-)
-from pytest_gkd.workload.inputs import Inputs, prompt_limit
+from pytest_gkd.options import Settings
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.data import lengths
+from pytest_gkd.workload.models import model_files, model_paths, tiny, tokenizer_load
+from pytest_gkd.workload.models.inputs import Inputs, prompt_limit
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +45,7 @@ def no_hub_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fault_of(name: Path | str) -> StageFault:
     with pytest.raises(StageFault) as caught:
-        modelfiles.inspect(str(name), "--gkd-student")
+        model_files.inspect(str(name), "--gkd-student")
     assert str(name) in caught.value.message or "model" in caught.value.message
     assert caught.value.message.startswith("--gkd-student: ")
     json.dumps(caught.value.facts)
@@ -110,9 +105,9 @@ def add_head(model: Path, *, changed_at: int | None = None) -> None:
 
 
 def untied(model: Path) -> str | None:
-    files = modelfiles.inspect(str(model), "--gkd-student")
+    files = model_files.inspect(str(model), "--gkd-student")
     assert files is not None
-    return modelfiles.untied_head(files, "--gkd-student")
+    return model_files.untied_head(files, "--gkd-student")
 
 
 @pytest.mark.parametrize("place", [0, 100_000, -1])
@@ -137,10 +132,10 @@ def test_a_head_of_its_own_in_a_model_that_ties_it_is_told(
 
 def student_fault(model: Path, device: str = "cpu", **values: object) -> StageFault:
     change(model, **values)
-    files = modelfiles.inspect(str(model), "x")
+    files = model_files.inspect(str(model), "x")
     assert files is not None
     with pytest.raises(StageFault) as caught:
-        modelfiles.check_student(files, "--gkd-student", device)
+        model_files.check_student(files, "--gkd-student", device)
     return caught.value
 
 
@@ -171,9 +166,9 @@ def test_latent_attention_of_a_width_that_vllm_lacks_is_named(model: Path) -> No
     assert "is 48 wide" in found.message
     found = student_fault(model, kv_lora_rank=256, qk_rope_head_dim=64)
     assert "vLLM has it for 576 on this device" in found.message
-    files = modelfiles.inspect(str(model), "x")
+    files = model_files.inspect(str(model), "x")
     assert files is not None
-    modelfiles.check_student(files, "x", "cuda")
+    model_files.check_student(files, "x", "cuda")
 
 
 @pytest.mark.parametrize(
@@ -193,9 +188,9 @@ def test_latent_widths_are_judged_only_where_vllm_has_latent_attention(
     if variable:
         monkeypatch.setenv("VLLM_MLA_DISABLE", variable)
     change(model, kv_lora_rank=256, qk_rope_head_dim=32, **values)
-    files = modelfiles.inspect(str(model), "x")
+    files = model_files.inspect(str(model), "x")
     assert files is not None
-    modelfiles.check_student(files, "x", "cpu")
+    model_files.check_student(files, "x", "cpu")
 
 
 def test_the_model_types_of_latent_attention_are_those_of_vllm() -> None:
@@ -210,14 +205,14 @@ def test_the_model_types_of_latent_attention_are_those_of_vllm() -> None:
         if isinstance(node, ast.FunctionDef) and node.name == "is_deepseek_mla"
     )
     listed = next(node for node in ast.walk(function) if isinstance(node, ast.Tuple))
-    assert set(ast.literal_eval(listed)) == modelfiles.LATENT_TYPES
+    assert set(ast.literal_eval(listed)) == model_files.LATENT_TYPES
 
 
 def test_the_context_is_unknown_where_positions_are_scaled(model: Path) -> None:
     change(model, max_position_embeddings=512)
-    assert modelfiles.context_tokens(str(model), "x") == 512
+    assert model_files.context_tokens(str(model), "x") == 512
     change(model, rope_scaling={"rope_type": "yarn", "factor": 4.0})
-    assert modelfiles.context_tokens(str(model), "x") is None
+    assert model_files.context_tokens(str(model), "x") is None
 
 
 def test_prompts_leave_room_for_an_answer_in_the_context(model: Path) -> None:
@@ -236,7 +231,7 @@ def test_prompts_leave_room_for_an_answer_in_the_context(model: Path) -> None:
 
 
 def test_a_whole_model_is_described(model: Path) -> None:
-    found = modelfiles.inspect(str(model), "--gkd-student")
+    found = model_files.inspect(str(model), "--gkd-student")
     assert found is not None
     assert found.weight_files == (model / "model.safetensors",)
     assert found.weight_bytes == (model / "model.safetensors").stat().st_size
@@ -386,7 +381,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("hub")
 def test_a_hub_id_that_is_not_cached_is_left_to_the_hub() -> None:
-    assert modelfiles.inspect("org/name", "--gkd-student") is None
+    assert model_files.inspect("org/name", "--gkd-student") is None
 
 
 def test_a_hub_id_that_is_not_cached_fails_when_offline(
@@ -410,7 +405,7 @@ def test_a_hub_id_is_refused_at_once_where_nothing_listens(
 
     def ask() -> object:
         if asks == "files":
-            return modelfiles.inspect("org/model", "--gkd-student")
+            return model_files.inspect("org/model", "--gkd-student")
         return tokenizer_load.load(
             "org/model", "--gkd-student", trust_remote_code=False
         )
@@ -445,7 +440,7 @@ def test_one_address_that_answers_is_enough(monkeypatch: pytest.MonkeyPatch) -> 
     found = [(0, 0, 0, "", (host, 443)) for host in ("2001:db8::1", "192.0.2.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     monkeypatch.setattr(socket, "create_connection", connect)
-    assert modelpaths._refused("hub.example", 443) == ""
+    assert model_paths._refused("hub.example", 443) == ""
     over.set()
 
 
@@ -454,17 +449,17 @@ def test_an_address_that_never_answers_has_a_bound(
 ) -> None:
     """As a name server that drops what it is asked."""
     asked = threading.Event()
-    monkeypatch.setattr(modelpaths, "REACH_S", 0.1)
+    monkeypatch.setattr(model_paths, "REACH_S", 0.1)
 
     def drop(*_: object, **__: object) -> None:
         asked.wait(30)
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(modelpaths.socket, "getaddrinfo", drop)
+    monkeypatch.setattr(model_paths.socket, "getaddrinfo", drop)
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
     monkeypatch.setenv("NO_PROXY", "*")
     with pytest.raises(StageFault, match=r"no answer in 0\.1 s"):
-        modelpaths.reach_hub("org/model", "--gkd-student")
+        model_paths.reach_hub("org/model", "--gkd-student")
     asked.set()
 
 
@@ -487,7 +482,7 @@ def cached(model: Path, tmp_path: Path) -> Path:
 
 def test_a_cached_hub_id_is_inspected_in_the_cache(model: Path, tmp_path: Path) -> None:
     snapshot = cached(model, tmp_path)
-    found = modelfiles.inspect("org/name", "--gkd-student")
+    found = model_files.inspect("org/name", "--gkd-student")
     assert found is not None
     assert found.directory == snapshot
 
@@ -497,24 +492,24 @@ def test_a_cached_hub_id_without_weights_is_left_to_the_hub_unless_offline(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (cached(model, tmp_path) / "model.safetensors").unlink()
-    assert modelfiles.inspect("org/name", "--gkd-student") is None
+    assert model_files.inspect("org/name", "--gkd-student") is None
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(StageFault) as caught:
-        modelfiles.inspect("org/name", "--gkd-student")
+        model_files.inspect("org/name", "--gkd-student")
     assert caught.value.cause == "checkpoint.missing"
 
 
 def test_embedding_rows_are_found_in_a_multimodal_config() -> None:
-    assert modelfiles.vocab_size({"text_config": {"vocab_size": 7}}) == 7
-    assert modelfiles.vocab_size({"vocab_size": 5, "text_config": {}}) == 5
+    assert model_files.vocab_size({"text_config": {"vocab_size": 7}}) == 7
+    assert model_files.vocab_size({"vocab_size": 5, "text_config": {}}) == 5
     both = {"vocab_size": 5, "text_config": {"vocab_size": 7}}
-    assert modelfiles.vocab_size(both) == 7
-    assert modelfiles.vocab_size({}) is None
+    assert model_files.vocab_size(both) == 7
+    assert model_files.vocab_size({}) is None
 
 
 def test_inspection_imports_nothing_but_the_standard_library(whole: Path) -> None:
     code = (
-        "import sys; from pytest_gkd.workload import modelfiles, datafiles; "
+        "import sys; from pytest_gkd.workload.models import model_files as modelfiles; from pytest_gkd.workload.data import train_files as datafiles; "
         f"modelfiles.inspect({str(whole)!r}, 'x'); "
         "heavy = {'torch', 'numpy', 'safetensors', 'transformers', 'datasets'}; "
         "print(sorted(heavy & sys.modules.keys()))"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from test_plugin import RULE, Run, write
 
-from pytest_gkd.settings import Settings
-from pytest_gkd.workload import inputs
+from pytest_gkd.options import Settings
+from pytest_gkd.workload.models import inputs
 
 PROBE = """
 import pytest

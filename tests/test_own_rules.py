@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gkd import __main__ as command
-from pytest_gkd import rules
+from pytest_gkd.diagnosis import catalogue
 
 PAGE = Path(__file__).parent.parent / "docs" / "own-rules.md"
 EXAMPLE = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
@@ -25,11 +25,11 @@ def test_probe():
 KEYS = {
     key
     for keys in (
-        rules._RULE_KEYS,
-        rules._SIGNATURE_KEYS,
-        rules._FIX_KEYS,
-        rules._MYTH_KEYS,
-        rules._SOURCE_KEYS,
+        catalogue._RULE_KEYS,
+        catalogue._SIGNATURE_KEYS,
+        catalogue._FIX_KEYS,
+        catalogue._MYTH_KEYS,
+        catalogue._SOURCE_KEYS,
     )
     for key in keys
 }

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd import model_page, pages, rules
+from pytest_gkd import model_page, pages
+from pytest_gkd.diagnosis import catalogue
 
 DOCS = Path(__file__).parent.parent / "docs"
-CATALOGUE = rules.load()
+CATALOGUE = catalogue.load()
 
 
 def test_the_pages_are_up_to_date() -> None:

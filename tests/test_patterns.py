@@ -10,12 +10,12 @@ import hostile
 import pytest
 
 import pytest_gkd
-from pytest_gkd import rules, scan
-from pytest_gkd.match import StageEvidence, TextSource, diagnose
-from pytest_gkd.patterns import Pattern, PatternError
-from pytest_gkd.rules import Rule
+from pytest_gkd.diagnosis import catalogue, scan
+from pytest_gkd.diagnosis.catalogue import Rule
+from pytest_gkd.diagnosis.diagnose import StageEvidence, TextSource, diagnose
+from pytest_gkd.diagnosis.patterns import Pattern, PatternError
 
-CATALOGUE = rules.load()
+CATALOGUE = catalogue.load()
 # What runs over logs, outputs and stacks; match.py uses re on the catalogue's words.
 READERS = ("scan", "phases", "ending", "logs", "reading", "stacks", "findings")
 # Of a few milliseconds each; a backtracking search needs minutes for some.
@@ -37,8 +37,8 @@ def test_a_pattern_of_the_users_own_is_not_slow_either(tmp_path: Path) -> None:
         'id = "my.cause"\ntitle = "x"\ntier = "cause"\nwhy = "y"\n[[signature]]\n'
         "text = ['site: ']\npattern = 'site: (?:(?:\\w+)*,?)*;'\nexample = 'site: a;'\n"
     )
-    assert rules.proofread(rules.read_rule(own), "own") == []
-    (signature,) = rules.read_rule(own).signatures
+    assert catalogue.proofread(catalogue.read_rule(own), "own") == []
+    (signature,) = catalogue.read_rule(own).signatures
     started = time.process_time()
     for line in hostile.lines(signature.example, signature.text):
         signature.facts_in(line)

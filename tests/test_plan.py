@@ -1,4 +1,4 @@
-"""Which stages run, where, in which order, for how long (pytest_gkd.plan)."""
+"""Which stages run, where, in which order, for how long (pytest_gkd.stage_plan)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from pytest_gkd import plan
-from pytest_gkd.plan import PlannedStage, StageItem
-from pytest_gkd.settings import SettingsError
-from pytest_gkd.specs import BY_NAME, STAGES
+from pytest_gkd import stage_plan
+from pytest_gkd.options import SettingsError
+from pytest_gkd.stage_plan import PlannedStage, StageItem
+from pytest_gkd.stage_specs import BY_NAME, STAGES
 
 BUILT_IN = tuple(StageItem(f"stages/{stage.name}", stage.name) for stage in STAGES)
 
@@ -23,7 +23,7 @@ def item(name: str, needs: Sequence[str] = (), lane: str = "host") -> StageItem:
 
 
 def build_own(*items: StageItem) -> tuple[PlannedStage, ...]:
-    return plan.build(items, None, ())
+    return stage_plan.build(items, None, ())
 
 
 def names(stages: Sequence[PlannedStage]) -> list[str]:
@@ -38,7 +38,7 @@ def budget_s(
         StageItem(one.nodeid, one.name, timeout_s=marker.get("timeout_s"))
         for one in BUILT_IN
     ]
-    planned = plan.build(items, selected, tables)
+    planned = stage_plan.build(items, selected, tables)
     return next(stage.budget_s for stage in planned if stage.name == name)
 
 
@@ -60,12 +60,12 @@ def stuck(lanes: Sequence[Sequence[PlannedStage]]) -> list[str]:
 
 
 def test_the_plan_is_in_the_order_of_reports() -> None:
-    planned = plan.build(reversed(BUILT_IN), None, ())
+    planned = stage_plan.build(reversed(BUILT_IN), None, ())
     assert names(planned) == [stage.name for stage in STAGES]
 
 
 def test_stages_of_the_users_own_follow_in_the_order_they_were_found() -> None:
-    planned = plan.build([item("b"), item("a"), *BUILT_IN], None, ())
+    planned = stage_plan.build([item("b"), item("a"), *BUILT_IN], None, ())
     assert names(planned)[-2:] == ["b", "a"]
 
 
@@ -77,7 +77,7 @@ def test_a_stage_stands_after_its_needs() -> None:
 def test_needs_in_a_circle_are_named() -> None:
     items = [item("egg", ["hen"]), item("hen", ["egg"]), item("free")]
     with pytest.raises(SettingsError, match="circle") as caught:
-        plan.build(items, None, ())
+        stage_plan.build(items, None, ())
     assert "egg (needs hen)" in str(caught.value)
     assert "hen (needs egg)" in str(caught.value)
     assert "free" not in str(caught.value)
@@ -92,33 +92,33 @@ def test_a_stage_that_needs_itself_is_a_circle() -> None:
 
 
 def test_only_selected_stages_are_planned() -> None:
-    assert names(plan.build(BUILT_IN, ["nccl", "data"], ())) == ["data", "nccl"]
+    assert names(stage_plan.build(BUILT_IN, ["nccl", "data"], ())) == ["data", "nccl"]
 
 
 def test_a_need_that_is_not_selected_is_dropped() -> None:
-    (alone,) = plan.build(BUILT_IN, ["weight_sync"], ())
+    (alone,) = stage_plan.build(BUILT_IN, ["weight_sync"], ())
     assert alone.needs == ()
-    both = plan.build(BUILT_IN, ["vllm", "weight_sync"], ())
+    both = stage_plan.build(BUILT_IN, ["vllm", "weight_sync"], ())
     assert both[1].needs == ("vllm",)
 
 
 def test_a_marker_overrules_the_stage_table() -> None:
     own = StageItem("t.py::t", "weight_sync", lane="mine", needs=(), timeout_s=7)
-    (planned,) = plan.build([own], None, ())
+    (planned,) = stage_plan.build([own], None, ())
     assert planned == PlannedStage("t.py::t", "weight_sync", "mine", (), 7)
 
 
 def test_a_silent_marker_of_the_users_own_gets_the_defaults() -> None:
-    (planned,) = plan.build([StageItem("t.py::t", "mine")], None, ())
-    assert planned.lane == plan.DEFAULT_LANE
+    (planned,) = stage_plan.build([StageItem("t.py::t", "mine")], None, ())
+    assert planned.lane == stage_plan.DEFAULT_LANE
     assert planned.needs == ()
-    assert planned.budget_s == plan.DEFAULT_BUDGET_S
+    assert planned.budget_s == stage_plan.DEFAULT_BUDGET_S
 
 
 def test_two_stages_of_one_name_are_both_named() -> None:
     twice = [StageItem("a.py::one", "same"), StageItem("b.py::two", "same")]
     with pytest.raises(SettingsError, match="'same'") as caught:
-        plan.build(twice, None, ())
+        stage_plan.build(twice, None, ())
     assert "a.py::one" in str(caught.value)
     assert "b.py::two" in str(caught.value)
 
@@ -189,25 +189,25 @@ def test_a_budget_of_the_users_is_taken_as_it_is() -> None:
 
 
 def test_each_lane_has_a_worker_and_runs_quick_stages_first() -> None:
-    host, rollout = plan.lanes(plan.build(BUILT_IN, None, ()), 2)
+    host, rollout = stage_plan.lanes(stage_plan.build(BUILT_IN, None, ()), 2)
     assert names(host) == ["data", "tokenizer", "environment", "nccl"]
     assert names(rollout) == ["vllm", "weight_sync", "training_step"]
 
 
 def test_more_workers_than_lanes_change_nothing() -> None:
-    planned = plan.build(BUILT_IN, None, ())
-    assert plan.lanes(planned, 9) == plan.lanes(planned, 2)
+    planned = stage_plan.build(BUILT_IN, None, ())
+    assert stage_plan.lanes(planned, 9) == stage_plan.lanes(planned, 2)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_one_worker_runs_the_plan_as_it_is(workers: int) -> None:
-    planned = plan.build(BUILT_IN, None, ())
-    assert plan.lanes(planned, workers) == [list(planned)]
+    planned = stage_plan.build(BUILT_IN, None, ())
+    assert stage_plan.lanes(planned, workers) == [list(planned)]
 
 
 def test_fewer_workers_than_lanes_join_the_last_ones() -> None:
     items = [item(lane, lane=lane) for lane in "abcd"]
-    lanes = plan.lanes(build_own(*items), 2)
+    lanes = stage_plan.lanes(build_own(*items), 2)
     assert [names(lane) for lane in lanes] == [["a"], ["b", "c", "d"]]
 
 
@@ -223,12 +223,12 @@ def test_with_gpus_nccl_waits_until_the_engine_has_measured_their_memory(
     selected: list[str] | None, after: tuple[str, ...]
 ) -> None:
     for gpus, expected in ((0, ()), (2, after)):
-        planned = plan.build(BUILT_IN, selected, (), gpus=gpus)
+        planned = stage_plan.build(BUILT_IN, selected, (), gpus=gpus)
         by_name = {stage.name: stage for stage in planned}
         assert by_name["nccl"].after == expected
         assert not any(s.after for s in planned if s.name != "nccl")
         for workers in (1, 2):
-            assert stuck(plan.lanes(planned, workers)) == []
+            assert stuck(stage_plan.lanes(planned, workers)) == []
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -236,15 +236,15 @@ def test_where_a_gpu_is_for_one_process_nccl_comes_before_the_engine(
     workers: int,
 ) -> None:
     for selected in (None, ["nccl", "weight_sync", "training_step"]):
-        planned = plan.build(BUILT_IN, selected, (), gpus=1, exclusive=True)
+        planned = stage_plan.build(BUILT_IN, selected, (), gpus=1, exclusive=True)
         after = {stage.name: stage.after for stage in planned if stage.after}
         assert after == {"vllm" if selected is None else "weight_sync": ("nccl",)}
-        assert stuck(plan.lanes(planned, workers)) == []
+        assert stuck(stage_plan.lanes(planned, workers)) == []
 
 
 def test_with_gpus_there_is_time_to_compile_and_to_load() -> None:
     def budgets(selected: list[str], gpus: int) -> list[float]:
-        planned = plan.build(BUILT_IN, selected, (), gpus=gpus)
+        planned = stage_plan.build(BUILT_IN, selected, (), gpus=gpus)
         return [stage.budget_s for stage in planned]
 
     assert budgets(["data", "vllm"], 0) == [20, 120]
@@ -253,15 +253,15 @@ def test_with_gpus_there_is_time_to_compile_and_to_load() -> None:
 
 
 def test_a_plan_travels_as_json() -> None:
-    planned = plan.build(BUILT_IN, None, (), gpus=1)
+    planned = stage_plan.build(BUILT_IN, None, (), gpus=1)
     sent = json.loads(json.dumps([dataclasses.asdict(stage) for stage in planned]))
-    assert tuple(map(plan.PlannedStage.from_json, sent)) == planned
+    assert tuple(map(stage_plan.PlannedStage.from_json, sent)) == planned
 
 
 def test_no_stage_is_lost_or_run_twice() -> None:
-    planned = plan.build([*BUILT_IN, item("mine", lane="own")], None, ())
+    planned = stage_plan.build([*BUILT_IN, item("mine", lane="own")], None, ())
     for workers in range(5):
-        run = [stage for lane in plan.lanes(planned, workers) for stage in lane]
+        run = [stage for lane in stage_plan.lanes(planned, workers) for stage in lane]
         assert sorted(names(run)) == sorted(names(planned))
 
 
@@ -269,8 +269,8 @@ def test_no_stage_is_lost_or_run_twice() -> None:
 def test_no_selection_of_the_built_in_stages_waits_for_ever(workers: int) -> None:
     for size in range(1, len(STAGES) + 1):
         for selected in itertools.combinations(BY_NAME, size):
-            planned = plan.build(BUILT_IN, selected, ())
-            assert stuck(plan.lanes(planned, workers)) == [], selected
+            planned = stage_plan.build(BUILT_IN, selected, ())
+            assert stuck(stage_plan.lanes(planned, workers)) == [], selected
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
@@ -286,12 +286,12 @@ def test_no_graph_of_needs_waits_for_ever(workers: int) -> None:
             for number in range(8)
         ]
         choose.shuffle(items)
-        assert stuck(plan.lanes(build_own(*items), workers)) == [], items
+        assert stuck(stage_plan.lanes(build_own(*items), workers)) == [], items
 
 
 def test_within_a_joined_lane_every_need_comes_first() -> None:
     items = [item("b", ["a"], "one"), item("c", ["b"], "two"), item("a", lane="two")]
-    (lane,) = plan.lanes(build_own(*items), 1)
+    (lane,) = stage_plan.lanes(build_own(*items), 1)
     assert names(lane) == ["a", "b", "c"]
 
 
@@ -313,7 +313,7 @@ def test_within_a_joined_lane_every_need_comes_first() -> None:
 def test_a_k_expression_mentions_stages_by_their_whole_name(
     expression: str, expected: tuple[str, ...]
 ) -> None:
-    assert plan.mentioned(expression) == expected
+    assert stage_plan.mentioned(expression) == expected
 
 
 def test_a_lanes_own_order_does_not_put_a_stage_before_its_need() -> None:
@@ -321,7 +321,7 @@ def test_a_lanes_own_order_does_not_put_a_stage_before_its_need() -> None:
         StageItem("a::nccl", "nccl", None, ("mine",)),
         StageItem("a::mine", "mine", "host"),
     ]
-    lanes = plan.lanes(plan.build(items, None, ()), 2)
+    lanes = stage_plan.lanes(stage_plan.build(items, None, ()), 2)
     assert [[stage.name for stage in lane] for lane in lanes] == [["mine", "nccl"]]
 
 
@@ -339,4 +339,4 @@ def test_a_lanes_own_order_does_not_put_a_stage_before_its_need() -> None:
 def test_k_mentions_the_stages_that_it_selects(
     expression: str, names: tuple[str, ...]
 ) -> None:
-    assert plan.mentioned(expression) == names
+    assert stage_plan.mentioned(expression) == names

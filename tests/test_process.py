@@ -19,14 +19,14 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_gkd import process, procfs
+from pytest_gkd.processes import procfs, tree
 
 # What every scenario starts with. A child says its pid when it is where it should be,
 # and ends by itself after a minute should the test lose it.
 PROLOGUE = """
 import json, os, signal, subprocess, sys, textwrap, time
 import psutil
-from pytest_gkd import process, procfs
+from pytest_gkd.processes import tree as process; from pytest_gkd.processes import procfs
 
 assert process.become_subreaper()
 ME = os.getpid()
@@ -253,12 +253,12 @@ def test_a_dead_child_is_reaped() -> None:
 
 
 def test_reaping_what_is_not_a_child_does_nothing() -> None:
-    process.reap(os.getppid())
+    tree.reap(os.getppid())
 
 
 def test_nothing_is_stopped_below_a_process_that_is_gone(gone: int) -> None:
-    assert process.stop(gone, itself=True) == ([], [])
-    assert process.descendants(gone) == []
+    assert tree.stop(gone, itself=True) == ([], [])
+    assert tree.descendants(gone) == []
 
 
 @pytest.fixture
@@ -286,7 +286,7 @@ def sleeper() -> Any:
 
 
 def test_a_process_is_described_on_one_line(sleeper: subprocess.Popen[str]) -> None:
-    line = process.describe(psutil.Process(sleeper.pid))
+    line = tree.describe(psutil.Process(sleeper.pid))
     assert line.startswith(f"{sleeper.pid} ")
     assert "import time print(1" in line
     assert len(line) == 100
@@ -298,18 +298,18 @@ def test_a_process_that_is_gone_is_described_as_gone(
     found = psutil.Process(sleeper.pid)
     sleeper.kill()
     sleeper.wait()
-    assert process.describe(found) == f"{sleeper.pid} (gone)"
-    assert not process.alive(found)
-    assert not process.is_tracker(found)
+    assert tree.describe(found) == f"{sleeper.pid} (gone)"
+    assert not tree.alive(found)
+    assert not tree.is_tracker(found)
 
 
 def test_a_zombie_is_not_alive(sleeper: subprocess.Popen[str]) -> None:
     found = psutil.Process(sleeper.pid)
-    assert process.alive(found)
+    assert tree.alive(found)
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # dead, not collected
     assert found.status() == psutil.STATUS_ZOMBIE
-    assert not process.alive(found)
+    assert not tree.alive(found)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_a_zombie_is_not_alive(sleeper: subprocess.Popen[str]) -> None:
     ],
 )
 def test_a_status_has_a_name(status: int | None, name: str) -> None:
-    assert process.exit_name(status) == name
+    assert tree.exit_name(status) == name
 
 
 # -- what may not be signalled, or seen --------------------------------------------
@@ -387,7 +387,7 @@ def test_what_is_below_what_is_spared_lives_on_by_group_and_by_adoption() -> Non
     found = scenario(
         ENGINE
         + """
-        from pytest_gkd import cgroup
+        from pytest_gkd.processes import cgroup
         os.environ["PYTEST_GKD_RUN"] = "spares"
         grouped = cgroup.join("spares")
         child = start('''
@@ -417,15 +417,15 @@ def test_another_process_that_has_the_pid_by_now_is_not_touched() -> None:
     try:
         here = procfs.stat(child.pid)
         assert here is not None
-        assert not process.is_dead(child.pid, here.start)
-        assert process.is_dead(child.pid, here.start + 1)
-        process.pause(child.pid, here.start + 1)
+        assert not tree.is_dead(child.pid, here.start)
+        assert tree.is_dead(child.pid, here.start + 1)
+        tree.pause(child.pid, here.start + 1)
         assert os.waitpid(child.pid, os.WUNTRACED | os.WNOHANG) == (0, 0)
-        process.pause(child.pid, here.start)
+        tree.pause(child.pid, here.start)
         assert os.WIFSTOPPED(os.waitpid(child.pid, os.WUNTRACED)[1])
-        process.resume(child.pid, here.start + 1)
+        tree.resume(child.pid, here.start + 1)
         assert os.waitpid(child.pid, os.WCONTINUED | os.WNOHANG) == (0, 0)
-        process.resume(child.pid, here.start)
+        tree.resume(child.pid, here.start)
         assert os.WIFCONTINUED(os.waitpid(child.pid, os.WCONTINUED)[1])
     finally:
         child.kill()

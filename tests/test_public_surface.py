@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd.record import SCHEMA, RunRecord, StageRecord
-from pytest_gkd.rules import load
-from pytest_gkd.specs import STAGES
+from pytest_gkd.diagnosis.catalogue import load
+from pytest_gkd.report.record import SCHEMA, RunRecord, StageRecord
+from pytest_gkd.stage_specs import STAGES
 
 FLAGS = [
     "--gkd-stages",

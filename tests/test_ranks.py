@@ -13,14 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_gkd import process
-from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import flight, ranks
-from pytest_gkd.workload.allreduce import KIB, MIB
-from pytest_gkd.workload.rank import Rank
-from pytest_gkd.workload.rank_plan import Fault, RankPlan
-from pytest_gkd.workload.rank_records import RankRecord, RankRun
-from pytest_gkd.workload.rank_verdict import RankError, judge
+from pytest_gkd.processes import tree
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.ranks import flight_recorder, group
+from pytest_gkd.workload.ranks.allreduce import KIB, MIB
+from pytest_gkd.workload.ranks.rank import Rank
+from pytest_gkd.workload.ranks.rank_plan import Fault, RankPlan
+from pytest_gkd.workload.ranks.rank_records import RankRecord, RankRun
+from pytest_gkd.workload.ranks.rank_verdict import RankError, judge
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -30,14 +30,14 @@ BUDGET_S = 40.0
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ranks.Launcher]:
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[group.Launcher]:
     """One interpreter with torch, for all tests here."""
-    with ranks.Launcher(tmp_path_factory.mktemp("launcher")) as launcher:
+    with group.Launcher(tmp_path_factory.mktemp("launcher")) as launcher:
         yield launcher
 
 
 def _run(
-    launcher: ranks.Launcher, directory: Path, fault: Fault | None, world_size: int = 2
+    launcher: group.Launcher, directory: Path, fault: Fault | None, world_size: int = 2
 ) -> RankRun:
     plan = RankPlan(
         world_size, "gloo", TIMEOUT_S, str(directory), (4 * KIB, MIB), fault
@@ -54,25 +54,23 @@ def _fault(run: RankRun) -> StageFault:
 
 def _is_alive(pid: int | None) -> bool:
     return (
-        pid is not None
-        and psutil.pid_exists(pid)
-        and process.alive(psutil.Process(pid))
+        pid is not None and psutil.pid_exists(pid) and tree.alive(psutil.Process(pid))
     )
 
 
 def test_sound_ranks_find_every_value_right(
-    launcher: ranks.Launcher, tmp_path: Path
+    launcher: group.Launcher, tmp_path: Path
 ) -> None:
     run = _run(launcher, tmp_path, None, 3)
     assert judge(run) is None
     for record in run.records:
         assert record.found is not None
-        assert set(ranks.medians_s(record.found)) == {4 * KIB, MIB}
+        assert set(group.medians_s(record.found)) == {4 * KIB, MIB}
 
 
 @pytest.mark.parametrize("at", ["", "timed"], ids=["checked", "timed"])
 def test_a_killed_rank_is_named_with_its_signal(
-    launcher: ranks.Launcher, tmp_path: Path, at: str
+    launcher: group.Launcher, tmp_path: Path, at: str
 ) -> None:
     fault = _fault(_run(launcher, tmp_path, Fault(1, "kill", at), 3))
     assert fault.cause == "comm.peer-died"
@@ -82,7 +80,7 @@ def test_a_killed_rank_is_named_with_its_signal(
 
 
 def test_a_rank_killed_before_the_rendezvous_is_named(
-    launcher: ranks.Launcher, tmp_path: Path
+    launcher: group.Launcher, tmp_path: Path
 ) -> None:
     fault = _fault(_run(launcher, tmp_path, Fault(0, "kill", "meeting")))
     assert fault.cause == "comm.peer-died"
@@ -91,7 +89,7 @@ def test_a_rank_killed_before_the_rendezvous_is_named(
 
 
 def test_a_rank_that_leaves_early_is_named_with_its_exit_code(
-    launcher: ranks.Launcher, tmp_path: Path
+    launcher: group.Launcher, tmp_path: Path
 ) -> None:
     fault = _fault(_run(launcher, tmp_path, Fault(0, "exit")))
     assert fault.cause == "comm.peer-died"
@@ -105,15 +103,15 @@ def test_a_rank_that_leaves_early_is_named_with_its_exit_code(
 def test_time_to_end_ranks_and_to_tell_grows_with_the_budget(
     left_s: float, kept_s: float, tmp_path: Path
 ) -> None:
-    assert ranks.reserve_s(left_s) == kept_s
-    timeout_s = ranks.operation_timeout_s(left_s)
+    assert group.reserve_s(left_s) == kept_s
+    timeout_s = group.operation_timeout_s(left_s)
     plan = RankPlan(2, "gloo", timeout_s, str(tmp_path))
     assert 1 <= plan.call_off_s <= max(1.0, kept_s)
 
 
 @pytest.mark.parametrize("at", ["", "timed"], ids=["checked", "timed"])
 def test_a_stopped_rank_is_named_with_the_operation_that_waits_for_it(
-    launcher: ranks.Launcher, tmp_path: Path, at: str
+    launcher: group.Launcher, tmp_path: Path, at: str
 ) -> None:
     fault = _fault(_run(launcher, tmp_path, Fault(1, "stop", at)))
     assert fault.cause == "comm.collective-timeout"
@@ -123,7 +121,7 @@ def test_a_stopped_rank_is_named_with_the_operation_that_waits_for_it(
 
 
 def test_a_late_rank_is_named_and_its_stack_shown(
-    launcher: ranks.Launcher, tmp_path: Path
+    launcher: group.Launcher, tmp_path: Path
 ) -> None:
     fault = _fault(_run(launcher, tmp_path, Fault(0, "late")))
     assert fault.cause == "comm.collective-timeout"
@@ -138,7 +136,7 @@ def test_a_late_rank_is_named_and_its_stack_shown(
     [("shape", "Float[2]"), ("op", "BROADCAST"), ("dtype", "Byte[1]")],
 )
 def test_a_rank_that_calls_something_else_is_named_with_what_it_called(
-    launcher: ranks.Launcher, tmp_path: Path, kind: str, called: str
+    launcher: group.Launcher, tmp_path: Path, kind: str, called: str
 ) -> None:
     fault = _fault(_run(launcher, tmp_path, Fault(1, kind), 3))
     assert fault.cause == "comm.mismatch"
@@ -147,7 +145,7 @@ def test_a_rank_that_calls_something_else_is_named_with_what_it_called(
 
 
 def test_an_abort_inside_gloo_counts_as_a_mismatch(
-    launcher: ranks.Launcher, tmp_path: Path
+    launcher: group.Launcher, tmp_path: Path
 ) -> None:
     # The plain group's first check; torch's own comparison is off there.
     plain = f"all_reduce float32[{KIB}]"
@@ -159,7 +157,7 @@ def test_an_abort_inside_gloo_counts_as_a_mismatch(
 
 
 def test_a_rank_that_was_never_started_is_missed_in_the_rendezvous(
-    launcher: ranks.Launcher, tmp_path: Path
+    launcher: group.Launcher, tmp_path: Path
 ) -> None:
     fault = _fault(_run(launcher, tmp_path, Fault(2, "missing"), 3))
     assert fault.cause == "comm.rendezvous"
@@ -168,7 +166,7 @@ def test_a_rank_that_was_never_started_is_missed_in_the_rendezvous(
 
 
 def test_a_wrong_value_is_shown_with_rank_operation_and_index(
-    launcher: ranks.Launcher, tmp_path: Path
+    launcher: group.Launcher, tmp_path: Path
 ) -> None:
     run = _run(launcher, tmp_path, Fault(1, "garbage", "all_reduce bfloat16[1023]"))
     error = judge(run)
@@ -181,7 +179,7 @@ def test_a_wrong_value_is_shown_with_rank_operation_and_index(
 
 
 def test_a_rank_that_gives_something_wrong_is_found_by_all_gather(
-    launcher: ranks.Launcher, tmp_path: Path
+    launcher: group.Launcher, tmp_path: Path
 ) -> None:
     error = _fault(_run(launcher, tmp_path, Fault(2, "contribution"), 3))
     assert error.cause == "comm.wrong-result"
@@ -189,7 +187,7 @@ def test_a_rank_that_gives_something_wrong_is_found_by_all_gather(
 
 
 def test_ranks_with_different_world_sizes_are_told_apart(
-    launcher: ranks.Launcher, tmp_path: Path
+    launcher: group.Launcher, tmp_path: Path
 ) -> None:
     error = _fault(_run(launcher, tmp_path, Fault(1, "world-size", "meeting")))
     assert error.cause == "comm.world-size"
@@ -197,7 +195,7 @@ def test_ranks_with_different_world_sizes_are_told_apart(
 
 
 def test_ranks_that_look_for_each_other_in_different_places_say_where(
-    launcher: ranks.Launcher, tmp_path: Path
+    launcher: group.Launcher, tmp_path: Path
 ) -> None:
     error = _fault(_run(launcher, tmp_path, Fault(1, "address", "meeting")))
     assert error.cause == "comm.rendezvous"
@@ -205,7 +203,7 @@ def test_ranks_that_look_for_each_other_in_different_places_say_where(
 
 
 def test_the_flight_recorders_show_who_is_behind(
-    launcher: ranks.Launcher, tmp_path: Path
+    launcher: group.Launcher, tmp_path: Path
 ) -> None:
     fault = Fault(1, "late", "timed")  # a barrier comes before checked collectives
     error = _fault(_run(launcher, tmp_path, fault, 3))
@@ -217,7 +215,7 @@ def test_the_flight_recorders_show_who_is_behind(
 
 
 def test_a_rank_that_left_no_record_is_named_as_such(
-    launcher: ranks.Launcher, tmp_path: Path
+    launcher: group.Launcher, tmp_path: Path
 ) -> None:
     fault = Fault(1, "stop", "all_reduce bfloat16")
     error = _fault(_run(launcher, tmp_path, fault, 3))
@@ -225,7 +223,7 @@ def test_a_rank_that_left_no_record_is_named_as_such(
 
 
 def test_a_ranks_own_exception_is_told_rather_than_what_its_peers_saw(
-    launcher: ranks.Launcher, tmp_path: Path
+    launcher: group.Launcher, tmp_path: Path
 ) -> None:
     error = judge(_run(launcher, tmp_path, Fault(1, "raise")))
     assert isinstance(error, RankError)
@@ -233,7 +231,7 @@ def test_a_ranks_own_exception_is_told_rather_than_what_its_peers_saw(
 
 
 def test_ranks_end_with_the_process_that_started_them(
-    launcher: ranks.Launcher, tmp_path: Path
+    launcher: group.Launcher, tmp_path: Path
 ) -> None:
     run = _run(launcher, tmp_path, Fault(1, "kill-host"), 3)
     error = judge(run)
@@ -243,7 +241,7 @@ def test_ranks_end_with_the_process_that_started_them(
 
 
 def test_the_budget_holds_where_the_ranks_own_timeout_is_longer(
-    launcher: ranks.Launcher, tmp_path: Path
+    launcher: group.Launcher, tmp_path: Path
 ) -> None:
     at = Fault(1, "stop", "timed")
     plan = RankPlan(2, "gloo", 600.0, str(tmp_path), (4 * KIB,), at)
@@ -252,7 +250,7 @@ def test_the_budget_holds_where_the_ranks_own_timeout_is_longer(
     assert fault.facts["late_ranks"] == [1]
 
 
-def test_a_taken_port_is_named(launcher: ranks.Launcher, tmp_path: Path) -> None:
+def test_a_taken_port_is_named(launcher: group.Launcher, tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -264,15 +262,15 @@ def test_a_taken_port_is_named(launcher: ranks.Launcher, tmp_path: Path) -> None
 
 
 def test_more_ranks_than_gpus_are_refused() -> None:
-    ranks.check_world_size(3, 0)
-    ranks.check_world_size(2, 2)
+    group.check_world_size(3, 0)
+    group.check_world_size(2, 2)
     with pytest.raises(StageFault) as caught:
-        ranks.check_world_size(3, 2)
+        group.check_world_size(3, 2)
     assert caught.value.cause == "comm.world-size"
 
 
 def test_a_budget_that_ends_before_the_ranks_run_blames_no_rank(tmp_path: Path) -> None:
-    with ranks.Launcher(tmp_path) as launcher:
+    with group.Launcher(tmp_path) as launcher:
         run = launcher.run(RankPlan(2, "gloo", TIMEOUT_S, str(tmp_path)), 0.0)
     error = judge(run)
     assert isinstance(error, RankError)
@@ -281,7 +279,7 @@ def test_a_budget_that_ends_before_the_ranks_run_blames_no_rank(tmp_path: Path) 
 
 def test_closing_ends_a_launcher_that_is_still_importing(tmp_path: Path) -> None:
     before = set(psutil.Process().children(recursive=True))
-    with ranks.Launcher(tmp_path):
+    with group.Launcher(tmp_path):
         pass
     assert set(psutil.Process().children(recursive=True)) <= before
 
@@ -294,7 +292,7 @@ def test_a_launcher_that_ends_at_once_is_told_with_its_log(
         "raise ImportError('libcudart.so.12 is not here')"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    with ranks.Launcher(tmp_path) as launcher:
+    with group.Launcher(tmp_path) as launcher:
         run = launcher.run(RankPlan(2, "gloo", TIMEOUT_S, str(tmp_path)), BUDGET_S)
     error = judge(run)
     assert isinstance(error, RankError)
@@ -437,7 +435,7 @@ def test_what_gloo_checks_before_nccl_is_called_is_in_the_record_too(
             name = f"_dump_{kind}_trace_json"
             monkeypatch.setattr(c10d, name, lambda *_, t=text: t, raising=False)
         Rank(plan, rank).dump_flight_record()
-    missing = flight.find_missing(plan)
+    missing = flight_recorder.find_missing(plan)
     assert missing is not None
     assert (missing.group, missing.sequence) == ("fr:0", 4)
     assert (missing.entered, missing.behind) == ((0,), {1: 3})

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd import diagnose, logs, reading, rules
+from pytest_gkd.diagnosis import catalogue, log_file, log_report, logs
 
-CATALOGUE = rules.load()
+CATALOGUE = catalogue.load()
 OOM = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. GPU 0\n"
 FILLER = b"INFO step is fine, all ranks are well, nothing to be seen here\n" * 20_000
 PACKERS = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress}
@@ -30,7 +30,7 @@ packers = pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
 
 
 def causes(data: bytes) -> list[str]:
-    log = reading.read(io.BytesIO(data), "x.log", 0, CATALOGUE)
+    log = log_file.read(io.BytesIO(data), "x.log", 0, CATALOGUE)
     return [one.cause for one in logs.judge([log], CATALOGUE).causes]
 
 
@@ -53,8 +53,8 @@ def test_of_packed_data_that_is_cut_off_the_rest_is_read(
 def test_what_unpacks_to_far_more_than_a_log_is_refused(
     pack: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "BOMB_BYTES", 16 << 20)
-    with pytest.raises(reading.LogError, match=r"x\.log: unpacks to more than 200 "):
+    monkeypatch.setattr(log_file, "BOMB_BYTES", 16 << 20)
+    with pytest.raises(log_file.LogError, match=r"x\.log: unpacks to more than 200 "):
         causes(pack(b"a" * (128 << 20)))
 
 
@@ -62,17 +62,21 @@ def test_what_unpacks_to_far_more_than_a_log_is_refused(
 def test_damaged_data_is_named(pack: Callable[[bytes], bytes]) -> None:
     data = bytearray(pack(OOM + os.urandom(3000).hex().encode()))
     data[40:400] = bytes(360)
-    with pytest.raises(reading.LogError, match=r"x\.log: damaged (gzip|bzip2|xz) data"):
+    with pytest.raises(
+        log_file.LogError, match=r"x\.log: damaged (gzip|bzip2|xz) data"
+    ):
         causes(bytes(data))
 
 
 def test_a_pipe_without_a_writer_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "WRITER_S", 0.2)
+    monkeypatch.setattr(log_file, "WRITER_S", 0.2)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(reading.LogError, match="is a pipe that nobody opened to write"):
+    with pytest.raises(
+        log_file.LogError, match="is a pipe that nobody opened to write"
+    ):
         logs.diagnose([pipe], CATALOGUE)
 
 
@@ -97,7 +101,7 @@ def test_what_is_no_file_is_refused_at_once(
             ("s", "socket"),
             ("/dev/zero", "device"),
         ):
-            with pytest.raises(reading.LogError, match=f"is a {kind}, not a log"):
+            with pytest.raises(log_file.LogError, match=f"is a {kind}, not a log"):
                 logs.diagnose([Path(path)], CATALOGUE)
 
 
@@ -135,13 +139,13 @@ def test_a_file_is_read_as_far_as_it_was_when_it_was_opened(
     )
     assert judged is not None
     assert size <= int(judged[1]) < path.stat().st_size
-    assert said in diagnose.report_text(report[0])
+    assert said in log_report.report_text(report[0])
 
 
 def test_a_stream_without_an_end_is_read_up_to_a_limit_that_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reading, "STREAM_BYTES", 64 << 20)
+    monkeypatch.setattr(log_file, "STREAM_BYTES", 64 << 20)
     with subprocess.Popen(["yes", OOM.decode().strip()], stdout=-1) as endless:
         assert endless.stdout is not None
         report = logs.diagnose([endless.stdout], CATALOGUE)

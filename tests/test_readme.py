@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd.settings import OPTIONS
-from pytest_gkd.specs import LAYOUTS, STAGES
+from pytest_gkd.options import OPTIONS
+from pytest_gkd.stage_specs import LAYOUTS, STAGES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pytest_gkd.record import (
+from pytest_gkd.report.record import (
     BLOCKED,
     FAILED,
     PASSED,

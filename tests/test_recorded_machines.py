@@ -17,7 +17,7 @@ import pytest
 import recorded
 from recorded import Recorded
 
-from pytest_gkd.worker import stage_file
+from pytest_gkd.run.worker import stage_file
 
 pytestmark = recorded.needs_compiler
 
@@ -54,7 +54,7 @@ def hear(what, seconds):
 ENGINE = """
 import pytest
 from gpu import hear, touching
-from pytest_gkd.workload import inputs, layouts, local_layouts
+from pytest_gkd.workload.models import inputs; from pytest_gkd.workload.layouts import layout as layouts; from pytest_gkd.workload.layouts import local_layouts
 
 @pytest.mark.gkd_stage("vllm")
 def test_vllm(gkd):
@@ -71,8 +71,8 @@ def test_vllm(gkd):
 RANKS = """
 import pytest
 from gpu import said, touching
-from pytest_gkd import gpus
-from pytest_gkd.workload import ranks
+from pytest_gkd.processes import gpus
+from pytest_gkd.workload.ranks import group as ranks
 
 @pytest.mark.gkd_stage("nccl")
 def test_nccl(gkd):

@@ -1,4 +1,4 @@
-"""A record as lines of text that people and CI read (pytest_gkd.render)."""
+"""A record as lines of text that people and CI read (pytest_gkd.report.render)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd import render, rules, sanitize
-from pytest_gkd.record import (
+from pytest_gkd import sanitize
+from pytest_gkd.diagnosis import catalogue
+from pytest_gkd.options import Settings
+from pytest_gkd.report import render
+from pytest_gkd.report.record import (
     BLOCKED,
     FAILED,
     PASSED,
@@ -16,7 +19,6 @@ from pytest_gkd.record import (
     RunRecord,
     StageRecord,
 )
-from pytest_gkd.settings import Settings
 
 REPORT = ".gkd/last/report.json"
 DIAGNOSIS: dict[str, Any] = {
@@ -194,7 +196,7 @@ def test_advice_is_numbered_in_its_order() -> None:
 
 def test_a_command_is_shown_to_its_end() -> None:
     """The longest advice of the catalogue is some 330 characters and a path."""
-    for rule in rules.load().rules.values():
+    for rule in catalogue.load().rules.values():
         advice = [fix.line({"path": "/data/" + "x" * 200}) for fix in rule.fixes]
         lines = block(record(diagnosis=DIAGNOSIS | {"advice": advice}))
         shown = " ".join(" ".join(lines).split())

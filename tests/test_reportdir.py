@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.reportdir import (
+from pytest_gkd.run.report_directory import (
     KEPT,
     MARKER,
     ReportDir,
@@ -467,7 +467,7 @@ def test_a_run_beside_another_one_leaves_its_report_alone(
 
 def test_of_many_that_begin_at_once_each_has_a_directory(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from pytest_gkd.reportdir import ReportDir; "
+        "import sys, pathlib; from pytest_gkd.run.report_directory import ReportDir; "
         "made = ReportDir(pathlib.Path.cwd()); print(made.path, flush=True); "
         "sys.stdin.read(); made.close()"
     )
@@ -578,7 +578,7 @@ def test_a_directory_is_restored_whole_whoever_looks_meanwhile(tmp_path: Path) -
 def told_to_another_run(base: Path) -> str:
     """The notes of a run that begins in another process, and ends with a report."""
     code = (
-        "import pathlib; from pytest_gkd.reportdir import ReportDir; "
+        "import pathlib; from pytest_gkd.run.report_directory import ReportDir; "
         "made = ReportDir(pathlib.Path.cwd()); print(made.notes); "
         "(made.path / 'report.json').write_text('theirs')"
     )

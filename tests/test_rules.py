@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd import diagnose as diagnose_pages
-from pytest_gkd import pages, rules
-from pytest_gkd.match import StageEvidence, TextSource, diagnose
-from pytest_gkd.rules import Rule, RuleError, Signature
+from pytest_gkd import pages
+from pytest_gkd.diagnosis import catalogue
+from pytest_gkd.diagnosis import log_report as diagnose_pages
+from pytest_gkd.diagnosis.catalogue import Rule, RuleError, Signature
+from pytest_gkd.diagnosis.diagnose import StageEvidence, TextSource, diagnose
 
-CATALOGUE = rules.load()
+CATALOGUE = catalogue.load()
 ALL = list(CATALOGUE.rules.values())
 CURES = re.compile(
     r"^(use|avoid|set|increase|raise|lower|reduce|install|check)\b", re.I
@@ -38,7 +39,7 @@ def evidence_for(signature: Signature) -> StageEvidence:
 
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)
 def test_a_rule_proofreads_clean(rule: Rule) -> None:
-    assert rules.proofread(rule, rule.id) == []
+    assert catalogue.proofread(rule, rule.id) == []
 
 
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)
@@ -67,7 +68,7 @@ def test_no_place_stays_open_in_what_is_shown(rule: Rule) -> None:
 
 
 def test_a_place_without_its_fact_is_said_to_be_the_readers() -> None:
-    fix = rules.Fix("Dump its stacks", "py-spy dump --pid <pid>")
+    fix = catalogue.Fix("Dump its stacks", "py-spy dump --pid <pid>")
     assert fix.line({"pid": 7}) == "Dump its stacks: py-spy dump --pid 7"
     assert fix.line({}).endswith("py-spy dump --pid PID (PID: yours to fill in)")
 
@@ -87,7 +88,7 @@ def test_what_a_log_says_is_no_part_of_a_command(
     value: object, word: str, quoted: str
 ) -> None:
     for run, expected in (("ls <path>", word), ('cat "<path>"', quoted)):
-        line = rules.Fix("Look", run).line({"path": value})
+        line = catalogue.Fix("Look", run).line({"path": value})
         assert line.removeprefix("Look: ").partition(" (PATH")[0] == expected
 
 
@@ -124,51 +125,51 @@ def test_no_fix_uses_a_setting_that_nobody_reads(rule: Rule) -> None:
 
 def test_an_unknown_key_is_refused_by_path_and_key() -> None:
     with pytest.raises(RuleError, match=r"a/b\.toml: unknown key 'titel'; known: "):
-        rules.parse_rule({**GOOD, "titel": "x"}, "a.b", "a/b.toml")
+        catalogue.parse_rule({**GOOD, "titel": "x"}, "a.b", "a/b.toml")
 
 
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(RuleError, match=r"x: why is missing"):
-        rules.parse_rule({**GOOD, "why": ""}, "a.b", "x")
+        catalogue.parse_rule({**GOOD, "why": ""}, "a.b", "x")
 
 
 def test_a_wrong_tier_is_refused_with_the_right_ones() -> None:
     with pytest.raises(RuleError, match="'reason' is not one of cause, symptom"):
-        rules.parse_rule({**GOOD, "tier": "reason"}, "a.b", "x")
+        catalogue.parse_rule({**GOOD, "tier": "reason"}, "a.b", "x")
 
 
 def test_a_wrong_type_is_refused() -> None:
     with pytest.raises(RuleError, match=r"signature 1: text: 'oops' is not a list"):
-        rules.parse_rule({**GOOD, "signature": [{"text": "oops"}]}, "a.b", "x")
+        catalogue.parse_rule({**GOOD, "signature": [{"text": "oops"}]}, "a.b", "x")
 
 
 def test_a_knob_of_an_unknown_kind_is_refused() -> None:
     fix = {"do": "Turn it", "knobs": ["magic:x"]}
     with pytest.raises(RuleError, match="fix 1: knobs: 'magic:x' is not kind:name"):
-        rules.parse_rule({**GOOD, "fix": [fix]}, "a.b", "x")
+        catalogue.parse_rule({**GOOD, "fix": [fix]}, "a.b", "x")
 
 
 def test_a_signature_without_any_condition_is_refused() -> None:
     with pytest.raises(RuleError, match="signature 1: needs text"):
-        rules.parse_rule({**GOOD, "signature": [{"example": "x"}]}, "a.b", "x")
+        catalogue.parse_rule({**GOOD, "signature": [{"example": "x"}]}, "a.b", "x")
 
 
 def test_a_file_that_is_not_toml_is_refused_by_path(tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text("title = ")
     with pytest.raises(RuleError, match=r"bad\.toml: is not TOML"):
-        rules.read_rule(bad)
+        catalogue.read_rule(bad)
 
 
 def test_a_rule_of_the_users_own_wins_over_ours(tmp_path: Path) -> None:
     own = tmp_path / "own.toml"
     own.write_text('id = "cuda.oom"\ntitle = "x"\ntier = "cause"\nwhy = "y"\n')
-    assert rules.load([own])["cuda.oom"].title == "x"
+    assert catalogue.load([own])["cuda.oom"].title == "x"
 
 
 def test_proofreading_finds_a_pattern_that_does_not_fit_its_example() -> None:
     signature = {"text": ["boom"], "pattern": "^boom$", "example": "a boom"}
-    rule = rules.parse_rule({**GOOD, "signature": [signature]}, "a.b", "x")
-    assert rules.proofread(rule, "x") == [
+    rule = catalogue.parse_rule({**GOOD, "signature": [signature]}, "a.b", "x")
+    assert catalogue.proofread(rule, "x") == [
         "x: signature 1: example does not match its own signature"
     ]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.plan import PlannedStage
-from pytest_gkd.scheduler import LaneScheduling
+from pytest_gkd.run.scheduler import LaneScheduling
+from pytest_gkd.stage_plan import PlannedStage
 
 
 class Node:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd import settings
-from pytest_gkd.settings import OPTIONS, Option, Settings, SettingsError
-from pytest_gkd.specs import BY_NAME, LAYOUTS
+from pytest_gkd import options
+from pytest_gkd.options import OPTIONS, Option, Settings, SettingsError
+from pytest_gkd.stage_specs import BY_NAME, LAYOUTS
 
 
 def option(kind: str, default: Any = None, choices: tuple[str, ...] = ()) -> Option:
@@ -21,7 +21,7 @@ def complaint(
     kind: str, raw: Any, choices: tuple[str, ...] = (), origin: str = "--gkd-x"
 ) -> str:
     with pytest.raises(SettingsError) as caught:
-        settings.read_value(option(kind, choices=choices), raw, origin)
+        options.read_value(option(kind, choices=choices), raw, origin)
     return str(caught.value)
 
 
@@ -70,14 +70,14 @@ def test_every_default_is_one_of_its_choices() -> None:
     ],
 )
 def test_a_raw_value_is_read_as_its_kind(kind: str, raw: Any, value: Any) -> None:
-    read = settings.read_value(option(kind), raw, "--gkd-x")
+    read = options.read_value(option(kind), raw, "--gkd-x")
     assert read == value
     assert type(read) is type(value)
 
 
 @pytest.mark.parametrize("raw", [None, "", []])
 def test_no_value_is_the_default(raw: Any) -> None:
-    assert settings.read_value(option("count", 42), raw, "--gkd-x") == 42
+    assert options.read_value(option("count", 42), raw, "--gkd-x") == 42
 
 
 @pytest.mark.parametrize("raw", ["0", "-1", "1.5", "many", "nan", "1e3"])
@@ -97,7 +97,7 @@ def test_a_flag_is_true_or_false() -> None:
 
 def test_a_choice_is_one_of_those_offered() -> None:
     layouts = option("choice", choices=LAYOUTS)
-    assert settings.read_value(layouts, "split", "--gkd-x") == "split"
+    assert options.read_value(layouts, "split", "--gkd-x") == "split"
 
 
 def test_a_wrong_choice_lists_the_right_ones_and_the_near_one() -> None:
@@ -115,18 +115,18 @@ def test_a_complaint_says_where_the_value_came_from() -> None:
 
 
 def test_a_word_near_nothing_gets_a_full_stop() -> None:
-    assert settings.near("zzz", BY_NAME) == "."
+    assert options.near("zzz", BY_NAME) == "."
 
 
 def test_at_most_three_near_names_are_given() -> None:
-    assert settings.near("aaaa", ["aaab", "aaac", "aaad", "aaae"]).count("or") == 2
+    assert options.near("aaaa", ["aaab", "aaac", "aaad", "aaae"]).count("or") == 2
 
 
 # -- budgets -----------------------------------------------------------------------
 
 
 def timeouts(*entries: str, known: Any = BY_NAME) -> dict[str, float]:
-    return settings.read_timeouts([(one, "--gkd-timeout") for one in entries], known)
+    return options.read_timeouts([(one, "--gkd-timeout") for one in entries], known)
 
 
 def test_budgets_are_read_by_stage_name() -> None:
@@ -168,19 +168,19 @@ def test_any_name_may_have_a_budget_while_own_stages_are_not_found_yet() -> None
 
 
 def test_stage_names_keep_the_users_order() -> None:
-    assert settings.read_stage_names(" nccl, data ,", "x") == ("nccl", "data")
+    assert options.read_stage_names(" nccl, data ,", "x") == ("nccl", "data")
 
 
 @pytest.mark.parametrize("raw", ["", ",", " "])
 def test_no_stage_name_is_an_error_that_lists_them(raw: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        settings.read_stage_names(raw, "--gkd-stages")
+        options.read_stage_names(raw, "--gkd-stages")
     assert str(caught.value).startswith("--gkd-stages: no stage named")
     assert ", ".join(BY_NAME) in str(caught.value)
 
 
 def test_an_unknown_stage_is_met_with_the_users_own_stages_too() -> None:
-    error = settings.unknown_stage("prob", "--gkd-stages", ["probe", "data"])
+    error = options.unknown_stage("prob", "--gkd-stages", ["probe", "data"])
     text = str(error)
     assert "there is no stage 'prob'; did you mean 'probe'?" in text
     assert text.count("data") == 1
@@ -200,22 +200,22 @@ def test_an_unknown_stage_is_met_with_the_users_own_stages_too() -> None:
 def test_auto_takes_the_layout_that_fits_the_gpus(
     gpus: int, layout: str, why: str
 ) -> None:
-    assert settings.choose_layout("auto", gpus, has_ray=True) == (layout, why)
+    assert options.choose_layout("auto", gpus, has_ray=True) == (layout, why)
 
 
 def test_several_gpus_without_ray_are_split() -> None:
-    layout, why = settings.choose_layout("auto", 8, has_ray=False)
+    layout, why = options.choose_layout("auto", 8, has_ray=False)
     assert (layout, why) == ("split", "8 GPUs are visible and Ray is not installed")
 
 
 def test_gpus_that_take_one_process_are_not_shared_by_ray_actors() -> None:
     for gpus, layout in ((2, "split"), (3, "ray")):
-        chosen = settings.choose_layout("auto", gpus, has_ray=True, exclusive=True)
+        chosen = options.choose_layout("auto", gpus, has_ray=True, exclusive=True)
         assert chosen[0] == layout
 
 
 def test_a_gpu_that_takes_one_process_gets_one() -> None:
-    layout, why = settings.choose_layout("auto", 1, has_ray=True, exclusive=True)
+    layout, why = options.choose_layout("auto", 1, has_ray=True, exclusive=True)
     assert layout == "colocated"
     assert "one process at a time" in why
 
@@ -223,16 +223,16 @@ def test_a_gpu_that_takes_one_process_gets_one() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_that_was_asked_for_stands(layout: str) -> None:
     for gpus in (0, 1, 8):
-        chosen = settings.choose_layout(layout, gpus, has_ray=False, exclusive=True)
+        chosen = options.choose_layout(layout, gpus, has_ray=False, exclusive=True)
         assert chosen == (layout, "asked for")
 
 
 def test_the_world_is_every_visible_gpu() -> None:
-    assert settings.choose_world_size(None, 4, 2) == (4, "every visible GPU")
+    assert options.choose_world_size(None, 4, 2) == (4, "every visible GPU")
 
 
 def test_the_world_is_two_ranks_without_a_gpu() -> None:
-    assert settings.choose_world_size(None, 0, 2) == (2, "the default without a GPU")
+    assert options.choose_world_size(None, 0, 2) == (2, "the default without a GPU")
 
 
 @pytest.mark.parametrize(
@@ -250,17 +250,17 @@ def test_the_world_is_two_ranks_without_a_gpu() -> None:
 def test_an_engine_gets_most_of_the_gpus_that_it_has_to_itself(
     asked: float | None, layout: str, gpus: int, ranks: int, share: float
 ) -> None:
-    assert settings.choose_memory(asked, layout, gpus, ranks) == share
+    assert options.choose_memory(asked, layout, gpus, ranks) == share
 
 
 @pytest.mark.parametrize(("asked", "gpus", "cpus"), [(4, 4, 1), (1, 4, 1), (16, 0, 2)])
 def test_a_world_that_fits_stands(asked: int, gpus: int, cpus: int) -> None:
-    assert settings.choose_world_size(asked, gpus, cpus) == (asked, "asked for")
+    assert options.choose_world_size(asked, gpus, cpus) == (asked, "asked for")
 
 
 def test_more_ranks_than_gpus_are_refused_with_the_most_that_fit() -> None:
     with pytest.raises(SettingsError) as caught:
-        settings.choose_world_size(5, 4, 64)
+        options.choose_world_size(5, 4, 64)
     text = str(caught.value)
     assert text.startswith("--gkd-world-size: 5 ranks, but this machine shows 4 GPU(s)")
     assert "--gkd-world-size=4 or fewer" in text
@@ -268,7 +268,7 @@ def test_more_ranks_than_gpus_are_refused_with_the_most_that_fit() -> None:
 
 def test_more_ranks_than_cores_can_hold_are_refused() -> None:
     with pytest.raises(SettingsError) as caught:
-        settings.choose_world_size(17, 0, 2)
+        options.choose_world_size(17, 0, 2)
     text = str(caught.value)
     assert text.startswith("--gkd-world-size: 17 ranks, but this machine has no GPU")
     assert "--gkd-world-size=16 or fewer" in text

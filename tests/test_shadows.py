@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from test_plugin import Run, write
 
-from pytest_gkd import shadows
-from pytest_gkd.workload.env_findings import Finding, Note
-from pytest_gkd.workload.env_probe_judge import judge_shadows
+from pytest_gkd.diagnosis import shadowed_imports
+from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.workload.environment.probe_judge import judge_shadows
 
 LIBRARY = sysconfig.get_path("stdlib")
 
@@ -24,7 +24,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("datasets", "vllm"):
         (place / name).mkdir(parents=True)
         (place / name / "__init__.py").write_text("real = True\n")
-    monkeypatch.setattr(shadows, "_installed", lambda: [place])
+    monkeypatch.setattr(shadowed_imports, "_installed", lambda: [place])
     return place
 
 
@@ -35,7 +35,9 @@ def mine(tmp_path: Path) -> Path:
 
 
 def found(*path: Path | str) -> dict[str, Path]:
-    return {s.name: s.file for s in shadows.find([str(entry) for entry in path])}
+    return {
+        s.name: s.file for s in shadowed_imports.find([str(entry) for entry in path])
+    }
 
 
 def imported(name: str, *path: Path) -> str:
@@ -93,7 +95,7 @@ def test_a_checkout_that_works_is_a_note_and_a_lone_file_a_fault(
     (mine / "vllm" / "__init__.py").write_text("")
     (mine / "datasets.py").write_text("")
     (mine / "colorsys.py").write_text("")
-    hidden = shadows.find([str(mine), LIBRARY, str(packages)])
+    hidden = shadowed_imports.find([str(mine), LIBRARY, str(packages)])
     kinds = {s.name: type(j) for s, j in zip(
         hidden, judge_shadows(hidden), strict=True
     )}  # fmt: skip

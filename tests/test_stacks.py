@@ -14,14 +14,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_gkd import process, stacks
+from pytest_gkd.processes import stacks, tree
 
 PYTHON = sys.executable  # some tests hide it
 LIMIT_S = 20.0  # of a collection; the machine that runs these tests may be busy
 
 ARMED = """
 from pathlib import Path
-from pytest_gkd import stacks
+from pytest_gkd.processes import stacks
 stacks.arm(Path(sys.argv[1]))
 """
 SLEEPS = """
@@ -316,7 +316,7 @@ Thread 12 (idle): "MainThread"
     generate (engine.py:40)
     test_vllm (stages/test_vllm.py:12)
     pytest_pyfunc_call (_pytest/python.py:166)
-    RunOnce.pytest_runtest_protocol (pytest_gkd/worker.py:109)
+    RunOnce.pytest_runtest_protocol (pytest_gkd/run/worker.py:109)
 """
 OF_FAULTHANDLER = """\
 Thread 0x01 (most recent call first):
@@ -422,7 +422,7 @@ def test_of_a_crowd_only_the_first_are_asked(tmp_path: Path) -> None:
         try:
             found = stacks.collect(parent.pid, tmp_path / "armed", tmp_path / "out")
         finally:
-            process.stop(parent.pid, itself=True)
+            tree.stop(parent.pid, itself=True)
     assert len(found) == stacks.LIMIT
     assert found[0].pid == parent.pid
     told = (tmp_path / "out/more.txt").read_text()

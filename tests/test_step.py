@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gkd.fault import StageFault
-from pytest_gkd.workload.step import StepReport, judge_steps
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.gkd.step import StepReport, judge_steps
 
 NAN = float("nan")
 FIRST = StepReport(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd import step_summary
-from pytest_gkd.record import FAILED, PASSED, RunRecord, StageRecord
+from pytest_gkd.report import step_summary
+from pytest_gkd.report.record import FAILED, PASSED, RunRecord, StageRecord
 
 ADVICE = ["Halve the micro batch: actor.micro_batch=1", "Ask <whoever> knows | this"]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd import process, stillness
-from pytest_gkd.activity import Usage
-from pytest_gkd.stacks import Stack
-from pytest_gkd.stillness import Look, Progress, QuietWatch
+from pytest_gkd.processes import stall, tree
+from pytest_gkd.processes.resource_use import Usage
+from pytest_gkd.processes.stacks import Stack
+from pytest_gkd.processes.stall import Look, Progress, QuietWatch
 
 USAGE = Usage(100.0, 5.0, 1000, 1000, frozenset({7, 8}), frozenset())
 
@@ -35,7 +35,7 @@ def looks(
 
 
 def test_a_tree_in_which_nothing_moved_is_stuck() -> None:
-    progress = stillness.compare(*looks())
+    progress = stall.compare(*looks())
     assert progress.verdict == "stuck"
     assert progress.window_s == 10.0
     assert "0.00 s of CPU in 10.0 s" in progress.text()
@@ -52,11 +52,11 @@ def test_a_tree_in_which_nothing_moved_is_stuck() -> None:
     ],
 )
 def test_whatever_was_used_speaks_against_stuck(changes: dict[str, object]) -> None:
-    assert stillness.compare(*looks(**changes)).verdict == "alive"
+    assert stall.compare(*looks(**changes)).verdict == "alive"
 
 
 def test_a_changed_stack_speaks_against_stuck() -> None:
-    progress = stillness.compare(*looks(("load (job.py:9)", "main (job.py:1)")))
+    progress = stall.compare(*looks(("load (job.py:9)", "main (job.py:1)")))
     assert progress.verdict == "alive"
     assert progress.moved is not None
     assert "wait (job.py:3)" in progress.text()
@@ -64,27 +64,27 @@ def test_a_changed_stack_speaks_against_stuck() -> None:
 
 
 def test_what_was_read_is_told() -> None:
-    text = stillness.compare(*looks(io_bytes=12_001_000)).text()
+    text = stall.compare(*looks(io_bytes=12_001_000)).text()
     assert "read and wrote 12.0 MB" in text
 
 
 def test_heartbeats_do_not_speak_against_stuck() -> None:
     beats = looks(cpu_s=5.1, io_bytes=201_000, network_bytes=21_000)
-    assert stillness.compare(*beats).verdict == "stuck"
+    assert stall.compare(*beats).verdict == "stuck"
 
 
 def test_a_tree_that_computes_in_one_place_is_busy() -> None:
-    assert stillness.compare(*looks(cpu_s=14.9)).verdict == "busy"
+    assert stall.compare(*looks(cpu_s=14.9)).verdict == "busy"
 
 
 def test_a_stopped_process_is_named() -> None:
-    progress = stillness.compare(*looks(stopped=frozenset({8})))
+    progress = stall.compare(*looks(stopped=frozenset({8})))
     assert progress.verdict == "stuck"
     assert "process 8 is stopped by a signal" in progress.text()
 
 
 def test_the_report_has_the_numbers() -> None:
-    found = stillness.compare(*looks(cpu_s=5.5)).to_json()
+    found = stall.compare(*looks(cpu_s=5.5)).to_json()
     assert (found["verdict"], found["cpu_s"], found["processes"]) == ("alive", 0.5, 2)
 
 
@@ -94,8 +94,8 @@ def test_the_report_has_the_numbers() -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Proof within two seconds instead of twenty."""
-    monkeypatch.setattr(stillness, "QUIET_S", 2.0)
-    monkeypatch.setattr(stillness, "LOOK_S", 0.2)
+    monkeypatch.setattr(stall, "QUIET_S", 2.0)
+    monkeypatch.setattr(stall, "LOOK_S", 0.2)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def watch(
 
     yield look
     for child in started:
-        process.stop(child.pid, itself=True)
+        tree.stop(child.pid, itself=True)
         child.wait()
 
 
@@ -163,7 +163,7 @@ def test_a_word_of_the_stage_starts_the_wait_anew(tmp_path: Path, quick: None) -
             assert quiet.look(time.monotonic(), said) is None
             time.sleep(0.02)
     finally:
-        process.stop(child.pid, itself=True)
+        tree.stop(child.pid, itself=True)
         child.wait()
 
 

@@ -15,7 +15,7 @@ import pytest
 from test_containers import root_only
 from test_plugin import Run, write
 
-from pytest_gkd import process
+from pytest_gkd.processes import tree
 
 PROBE = """
 import ctypes, os, subprocess, sys, time
@@ -288,7 +288,7 @@ def pytest_runtest_logreport(report):
 def ended(started: Path) -> list[int]:
     """Those of the processes that do not live any more; none does afterwards."""
     pids = [int(line) for line in started.read_text().split()]
-    gone = [pid for pid in pids if process.is_dead(pid)]
+    gone = [pid for pid in pids if tree.is_dead(pid)]
     for pid in {*pids} - {*gone}:
         os.kill(pid, signal.SIGKILL)
     return gone
@@ -301,7 +301,7 @@ def test_what_pytests_own_process_starts_late_lives_on_and_is_named(
     done = run(tmp_path, "dies,leaves,last")
     assert not ended(tmp_path / "started")
     assert done.shows("gkd: left running, since a plugin or conftest.py in pytest's*")
-    assert process.is_dead(int((tmp_path / "left").read_text()))
+    assert tree.is_dead(int((tmp_path / "left").read_text()))
     assert all("sleep 601" in line for line in done.report["cleaned"])
 
 
@@ -315,9 +315,9 @@ def test_the_guardian_ends_nothing_that_a_conftest_has_started(
     assert done.code == -signal.SIGKILL
     left = int((tmp_path / "left").read_text())
     until = time.monotonic() + 60
-    while not process.is_dead(left) and time.monotonic() < until:
+    while not tree.is_dead(left) and time.monotonic() < until:
         time.sleep(0.1)
-    assert process.is_dead(left)
+    assert tree.is_dead(left)
     assert not ended(tmp_path / "started")
 
 

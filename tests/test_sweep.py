@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from test_escapes import writable
 
-from pytest_gkd import cgroup, procfs, sweep
-from pytest_gkd.created import (
+from pytest_gkd.processes import cgroup, cleanup, procfs
+from pytest_gkd.processes.manifest import (
     ProcessLine,
     RunLine,
     SegmentLine,
     boot,
     pid_namespace,
 )
-from pytest_gkd.procfs import Identity, Stat
+from pytest_gkd.processes.procfs import Identity, Stat
 
 MOUNTS = """
 import ctypes, sys
@@ -33,7 +33,7 @@ if libc.unshare(CLONE_NEWNS) or libc.mount(None, b"/", None, MS_REC | MS_PRIVATE
     sys.exit(77)
 if libc.mount(bytes(theirs), bytes(run / "a mount"), None, MS_BIND, None):
     sys.exit(77)
-from pytest_gkd import sweep
+from pytest_gkd.processes import cleanup as sweep
 print(sweep.remove_tree(run))
 """
 
@@ -54,7 +54,7 @@ def test_links_in_a_tree_are_removed_and_not_followed(
     (theirs / "file").write_text("mine")
     (tree / "link").symlink_to(theirs)
     (tree / "deep/link").symlink_to(theirs / "file")
-    assert sweep.remove_tree(tree) == ""
+    assert cleanup.remove_tree(tree) == ""
     assert not tree.exists()
     assert (theirs / "file").read_text() == "mine"
 
@@ -63,7 +63,7 @@ def test_a_link_in_place_of_a_tree_is_left_with_what_it_leads_to(
     tree: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "link").symlink_to(tree)
-    assert sweep.remove_tree(tmp_path / "link") == ""
+    assert cleanup.remove_tree(tmp_path / "link") == ""
     assert (tree / "deep/file").exists()
 
 
@@ -72,7 +72,7 @@ def test_another_directory_of_the_same_name_is_left(tree: Path, tmp_path: Path) 
     tree.rename(tmp_path / "away")
     tree.mkdir()
     (tree / "file").write_text("mine")
-    told = sweep.remove_tree(tree, Identity(here.st_dev, here.st_ino))
+    told = cleanup.remove_tree(tree, Identity(here.st_dev, here.st_ino))
     assert told == "it is another directory by now"
     assert (tree / "file").exists()
 
@@ -81,7 +81,7 @@ def test_another_directory_of_the_same_name_is_left(tree: Path, tmp_path: Path) 
 def test_what_may_not_be_written_to_goes_as_well(tree: Path) -> None:
     (tree / "deep").chmod(0)
     tree.chmod(0)
-    assert sweep.remove_tree(tree) == ""
+    assert cleanup.remove_tree(tree) == ""
     assert not tree.exists()
 
 
@@ -112,7 +112,7 @@ def test_a_listed_name_that_leads_out_of_shared_memory_is_not_removed(
     here = theirs.stat()
     name = os.path.relpath(theirs, "/dev/shm")
     line = SegmentLine(name, here.st_dev, here.st_ino, "data", 0)
-    assert sweep.remove_segments([line]) == ([], [])
+    assert cleanup.remove_segments([line]) == ([], [])
     assert theirs.exists()
 
 
@@ -127,7 +127,7 @@ def test_a_caller_in_a_group_of_the_dead_run_does_not_freeze_itself() -> None:
     place = str(cgroup.base())
     body = (
         "import subprocess, sys\n"
-        "from pytest_gkd import cgroup, sweep\n"
+        "from pytest_gkd.processes import cgroup; from pytest_gkd.processes import cleanup as sweep\n"
         "from test_sweep import created\n"
         "assert cgroup.join('swept')\n"
         "left = subprocess.Popen(['sleep', '60'])\n"
@@ -152,7 +152,7 @@ def test_a_caller_in_a_group_of_the_dead_run_does_not_freeze_itself() -> None:
             cgroup.remove(group)
 
 
-class Restless(sweep.Search):
+class Restless(cleanup.Search):
     """Whatever looks finds one more."""
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class Restless(sweep.Search):
 def test_what_forks_for_ever_does_not_hold_up_the_end_and_is_told() -> None:
     search = Restless()
     try:
-        assert sweep.end(search, limit_s=0.5).left
+        assert cleanup.end(search, limit_s=0.5).left
     finally:
         for one in search.begun:
             one.kill()

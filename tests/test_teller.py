@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.record import RunRecord, StageRecord
-from pytest_gkd.reportdir import MARKER, restore
-from pytest_gkd.teller import Teller
+from pytest_gkd.report.live import Teller
+from pytest_gkd.report.record import RunRecord, StageRecord
+from pytest_gkd.run.report_directory import MARKER, restore
 
 
 def nested(levels: int) -> Any:
@@ -52,7 +52,9 @@ def test_a_record_that_cannot_be_written_is_told_and_written_once_it_can(
 def test_without_a_thread_changes_are_written_at_once_and_none_is_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pytest_gkd.teller.REST", 0)  # however slow this machine is
+    monkeypatch.setattr(
+        "pytest_gkd.report.live.REST", 0
+    )  # however slow this machine is
     record = RunRecord("2026-01-01T00:00:00+00:00", {}, {})
     path = tmp_path / "report.json"
     teller = Teller(record, path, threading.RLock(), print, lambda directory: None)
@@ -67,7 +69,7 @@ def test_without_a_thread_changes_are_written_at_once_and_none_is_begun(
 def test_without_a_thread_a_flood_of_changes_is_not_written_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pytest_gkd.teller.REST", 1e9)
+    monkeypatch.setattr("pytest_gkd.report.live.REST", 1e9)
     written = []
     record = RunRecord("2026-01-01T00:00:00+00:00", {}, {})
     path = tmp_path / "report.json"

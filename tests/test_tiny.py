@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd.settings import Settings
-from pytest_gkd.workload import inputs, modelfiles, tiny, tiny_text
+from pytest_gkd.options import Settings
+from pytest_gkd.workload.models import inputs, model_files, tiny, tiny_text
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +104,7 @@ def test_several_makers_at_once_leave_one_whole_result(
 @pytest.mark.needs("numpy", "safetensors", "tokenizers")
 def test_making_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from pytest_gkd.workload import tiny; "
+        "import sys, pathlib; from pytest_gkd.workload.models import tiny; "
         f"tiny.make(pathlib.Path({str(tmp_path)!r})); "
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
@@ -133,7 +133,7 @@ def test_prompts_are_distinct_and_shorter_than_promised(tmp_path: Path) -> None:
 def test_both_models_pass_our_own_inspection(tmp_path: Path) -> None:
     made = tiny.make(tmp_path)
     for directory in (made.student, made.teacher):
-        found = modelfiles.inspect(str(directory), "test")
+        found = model_files.inspect(str(directory), "test")
         assert found is not None
         assert found.vocab_size == tiny_text.VOCAB_SIZE
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import modelfiles, prompts, survey, tiny, tokenizer_load
-from pytest_gkd.workload import tokenizers_check as check
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.data import prompts, survey
+from pytest_gkd.workload.models import model_files, tiny, tokenizer_load
+from pytest_gkd.workload.models import tokenizer_check as check
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def test_the_light_way_needs_no_torch_and_gives_auto_tokenizers_ids(
     transformers = pytest.importorskip("transformers", minversion="5")
     code = (
         "import json, sys\n"
-        "from pytest_gkd.workload import tokenizer_load\n"
+        "from pytest_gkd.workload.models import tokenizer_load\n"
         "from pytest_gkd.workload import tokenizers_check as check\n"
         f"own = tokenizer_load.load({str(model)!r}, 'x', trust_remote_code=False)\n"
         "ids = [own.encode(text) for text in check.SAMPLES.values()]\n"
@@ -375,13 +376,13 @@ def test_a_template_that_does_not_begin_an_answer_is_told(model: Path) -> None:
 
 
 def test_an_end_token_that_the_model_does_not_end_at_is_told(model: Path) -> None:
-    ends = modelfiles.end_tokens(model, "x")
+    ends = model_files.end_tokens(model, "x")
     assert check.check_end_tokens(load(model), ends, "x") == []
     edit(model / "tokenizer_config.json", lambda v: v.update(eos_token="</s>"))  # noqa: S106
     (note,) = check.check_end_tokens(load(model), ends, "x")
     assert "end token '</s>' has id 496" in note
     edit(model / "config.json", lambda v: v.update(eos_token_id=[7, 496]))
-    assert modelfiles.end_tokens(model, "x") == ends | {7, 496}
+    assert model_files.end_tokens(model, "x") == ends | {7, 496}
 
 
 def test_characters_that_a_vocabulary_lacks_are_noted(tmp_path: Path) -> None:
@@ -477,9 +478,9 @@ def test_a_model_that_sees_names_the_package_that_it_lacks(seeing: Path) -> None
     )
     assert found.cause == "env.package-missing"
     assert found.facts["package"] == "torchvision"
-    files = modelfiles.inspect(str(seeing), "--gkd-student")
+    files = model_files.inspect(str(seeing), "--gkd-student")
     assert files is not None
-    again = fault(lambda: modelfiles.check_student(files, "--gkd-student", "cpu"))
+    again = fault(lambda: model_files.check_student(files, "--gkd-student", "cpu"))
     assert again.facts["package"] == "torchvision"
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import optimizer
-from pytest_gkd.workload.batch import Sequence
-from pytest_gkd.workload.optimizer import Optimizer, must_move
-from pytest_gkd.workload.signal_check import check_answer
-from pytest_gkd.workload.signals import TeacherFull, TeacherTopK
-from pytest_gkd.workload.teacher import Teacher
-from pytest_gkd.workload.trainer import Trainer, judge_steps
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.gkd import optimizer
+from pytest_gkd.workload.gkd.batch import Sequence
+from pytest_gkd.workload.gkd.optimizer import Optimizer, must_move
+from pytest_gkd.workload.gkd.target_check import check_answer
+from pytest_gkd.workload.gkd.teacher import Teacher
+from pytest_gkd.workload.gkd.teacher_targets import TeacherFull, TeacherTopK
+from pytest_gkd.workload.gkd.trainer import Trainer, judge_steps
 
 VOCAB = 512
 SEQUENCES = [

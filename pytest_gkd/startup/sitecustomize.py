@@ -11,7 +11,7 @@ _HERE = __file__.rpartition("/")[0]
 
 sys.path[:] = [entry for entry in sys.path if entry != _HERE]
 try:
-    from pytest_gkd.imports import tell_in_files
+    from pytest_gkd.processes.import_clock import tell_in_files
 
     tell_in_files()
 except (ImportError, SyntaxError):  # it has not this package, or is too old for it

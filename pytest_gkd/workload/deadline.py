@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from pytest_gkd.clock import monotonic
-from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import fates
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.ranks import exit_reasons
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -128,12 +128,12 @@ def both(
 
 def late_fault(late: list[str], how: str, cause: str) -> StageFault:
     """The fault of calls that do not return; a stopped process is named first."""
-    found = fates.stopped()
+    found = exit_reasons.stopped()
     held = "".join(f"{one}: " for one in found[:1])
     return StageFault(
         cause,
         f"{held}{' and '.join(late)} {how}",
-        facts={"waited_for": late, **fates.stopped_facts(found)},
+        facts={"waited_for": late, **exit_reasons.stopped_facts(found)},
     )
 
 

@@ -8,7 +8,7 @@ import os
 import stat
 from pathlib import Path
 
-from pytest_gkd.fault import StageFault
+from pytest_gkd.stage_api import StageFault
 
 # What git leaves in the place of a large file when git-lfs did not fetch it.
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"

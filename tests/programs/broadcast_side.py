@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pytest_gkd.workload import broadcast
+from pytest_gkd.workload.sync import broadcast
 
 INFOS: list[broadcast.Info] = [
     ("embedding", "float32", (64, 8)),

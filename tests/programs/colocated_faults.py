@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd.context import StageContext
-from pytest_gkd.fault import StageFault
-from pytest_gkd.settings import Settings
-from pytest_gkd.workload import inputs, layouts
-from pytest_gkd.workload.local_layouts import Colocated
+from pytest_gkd.options import Settings
+from pytest_gkd.stage_api import StageContext, StageFault
+from pytest_gkd.workload.layouts import layout as layouts
+from pytest_gkd.workload.layouts.local_layouts import Colocated
+from pytest_gkd.workload.models import inputs
 
 
 def outcome(function: Any) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import tempfile
 
 import ray
 
-from pytest_gkd.fault import StageFault
-from pytest_gkd.workload import ray_layout
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.layouts import ray_layout
 
 with tempfile.TemporaryDirectory(prefix="r") as temporary:
     ray.init(

@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 
-from pytest_gkd.context import StageContext
-from pytest_gkd.settings import Settings
-from pytest_gkd.workload.ray_layout import RayLayout
+from pytest_gkd.options import Settings
+from pytest_gkd.stage_api import StageContext
+from pytest_gkd.workload.layouts.ray_layout import RayLayout
 
 with tempfile.TemporaryDirectory(prefix="r") as temporary:
     gkd = StageContext(Settings(), Path(temporary), Path(temporary))

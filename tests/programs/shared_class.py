@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd.context import StageContext
-from pytest_gkd.settings import Settings
-from pytest_gkd.workload import inputs, layouts, tiny_text
-from pytest_gkd.workload.local_layouts import Colocated
+from pytest_gkd.options import Settings
+from pytest_gkd.stage_api import StageContext
+from pytest_gkd.workload.layouts import layout
+from pytest_gkd.workload.layouts.local_layouts import Colocated
+from pytest_gkd.workload.models import inputs, tiny_text
 
 
 def tiny(directory: Path) -> Path:
@@ -44,8 +45,8 @@ def main(base: Path) -> dict[str, Any]:
     model = str(tiny(base / "m"))
     settings = Settings(layout="colocated", student=model, teacher=model)
     gkd = StageContext(settings, base, base / "report")
-    plan = layouts.make_plan(settings, inputs.resolve(settings, base), base)
-    job = layouts.Job(gkd, plan, Colocated(plan, gkd))
+    plan = layout.make_plan(settings, inputs.resolve(settings, base), base)
+    job = layout.Job(gkd, plan, Colocated(plan, gkd))
     job.check_served("at the start")
     trainer = job.trainer
     found = {

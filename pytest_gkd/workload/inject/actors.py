@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gkd.clock import monotonic
-from pytest_gkd.workload import ray_actors, ray_layout
 from pytest_gkd.workload.inject.site import LATER, Site
+from pytest_gkd.workload.layouts import ray_actors, ray_layout
 
 if TYPE_CHECKING:
-    from pytest_gkd.workload.layouts import Plan
+    from pytest_gkd.workload.layouts.layout import Plan
 
 POLL_S = 0.01
 

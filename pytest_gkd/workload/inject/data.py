@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd.workload import tiny_text
 from pytest_gkd.workload.inject.site import Site
+from pytest_gkd.workload.models import tiny_text
 
 ROWS = 4000
 

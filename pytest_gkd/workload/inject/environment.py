@@ -18,10 +18,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from pytest_gkd import process
 from pytest_gkd.clock import monotonic
-from pytest_gkd.workload import env_ray, env_versions
-from pytest_gkd.workload.env_variables import RAY_DIRECTORY_BYTES
+from pytest_gkd.processes import tree
+from pytest_gkd.workload.environment import package_versions, ray_cluster
+from pytest_gkd.workload.environment.variables import RAY_DIRECTORY_BYTES
 from pytest_gkd.workload.inject.site import Site
 
 # linux/sched.h and linux/mount.h
@@ -38,7 +38,7 @@ HANG = "from pathlib import Path; Path(__file__).with_name('libtorch.so').open('
 def package_missing(site: Site) -> None:
     """vLLM as if it had never been installed."""
     packages = _environment_of_links(site)
-    for name in env_versions.NEEDED["vllm"]:
+    for name in package_versions.NEEDED["vllm"]:
         _take_out(packages, name)
 
 
@@ -152,7 +152,7 @@ def _own_package(packages: Path, name: str, source: str) -> Path:
 def _lowest(distribution: str, wanted: str) -> str:
     """The least version of one package that another one takes."""
     lines = importlib.metadata.distribution(distribution).requires or ()
-    for requirement in map(env_versions.active, lines):
+    for requirement in map(package_versions.active, lines):
         if requirement and requirement.name == wanted:
             return next(s.version for s in requirement.specifier if s.operator == ">=")
     raise LookupError(f"{distribution} does not require {wanted}")
@@ -250,7 +250,7 @@ def _start_ray(site: Site) -> int:
     with (site.gkd.output_dir / "left-ray.txt").open("wb") as output:
         started = subprocess.Popen(
             command,
-            env={**os.environ, **env_ray.own_environ(os.environ)},
+            env={**os.environ, **ray_cluster.own_environ(os.environ)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -270,7 +270,7 @@ def _end_session(session: int) -> None:
         for pid in members:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            process.reap(pid)
+            tree.reap(pid)
         if monotonic() > deadline:
             raise TimeoutError(f"processes {members} of a Ray cannot be ended")
         time.sleep(0.02)

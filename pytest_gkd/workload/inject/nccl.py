@@ -6,8 +6,8 @@ import functools
 import socket
 from typing import Any
 
-from pytest_gkd.workload import rank_plan, ranks
 from pytest_gkd.workload.inject.site import LATER, Site
+from pytest_gkd.workload.ranks import group, rank_plan
 
 
 def rank_fault(site: Site, *, rank: int, kind: str, at: str = "") -> object:
@@ -26,7 +26,7 @@ def rank_fault(site: Site, *, rank: int, kind: str, at: str = "") -> object:
                     site.struck(mark["t"])
         return found
 
-    before = site.replace(ranks.Launcher, "run", run)
+    before = site.replace(group.Launcher, "run", run)
     return LATER
 
 
@@ -34,5 +34,5 @@ def port_in_use(site: Site) -> None:
     """Let the ranks meet where another socket listens already."""
     holder = site.enter_context(socket.create_server((rank_plan.HOST, 0)))
     port = holder.getsockname()[1]
-    listen = ranks.listen
-    site.replace(ranks, "listen", lambda _=0: listen(port))
+    listen = group.listen
+    site.replace(group, "listen", lambda _=0: listen(port))

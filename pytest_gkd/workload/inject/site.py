@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd.context import StageContext
-from pytest_gkd.faultspecs import FaultSpec
+from pytest_gkd.fault_specs import FaultSpec
+from pytest_gkd.stage_api import StageContext
 
 
 class Site(contextlib.ExitStack):
@@ -65,11 +65,11 @@ class Site(contextlib.ExitStack):
 
         A job that names no models gets both by name, so that only one is changed.
         """
-        from pytest_gkd.workload import inputs, modelpaths
+        from pytest_gkd.workload.models import inputs, model_paths
 
         job = inputs.resolve(self.gkd.settings, self.gkd.run_dir)
         names = {"student": job.student, "teacher": job.teacher}
-        found = modelpaths.locate(names[role], job.origin(role))
+        found = model_paths.locate(names[role], job.origin(role))
         if found is None:
             raise FileNotFoundError(f"{names[role]} is not here to be copied")
         copy = self.folder / role

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd.workload import modelfiles, tiny_text
 from pytest_gkd.workload.inject.site import Site
+from pytest_gkd.workload.models import model_files, tiny_text
 
 CONFIG = "tokenizer_config.json"
 VOCABULARY = "tokenizer.json"
@@ -34,7 +34,7 @@ def missing_files(site: Site) -> None:
     """As after saving the model without its tokenizer."""
     directory = site.copied_model()
     names = (CONFIG, "special_tokens_map.json", "added_tokens.json", "merges.txt")
-    for name in (*modelfiles.TOKENIZER_FILES, *names):
+    for name in (*model_files.TOKENIZER_FILES, *names):
         (directory / name).unlink(missing_ok=True)
 
 

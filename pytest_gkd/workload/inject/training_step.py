@@ -9,15 +9,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.clock import monotonic
-from pytest_gkd.workload import local_layouts, ray_actors, trainer
+from pytest_gkd.workload.gkd import trainer
+from pytest_gkd.workload.gkd.teacher_targets import TeacherFull, TeacherTopK
 from pytest_gkd.workload.inject.actors import await_mark, leave_mark, replace_role
 from pytest_gkd.workload.inject.site import LATER, Site
-from pytest_gkd.workload.signals import TeacherFull, TeacherTopK
+from pytest_gkd.workload.layouts import local_layouts, ray_actors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pytest_gkd.workload.layouts import Plan
+    from pytest_gkd.workload.layouts.layout import Plan
 
 
 SLOW_S = 600.0

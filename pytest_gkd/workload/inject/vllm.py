@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd.workload import engine as engines
+from pytest_gkd.workload.engine import engine as engines
 from pytest_gkd.workload.inject.site import LATER, Site
 from pytest_gkd.workload.inject.watch import below, strike_process
 

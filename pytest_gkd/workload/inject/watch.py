@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import psutil
 
-from pytest_gkd import process
+from pytest_gkd.processes import tree
 from pytest_gkd.workload.inject.site import LATER, Site
 
 POLL_S = 0.01
@@ -42,4 +42,4 @@ def strike_process(
 
 def below(title: str) -> list[psutil.Process]:
     """The processes below this one whose command line holds ``title``."""
-    return [p for p in process.descendants(os.getpid()) if title in process.describe(p)]
+    return [p for p in tree.descendants(os.getpid()) if title in tree.describe(p)]

@@ -8,16 +8,18 @@ from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from pytest_gkd.workload import broadcast, ray_actors, sync, trainer, weights
-from pytest_gkd.workload import engine as engines
+from pytest_gkd.workload.engine import engine as engines
+from pytest_gkd.workload.gkd import trainer
 from pytest_gkd.workload.inject.actors import await_mark, leave_mark, replace_role
 from pytest_gkd.workload.inject.site import LATER, Site
+from pytest_gkd.workload.layouts import ray_actors
+from pytest_gkd.workload.sync import broadcast, push, weights
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pytest_gkd.workload.broadcast import Info, Meeting
-    from pytest_gkd.workload.layouts import Plan
+    from pytest_gkd.workload.layouts.layout import Plan
+    from pytest_gkd.workload.sync.broadcast import Info, Meeting
 
 MATRIX = "model.layers.0.mlp.up_proj.weight"
 
@@ -140,7 +142,7 @@ class Trainer(ray_actors.Trainer):
         return made | {"source": DyingSource(made["source"].trainer, self.plan)}
 
 
-class DyingSource(sync.WeightSource):
+class DyingSource(push.WeightSource):
     """Ends its process half-way through a push."""
 
     def __init__(self, trainer: Any, plan: Plan) -> None:

@@ -1,0 +1,1 @@
+"""Why it failed: the catalogue of causes, and logs read against it. No processes."""

@@ -1,0 +1,502 @@
+"""What is a cause, and which causes are known? The types and the loader of the advice.
+
+One cause is one TOML file below ``advice/``; its path without the suffix is its id
+(``advice/comm/peer-died.toml`` is ``comm.peer-died``). The files are read as they are
+and refused by path and key when they hold what this module does not know.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pytest_gkd.diagnosis.patterns import PatternError, pattern_of
+
+Made = TypeVar("Made")
+ADVICE_DIR = Path(__file__).with_name("advice")
+
+PLACE = re.compile(r"<([a-z]\w*)>")  # in a fix, for a fact of that name
+CAPITALS = "Words in capitals stand for values of your own."
+
+TIERS = ("cause", "symptom", "fallback")
+CONFIDENCES = ("certain", "likely", "guess")
+FRAMEWORKS = (
+    "any",
+    "env",
+    "pytorch",
+    "vllm",
+    "ray",
+    "verl",
+    "trl",
+    "lightrft",
+    "deepspeed",
+)
+KNOB_KINDS = (
+    "env",
+    "vllm",
+    "ray",
+    "torch",
+    "verl",
+    "trl",
+    "lightrft",
+    "deepspeed",
+    "peft",
+    "hydra",
+    "hf",
+    "cmd",
+    "gkd",
+)
+# A stage is stuck when its time was up and it did not get on, as far as could be seen.
+OUTCOMES = ("failed", "timeout", "crashed", "stuck")
+_OF_STAGE = ("outcomes", "stages", "signals", "doing")
+
+_ID = re.compile(r"[a-z0-9]+\.[a-z0-9]+(-[a-z0-9]+)*")
+_FIELD = re.compile(r"\{(\w+)\}")
+
+
+class RuleError(ValueError):
+    """An advice file that cannot be used; the text says which, where and why."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One way in which a cause shows itself.
+
+    A line is a match when it holds one of ``text`` (exact, case-sensitive), none of
+    ``unless``, and ``pattern`` (a regular expression, searched) where there is one. A
+    find of the pattern does not count when ``unless_pattern`` finds something in the
+    words of that find; the next one may. Both are RE2's, over bytes. Named groups of
+    the pattern are the facts that ``say`` may use; ``name2`` stands for ``name`` where
+    that group found nothing. Without ``text``
+    the signature speaks of the stage alone: its ``outcomes``, ``stages``, the signal
+    it died of (``signals``) and what it was doing (``doing``, a regular expression).
+    Where text and such conditions stand together, both must hold. ``source`` limits
+    the text to ``stacks``. ``tier`` replaces the tier of the rule for this signature.
+    ``loud`` lets a line count that calls itself a warning or a note, ``silent`` one
+    that the run goes on after, even to its end.
+    """
+
+    text: tuple[str, ...] = ()
+    pattern: str = ""
+    unless: tuple[str, ...] = ()
+    unless_pattern: str = ""
+    example: str = ""
+    near_miss: tuple[str, ...] = ()
+    say: str = ""
+    confidence: str = "certain"
+    tier: str = ""
+    source: str = ""
+    loud: bool = False
+    silent: bool = False
+    outcomes: tuple[str, ...] = ()
+    stages: tuple[str, ...] = ()
+    signals: tuple[str, ...] = ()
+    doing: str = ""
+
+    @property
+    def of_stage(self) -> bool:
+        """Whether the signature asks about the stage, not only about text."""
+        return any(getattr(self, key) for key in _OF_STAGE)
+
+    def facts_in(self, line: bytes) -> dict[str, str] | None:
+        """What the signature reads in a line that holds a ``text``; None: no match."""
+        if any(text.encode() in line for text in self.unless):
+            return None
+        if not self.pattern:
+            return {}
+        match = pattern_of(self.pattern, self.unless_pattern).search(line)
+        if match is None:
+            return None
+        facts = {
+            name.decode(): value.decode("utf-8", "replace").strip()
+            for name, value in match.groupdict().items()
+            if value is not None
+        }
+        return {name.rstrip("23456789"): facts[name] for name in facts} | facts
+
+
+@dataclass(frozen=True)
+class Fix:
+    """One thing to do: a sentence that starts with a verb, and how exactly.
+
+    ``run`` is a command or a setting, ready to paste; ``<name>`` in it is the place of
+    the fact of that name. ``framework`` says whose knob
+    it is, ``when`` under which condition the fix is right, ``versions`` for which
+    releases it holds, ``knobs`` what it names, each as ``kind:name``. A stage that
+    told all of ``facts`` is given this fix first, any other not at all.
+    """
+
+    do: str
+    run: str = ""
+    when: str = ""
+    framework: str = "any"
+    versions: str = ""
+    knobs: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
+
+    @property
+    def form(self) -> str:
+        """``run`` with capitals for what is unknown, which no shell takes for more."""
+        return formed(self.run)
+
+    def line(self, facts: Mapping[str, Any]) -> str:
+        """The fix on one line, its places filled from ``facts``.
+
+        A place without a fact, or whose fact could end the string or the word that it
+        is to stand in, gets its name in capitals, and is said to be the reader's.
+        """
+        text = self.do + (f" ({self.when})" if self.when else "")
+        text = PLACE.sub(
+            lambda found: str(facts.get(found[1]) or found[1].upper()), text
+        )
+        open_places: list[str] = []
+
+        def value(found: re.Match[str]) -> str:
+            before = self.run[: found.start()]
+            quoted = any(before.count(mark) % 2 for mark in ("'", '"'))
+            filled = _word(facts.get(found[1]), quoted=quoted)
+            if not filled:
+                open_places.append(found[1].upper())
+            return filled or open_places[-1]
+
+        run = PLACE.sub(value, self.run)
+        if open_places:
+            names = " and ".join(dict.fromkeys(open_places))
+            run += f" ({names}: yours to fill in)"
+        return f"{text}: {run}" if run else text
+
+
+def formed(text: str) -> str:
+    """The text with capitals for its places."""
+    return PLACE.sub(lambda found: found[1].upper(), text)
+
+
+def _word(fact: Any, *, quoted: bool) -> str:
+    """A fact as a part of a command, empty where it cannot be one.
+
+    Facts may come from a log, and the command is there to be pasted into a shell.
+    """
+    if isinstance(fact, (list, tuple)) and not quoted:
+        return " ".join(_word(one, quoted=False) for one in fact)
+    if not isinstance(fact, (str, int, float)) or not str(fact).isprintable():
+        return ""
+    text = str(fact)
+    if quoted:
+        return "" if set(text) & set("'\"\\`$!") else text
+    return shlex.quote(text) if text else ""
+
+
+@dataclass(frozen=True)
+class Myth:
+    """Advice that circulates and is false, and why it is."""
+
+    claim: str
+    truth: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a statement comes from: an address or a file of a release."""
+
+    ref: str
+    says: str = ""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One cause: how it is recognised, what it means and what to do about it.
+
+    ``consequence_of`` lists causes that, found in the same run, explain this one;
+    ``*`` stands for any other. ``file`` is the file of a rule of a user's own.
+    """
+
+    id: str
+    title: str
+    tier: str
+    why: str
+    signatures: tuple[Signature, ...] = ()
+    fixes: tuple[Fix, ...] = ()
+    confirm: str = ""
+    consequence_of: tuple[str, ...] = ()
+    myths: tuple[Myth, ...] = ()
+    sources: tuple[Source, ...] = ()
+    file: str = ""
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """All rules by id, in the order of their ids."""
+
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+
+    def __getitem__(self, cause: str) -> Rule:
+        return self.rules[cause]
+
+    def __contains__(self, cause: object) -> bool:
+        return cause in self.rules
+
+    def __len__(self) -> int:
+        return len(self.rules)
+
+
+_TEXT, _TEXTS, _FLAG, _TABLES = "a text", "a list of texts", "true or false", "tables"
+
+_RULE_KEYS = {
+    "title": _TEXT,
+    "tier": _TEXT,
+    "why": _TEXT,
+    "confirm": _TEXT,
+    "consequence_of": _TEXTS,
+    "signature": _TABLES,
+    "fix": _TABLES,
+    "myth": _TABLES,
+    "source": _TABLES,
+}
+_SIGNATURE_KEYS = {
+    "text": _TEXTS,
+    "pattern": _TEXT,
+    "unless": _TEXTS,
+    "unless_pattern": _TEXT,
+    "example": _TEXT,
+    "near_miss": _TEXTS,
+    "say": _TEXT,
+    "confidence": _TEXT,
+    "tier": _TEXT,
+    "source": _TEXT,
+    "loud": _FLAG,
+    "silent": _FLAG,
+    "outcomes": _TEXTS,
+    "stages": _TEXTS,
+    "signals": _TEXTS,
+    "doing": _TEXT,
+}
+_FIX_KEYS = {
+    "do": _TEXT,
+    "run": _TEXT,
+    "when": _TEXT,
+    "framework": _TEXT,
+    "versions": _TEXT,
+    "knobs": _TEXTS,
+    "facts": _TEXTS,
+}
+_MYTH_KEYS = {"claim": _TEXT, "truth": _TEXT}
+_SOURCE_KEYS = {"ref": _TEXT, "says": _TEXT}
+
+
+def load(extra: Iterable[Path] = ()) -> Catalogue:
+    """The built-in catalogue and the users' own files, whose rules win.
+
+    A user's file holds one rule, with its ``id`` (docs/own-rules.md). Raises RuleError
+    by path and key.
+    """
+    own = {rule.id: rule for rule in (read_rule(path) for path in extra)}
+    return Catalogue({**_built_in(), **own}) if own else Catalogue(_built_in())
+
+
+@functools.cache
+def _built_in() -> dict[str, Rule]:
+    rules = {}
+    for path in sorted(ADVICE_DIR.glob("*/*.toml")):
+        rule = read_rule(path, f"{path.parent.name}.{path.stem}")
+        rules[rule.id] = rule
+    return rules
+
+
+def read_rule(path: Path, cause: str | None = None) -> Rule:
+    """One file as a Rule; ``cause`` is its id, otherwise the file says it as ``id``."""
+    data = _read(path)
+    if cause is not None:
+        return parse_rule(data, cause, str(path))
+    return replace(parse_rule(data, data.pop("id", None), str(path)), file=str(path))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RuleError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RuleError(f"{path}: is not TOML: {error}") from error
+
+
+def parse_rule(data: Mapping[str, Any], cause: Any, where: str) -> Rule:
+    """TOML data as a Rule. Raises RuleError with all that is wrong, a line each."""
+    if wrong := list(_wrong(data, cause, where)):
+        raise RuleError("\n".join(wrong))
+    return Rule(
+        id=cause,
+        title=data["title"],
+        tier=data["tier"],
+        why=" ".join(data["why"].split()),
+        confirm=data.get("confirm", ""),
+        consequence_of=tuple(data.get("consequence_of", ())),
+        signatures=tuple(_made(Signature, one) for one in data.get("signature", ())),
+        fixes=tuple(_made(Fix, one) for one in data.get("fix", ())),
+        myths=tuple(_made(Myth, one) for one in data.get("myth", ())),
+        sources=tuple(_made(Source, one) for one in data.get("source", ())),
+    )
+
+
+def _made(kind: type[Made], table: Mapping[str, Any]) -> Made:
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
+
+
+def _wrong(data: Mapping[str, Any], cause: Any, where: str) -> Iterator[str]:
+    if cause is None:
+        yield f"{where}: id is missing: a rule of your own says its area.some-name"
+    elif not isinstance(cause, str) or not _ID.fullmatch(cause):
+        yield f"{where}: id {cause!r} is not of the form area.some-name"
+    yield from _form(data, _RULE_KEYS, where, ("title", "tier", "why"))
+    yield from _choice(data, "tier", TIERS, where)
+    for number, table in enumerate(_tables(data, "signature"), 1):
+        yield from _wrong_signature(table, f"{where}: signature {number}")
+    for number, table in enumerate(_tables(data, "fix"), 1):
+        yield from _wrong_fix(table, f"{where}: fix {number}")
+    for number, table in enumerate(_tables(data, "myth"), 1):
+        yield from _form(
+            table, _MYTH_KEYS, f"{where}: myth {number}", ("claim", "truth")
+        )
+    for number, table in enumerate(_tables(data, "source"), 1):
+        yield from _form(table, _SOURCE_KEYS, f"{where}: source {number}", ("ref",))
+
+
+def _wrong_signature(table: Mapping[str, Any], where: str) -> Iterator[str]:
+    yield from _form(table, _SIGNATURE_KEYS, where, ())
+    yield from _choice(table, "confidence", CONFIDENCES, where)
+    yield from _choice(table, "tier", TIERS, where)
+    yield from _choice(table, "source", ("stacks",), where)
+    yield from _choice(table, "outcomes", OUTCOMES, where)
+    texts = table.get("text")
+    if not texts and not any(map(table.get, _OF_STAGE)):
+        yield f"{where}: needs text, or a condition on the stage"
+    if table.get("pattern") and not texts:
+        yield f"{where}: pattern needs text, the words its line must hold"
+    if table.get("unless_pattern") and not table.get("pattern"):
+        yield f"{where}: unless_pattern needs a pattern, whose finds it keeps out"
+    for text in texts if isinstance(texts, list) else ():
+        if isinstance(text, str) and len(text) < 4:
+            yield f"{where}: text {text!r} is too short to tell anything"
+
+
+def _wrong_fix(table: Mapping[str, Any], where: str) -> Iterator[str]:
+    yield from _form(table, _FIX_KEYS, where, ("do",))
+    yield from _choice(table, "framework", FRAMEWORKS, where)
+    knobs = table.get("knobs")
+    for knob in knobs if isinstance(knobs, list) else ():
+        kind, colon, name = str(knob).partition(":")
+        if not colon or not name or kind not in KNOB_KINDS:
+            yield (
+                f"{where}: knobs: {knob!r} is not kind:name with a kind of "
+                f"{', '.join(KNOB_KINDS)}"
+            )
+
+
+def _tables(data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    tables = data.get(key)
+    return tables if tables is not None and _is(tables, _TABLES) else []
+
+
+def _form(
+    table: Mapping[str, Any], keys: Mapping[str, str], where: str, needed: Iterable[str]
+) -> Iterator[str]:
+    for key, value in table.items():
+        kind = keys.get(key)
+        if kind is None:
+            yield f"{where}: unknown key {key!r}; known: {', '.join(keys)}"
+        elif not _is(value, kind):
+            yield f"{where}: {key}: {value!r} is not {kind}"
+    for key in needed:
+        if not table.get(key):
+            yield f"{where}: {key} is missing"
+
+
+def _is(value: Any, kind: str) -> bool:
+    if kind == _TEXT:
+        return isinstance(value, str)
+    if kind == _FLAG:
+        return isinstance(value, bool)
+    item = str if kind == _TEXTS else dict
+    return isinstance(value, list) and all(isinstance(part, item) for part in value)
+
+
+def _choice(
+    table: Mapping[str, Any], key: str, choices: tuple[str, ...], where: str
+) -> Iterator[str]:
+    value = table.get(key) or []
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, str) and one not in choices:
+            yield f"{where}: {key}: {one!r} is not one of {', '.join(choices)}"
+
+
+def explain_command(rule: Rule, shown: Callable[[Path], str] = str) -> str:
+    """What to type to read all of a rule; ``shown`` is how a path is to be told."""
+    file = f" --rules {shlex.quote(shown(Path(rule.file)))}" if rule.file else ""
+    return f"gkd explain {rule.id}{file}"
+
+
+def check(path: Path) -> list[str]:
+    """All that is wrong in a user's file, each as one sentence with its place."""
+    try:
+        data = _read(path)
+    except RuleError as error:
+        return [str(error)]
+    wrong = list(_wrong(data, data.pop("id", None), str(path)))
+    if not wrong:
+        return proofread(read_rule(path), str(path))
+    for number, table in enumerate(_tables(data, "signature"), 1):
+        at = f"{path}: signature {number}"
+        if not any(_wrong_signature(table, at)):
+            wrong += _proofread(_made(Signature, table), at)
+    return wrong
+
+
+def proofread(rule: Rule, where: str) -> list[str]:
+    """What is wrong in a rule beyond its form, each as one sentence with its place.
+
+    Too slow for every start: every pattern is compiled and tried on its example.
+    """
+    found = []
+    if len(rule.title) > 60:
+        found.append(f"{where}: title: {len(rule.title)} characters, at most 60")
+    for number, signature in enumerate(rule.signatures, 1):
+        found += _proofread(signature, f"{where}: signature {number}")
+    return found
+
+
+def _proofread(signature: Signature, at: str) -> Iterator[str]:
+    broken = False
+    for key in ("pattern", "unless_pattern", "doing"):
+        try:
+            pattern_of(getattr(signature, key))
+        except PatternError as error:
+            broken = True
+            yield f"{at}: {key}: {error}; RE2's syntax, without look-around"
+    if broken:
+        return
+    for name in _FIELD.findall(signature.say):
+        if name not in pattern_of(signature.pattern).groups:
+            yield f"{at}: say: {{{name}}} is no group of the pattern"
+    if signature.text and not signature.example:
+        yield f"{at}: example is missing"
+    elif signature.text and not _fits(signature, signature.example):
+        yield f"{at}: example does not match its own signature"
+    for line in signature.near_miss:
+        if _fits(signature, line):
+            yield f"{at}: near_miss {line!r} matches"
+    if signature.unless_pattern:
+        open_to_all = replace(signature, unless_pattern="")
+        if not any(_fits(open_to_all, line) for line in signature.near_miss):
+            yield f"{at}: unless_pattern: no near_miss shows what it is for"
+
+
+def _fits(signature: Signature, line: str) -> bool:
+    return (
+        any(text in line for text in signature.text)
+        and signature.facts_in(line.encode()) is not None
+    )

@@ -1,0 +1,184 @@
+"""How does a log end: finished, at work, stuck, interrupted or broken?
+
+Each function looks at the last part of a log. What it returns is a place in it, in
+bytes from its start, or -1.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import statistics
+import time
+
+from pytest_gkd.diagnosis import log_phases
+from pytest_gkd.diagnosis.patterns import Pattern
+from pytest_gkd.diagnosis.scan import clock, plain, time_of
+
+# How long a run that made steps may be silent, whatever its pace was.
+SILENCE_S = 1800
+# A run works at a place that is this far behind what is asked about.
+AFTER = 2000
+
+_LINE = Pattern(rb"[^\r\n]+")
+_NOISE = Pattern(
+    rb"Exception ignored in|destroy_process_group|resource_tracker|shutting down"
+    rb"|[Ss]hutdown|SIGTERM|atexit|leaked"
+)
+_LAST_CALL = Pattern(
+    rb"(?m)^ *(?:\([^)]*\) *|\[\w+\]: *)*[\w.]*(?:Error|Exception|Interrupt|Exit)\b"
+)
+_DEAD = Pattern(
+    rb"EngineDeadError|EngineCore encountered a(?:n issue| fatal error)"
+    rb"|500 Internal Server Error|Engine core proc \S+ died"
+)
+_TRAINS = Pattern(
+    rb"WorkerDict|TaskRunner|actor_rollout|Trainer|\btrl\b|\bverl\b|(?i:deepspeed)"
+)
+
+
+def last_lines(tail: bytes, count: int = 12) -> list[bytes]:
+    """The last lines that are not blank, plain."""
+    lines = [plain(line) for line in tail[-20000:].splitlines()]
+    return [line for line in lines if line.strip()][-count:]
+
+
+def finished(tail: bytes) -> int:
+    """Where the log says that the run is over.
+
+    Not when it starts something afterwards: what ended was another program.
+    """
+    found = -1
+    for match in log_phases.FINISHED.finditer(tail):
+        if _quoted(tail, match.start()):
+            continue
+        if b"server process" in match[0] and _broken(tail[: match.start()]):
+            continue  # a server shuts down in order, whatever made it
+        found = match.start()
+    return -1 if found >= 0 and log_phases.starts_after(tail, found) else found
+
+
+def _broken(before: bytes) -> bool:
+    """Whether a server's engine has died since the last request that it answered."""
+    answered = max((m.start() for m in log_phases.WORKING.finditer(before)), default=0)
+    return _DEAD.search(before, answered) is not None
+
+
+def _quoted(text: bytes, at: int) -> bool:
+    """Whether the find is part of a configuration that is printed."""
+    start = text.rfind(b"\n", 0, at) + 1
+    return text[start:at].count(b"':") > 3
+
+
+def steps(tail: bytes) -> list[int]:
+    """Where the log shows that a step of training is done."""
+    return [match.start() for match in log_phases.STEP.finditer(tail)]
+
+
+def works(tail: bytes) -> bool:
+    """Whether the last lines show work, and nothing that waits comes after it."""
+    last = last_lines(tail)
+    return any(log_phases.WORKING.search(line) for line in last) and not stuck(tail)
+
+
+def went_on(tail: bytes, at: int) -> bool:
+    """Whether the program shows that it works, well after this place."""
+    return _last_work(tail) >= max(0, at + AFTER)
+
+
+@functools.lru_cache(maxsize=64)
+def _last_work(tail: bytes) -> int:
+    """Where the last line begins that shows work; asked for every hit of a log."""
+    return max(
+        (match.start() for match in log_phases.WORKING.finditer(tail)), default=-1
+    )
+
+
+def at_rest(tail: bytes) -> bool:
+    """Whether nothing is left to do in the last lines: an end, or a ready server."""
+    last = last_lines(tail, 25)
+    serves = _TRAINS.search(tail) is None
+    return any(
+        log_phases.ended(line) or (serves and log_phases.READY.search(line))
+        for line in last
+    )
+
+
+def stuck(tail: bytes) -> bytes:
+    """The line that proves that nothing moves any more, or nothing."""
+    since = max([_last_work(tail), *steps(tail)[-1:]])
+    for mark, times in (
+        (log_phases.WAITING, 2),
+        (log_phases.IDLE, 3),
+        (log_phases.STACKS, 1),
+    ):
+        found = [match.start() for match in mark.finditer(tail, max(0, since))]
+        if len(found) >= times:
+            return _line(tail, found[-1])
+    silent = _silence_s(tail)
+    return last_lines(tail, 1)[0] if silent >= SILENCE_S else b""
+
+
+def _silence_s(tail: bytes) -> float:
+    """How long the log went on after its last step, beyond five times their pace."""
+    places = steps(tail)[-20:]
+    times = [time for place in places if (time := time_of(tail, place)) is not None]
+    end = time_of(tail, len(tail))
+    if not times or end is None or log_phases.FINISHED.search(tail, places[-1]):
+        return 0.0
+    pace = [late - early for early, late in itertools.pairwise(times)]
+    return end - times[-1] - 5 * (statistics.median(pace) if pace else 0.0)
+
+
+def unwritten_s(tail: bytes, written_s: float, now_s: float) -> float:
+    """How long the file has not grown, where its last line's time is that of the file.
+
+    Both are seconds since the epoch; 0 for a copy, whose own time says nothing.
+    """
+    end = time_of(tail, len(tail))
+    zones = (time.localtime, time.gmtime)
+    if end is None or all(abs(clock(at(written_s)) - end) > 120 for at in zones):
+        return 0.0
+    return now_s - written_s
+
+
+def _line(text: bytes, at: int) -> bytes:
+    start = max(text.rfind(b"\n", 0, at), text.rfind(b"\r", 0, at)) + 1
+    end = text.find(b"\n", at)
+    return text[start : len(text) if end < 0 else end].strip()
+
+
+def interrupted(tail: bytes) -> int:
+    """Where somebody stopped the run from the keyboard, and nothing was started then.
+
+    A traceback that ends in the interrupt belongs to it.
+    """
+    match = log_phases.INTERRUPT.search(tail)
+    if match is None or log_phases.starts_after(tail, match.start()):
+        return -1
+    before = tail.rfind(b"Traceback (most recent call last)", 0, match.start())
+    call = _LAST_CALL.search(tail, before) if before >= 0 else None
+    if call is None or call.start() < match.start():
+        return match.start()
+    return tail.rfind(b"\n", 0, before) + 1
+
+
+def failed(tail: bytes) -> bool:
+    """Whether a line says that the program failed, and it did not go on after it."""
+    done = steps(tail)
+    stop = interrupted(tail)
+    for line in _LINE.finditer(tail):
+        at = line.start()
+        if 0 <= stop <= at:
+            return False
+        if log_phases.FAILED.search(plain(line[0][:400])[:300]):
+            around = tail[max(0, at - 600) : line.end()]
+            over = any(step > at for step in done[-2:-1]) or went_on(tail, at)
+            if _NOISE.search(around) is None and not over:
+                return True
+    return False
+
+
+def shuts_down(tail: bytes, at: int) -> bool:
+    """Whether the lines around this place are those of a shutdown."""
+    return _NOISE.search(tail[max(0, at - 600) : at + 400]) is not None

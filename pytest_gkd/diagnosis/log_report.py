@@ -1,0 +1,177 @@
+"""How is a log's report, a cause or the list of causes told as text?"""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pytest_gkd.diagnosis.catalogue import CAPITALS, Catalogue, Rule, formed
+from pytest_gkd.diagnosis.diagnose import EvidenceLine
+from pytest_gkd.diagnosis.logs import CauseFound, LogReport
+from pytest_gkd.fault_specs import FaultSpec
+
+WIDTH = 80
+
+
+def report_text(report: LogReport) -> str:
+    """A report on at most some twenty lines: what, proof, why, what to do."""
+    lines = [f"{name}: left out" for name in report.unreadable]
+    lines += report.partial
+    if report.causes:
+        root, *others = report.causes
+        lines += _cause_lines(root)
+        if others:
+            lines.append("  or    " + ", ".join(one.cause for one in others))
+        lines.append(f"  phase {report.phase}")
+        lines.append(f"  more  {root.explain}")
+    elif report.verdict == "healthy":
+        if report.still:
+            lines.append("healthy: the run works where the log ends; nothing failed")
+        else:
+            lines.append("healthy: the run reached its end, and nothing failed")
+    elif report.verdict == "hung":
+        lines.append(f"hung: the log stops in the phase {report.phase}")
+        lines += _wrapped("  waits ", "for " + report.waits_for)
+        lines += [f"  last  {_place(report.last)}"] if report.last else []
+        lines.append(
+            "  fix   1. See what each process waits for: py-spy dump --pid PID"
+        )
+        lines.append("        2. See whether Ray waits for resources: ray status")
+    else:
+        lines.append("unknown: nothing in this log is known; the most telling lines:")
+        lines += [f"  {_place(line)}" for line in report.telling]
+    return "\n".join(lines)
+
+
+def _cause_lines(one: CauseFound) -> Iterator[str]:
+    guess = "" if one.confidence == "certain" else f" ({one.confidence})"
+    head = f"{one.title}{guess}"
+    yield f"{head:<{WIDTH - len(one.cause) - 3}} [{one.cause}]"
+    for number, line in enumerate(one.evidence):
+        yield from _wrapped("  saw   " if not number else "        ", _place(line))
+    if one.consequences:
+        names = ", ".join(dict.fromkeys(cause for cause, _ in one.consequences))
+        yield from _wrapped("  then  ", names)
+    yield from _wrapped("  why   ", one.why)
+    for number, fix in enumerate(one.advice, 1):
+        # A command must stay on one line to be copied.
+        yield f"  fix   {number}. {fix}" if number == 1 else f"        {number}. {fix}"
+
+
+def _place(line: EvidenceLine | None) -> str:
+    if line is None:
+        return ""
+    where = line.source if line.line is None else f"{line.source}:{line.line}"
+    return f"{where}  {line.text[:160]}"
+
+
+def _wrapped(first: str, text: str) -> list[str]:
+    rest = " " * len(first)
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def cause_text(rule: Rule) -> str:
+    """Everything the catalogue knows of one cause."""
+    lines = [f"{rule.id}: {rule.title}", ""]
+    lines += _wrapped("", rule.why)
+    if rule.tier != "cause":
+        lines += ["", "Usually it follows from something else; look for that first."]
+    after = [cause for cause in rule.consequence_of if cause != "*"]
+    if after:
+        lines += _wrapped("Often after: ", ", ".join(after))
+    examples = [one.example for one in rule.signatures if one.example]
+    if examples:
+        lines += ["", "How it looks:", *(f"  {text}" for text in examples)]
+    lines += ["", "What to do:"]
+    for number, fix in enumerate(rule.fixes, 1):
+        of = "" if fix.framework in ("any", "env") else f" [{fix.framework}]"
+        lines += _wrapped(f"  {number}. ", formed(fix.do) + of)
+        lines += [f"     when: {fix.when}"] if fix.when else []
+        lines += [f"     holds for: {fix.versions}"] if fix.versions else []
+        lines += [f"       {fix.form}"] if fix.run else []
+    if any(fix.form != fix.run for fix in rule.fixes):
+        lines += ["", CAPITALS]
+    if rule.confirm:
+        lines += ["", *_wrapped("Cured when: ", formed(rule.confirm))]
+    for myth in rule.myths:
+        lines += ["", *_wrapped("Not true: ", myth.claim)]
+        lines += _wrapped("  ", myth.truth)
+    if rule.sources:
+        lines += ["", "Sources:"]
+        lines += [f"  {one.ref}: {one.says}" for one in rule.sources]
+    return "\n".join(lines)
+
+
+def cause_json(rule: Rule) -> dict[str, Any]:
+    """One cause as ``gkd explain --format json`` prints it."""
+    return {
+        "schema": 1,
+        "cause": rule.id,
+        "title": rule.title,
+        "tier": rule.tier,
+        "why": rule.why,
+        "confirm": formed(rule.confirm),
+        "consequence_of": list(rule.consequence_of),
+        "examples": [one.example for one in rule.signatures if one.example],
+        "fixes": [
+            {
+                "do": fix.do,
+                "run": fix.form,
+                "when": fix.when,
+                "framework": fix.framework,
+                "versions": fix.versions,
+                "knobs": list(fix.knobs),
+            }
+            for fix in rule.fixes
+        ],
+        "myths": [{"claim": one.claim, "truth": one.truth} for one in rule.myths],
+        "sources": [{"ref": one.ref, "says": one.says} for one in rule.sources],
+    }
+
+
+def near_causes(word: str, catalogue: Catalogue) -> list[Rule]:
+    """The rules that a word may mean: of an area, in an id, in a title; at most ten."""
+    rules = catalogue.rules.values()
+    word = word.lower()
+    in_id = [rule for rule in rules if word in rule.id]
+    close = difflib.get_close_matches(word, list(catalogue.rules), n=3)
+    in_title = [rule for rule in rules if word in rule.title.lower()]
+    found = [*in_id, *(catalogue[cause] for cause in close), *in_title]
+    return list({rule.id: rule for rule in found}.values())[:10]
+
+
+def faults_text(faults: Iterable[FaultSpec]) -> str:
+    """Each fault that can be injected, what is done, and what it is found as."""
+    faults = list(faults)
+    width = max(len(fault.name) for fault in faults)
+    return "\n".join(
+        f"{fault.name:<{width}}  {fault.how} "
+        f"(found as {' or '.join(fault.causes) or fault.outcome})"
+        for fault in faults
+    )
+
+
+def faults_json(faults: Iterable[FaultSpec]) -> dict[str, Any]:
+    """The faults as ``gkd faults --format json`` prints them."""
+    told = ("name", "how", "stage", "outcome", "causes", "needs")
+    return {
+        "schema": 1,
+        "faults": [{key: getattr(fault, key) for key in told} for fault in faults],
+    }
+
+
+def list_text(catalogue: Catalogue) -> str:
+    """An id and its title a line."""
+    width = max(len(cause) for cause in catalogue.rules)
+    return "\n".join(
+        f"{rule.id:<{width}}  {rule.title}" for rule in catalogue.rules.values()
+    )

@@ -1,0 +1,284 @@
+"""What happened in the run that these logs come from? Several files are its ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from pytest_gkd.diagnosis import log_end, log_phases
+from pytest_gkd.diagnosis.catalogue import Catalogue, explain_command
+from pytest_gkd.diagnosis.diagnose import (
+    EvidenceLine,
+    TextSource,
+    advice,
+    evidence_lines,
+    headline,
+    telling_lines,
+)
+from pytest_gkd.diagnosis.log_file import Log, LogError, opened, read
+from pytest_gkd.diagnosis.patterns import Pattern
+from pytest_gkd.diagnosis.root_cause import Found, choose
+from pytest_gkd.diagnosis.scan import Hit, shown
+
+MAX_CAUSES = 3
+
+_DISTILS = Pattern(
+    rb"on_policy_distill|recipe\.gkd|gkd[./]|OnPolicyDistill|Teacher|actor_pool"
+)
+_ROLLS_OUT = Pattern(
+    rb"rollout|(?i:vllm|sglang)|completions?/|timing_s/gen|GRPO|PPO|\(WorkerDict pid="
+)
+_FRAMEWORKS = {
+    "verl": Pattern(rb"\bverl\b|actor_rollout_ref|\(WorkerDict pid="),
+    "trl": Pattern(rb"\btrl[/.]|GRPOTrainer|GKDTrainer|GRPOConfig|\btrl\b"),
+    "lightrft": Pattern(rb"(?i)lightrft"),
+    "deepspeed": Pattern(rb"(?i)deepspeed"),
+    "ray": Pattern(rb"ray::|\(raylet|\bRay\b|ray\.exceptions|\(\w+ pid=\d+"),
+    "vllm": Pattern(rb"(?i)vllm|EngineCore"),
+}
+_SPECIFIC = ("verl", "trl", "lightrft", "deepspeed")
+
+
+@dataclass(frozen=True)
+class CauseFound:
+    """A cause in a log, with its proof, its advice and what followed from it."""
+
+    cause: str
+    confidence: str
+    title: str
+    why: str
+    evidence: tuple[EvidenceLine, ...]
+    advice: tuple[str, ...]
+    consequences: tuple[tuple[str, EvidenceLine], ...] = ()
+    explain: str = ""
+
+
+@dataclass(frozen=True)
+class LogReport:
+    """The verdict over all files.
+
+    ``verdict`` is ``failed``, ``hung``, ``healthy`` or ``unknown``; ``phase`` one of
+    ``phases.PHASES``. ``last`` is the last sign of life. ``telling`` are the lines to
+    read when nothing is known. ``still`` says of a healthy run that it works, but has
+    not reached its end. ``unreadable`` are the files that were left out, and
+    ``partial`` says of which only a part was read.
+    """
+
+    verdict: str
+    phase: str
+    causes: tuple[CauseFound, ...] = ()
+    last: EvidenceLine | None = None
+    waits_for: str = ""
+    telling: tuple[EvidenceLine, ...] = ()
+    still: bool = False
+    unreadable: tuple[str, ...] = ()
+    partial: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as ``gkd diagnose --format json`` prints it."""
+        return {
+            "schema": 1,
+            "verdict": self.verdict,
+            "phase": self.phase,
+            "waits_for": self.waits_for,
+            "last": _line_json(self.last) if self.last else None,
+            "causes": [
+                {
+                    "cause": one.cause,
+                    "confidence": one.confidence,
+                    "title": one.title,
+                    "why": one.why,
+                    "evidence": [_line_json(line) for line in one.evidence],
+                    "advice": list(one.advice),
+                    "consequences": [
+                        {"cause": cause, "file": line.source, "line": line.line}
+                        for cause, line in one.consequences
+                    ],
+                }
+                for one in self.causes
+            ],
+            "telling": [_line_json(line) for line in self.telling],
+            "unreadable": list(self.unreadable),
+            "partial": list(self.partial),
+        }
+
+
+def _line_json(line: EvidenceLine) -> dict[str, Any]:
+    return {"file": line.source, "line": line.line, "text": line.text}
+
+
+def judge(logs: list[Log], catalogue: Catalogue) -> LogReport:
+    """The verdict over the logs of one run."""
+    text = b"\n".join(log.edges for log in logs)
+    phase = _phase(logs, _next_phase(text))
+    found = choose(_that_count(logs), catalogue)
+    strong = [one for one in found if not one.weak and one.confidence != "guess"]
+    last = _last(logs)
+    if strong:
+        frameworks = {name for name, mark in _FRAMEWORKS.items() if mark.search(text)}
+        causes = _causes(strong, found, frameworks, catalogue)
+        return LogReport("failed", phase, causes, last=last)
+    if any(log_end.finished(log.tail) >= 0 for log in logs):
+        return LogReport("healthy", phase, last=last)
+    if any(log_end.failed(log.tail) for log in logs):
+        return LogReport("unknown", phase, last=last, telling=_telling(logs))
+    stopped = any(_stopped(log) for log in logs)
+    if not stopped and any(_moves(log) for log in logs):
+        return LogReport("healthy", phase, last=last, still=True)
+    if stopped or phase != "unknown":
+        waits = log_phases.WAITS_FOR[phase]
+        return LogReport("hung", phase, last=last, waits_for=waits)
+    return LogReport("unknown", phase, last=last, telling=_telling(logs))
+
+
+def _moves(log: Log) -> bool:
+    """Whether the program works, rests or has just made a step where its log ends."""
+    if log_end.works(log.tail) or log_end.at_rest(log.tail):
+        return True
+    marker = log_phases.last_marker(log.tail)
+    return marker is not None and marker.phase == "after-step"
+
+
+def _stopped(log: Log) -> bool:
+    """Whether something proves that the program did not just go on."""
+    if log_end.stuck(log.tail):
+        return True
+    if log_end.at_rest(log.tail):
+        return False
+    if log.written_s is not None and log_end.steps(log.tail):
+        silent = log_end.unwritten_s(log.tail, log.written_s, time.time())
+        return silent > log_end.SILENCE_S or log_end.interrupted(log.tail) >= 0
+    return log_end.interrupted(log.tail) >= 0
+
+
+def _that_count(logs: list[Log]) -> Iterator[Hit]:
+    """The hits that the run did not survive, and those it survives in silence."""
+    over = {log.name: log_end.finished(log.tail) for log in logs}
+    run_over = all(at >= 0 for at in over.values())
+    for log in logs:
+        steps = log_end.steps(log.tail)
+        works = log_end.works(log.tail)
+        end = over[log.name]
+        stop = log_end.interrupted(log.tail)
+        for hit in log.hits:
+            at = hit.order - log.tail_at
+            outlived = works and at < len(log.tail) - log_end.AFTER
+            symptom = hit.tier != "cause"
+            if hit.signature.silent:
+                yield hit
+            elif outlived or (symptom and log_end.went_on(log.tail, at)):
+                continue
+            elif 0 <= stop <= at:
+                continue  # what follows from the interrupt
+            elif 0 <= end <= at:
+                if not symptom and not log_end.shuts_down(log.tail, at):
+                    yield hit
+            elif not run_over and not any(
+                step > at + log_end.AFTER for step in steps[-2:-1]
+            ):
+                yield hit
+
+
+def _next_phase(text: bytes) -> str:
+    """What a job like this does after a completed step, and first of all."""
+    if _DISTILS.search(text):
+        return "weight-sync"
+    return "generation" if _ROLLS_OUT.search(text) else "training-step"
+
+
+def _phase(logs: list[Log], after_step: str) -> str:
+    """The phase of the log that came farthest."""
+    found = []
+    for log in logs:
+        marker = log_phases.last_marker(log.edges)
+        found.append(log_phases.phase_of(marker, after_step))
+    return max(found, key=_far)
+
+
+def _far(phase: str) -> int:
+    return -1 if phase == "unknown" else log_phases.PHASES.index(phase)
+
+
+def _last(logs: list[Log]) -> EvidenceLine | None:
+    for log in logs:
+        lines = log_end.last_lines(log.tail, 1)
+        if lines:
+            return EvidenceLine(log.name, log.lines or None, shown(lines[-1]))
+    return None
+
+
+def _telling(logs: list[Log]) -> tuple[EvidenceLine, ...]:
+    sources = []
+    for log in logs:
+        text = log.tail[-200_000:].decode("utf-8", "replace")
+        sources.append(TextSource(log.name, text))
+    lines = telling_lines(sources)
+    # Only the end was looked at, so its line numbers are not those of the file.
+    return tuple(EvidenceLine(line.source, None, line.text) for line in lines)
+
+
+def _causes(
+    strong: list[Found],
+    found: list[Found],
+    frameworks: set[str],
+    catalogue: Catalogue,
+) -> tuple[CauseFound, ...]:
+    root = strong[0]
+    guesses = [one for one in found if not one.weak and one.confidence == "guess"]
+    also = [one for one in (*strong[1:], *guesses) if not one.explained]
+    also = sorted(also, key=lambda one: one.rank > root.rank)[: MAX_CAUSES - 1]
+    followed = [one for one in found if one is not root and one not in also]
+    reports = []
+    for one in (root, *also):
+        rule = catalogue[one.cause]
+        consequences = [
+            (other.cause, EvidenceLine(other.best.source, other.best.line, ""))
+            for other in (followed if one is root else [])
+        ]
+        reports.append(
+            CauseFound(
+                cause=rule.id,
+                confidence=one.confidence if one is root else "guess",
+                title=headline(rule, one.best),
+                why=rule.why,
+                evidence=tuple(evidence_lines(one.hits)),
+                advice=advice(rule, frameworks, one.best.facts, of_stage=False),
+                consequences=tuple(consequences),
+                explain=explain_command(rule),
+            )
+        )
+    return tuple(reports)
+
+
+def diagnose(
+    paths: Iterable[Path | IO[bytes]],
+    catalogue: Catalogue,
+    progress: Callable[[int], None] | None = None,
+) -> LogReport:
+    """Read all sources and judge them together.
+
+    A file that cannot be read is named in ``unreadable`` and does not lose the
+    others. Raises LogError when none can be read.
+    """
+    logs: list[Log] = []
+    unreadable: list[str] = []
+    for number, source in enumerate(paths):
+        name = str(source) if isinstance(source, Path) else "standard input"
+        try:
+            if isinstance(source, Path):
+                with opened(source) as stream:
+                    logs.append(read(stream, name, number, catalogue, progress))
+            else:
+                logs.append(read(source, name, number, catalogue, progress))
+        except LogError as error:
+            unreadable.append(str(error))
+        except OSError as error:
+            unreadable.append(f"{name}: {(error.strerror or str(error)).lower()}")
+    if not logs:
+        raise LogError("\n".join(unreadable))
+    report = judge(logs, catalogue)
+    partial = tuple(log.partial for log in logs if log.partial)
+    return replace(report, unreadable=tuple(unreadable), partial=partial)

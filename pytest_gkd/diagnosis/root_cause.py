@@ -1,0 +1,136 @@
+"""Of everything that was found, what is the root, and what followed from it?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from pytest_gkd.diagnosis.catalogue import CONFIDENCES, TIERS, Catalogue
+from pytest_gkd.diagnosis.scan import Hit
+
+
+@dataclass(frozen=True)
+class Found:
+    """One cause with its hits, the best first, and how far it explains the failure.
+
+    ``rank`` is the position in TIERS of its strongest hit; ``explained`` says that
+    another cause found in the same run is known to bring this one about.
+    """
+
+    cause: str
+    hits: tuple[Hit, ...]
+    rank: int
+    explained: bool
+
+    @property
+    def best(self) -> Hit:
+        """The hit that speaks for the cause."""
+        return self.hits[0]
+
+    @property
+    def weak(self) -> bool:
+        """Whether only warnings and notes speak for the cause."""
+        return self.best.weak
+
+    @property
+    def confidence(self) -> str:
+        """How sure the cause itself is: certain, likely or guess."""
+        return "guess" if self.weak else self.best.signature.confidence
+
+
+def choose(hits: Iterable[Hit], catalogue: Catalogue) -> list[Found]:
+    """The causes found, the root first.
+
+    The tier decides first: a cause before a symptom before a fallback, and what
+    another found cause explains after that cause. Then how sure it is, then which was
+    first in time, across all sources when every line has a time, else in their order.
+    """
+    grouped: dict[str, list[Hit]] = {}
+    for hit in _with_mismatch(list(hits), catalogue):
+        grouped.setdefault(hit.cause, []).append(hit)
+    strong = {cause for cause, own in grouped.items() if not all(h.weak for h in own)}
+    timed = all(hit.time_s is not None for own in grouped.values() for hit in own)
+    found = [
+        Found(
+            cause=cause,
+            hits=tuple(sorted(own, key=lambda hit: _hit_key(hit, timed))),
+            rank=min(TIERS.index(hit.tier) for hit in own),
+            explained=False,
+        )
+        for cause, own in grouped.items()
+    ]
+    found = [
+        replace(
+            one,
+            explained=any(
+                other.cause in strong and _explains(other, one, catalogue, timed)
+                for other in found
+            ),
+        )
+        for one in found
+    ]
+    return sorted(found, key=lambda one: _key(one, timed))
+
+
+def _with_mismatch(hits: list[Hit], catalogue: Catalogue) -> list[Hit]:
+    """The hits, and a mismatch where watchdogs of two ranks prove one.
+
+    A collective has the same number on every rank, so ranks that wait in number 7 of
+    different kinds called different operations.
+    """
+    waiting: dict[str, Hit] = {}
+    for hit in hits:
+        number = hit.facts.get("seq")
+        if number is None or "comm.mismatch" not in catalogue:
+            continue
+        first = waiting.setdefault(number, hit)
+        ranks = (first.facts.get("rank"), hit.facts.get("rank"))
+        if None in ranks or ranks[0] == ranks[1]:
+            continue
+        if first.facts["op"] != hit.facts["op"]:
+            found = replace(hit, cause="comm.mismatch", tier="cause", facts={})
+            sure = replace(hit.signature, confidence="likely", say="")
+            return [*hits, replace(found, signature=sure)]
+    return hits
+
+
+def _brings(other: str, cause: str, catalogue: Catalogue) -> bool:
+    """Whether ``other`` is known to bring ``cause`` about; ``*`` is anything known."""
+    known = catalogue[cause].consequence_of
+    if other == cause or other in known:
+        return other != cause
+    return "*" in known and "*" not in catalogue[other].consequence_of
+
+
+def _explains(other: Found, one: Found, catalogue: Catalogue, timed: bool) -> bool:
+    """Whether ``one`` followed from ``other``.
+
+    Of two that can bring each other about, the better one explains the other.
+    """
+    if not _brings(other.cause, one.cause, catalogue):
+        return False
+    mutual = one.cause in catalogue[other.cause].consequence_of
+    return not mutual or _key(other, timed) < _key(one, timed)
+
+
+def _hit_key(hit: Hit, timed: bool) -> tuple[object, ...]:
+    return (
+        hit.weak,
+        TIERS.index(hit.tier),
+        CONFIDENCES.index(hit.signature.confidence),
+        *_when(hit, timed),
+    )
+
+
+def _when(hit: Hit, timed: bool) -> tuple[float, int, int]:
+    return (hit.time_s or 0.0 if timed else 0.0, hit.source_index, hit.order)
+
+
+def _key(found: Found, timed: bool) -> tuple[object, ...]:
+    return (
+        found.weak,
+        found.explained,
+        found.rank,
+        found.confidence == "guess",
+        *_when(found.best, timed),
+    )

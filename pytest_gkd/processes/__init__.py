@@ -1,0 +1,1 @@
+"""The operating system: process trees, what they made, where they stand, their end."""

@@ -1,0 +1,413 @@
+"""Ends and removes what a run's list proves to be the run's, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import stat
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.processes import cgroup, procfs
+from pytest_gkd.processes.manifest import (
+    Created,
+    FolderLine,
+    ProcessLine,
+    RunLine,
+    SegmentLine,
+    boot,
+    pid_namespace,
+)
+from pytest_gkd.processes.procfs import (
+    MARK,
+    STORM_LIMITS,
+    TRACKER,
+    TRACKER_GRACE_S,
+    Identity,
+    Stat,
+)
+
+END_LIMIT_S = 10.0
+
+ALIVE = "alive"
+ELSEWHERE = "elsewhere"
+DEAD = "dead"
+
+
+class Found(NamedTuple):
+    """A living process of the run. ``stage`` is empty where it is not known."""
+
+    pid: int
+    start: int
+    command: str
+    stage: str
+
+    def __str__(self) -> str:
+        return f"{self.pid} {self.command}".rstrip()
+
+
+class Ended(NamedTuple):
+    """What came of ending processes; ``held`` is memory that they shared."""
+
+    ended: list[Found]
+    left: list[tuple[Found, str]]
+    held: set[Identity]
+
+
+def state(run: RunLine) -> tuple[str, str]:
+    """Whether the run's pytest process is alive, dead, or beyond being judged here.
+
+    The second is the reason, for people.
+    """
+    if run.host != os.uname().nodename and run.boot != boot():
+        return ELSEWHERE, f"it was made on {run.host}; run gkd clean there"
+    if run.boot != boot():
+        return DEAD, "the machine was started anew since"
+    if run.pid_namespace != pid_namespace():
+        return ELSEWHERE, (
+            "it was made in another container (PID namespace); run gkd clean there, or "
+            "remove its directory once that container is gone"
+        )
+    if procfs.is_alive(run.pid, run.start):
+        return ALIVE, f"its pytest process {run.pid} is running"
+    return DEAD, f"its pytest process {run.pid} is gone"
+
+
+# -- processes -------------------------------------------------------------------
+
+
+class Search:
+    """Finds the run's living processes: those on the list, those below them, and
+    those in its workers' control groups, and those that carry its mark.
+
+    A process counts as listed only while pid and start time are the listed ones.
+    """
+
+    def __init__(
+        self, run: RunLine, processes: Iterable[ProcessLine], spare: Collection[int]
+    ) -> None:
+        self._mark = run.mark
+        # A run that was before the last boot has no process; its pids are others' now.
+        self._known = run.boot == boot()
+        self.groups = cgroup.of_run(run.groups, run.mark) if self._known else []
+        self._seeds = {(p.pid, p.start): p for p in processes}
+        self._spare = {*spare, *procfs.above(os.getpid()), run.pid}
+        self._looked: dict[tuple[int, int], bool] = {}
+
+    def now(self) -> dict[int, Stat]:
+        """The run's processes at this moment; it looks below each from then on."""
+        if not self._known:
+            return {}
+        table = procfs.table()
+        seeds = [
+            s.pid
+            for s in table.values()
+            if (s.pid, s.start) in self._seeds or self._is_marked(s)
+        ]
+        # What its workers' groups hold is below none of these, once orphaned.
+        seeds += [n for group in self.groups for n in cgroup.members(group)]
+        pids = procfs.below(seeds, table) - self._spare
+        found = {pid: table[pid] for pid in pids if pid in table}
+        for s in found.values():
+            key = (s.pid, s.start)
+            if key not in self._seeds:
+                # Whatever it starts and leaves behind is the run's too.
+                above = next((p for p in self._seeds.values() if p.pid == s.ppid), None)
+                stage = above.stage if above else ""
+                self._seeds[key] = ProcessLine(
+                    s.pid, s.start, procfs.command(s.pid), stage, 0
+                )
+        return found
+
+    def _is_marked(self, s: Stat) -> bool:
+        key = (s.pid, s.start)
+        if key not in self._looked or not self._looked[key]:
+            # One that has just forked has its parent's; exec may bring another.
+            self._looked[key] = procfs.carries(s.pid, MARK, self._mark)
+        return self._looked[key]
+
+    def describe(self, s: Stat) -> Found:
+        line = self._seeds[(s.pid, s.start)]
+        # A process names itself when it is up; what was listed may be older.
+        command = procfs.command(s.pid) or line.command
+        return Found(s.pid, s.start, command, line.stage)
+
+
+def end(search: Search, limit_s: float = END_LIMIT_S) -> Ended:
+    """End every process that the search finds, until it finds none.
+
+    All are stopped first, so that one that forks cannot outrun the walk, then killed.
+    """
+    deadline = monotonic() + limit_s
+    stopped_by = monotonic() + STORM_LIMITS * limit_s
+    ended: dict[tuple[int, int], Found] = {}
+    refused: dict[tuple[int, int], tuple[Found, str]] = {}
+    trackers: dict[int, Stat] = {}
+    held: set[Identity] = set()
+    with contextlib.ExitStack() as still:
+        for group in search.groups:
+            still.enter_context(cgroup.frozen(group))
+        while monotonic() < deadline:
+            frozen = _freeze(search, trackers, refused, stopped_by)
+            if not frozen:
+                break
+            for s in frozen:
+                ended.setdefault((s.pid, s.start), search.describe(s))
+                held |= procfs.held(s.pid, writing=True) or set()
+            for s in frozen:
+                procfs.send(s.pid, s.start, signal.SIGKILL)
+            _wait(frozen, deadline)
+    _wait(trackers.values(), monotonic() + TRACKER_GRACE_S)
+    for s in trackers.values():
+        procfs.send(s.pid, s.start, signal.SIGKILL)
+    _wait(trackers.values(), deadline)
+    for group in search.groups:
+        cgroup.remove(group)
+    left = [*refused.values()]
+    if monotonic() > deadline:
+        why = "what starts others faster than they can be ended had started it"
+        known = ended.keys() | refused.keys()
+        left += [
+            (search.describe(s), why)
+            for s in search.now().values()
+            if (s.pid, s.start) not in known and s.pid not in trackers
+        ]
+    for key, found in list(ended.items()):
+        here = procfs.stat(found.pid)
+        if here and here.start == found.start and here.state not in procfs.DEAD:
+            why = f"it did not end (state {here.state}; D waits inside the kernel)"
+            left.append((found, why))
+            del ended[key]
+    return Ended(list(ended.values()), left, held)
+
+
+def _freeze(
+    search: Search,
+    trackers: dict[int, Stat],
+    refused: dict[tuple[int, int], tuple[Found, str]],
+    deadline: float,
+) -> list[Stat]:
+    frozen: dict[tuple[int, int], Stat] = {}
+    while monotonic() < deadline:
+        new = [
+            s
+            for s in search.now().values()
+            if (s.pid, s.start) not in frozen
+            and (s.pid, s.start) not in refused
+            and s.pid not in trackers
+        ]
+        if not new:
+            break
+        for s in new:
+            if TRACKER in procfs.full_command(s.pid):
+                trackers[s.pid] = s
+                continue
+            try:
+                procfs.send(s.pid, s.start, signal.SIGSTOP)
+                frozen[(s.pid, s.start)] = s
+            except PermissionError:
+                owner = procfs.user(s.pid)
+                why = f"it belongs to another user (uid {owner})"
+                refused[(s.pid, s.start)] = (search.describe(s), why)
+    return list(frozen.values())
+
+
+def _wait(processes: Iterable[Stat], deadline: float) -> None:
+    left = list(processes)
+    while True:
+        left = [s for s in left if procfs.is_alive(s.pid, s.start)]
+        if not left or monotonic() > deadline:
+            return
+        time.sleep(0.005)
+
+
+# -- shared memory ---------------------------------------------------------------
+
+
+class Holders:
+    """Who maps or has open which files in memory, as it was when this was made."""
+
+    def __init__(self) -> None:
+        self._by: dict[Identity, list[int]] = {}
+        self._hidden = 0
+        for pid in procfs.pids():
+            found = procfs.held(pid)
+            if found is None:
+                self._hidden += 1
+            for identity in found or ():
+                self._by.setdefault(identity, []).append(pid)
+
+    def refusal(self, segment: SegmentLine, but: Collection[int] = ()) -> str | None:
+        """Why this segment must stay; empty when it may go, None when it is gone.
+
+        Processes in ``but`` do not count: they are about to end.
+        """
+        if "/" in segment.name:
+            return None  # no file of that directory
+        try:
+            here = (procfs.SHM / segment.name).lstat()
+        except OSError:
+            return None
+        if (here.st_dev, here.st_ino) != segment.identity:
+            return None  # the name is another one's now
+        users = [p for p in self._by.get(segment.identity, ()) if p not in but]
+        if users:
+            return f"process {users[0]} ({procfs.command(users[0])[:40]}) uses it"
+        if here.st_uid != os.geteuid():
+            return f"it belongs to another user (uid {here.st_uid})"
+        if self._hidden and here.st_mode & 0o077:
+            return (
+                "other users may open it, and their processes cannot be looked into "
+                f"({self._hidden} of them)"
+            )
+        return ""
+
+
+def remove_segment(segment: SegmentLine) -> str:
+    """Unlink one; the reason why it could not be, else nothing."""
+    try:
+        (procfs.SHM / segment.name).unlink()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return str(error.strerror)
+    return ""
+
+
+def segment_size(segment: SegmentLine) -> int:
+    """Bytes of memory that it takes (not what it could hold)."""
+    try:
+        return (procfs.SHM / segment.name).lstat().st_blocks * 512
+    except OSError:
+        return 0
+
+
+def remove_segments(segments: Iterable[SegmentLine]) -> tuple[list[str], list[str]]:
+    """Remove those that nobody uses; a line for each that went, and that stays."""
+    present = [s for s in segments if (procfs.SHM / s.name).exists()]
+    if not present:
+        return [], []
+    holders = Holders()
+    removed, kept = [], []
+    for segment in present:
+        why = holders.refusal(segment)
+        if why is None:
+            continue
+        text = f"{procfs.SHM / segment.name} ({megabytes(segment_size(segment))})"
+        why = why or remove_segment(segment)
+        if why:
+            kept.append(f"{text}: {why}")
+        else:
+            removed.append(text)
+    return removed, kept
+
+
+def newcomers(
+    created: Created, held: Collection[Identity], stage: str = ""
+) -> list[SegmentLine]:
+    """Segments that came up during the run and that its processes held just now."""
+    known = {s.identity for s in created.segments} | created.before
+    return [
+        SegmentLine(name, *identity, stage, 0)
+        for name, identity in procfs.segments().items()
+        if identity in held and identity not in known
+    ]
+
+
+# -- files -----------------------------------------------------------------------
+
+
+def is_same(folder: FolderLine) -> bool:
+    """Whether the directory is there and is the one that was noted down."""
+    try:
+        here = Path(folder.path).lstat()
+    except OSError:
+        return False
+    return (here.st_dev, here.st_ino) == (folder.dev, folder.ino)
+
+
+def remove_folder(folder: FolderLine) -> str | None:
+    """Remove a directory outside the run's own; the reason why not, None when gone."""
+    if not is_same(folder):
+        return None
+    return remove_tree(Path(folder.path), Identity(folder.dev, folder.ino))
+
+
+def remove_tree(path: Path, identity: Identity | None = None, tries: int = 3) -> str:
+    """Remove a directory and all below it; the reason why not, empty when it went.
+
+    Only the directory with that ``identity``, if one is given; no link is followed,
+    and nothing is removed while something is mounted in it. More than one try: what
+    was just killed may still have been writing.
+    """
+    reason = ""
+    for _ in range(tries):
+        try:
+            # O_PATH opens what may not be read, too.
+            flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(path, flags)
+        except OSError:  # it is gone, or something else has its name
+            return ""
+        try:
+            reason = _empty(fd, identity)
+            if not reason:
+                path.rmdir()
+                return ""
+        except (OSError, RecursionError) as error:
+            reason = f"{getattr(error, 'filename', '') or path}: "
+            reason += getattr(error, "strerror", None) or "too many directories deep"
+            _make_writable(fd)
+            time.sleep(0.05)
+        finally:
+            os.close(fd)
+    return reason if os.path.lexists(path) else ""
+
+
+def _empty(fd: int, identity: Identity | None) -> str:
+    """Remove what is in an open directory; the reason why nothing was removed."""
+    here = os.fstat(fd)
+    if identity is not None and (here.st_dev, here.st_ino) != identity:
+        return "it is another directory by now"
+    place = Path(f"/proc/self/fd/{fd}")
+    mounts = procfs.mounted_below(place)
+    if mounts:
+        return f"{mounts[0]} is mounted in it"
+    for path in list(place.iterdir()):
+        if stat.S_ISDIR(path.lstat().st_mode):
+            shutil.rmtree(path.name, dir_fd=fd)
+        else:
+            path.unlink()
+    return ""
+
+
+def _make_writable(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        Path(f"/proc/self/fd/{fd}").chmod(0o700)
+        for _, names, _, here in os.fwalk(".", dir_fd=fd):
+            for name in names:
+                if stat.S_ISDIR(
+                    os.stat(name, dir_fd=here, follow_symlinks=False).st_mode
+                ):
+                    os.chmod(name, 0o700, dir_fd=here)
+
+
+def tree_size(path: Path) -> int:
+    """Bytes on disk below a directory."""
+    total = 0
+    for directory, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += (Path(directory) / name).lstat().st_blocks * 512
+            except OSError:
+                continue
+    return total
+
+
+def megabytes(size: int) -> str:
+    """``12.3 MB``."""
+    return f"{size / 1e6:.1f} MB"

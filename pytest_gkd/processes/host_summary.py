@@ -1,0 +1,96 @@
+"""``gkd env``: what a maintainer asks about the machine first, to paste into an issue.
+
+Read from metadata and the system; nothing heavy is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from pytest_gkd.processes import cgroup, gpus
+
+PACKAGES = re.compile(
+    r"torch|torchvision|torchaudio|triton|vllm(-.+)?|ray|transformers|datasets|numpy"
+    r"|tokenizers|safetensors|accelerate|peft|trl|verl|lightrft|deepspeed|flash[-_]attn"
+    r"|pyarrow|psutil|py-spy|google-re2|execnet|pluggy|pytest|nvidia-nccl-.+|sglang"
+)
+VARIABLES = re.compile(
+    r"(CUDA|NCCL|GLOO|UCX|NVIDIA|TORCH|PYTORCH|VLLM|RAY|HF|HUGGINGFACE|HUGGING_FACE"
+    r"|TRANSFORMERS|DATASETS|TOKENIZERS|OMP|MKL|KMP|PYTEST|PYTHON|LD|SLURM|WANDB|VERL"
+    r"|TRITON|MASTER|DS)_.*|(LOCAL_|WORLD_)?(RANK|SIZE)|TMPDIR|XDG_CACHE_HOME"
+    r"|PYTHON[A-Z]+|CI|(https?|no|all)_proxy",
+    re.IGNORECASE,
+)
+# Of cgroup v2 (Documentation/admin-guide/cgroup-v2.rst); "max" is no limit.
+LIMITS = ("memory.max", "memory.swap.max", "cpu.max", "pids.max")
+SHM = Path("/dev/shm")  # noqa: S108 - where the system keeps it
+GIB = 1 << 30
+
+
+def lines() -> Iterator[str]:
+    """The report, a fact a line; secrets are masked where it is shown."""
+    yield f"os          {platform.platform()}"
+    yield from (f"os-release  {name}" for name in _release())
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    yield f"python      {python}"
+    yield f"cpus        {len(os.sched_getaffinity(0))} usable of {os.cpu_count()}"
+    memory = psutil.virtual_memory()
+    room = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB available"
+    yield f"memory      {room}"
+    limits = list(_limits())
+    yield from limits or ["cgroup      no limit that can be seen"]
+    for place in dict.fromkeys((SHM, Path(os.environ.get("TMPDIR") or "/tmp"))):  # noqa: S108
+        yield _room(place)
+    found = gpus.describe()
+    yield from (f"gpu         {text}" for text in found or ["no NVIDIA driver answers"])
+    yield from (f"package     {text}" for text in _packages())
+    for name in sorted(os.environ):
+        if VARIABLES.fullmatch(name):
+            yield f"variable    {name}={os.environ[name]}"
+
+
+def _release() -> Iterator[str]:
+    try:
+        yield platform.freedesktop_os_release().get("PRETTY_NAME", "unnamed")
+    except OSError:
+        return  # a system without the file
+
+
+def _limits() -> Iterator[str]:
+    place = cgroup.base()
+    for directory in (place, *place.parents) if place else ():
+        for name in LIMITS:
+            try:
+                value = (directory / name).read_text().strip()
+            except OSError:
+                continue  # the controller is off here, or this is above the mount
+            if not value.startswith("max"):
+                yield f"cgroup      {name} {value} in {directory}"
+
+
+def _room(place: Path) -> str:
+    try:
+        usage = shutil.disk_usage(place)
+    except OSError as error:
+        return f"disk        {place}: {error.strerror}"
+    room = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free"
+    return f"disk        {place} {room}"
+
+
+def _packages() -> list[str]:
+    """Those that matter here, and every plugin of pytest, with versions."""
+    found = set()
+    for one in metadata.distributions():
+        name = one.metadata["Name"] or ""
+        plugin = any(entry.group == "pytest11" for entry in one.entry_points)
+        if plugin or PACKAGES.fullmatch(name.lower()):
+            found.add(f"{name} {one.version}{' (pytest plugin)' if plugin else ''}")
+    return sorted(found, key=str.lower)

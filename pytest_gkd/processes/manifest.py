@@ -1,0 +1,250 @@
+"""What a run has created: a list on disk, written as it goes, that outlives the run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pytest_gkd.processes import cgroup, procfs
+from pytest_gkd.processes.procfs import Identity
+
+LIST = "created.jsonl"
+RUN_PREFIX = "gkd-"
+
+
+class RunLine(NamedTuple):
+    """The run itself. ``boot``, ``pid_namespace`` and ``host`` say where its pids mean
+    what they say; ``started`` is what its report.json says. ``groups`` is the directory
+    of its workers' control groups, empty where there are none."""
+
+    pid: int
+    start: int
+    mark: str
+    boot: str
+    pid_namespace: str
+    host: str
+    report: str
+    started: str
+    groups: str = ""
+
+
+class ProcessLine(NamedTuple):
+    """A process; ``worker`` is the pid of the worker it came from, 0 when unknown."""
+
+    pid: int
+    start: int
+    command: str
+    stage: str
+    worker: int
+
+
+class SegmentLine(NamedTuple):
+    """A file in /dev/shm that came up during the run, in a process of the run."""
+
+    name: str
+    dev: int
+    ino: int
+    stage: str
+    worker: int
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.dev, self.ino)
+
+
+class FolderLine(NamedTuple):
+    """A directory outside the run's own, made by a process of the run."""
+
+    path: str
+    dev: int
+    ino: int
+    stage: str
+    worker: int
+
+
+class Created(NamedTuple):
+    """A list as it was read; ``before`` was in /dev/shm when the run began."""
+
+    run: RunLine | None
+    processes: list[ProcessLine]
+    segments: list[SegmentLine]
+    folders: list[FolderLine]
+    before: set[Identity]
+
+
+class CreationList:
+    """Appends to the list, one line and one write for each thing.
+
+    A disk that is full costs the line, not the run; ``problem`` then says so. This
+    user's processes read it by its ``handle``, also when its directory was cleared.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problem = ""
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self.handle = Path(f"/proc/{os.getpid()}/fd/{self._fd}")
+
+    def run(self, run: RunLine) -> None:
+        """The first line: whose list this is."""
+        self._write("run", **run._asdict())
+
+    def before(self, segments: dict[str, Identity]) -> None:
+        """What was in /dev/shm already, and is nobody's of this run."""
+        self._write("before", segments=list(segments.values()))
+
+    def process(self, line: ProcessLine) -> None:
+        self._write("process", **line._asdict())
+
+    def segment(self, line: SegmentLine) -> None:
+        self._write("segment", **line._asdict())
+
+    def folder(self, line: FolderLine) -> None:
+        self._write("folder", **line._asdict())
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        os.close(self._fd)
+
+    def _write(self, kind: str, **values: Any) -> None:
+        # It begins with a newline too: after a line that was cut off by a full disk,
+        # the next one is whole again.
+        text = f"\n{json.dumps({'kind': kind, **values})}\n"
+        try:
+            os.write(self._fd, text.encode("utf-8", "replace"))
+        except OSError as error:
+            self.problem = f"{self.path}: {error.strerror}"
+
+
+def read(text: str) -> Created:
+    """The list from its text; lines that are not whole are passed over."""
+    found = Created(None, [], [], [], set())
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line) if line.strip() else {}
+            kind = entry.pop("kind", "")
+            if kind == "run":
+                found = found._replace(run=RunLine(**entry))
+            elif kind == "before":
+                found.before.update(Identity(*pair) for pair in entry["segments"])
+            elif kind == "process":
+                found.processes.append(ProcessLine(**entry))
+            elif kind == "segment":
+                found.segments.append(SegmentLine(**entry))
+            elif kind == "folder":
+                found.folders.append(FolderLine(**entry))
+        except (ValueError, TypeError, AttributeError, KeyError):
+            continue
+    return found
+
+
+def this_run(mark: str, report: str, started: str) -> RunLine:
+    """The line for a run that this process controls."""
+    here = procfs.stat(os.getpid())
+    return RunLine(
+        os.getpid(),
+        here.start if here else 0,
+        mark,
+        boot(),
+        pid_namespace(),
+        os.uname().nodename,
+        report,
+        started,
+        str(cgroup.base() or ""),
+    )
+
+
+def ray_folder(run_dir: Path) -> Path:
+    """A run's directory for Ray where its own has too long a name for Ray's sockets."""
+    key = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:12]
+    return Path("/tmp", f"gkd-ray-{key}")  # noqa: S108 - made private, or not at all
+
+
+def boot() -> str:
+    """The id of the kernel's present boot (random(4)), empty when it is hidden."""
+    try:
+        return (procfs.PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def pid_namespace() -> str:
+    """Which PID namespace this process is in (namespaces(7)), empty when hidden."""
+    try:
+        return str((procfs.PROC / "self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+# -- where lists are found later -------------------------------------------------
+
+
+def state_directory() -> Path | None:
+    """Where runs are noted down whose temporary directory may be any; None without.
+
+    ``$XDG_STATE_HOME/pytest-gkd`` (XDG Base Directory Specification), 0700.
+    """
+    base = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        home = Path(base) if base.startswith("/") else Path.home() / ".local/state"
+    except RuntimeError:  # no HOME, and the user is in no password file
+        return None
+    return home / "pytest-gkd/runs"
+
+
+def note(run_dir: Path) -> Path | None:
+    """Leave a link to the run where ``gkd clean`` looks; None where none can be made.
+
+    Nothing depends on it but finding a run whose TMPDIR was another one.
+    """
+    place = state_directory()
+    if place is None:
+        return None
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        link = place / f"{run_dir.name}-{os.getpid()}"
+        link.symlink_to(run_dir)
+    except OSError:
+        return None
+    return link
+
+
+def find(temporary: list[Path]) -> Iterator[tuple[Path, Path | None]]:
+    """The directories of runs of this user, each with the link that led to it.
+
+    Another user's directory, or one that others may write to, is not looked into:
+    what it says could be made up.
+    """
+    seen: set[Path] = set()
+    for link in _links():
+        target = link.readlink()
+        seen.add(target)
+        yield target, link
+    for place in dict.fromkeys(temporary):
+        for path in sorted(place.glob(f"{RUN_PREFIX}*/{LIST}")):
+            if path.parent not in seen:
+                seen.add(path.parent)
+                yield path.parent, None
+
+
+def _links() -> list[Path]:
+    place = state_directory()
+    if place is None:
+        return []
+    try:
+        return sorted(path for path in place.iterdir() if path.is_symlink())
+    except OSError:
+        return []
+
+
+def is_trusted(run_dir: Path) -> bool:
+    """Whether only this user can have written what is in it."""
+    try:
+        here = run_dir.lstat()
+    except OSError:
+        return False
+    return here.st_uid == os.geteuid() and here.st_mode & 0o170077 == 0o040000

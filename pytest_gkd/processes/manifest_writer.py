@@ -1,0 +1,258 @@
+"""Writes down, once a second, what the processes of a run have created."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.processes import manifest, procfs
+from pytest_gkd.processes.manifest import (
+    CreationList,
+    FolderLine,
+    ProcessLine,
+    SegmentLine,
+)
+from pytest_gkd.processes.procfs import Identity, Stat
+from pytest_gkd.processes.tree import is_plugins, reap
+
+EVERY_S = 1.0
+# After a walk it rests a hundred times as long: at most 1 % of a core, also where
+# there are thousands of processes.
+REST = 100
+# Walks after which pids that were passed over are looked at anew; they are reused.
+FORGET_AFTER = 30
+# What Ray's own processes are told of the session that they belong to.
+RAY_FOLDER = re.compile(r"--(?:session[-_]dir|temp[-_]dir)=(\S+)")
+# Ray names a session after the moment and the process that began it (node.py).
+RAY_SESSION = re.compile(r"session_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_\d+_(\d+)")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process of the run: since when, and where in the run it belongs."""
+
+    start: int
+    parent: int
+    stage: str
+    worker: int
+
+
+class Tracker(threading.Thread):
+    """Walks the tree below this process and appends what is new to the list.
+
+    ``before`` are the processes that are not the run's: they are passed over, with all
+    they start. It may grow. So is what this process starts beside its workers.
+    ``workers`` gives the stage that each worker runs now, by its pid. ``tell`` gets
+    what went wrong in a walk, which does not end it. With ``itself`` this process runs
+    stages.
+    """
+
+    def __init__(
+        self,
+        creations: CreationList,
+        run_dir: Path,
+        before: set[int],
+        workers: Callable[[], dict[int, str]],
+        tell: Callable[[str], None],
+        *,
+        itself: bool,
+    ) -> None:
+        super().__init__(name="gkd-tracker", daemon=True)
+        self._list = creations
+        self._run_dir = run_dir
+        self._workers = workers
+        self._tell = tell
+        self._me = os.getpid()
+        self._members: dict[int, Member] = {}
+        self._passed = set(before)
+        self._before = before
+        self._walks = 0
+        self._shares = procfs.shares_memory()
+        known = procfs.segments() if self._shares else {}
+        if known:
+            creations.before(known)
+        self._known: set[Identity] = set(known.values())
+        self._itself = itself
+        self._folders: set[str] = set()
+        self._begun = time.strftime("%Y-%m-%d_%H-%M-%S")  # local time, as Ray's
+        self._seen: set[int] = set()
+        self._next_look = 0.0
+        self._one = threading.Lock()
+        self._over = threading.Event()
+        self.segments: list[SegmentLine] = []
+        self.folders: list[FolderLine] = []
+
+    def run(self) -> None:
+        """The thread's loop."""
+        while not self._over.is_set():
+            begun = monotonic()
+            self.scan()
+            rest = REST * (monotonic() - begun)
+            self._over.wait(max(EVERY_S, rest))
+
+    @property
+    def problem(self) -> str:
+        """Why the list is not whole; empty where all of it could be written."""
+        return self._list.problem
+
+    def _attempt(self, what: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._tell(f"{what}: {type(error).__name__}: {error}")
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over.set()
+        if self.is_alive():
+            self.join()
+
+    def note(self, worker: int) -> None:
+        """Write down at once a worker that was started just now, by its pid.
+
+        A guardian that has to end it may be asked before the next walk.
+        """
+        here = procfs.stat(worker)
+        if here is not None:
+            command = procfs.command(worker)
+            self._list.process(ProcessLine(worker, here.start, command, "", worker))
+
+    def scan(self) -> None:
+        """One walk: new processes, new shared memory, new directories of Ray."""
+        self._attempt("not all that the run created could be written down", self._scan)
+
+    def _scan(self) -> None:
+        with self._one:
+            workers = self._workers()
+            for pid in self._walk(workers):
+                self._folders_of(pid)
+            if self._shares:
+                self._look_at_memory(workers)
+
+    # -- processes -------------------------------------------------------------------
+
+    def _walk(self, workers: dict[int, str]) -> list[int]:
+        self._walks += 1
+        if self._walks % FORGET_AFTER == 0:
+            self._passed = set(self._before)
+        present = procfs.pids()
+        self._passed &= present
+        for pid, member in list(self._members.items()):
+            here = procfs.stat(pid) if pid in present else None
+            if here is None or here.start != member.start:
+                del self._members[pid]
+            elif here.state == "Z" and here.ppid == self._me != member.parent:
+                # Its parent died before it: nobody else waits for it, and where this
+                # is the first process of a container nobody else could.
+                reap(pid)
+        for pid in workers.keys() & self._members.keys():
+            # It may have been seen before it said what it is.
+            self._members[pid] = replace(self._members[pid], worker=pid)
+        fresh: list[int] = []
+        unknown = {
+            pid: here
+            for pid in present
+            - (self._passed - workers.keys())
+            - self._before
+            - set(self._members)
+            - {self._me}
+            if (here := procfs.stat(pid)) is not None
+        }
+        # A child may have a lower pid than its parent once the numbers wrapped.
+        while True:
+            found = [s for s in unknown.values() if self._belongs(s, workers)]
+            if not found:
+                break
+            for s in found:
+                del unknown[s.pid]
+                fresh.append(s.pid)
+                self._add(s, workers)
+        self._passed |= set(unknown)
+        return fresh
+
+    def _belongs(self, s: Stat, workers: Container[int]) -> bool:
+        if s.ppid in self._members or s.pid in workers:
+            return True
+        return s.ppid == self._me and (self._itself or not is_plugins(s))
+
+    def _add(self, s: Stat, workers: dict[int, str]) -> None:
+        above = self._members.get(s.ppid)
+        lost = self._me if self._itself else 0
+        worker = s.pid if s.pid in workers else above.worker if above else lost
+        stage = workers.get(worker, "") if worker != s.pid else ""
+        self._members[s.pid] = Member(s.start, s.ppid, stage, worker)
+        self._seen.add(s.pid)
+        if s.state not in procfs.DEAD:
+            self._list.process(
+                ProcessLine(s.pid, s.start, procfs.command(s.pid), stage, worker)
+            )
+
+    def _folders_of(self, pid: int) -> None:
+        """Ray's directories outside the run's own, from what its processes are told."""
+        for text in RAY_FOLDER.findall(procfs.full_command(pid)):
+            path = Path(text)
+            if text in self._folders or self._run_dir in path.parents:
+                continue
+            if path != manifest.ray_folder(self._run_dir) and not self._began(
+                path.name
+            ):
+                continue
+            self._folders.add(text)
+            try:
+                here = path.lstat()
+            except OSError:
+                continue
+            member = self._members[pid]
+            line = FolderLine(
+                text, here.st_dev, here.st_ino, member.stage, member.worker
+            )
+            self.folders.append(line)
+            self._list.folder(line)
+
+    def _began(self, session: str) -> bool:
+        """Whether a session of Ray was begun by a process of this run.
+
+        A run may also join one that was there before, and is not its to remove.
+        """
+        found = RAY_SESSION.fullmatch(session)
+        return bool(
+            found
+            and found[1] >= self._begun
+            and int(found[2]) in (*self._seen, self._me)
+        )
+
+    # -- shared memory ---------------------------------------------------------------
+
+    def _look_at_memory(self, workers: dict[int, str]) -> None:
+        """Note down each new file of /dev/shm that a process of the run holds.
+
+        To read what a process holds is the dear part: it is done only while there are
+        new files, and the more seldom the longer it takes.
+        """
+        begun = monotonic()
+        if begun < self._next_look:
+            return
+        new = {
+            identity: name
+            for name, identity in procfs.segments().items()
+            if identity not in self._known
+        }
+        if not new:
+            return
+        holders = [self._me] if self._itself else []
+        for pid in (*holders, *self._members):
+            member = self._members.get(pid)
+            worker = member.worker if member else pid
+            stage = workers.get(worker) or (member.stage if member else "")
+            for identity in (procfs.held(pid, writing=True) or set()) & new.keys():
+                line = SegmentLine(new.pop(identity), *identity, stage, worker)
+                self.segments.append(line)
+                self._list.segment(line)
+                self._known.add(identity)
+        self._next_look = monotonic() + REST * (monotonic() - begun)

@@ -1,0 +1,133 @@
+"""What has a process tree used so far, and has an idle one reason to be idle?"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pytest_gkd.processes import tree as processes
+
+# System calls in which a thread wakes by itself: nanosleep and clock_nanosleep, on
+# x86-64 and arm64 (the kernel's syscall_64.tbl and asm-generic/unistd.h).
+SLEEPING = {"x86_64": {"35", "230"}, "aarch64": {"101", "115"}}
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a tree has used up to ``at`` (seconds of ``time.monotonic()``).
+
+    ``cpu_s`` is user and system time, ``io_bytes`` what was read and written by
+    read(2) and write(2), whatever is behind the descriptor, and what disks were read
+    for; both of all processes in ``pids``. ``stopped`` are those that a signal has
+    stopped. ``network_bytes`` went through the machine's interfaces, the loopback left
+    out.
+    """
+
+    at: float
+    cpu_s: float
+    io_bytes: int
+    network_bytes: int
+    pids: frozenset[int]
+    stopped: frozenset[int]
+
+
+def read(pid: int, at: float) -> Usage:
+    """The usage of ``pid`` and everything below it; processes that end are left out."""
+    cpu_s, io_bytes = 0.0, 0
+    pids, stopped = set(), set()
+    for process in _tree(pid):
+        try:
+            with process.oneshot():
+                times = process.cpu_times()
+                counters = process.io_counters()
+                status = process.status()
+        except psutil.Error:
+            continue
+        pids.add(process.pid)
+        cpu_s += times.user + times.system + times.children_user
+        cpu_s += times.children_system
+        io_bytes += counters.read_chars + counters.write_chars
+        io_bytes += counters.read_bytes  # also pages of a mapped file
+        if status == psutil.STATUS_STOPPED:
+            stopped.add(process.pid)
+    return Usage(
+        at, cpu_s, io_bytes, _network_bytes(), frozenset(pids), frozenset(stopped)
+    )
+
+
+def main_thread(pid: int) -> tuple[str, int]:
+    """The state letter of a process's main thread, and how often it was switched.
+
+    Unlike CPU time, which comes in ticks, the second tells of every waking.
+    """
+    fields = dict(
+        line.split(":", 1)
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if ":" in line
+    )
+    switches = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
+    return fields["State"].split()[0], sum(int(fields[name]) for name in switches)
+
+
+def may_be_waiting(pid: int) -> str:
+    """Why an idle tree may yet be doing what it should; empty if nothing says so.
+
+    Its main thread sleeps for a set time, something is in the kernel's hands, or a
+    connection leads to somebody outside, who may be at work for it.
+    """
+    call = _system_call(pid)
+    if call is None:
+        return "which system call it is in cannot be read here"
+    if call in SLEEPING.get(os.uname().machine, set()):
+        return "it sleeps for a set time"
+    ours: set[tuple[object, object]] = set()
+    theirs: set[tuple[object, object]] = set()
+    for process in _tree(pid):
+        try:
+            if process.status() == psutil.STATUS_DISK_SLEEP:
+                return f"process {process.pid} waits inside the kernel"
+            connections = process.net_connections(kind="tcp")
+        except psutil.NoSuchProcess:
+            continue
+        except psutil.AccessDenied:
+            return f"the connections of process {process.pid} cannot be read here"
+        for one in connections:
+            if one.status == psutil.CONN_ESTABLISHED:
+                ours.add((_end(one.laddr), _end(one.raddr)))
+                theirs.add((_end(one.raddr), _end(one.laddr)))
+    outside = sorted(str(local_peer[1]) for local_peer in ours - theirs)
+    return f"a connection leads to {outside[0]}" if outside else ""
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    try:
+        return [psutil.Process(pid), *processes.descendants(pid)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _system_call(pid: int) -> str | None:
+    """The number of the system call that the main thread waits in."""
+    try:
+        return Path(f"/proc/{pid}/syscall").read_text().split()[0]
+    except OSError:
+        return None
+
+
+def _end(address: Any) -> tuple[str, int]:
+    """One end of a connection; an IPv4 address within IPv6 as IPv4."""
+    host: str = address[0]
+    return host.removeprefix("::ffff:"), int(address[1])
+
+
+def _network_bytes() -> int:
+    counters = psutil.net_io_counters(pernic=True)
+    return sum(
+        one.bytes_recv + one.bytes_sent
+        for name, one in counters.items()
+        if name != "lo"
+    )

@@ -1,0 +1,246 @@
+"""``gkd clean``: what did runs that are dead leave behind, and how does it go away?"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pytest_gkd.processes import cleanup, manifest, procfs
+from pytest_gkd.processes.manifest import Created, RunLine
+
+SCHEMA = 1
+NOTHING_LEFT, LEFT = 0, 1
+COMMON = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - where runs lie by default
+
+# What is done with a thing: with --yes, and in a dry run.
+DOES = {True: ("ended", "removed"), False: ("would end", "would remove")}
+
+
+@dataclass
+class Thing:
+    """A process, a piece of shared memory or a directory, and what becomes of it.
+
+    ``left`` says why it stays; it is empty for what goes. ``facts`` go to the JSON.
+    """
+
+    kind: str
+    name: str
+    left: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self, *, done: bool) -> dict[str, Any]:
+        action = DOES[done][self.kind != "process"]
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "action": "left" if self.left else action,
+            "why": self.left or None,
+            **self.facts,
+        }
+
+
+@dataclass
+class Run:
+    """One run: its directory, whether it is dead, and what of it is still there."""
+
+    path: Path
+    state: str
+    why: str
+    things: list[Thing] = field(default_factory=list)
+
+
+def clean(*, yes: bool) -> list[Run]:
+    """Look at every run of this user; with ``yes``, end and remove what is dead.
+
+    Only what a run's own list names and what is still the same thing: pid and start
+    time, device and inode. A run whose pytest process lives is only looked at.
+    """
+    runs = []
+    for path, link in manifest.find([Path(tempfile.gettempdir()), *COMMON]):
+        run = _look(path, yes=yes)
+        if run is not None:
+            runs.append(run)
+        gone = run is None or (yes and run.state == cleanup.DEAD and not _stays(run))
+        if link is not None and gone and not path.exists():
+            link.unlink(missing_ok=True)
+    return runs
+
+
+def _stays(run: Run) -> bool:
+    return any(thing.left for thing in run.things)
+
+
+def _look(path: Path, *, yes: bool) -> Run | None:
+    if not path.exists():
+        return None
+    if not manifest.is_trusted(path) or not path.name.startswith(manifest.RUN_PREFIX):
+        # Another user's, or not ours alone to write: not ours to act upon.
+        return None
+    try:
+        text = (path / manifest.LIST).read_text("utf-8", "replace")
+    except OSError:
+        return None
+    found = manifest.read(text)
+    if found.run is None:
+        return Run(path, cleanup.ELSEWHERE, "its list does not say whose it is")
+    state, why = cleanup.state(found.run)
+    run = Run(path, state, why)
+    if state == cleanup.DEAD:
+        run.things += _processes(found, found.run, yes=yes)
+        run.things += _memory(found, found.run, yes=yes)
+        run.things += _folders(found, path, yes=yes)
+    return run
+
+
+def _processes(found: Created, run: RunLine, *, yes: bool) -> Iterator[Thing]:
+    search = cleanup.Search(run, found.processes, ())
+    ports = _ports(list(search.now()))
+    if not yes:
+        for stat in search.now().values():
+            process = search.describe(stat)
+            owner = procfs.user(stat.pid)
+            foreign = owner not in (None, os.geteuid())
+            why = f"it belongs to another user (uid {owner})" if foreign else ""
+            yield _process(process, why, ports)
+        return
+    result = cleanup.end(search)
+    for process in result.ended:
+        yield _process(process, "", ports)
+    for process, why in result.left:
+        yield _process(process, why, ports)
+
+
+def _process(process: cleanup.Found, why: str, ports: dict[int, list[int]]) -> Thing:
+    held = ports.get(process.pid, [])
+    return Thing(
+        "process",
+        str(process),
+        why,
+        {
+            "pid": process.pid,
+            "start": process.start,
+            "stage": process.stage or None,
+            "ports": held,
+        },
+    )
+
+
+def _ports(pids: list[int]) -> dict[int, list[int]]:
+    """The TCP ports that each process listens on: those that it keeps from others."""
+    found: dict[int, list[int]] = {}
+    for pid in pids:
+        try:
+            # As `ss -ltnp` shows them; psutil called it connections() before 6.0.
+            process = psutil.Process(pid)
+            ask = getattr(process, "net_connections", None) or process.connections
+            listening = {c.laddr.port for c in ask("tcp") if c.status == "LISTEN"}
+        except psutil.Error:
+            continue
+        if listening:
+            found[pid] = sorted(listening)
+    return found
+
+
+def _memory(found: Created, run: RunLine, *, yes: bool) -> Iterator[Thing]:
+    if run.boot != manifest.boot():
+        return  # it went with the machine
+    present = [s for s in found.segments if (procfs.SHM / s.name).exists()]
+    holders = cleanup.Holders() if present else None
+    ours = set(cleanup.Search(run, found.processes, ()).now()) if present else set()
+    for segment in present:
+        assert holders is not None
+        why = holders.refusal(segment, but=ours)
+        if why is None:
+            continue  # the name is another one's by now
+        size = cleanup.segment_size(segment)
+        if yes and not why:
+            why = cleanup.remove_segment(segment)
+        yield Thing(
+            "shared memory",
+            f"{procfs.SHM / segment.name} ({cleanup.megabytes(size)})",
+            why,
+            {
+                "path": str(procfs.SHM / segment.name),
+                "bytes": size,
+                "stage": segment.stage or None,
+            },
+        )
+
+
+def _folders(found: Created, run_dir: Path, *, yes: bool) -> Iterator[Thing]:
+    for folder in found.folders:
+        if not cleanup.is_same(folder):
+            continue
+        path = Path(folder.path)
+        size = cleanup.tree_size(path)
+        why = cleanup.remove_folder(folder) or "" if yes else ""
+        yield _folder(path, size, why)
+    size = cleanup.tree_size(run_dir)
+    yield _folder(run_dir, size, cleanup.remove_tree(run_dir) if yes else "")
+
+
+def _folder(path: Path, size: int, why: str) -> Thing:
+    text = f"{path} ({cleanup.megabytes(size)})"
+    return Thing("directory", text, why, {"path": str(path), "bytes": size})
+
+
+# -- what is said of it ----------------------------------------------------------------
+
+
+def exit_status(runs: list[Run], *, yes: bool) -> int:
+    """1 when something of a dead run is left: not removed, or only looked at."""
+    dead = [run for run in runs if run.state == cleanup.DEAD]
+    left = any(_stays(run) for run in dead) if yes else bool(dead)
+    return LEFT if left else NOTHING_LEFT
+
+
+def to_json(runs: list[Run], *, yes: bool) -> dict[str, Any]:
+    """All that was looked at."""
+    return {
+        "schema": SCHEMA,
+        "dry_run": not yes,
+        "runs": [
+            {
+                "run_dir": str(run.path),
+                "state": run.state,
+                "why": run.why,
+                "things": [thing.to_json(done=yes) for thing in run.things],
+            }
+            for run in runs
+        ],
+    }
+
+
+def report_text(runs: list[Run], *, yes: bool) -> str:
+    """A block a run, then what to do next."""
+    lines = []
+    for run in runs:
+        if run.state != cleanup.DEAD:
+            lines.append(f"{run.path}: left alone: {run.why}")
+            continue
+        lines.append(f"{run.path}: {run.why}")
+        lines += [f"  {_line(thing, done=yes)}" for thing in run.things]
+    dead = [run for run in runs if run.state == cleanup.DEAD]
+    if not dead:
+        lines.append("nothing is left of dead runs")
+    elif not yes:
+        lines.append("nothing was changed; gkd clean --yes does it")
+    elif any(_stays(run) for run in dead):
+        lines.append("not all of it could be removed; see above")
+    return "\n".join(lines)
+
+
+def _line(thing: Thing, *, done: bool) -> str:
+    stage = f", stage {thing.facts['stage']}" if thing.facts.get("stage") else ""
+    ports = ", ".join(str(port) for port in thing.facts.get("ports", ()))
+    ports = f", listens on port {ports}" if ports else ""
+    what = f"{thing.kind} {thing.name}{stage}{ports}"
+    if thing.left:
+        return f"left alone    {what}: {thing.left}"
+    return f"{DOES[done][thing.kind != 'process']:<13} {what}"

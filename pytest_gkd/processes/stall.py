@@ -1,0 +1,235 @@
+"""Does a stage get on, or is it stuck? Two looks at its process tree, compared."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.files import make_way
+from pytest_gkd.processes import gpus, resource_use, stacks
+from pytest_gkd.processes.resource_use import Usage
+from pytest_gkd.processes.stacks import Prepare, Stack
+
+# A process tree whose threads only keep heartbeats stays below these. An idle Ray (GCS,
+# raylet, two agents) used 0.9 % of a core and 20 kB/s here; one CPU tick is 0.01 s.
+IDLE_CPU = 0.02
+IDLE_IO_BYTES_PER_S = 64 * 1024
+IDLE_NETWORK_BYTES_PER_S = 8 * 1024
+BUSY_CPU = 0.5
+
+# A stage that nothing moves in is ended early after this share of its budget, but
+# never before it has stood still for the lesser time (seconds), nor after the greater.
+QUIET_SHARE = 0.2
+QUIET_S = 20.0
+QUIET_MOST_S = 60.0
+LOOK_S = 1.0
+
+COLLECTIVE = re.compile(r"distributed_c10d\.py|pynccl\w*\.py")
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at a tree: what it had used, and where each of its processes stood."""
+
+    usage: Usage
+    stacks: tuple[Stack, ...]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What two looks at one tree, ``window_s`` seconds apart, say of it.
+
+    ``verdict`` is ``stuck`` (nothing moved), ``busy`` (it computes, always in the same
+    place) or ``alive``. ``moved`` are a process's innermost frames then and now.
+    """
+
+    verdict: str
+    window_s: float
+    cpu_s: float
+    io_bytes: int
+    network_bytes: int
+    processes: int
+    stopped: tuple[int, ...]
+    moved: tuple[str, str] | None
+    new_pids: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in report.json."""
+        return {
+            "verdict": self.verdict,
+            "window_s": round(self.window_s, 1),
+            "cpu_s": round(self.cpu_s, 2),
+            "io_bytes": self.io_bytes,
+            "network_bytes": self.network_bytes,
+            "processes": self.processes,
+            "stopped_pids": list(self.stopped),
+            "moved": list(self.moved) if self.moved else None,
+            "new_pids": list(self.new_pids),
+        }
+
+    def text(self) -> str:
+        """In words: the verdict and what it rests on."""
+        whose = "its process" if self.processes == 1 else f"{self.processes} processes"
+        spent = f"{whose} used {self.cpu_s:.2f} s of CPU in {self.window_s:.1f} s"
+        if self.verdict == "alive":
+            parts = [spent]
+            if self.io_bytes > IDLE_IO_BYTES_PER_S * self.window_s:
+                parts.append(f"read and wrote {self.io_bytes / 1e6:.1f} MB")
+            if self.moved:
+                parts.append(f"went from {self.moved[0]} to {self.moved[1]}")
+            if self.new_pids:
+                parts.append(f"started {len(self.new_pids)} more")
+            return f"slow, not stuck; still at work: {', '.join(parts)}"
+        held = ""
+        if self.stopped:
+            pids = ", ".join(map(str, self.stopped))
+            held = f"; process {pids} is stopped by a signal (SIGSTOP)"
+        word = "stuck" if self.verdict == "stuck" else "busy"
+        return f"{word}: {spent} and stood in the same place before and after{held}"
+
+
+def look(pid: int, armed: Path, out: Path, prepare: Prepare = make_way) -> Look:
+    """Look at the tree of ``pid`` now; see ``stacks.collect`` for the rest."""
+    # Usage first: taking stacks makes the processes run.
+    usage = resource_use.read(pid, monotonic())
+    return Look(usage, tuple(stacks.collect(pid, armed, out, prepare=prepare)))
+
+
+def compare(first: Look, second: Look) -> Progress:
+    """What happened between two looks."""
+    was, now = first.usage, second.usage
+    window_s = max(now.at - was.at, 1e-3)
+    cpu_s = max(0.0, now.cpu_s - was.cpu_s)
+    io_bytes = max(0, now.io_bytes - was.io_bytes)
+    network_bytes = max(0, now.network_bytes - was.network_bytes)
+    moved = _moved(first.stacks, second.stacks)
+    new_pids = tuple(sorted(now.pids - was.pids))
+    verdict = "alive"
+    if moved is None and not new_pids and now.pids == was.pids:
+        if cpu_s >= BUSY_CPU * window_s:
+            verdict = "busy"
+        elif (
+            cpu_s <= IDLE_CPU * window_s
+            and io_bytes <= IDLE_IO_BYTES_PER_S * window_s
+            and network_bytes <= IDLE_NETWORK_BYTES_PER_S * window_s
+        ):
+            verdict = "stuck"
+    return Progress(
+        verdict,
+        window_s,
+        cpu_s,
+        io_bytes,
+        network_bytes,
+        len(now.pids),
+        tuple(sorted(now.stopped)),
+        moved,
+        new_pids,
+    )
+
+
+def _moved(
+    first: tuple[Stack, ...], second: tuple[Stack, ...]
+) -> tuple[str, str] | None:
+    before = {stack.pid: stack for stack in first}
+    for stack in second:
+        old = before.get(stack.pid)
+        if old is not None and _frames(old.text) != _frames(stack.text):
+            was = stacks.innermost(old.text, stack.pid)
+            now = stacks.innermost(stack.text, stack.pid)
+            if was != now:
+                return was, now
+    return None
+
+
+def _frames(text: str) -> list[str]:
+    """The frames of a dump by any means, without what differs from dump to dump."""
+    frames = re.findall(r"^ {2,}(?!Current)\S.*$", text, re.MULTILINE)
+    return [frame.strip() for frame in frames] or text.splitlines()
+
+
+class QuietWatch:
+    """Watches one running stage for standing still, cheaply, and proves it.
+
+    The main thread of the stage's process is looked at every second. Only when it has
+    not woken for half of ``window_s`` is the whole tree looked at, and again at the
+    end of it. Any waking in between starts the wait anew.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        budget_s: float,
+        armed: Path,
+        out: Path,
+        prepare: Prepare = make_way,
+    ) -> None:
+        self.window_s = max(QUIET_S, min(QUIET_MOST_S, QUIET_SHARE * budget_s))
+        self._pid = pid
+        self._armed = armed
+        self._out = out
+        self._prepare = prepare
+        self._next = 0.0
+        self._seen: object = None
+        self._since = 0.0
+        self._first: Look | None = None
+        self.doubt = ""
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time to look again."""
+        return now >= self._next
+
+    def look(self, now: float, said: float) -> tuple[Progress, Look] | None:
+        """Proof that the stage is stuck, with the second look; None without one.
+
+        ``said`` is when the stage last said something. ``doubt`` then tells why an
+        idle stage was not called stuck.
+        """
+        if not self.is_due(now):
+            return None
+        self._next = now + LOOK_S
+        try:
+            return self._look(now, said)
+        except (FileNotFoundError, ProcessLookupError):
+            return None  # it has ended
+
+    def _look(self, now: float, said: float) -> tuple[Progress, Look] | None:
+        state, switches = resource_use.main_thread(self._pid)
+        if (state, switches, said) != self._seen or state not in "ST":
+            self._start_anew(now, (state, switches, said))
+            return None
+        quiet_s = now - self._since
+        if self._first is None:
+            if quiet_s >= self.window_s / 2:
+                out = self._out / "earlier"
+                self._first = look(self._pid, self._armed, out, self._prepare)
+                # Being looked at wakes it.
+                self._seen = (*resource_use.main_thread(self._pid), said)
+            return None
+        if quiet_s < self.window_s:
+            return None
+        return self._prove(now)
+
+    def _prove(self, now: float) -> tuple[Progress, Look] | None:
+        assert self._first is not None
+        self.doubt = resource_use.may_be_waiting(self._pid)
+        # A rank that waits for the others keeps its GPU busy: NCCL's kernel spins.
+        if not self.doubt and not _in_a_collective(self._first.stacks):
+            self.doubt = gpus.at_work(self._first.usage.pids)
+        if not self.doubt:
+            second = look(self._pid, self._armed, self._out, self._prepare)
+            progress = compare(self._first, second)
+            if progress.verdict == "stuck":
+                return progress, second
+        self._start_anew(now, None)
+        return None
+
+    def _start_anew(self, now: float, seen: object) -> None:
+        self._seen, self._since, self._first = seen, now, None
+
+
+def _in_a_collective(found: tuple[Stack, ...]) -> bool:
+    """Whether a process calls NCCL, by the files of torch and vLLM that do."""
+    return any(COLLECTIVE.search(stack.text) for stack in found)

@@ -1,0 +1,131 @@
+"""Tells of a run while it goes on: the terminal's live line, and report.json."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.files import json_text, write_whole
+from pytest_gkd.report.record import RunRecord
+from pytest_gkd.report.terminal import Console
+
+SHOW_EVERY_S = 0.1
+# However much a stage says, the report is written no more often than this.
+WRITE_EVERY_S = 0.5
+# Without the thread it rests so many times as long as it took, at first half a second
+# later: a few changes at once are all written.
+REST = 10
+STOP_LIMIT_S = 5.0
+ATTEMPTS = 5
+
+
+class Teller(threading.Thread):
+    """A thread apart from the one that holds budgets, since a terminal that is stopped
+    and a disk that hangs block whoever writes to them.
+
+    ``lock`` is held while the ``record`` is read, and to be held by who changes it.
+    ``tell`` gets what went wrong.
+    ``could_write`` is of the last time that the report was written.
+    ``prepare`` sees that the directory of ``path`` is there and ours, or raises
+    OSError.
+    The thread need not be started; then the report is written by who changes it, at
+    once, unless that has just taken much time: stages may want to fork, and so there is
+    no thread that would write it later.
+    """
+
+    def __init__(
+        self,
+        record: RunRecord,
+        path: Path,
+        lock: AbstractContextManager[object],
+        tell: Callable[[str], None],
+        prepare: Callable[[Path], None],
+    ) -> None:
+        super().__init__(name="gkd-teller", daemon=True)
+        self.console = Console(None)
+        self._record = record
+        self._path = path
+        self._lock = lock
+        self._tell = tell
+        self._prepare = prepare
+        self._one = threading.RLock()
+        self.could_write = True
+        self._is_due = False
+        self._next = 0.0
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """The thread's loop."""
+        while not self._over.wait(SHOW_EVERY_S):
+            try:
+                self._show()
+                self._write_if_due()
+            except Exception as error:
+                self._tell(
+                    f"the run could not be shown: {type(error).__name__}: {error}"
+                )
+
+    def stop(self) -> None:
+        """End the thread, unless a disk or a terminal holds it."""
+        self._over.set()
+        if self.is_alive():
+            self.join(STOP_LIMIT_S)
+
+    def changed(self) -> None:
+        """The record is not what it was: the report is soon written anew."""
+        self._is_due = True
+        if not self.is_alive():
+            self._write_if_due()
+
+    def write(self) -> None:
+        """Write the report now; what went wrong is told, and it stays due."""
+        if not self._one.acquire(timeout=STOP_LIMIT_S):
+            self._tell(f"the report could not be written: {self._path} hangs")
+            return
+        try:
+            begun, self._is_due = monotonic(), False
+            with self._lock:
+                record = copy.deepcopy(self._record)
+            self._write(json_text(record.to_json()))
+            self.could_write = True
+        except Exception as error:
+            self._is_due, self.could_write = True, False
+            kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+            self._tell(f"the report could not be written: {kind}{error}")
+        finally:
+            now = monotonic()
+            if self.is_alive():
+                self._next = now + WRITE_EVERY_S
+            else:
+                rest_s = min(REST * (now - begun), 2 * WRITE_EVERY_S)
+                self._next = max(self._next, now) + rest_s
+            self._one.release()
+
+    def _write(self, text: str) -> None:
+        # A stage may remove the directory meanwhile, which needs its marker again.
+        for _ in range(ATTEMPTS - 1):
+            self._prepare(self._path.parent)
+            with contextlib.suppress(FileNotFoundError):
+                write_whole(self._path, text)
+                return
+        self._prepare(self._path.parent)
+        write_whole(self._path, text)
+
+    def _write_if_due(self) -> None:
+        ahead_s = 0.0 if self.is_alive() else WRITE_EVERY_S
+        if self._is_due and monotonic() >= self._next - ahead_s:
+            self.write()
+
+    def _show(self) -> None:
+        with self._lock:
+            running = [
+                stage
+                for stage in self._record.stages
+                if stage.started is not None and stage.outcome is None
+            ]
+        self.console.progress(running, monotonic())

@@ -1,0 +1,89 @@
+"""What does a run look like on the page of its GitHub Actions job?
+
+The file that GITHUB_STEP_SUMMARY names is Markdown that the runner shows, up to 1 MiB a
+step (docs.github.com, workflow commands, "Step isolation and limits").
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from pytest_gkd import sanitize
+from pytest_gkd.report import render
+from pytest_gkd.report.record import FAILED, SKIPPED, TIMEOUT, RunRecord, StageRecord
+
+VARIABLE = "GITHUB_STEP_SUMMARY"
+LIMIT_BYTES = 1 << 20
+CUT = "\n\n*The rest did not fit; it is in the report.*\n"
+_MARKUP = re.compile(r"[^\w\s,.;/%'\"-]|_|(?<=www)\.")
+
+
+def append(record: RunRecord, report: str, path: Path) -> str:
+    """Add the run to the step's page; returns why it could not be, else nothing."""
+    text = markdown(record, report).encode()
+    try:
+        # A pipe without a reader is an error, and nothing to wait for.
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK)
+        try:
+            room = LIMIT_BYTES - os.fstat(file).st_size
+            if len(text) > room:
+                whole = text[: max(0, room - len(CUT))].rpartition(b"\n")[0]
+                text = whole + CUT.encode() if whole else b""
+            os.write(file, text)
+        finally:
+            os.close(file)
+    except OSError as error:
+        where = sanitize.line(str(path))
+        return f"{VARIABLE}: cannot write to {where}: {error.strerror}"
+    return ""
+
+
+def markdown(record: RunRecord, report: str) -> str:
+    """A table of the stages, then what is known of each that failed."""
+    failed = [stage for stage in record.stages if stage.outcome in (FAILED, TIMEOUT)]
+    count = f"{len(failed)} of {len(record.stages)} stages failed"
+    lines = ["", f"### gkd: {count if failed else 'no stage failed'}", ""]
+    lines += ["| stage | outcome | time | budget | |", "|---|---|--:|--:|---|"]
+    lines += map(_row, record.stages)
+    for stage in failed:
+        lines += _failure(stage)
+    lines += ["", *(f"- {literal(note)}" for note in record.notes)]
+    lines += ["", f"Report: {literal(report)}", ""]
+    return "\n".join(lines)
+
+
+def _row(stage: StageRecord) -> str:
+    cells = (
+        stage.name,
+        stage.outcome or SKIPPED,
+        render.seconds(stage.duration_s),
+        render.budget(stage.budget_s),
+        render.remark(stage)[:300],
+    )
+    return f"| {' | '.join(map(literal, cells))} |"
+
+
+def _failure(stage: StageRecord) -> Iterator[str]:
+    yield from ("", f"#### {literal(stage.name)}: {literal(render.headline(stage))}")
+    found = stage.diagnosis
+    if found is None:
+        evidence, advice = stage.telling, []
+    else:
+        evidence, advice = found["evidence"], found["advice"]
+        yield from ("", literal(found["why"]))
+    yield ""
+    for line in evidence[: render.EVIDENCE_LINES]:
+        yield f"- saw in {literal(line['source'])}: {literal(line['text'])}"
+    yield ""
+    for number, text in enumerate(advice, 1):
+        yield f"{number}. {literal(text)}"
+    if found is not None:
+        yield from ("", f"`gkd explain {found['cause']}`")
+
+
+def literal(text: str) -> str:
+    """One line that Markdown and HTML show as it is: no link, mention or markup."""
+    return _MARKUP.sub(lambda char: f"&#{ord(char[0])};", sanitize.line(text))

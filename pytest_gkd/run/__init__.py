@@ -1,0 +1,1 @@
+"""A run of stages under pytest: workers, their deadlines, their outcomes."""

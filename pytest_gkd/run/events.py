@@ -1,0 +1,274 @@
+"""What survives a killed process: workers' events, and the verdicts on stages."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.processes.procfs import Descriptor
+
+# Taken hold of before any stage replaces them, for the while of its test or for good.
+_dumps, _write, _pwrite = json.dumps, os.write, os.pwrite
+
+# Of these events only the newest counts: a stage may say a million of them.
+STATES = ("step",)
+LINE_BYTES = 16 * 1024 * 1024
+
+
+class MemoryFile:
+    """A new file in memory, which this user's other processes open by its ``path``.
+
+    It is there until it is closed, whatever becomes of disks and directories, and
+    nobody can cut it. Raises OSError where there is no memory for it, or no number.
+    """
+
+    def __init__(self, name: str) -> None:
+        number = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._file = os.fdopen(number, "rb", buffering=0)
+        fcntl.fcntl(number, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        self.path = Path(f"/proc/{os.getpid()}/fd/{number}")
+
+    def size(self) -> int:
+        """In bytes."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def read(self, limit_bytes: int, at: int) -> bytes:
+        """So much of it, as far as it is there."""
+        limit_bytes = max(0, min(limit_bytes, self.size() - at))
+        return os.pread(self._file.fileno(), limit_bytes, at)
+
+    def close(self) -> None:
+        """Only who has it open still has it; the path may come to be another file's."""
+        self._file.close()
+
+
+class EventPaths(NamedTuple):
+    """Where a process writes what it has to say, and what counts only while newest."""
+
+    events: Path
+    states: Path | None = None
+
+
+class EventWriter:
+    """Appends events to a file, one JSON line each, in one write call.
+
+    A line is either whole or, when the process is killed inside the write, missing
+    its end; readers wait for the newline. What only tells of a state overwrites what
+    was said of it before, in a file beside, where there is one.
+    """
+
+    def __init__(self, paths: EventPaths) -> None:
+        self._events = _Output(paths.events, os.O_APPEND)
+        self._states = _Output(paths.states, 0) if paths.states else None
+        self._torn = False
+
+    def write(self, event: dict[str, Any]) -> None:
+        """Write one event; values that JSON does not know become their text.
+
+        Raises OSError, with the path, where that cannot be done.
+        """
+        line = (_dumps(event, default=str) + "\n").encode("utf-8", "replace")
+        states = self._states if event.get("event") in STATES else None
+        try:
+            if states is not None:
+                _pwrite(states.number(), line, 0)
+            else:
+                self._append(line)
+        except OSError as error:
+            path = (states or self._events).path
+            raise OSError(error.errno, error.strerror, str(path)) from None
+
+    def _append(self, line: bytes) -> None:
+        # What a full disk cut off is a line of its own, which no reader takes.
+        written = _write(self._events.number(), b"\n" * self._torn + line)
+        self._torn = written < len(line) + self._torn
+        if self._torn:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        self._events.close()
+        if self._states is not None:
+            self._states.close()
+
+
+class _Output:
+    """A file that is there already, held open; a stage may close any number."""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self.path = path
+        self._flags = os.O_WRONLY | flags
+        self._open = Descriptor.of(os.open(path, self._flags))
+
+    def number(self) -> int:
+        """Its descriptor. Raises OSError where it is closed and cannot be had again."""
+        if not self._open.is_open():
+            found = Descriptor.of(os.open(self.path, self._flags))
+            if found.file != self._open.file:
+                os.close(found.number)
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            self._open = found
+        return self._open.number
+
+    def close(self) -> None:
+        if self._open.is_open():
+            os.close(self._open.number)
+
+
+class _Worker:
+    """What is read of one worker, ``at`` which byte, and ``looked`` when to the end."""
+
+    def __init__(self, name: str, looked: float) -> None:
+        self.name = name
+        self.events = MemoryFile(f"gkd-events-{name}")
+        self.states = MemoryFile(f"gkd-states-{name}")
+        self.looked = looked
+        self.at = 0
+        self.state = b""
+
+
+class EventReader:
+    """Reads what was said since last time by each worker that has been added.
+
+    An event's ``t`` is held to what ``clock`` here (seconds) proves of it: it was
+    written between the last look at the end of its file and this one. A process whose
+    clock is frozen or moved can neither shorten nor lengthen its budget.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._workers: dict[str, _Worker] = {}
+        self.unreadable = 0
+
+    def add(self, name: str) -> EventPaths:
+        """A worker's files, which are made for it. Raises OSError as MemoryFile does.
+
+        In memory, and open here from the start: no directory that a stage clears, no
+        disk that it fills and no descriptor that it closes takes an event away.
+        """
+        if name not in self._workers:
+            self._workers[name] = _Worker(name, self._clock())
+        worker = self._workers[name]
+        return EventPaths(worker.events.path, worker.states.path)
+
+    def names(self) -> list[str]:
+        """The workers that have been added."""
+        return list(self._workers)
+
+    def position(self, name: str) -> tuple[int, int]:
+        """How many bytes of a worker's events were read, and how many there are."""
+        worker = self._workers.get(name)
+        return (worker.at, worker.events.size()) if worker else (0, 0)
+
+    def read(
+        self, limit_bytes: int | None = None, only: str | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """New events, each with ``worker``, its name: of each, or of the ``only`` one,
+        at most ``limit_bytes`` and the rest of a line.
+
+        One counts as read when the next is asked for: an interrupt amid its handling
+        loses nothing, it comes again. Lines that are no events are counted in
+        ``unreadable``.
+        """
+        for worker in list(self._workers.values()):
+            if only not in (None, worker.name):
+                continue
+            earliest = worker.looked
+            looked = self._clock()
+            # First: what was written before a step is then told before it.
+            state = worker.states.read(LINE_BYTES, 0)
+            size = worker.events.size()
+            yield from self._events(worker, earliest, size, limit_bytes)
+            if limit_bytes is None or size - worker.at < limit_bytes:
+                worker.looked = looked
+            yield from self._state(worker, state, earliest)
+
+    def _events(
+        self, worker: _Worker, earliest: float, size: int, limit_bytes: int | None
+    ) -> Iterator[dict[str, Any]]:
+        left = size - worker.at
+        data = worker.events.read(
+            left if limit_bytes is None else limit_bytes, worker.at
+        )
+        if len(data) < left and not data.endswith(b"\n"):
+            more = worker.events.read(LINE_BYTES, worker.at + len(data))
+            data += more[: more.find(b"\n") + 1] or more
+        whole = data.rfind(b"\n") + 1
+        if not whole and len(data) >= LINE_BYTES:
+            whole = len(data)  # no event is so long: it is read away
+        for line in data[:whole].splitlines(keepends=True):
+            event = _event(line)
+            if event is not None:
+                yield self._placed(event, worker, earliest)
+            elif line.strip():
+                self.unreadable += 1
+            worker.at += len(line)
+
+    def _state(
+        self, worker: _Worker, state: bytes, earliest: float
+    ) -> Iterator[dict[str, Any]]:
+        line = state.partition(b"\n")[0]
+        event = _event(line)
+        # One that cannot be read is just being written.
+        if event is not None and line != worker.state:
+            yield self._placed(event, worker, earliest)
+            worker.state = line
+
+    def _placed(
+        self, event: dict[str, Any], worker: _Worker, earliest: float
+    ) -> dict[str, Any]:
+        if "t" in event:
+            event["t"] = _within(event["t"], earliest, self._clock())
+        return {**event, "worker": worker.name}
+
+    def close(self) -> None:
+        """Nothing is read any more, nor written by who does not have it open."""
+        while self._workers:
+            _, worker = self._workers.popitem()
+            worker.events.close()
+            worker.states.close()
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """What a line says; None for one that was cut off, or that another hand wrote."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _within(at: Any, earliest: float, latest: float) -> float:
+    """A time of another process, as far as it can be true."""
+    if not isinstance(at, (int, float)) or not at <= latest:
+        return latest
+    return max(at, earliest)
+
+
+class VerdictReader:
+    """Reads how stages of other workers ended, as the controller writes it down."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._outcomes: dict[str, str] = {}
+
+    def outcome(self, name: str) -> str | None:
+        """The stage's outcome, None while it is open."""
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):  # a full disk cut it off
+                verdict = json.loads(line)
+                self._outcomes[verdict["stage"]] = verdict["outcome"]
+        return self._outcomes.get(name)

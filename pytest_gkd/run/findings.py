@@ -1,0 +1,244 @@
+"""From what a failed stage left behind to its diagnosis, and to files that stay."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd import sanitize
+from pytest_gkd.diagnosis.catalogue import explain_command, load
+from pytest_gkd.diagnosis.diagnose import (
+    StageEvidence,
+    TextSource,
+    diagnose,
+    telling_lines,
+)
+from pytest_gkd.diagnosis.patterns import Pattern
+from pytest_gkd.files import make_way, write_private
+from pytest_gkd.processes import stacks
+from pytest_gkd.report.record import OUTPUT_BYTES, TIMEOUT, StageRecord
+from pytest_gkd.stage_api import NO_STAGE
+
+# What children of stages have written here in words, and how much is read at a time.
+TEXTS = (".log", ".txt", ".out", ".err")
+BLOCK_CHARACTERS = 1 << 20
+_SAID = Pattern(rb"^(?:E |\S+:\d+: |[A-Z].*:$)")
+MESSAGE_CHARS = 8000
+
+
+class Findings:
+    """Keeps a failed stage's output and stacks in the report directory; diagnoses it.
+
+    Paths in records are relative to ``base``, where pytest was started. ``rules`` are
+    files of users' own. ``texts`` are, by stage, what its processes said and where
+    they stood. ``tell`` gets what could not be kept, and why. ``prepare`` sees that the
+    report's directory is there and ours, or raises OSError.
+    """
+
+    def __init__(
+        self,
+        report_dir: Path,
+        base: Path,
+        rules: Iterable[Path],
+        tell: Callable[[str], None],
+        prepare: Callable[[Path], None],
+    ) -> None:
+        self._tell = tell
+        self._prepare = prepare
+        self.report_dir = report_dir
+        self._base = base
+        self._catalogue = load(rules)
+        self.texts: dict[str, list[TextSource]] = {}
+        self._stack_texts: dict[str, list[TextSource]] = {}
+
+    def relative(self, path: Path) -> str:
+        """A path as the user would type it."""
+        try:
+            return str(path.relative_to(self._base))
+        except ValueError:
+            return str(path)
+
+    def keep_stacks(self, record: StageRecord, found: Iterable[stacks.Stack]) -> None:
+        found = list(found)
+        record.stacks = [self.relative(one.path) for one in found if not one.problem]
+        problem = next((one.problem for one in found if one.problem), "")
+        if problem:
+            self._tell(f"stacks of {record.name} could not be kept: {problem}")
+        record.stuck = [stack.where() for stack in found]
+        self._stack_texts[record.name] = [
+            TextSource(f"stacks/{stack.path.name}", stack.text) for stack in found
+        ]
+
+    def settle(
+        self,
+        record: StageRecord,
+        text: str,
+        *,
+        fault: dict[str, Any] | None = None,
+        error: str = "",
+        exit_signal: str | None = None,
+        crashed: bool = False,
+        source_lines: int = 0,
+    ) -> None:
+        """Store what the stage printed and write the diagnosis into its record.
+
+        The first ``source_lines`` lines of ``text`` are a traceback as pytest prints
+        it, with source code in between.
+        ``fault`` is what a StageFault carried, ``error`` the exception's text,
+        ``exit_signal`` the name of the signal that ended its process.
+        """
+        text = sanitize.text(text)
+        self._keep_output(record, text)
+        text, error = _ends(text), _ends(error)
+        record.message = record.message[:MESSAGE_CHARS]
+        texts = [TextSource("error", error)] if error else []
+        said = without_source(text, source_lines)
+        texts += [TextSource("output", said), *self._child_output(record)]
+        stacks_of = self._stack_texts.get(record.name, [])
+        self.texts[record.name] = [*texts[bool(error) :], *stacks_of]
+        kind = "timeout" if record.outcome == TIMEOUT else "failed"
+        evidence = StageEvidence(
+            stage=record.name,
+            outcome="crashed" if crashed else kind,
+            cause=fault["cause"] if fault else None,
+            message=record.message,
+            texts=(*texts, *stacks_of),
+            facts={
+                **record.facts,
+                **_stopped(record.progress),
+                **(fault["facts"] if fault else {}),
+            },
+            exit_signal=exit_signal,
+            doing=record.step,
+            alive=(record.progress or {}).get("verdict") == "alive",
+        )
+        diagnosis = diagnose(evidence, self._catalogue)
+        if diagnosis is None:
+            lines = telling_lines(texts, 8)
+            record.telling = [dataclasses.asdict(line) for line in lines]
+            return
+        shown = diagnosis.to_json()
+        rule = self._catalogue[diagnosis.cause]
+        shown["explain"] = explain_command(rule, self.relative)
+        if fault:
+            proofs = [
+                {"source": source, "line": line, "text": said}
+                for source, line, said in fault["evidence"]
+            ]
+            # The stage knows; lines of its own traceback would only repeat it. Unless
+            # it knows only that a process ended: what that printed says more.
+            asks = rule.id != fault["cause"] or rule.tier == "fallback"
+            others = [
+                line
+                for line in shown["evidence"]
+                if line["source"] not in ("error", "failure", "output")
+                or (asks and line["source"] == "output" and line["line"] > source_lines)
+            ]
+            shown["evidence"] = proofs + others
+        record.diagnosis = shown  # whole: the teller's thread may copy it at once
+
+    def _keep_output(self, record: StageRecord, text: str) -> None:
+        if text.strip():
+            path = self.report_dir / "output" / record.name / "stage.log"
+            try:
+                self._prepare(self.report_dir)
+                make_way(path)
+                write_private(path, text[-OUTPUT_BYTES:])
+            except OSError as error:
+                self._tell(f"what {record.name} printed could not be kept: {error}")
+
+    def sanitize_output(self, stages: Iterable[str]) -> list[str]:
+        """Rewrite what the stages' children wrote; a line for each that cannot be.
+
+        What else lies in ``output``, or behind a link there, is the user's.
+        """
+        problems = []
+        folders = (self.report_dir / "output" / n for n in (*stages, NO_STAGE))
+        ours = (one for one in folders if os.path.realpath(one) == str(one))
+        for path in sorted(path for folder in ours for path in folder.rglob("*")):
+            if path.suffix not in TEXTS:
+                continue
+            try:
+                if path.is_file() and not path.is_symlink():
+                    sanitize_file(path)
+            except OSError as error:
+                problems.append(
+                    f"{self.relative(path)} may hold secrets: it could not be "
+                    f"rewritten without them ({error.strerror})"
+                )
+        return problems
+
+    def _child_output(self, record: StageRecord) -> list[TextSource]:
+        directory = self.report_dir / "output" / record.name
+        texts = []
+        for path in sorted(directory.glob("*")):
+            shown = self.relative(path)
+            try:
+                if path.name == "stage.log" or not path.is_file():
+                    continue
+                record.output.append(shown)
+                if path.suffix not in TEXTS:
+                    continue  # marks and dumps, which say nothing in words
+                with path.open("rb") as file:
+                    size = file.seek(0, os.SEEK_END)
+                    file.seek(max(0, size - OUTPUT_BYTES))
+                    said = file.read().decode("utf-8", "replace")
+            except OSError as error:
+                self._tell(f"{shown} could not be read: {error.strerror}")
+                continue
+            texts.append(TextSource(path.name, sanitize.text(said)))
+        return texts
+
+
+def _ends(text: str) -> str:
+    """The text, or of a very long one its beginning and its end."""
+    half = OUTPUT_BYTES // 2
+    return text if len(text) <= 2 * half else f"{text[:half]}\n{text[-half:]}"
+
+
+def sanitize_file(path: Path) -> None:
+    """Rewrite a text that a stage kept as it may be shown, if it is not yet so.
+
+    Raises OSError where it cannot be read or written; it is then left as it was.
+    """
+    changed = False
+    # A new file of a name that is free: what lies beside it is the stage's own.
+    number, name = tempfile.mkstemp(".part", "gkd-", path.parent)
+    part = Path(name)
+    try:
+        with (
+            open(number, "w", encoding="utf-8", newline="\n") as new,  # noqa: PTH123
+            path.open(encoding="utf-8", errors="replace", newline="\n") as old,
+        ):
+            os.fchmod(number, stat.S_IMODE(os.fstat(old.fileno()).st_mode))
+            while block := old.read(BLOCK_CHARACTERS):
+                block += old.readline(BLOCK_CHARACTERS)
+                shown = sanitize.text(block)
+                changed |= shown != block
+                new.write(shown)
+        if changed:
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def without_source(text: str, lines: int) -> str:
+    """Empty the source code in the first ``lines`` lines, pytest's long traceback.
+
+    Code names errors that did not happen: those it would raise, imports or documents.
+    What was raised stands in lines that begin with E or name a file.
+    """
+    parts = text.split("\n")
+    said = [line if _SAID.search(line.encode()) else "" for line in parts[:lines]]
+    return "\n".join(said + parts[lines:])
+
+
+def _stopped(progress: dict[str, Any] | None) -> dict[str, int]:
+    """The process that a signal has stopped, for the advice."""
+    pids = (progress or {}).get("stopped_pids") or []
+    return {"stopped_pid": pids[0]} if pids else {}

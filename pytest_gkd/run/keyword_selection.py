@@ -1,0 +1,73 @@
+"""When does ``-k NAME`` choose stages, and how is that told?"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from dataclasses import dataclass
+
+import pytest
+
+from pytest_gkd.options import INI_NAMES
+from pytest_gkd.stage_plan import mentioned
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What ``-k`` did about stages, as a line, and the stages that run after it."""
+
+    line: str = ""
+    runs: tuple[str, ...] = ()
+
+
+def chosen(config: pytest.Config, option: argparse.Namespace) -> tuple[str, ...]:
+    """The stages that ``-k`` names and runs beside the project's own tests."""
+    return named(config, option) if reason(config, option) else ()
+
+
+def named(config: pytest.Config, option: argparse.Namespace) -> tuple[str, ...]:
+    """The stages that ``-k`` means when it is allowed to, in this run or the next."""
+    if config.getini("gkd_keyword") is False:
+        return ()
+    return mentioned(option.keyword or "")
+
+
+def reason(config: pytest.Config, option: argparse.Namespace) -> str:
+    """What says that this project wants stages, in words; empty where nothing does."""
+    if config.getini("gkd_keyword"):
+        return "gkd_keyword is set"
+    for name in INI_NAMES:
+        if getattr(option, name, None):
+            return f"--{name.replace('_', '-')} is given"
+        if config.getini(name):
+            return f"{name} is set"
+    for file in (config.rootpath / "stages").glob("test_*.py"):
+        with contextlib.suppress(OSError):  # theirs, whatever it is
+            if file.is_file() and b"gkd_stage" in file.read_bytes():
+                return f"stages/{file.name} is there"
+    return ""
+
+
+def verdict(config: pytest.Config, collected: int, failed: int, status: int) -> Verdict:
+    """At the end of a session with so many tests, and files that could not be read.
+
+    ``status`` is its exit status: one that was ended chose nothing.
+    """
+    option = config.option
+    names = named(config, option)
+    if not names or option.gkd_stages is not None or config.getini("gkd_stages"):
+        return Verdict()
+    what = f"gkd: -k {option.keyword!r} chose"
+    stages = " and ".join(names)
+    command = f"pytest --gkd-stages={','.join(names)}"
+    why = reason(config, option)
+    if why:
+        never = "gkd_keyword = false in the ini: only your tests"
+        return Verdict(f"{what} {stages} too, since {why} ({never})")
+    if collected:
+        return Verdict(f"{what} tests of yours only; {command} runs {stages}")
+    if failed:
+        return Verdict(f"{what} nothing yet: a file could not be read ({command})")
+    if status != pytest.ExitCode.NO_TESTS_COLLECTED:
+        return Verdict(f"{what} nothing yet: the session was ended ({command})")
+    return Verdict(f"{what} no test here, so {stages} runs now ({command})", names)

@@ -1,0 +1,148 @@
+"""Who gave a value, and to what are its relative paths relative?
+
+On the command line to the working directory, in an ini file to that file's directory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gkd.options import OPTIONS, SettingsError
+
+# Those with a value: what follows them after a space is no path of pytest's own.
+VALUED = {"--gkd-stages", "--gkd-timeout", "--gkd-report"} | {
+    option.flag for option in OPTIONS if option.kind != "flag"
+}
+LISTS = {"gkd_timeout", "gkd_stage_files", "gkd_rules"} | {
+    option.ini for option in OPTIONS if option.kind == "list"
+}
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value as it was given (None or empty: it was not), and who gave it.
+
+    ``origin`` is for messages, such as ``--gkd-student`` or ``gkd_student in
+    pytest.ini``. Relative paths in the value are relative to ``base``.
+    """
+
+    value: Any
+    origin: str
+    base: Path
+
+
+def given(config: pytest.Config, ini: str) -> Given:
+    """The value of an option, by its ini name: the command line's, else the ini's."""
+    here = config.invocation_params.dir
+    value = getattr(config.option, ini, None)
+    if value not in (None, False, []):
+        return Given(value, _flag(config, "--" + ini.replace("_", "-")), here)
+    return in_ini(config, ini)
+
+
+def in_ini(config: pytest.Config, ini: str) -> Given:
+    """What the ini file says, or ``-o`` in its place.
+
+    Raises SettingsError for a list (in TOML) where one value is read.
+    """
+    here = config.invocation_params.dir
+    value = config.getini(ini)
+    if isinstance(value, list) and ini not in LISTS:
+        place = shown(config, config.inipath) if config.inipath else "the ini"
+        text = ",".join(map(str, value))
+        raise SettingsError(
+            f"{ini} in {place}: {value!r} is a list, and one text is read: "
+            f'{ini} = "{text}"'
+        )
+    if any(entry.startswith(f"{ini}=") for entry in config.option.override_ini or ()):
+        return Given(value, f"-o {ini}", here)
+    file = config.inipath
+    if file is None:
+        return Given(value, ini, here)
+    return Given(value, f"{ini} in {shown(config, file)}", file.parent)
+
+
+def _flag(config: pytest.Config, flag: str) -> str:
+    """The flag, and who wrote it where it was not the user just now."""
+
+    def holds(words: Any) -> bool:
+        return any(str(word).split("=")[0] == flag for word in words)
+
+    if holds(config.invocation_params.args):
+        return flag
+    if holds(_environment_args()):
+        return f"{flag} in PYTEST_ADDOPTS"
+    if holds(config.getini("addopts")) and config.inipath:
+        return f"{flag} in addopts of {shown(config, config.inipath)}"
+    return flag
+
+
+def _environment_args() -> list[str]:
+    return shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
+
+
+def shown(config: pytest.Config, path: Path) -> str:
+    """A path as short as it can be said from the working directory."""
+    here = config.invocation_params.dir
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def files(one: Given) -> list[str]:
+    """Paths in a value, relative ones as paths from the working directory or absolute.
+
+    Addresses (``s3://...``) and what begins with ``~`` are left as they are.
+    """
+    return [_placed(name, one.base) for name in one.value or ()]
+
+
+def model(name: str, base: Path) -> str:
+    """A model's name: one that names something below ``base`` is a path, else an id."""
+    placed = _placed(name, base)
+    meant = name.startswith(".") or Path(name).exists() or Path(placed).exists()
+    return placed if meant else name
+
+
+def _placed(name: str, base: Path) -> str:
+    if "://" in name or name.startswith("~") or base == Path.cwd():
+        return name
+    return str(base / name)
+
+
+def lost_ini(config: pytest.Config) -> str:
+    """Why pytest read another ini file than it should have; empty if it did not.
+
+    It looks for its ini file before it knows our options: what stands alone behind one
+    and exists is then a place to begin at.
+    """
+    here = config.invocation_params.dir
+    words = [*_environment_args(), *map(str, config.invocation_params.args)]
+    taken = [
+        (flag, path)
+        for flag, path in itertools.pairwise(words)
+        if flag in VALUED and not path.startswith("-") and (here / path).exists()
+    ]
+    if not taken or config.option.inifilename:
+        return ""
+    # pytest's own search, from the places that were meant.
+    from _pytest.config.findpaths import locate_config
+
+    meant = [here]
+    if config.args_source == config.ArgsSource.ARGS:
+        named = [here / arg.split("::")[0] for arg in config.args]
+        meant = [path for path in named if path.exists()] or meant
+    wanted = locate_config(here, [Path(os.path.commonpath(meant))])[1]
+    if wanted == config.inipath:
+        return ""
+    flag, path = taken[0]
+    return (
+        f"{flag} {path}: write {flag}={path}. After a space pytest takes the path for "
+        f"the place to look for its ini file, and it read {config.inipath or 'none'} "
+        f"instead of {wanted or 'none'}"
+    )

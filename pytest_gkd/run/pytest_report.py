@@ -1,0 +1,158 @@
+"""How does a stage's failure look in pytest's terminal and in JUnit?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest._code.code import ReprFileLocation, TerminalRepr
+from _pytest._io import TerminalWriter
+from _pytest.junitxml import bin_xml_escape, xml_key
+
+from pytest_gkd import sanitize
+from pytest_gkd.diagnosis.diagnose import TextSource
+from pytest_gkd.processes import tree
+from pytest_gkd.report import render
+from pytest_gkd.report.record import StageRecord
+from pytest_gkd.run.watchdog import Overrun
+
+# What JUnit gets of a value, of a text and of all texts, in characters.
+PROPERTY = 1_000
+TEXT = 16_000
+TEXTS = 64_000
+
+
+class StageFailure(TerminalRepr):
+    """What pytest shows and JUnit stores for a failed stage."""
+
+    def __init__(self, record: StageRecord, block: list[str], traceback: Any) -> None:
+        self.reprcrash = ReprFileLocation(record.nodeid, 0, render.headline(record))
+        self._block = block
+        self._traceback = traceback
+
+    def toterminal(self, tw: TerminalWriter) -> None:
+        for number, line in enumerate(self._block):
+            tw.line(line, red=number == 0, bold=number == 0)
+        if self._traceback is None:
+            return
+        tw.line("")
+        if hasattr(self._traceback, "toterminal"):
+            self._traceback.toterminal(tw)
+        else:
+            tw.line(str(self._traceback))
+
+
+def properties(record: StageRecord, report: str) -> dict[str, str]:
+    """What reporters such as JUnit get to know of a stage, each value in 1000
+    characters. Facts are ``gkd_NAME``; the others are set where they say something."""
+    facts = {f"gkd_{name}": _plain(value) for name, value in record.facts.items()}
+    others = {
+        "gkd_outcome": record.outcome or "",
+        "gkd_cause": record.diagnosis["cause"] if record.diagnosis else "",
+        "gkd_step": record.step,
+        "gkd_budget_s": f"{record.budget_s:g}",
+        "gkd_blocked_by": ", ".join(record.blocked_by),
+        "gkd_stacks": ", ".join(record.stacks),
+        "gkd_output": ", ".join(record.output),
+        "gkd_injected": record.injected,
+        "gkd_report": report,
+    }
+    known = facts | {name: text for name, text in others.items() if text}
+    return {name: _short(text) for name, text in known.items()}
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= PROPERTY else text[: PROPERTY - 3] + "..."
+
+
+def tell_junit(
+    config: pytest.Config,
+    report: pytest.TestReport,
+    values: Mapping[str, str],
+    texts: Iterable[TextSource],
+) -> None:
+    """Put a stage's properties and what its processes said into the JUnit file.
+
+    pytest itself takes properties from a report on the teardown only, which a test
+    whose process died has not, and output only where junit_logging is set.
+    """
+    xml = config.stash.get(xml_key, None)
+    if xml is None:
+        return
+    case = xml.node_reporter(report)
+    case.properties = [pair for pair in case.properties if pair[0] not in values]
+    if report.when != "teardown":  # with which pytest adds them itself
+        for name, value in sanitize.data(dict(values)).items():
+            case.add_property(name, value)
+    shown = [
+        f"---- {source.name} ----\n{sanitize.text(source.text)[-TEXT:]}\n"
+        for source in texts
+        if source.text.strip()
+    ]
+    if shown:
+        element = ET.Element("system-out")
+        element.text = bin_xml_escape("".join(shown)[:TEXTS])
+        case.append(element)
+
+
+def add_to_junit(config: pytest.Config, report: pytest.TestReport) -> None:
+    """Give a report to the JUnit file alone, where there is one."""
+    xml = config.stash.get(xml_key, None)
+    if xml is not None:
+        xml.pytest_runtest_logreport(report)
+
+
+def closing_message(overrun: Overrun | None, died: str) -> str:
+    """What is wrong with a stage that had passed before its process was ended."""
+    if overrun is None:
+        return f"it passed, then while it closed {died}"
+    return f"it passed, then did not close within {render.budget(overrun.limit_s)}"
+
+
+def raised_message(raised: str, overrun: Overrun | None, died: str) -> str:
+    """What is wrong with a stage whose process ended before it could report it."""
+    if overrun is None:
+        return f"{raised}; while its traceback was made {died}"
+    limit = render.budget(overrun.limit_s)
+    return f"{raised}; to make its traceback took over {limit} (a slow __repr__?)"
+
+
+def raised_in(excinfo: pytest.ExceptionInfo[BaseException]) -> tuple[Path, int, str]:
+    """Whose hook an error comes from: its file, the line it stood in, and its name.
+
+    Which is the last that pluggy has called; what that called in turn is not to blame.
+    """
+    entries = list(excinfo.traceback)
+    modules = [str(entry.frame.f_globals.get("__name__")) for entry in entries]
+    calls = [at for at, name in enumerate(modules) if name.startswith("pluggy")]
+    entry = entries[min(max(calls, default=-2) + 1, len(entries) - 1)]
+    return Path(entry.path), entry.lineno + 1, entry.name
+
+
+def ending_of(node: Any) -> tuple[int | None, str]:
+    """How a worker process ended whose connection is lost, as a number and in words.
+
+    The number is negative for a signal. One that lives on is ended: nobody can tell it
+    what to do any more.
+    """
+    popen = getattr(getattr(node.gateway, "_io", None), "popen", None)
+    if popen is None:
+        return None, "the process that ran it is gone"
+    try:
+        status = int(popen.wait(timeout=2))
+    except subprocess.TimeoutExpired:
+        tree.stop(popen.pid, itself=True)
+        return None, (
+            "the process that ran it closed its connection to pytest (os.closerange?), "
+            "and was ended"
+        )
+    return status, f"the process that ran it died: {tree.exit_name(status)}"

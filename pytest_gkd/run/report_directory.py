@@ -1,0 +1,452 @@
+"""The directory of a run's report: ours by a marker, held by one run, private.
+
+What is in it without our marker is somebody else's. Nothing is reached through a
+symbolic link: each part of the way is opened by itself, and what is moved or removed is
+named relative to the directory that was opened (openat(2)).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd.files import make_way, write_json
+from pytest_gkd.processes import cleanup, procfs
+
+DEFAULT = ".gkd/last"
+MARKER = ".pytest-gkd-report"
+SIGNATURE = "Made by pytest-gkd, which may move and remove the report in here.\n"
+REPORT = "report.json"
+FOLDERS = ("stacks", "output")
+PARTS = (REPORT, f"{REPORT}.part", *FOLDERS)
+# Earlier reports, and those of runs that begin while another one has the directory.
+RUNS = "runs"
+KEPT = 5
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_RUN_NAME = re.compile(r"\d{8}-\d{6}-\d+")
+# Stacks of a worker that runs no stage, and output before the first one.
+_NO_STAGE = {"stacks": re.compile(r"gw\d+"), "output": re.compile("session")}
+
+
+class ReportRefusedError(Exception):
+    """A directory that a report must not go to; the text says why."""
+
+
+class ReportDir:
+    """Claims ``name`` below ``base`` (None: the default) and holds it until ``close``.
+
+    An earlier report in it is moved to ``runs``, where the last five stay. While
+    another run holds the directory this one gets one of its own in ``runs``; ``notes``
+    then say so. ``path`` is absolute. Raises ReportRefusedError for what is not ours,
+    and OSError where nothing can be written.
+    """
+
+    def __init__(self, base: Path, name: str | None = None) -> None:
+        self.notes: list[str] = []
+        wanted = Path(name or DEFAULT)
+        with contextlib.ExitStack() as opened:
+            fd = _open(base, wanted, opened)
+            above, aside = fd, RUNS
+            if name is None:
+                above, aside = _step(fd, "..", opened), f"../{RUNS}"
+                _ignore_in_git(above)
+            _refuse_unmarked(fd)
+            lock = _hold(fd, opened)
+            if lock is None:
+                runs = _step(above, RUNS, opened)
+                _prune(runs)
+                fd, own = _fresh(runs, time.time_ns(), opened)
+                lock = _hold(fd, opened)
+                self.notes.append(
+                    f"another run is writing its report to {wanted}; this one's goes "
+                    f"to {os.path.normpath(wanted / aside / own)}"
+                )
+            elif any(_lexists(fd, part) for part in PARTS):
+                _refuse_strangers(fd)
+                runs = _step(above, RUNS, opened)
+                _keep(fd, runs, aside, opened)
+                _prune(runs)
+            assert lock is not None
+            _sign(lock)
+            _close_to_others(fd)
+            self.path = _true_path(fd)
+            self._fd = fd
+            self._is_default = name is None
+            self._one = threading.Lock()
+            self._opened = opened.pop_all()
+
+    def restore(self, path: Path) -> None:
+        """See that ``path``, which is this one's, is there and this run's still.
+
+        One that a stage has removed is made anew and held. Raises OSError where
+        something else has its place by now: that is the user's, or another run's.
+        """
+        with self._one:
+            restore(path)
+            here, held = path.lstat(), os.fstat(self._fd)
+            if (here.st_dev, here.st_ino) != (held.st_dev, held.st_ino):
+                self._take(path)
+
+    def _take(self, path: Path) -> None:
+        with contextlib.ExitStack() as opened:
+            fd = os.open(path, _DIRECTORY)
+            opened.callback(os.close, fd)
+            if _hold(fd, opened) is None or _lexists(fd, REPORT):
+                text = "the report of another run has its place"
+                raise OSError(errno.EEXIST, text, str(path))
+            if self._is_default:
+                _ignore_in_git(_step(fd, "..", opened))
+            self._fd = fd
+            self._opened.push(opened.pop_all())
+
+    def close(self) -> None:
+        """Make all of the report private to this user, and let the directory go."""
+        with self._opened:
+            if not procfs.mounted_below(self.path):
+                _make_private(self._fd)
+
+
+def restore(path: Path) -> None:
+    """Make the directory of a run's report anew if a stage has removed it.
+
+    Raises OSError where something else has its place by now: that is the user's.
+    """
+    make_way(path)
+    if not os.path.lexists(path):
+        # Whole at once: another thread of this run may look for the marker meanwhile.
+        made = Path(tempfile.mkdtemp(prefix=f"{path.name}.", dir=path.parent))
+        try:
+            (made / MARKER).write_text(SIGNATURE)
+            made.rename(path)
+        except OSError as error:
+            (made / MARKER).unlink(missing_ok=True)
+            made.rmdir()
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise  # else something came to its place meanwhile
+    fd = os.open(path, _DIRECTORY)
+    try:
+        if not _bears_marker(fd):
+            text = f"no report's directory (it has no {MARKER}) has its place"
+            raise OSError(errno.EEXIST, text, str(path))
+    finally:
+        os.close(fd)
+
+
+# -- the way there ---------------------------------------------------------------------
+
+
+def _open(base: Path, wanted: Path, opened: contextlib.ExitStack) -> int:
+    """The directory, made where it is missing, reached from ``base`` without a link.
+
+    The way to an absolute path is the user's own, links included; its end is not.
+    """
+    parts = list(wanted.parts)
+    if wanted.is_absolute():
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        base, parts = wanted.parent, [wanted.name] if wanted.name else []
+    fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    opened.callback(os.close, fd)
+    for part in parts:
+        fd = _step(fd, part, opened)
+    return fd
+
+
+def _step(fd: int, part: str, opened: contextlib.ExitStack) -> int:
+    """A directory in another one, made (for this user alone) where it is missing."""
+    made = False
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(part, 0o700, dir_fd=fd)
+        made = True
+    try:
+        found = os.open(part, _DIRECTORY, dir_fd=fd)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        place = _true_path(fd) / part
+        if place.is_symlink():
+            text = f"{place} is a symbolic link (to {place.readlink()})"
+            raise ReportRefusedError(f"{text}, and none is followed") from None
+        raise ReportRefusedError(f"{place} is not a directory") from None
+    opened.callback(os.close, found)
+    if made:
+        os.fchmod(found, 0o700)  # whatever the umask
+    return found
+
+
+def _anchor(fd: int) -> Path:
+    """A path to an open directory that leads there whatever its name is by now."""
+    return Path(f"/proc/self/fd/{fd}")
+
+
+def _true_path(fd: int) -> Path:
+    return _anchor(fd).readlink()
+
+
+def _ignore_in_git(fd: int) -> None:
+    with contextlib.suppress(FileExistsError):  # also a link: it is the user's
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        made = os.open(".gitignore", flags, 0o600, dir_fd=fd)
+        os.write(made, b"*\n")
+        os.close(made)
+
+
+# -- whose it is -----------------------------------------------------------------------
+
+
+def _names(fd: int) -> list[str]:
+    return sorted(path.name for path in _anchor(fd).iterdir())
+
+
+def _lexists(fd: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _is_marked(fd: int) -> bool:
+    """Whether our marker is in it; one that is empty was just being written."""
+    with contextlib.suppress(OSError):
+        marker = os.open(MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
+        with os.fdopen(marker, "rb") as file:
+            return SIGNATURE.encode().startswith(file.read(len(SIGNATURE) + 1))
+    return False
+
+
+def _bears_marker(fd: int) -> bool:
+    """The same by its looks: to close it would give up this run's lock (F_SETLK)."""
+    with contextlib.suppress(FileNotFoundError):
+        found = os.stat(MARKER, dir_fd=fd, follow_symlinks=False)
+        return stat.S_ISREG(found.st_mode) and found.st_size == len(SIGNATURE)
+    return False
+
+
+def _refuse_unmarked(fd: int) -> None:
+    there = _names(fd)
+    if there and not _is_marked(fd):
+        more = ", ..." if len(there) > 3 else ""
+        raise ReportRefusedError(
+            f"{_true_path(fd)} is no report's directory (it has no {MARKER}) and not "
+            f"empty: {', '.join(there[:3])}{more}"
+        )
+
+
+def _refuse_strangers(fd: int) -> None:
+    strangers = list(_strangers(fd))
+    if strangers:
+        path = _true_path(fd)
+        raise ReportRefusedError(
+            f"{path / strangers[0]} is not part of the report in {path}, which would "
+            "have to be moved out of the way: move it elsewhere, or remove it where an "
+            "interrupted run left it"
+        )
+
+
+def _strangers(fd: int) -> Iterator[str]:
+    """What in the parts of a report no stage of it is proven to have made.
+
+    A job may have written to ``output`` meanwhile; that is not ours to move.
+    """
+    report = _read(fd)
+    for part in PARTS:
+        try:
+            here = os.stat(part, dir_fd=fd, follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        wanted = stat.S_ISDIR if part in FOLDERS else stat.S_ISREG
+        unreadable = part == REPORT and not isinstance(report.get("stages"), list)
+        if unreadable or not wanted(here.st_mode):
+            yield part
+        if part not in FOLDERS or not stat.S_ISDIR(here.st_mode):
+            continue
+        below = os.open(part, _DIRECTORY, dir_fd=fd)
+        try:
+            for name in _names(below):
+                if not _is_ours(report, part, name):
+                    yield f"{part}/{name}"
+        finally:
+            os.close(below)
+
+
+def _is_ours(report: dict[str, Any], folder: str, name: str) -> bool:
+    """Whether ``folder/name`` is of a run that has written ``report``.
+
+    By its stages that ran; without a report that can be read, nothing is.
+    """
+    ran = (str(one.get("name")) for one in _stages(report) if one.get("ran") is True)
+    if name in {stage.split("/")[0] for stage in ran}:
+        return True
+    return "stages" in report and bool(_NO_STAGE[folder].fullmatch(name))
+
+
+def _read(fd: int) -> dict[str, Any]:
+    """The report in a directory; empty when there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError):
+        file = os.open(REPORT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
+        with os.fdopen(file, "rb") as report:
+            found = json.load(report)
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _stages(report: dict[str, Any]) -> list[dict[str, Any]]:
+    stages = report.get("stages")
+    return (
+        [s for s in stages if isinstance(s, dict)] if isinstance(stages, list) else []
+    )
+
+
+def _hold(fd: int, opened: contextlib.ExitStack) -> int | None:
+    """The marker, made where it is missing and locked; None while another run has it.
+
+    The lock goes with the process, however that ends, and its children do not get it
+    (fcntl(2), F_SETLK). A file system without locks lets everybody in.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    marker = os.open(MARKER, flags, 0o600, dir_fd=fd)
+    opened.callback(os.close, marker)
+    try:
+        fcntl.lockf(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return None
+    return marker
+
+
+def _sign(marker: int) -> None:
+    os.truncate(marker, 0)
+    os.pwrite(marker, SIGNATURE.encode(), 0)
+    os.fchmod(marker, 0o600)
+
+
+# -- earlier reports -------------------------------------------------------------------
+
+
+def _fresh(runs: int, begun_ns: int, opened: contextlib.ExitStack) -> tuple[int, str]:
+    """A new directory in ``runs`` for a run that began then, and its name.
+
+    ``begun_ns`` is nanoseconds since the epoch; the name is UTC, and sorts by time.
+    """
+    while True:
+        moment = time.gmtime(begun_ns // 10**9)
+        name = f"{time.strftime('%Y%m%d-%H%M%S', moment)}-{begun_ns % 10**9:09}"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=runs)
+            return _step(runs, name, opened), name
+        begun_ns += 1
+
+
+def _keep(fd: int, runs: int, aside: str, opened: contextlib.ExitStack) -> None:
+    """Move the report in ``fd`` to a directory of its own; ``aside`` leads there."""
+    kept, name = _fresh(runs, os.stat(MARKER, dir_fd=fd).st_mtime_ns, opened)
+    with contextlib.ExitStack() as held:
+        marker = _hold(kept, held)
+        assert marker is not None
+        _sign(marker)
+        for part in PARTS:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(part, part, src_dir_fd=fd, dst_dir_fd=kept)
+    report = _read(kept)
+    if _follow(report, f"{aside}/{name}"):
+        write_json(_true_path(kept) / REPORT, report)
+
+
+def _follow(report: dict[str, Any], moved: str) -> bool:
+    """Let the paths in a report that was moved lead to its files, if it has any."""
+    changed = False
+    for stage in _stages(report):
+        for part in FOLDERS:
+            paths = stage.get(part)
+            paths = paths if isinstance(paths, list) else []
+            for at, path in enumerate(paths):
+                below = f"/{part}/{stage.get('name')}/"
+                place, found, rest = str(path).rpartition(below)
+                if found:
+                    paths[at] = os.path.normpath(f"{place}/{moved}") + found + rest
+                    changed = True
+    return changed
+
+
+def _prune(runs: int) -> None:
+    """Remove all but the last few; those that go on or hold anything else stay."""
+    names = [name for name in _names(runs) if _RUN_NAME.fullmatch(name)]
+    for name in names[:-KEPT]:
+        with contextlib.suppress(
+            OSError, ReportRefusedError
+        ):  # whatever it is, it stays
+            _remove(runs, name)
+
+
+def _remove(runs: int, name: str) -> None:
+    with contextlib.ExitStack() as opened:
+        fd = os.open(name, _DIRECTORY, dir_fd=runs)
+        opened.callback(os.close, fd)
+        more = set(_names(fd)) - {*PARTS, MARKER}
+        if more or not _is_marked(fd) or any(_strangers(fd)):
+            return
+        if _hold(fd, opened) is None:
+            return
+        for part in PARTS:
+            if not _lexists(fd, part):
+                continue
+            if part in FOLDERS:
+                cleanup.remove_tree(_anchor(fd) / part)
+            else:
+                os.unlink(part, dir_fd=fd)
+        if _names(fd) == [MARKER]:
+            os.unlink(MARKER, dir_fd=fd)
+            os.rmdir(name, dir_fd=runs)
+
+
+# -- for this user alone ---------------------------------------------------------------
+
+
+def _make_private(fd: int) -> None:
+    """Take from others what the processes of stages gave them in ``fd``.
+
+    A file that has another name as well is left: it may be the user's elsewhere. So
+    is what is not proven to be ours.
+    """
+    report = _read(fd)
+    for folder in FOLDERS:
+        if not _lexists(fd, folder):
+            continue
+        top = True
+        for _, below, names, here in os.fwalk(folder, dir_fd=fd):
+            if top:
+                below[:] = [name for name in below if _is_ours(report, folder, name)]
+                names = [name for name in names if _is_ours(report, folder, name)]
+                top = False
+            _close_to_others(here)
+            for name in names:
+                _take_from_others(here, name)
+
+
+def _close_to_others(fd: int) -> None:
+    with contextlib.suppress(PermissionError):  # another user's
+        os.fchmod(fd, 0o700)
+
+
+def _take_from_others(fd: int, name: str) -> None:
+    with contextlib.suppress(OSError):  # it went meanwhile, or is another user's
+        file = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+        try:
+            here = os.fstat(file)
+            if stat.S_ISREG(here.st_mode) and here.st_nlink == 1:
+                _anchor(file).chmod(0o600)
+        finally:
+            os.close(file)

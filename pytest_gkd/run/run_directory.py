@@ -1,0 +1,106 @@
+"""A run's own directory: made with its list and its guardian, removed with them."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Collection
+from pathlib import Path
+
+from pytest_gkd.processes import cgroup, cleanup, manifest, procfs
+from pytest_gkd.processes.guardian_start import Guard
+
+# With less, pytest itself cannot start; what the stages need they judge themselves.
+LEAST_FREE_BYTES = 1_000_000
+
+
+def temporary_name(worker: str) -> str:
+    """Where a worker's temporary files go, in the run's directory; short, for sockets.
+
+    ``worker`` is pytest-xdist's name for it, such as gw0.
+    """
+    return worker.replace("gw", "t", 1)
+
+
+class RunDir:
+    """The directory, what is written into it from the start, and who outlives it.
+
+    ``notes`` say what of this could not be had, for the header. ``started`` is ISO
+    8601. Raises OSError where no temporary directory can be used.
+    """
+
+    def __init__(self, report_dir: Path) -> None:
+        place = Path(tempfile.gettempdir()).absolute()
+        free_bytes = shutil.disk_usage(place).free
+        if free_bytes < LEAST_FREE_BYTES:
+            text = f"{place} has {free_bytes / 1e6:.1f} MB left"
+            raise OSError(errno.ENOSPC, text)
+        self.path = Path(tempfile.mkdtemp(prefix=manifest.RUN_PREFIX, dir=place))
+        (self.path / "armed").mkdir()
+        self.started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self.notes: list[str] = []
+        mark = uuid.uuid4().hex
+        self.creations = manifest.CreationList(self.path / manifest.LIST)
+        report = str(report_dir / "report.json")
+        self._line = manifest.this_run(mark, report, self.started)
+        self.creations.run(self._line)
+        self._link = manifest.note(self.path)
+        self.guard: Guard | None = None
+        try:
+            self.guard = Guard(self.path, self.creations.handle, self._link)
+        except OSError as error:
+            self.notes.append(
+                f"no guardian process could be started ({error.strerror}): should this "
+                "pytest be killed, run gkd clean afterwards"
+            )
+        self._old_mark = os.environ.get(procfs.MARK)
+        self._open = True
+        self.hand_on_mark(of_run=False)
+
+    def hand_on_mark(self, *, of_run: bool) -> None:
+        """Whether what this process starts from here on is the run's, or the user's."""
+        if self._open:
+            mark = self._line.mark
+            os.environ[procfs.MARK] = mark if of_run else mark + procfs.THEIRS
+
+    def search(self, spare: Collection[int]) -> cleanup.Search:
+        """Finds the run's processes wherever they are, but for those in ``spare``."""
+        found = manifest.read(self.creations.handle.read_text("utf-8", "replace"))
+        return cleanup.Search(self._line, found.processes, spare)
+
+    def close(self, *, finished: bool = True) -> str:
+        """Remove it and let the guardian go; the reason why something is left.
+
+        Unless it is ``finished``: then processes are left, and the guardian ends them
+        as soon as this process is gone.
+        """
+        if not self._open:
+            return ""
+        self._open = False
+        if self._old_mark is None:
+            os.environ.pop(procfs.MARK, None)
+        else:
+            os.environ[procfs.MARK] = self._old_mark
+        for group in cgroup.of_run(self._line.groups, self._line.mark):
+            if finished:  # also one whose worker nobody heard of
+                cgroup.remove(group)
+        self.creations.close()
+        problem = cleanup.remove_tree(self.path)
+        if self.guard is not None:
+            if finished:
+                self.guard.goodbye()
+            else:
+                self.guard.leave()
+        if self._link is not None and not problem:
+            with contextlib.suppress(OSError):
+                self._link.unlink(missing_ok=True)
+        return problem
+
+    def discard(self) -> None:
+        """Close it where the run did not come to its end."""
+        self.close(finished=False)

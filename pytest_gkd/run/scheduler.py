@@ -1,0 +1,129 @@
+"""pytest-xdist's scheduler for stages: one worker runs one lane, in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gkd.stage_plan import PlannedStage, lanes
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
+
+
+class LaneScheduling:
+    """Hands each worker its whole lane, then tells it that nothing follows.
+
+    xdist's ``Scheduling`` protocol. A worker holds its last test back until it knows
+    what follows, so the shutdown goes out with the lane. When a worker is lost, its
+    replacement gets the rest of the lane. Tests that are no stages form lanes of
+    their own on the workers that have none, or follow the last lane.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        plan: Callable[[], Sequence[PlannedStage]],
+        config: pytest.Config | None = None,
+    ) -> None:
+        self.config = config  # as xdist's own have it; other plugins ask for it
+        self._workers = workers
+        self._plan = plan
+        self._collections: dict[WorkerController, list[str]] = {}
+        self._queues: deque[list[str]] | None = None
+        self._tests: set[str] = set()
+        self._running: dict[WorkerController, list[str]] = {}
+
+    @property
+    def nodes(self) -> list[WorkerController]:
+        return list(self._running)
+
+    @property
+    def collection_is_completed(self) -> bool:
+        if self._queues is not None:
+            return True
+        return len(self._collections) >= self._workers
+
+    @property
+    def tests_finished(self) -> bool:
+        return (
+            self._queues is not None
+            and not self._queues
+            and not any(self._running.values())
+        )
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._queues) or any(self._running.values())
+
+    def add_node(self, node: WorkerController) -> None:
+        self._running[node] = []
+
+    def add_node_collection(
+        self, node: WorkerController, collection: Sequence[str]
+    ) -> None:
+        self._collections[node] = list(collection)
+
+    def schedule(self) -> None:
+        if self._queues is None:
+            first = next(iter(self._collections.values()))
+            self._tests = set(first)
+            self._queues = deque(self._lanes(first))
+        self._check_collections()
+        for node, collection in self._collections.items():
+            if node.shutting_down or self._running.get(node):
+                continue
+            if self._queues:
+                mine = self._queues.popleft()
+                self._running[node] = mine
+                node.send_runtest_some([collection.index(nodeid) for nodeid in mine])
+            node.shutdown()
+
+    def _check_collections(self) -> None:
+        # What one of them does not know would be left out without a word.
+        for node, collection in self._collections.items():
+            for nodeid in sorted(self._tests ^ set(collection)):
+                raise pytest.UsageError(
+                    f"not every worker has collected {nodeid} ({node.gateway.id} or "
+                    "one before it has not): a conftest.py or a plugin chooses other "
+                    "tests in each process"
+                )
+
+    def _lanes(self, collection: Sequence[str]) -> list[list[str]]:
+        stages = [stage for stage in self._plan() if stage.nodeid in collection]
+        queues = [[s.nodeid for s in lane] for lane in lanes(stages, self._workers)]
+        mine = {stage.nodeid for stage in stages}
+        rest = [nodeid for nodeid in collection if nodeid not in mine]
+        free = self._workers - len(queues)
+        if rest and free > 0:
+            queues += [rest[at::free] for at in range(free) if rest[at::free]]
+        elif rest:
+            queues[-1] += rest
+        return queues
+
+    def mark_test_complete(
+        self, node: WorkerController, item_index: int, duration: float = 0
+    ) -> None:
+        nodeid = self._collections[node][item_index]
+        self._running[node].remove(nodeid)
+
+    def mark_test_pending(self, item: str) -> None:
+        raise NotImplementedError("a stage is not run twice")
+
+    def remove_pending_tests_from_node(
+        self, node: WorkerController, indices: Sequence[int]
+    ) -> None:
+        raise NotImplementedError("a lane is not divided")
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """The test a lost worker was running; the rest of its lane is queued again."""
+        left = self._running.pop(node)
+        self._collections.pop(node, None)
+        if not left:
+            return None
+        if left[1:] and self._queues is not None:
+            self._queues.appendleft(left[1:])
+        return left[0]

@@ -1,0 +1,101 @@
+"""What has a run left at its end, and how is all of it ended?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+import psutil
+
+from pytest_gkd.processes import cleanup, procfs, tree
+from pytest_gkd.processes.manifest_writer import Tracker
+from pytest_gkd.run.run_directory import RunDir
+
+# Of one worker, and of all that they left.
+END_LIMIT_S = 5.0
+
+
+class Closing:
+    """Ends what is below this process, but for what is not the run's.
+
+    That is what was there ``before`` it, and what this process itself has started, for
+    a plugin or a conftest.py. ``adopts`` is False where orphans do not become children
+    of this process; they are then looked for by the run's mark.
+    """
+
+    def __init__(self, home: RunDir, tracker: Tracker, before: set[int]) -> None:
+        self.adopts = True
+        self._home = home
+        self._tracker = tracker
+        self._before = before
+
+    def end_all(
+        self, workers: Collection[tuple[int, int | None]]
+    ) -> tuple[list[str], list[str]]:
+        """End the ``workers`` (pid and start) and what they left.
+
+        A line for each of the latter, and one for each that could not be ended.
+        """
+        ended: list[str] = []
+        for pid, start in workers:
+            found = tree.stop(pid, itself=True, start=start, limit_s=END_LIMIT_S)
+            ended += found[0]
+        more, left = self._end_below()
+        ended += more
+        if not self.adopts:
+            result = cleanup.end(self._home.search(self._before))
+            ended += [str(one) for one in result.ended]
+            left += [f"{one}: {why}" for one, why in result.left]
+        return ended, left
+
+    def end_late(self) -> list[str]:
+        """End what turned up since, and reap what has died; what could not be ended."""
+        _, left = self._end_below()
+        for child in procfs.table().values():
+            is_ours = child.pid not in self._before and not tree.is_plugins(child)
+            if child.ppid == os.getpid() and is_ours and child.state in procfs.DEAD:
+                tree.reap(child.pid)
+        return left
+
+    def _end_below(self) -> tuple[list[str], list[str]]:
+        return tree.stop(
+            os.getpid(),
+            itself=False,
+            spare=self._before,
+            own=tree.is_plugins,
+            limit_s=END_LIMIT_S,
+        )
+
+    def left(self) -> list[psutil.Process]:
+        """The run's processes that are alive."""
+        return tree.of_run(self._before)
+
+    def theirs(self) -> list[str]:
+        """A line for each process that plugins have started since, and that lives."""
+        return [
+            tree.describe(child)
+            for child in tree.children(os.getpid())
+            if child.pid not in self._before and tree.alive(child)
+        ]
+
+    def sweep_memory(self, *, tell: bool) -> list[str]:
+        """Remove shared memory and Ray's directories; notes on what was there.
+
+        And on a list that did not get to know all of it.
+        ``tell`` also what was left alone, and why.
+        """
+        notes = []
+        if self._tracker.problem:
+            notes.append(
+                "the list of what this run created is not whole, and gkd clean would "
+                f"not see all of it: {self._tracker.problem}"
+            )
+        removed, kept = cleanup.remove_segments(self._tracker.segments)
+        for folder in self._tracker.folders:
+            if cleanup.remove_folder(folder) == "":
+                removed.append(folder.path)
+        if removed:
+            notes.append(f"removed what was left: {'; '.join(removed)}")
+        if tell:
+            notes += [f"left alone: {text}" for text in kept]
+        return notes

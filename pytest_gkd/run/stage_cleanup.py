@@ -1,0 +1,104 @@
+"""What a stage left behind: ended and removed before the next stage of its worker."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pytest_gkd.processes import cleanup, manifest, procfs, tree
+from pytest_gkd.processes.procfs import Identity
+
+# Helpers that a library starts once for the whole process and goes on using.
+HELPERS = re.compile(
+    r"multiprocess(ing)?\.(resource_tracker|forkserver)|loky|_inductor/compile_worker"
+)
+# Fixtures of pytest and its plugins start nothing; ``gkd`` is one of them.
+NO_OWNERS = ("_pytest", "xdist", "anyio", "pytest_")
+
+
+@dataclass(frozen=True)
+class Left:
+    """A line for each process that was ended and each shared memory file removed."""
+
+    processes: list[str] = field(default_factory=list)
+    memory: list[str] = field(default_factory=list)
+
+
+class Leftovers:
+    """Remembers what was there when a stage began; ``before`` are the processes.
+
+    ``creations`` is the run's list (see ``created.CreationList``).
+    """
+
+    def __init__(self, creations: Path) -> None:
+        self._list = creations
+        self.before = {p.pid for p in tree.descendants(os.getpid())}
+        self._segments = set(procfs.segments().values())
+
+    def end(self, stage: str) -> Left:
+        """End what the stage started and did not end; remove the memory it shared.
+
+        What stands below an older process is that one's business.
+        """
+        left = self._left()
+        held: set[Identity] = set()
+        for found in left:
+            held |= procfs.held(found.pid, writing=True) or set()
+        lines = []
+        for found in left:
+            lines.append(tree.describe(found))
+            lines += tree.stop(found.pid, itself=True)[0]
+        return Left(list(dict.fromkeys(lines)), self._memory(stage, held))
+
+    def _left(self) -> list[psutil.Process]:
+        table = procfs.table()
+        older = procfs.owned(self.before, table)
+        mine = procfs.below([os.getpid()], table) - older - {os.getpid()}
+        return [
+            found
+            for found in tree.descendants(os.getpid())
+            if found.pid in mine
+            and tree.alive(found)
+            and not HELPERS.search(procfs.full_command(found.pid))
+        ]
+
+    def _memory(self, stage: str, held: set[Identity]) -> list[str]:
+        if not procfs.shares_memory():
+            return []
+        new = {
+            name: identity
+            for name, identity in procfs.segments().items()
+            if identity not in self._segments
+        }
+        if not new:
+            return []
+        # Whose it is: held by what was just ended, or seen and listed before.
+        listed = manifest.read(self._list.read_text("utf-8", "replace")).segments
+        proven = held | {
+            s.identity for s in listed if s.stage == stage and s.worker == os.getpid()
+        }
+        lines = [
+            manifest.SegmentLine(name, *identity, stage, os.getpid())
+            for name, identity in new.items()
+            if identity in proven
+        ]
+        return cleanup.remove_segments(lines)[0]
+
+
+def may_outlive_it(fixtures: Iterable[Any]) -> bool:
+    """Whether a fixture of a wider scope may own what the stage started.
+
+    ``fixtures`` are pytest's FixtureDefs. Such a fixture, an engine that several
+    stages share say, ends what is its own when its scope is over.
+    """
+    return any(
+        fixture.scope != "function"
+        and not str(fixture.func.__module__).startswith(NO_OWNERS)
+        for fixture in fixtures
+    )

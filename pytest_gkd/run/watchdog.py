@@ -1,0 +1,594 @@
+"""Holds every worker to its deadline: stacks, then the end of its process tree."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.files import make_way
+from pytest_gkd.processes import background, procfs, resource_use, stacks, stall, tree
+from pytest_gkd.processes.stall import Look, Progress, QuietWatch
+from pytest_gkd.run.events import EventReader
+from pytest_gkd.stage_api import EXTRA_LIMIT_S
+
+# pytest-timeout, inside the worker, is the gentle line: a hang in Python ends with its
+# fixtures torn down. It fires a little after the budget, when the stacks have been
+# taken, and the tree is ended a little after that, whatever the worker does.
+GENTLE_AFTER_S = 0.4
+END_AFTER_S = 0.8
+COLLECT_BUDGET_S = 60.0
+CLOSE_BUDGET_S = 15.0
+TICK_S = 0.1
+# Of all workers' events in one tick, and of one worker's while the lock is held: some
+# three thousand, and a few hundredths of a second.
+TICK_BYTES = 256 * 1024
+# pytest-xdist notices a dead worker at once, unless somebody else holds its pipe.
+NOTICE_S = 2.0
+# How long before the end of a budget the first of two looks is taken that tell a slow
+# stage from a stuck one.
+LOOK_BEFORE_S = 3.0
+LOOK_BEFORE_SHARE = 0.3
+# A look takes 1.2 s at most, unless the kernel holds the one who looks.
+LOOK_LIMIT_S = 4.0
+# What is below a worker has so long to die of SIGKILL, then the worker itself has.
+END_LIMIT_S = 5.0
+# An ending that takes longer is held by the kernel; the run goes on without it.
+GIVE_UP_S = 3 * END_LIMIT_S
+OUTPUT_BYTES = 64 * 1024
+# How often a worker that has said nothing yet is looked at.
+WAKE_S = 1.0
+# A tick that begins so long after the last one has begun may come after a stop.
+STOPPED_S = 1.0
+
+
+class Sample(NamedTuple):
+    """The stacks of a stage's process tree at the end of its budget.
+
+    ``progress`` compares it with a look before that, if there was one.
+    """
+
+    stacks: list[stacks.Stack]
+    progress: Progress | None
+
+
+@dataclass
+class WorkerWatch:
+    """What the watchdog knows of one worker process. Times are ``clock.monotonic()``.
+
+    ``phase`` is starting, idle, running, closing (the stage's result is known; a
+    traceback is made of it, its fixtures are being torn down) or done. ``ended`` is set
+    as soon as its end begins, ``told`` when ``on_overrun`` knows of it, ``noticed``
+    when pytest-xdist does.
+    ``samples`` are of all its stages: a look may be over when the next has begun.
+    ``silent`` is one that has not said hello: it may import what a conftest.py needs.
+    ``woke`` is how often its main thread had been switched when it was last looked at.
+    """
+
+    name: str
+    pid: int
+    phase: str = "starting"
+    stage: str = ""
+    since: float = 0.0
+    limit_s: float = COLLECT_BUDGET_S
+    extra_s: dict[str, float] = field(default_factory=dict)
+    said: float = 0.0
+    earlier: Look | None = None
+    quiet: QuietWatch | None = None
+    stuck_at: float | None = None
+    progress: Progress | None = None
+    looking: Future[Callable[[], None]] | None = None
+    looked_at: str = ""
+    wants_sample: bool = True
+    sampled: list[stacks.Stack] = field(default_factory=list)
+    has_sample: bool = False
+    samples: dict[str, Sample] = field(default_factory=dict)
+    ended: bool = False
+    give_up_at: float = float("inf")
+    told: bool = False
+    noticed: bool = False
+    dead_since: float | None = None
+    output: list[BinaryIO] = field(default_factory=list)
+    start: int | None = None
+    silent: bool = False
+    woke: int = 0
+    next_wake: float = 0.0
+
+    @property
+    def deadline(self) -> float:
+        """When the present phase should be over; infinite while idle."""
+        if self.phase in ("idle", "done"):
+            return float("inf")
+        if self.stuck_at is not None:
+            return self.stuck_at
+        return self.since + self.limit_s + sum(self.extra_s.values())
+
+
+@dataclass(frozen=True)
+class Overrun:
+    """A worker was ended because a phase outlasted its budget, or was stuck. Seconds.
+
+    ``early`` is set when it was ended before its budget was over.
+    """
+
+    worker: str
+    stage: str
+    phase: str
+    limit_s: float
+    after_s: float
+    stacks: tuple[stacks.Stack, ...]
+    ended: tuple[str, ...]
+    survived: tuple[str, ...]
+    output: str
+    progress: Progress | None = None
+    early: bool = False
+
+
+class Watchdog(threading.Thread):
+    """Follows the workers' events and ends the worker whose budget is over.
+
+    ``on_event`` gets every event, ``on_overrun`` every ending before the processes
+    are known to be gone to pytest-xdist, ``on_tick`` the time, ten times a second.
+    ``on_lost`` gets the name of a worker whose end pytest-xdist does not notice by
+    itself, ``on_problem`` what went wrong here, which holds up nothing else.
+    ``end_stuck`` lets a stage that is proven to be stuck be ended before its budget is
+    over (see ``stillness.QuietWatch``). ``prepare`` makes the way to a file of stacks.
+    All are called with ``lock`` held and must not block, as is true of the methods for
+    other threads. What may block, a look at a tree and its end, has threads of its own.
+    """
+
+    def __init__(
+        self,
+        reader: EventReader,
+        armed: Path,
+        stacks_dir: Path,
+        on_event: Callable[[dict[str, Any]], None],
+        on_overrun: Callable[[Overrun], None],
+        on_tick: Callable[[float], None],
+        on_lost: Callable[[str], None],
+        on_problem: Callable[[str], None],
+        *,
+        end_stuck: bool = True,
+        prepare: stacks.Prepare = make_way,
+    ) -> None:
+        super().__init__(name="gkd-watchdog", daemon=True)
+        self.lock = threading.RLock()
+        self.workers: dict[str, WorkerWatch] = {}
+        self._reader = reader
+        self._armed = armed
+        self._stacks_dir = stacks_dir
+        self._on_event = on_event
+        self._on_overrun = on_overrun
+        self._on_tick = on_tick
+        self._on_lost = on_lost
+        self._on_problem = on_problem
+        self._end_stuck = end_stuck
+        self._prepare = prepare
+        self.spared = {child.pid for child in tree.children(os.getpid())}
+        self._over = threading.Event()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """The thread's loop. Should it break, the workers are ended with it."""
+        try:
+            judges, begun = True, monotonic()
+            while not self._over.wait(TICK_S):
+                now = monotonic()
+                # Stopped since the last tick began, it first hears what its guardian
+                # knows of that.
+                judges = not judges or now < begun + STOPPED_S
+                begun = now
+                self._tick(now, judges=judges)
+        except BaseException as error:
+            self.error = error
+            for worker in self.workers.values():
+                worker.ended = True
+                tree.stop(worker.pid, itself=True, start=worker.start)
+
+    def stop(self) -> None:
+        """End the thread; deadlines are not held any more."""
+        self._over.set()
+        self.join()
+        for worker in self.workers.values():
+            _close(worker)
+
+    def due(self, now: float, least_s: float) -> float:
+        """When the first of the workers has to be ended, if it does not get on.
+
+        One between two stages may begin the next unseen, with ``least_s`` for it.
+        """
+        open_now = [
+            worker.deadline
+            for worker in self.workers.values()
+            if not worker.ended and worker.phase not in ("idle", "done")
+        ]
+        return min([*open_now, now + least_s]) + END_AFTER_S
+
+    def wait_longer(self, seconds: float) -> None:
+        """This process stood still for so long, by no fault of its own: the deadlines
+        wait, and whether a stage stands still is seen from now on."""
+        for worker in self.workers.values():
+            worker.extra_s["stop"] = worker.extra_s.get("stop", 0.0) + seconds
+            worker.give_up_at += seconds
+            self._look_anew(worker)
+            if worker.quiet is not None:
+                worker.quiet = self._quiet_watch(worker)
+
+    def drain(self, name: str | None = None) -> None:
+        """Take in every event written so far, or all of one worker's.
+
+        Part by part: who waits for the lock need not wait for all of a flood.
+        """
+        for one in self._reader.names() if name is None else [name]:
+            at, until = self._reader.position(one)
+            while True:
+                self._hear(one, TICK_BYTES)
+                before, at = at, self._reader.position(one)[0]
+                if at in (before, until) or at > until:
+                    break
+
+    def _hear(self, name: str, limit_bytes: int) -> None:
+        with self.lock:
+            for event in self._reader.read(limit_bytes, name):
+                self._attempt("an event was not understood", self._take_in, event)
+
+    def _tick(self, now: float, *, judges: bool) -> None:
+        # Deadlines first, each by what its own worker has said: what others say, and
+        # however much, puts none of them off.
+        for worker in list(self.workers.values()) if judges else ():
+            about = f"worker {worker.name} could not be looked after"
+            self._attempt(about, self._judge, worker, now)
+        names = self._reader.names()
+        with self.lock:  # the guardian is to know of a stage before anybody is shown it
+            for name in names:
+                about = f"what {name} says could not be read"
+                self._attempt(about, self._hear, name, TICK_BYTES // len(names))
+            about = "the guardian could not be looked after"
+            self._attempt(about, self._on_tick, monotonic())
+
+    def _attempt(self, what: str, work: Callable[..., None], *args: Any) -> None:
+        """Do what must not keep this thread from anything else that it does."""
+        try:
+            work(*args)
+        except Exception as error:
+            text = f"{what}: {type(error).__name__}: {error}"
+            with self.lock:
+                self._on_problem(text)
+
+    def _take_in(self, event: dict[str, Any]) -> None:
+        self._follow(event)
+        self._on_event(event)
+
+    def _follow(self, event: dict[str, Any]) -> None:
+        name, kind, now = event["worker"], event["event"], event.get("t", 0.0)
+        if kind == "hello":
+            self.workers[name] = WorkerWatch(
+                name, event["pid"], since=now, start=event.get("start") or None
+            )
+        worker = self.workers.get(name)
+        if worker is None:
+            return
+        if kind == "collected":
+            worker.phase = "idle"
+        elif kind == "start":
+            worker.phase, worker.stage, worker.since = "running", event["stage"], now
+            worker.limit_s = event["budget_s"]
+            worker.sampled, worker.has_sample, worker.wants_sample = [], False, True
+            worker.earlier = worker.progress = worker.stuck_at = None
+            worker.said = now
+            worker.quiet = self._quiet_watch(worker)
+            _close(worker)
+            worker.output = _captured(worker.pid, event["captured"])
+            worker.extra_s = {}
+        elif kind in ("step", "fact"):
+            worker.said = now
+        elif kind == "extra":
+            self._extend(worker, event["what"], event["s"])
+            worker.said = now
+        elif kind in ("raised", "finish"):
+            worker.phase, worker.since, worker.extra_s = "closing", now, {}
+            worker.limit_s, worker.stuck_at = CLOSE_BUDGET_S, None
+        elif kind == "closed":
+            worker.phase = "idle"
+        elif kind == "bye":
+            worker.phase = "done"
+
+    def _extend(self, worker: WorkerWatch, what: str, seconds: float) -> None:
+        """More time than the budget, within its bound."""
+        if not float(seconds) >= 0:
+            raise ValueError(f"{seconds!r} is no time that a stage may be given")
+        worker.extra_s[what] = min(float(seconds), EXTRA_LIMIT_S[what])
+        self._look_anew(worker)
+
+    def _look_anew(self, worker: WorkerWatch) -> None:
+        worker.samples.pop(worker.stage, None)
+        worker.earlier, worker.has_sample, worker.wants_sample = None, False, True
+
+    def _judge(self, worker: WorkerWatch, now: float) -> None:
+        if worker.ended:
+            if now > worker.give_up_at:
+                worker.give_up_at = float("inf")
+                what = worker.stage or worker.name
+                hangs = f"the processes of {what}; even a look at them hangs"
+                self._tell(worker, (), (hangs,))
+                self._begin(worker, "loss", partial(self._see_off, worker))
+            return
+        if worker.phase != "done" and tree.is_dead(worker.pid, worker.start):
+            worker.dead_since = worker.dead_since or now
+            if now > worker.dead_since + NOTICE_S:
+                worker.ended = True
+                self._begin(worker, "burial", partial(self._bury, worker))
+            return
+        self._see(worker)
+        if worker.phase in ("idle", "done"):
+            return
+        if now >= worker.deadline:
+            self._hear(worker.name, TICK_BYTES)  # it may have said that it is done
+        self._look(worker, now)
+        end_at = worker.deadline + END_AFTER_S
+        if now < end_at or (worker.looking and now < worker.deadline + LOOK_LIMIT_S):
+            return
+        worker.ended = True
+        worker.give_up_at = now + GIVE_UP_S
+        self._begin(worker, "end", partial(self._end, worker))
+
+    def _begin(
+        self, worker: WorkerWatch, what: str, work: Callable[[], None]
+    ) -> Future[None]:
+        about = f"the {what} of worker {worker.name} went wrong"
+        return background.begin(
+            f"gkd-{what}-{worker.name}", partial(self._attempt, about, work)
+        )
+
+    def _end(self, worker: WorkerWatch) -> None:
+        ended: Iterable[str] = ()
+        survived: Iterable[str] = ()
+        tree.pause(worker.pid, worker.start)
+        if self._is_in_time(worker):
+            tree.resume(worker.pid, worker.start)
+            return
+        try:
+            ended, survived = tree.stop(
+                worker.pid, itself=False, start=worker.start, limit_s=END_LIMIT_S
+            )
+        finally:
+            # Only then may pytest-xdist see the worker go, with everything known.
+            self._tell(worker, ended, survived)
+            tree.stop(worker.pid, itself=True, start=worker.start, limit_s=END_LIMIT_S)
+            worker.give_up_at = float("inf")
+            self._see_off(worker)
+
+    def _is_in_time(self, worker: WorkerWatch) -> bool:
+        """Whether it had finished before it was stopped; then it is left alone."""
+        self.drain(worker.name)
+        with self.lock:
+            worker.ended = monotonic() >= worker.deadline
+            if not worker.ended:
+                worker.give_up_at = float("inf")
+            return not worker.ended
+
+    def _tell(
+        self, worker: WorkerWatch, ended: Iterable[str], survived: Iterable[str]
+    ) -> None:
+        with self.lock:
+            if worker.told:
+                return
+            worker.told = True
+            output: list[str] = []
+            self._attempt(
+                "what a stage printed could not be read",
+                lambda: output.append(read_output(worker)),
+            )
+            self._on_overrun(
+                Overrun(
+                    worker.name,
+                    worker.stage,
+                    worker.phase,
+                    worker.limit_s,
+                    monotonic() - worker.since,
+                    tuple(worker.sampled),
+                    tuple(ended),
+                    tuple(survived),
+                    "".join(output),
+                    worker.progress,
+                    worker.stuck_at is not None,
+                )
+            )
+
+    def _see_off(self, worker: WorkerWatch) -> None:
+        """See that the run goes on without a worker.
+
+        pytest-xdist does so by itself, unless the worker does not die, or something
+        that does not die holds its pipe.
+        """
+        until = monotonic() + NOTICE_S
+        while monotonic() < until and not worker.noticed:
+            time.sleep(TICK_S)
+        with self.lock:
+            if not worker.noticed and not self._over.is_set():
+                self._on_lost(worker.name)
+
+    def expect(self, name: str, pid: int) -> None:
+        """A worker was started; it has a budget before it has said anything."""
+        here = procfs.stat(pid)
+        with self.lock:
+            self.workers[name] = WorkerWatch(
+                name,
+                pid,
+                since=monotonic(),
+                start=here.start if here else None,
+                silent=True,
+            )
+
+    def gone(self, name: str) -> None:
+        """pytest-xdist has noticed by itself that a worker is gone."""
+        with self.lock:
+            if name in self.workers:
+                self.workers[name].ended = self.workers[name].noticed = True
+
+    def _bury(self, worker: WorkerWatch) -> None:
+        """End what a dead worker left, since pytest-xdist does not see that it died.
+
+        A child that it forked holds its end of the pipe, and that could go on for
+        ever. Such orphans are this process's children now.
+        """
+        workers = {other.pid for other in self.workers.values()}
+        # Its control group, if it had one.
+        tree.stop(worker.pid, itself=True, start=worker.start)
+        spare = workers | self.spared
+        tree.stop(os.getpid(), itself=False, spare=spare, own=tree.is_child)
+        self._see_off(worker)
+
+    def _quiet_watch(self, worker: WorkerWatch) -> QuietWatch | None:
+        watch = QuietWatch(
+            worker.pid,
+            worker.limit_s,
+            self._armed,
+            self._stacks_of(worker),
+            self._prepare,
+        )
+        # With little left of the budget by then there is nothing to be gained.
+        gains = watch.window_s < worker.limit_s - LOOK_BEFORE_S
+        return watch if self._end_stuck and gains else None
+
+    def _look(self, worker: WorkerWatch, now: float) -> None:
+        """Begin the look at the worker's tree that is due, one at a time."""
+        work = self._due(worker, now) if worker.looking is None else None
+        if work is not None:
+            worker.looked_at = worker.stage
+            worker.looking = background.begin(f"gkd-look-{worker.name}", work)
+
+    def await_look(self, worker: WorkerWatch) -> None:
+        """Wait for what a look shows that has begun, but not for ever."""
+        looking = worker.looking
+        if looking is not None:
+            wait([looking], LOOK_LIMIT_S)
+            self._attempt("a process tree could not be looked at", self._see, worker)
+
+    def _see(self, worker: WorkerWatch) -> None:
+        """Note what a look that is over has shown of the stage that it was at."""
+        with self.lock:
+            if worker.looking is not None and worker.looking.done():
+                seen, worker.looking = worker.looking, None
+                seen.result()()
+
+    def _due(
+        self, worker: WorkerWatch, now: float
+    ) -> Callable[[], Callable[[], None]] | None:
+        """The look at a tree that is due; it gives what is then to be noted."""
+        out = self._stacks_of(worker)
+        if now >= worker.deadline:
+            due, worker.wants_sample = worker.wants_sample, False
+            return partial(self._sample, worker, out, worker.earlier) if due else None
+        if worker.silent and now >= worker.next_wake:
+            worker.next_wake = now + WAKE_S
+            return partial(self._see_start, worker)
+        if worker.phase != "running" or worker.stuck_at is not None:
+            return None
+        if worker.quiet is not None and worker.quiet.is_due(now):
+            return partial(self._prove_stuck, worker, worker.quiet)
+        lead_s = min(LOOK_BEFORE_S, LOOK_BEFORE_SHARE * worker.limit_s)
+        if worker.earlier is None and now >= worker.deadline - lead_s:
+            return partial(self._look_earlier, worker, out / "earlier")
+        return None
+
+    def _see_start(self, worker: WorkerWatch) -> Callable[[], None]:
+        """What a silent worker does before its first word counts as imports."""
+        at = monotonic()
+        try:
+            state, woke = resource_use.main_thread(worker.pid)
+        except (FileNotFoundError, ProcessLookupError):
+            return lambda: None  # it has ended
+
+        def note() -> None:
+            if worker.silent and (state == "R" or woke != worker.woke):
+                worker.woke = woke
+                imports_s = min(at - worker.since, EXTRA_LIMIT_S["imports"])
+                worker.extra_s["imports"] = imports_s
+
+        return note
+
+    def _prove_stuck(
+        self, worker: WorkerWatch, quiet: QuietWatch
+    ) -> Callable[[], None]:
+        stage = worker.looked_at
+        proof = quiet.look(monotonic(), worker.said)
+
+        def note() -> None:
+            current = worker.phase == "running" and worker.quiet is quiet
+            if proof is not None and current:
+                progress, last = proof
+                self._note(worker, stage, Sample(list(last.stacks), progress))
+                worker.wants_sample = False
+                # Its last second to end by itself runs from here.
+                worker.stuck_at = monotonic()
+
+        return note
+
+    def _look_earlier(self, worker: WorkerWatch, out: Path) -> Callable[[], None]:
+        stage = worker.looked_at
+        seen = stall.look(worker.pid, self._armed, out, self._prepare)
+
+        def note() -> None:
+            if worker.stage == stage:
+                worker.earlier = seen
+
+        return note
+
+    def _sample(
+        self, worker: WorkerWatch, out: Path, earlier: Look | None
+    ) -> Callable[[], None]:
+        stage = worker.looked_at
+        last = stall.look(worker.pid, self._armed, out, self._prepare)
+        progress = stall.compare(earlier, last) if earlier is not None else None
+        sample = Sample(list(last.stacks), progress)
+        return partial(self._note, worker, stage, sample)
+
+    def _note(self, worker: WorkerWatch, stage: str, sample: Sample) -> None:
+        worker.samples[stage] = sample
+        if worker.stage == stage:
+            worker.sampled, worker.progress = sample
+            worker.has_sample = True
+
+    def _stacks_of(self, worker: WorkerWatch) -> Path:
+        return self._stacks_dir / (worker.stage or worker.name)
+
+
+def _captured(pid: int, descriptors: list[int]) -> list[BinaryIO]:
+    """The files that pytest captures a worker's stdout and stderr in, kept open.
+
+    They have no name; a handle from /proc still reads them when the worker is dead.
+    A pipe or a terminal is left alone: to read it would be to steal from it.
+    """
+    files: list[BinaryIO] = []
+    for number in descriptors:
+        path = Path(f"/proc/{pid}/fd/{number}")
+        try:
+            if stat.S_ISREG(path.stat().st_mode):
+                files.append(path.open("rb"))
+        except OSError:
+            continue  # it ended meanwhile
+    return files
+
+
+def _close(worker: WorkerWatch) -> None:
+    while worker.output:
+        worker.output.pop().close()
+
+
+def read_output(worker: WorkerWatch) -> str:
+    """The end of what the worker's stage printed, at most 64 KiB a stream."""
+    parts = []
+    for file in worker.output:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - OUTPUT_BYTES))
+        parts.append(file.read().decode("utf-8", "replace"))
+    return "\n".join(part for part in parts if part.strip())

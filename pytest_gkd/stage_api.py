@@ -1,0 +1,208 @@
+"""What a stage sees of us: the ``gkd`` fixture, and how it names a cause itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.options import Settings
+
+# What a stage may take on top of its budget, in seconds: for imports that get on, as on
+# a slow disk or with nothing cached, and for train files, by their size.
+EXTRA_LIMIT_S = {"imports": 300.0, "data": 600.0}
+# What a stage keeps of its budget for ending what does not return, and for telling why:
+# on a slow machine, whose budgets are larger, both take longer.
+TELL_S = 1.0
+TELL_SHARE = 0.1
+STEP_LENGTH = 500
+FACT_BYTES = 64 * 1024
+# Far from Python's limit of recursion (1000), which a report is copied within.
+FACT_LEVELS = 100
+FACTS_BYTES = 1024 * 1024
+
+# Output of no stage.
+NO_STAGE = "session"
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+class StageFault(Exception):  # noqa: N818 - a finding, not a bug of ours
+    """A stage found the cause itself and names it.
+
+    ``cause`` is an id of the catalogue (``data.file-missing``). ``message`` is one
+    sentence that names the value, where it came from, and what was expected; it does
+    not repeat the advice, which the catalogue holds. ``facts`` are the values that
+    the advice may use, such as ``{"column": "prompt", "columns": ["text"]}``; they
+    must be JSON. ``evidence`` are the lines that prove it, each ``(source, line
+    number or None, text)``.
+    """
+
+    def __init__(
+        self,
+        cause: str,
+        message: str,
+        *,
+        facts: Mapping[str, Any] | None = None,
+        evidence: tuple[tuple[str, int | None, str], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.message = message
+        self.facts = dict(facts or {})
+        self.evidence = evidence
+
+
+@dataclass
+class StageContext:
+    """The running stage's settings, directories and voice.
+
+    One object per worker process; ``stage`` changes as stages start. ``run_dir`` is
+    private to the run, short (UNIX sockets fit), and removed at its end;
+    ``report_dir`` stays; ``restore`` sees that it is there and ours. ``step`` and
+    ``fact`` may be called from any fixture.
+    """
+
+    settings: Settings
+    run_dir: Path
+    report_dir: Path
+    stage: str = ""
+    emit: Emit | None = None
+    restore: Callable[[Path], None] | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    doing: str = ""
+    extra_s: dict[str, float] = field(default_factory=dict)
+    _deadline: float | None = None
+    _reserve_s: float = TELL_S
+    _said_bytes: int = 0
+    _held: dict[str, Any] = field(default_factory=dict)
+    _last: str = ""
+
+    def begin(self, stage: str, budget_s: float | None) -> None:
+        """A stage starts: forget the last one's facts, set its deadline (seconds)."""
+        self.stage = stage
+        self.facts = {}
+        self.doing = ""
+        self.extra_s = {}
+        self._said_bytes, self._held, self._last = 0, {}, ""
+        self._deadline = None if budget_s is None else monotonic() + budget_s
+        self._reserve_s = max(TELL_S, TELL_SHARE * (budget_s or 0.0))
+
+    def step(self, text: str) -> None:
+        """Say what the stage does now: shown live, and named when it hangs there.
+
+        Its first 500 characters; said as often as one likes, only the newest counts.
+        """
+        text = str(text)
+        self.doing = text if len(text) <= STEP_LENGTH else f"{text[:STEP_LENGTH]}..."
+        self._send({"event": "step", "stage": self.stage, "text": self.doing})
+
+    def fact(self, name: str, value: Any) -> None:
+        """Record one finding; ``value`` must be JSON, with its unit in ``name``.
+
+        ``summary``, a text, stands on the stage's line in the terminal; ``notes``, a
+        list of ``{"id": ..., "text": ...}``, is shown at the end. One fact may have
+        64 KiB (2**16 bytes) of JSON; a larger one is replaced in the report by a text
+        that gives its size, one of more than 100 levels of lists and dictionaries by
+        a text that says so. After 1 MiB (2**20 bytes) in one stage, with all that was
+        recorded anew under the same name, further ones get there when the stage ends,
+        up to another MiB; the fact ``facts_limit`` then says so.
+        """
+        self.facts[name] = value
+        if _is_deeper(value, FACT_LEVELS):
+            value = f"left out: nested too deep; a fact may have {FACT_LEVELS} levels"
+        size = len(json.dumps(value, default=str))
+        if size > FACT_BYTES:
+            value = f"left out: {size} bytes; a fact may have {FACT_BYTES}"
+        if self._said_bytes > FACTS_BYTES:
+            if not self._held:
+                self._say("facts_limit", f"those after {self._last!r} came at the end")
+            self._held[name] = value
+        else:
+            self._last = name
+            self._say(name, value)
+
+    def release(self) -> None:
+        """The stage is over: record the facts that were held back, as far as may be."""
+        self._said_bytes = 0
+        while self._held and self._said_bytes <= FACTS_BYTES:
+            self._say(*self._held.popitem())
+        if self._held:
+            self._say("facts_limit", f"{len(self._held)} facts were left out")
+
+    def _say(self, name: str, value: Any) -> None:
+        event = {"event": "fact", "stage": self.stage, "name": name, "value": value}
+        self._said_bytes += len(json.dumps(event, default=str))
+        self._send(event)
+
+    def note(self, name: str, text: str) -> None:
+        """Say what does not stop a job by itself; ``name`` is the note's id."""
+        noted = self.facts.get("notes", [])
+        self.fact("notes", [*noted, {"id": name, "text": text}])
+
+    def allow(self, what: str, seconds: float) -> None:
+        """Take so much time on top of the budget: in all ``seconds`` for ``what``.
+
+        ``what`` is ``imports`` or ``data``; see EXTRA_LIMIT_S for the most of each.
+        """
+        seconds = min(seconds, EXTRA_LIMIT_S[what])
+        more_s = seconds - self.extra_s.get(what, 0.0)
+        if more_s <= 0:
+            return
+        self.extra_s[what] = seconds
+        if self._deadline is not None:
+            self._deadline += more_s
+        self._send({"event": "extra", "stage": self.stage, "what": what, "s": seconds})
+
+    def extra(self) -> float:
+        """Seconds that the stage has been given on top of its budget, so far."""
+        return sum(self.extra_s.values())
+
+    def struck(self, at: float | None = None) -> None:
+        """Say that an injected fault took effect (see --gkd-inject).
+
+        ``at`` is in seconds of ``time.monotonic()``; None is now.
+        """
+        at = monotonic() if at is None else at
+        self._send({"event": "struck", "stage": self.stage, "at": at})
+
+    def remaining_s(self, default: float = 60.0) -> float:
+        """Seconds left of the stage's budget, at least 1; ``default`` without one."""
+        if self._deadline is None:
+            return default
+        return max(1.0, self._deadline - monotonic())
+
+    def working_s(self, share: float = 1.0) -> float:
+        """Seconds left for work that must end before the stage does, so that it can
+        still tell why: ``remaining_s`` less a tenth of the budget, and at least 1 s.
+
+        ``share`` (0 to 1) of that is kept back, at most half of what is left.
+        """
+        left_s = self.remaining_s()
+        return left_s - min(share * self._reserve_s, left_s / 2)
+
+    @property
+    def output_dir(self) -> Path:
+        """Kept with the report: put the output of processes that you start here."""
+        if self.restore is not None:
+            self.restore(self.report_dir)  # a stage may have removed it
+        path = self.report_dir / "output" / (self.stage or NO_STAGE)
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _send(self, event: dict[str, Any]) -> None:
+        if self.emit is not None:
+            self.emit(event)
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if isinstance(value, dict):
+        parts: Iterable[Any] = value.values()
+    elif isinstance(value, (list, tuple)):
+        parts = value
+    else:
+        return False
+    return not levels or any(_is_deeper(part, levels - 1) for part in parts)

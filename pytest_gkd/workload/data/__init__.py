@@ -1,0 +1,1 @@
+"""Train files, and prompts made of their rows."""

@@ -1,0 +1,53 @@
+"""Who measures prompts: the student's tokenizer, or, without one, a rough guess?"""
+
+from __future__ import annotations
+
+from pytest_gkd.options import Settings
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.data.prompts import Renderer, RoughRenderer
+from pytest_gkd.workload.data.train_rows import Lengths
+from pytest_gkd.workload.models import model_files, tokenizer_load
+from pytest_gkd.workload.models.inputs import Inputs
+
+
+def best(inputs: Inputs, settings: Settings) -> tuple[Lengths, str]:
+    """What measures, and in words what it is.
+
+    A tokenizer that fails is not this one's to report: the tokenizer stage does. The
+    words say that, and why.
+    """
+    try:
+        tokenizer = tokenizer_load.load(
+            inputs.student,
+            inputs.origin("student"),
+            trust_remote_code=settings.trust_remote_code,
+        )
+        renderer = Renderer(tokenizer)
+        renderer.lengths(["a prompt"])  # the chat template works
+    except Exception as error:
+        problem = f"{type(error).__name__}: {str(error)[:200]}"
+        return RoughRenderer(), f"characters divided by 4, because {problem}"
+    how = "chat template" if renderer.has_template else "no chat template"
+    return renderer, f"{type(tokenizer).__name__} of the student, {how}"
+
+
+def check_context(inputs: Inputs, settings: Settings, longest_tokens: int) -> None:
+    """The longest prompt that is kept leaves room for an answer in the context.
+
+    ``longest_tokens`` is that of the prompts within the length limit.
+    Raises StageFault ``data.too-long``.
+    """
+    context = model_files.context_tokens(inputs.student, inputs.origin("student"))
+    if context is None or longest_tokens + settings.max_new_tokens <= context:
+        return
+    raise StageFault(
+        "data.too-long",
+        f"the longest prompt that is kept has {longest_tokens} tokens, and with "
+        f"{settings.max_new_tokens} new ones (--gkd-max-new-tokens) it does not fit "
+        f"into the student's context of {context} (config.json)",
+        facts={
+            "longest_tokens": longest_tokens,
+            "new_tokens": settings.max_new_tokens,
+            "context_tokens": context,
+        },
+    )

@@ -1,0 +1,280 @@
+"""Are the train files there, and are they what their names say?
+
+Standard library only, so that a wrong path is reported before ``datasets`` (one to two
+seconds) is imported, and a pipe that would stall its readers is never opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import importlib.util
+import os
+import stat
+import struct
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload import paths
+from pytest_gkd.workload.data.json_lines import ZIP, ZSTD, check_json, corrupt
+from pytest_gkd.workload.models import model_paths
+
+# The larger the files, the longer the data stage may take beyond its budget. Measured
+# on two cores: a million rows of JSONL (110 MB) in 10 s; this is a fifth of that pace.
+SLOW_BYTES_PER_S = 2_000_000
+PARQUET_MAGIC = b"PAR1"
+ARROW_MAGIC = b"ARROW1"
+ARROW_STREAM = b"\xff\xff\xff\xff"
+JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
+OTHER_SUFFIXES = (".parquet", ".csv", ".arrow", ".feather")
+EXPECTED = "parquet, JSON, CSV or Arrow"  # for messages
+# Which of two formats datasets takes where there are as many files of either.
+_FAVOURITES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".ndjson")
+# What verl, TRL, ms-swift and OpenRLHF read all or in part; the builders of datasets.
+LOADERS = ("parquet", "json", "csv", "arrow")
+# Left in a directory by Dataset.save_to_disk and DatasetDict.save_to_disk.
+SAVED = ("state.json", "dataset_dict.json")
+
+# Other formats that turn up under these names, by their first bytes.
+_OTHERS = (
+    (b"PARE", "an encrypted parquet file"),
+    (b"FEA1", "a Feather file of version 1, which datasets does not read"),
+    (ZIP, "a zip archive"),
+    (b"\xff\xfe", "UTF-16 text"),
+    (b"\xfe\xff", "UTF-16 text"),
+    (b"<", "HTML or XML"),
+)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """What one train file is, and its size in bytes, 0 where only reading it tells.
+
+    ``kind`` is parquet, json (JSON lines, or one JSON array), csv, arrow, ``folder`` (a
+    directory of such files), ``disk`` (made by ``save_to_disk``) or ``hub`` (a name on
+    the hub).
+    """
+
+    path: str
+    kind: str
+    size_bytes: int
+
+
+def check_files(files: Sequence[str], origin: str) -> tuple[DataFile, ...]:
+    """Every train file, globs expanded, looked at from outside.
+
+    Ends of parquet files and the first and last lines of JSON are read. Addresses
+    (``s3://…``) and names on the hub are passed on unseen. Raises StageFault
+    ``data.file-missing``, ``data.empty``, ``data.corrupt``, ``data.schema``,
+    ``data.loader-stall``, ``env.package-missing`` or ``env.permission``.
+    """
+    if not files:
+        raise StageFault(
+            "data.file-missing",
+            f"{origin}: no train file was named",
+            facts={"origin": origin},
+        )
+    found: list[DataFile] = []
+    for name in files:
+        if "://" in name:
+            kind = "parquet" if ".parquet" in name else "json"
+            found.append(DataFile(name, kind, 0))
+            continue
+        path = Path(name).expanduser()
+        if _is_on_hub(name, path):
+            found.append(DataFile(name, "hub", 0))
+            continue
+        for one in _expanded(path, origin):
+            try:
+                found.append(_checked(one, origin))
+            except PermissionError as error:
+                raise paths.denied(one, origin, error) from error
+    return tuple(found)
+
+
+def _is_on_hub(name: str, path: Path) -> bool:
+    """Whether ``load_dataset`` would ask the hub for a name, and the user meant it to.
+
+    A name with a suffix of ours, or in a directory that is here, is a wrong path.
+    """
+    owner, _, rest = name.partition("/")
+    known = any(name.lower().endswith(end) for end in (*JSON_SUFFIXES, *OTHER_SUFFIXES))
+    return (
+        bool(rest)
+        and model_paths.is_hub_id(name)
+        and not (known or Path(owner).exists() or os.path.lexists(path))
+    )
+
+
+def _expanded(path: Path, origin: str) -> list[Path]:
+    if not glob.has_magic(str(path)):
+        return [path]
+    found = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute too
+    if os.path.lexists(path) and str(path) not in found:
+        raise StageFault(
+            "data.file-missing",
+            f"{origin}: {path} is there, but datasets takes its name for a pattern, "
+            "which does not match it; expected a name without [, ] and *",
+            facts=_elsewhere(path, origin),
+        )
+    if not found:
+        raise StageFault(
+            "data.file-missing",
+            f"{origin}: no file matches {path}",
+            facts=_elsewhere(path, origin),
+        )
+    return [Path(name) for name in found]
+
+
+def _elsewhere(path: Path, origin: str) -> dict[str, Any]:
+    """Facts of a path that is not what holds the data: where to look instead."""
+    place = path if path.is_dir() else paths.first_missing(path).parent
+    return {"path": str(path), "origin": origin, "near": [], "directory": str(place)}
+
+
+def _checked(path: Path, origin: str) -> DataFile:
+    try:
+        status = path.stat()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        raise paths.missing(
+            "data.file-missing", path, origin, f"a file or directory of {EXPECTED}"
+        ) from None
+    if stat.S_ISDIR(status.st_mode):
+        return _directory(path, origin)
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a pipe" if stat.S_ISFIFO(status.st_mode) else "a device or socket"
+        raise StageFault(
+            "data.loader-stall",
+            f"{origin}: {path} is {kind}, on which a reader may wait for ever; "
+            "expected a regular file",
+            facts={"path": str(path), "origin": origin, "file_type": kind},
+        )
+    if status.st_size == 0:
+        raise StageFault(
+            "data.empty",
+            f"{origin}: {path} is empty (0 bytes)",
+            facts={"path": str(path), "origin": origin, "rows": 0},
+        )
+    with path.open("rb") as file:
+        start = file.read(64)
+    return DataFile(str(path), _kind(path, start, status.st_size), status.st_size)
+
+
+def _directory(path: Path, origin: str) -> DataFile:
+    """A directory that ``datasets`` can load, from outside."""
+    if any((path / name).is_file() for name in SAVED):
+        return DataFile(str(path), "disk", 0)
+    inside = _of_one_format(
+        one
+        for one in sorted(path.rglob("*"))
+        if not _is_passed_over(one.relative_to(path)) and not one.is_dir()
+    )
+    if not inside or (path / "config.json").is_file():
+        what = "a model's directory" if inside else "a directory without data files"
+        raise StageFault(
+            "data.file-missing",
+            f"{origin}: {path} is {what}; expected {EXPECTED}",
+            facts=_elsewhere(path, origin),
+        )
+    size = sum(_checked(one, origin).size_bytes for one in inside)
+    return DataFile(str(path), "folder", size)
+
+
+def _is_passed_over(path: Path) -> bool:
+    """Whether ``datasets`` leaves a file out for its name, or that of a directory."""
+    hidden = any(part.startswith(".") for part in path.parts)
+    return hidden or any(part.startswith("__") for part in path.parent.parts)
+
+
+def _of_one_format(files: Iterable[Path]) -> list[Path]:
+    """Those of the most common format, the one that ``datasets`` takes.
+
+    A suffix counts wherever in the name it is: ``x.parquet.lock`` is read as well
+    (datasets 5.2, load.py, infer_module_for_data_files_list; data_files.py, filter).
+    """
+    ends = [(one, {suffix.lower() for suffix in one.suffixes}) for one in files]
+    counts = {end: sum(end in own for _, own in ends) for end in _FAVOURITES}
+    chosen = max(_FAVOURITES, key=lambda end: counts[end])
+    alike = set(JSON_SUFFIXES if chosen in JSON_SUFFIXES else [chosen])
+    return [one for one, own in ends if own & alike]
+
+
+def _kind(path: Path, start: bytes, size: int) -> str:
+    """What a file is, by its content; the name may not say something else."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if paths.is_lfs_pointer(start):
+        fault = corrupt(path, "is a git-lfs pointer, not the data itself")
+        fault.facts["lfs_pointer"] = True
+        raise fault
+    if start.startswith(PARQUET_MAGIC):
+        if any(suffix in JSON_SUFFIXES for suffix in suffixes):
+            raise corrupt(path, "holds parquet, but its name says JSON")
+        _check_parquet(path, size)
+        return "parquet"
+    if start.startswith(ZIP) and _holds_json(path):
+        return "json"
+    for magic, other in _OTHERS:
+        if start.startswith(magic):
+            raise corrupt(path, f"is {other}; expected {EXPECTED}")
+    if ".parquet" in suffixes:
+        raise corrupt(
+            path,
+            f"is not parquet: it starts with {start[:16]!r} instead of "
+            f"{PARQUET_MAGIC!r}",
+        )
+    # Feather is the Arrow IPC file format since its version 2.
+    if start.startswith(ARROW_MAGIC) or {".arrow", ".feather"} & set(suffixes):
+        if not start.startswith((ARROW_MAGIC, ARROW_STREAM)):
+            raise corrupt(path, f"is no Arrow file: it starts with {start[:16]!r}")
+        return "arrow"
+    if ".csv" in suffixes:
+        return "csv"
+    if start.startswith(ZSTD):  # nothing here unpacks it
+        _check_zstd(path)
+    else:
+        check_json(path)
+    return "json"
+
+
+def _holds_json(path: Path) -> bool:
+    """Whether every file in a zip archive is JSON by its name, as datasets reads it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if not name.endswith("/")]
+    except zipfile.BadZipFile:
+        return False
+    return bool(names) and all(name.lower().endswith(JSON_SUFFIXES) for name in names)
+
+
+def _check_zstd(path: Path) -> None:
+    """``datasets`` unpacks it with the package zstandard (datasets 5.2, extract.py)."""
+    if importlib.util.find_spec("zstandard") is None:
+        raise StageFault(
+            "env.package-missing",
+            f"{path} is zstd, for which datasets needs the package zstandard",
+            facts={"package": "zstandard", "path": str(path)},
+        )
+
+
+def _check_parquet(path: Path, size: int) -> None:
+    """A footer, its length, and the magic again (parquet-format, File format)."""
+    if size < 12:
+        raise corrupt(path, f"is truncated: {size} bytes cannot hold a parquet footer")
+    with path.open("rb") as file:
+        file.seek(-8, os.SEEK_END)
+        footer_bytes, end = struct.unpack("<I4s", file.read(8))
+    if end != PARQUET_MAGIC:
+        raise corrupt(
+            path, f"is truncated: it ends with {end!r} instead of {PARQUET_MAGIC!r}"
+        )
+    if footer_bytes + 12 > size:
+        raise corrupt(
+            path,
+            f"is damaged: its footer would take {footer_bytes} bytes of {size}",
+        )

@@ -1,0 +1,1 @@
+"""The vLLM rollout engine, and whether it answers as its weights would."""

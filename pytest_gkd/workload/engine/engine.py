@@ -1,0 +1,460 @@
+"""How does a real vLLM engine start, generate, and let its weights be seen?"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psutil
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.deadline import GRACE_S, Call, late_fault
+from pytest_gkd.workload.ranks import exit_reasons
+from pytest_gkd.workload.sync import push
+from pytest_gkd.workload.sync.broadcast import Info, Meeting
+from pytest_gkd.workload.sync.push import Places
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EXTENSION = "pytest_gkd.workload.engine.engine_worker.WeightReceiver"
+MAX_SEQUENCES = 16
+CPU_CACHE_BYTES = 32 << 20
+CPU_CACHE_LIMIT = 1 << 30
+RPC_BUDGET_S = 120.0
+CLOSE_BUDGET_S = 5.0
+POLL_S = 0.2
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What an engine is started with; plain data, so that it can be sent.
+
+    ``dtype`` is a torch name; ``max_model_len`` in tokens; ``kv_cache_bytes`` None
+    leaves the size to vLLM and ``gpu_memory_utilization``. ``multiprocess`` is vLLM's
+    default: engine core and workers as processes of their own. ``socket_dir`` has a
+    short path, since UNIX sockets lie there.
+    """
+
+    model: str
+    device: str
+    dtype: str
+    max_model_len: int
+    kv_cache_bytes: int | None
+    gpu_memory_utilization: float
+    tensor_parallel_size: int
+    trust_remote_code: bool
+    multiprocess: bool
+    socket_dir: str
+    offline: bool
+    architectures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the engine made of one prompt.
+
+    ``logprobs`` (nats) are those of the tokens in ``token_ids``, one each.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str
+
+
+def model_config(model: str, *, trust_remote_code: bool) -> dict[str, Any]:
+    """``config.json`` of a model directory or hub id, the text part of it."""
+    if Path(model).is_dir():
+        config = json.loads((Path(model) / "config.json").read_text("utf-8"))
+    else:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(
+            model, trust_remote_code=trust_remote_code
+        ).to_dict()
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config
+
+
+def choose_dtype(
+    config: Mapping[str, Any], device: str, *, bfloat16: bool = True
+) -> str:
+    """The dtype for engine, trainer and teacher alike, so that weights compare.
+
+    On a CPU float32, where greedy tokens of two implementations agree. On a GPU the
+    checkpoint's own; attention kernels there want 16 bits, so not float32. vLLM refuses
+    ``bfloat16`` on GPUs below compute capability 8.0, such as T4 and V100.
+    """
+    if device == "cpu":
+        return "float32"
+    named = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    named = named.removeprefix("torch.")
+    if named == "float16" or not bfloat16:
+        unstable = config.get("model_type") in WITHOUT_FLOAT16
+        return "float32" if unstable and not bfloat16 else "float16"
+    return "bfloat16"
+
+
+# vLLM refuses these in float16 (vllm/config/model.py, _FLOAT16_NOT_SUPPORTED_MODELS).
+WITHOUT_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
+
+# What model types call the same thing (transformers 5.19, the attribute maps of its
+# configurations).
+HEADS = ("num_attention_heads", "n_head", "n_heads")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+WIDTH = ("hidden_size", "n_embd", "d_model")
+
+
+def _first(config: Mapping[str, Any], names: Iterable[str]) -> Any:
+    return next(config[name] for name in names if config.get(name) is not None)
+
+
+def cache_bytes(config: Mapping[str, Any], tokens: int) -> int | None:
+    """Bytes of float32 KV cache on a CPU for sequences of ``tokens`` tokens.
+
+    Room for a few of them and never more than needed: memory that is asked for is
+    zeroed, at about 1 GiB a second. None when ``config`` does not have the usual keys.
+    """
+    try:
+        heads = _first(config, HEADS)
+        layers = _first(config, LAYERS)
+        width = config.get("head_dim") or _first(config, WIDTH) // heads
+        kv_heads = config.get("num_key_value_heads") or heads
+    except (StopIteration, TypeError, ZeroDivisionError):
+        return None
+    # Keys and values, four bytes each; a block of 128 tokens more than asked for.
+    one: int = 2 * 4 * layers * kv_heads * width * (tokens + 128)
+    return max(CPU_CACHE_BYTES, one, min(CPU_CACHE_LIMIT, 4 * one))
+
+
+def prepare_environment(config: EngineConfig) -> None:
+    """Set what vLLM reads from the environment, before it is imported.
+
+    The user's own values of what only steers the log are kept.
+    """
+    Path(config.socket_dir).mkdir(parents=True, exist_ok=True)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if config.multiprocess else "0"
+    os.environ["VLLM_RPC_BASE_PATH"] = config.socket_dir
+    os.environ["VLLM_NO_USAGE_STATS"] = os.environ["DO_NOT_TRACK"] = "1"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
+    # Set, it keeps the tokenizers' threads from warning about every fork.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    prepare_torch(config)
+    if config.device == "cpu" and config.tensor_parallel_size > 1:
+        # A rank wants a NUMA node of its own; few machines have one to spare.
+        os.environ.setdefault("VLLM_CPU_SIM_MULTI_NUMA", "1")
+    if config.offline:
+        os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
+
+
+def prepare_torch(config: EngineConfig) -> None:
+    """Set what torch and numpy read when they are imported, here by whatever comes
+    first: the engine, the trainer, or a tokenizer.
+    """
+    if config.device == "cpu":
+        # Beside other work, OpenMP threads that spin while they wait cost the most.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # A thread that numpy's OpenBLAS starts on import would forbid a fork.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        # vLLM's sampler compiles the ranking of log-probabilities even in eager mode:
+        # 2.9 s, 23 s of CPU time where nothing is cached, and a C++ compiler, for what
+        # takes no time uncompiled.
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+
+
+def import_vllm() -> str:
+    """Import vLLM with the garbage collector off; its version.
+
+    Collections during the imports find nothing and took 1.4 s of 6.4; what is frozen
+    afterwards, vLLM's own collections do not walk again (1.2 s of its start).
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        import vllm
+        from vllm.entrypoints.llm import LLM
+    finally:
+        if enabled:
+            gc.enable()
+    del LLM
+    gc.freeze()
+    return str(vllm.__version__)
+
+
+class Engine:
+    """One vLLM engine. After any exception out of it, it must not be used again:
+    partly loaded weights stay, and a next ``generate`` may never return.
+    """
+
+    def __init__(
+        self, config: EngineConfig, budget_s: Callable[[], float] | None = None
+    ) -> None:
+        """Start it with the weights in ``config.model``; raises whatever vLLM raises.
+
+        ``budget_s`` says how many seconds a call into its processes may take.
+        """
+        from pytest_gkd.workload.engine import engine_fork, engine_worker
+
+        engine_worker.keep_weights_in_place()
+        self.config = config
+        self._budget_s = budget_s or (lambda: RPC_BUDGET_S)
+        how = engine_fork.choose(config) if config.multiprocess else "in this process"
+        started = monotonic()
+        before = _children()
+        kills = exit_reasons.oom_kills()
+        with engine_fork.chosen(how):
+            from vllm import LLM
+
+            with exit_reasons.recorded() as self._cores:
+                try:
+                    self._llm: Any = LLM(**_arguments(config))
+                except RuntimeError as error:
+                    codes = exit_reasons.exit_codes(self._cores)
+                    if not codes:
+                        raise
+                    raise exit_reasons.ended_fault(
+                        codes, "while it started", kills
+                    ) from error
+                except AttributeError as error:
+                    if fault := missing_key(error, config.model):
+                        raise fault from error
+                    raise
+        self._processes = _children() - before
+        self.start_s = monotonic() - started
+        self.how = how
+
+    def describe(self) -> dict[str, Any]:
+        """What runs, as findings."""
+        import vllm
+
+        identity = self.identities()[0]
+        return {
+            "vllm": str(vllm.__version__),
+            "engine": f"vLLM {vllm.__version__}, processes: {self.how}",
+            "engine_start_s": round(self.start_s, 2),
+            "engine_dtype": self.config.dtype,
+            "engine_device": identity["device"],
+            "max_model_len_tokens": self.config.max_model_len,
+        }
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of ``texts`` by the tokenizer that the engine loaded."""
+        tokenizer = self._llm.get_tokenizer()
+        return [list(tokenizer.encode(text)) for text in texts]
+
+    def generate(
+        self,
+        prompts: list[list[int]],
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> list[Completion]:
+        """One completion per prompt (token ids); ``temperature`` 0 is greedy."""
+        from vllm import SamplingParams
+
+        sampling = [
+            SamplingParams(
+                max_tokens=max_new_tokens,
+                temperature=temperature,
+                seed=seed + number,
+                logprobs=0,  # the chosen token's alone
+                detokenize=False,
+            )
+            for number in range(len(prompts))
+        ]
+        asked = [{"prompt_token_ids": ids} for ids in prompts]
+
+        def call() -> list[Any]:
+            return self._llm.generate(asked, sampling, use_tqdm=False)  # type: ignore[no-any-return]
+
+        if self.config.multiprocess:
+            outputs = self._watched(call, "generation")
+        else:
+            outputs = call()
+        return [_completion(output.outputs[0]) for output in outputs]
+
+    def identities(self) -> list[dict[str, str]]:
+        """Device and UUID of every rank."""
+        return self._rpc("gkd_identity")
+
+    def places(self, names: list[str]) -> Places:
+        """Where the engine keeps the trainer tensors ``names``."""
+        answer = self._rpc("gkd_parameters", names)[0]
+        return push.places_of(
+            names, answer, shards=self.config.tensor_parallel_size > 1
+        )
+
+    def digests(self, places: Places) -> dict[str, str]:
+        """A digest per trainer tensor, computed where the parameters are."""
+        inexact = sorted(places.by_content)
+        ranks = self._rpc("gkd_digests", dict(places.places), inexact)
+        found = push.whole(ranks, shards=self.config.tensor_parallel_size > 1)
+        if not places.unplaced:
+            # Parameters that no tensor of the trainer's could mean, such as scales.
+            found.pop("*", None)
+        return found
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Load ``weights`` in place, in this process."""
+        self._rpc("gkd_load", weights)
+        self.forget_prefixes()
+
+    def receive(self, infos: list[Info], meeting: Meeting) -> None:
+        """Take part in the trainer's broadcast and load what it sends."""
+        self._rpc("gkd_receive", [list(info) for info in infos], asdict(meeting))
+        self.forget_prefixes()
+
+    def take_shared(self, infos: list[Info], handles: str) -> None:
+        """Load from the memory behind CUDA IPC ``handles``."""
+        self._rpc("gkd_import", [list(info) for info in infos], handles)
+        self.forget_prefixes()
+
+    def open_shared(self, handles: str) -> list[Any]:
+        """What each rank reads through CUDA IPC ``handles``: the first tensor's values,
+        or in words why it cannot."""
+        return self._rpc("gkd_open", handles)
+
+    def forget_prefixes(self) -> None:
+        """Drop cached keys and values, which the old weights made.
+
+        Raises StageFault ``sync.not-applied`` where the engine keeps them.
+        """
+        # False, or None before it told: vllm/v1/core/block_pool.py, reset_prefix_cache.
+        if self._llm.reset_prefix_cache() is False:
+            raise StageFault(
+                "sync.not-applied",
+                "the engine did not drop the keys and values that it cached for the "
+                "old weights (reset_prefix_cache gave False, as it does while requests "
+                "are at work); expected none after new weights",
+            )
+
+    def close(self) -> None:
+        """End the engine's processes, or free its memory in this one."""
+        llm, self._llm = self._llm, None
+        if llm is None:
+            return
+        # Its shutdown waits for the core, which a stuck one never answers.
+        ending = Call(llm.llm_engine.engine_core.shutdown, "the engine's shutdown")
+        ending.join(CLOSE_BUDGET_S)
+        _kill(self._processes)
+        del llm
+        gc.collect()
+
+    def _rpc(self, method: str, *args: Any) -> list[Any]:
+        def call() -> list[Any]:
+            return self._llm.collective_rpc(method, args=args)  # type: ignore[no-any-return]
+
+        if not self.config.multiprocess:
+            return call()
+        # vLLM checks its own timeout in the engine core: stopped, it never returns.
+        what = f"the call of {method} in the engine's processes"
+        return self._watched(call, what, self._budget_s())
+
+    def _watched(
+        self, call: Callable[[], T], what: str, budget_s: float = math.inf
+    ) -> T:
+        """``call()``, given up after ``budget_s`` or when an engine's process is gone.
+
+        vLLM may wait for the answer of a dead process for ever, and otherwise only
+        says that there is trouble, and to look above.
+        """
+        kills = exit_reasons.oom_kills()
+        until = monotonic() + budget_s
+        running = Call(call, what)
+        while not running.join(POLL_S) and monotonic() < until:
+            if exit_reasons.exit_codes(self._cores):
+                running.join(GRACE_S)
+                break
+        codes = exit_reasons.exit_codes(self._cores)
+        if codes and (not running.is_done or running.error is not None):
+            raise exit_reasons.ended_fault(
+                codes, f"during {what}", kills
+            ) from running.error
+        if not running.is_done:
+            how = f"had not finished after {budget_s:.1f} s"
+            raise late_fault([what], how, "sync.stuck")
+        return running.result(0.0, "sync.stuck")
+
+
+# Keys of configurations that transformers 5 keeps elsewhere, or by another name: who
+# reads them is of another release.
+MOVED_KEYS = ("rope_theta", "rope_scaling", "torch_dtype")
+
+
+def missing_key(error: AttributeError, model: str) -> StageFault | None:
+    """The fault when ``error`` is that the config of ``model`` lacks a key.
+
+    None for attributes of other objects, and for keys that have moved.
+    """
+    from transformers import PretrainedConfig, __version__
+
+    if not isinstance(error.obj, PretrainedConfig) or error.name in MOVED_KEYS:
+        return None
+    kind = type(error.obj).__name__
+    return StageFault(
+        "config.missing-value",
+        f"vLLM reads {error.name} from the model's configuration: config.json in "
+        f"{model} has no such key, and {kind} of transformers {__version__} no default "
+        "for it",
+        facts={"key": error.name, "model": model, "class": kind},
+    )
+
+
+def _children() -> set[psutil.Process]:
+    """All processes below this one, but for multiprocessing's resource trackers.
+
+    Those end by themselves and unlink the shared memory that others leave.
+    """
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
+                found.add(process)
+    return found
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()  # psutil checks that the pid is still the same process
+    psutil.wait_procs(list(processes), timeout=CLOSE_BUDGET_S)
+
+
+def _completion(output: Any) -> Completion:
+    tokens = tuple(output.token_ids)
+    logprobs = tuple(
+        float(entry[token].logprob)
+        for token, entry in zip(tokens, output.logprobs or [], strict=True)
+    )
+    return Completion(tokens, logprobs, str(output.finish_reason))
+
+
+def _arguments(config: EngineConfig) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "model": config.model,
+        "dtype": config.dtype,
+        "enforce_eager": True,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": MAX_SEQUENCES,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "trust_remote_code": config.trust_remote_code,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "worker_extension_cls": EXTENSION,
+        "seed": 0,
+    }
+    if config.tensor_parallel_size > 1:
+        # In a placement group of Ray's vLLM would have Ray start the workers.
+        arguments["distributed_executor_backend"] = "mp"
+    if config.kv_cache_bytes is not None:
+        arguments["kv_cache_memory_bytes"] = config.kv_cache_bytes
+    return arguments

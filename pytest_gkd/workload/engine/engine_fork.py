@@ -1,0 +1,104 @@
+"""May the engine's processes be forked from this one, on a CPU?
+
+vLLM starts them by spawn there, and each then imports torch and vLLM again: 15 to 17 s
+on two cores, where a fork takes 1.2 s. (On a GPU fork is vLLM's own default.) A fork is
+only sound while this process has done nothing but import: a child of one whose OpenMP
+threads ran once waits for them for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_gkd.workload.engine.engine import EngineConfig
+
+FORKED = "forked"
+SPAWNED = "spawned"
+VLLMS_CHOICE = "as vLLM chooses"
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+# The allocator of pyarrow runs one that holds no lock over a fork.
+HARMLESS_THREADS = ("jemalloc_bg_thd",)
+
+
+def choose(config: EngineConfig) -> str:
+    """How the engine's processes are started; only the CPU's choice is ours."""
+    if config.device != "cpu":
+        return VLLMS_CHOICE
+    return FORKED if native_threads() == 0 else SPAWNED
+
+
+def native_threads() -> int:
+    """Threads of this process that Python does not know, such as OpenMP's."""
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has just ended
+            names.append((task / "comm").read_text().strip())
+    counted = [name for name in names if not name.startswith(HARMLESS_THREADS)]
+    # Not threading's list: pytest-xdist's channel runs in threads it does not know.
+    return max(0, len(counted) - len(sys._current_frames()))
+
+
+@contextlib.contextmanager
+def chosen(how: str) -> Iterator[None]:
+    """While open, vLLM starts processes as ``how`` says.
+
+    Its CPU platform sets the environment variable back to spawn, so the function that
+    reads it is replaced, in every module that imported it. Forked processes, on a GPU
+    too, end with the one that forked them: they hold copies of its pipes, and a crash
+    of pytest's worker would go unseen for as long as they live.
+    """
+    if how in (FORKED, VLLMS_CHOICE):
+        _end_forks_with_parent()
+    if how != FORKED:
+        yield
+        return
+    from vllm.utils import system_utils
+    from vllm.v1.engine import coordinator, utils
+    from vllm.v1.executor import multiproc_executor
+
+    del coordinator, utils, multiproc_executor
+    original = system_utils.get_mp_context
+    holders = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("vllm.")
+        and getattr(module, "get_mp_context", None) is original
+    ]
+    for module in holders:
+        _replace(module, _fork_context)
+    try:
+        yield
+    finally:
+        for module in holders:
+            _replace(module, original)
+
+
+@functools.cache
+def _end_forks_with_parent() -> None:
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def in_child() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    # It cannot be taken back, and need not: nobody forks a daemon from a stage.
+    os.register_at_fork(after_in_child=in_child)
+
+
+def _replace(module: Any, function: Any) -> None:
+    module.get_mp_context = function
+
+
+def _fork_context() -> Any:
+    return multiprocessing.get_context("fork")

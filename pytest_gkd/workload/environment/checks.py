@@ -1,0 +1,242 @@
+"""Is this environment fit for the job? Everything is judged in one pass."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import platform
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.diagnosis import shadowed_imports
+from pytest_gkd.stage_api import StageContext
+from pytest_gkd.workload.environment import (
+    gpu,
+    gpu_judge,
+    host,
+    package_versions,
+    ray_cluster,
+    variable_names,
+    variables,
+)
+from pytest_gkd.workload.environment.bytecode import judge_bytecode
+from pytest_gkd.workload.environment.findings import Finding, Findings
+from pytest_gkd.workload.environment.package_damage import judge_damage
+from pytest_gkd.workload.environment.probe import Outcome, Probe
+from pytest_gkd.workload.environment.probe_judge import (
+    judge_imports,
+    judge_ray,
+    judge_shadows,
+)
+
+# Bottom up: each imports the ones before it, so the first failure is the deepest.
+IMPORTS: tuple[str, ...] = (
+    "torch",
+    "safetensors",
+    "tokenizers",
+    "transformers",
+    "datasets",
+    "vllm",
+)
+
+
+class Examination:
+    """One pass over the environment, and what it found.
+
+    Two children run meanwhile, one importing the heavy packages and one starting a
+    Ray; this process imports nothing heavy and judges the rest while they work.
+    """
+
+    def __init__(self, gkd: StageContext) -> None:
+        self.gkd = gkd
+        self.found = Findings()
+        self._deadline = monotonic() + gkd.working_s()
+
+    def run(self) -> Findings:
+        """Judge everything. Facts go to the report as they become known."""
+        gkd = self.gkd
+        gkd.step("starting the import of torch, transformers, datasets and vLLM")
+        with contextlib.ExitStack() as on_exit:
+            smi = gpu.NvidiaSmi()
+            on_exit.callback(smi.stop)
+            imports = self._start_imports()
+            on_exit.callback(imports.kill)
+            ray, ray_directory = self._start_ray()
+            if ray:
+                on_exit.callback(ray.kill)
+            versions = self._judge_versions()
+            self._judge_host()
+            self._judge_variables()
+            machine = smi.read(max(1.0, self._deadline - monotonic()))
+            self._wait(imports, ray)
+            outcome = imports.finish(self._stacks_s())
+            ray_outcome = ray.finish(self._stacks_s()) if ray else None
+        self._judge_imports(outcome)
+        self._judge_gpus(machine, outcome, versions)
+        if ray_outcome and ray_directory:
+            self._judge_ray(ray_outcome, ray_directory)
+        gkd.fact("notes", [note.to_json() for note in self.found.notes])
+        return self.found
+
+    def _stacks_s(self) -> float:
+        return self.gkd.remaining_s() / 3
+
+    def _start_imports(self) -> Probe:
+        # What an earlier stage of this lane has imported has been shown to import.
+        # torch and vLLM stay: the child also asks them what they were built for.
+        here = [name for name in IMPORTS[1:-1] if name in sys.modules]
+        wanted = [name for name in IMPORTS if name not in here]
+        self.gkd.fact("imported_before", here)
+        return Probe("import_packages", [wanted], self.gkd.output_dir)
+
+    def _start_ray(self) -> tuple[Probe | None, Path | None]:
+        if not package_versions.read_installed(["ray"]):
+            if self.gkd.settings.layout == "ray":
+                text = "ray is not installed, and the layout is 'ray' "
+                text += f"({self.gkd.settings.layout_why})."
+                facts = {"package": "ray"}
+                self.found.add([Finding("env.package-missing", text, facts)])
+            self.gkd.fact("ray", "not installed")
+            return None, None
+        directory = ray_cluster.make_directory(self.gkd.run_dir)
+        environ = {**os.environ, **ray_cluster.own_environ(os.environ)}
+        arguments = [str(directory)]
+        probe = Probe("start_ray", arguments, self.gkd.output_dir, environ)
+        return probe, directory
+
+    def _judge_versions(self) -> dict[str, str]:
+        self.gkd.step("judging versions against each other")
+        installed = package_versions.read_environment()
+        importable = package_versions.read_importable()
+        self.found.add(package_versions.judge_versions(installed, importable))
+        versions = package_versions.versions_table(installed)
+        self.gkd.fact("python", platform.python_version())
+        self.gkd.fact("versions", versions)
+        self.found.add(judge_bytecode(IMPORTS, os.environ))
+        return versions
+
+    def _judge_host(self) -> None:
+        self.gkd.step("judging disk, memory, limits and compiler")
+        ours = {"run directory": self.gkd.run_dir, "report": self.gkd.report_dir}
+        items, facts = host.read_host(ours, os.environ, gpus=self.gkd.settings.gpus)
+        self.found.add(items)
+        self.found.add(host.shadowing(Path.cwd(), (*IMPORTS, "ray", "trl", "verl")))
+        for name, value in facts.items():
+            self.gkd.fact(name, value)
+
+    def _judge_variables(self) -> None:
+        self.gkd.step("judging environment variables")
+        source, version = variable_names.read_vllm_source()
+        self.found.add(
+            variables.judge_variables(
+                os.environ,
+                gpus=self.gkd.settings.gpus,
+                interfaces=variable_names.read_interfaces(),
+                vllm_source=source,
+                vllm_version=version,
+                real_names=variable_names.read_real_names,
+            )
+        )
+        run_dir = self.gkd.run_dir
+        raylets = ray_cluster.read_raylets((run_dir, ray_cluster.directory(run_dir)))
+        self.found.add(ray_cluster.judge_raylets(raylets, getpass.getuser()))
+        needed = self.gkd.settings.layout == "ray" or bool(
+            package_versions.read_installed(ray_cluster.FRAMEWORKS)
+        )
+        self.found.add(
+            ray_cluster.judge_clusters(os.environ, run_dir.parent, needed=needed)
+        )
+
+    def _wait(self, imports: Probe, ray: Probe | None) -> None:
+        """Until both children have ended, or the stage's time is nearly up."""
+        probes = [imports, *([ray] if ray else [])]
+        said = ""
+        while monotonic() < self._deadline:
+            self._allow_for(imports)
+            running = [probe for probe in probes if probe.running()]
+            if not running:
+                return
+            doing = " and ".join(
+                Outcome(probe.events(), None, 0.0).phase for probe in running
+            )
+            if doing != said:
+                self.gkd.step(doing)
+                said = doing
+            time.sleep(0.05)
+
+    def _allow_for(self, imports: Probe) -> None:
+        """Imports that get on have time of their own."""
+        told = [
+            event["importing"] for event in imports.events() if "importing" in event
+        ]
+        before_s = self.gkd.extra_s.get("imports", 0.0)
+        self.gkd.allow("imports", max(told, default=0.0))
+        self._deadline += self.gkd.extra_s.get("imports", 0.0) - before_s
+
+    def _judge_imports(self, outcome: Outcome) -> None:
+        # Before what the metadata say: a crash is certain, a wrong pin may be harmless.
+        known, self.found.faults = self.found.faults, []
+        imports = judge_imports(outcome)
+        hidden = judge_shadows(shadowed_imports.find(sys.path))
+        # That a package is not installed says more than that it does not import.
+        absent = [fault for fault in known if fault.cause == "env.package-missing"]
+        failed = dict.fromkeys(
+            str(fault.facts.get("package", ""))
+            for fault in imports
+            if isinstance(fault, Finding) and fault.cause == "env.package-conflict"
+        )
+        left_s = self._deadline - monotonic()
+        self.found.add(
+            [*hidden, *absent, *judge_damage(failed, left_s), *imports, *known]
+        )
+        seconds = {
+            event["done"].removeprefix("import "): event["seconds"]
+            for event in outcome.events
+            if str(event.get("done", "")).startswith("import ")
+        }
+        self.gkd.fact("import_s", seconds)
+        self.gkd.fact("vllm_platform", outcome.found("platform"))
+
+    def _judge_gpus(
+        self, machine: gpu.Machine, outcome: Outcome, versions: dict[str, str]
+    ) -> None:
+        build: dict[str, Any] | None = outcome.found("torch")
+        torch = None
+        if build:
+            lists = {"archs": (), "complaints": ()} | {
+                name: tuple(value)
+                for name, value in build.items()
+                if isinstance(value, list)
+            }
+            torch = gpu.TorchBuild(**{**build, **lists})
+            self.gkd.fact("torch_cuda", torch.cuda)
+        items = gpu_judge.judge_gpus(
+            machine,
+            torch,
+            visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            vllm_for_cuda=gpu_judge.built_for_cuda(versions),
+            memory_fraction=self.gkd.settings.gpu_memory_utilization,
+            engine_gpus=self.gkd.settings.tensor_parallel_size,
+            own_pids=gpu.run_pids(),
+        )
+        self.found.add(items)
+        if gpu_judge.built_for_cuda(versions):
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            names = gpu_judge.judge_names(visible, machine.gpus, versions["vllm"])
+            self.found.add(names)
+        for name, value in gpu.gpu_facts(machine).items():
+            self.gkd.fact(name, value)
+
+    def _judge_ray(self, outcome: Outcome, directory: Path) -> None:
+        faults = judge_ray(outcome)
+        self.found.add(faults)
+        if faults:
+            ray_cluster.keep_logs(directory, self.gkd.output_dir / "ray-logs")
+        self.gkd.fact("ray_start_s", outcome.found("ready_s"))
+        # Raises where something is left in it that cannot be removed.
+        shutil.rmtree(directory)

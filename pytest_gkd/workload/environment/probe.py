@@ -1,0 +1,241 @@
+"""How is a child that imports packages or starts Ray run, watched and ended?"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.workload.environment.findings import Evidence
+from pytest_gkd.workload.ranks import exit_reasons
+
+TAIL_LINES = 6
+# Ray's processes end by themselves shortly after ray.shutdown() has returned.
+GRACE_S = 2.0
+# Its last line: the outermost frame is the code given to ``python -c``.
+OUTERMOST = b'File "<string>", line 1 in <module>\n'
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the child ended.
+
+    ``events`` are what it reported, ``exit_code`` is negative for a signal and None
+    when we ended it because its time was up, after ``wall_s`` with ``cpu_s`` of
+    processor time used by it. ``tail`` are the last lines it printed, ``left`` the
+    names of its processes that outlived it by ``GRACE_S``. ``machine_busy`` is the
+    share of all processor time (0 to 1) that was in use meanwhile, by anyone.
+    ``waits`` is set for a child that we ended while it did nothing but wait.
+    """
+
+    events: tuple[dict[str, Any], ...]
+    exit_code: int | None
+    wall_s: float
+    cpu_s: float = 0.0
+    tail: Evidence = ()
+    left: tuple[str, ...] = ()
+    machine_busy: float = 0.0
+    waits: bool = False
+
+    @property
+    def doing(self) -> str:
+        """What was begun and neither done nor failed; empty when nothing was."""
+        begun = ""
+        for event in self.events:
+            if "begin" in event:
+                begun = event["begin"]
+            elif "done" in event or "failed" in event:
+                begun = ""
+        return begun
+
+    @property
+    def phase(self) -> str:
+        """What to call the moment that it is in, or ended in."""
+        return self.doing or ("ending Python" if self.events else "starting Python")
+
+    @property
+    def complete(self) -> bool:
+        """Whether it reported its end, which an exit status of 0 does not prove."""
+        return any("end" in event for event in self.events)
+
+    def found(self, key: str) -> Any:
+        """What an event reported under ``key``, or None."""
+        for event in self.events:
+            if key in event:
+                return event[key]
+        return None
+
+
+@dataclass
+class Probe:
+    """One child in a session of its own, its events and its output in files.
+
+    ``task`` is a function of ``env_children``, called with the file descriptor for
+    events and ``arguments``. The child has this process's module search path.
+    """
+
+    task: str
+    arguments: Sequence[Any]
+    directory: Path
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def __post_init__(self) -> None:
+        self.events_path = self.directory / f"{self.task}.jsonl"
+        self.output_path = self.directory / f"{self.task}.txt"
+        self.events_path.write_bytes(b"")
+        self._events: IO[bytes] = self.events_path.open("ab", buffering=0)
+        descriptor = self._events.fileno()
+        code = (
+            "import json, sys; path, descriptor, arguments = json.loads(sys.argv[1]); "
+            "sys.path[:] = path; import pytest_gkd.workload.environment.children as children; "
+            f"children.{self.task}(descriptor, *arguments)"
+        )
+        payload = json.dumps([sys.path, descriptor, list(self.arguments)])
+        self._began = monotonic()
+        self._machine = psutil.cpu_times()
+        with self.output_path.open("wb") as output:
+            self.process = subprocess.Popen(
+                # -P: not even its first imports come from the working directory.
+                [sys.executable, "-P", "-c", code, payload],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(self.environ),
+                pass_fds=(descriptor,),
+                start_new_session=True,
+            )
+        self._events.close()
+
+    def events(self) -> tuple[dict[str, Any], ...]:
+        """What it has reported so far; a line that is still being written is left."""
+        lines = self.events_path.read_text().splitlines(keepends=True)
+        return tuple(json.loads(line) for line in lines if line.endswith("\n"))
+
+    def running(self) -> bool:
+        """Whether the child itself is still there."""
+        return self.process.poll() is None
+
+    def family(self) -> list[psutil.Process]:
+        """Every process of the child's session that is alive, wherever it moved."""
+        members = []
+        for process in psutil.process_iter():
+            try:
+                same = os.getsid(process.pid) == self.process.pid
+                if same and process.status() != psutil.STATUS_ZOMBIE:
+                    members.append(process)
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                continue
+        return members
+
+    def finish(self, stacks_s: float = 1.0) -> Outcome:
+        """Gather the outcome; a child that still runs is made to print its stacks,
+        which takes some milliseconds (on a busy machine more, at most ``stacks_s``
+        seconds), and then ended with all its session."""
+        code: int | None = self.process.poll()
+        used, waits = 0.0, False
+        if code is None:
+            used, waits = self._used_cpu_s(), exit_reasons.only_wait(self.family)
+            self._ask_for_stacks(stacks_s)
+        wall_s = monotonic() - self._began
+        busy = busy_share(self._machine, psutil.cpu_times())
+        if code is not None:
+            psutil.wait_procs(self.family(), timeout=GRACE_S)
+        left = tuple(self.kill())
+        if code is None:
+            left = ()
+        tail = self._tail()
+        return Outcome(self.events(), code, wall_s, used, tail, left, busy, waits)
+
+    def _used_cpu_s(self) -> float:
+        try:
+            times = psutil.Process(self.process.pid).cpu_times()
+        except psutil.NoSuchProcess:
+            return 0.0
+        return float(times.user + times.system)
+
+    def _ask_for_stacks(self, limit_s: float) -> None:
+        """SIGUSR1 ends a process that has no handler yet, so look first."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        caught = next(x for x in status.splitlines() if x.startswith("SigCgt"))
+        if not int(caught.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1:
+            return
+        os.kill(self.process.pid, signal.SIGUSR1)
+        deadline = monotonic() + limit_s
+        while monotonic() < deadline:
+            if self.output_path.read_bytes().endswith(OUTERMOST):
+                return
+            time.sleep(0.01)
+
+    def kill(self) -> list[str]:
+        """End the child and its session; the names of what was still there.
+
+        Frozen before they are killed, so that none starts another meanwhile. Returns
+        when the list is empty, or after five seconds.
+        """
+        there: dict[int, str] = {}
+        deadline = monotonic() + 5
+        while (members := self.family()) and monotonic() < deadline:
+            for signum in (signal.SIGSTOP, signal.SIGKILL):
+                for member in members:
+                    try:
+                        there.setdefault(member.pid, member.name())
+                        os.kill(member.pid, signum)
+                    except (ProcessLookupError, psutil.NoSuchProcess):
+                        continue
+            psutil.wait_procs(members, timeout=0.2)
+        # A process that waits inside the kernel cannot be ended by anyone.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=1)
+        return list(there.values())
+
+    def _tail(self) -> Evidence:
+        lines = self.output_path.read_text(errors="replace").splitlines()
+        return tuple(
+            (str(self.output_path), number, line) for number, line in telling(lines)
+        )
+
+
+def busy_share(before: Any, after: Any) -> float:
+    """The share of processor time in use between two ``psutil.cpu_times()``."""
+    spent = [late - early for early, late in zip(before, after, strict=True)]
+    total = sum(spent)
+    idle = sum(
+        seconds
+        for name, seconds in zip(before._fields, spent, strict=True)
+        if name in ("idle", "iowait")
+    )
+    return 1 - idle / total if total > 0 else 0.0
+
+
+def telling(lines: Sequence[str]) -> list[tuple[int, str]]:
+    """The lines of a child's output that matter, with their numbers from 1.
+
+    Of a stack that faulthandler printed these are its innermost frames, which come
+    first, without the import system's own; otherwise the last lines.
+    """
+    numbered = [
+        (number, line)
+        for number, line in enumerate(lines, 1)
+        if line.strip() and "<frozen importlib" not in line
+    ]
+    heads = [
+        place
+        for place, (_, line) in enumerate(numbered)
+        if line.startswith(("Current thread", "Fatal Python error"))
+    ]
+    # The error's line goes before its stack; of several stacks the last counts.
+    start = heads[-1] if heads else max(0, len(numbered) - TAIL_LINES)
+    if len(heads) > 1 and numbered[heads[-2]][1].startswith("Fatal"):
+        start = heads[-2]
+    return numbered[start : start + TAIL_LINES]

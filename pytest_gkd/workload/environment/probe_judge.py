@@ -1,0 +1,210 @@
+"""What does the end of a child that imported packages or started Ray mean?"""
+
+from __future__ import annotations
+
+import errno
+import re
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pytest_gkd.diagnosis import shadowed_imports
+from pytest_gkd.diagnosis.shadowed_imports import Shadow
+from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.workload.environment.probe import TAIL_LINES, Outcome
+
+# On a machine this busy, a start that has not returned may just be waiting its turn.
+STARVED = 0.85
+
+TEXT_LIMIT = 400
+
+# What an operating system error means, wherever it comes up.
+ERRNO_CAUSES: dict[int, str] = {
+    errno.ENOSPC: "env.disk-full",
+    errno.EDQUOT: "env.disk-full",
+    errno.EMFILE: "env.too-many-files",
+    errno.ENFILE: "env.too-many-files",
+    errno.EACCES: "env.permission",
+    errno.EPERM: "env.permission",
+    errno.ENOMEM: "env.host-oom",
+}
+
+
+def import_cause(event: Mapping[str, Any], module: str) -> str:
+    """The cause of an import that raised (an event with ``failed``).
+
+    A module that is not there at all is missing; a part of an installed package that
+    is not there was moved between releases, like any other failure of an import.
+    """
+    text = str(event.get("text", ""))
+    if event.get("errno") in ERRNO_CAUSES:
+        return ERRNO_CAUSES[event["errno"]]
+    if event.get("error") == "MemoryError":
+        return "env.host-oom"
+    if "Invalid log settings" in text:  # of TORCH_LOGS (torch/_logging/_internal.py)
+        return "env.variable-invalid"
+    if "libcuda.so" in text:
+        return "env.driver-too-old"
+    if event.get("error") == "ModuleNotFoundError":
+        missing = str(event.get("missing") or module)
+        if "." not in missing:
+            return "env.package-missing"
+    return "env.package-conflict"
+
+
+def judge_imports(outcome: Outcome) -> list[Finding | Note]:
+    """What the import child found.
+
+    Packages are imported from the bottom up, so of several failures with one text
+    only the first is kept: the others import the one that failed.
+    """
+    findings: list[Finding | Note] = []
+    seen: set[str] = set()
+    for event in outcome.events:
+        if event.get("without"):
+            findings.append(_extension(event))
+        elif "failed" in event and event["text"] not in seen:
+            seen.add(event["text"])
+            findings.append(_failed_import(event))
+        findings += [
+            Finding("env.package-conflict", f"vLLM's kernels do not load: {text}")
+            for text in event.get("kernels", ())
+        ]
+    end = _how_it_ended(outcome)
+    return [*findings, end] if end else findings
+
+
+def judge_shadows(found: Iterable[Shadow]) -> list[Finding | Note]:
+    """Files of the user's that hide packages or modules of Python's own.
+
+    One that cannot be what it hides is a fault. A checkout, or a module of Python's own
+    that nobody may import, is a note, unless an import has met it (see judge_imports).
+    """
+    return [
+        _hidden(shadow)
+        if shadow.is_certain
+        else Note("env.module-shadowed", f"{shadow}")
+        for shadow in found
+    ]
+
+
+def _hidden(shadow: Shadow) -> Finding:
+    facts = {"package": shadow.name, "file": str(shadow.file)}
+    return Finding("env.module-shadowed", f"{shadow}.", facts)
+
+
+def _failed_import(event: Mapping[str, Any]) -> Finding:
+    what = str(event["failed"])
+    module = what.removeprefix("import ").partition(".")[0]
+    trace = str(event.get("trace", ""))
+    shadow = shadowed_imports.met(f"{event['text']}\n{trace}")
+    if shadow is not None:
+        return _hidden(shadow)
+    lines = _own_lines(trace)
+    said = " ".join(str(event["text"]).split())[:TEXT_LIMIT]
+    text = f"{what} failed: {event['error']}: {said}"
+    return Finding(
+        import_cause(event, module),
+        text,
+        {"package": module, "error": event["error"]},
+        tuple((what, None, line) for line in lines[-TAIL_LINES:]),
+    )
+
+
+def _extension(event: Mapping[str, Any]) -> Note:
+    """An extension of vLLM's that does not load, and that vLLM does without."""
+    said = " ".join(str(event["text"]).split())[:TEXT_LIMIT]
+    text = f"{event['failed']} failed: {event['error']}: {said}; vLLM goes on without "
+    return Note("vllm.extension", f"{text}it ({', '.join(event['without'])}).")
+
+
+def _own_lines(trace: str) -> list[str]:
+    """A traceback without the frames of the import system and of this package."""
+    frames = re.split(r"(?m)^(?=  File |\S)", trace)
+    ours = ("<frozen importlib", "importlib/__init__.py", "workload/env_children.py")
+    lines = [
+        line.strip()
+        for frame in frames
+        if not any(name in frame.partition("\n")[0] for name in ours)
+        for line in frame.splitlines()
+    ]
+    return [line for line in lines if line.strip("^~ ")]
+
+
+def _where(outcome: Outcome) -> str:
+    """The two innermost places of the stack that the child printed, if it did."""
+    frame = re.compile(r'File "(?:.*/)?([^/"]+/[^/"]+)", line (\d+) in (.+)')
+    found = [frame.search(line) for _, _, line in outcome.tail]
+    places = [f"{m[3]} ({m[1]}:{m[2]})" for m in found if m]
+    return ", called from ".join(places[:2])
+
+
+def _how_it_ended(outcome: Outcome) -> Finding | None:
+    """A crash or a hang, as a finding.
+
+    An import that only waits is stuck, whatever it waits for. One that still works
+    may just be slow: it has no cause here. Its place is named in both cases.
+    """
+    what = outcome.phase
+    facts = {"doing": what, "exit_code": outcome.exit_code}
+    if outcome.exit_code is None:
+        text = f"{what} had not returned when its time was up, {outcome.wall_s:.1f} s "
+        text += f"after the process began; it used {outcome.cpu_s:.1f} s of processor "
+        text += f"time, on a machine {outcome.machine_busy:.0%} busy."
+        if outcome.waits and what.startswith("import "):
+            module = what.removeprefix("import ").partition(".")[0]
+            text = f"{what} does not return: after {outcome.wall_s:.1f} s it uses no "
+            text += f"processor and waits in {_where(outcome) or 'an unknown place'}."
+            facts["package"] = module
+            return Finding("env.import-stuck", text, facts, outcome.tail)
+        if slow := _slowest(outcome):
+            text += f" Before that: {slow}."
+        return Finding(None, text, facts, outcome.tail)
+    if outcome.complete:
+        return None
+    module = what.removeprefix("import ").partition(".")[0]
+    if outcome.exit_code < 0:
+        name = signal.Signals(-outcome.exit_code).name
+        killed = outcome.exit_code == -signal.SIGKILL
+        return Finding(
+            "env.host-oom" if killed else "env.package-conflict",
+            f"{what} ended the process with {name}.",
+            {**facts, "package": module, "signal": name},
+            outcome.tail,
+        )
+    return Finding(
+        "env.package-conflict",
+        f"{what} ended the process with exit status {outcome.exit_code}.",
+        {**facts, "package": module},
+        outcome.tail,
+    )
+
+
+def _slowest(outcome: Outcome) -> str:
+    return ", ".join(
+        f"{event['done']} {event['seconds']:.1f} s"
+        for event in outcome.events
+        if "done" in event
+    )
+
+
+def judge_ray(outcome: Outcome) -> list[Finding]:
+    """What the Ray child found."""
+    for event in outcome.events:
+        if "failed" in event:
+            if event["failed"] == "import ray":
+                return [_failed_import(event)]
+            what = f"{event['failed']} failed: {event['error']}: {event['text']}"
+            code = event.get("errno")
+            cause = ERRNO_CAUSES.get(code, "ray.worker-start") if code else None
+            return [Finding(cause or "ray.worker-start", what, {}, outcome.tail)]
+    if outcome.left:
+        text = f"ray.shutdown() left processes behind: {', '.join(outcome.left)}."
+        return [Finding(None, text, {"left": list(outcome.left)})]
+    end = _how_it_ended(outcome)
+    if end is None or outcome.doing in ("", "import ray"):
+        return [end] if end else []
+    if outcome.exit_code is None and outcome.machine_busy >= STARVED:
+        return [end]
+    return [replace(end, cause="ray.worker-start")]

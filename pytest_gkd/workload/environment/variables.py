@@ -1,0 +1,233 @@
+"""Which environment variables do something else than their owner believes?"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.workload.environment.variable_names import PLACES
+from pytest_gkd.workload.environment.variable_table import (
+    GONE_FROM_VLLM,
+    KNOWN,
+    VARIABLES,
+    Variable,
+)
+
+# High enough that NCCL_P2P_LEVEL and NCCL_P2P_DISABLE are not taken for one another.
+NEAR = 0.86
+
+
+def judge_variables(
+    environ: Mapping[str, str],
+    *,
+    gpus: int,
+    interfaces: Iterable[str],
+    vllm_source: str | None = None,
+    vllm_version: str = "",
+    real_names: Callable[[str], frozenset[str]] = lambda prefix: frozenset(),
+) -> list[Finding | Note]:
+    """What the environment holds that misleads.
+
+    ``vllm_source`` is the text of the installed vllm/envs.py, None without it.
+    ``real_names`` gives the names with a prefix (``NCCL_``, ``RAY_``,
+    ``TORCH_NCCL_``) that the installed package holds, empty when that cannot be told.
+    Only a value that ends the job at its start is a fault.
+    """
+    items: list[Finding | Note] = []
+    for row in VARIABLES:
+        if row.name in environ:
+            items += _judge_row(row, environ[row.name], gpus=gpus)
+    if vllm_source is not None:
+        items += _judge_vllm(environ, vllm_source, vllm_version)
+    for prefix in ("TORCH_NCCL_", "NCCL_", "RAY_"):
+        items += _judge_spelling(environ, prefix, real_names)
+    names = tuple(interfaces)
+    items += _judge_interface(environ, "GLOO_SOCKET_IFNAME", names, ends_job=True)
+    items += _judge_interface(environ, "NCCL_SOCKET_IFNAME", names, ends_job=gpus > 1)
+    items += _judge_ray(environ)
+    items += _judge_ranks(environ)
+    return items
+
+
+def _judge_row(row: Variable, value: str, *, gpus: int) -> list[Finding | Note]:
+    said = f"{row.name}={value}"
+    if row.valid and not re.fullmatch(row.valid, value, re.IGNORECASE):
+        text = f"{said}: expected {row.expected}."
+        if row.ends_job and (gpus or not row.gpu_only):
+            text = f"{said}: expected {row.expected}; {row.ends_job}."
+            return [_invalid(row.name, value, text)]
+        return [Note("variable.value", text)]
+    items: list[Finding | Note] = []
+    if row.always:
+        items.append(Note("variable.misread", f"{row.name} {row.always}"))
+    items += [
+        Note("variable.setting", f"{said} {text}")
+        for setting, text in row.when
+        if value.upper() == setting
+    ]
+    return items
+
+
+def _invalid(name: str, value: str, text: str) -> Finding:
+    evidence = (("environment", None, f"{name}={value}"),)
+    facts = {"variable": name, "value": value}
+    return Finding("env.variable-invalid", text, facts, evidence)
+
+
+def vllm_names(source: str) -> frozenset[str]:
+    """Every name that vllm/envs.py mentions as a string."""
+    return frozenset(re.findall(r"""["'](VLLM_[A-Z0-9_]+)["']""", source))
+
+
+def vllm_choices(source: str) -> dict[str, tuple[tuple[str, ...], bool]]:
+    """The variables that vllm/envs.py limits to a list: (values, case matters)."""
+    call = re.compile(
+        r"env_with_choices\(\s*[\"'](VLLM_\w+)[\"']\s*,[^\[\]()]*\[([^\[\]]*)\]"
+        r"([^()]*)\)"
+    )
+    return {
+        name: (
+            tuple(re.findall(r"[\"']([^\"']*)[\"']", values)),
+            "case_sensitive=False" not in rest.replace(" ", ""),
+        )
+        for name, values, rest in call.findall(source)
+    }
+
+
+# Read at every start; vLLM raises ValueError for another value. Others are read only
+# by the feature they belong to.
+READ_AT_START = frozenset({"VLLM_WORKER_MULTIPROC_METHOD"})
+
+
+def _judge_vllm(
+    environ: Mapping[str, str], source: str, version: str
+) -> list[Finding | Note]:
+    items: list[Finding | Note] = []
+    names = vllm_names(source)
+    for name in sorted(n for n in environ if n.startswith("VLLM_") and n not in names):
+        text = f"{name} is not known to the installed vllm {version} (vllm/envs.py)"
+        if name in GONE_FROM_VLLM:
+            text += f": {GONE_FROM_VLLM[name]}"
+        else:
+            text += _near(name, names)
+        items.append(Note("variable.unknown", text + "."))
+    for name, (values, case_matters) in vllm_choices(source).items():
+        if name not in environ:
+            continue
+        value = environ[name]
+        lowered = [choice.lower() for choice in values]
+        if value in values or (not case_matters and value.lower() in lowered):
+            continue
+        text = f"{name}={value}: expected {' or '.join(values)}"
+        if name in READ_AT_START:
+            text += "; vLLM raises ValueError when it starts its workers."
+            items.append(_invalid(name, value, text))
+        else:
+            items.append(Note("variable.value", text + "."))
+    return items
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(names), n=3, cutoff=NEAR)
+    return f"; near names: {', '.join(near)}" if near else ""
+
+
+def _judge_spelling(
+    environ: Mapping[str, str],
+    prefix: str,
+    real_names: Callable[[str], frozenset[str]],
+) -> list[Note]:
+    """Names that nobody is known to read and that are one slip from a real one.
+
+    Anyone may invent a variable with such a prefix, so an unknown name alone says
+    nothing. Without the package's own names nothing is said either.
+    """
+    suspects = [n for n in environ if n.startswith(prefix) and n not in KNOWN]
+    real = real_names(prefix) if suspects else frozenset()
+    if not real:
+        return []
+    notes = []
+    for name in sorted(suspects):
+        near = "" if name in real else _near(name, real | _known(prefix))
+        if near:
+            text = f"{name} is not in {PLACES[prefix]}{near}."
+            notes.append(Note("variable.spelling", text))
+    return notes
+
+
+def _known(prefix: str) -> frozenset[str]:
+    return frozenset(name for name in KNOWN if name.startswith(prefix))
+
+
+def _judge_interface(
+    environ: Mapping[str, str],
+    name: str,
+    interfaces: tuple[str, ...],
+    *,
+    ends_job: bool,
+) -> list[Finding | Note]:
+    """gloo takes one exact interface (or several with commas); NCCL takes prefixes,
+    ``=`` before them for exact names and ``^`` for what to leave out."""
+    value = environ.get(name, "")
+    if not value:
+        return []
+    if name.startswith("NCCL"):
+        rule, out = value, value.startswith("^")
+        exact = rule.removeprefix("^").startswith("=")
+        words = [w for w in rule.lstrip("^=").split(",") if w]
+        # A port may follow the name after a colon.
+        words = [word.partition(":")[0] for word in words]
+
+        def hit(interface: str) -> bool:
+            if exact:
+                return interface in words
+            return any(interface.startswith(word) for word in words)
+
+        left = [i for i in interfaces if hit(i) != out]
+        missing = [] if left else [value]
+    else:
+        missing = [w for w in value.split(",") if w not in interfaces]
+    if not missing:
+        return []
+    text = (
+        f"{name}={value} names no network interface of this machine; it has "
+        f"{', '.join(interfaces)}."
+    )
+    if not ends_job:
+        return [Note("variable.value", text)]
+    facts = {"variable": name, "value": value, "interfaces": list(interfaces)}
+    evidence = (("environment", None, f"{name}={value}"),)
+    return [Finding("comm.interface", text, facts, evidence)]
+
+
+# A UNIX socket's path holds 107 bytes, of which Ray uses up to 64 below its directory
+# ("/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store").
+RAY_DIRECTORY_BYTES = 107 - 64
+
+
+def _judge_ray(environ: Mapping[str, str]) -> list[Note]:
+    notes = []
+    address = environ.get("RAY_ADDRESS")
+    if address:
+        text = f"RAY_ADDRESS={address}: ray.init() joins that cluster, whose workers "
+        text += "do not see variables exported in this shell."
+        notes.append(Note("ray.address", text))
+    directory = environ.get("RAY_TMPDIR", "")
+    if len(directory.encode()) > RAY_DIRECTORY_BYTES:
+        text = f"RAY_TMPDIR={directory} has {len(directory.encode())} bytes; Ray's "
+        text += f"sockets need it at {RAY_DIRECTORY_BYTES} or fewer."
+        notes.append(Note("ray.long-path", text))
+    return notes
+
+
+def _judge_ranks(environ: Mapping[str, str]) -> list[Note]:
+    """RANK and the like in the shell are taken by everything that starts there."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    there = [name for name in names if environ.get(name)]
+    if not there:
+        return []
+    said = ", ".join(f"{name}={environ[name]}" for name in there)
+    text = f"{said} in the environment: launchers set these for each rank themselves."
+    return [Note("variable.rank", text)]

@@ -1,0 +1,1 @@
+"""A GKD step: student, teacher, loss, optimizer."""

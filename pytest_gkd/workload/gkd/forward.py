@@ -1,0 +1,181 @@
+"""How does a causal model give the logits that predict a response?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Listing
+from typing import TYPE_CHECKING, Any
+
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.gkd.batch import Batch, Sequence
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+def load_model(
+    path: str, *, device: str, dtype: str, trust_remote_code: bool = False
+) -> Any:
+    """The transformers model at ``path``, on ``device``, without dropout.
+
+    ``dtype`` is a torch name (``bfloat16``) or ``auto`` for the checkpoint's own.
+    Raises StageFault ``checkpoint.mismatch`` when weights are missing or have another
+    shape: transformers would fill them with random numbers and only warn.
+    """
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    model, info = _model_class(config).from_pretrained(
+        path,
+        dtype=dtype if dtype == "auto" else torch_dtype(dtype),
+        trust_remote_code=trust_remote_code,
+        output_loading_info=True,
+    )
+    missing = sorted(info["missing_keys"])
+    # transformers 4 lists (name, shape, shape), 5 a set of the same.
+    mismatched = sorted(str(entry[0]) for entry in info["mismatched_keys"])
+    if missing or mismatched:
+        kind, names = ("missing", missing) if missing else ("misshapen", mismatched)
+        raise StageFault(
+            "checkpoint.mismatch",
+            f"{len(names)} weights of {path} are {kind}, {names[0]} first; expected "
+            f"every weight that {type(model).__name__} has",
+            facts={
+                "path": path,
+                "missing": missing[:10],
+                "mismatched": mismatched[:10],
+            },
+        )
+    # No dropout: the loss of a repeated batch must differ by the update alone.
+    return model.to(device).eval()
+
+
+def _model_class(config: Any) -> Any:
+    """The auto class for ``config``: a vision-language model is no CausalLM to it."""
+    import transformers
+
+    if (
+        type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        and type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    ):
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """``bfloat16`` or ``torch.bfloat16`` as the torch type. Raises ValueError."""
+    import torch
+
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if isinstance(found, torch.dtype):
+        return found
+    raise ValueError(f"{name!r} is not a torch dtype, such as bfloat16")
+
+
+def coarsest_dtype(model: Any) -> torch.dtype:
+    """The parameters' floating dtype that rounds most, float32 without one.
+
+    Types of quantised storage do not count: a model does not compute in them.
+    """
+    import torch
+
+    found = {parameter.dtype for parameter in model.parameters()}
+    for dtype in (torch.bfloat16, torch.float16):
+        if dtype in found:
+            return dtype
+    return torch.float32
+
+
+def embedding_rows(model: Any) -> int:
+    """Token ids that ``model`` can take: the rows of its input embedding."""
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def check_ids(sequences: Listing[Sequence], rows: int, model: str) -> None:
+    """Every token id is below ``rows``, the embedding of ``model`` (a name).
+
+    Raises StageFault ``tokenizer.vocab-mismatch``; on a GPU the alternative is a
+    device-side assertion that names neither id nor model.
+    """
+    for row, sequence in enumerate(sequences):
+        for token in (*sequence.prompt_ids, *sequence.response_ids):
+            if not 0 <= token < rows:
+                raise StageFault(
+                    "tokenizer.vocab-mismatch",
+                    f"token id {token} of sequence {row} is outside the {model}'s "
+                    f"embedding; expected 0 to {rows - 1}",
+                    facts={"token_id": token, "embedding_rows": rows, "model": model},
+                )
+
+
+def pad_token_id(model: Any) -> int:
+    """The model's padding token, or 0: some models have none, some say -1."""
+    token = getattr(model.config, "pad_token_id", None)
+    return token if isinstance(token, int) and 0 <= token < embedding_rows(model) else 0
+
+
+def last_logits(model: Any, count: int, **inputs: Tensor) -> Tensor:
+    """Logits [batch, tokens, vocab] of the last ``count`` tokens, or of more.
+
+    Those of long prompts are the largest tensor of all and nobody reads them; a model
+    that cannot leave them out gives all.
+    """
+    import inspect
+
+    wanted = {}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        wanted["logits_to_keep"] = count
+    logits: Tensor = model(**inputs, use_cache=False, **wanted).logits
+    return logits
+
+
+def response_logits(model: Any, batch: Batch) -> Tensor:
+    """Logits [batch, response, vocab] that predict ``batch.response_ids``.
+
+    In the model's dtype and with gradients where they are enabled. Entries outside
+    ``batch.mask`` are those of some valid position and mean nothing.
+    """
+    import torch
+
+    device = next(model.parameters()).device
+    tokens = int(batch.input_ids.shape[1])
+    logits = last_logits(
+        model,
+        tokens - int(batch.positions.min()),
+        input_ids=torch.from_numpy(batch.input_ids).to(device),
+        attention_mask=torch.from_numpy(batch.attention_mask).to(device),
+    )
+    skipped = tokens - logits.shape[1]
+    positions = torch.from_numpy(batch.positions).to(device) - skipped
+    rows = torch.arange(positions.shape[0], device=device)[:, None]
+    return logits[rows, positions]
+
+
+class Participants:
+    """Which parameters' modules took part in the forward passes made inside ``with``.
+
+    ``names`` are the parameters that such a module owns itself.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.names: set[str] = set()
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Participants:
+        for prefix, module in self.model.named_modules():
+            own = {
+                f"{prefix}.{name}" if prefix else name
+                for name, _ in module.named_parameters(recurse=False)
+            }
+            if own:
+                self._handles.append(
+                    module.register_forward_hook(
+                        lambda *_, own=own: self.names.update(own)
+                    )
+                )
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for handle in self._handles:
+            handle.remove()

@@ -1,0 +1,104 @@
+"""What does the student say on its own, and what does the teacher think of it?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_gkd.options import Settings
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.gkd import target_check
+from pytest_gkd.workload.gkd.batch import Sequence
+
+if TYPE_CHECKING:
+    from pytest_gkd.stage_api import StageContext
+    from pytest_gkd.workload.engine.engine import Completion
+    from pytest_gkd.workload.gkd.teacher_targets import Signal
+    from pytest_gkd.workload.layouts.layout import Job
+
+DISTANCE = 0.05
+
+
+def check_batch(settings: Settings) -> None:
+    """The batch can be dealt out evenly to the ranks, where the user named both.
+
+    No framework trains on a rest: verl, DeepSpeed and LightRFT refuse to start. Raises
+    StageFault ``train.batch-size``.
+    """
+    ranks, batch = settings.world_size, settings.batch_size
+    named = settings.world_size_why == "asked for" and batch != Settings.batch_size
+    if named and batch % ranks:
+        raise StageFault(
+            "train.batch-size",
+            f"a batch of {batch} prompts ({settings.origin('batch_size')}) cannot be "
+            f"dealt out evenly to {ranks} ranks ({settings.origin('world_size')}); "
+            f"expected a multiple of {ranks}",
+            facts={"batch_size": batch, "world_size": ranks, "rest": batch % ranks},
+        )
+
+
+def sequences(
+    prompts: list[list[int]], completions: list[Completion]
+) -> list[Sequence]:
+    """Prompts with their rollouts, the empty ones left out.
+
+    Raises StageFault ``train.batch-size`` when the student said nothing at all.
+    """
+    found = [
+        Sequence(tuple(prompt), completion.token_ids)
+        for prompt, completion in zip(prompts, completions, strict=True)
+        if completion.token_ids
+    ]
+    if not found:
+        reasons = sorted({completion.finish_reason for completion in completions})
+        raise StageFault(
+            "train.batch-size",
+            f"all {len(prompts)} rollouts are empty (finish reason "
+            f"{', '.join(reasons) or 'none'}); expected a token to learn from",
+            facts={"rollouts": len(prompts), "finish_reasons": reasons},
+        )
+    return found
+
+
+def teacher_signal(gkd: StageContext, job: Job, batch: list[Sequence]) -> Signal:
+    """The teacher's log-probabilities of ``batch``, as the loss in use wants them.
+
+    Raises StageFault ``teacher.wrong-output`` when they are not the teacher's own.
+    """
+    settings = gkd.settings
+    teacher = job.teacher
+    gkd.step("the teacher's log-probabilities")
+    vocab_size: int = job.source.vocab_size()
+    found: Any
+    if settings.loss == "topk":
+        found = teacher.topk(
+            batch,
+            settings.top_k,
+            temperature=settings.temperature,
+            vocab_size=vocab_size,
+        )
+    else:
+        found = teacher.full(batch, vocab_size=vocab_size)
+    signal: Signal = found
+    gkd.step("a forward pass of the teacher beside its answer")
+    difference = target_check.check_answer(
+        teacher,
+        batch,
+        signal,
+        temperature=settings.temperature,
+        vocab_size=vocab_size,
+    )
+    gkd.fact("teacher_max_difference_nats", difference)
+    return signal
+
+
+def move_away_from_teacher(gkd: StageContext, job: Job) -> None:
+    """Give a student that is its own teacher something to learn.
+
+    The two would agree on every token: a loss of zero, and gradients of rounding.
+    """
+    job.trainer.perturb(seed=2, scale=DISTANCE)
+    job.push_weights()
+    gkd.fact(
+        "student_perturbed",
+        f"teacher and student are one model, so the student got noise ({DISTANCE:g})",
+    )

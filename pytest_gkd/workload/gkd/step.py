@@ -1,0 +1,165 @@
+"""Was that a training step, or did it only look like one?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Listing
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pytest_gkd.stage_api import StageFault
+
+# Below this loss (nats per token) float32 rounding is all that is left of it: a model
+# that taught itself was measured at 1.5e-6, with gradients of pure noise.
+NOTHING_TO_LEARN = 1e-5
+# Below this one (nats per token) a step of AdamW, which moves each weight by the
+# learning rate however small its gradient, overshoots: a tiny Gemma 3 went from 2e-5 to
+# 1.8e-4.
+CLOSE = 1e-3
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one optimizer step did, in numbers; nothing is judged here.
+
+    ``loss`` is in nats per response token, before the update; ``grad_norm`` the
+    Euclidean norm over all gradients. ``parameters`` counts tensors, ``frozen`` those
+    among them that want no gradient, ``parameters_with_grad`` those with a finite
+    gradient that is not all zero, ``parameters_moved`` those whose bits the update
+    changed; ``unmoved`` names those that it did not change though their gradient and
+    their dtype's spacing say that it must. ``zero_grads`` names trainable parameters
+    of modules that took part in the forward pass and got no gradient or only zeros;
+    ``unused`` counts parameters without gradient whose module took no part (a vision
+    tower, an idle expert). ``nonfinite_parameters`` held NaN or Inf before the step,
+    ``nonfinite_teacher`` counts such values in the teacher's signal. With a non-finite
+    gradient the update is left out, so that nothing more is spoilt.
+    ``allocated_bytes`` is what the trainer's process held after the step (see
+    ``memory_use.allocated_bytes``).
+    """
+
+    loss: float
+    grad_norm: float
+    tokens: int
+    learning_rate: float
+    parameters: int
+    frozen: int
+    parameters_with_grad: int
+    parameters_moved: int
+    unmoved: list[str]
+    unused: int
+    nonfinite_grads: list[str]
+    zero_grads: list[str]
+    nonfinite_parameters: list[str]
+    nonfinite_teacher: int
+    allocated_bytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON values; a loss that is not finite becomes its name."""
+        return {
+            name: str(value)
+            if isinstance(value, float) and not math.isfinite(value)
+            else value
+            for name, value in asdict(self).items()
+        }
+
+
+def judge_steps(reports: Listing[StepReport]) -> None:
+    """Raise StageFault unless ``reports``, of steps on one batch, were training.
+
+    - ``train.nan``: a loss, gradient, weight or teacher's value is not finite.
+    - ``train.no-grad``: gradients are missing or zero, or parameters did not move.
+    - ``train.diverged``: the loss of the repeated batch did not fall, nor stay below
+      ``CLOSE``, where it need not fall.
+    """
+    first, last = reports[0], reports[-1]
+    for number, report in enumerate(reports, 1):
+        _judge_finite(report, number)
+    if first.loss <= NOTHING_TO_LEARN:
+        raise StageFault(
+            "train.no-grad",
+            f"the loss is {first.loss:.3g} before the first update: teacher and "
+            "student give the same distribution; expected something to learn",
+            facts={"report": first.to_json()},
+        )
+    for number, report in enumerate(reports, 1):
+        _judge_gradients(report, number)
+    if not last.loss < max(first.loss, CLOSE):
+        raise StageFault(
+            "train.diverged",
+            f"the loss of one repeated batch went from {first.loss:.6g} to "
+            f"{last.loss:.6g} at learning rate {first.learning_rate:g}; expected it to "
+            "fall",
+            facts={
+                "loss_first": first.loss,
+                "loss_last": last.loss,
+                "learning_rate": first.learning_rate,
+                "grad_norm": first.grad_norm,
+            },
+        )
+
+
+def _judge_finite(report: StepReport, number: int) -> None:
+    origins = []
+    if report.nonfinite_teacher:
+        origins.append(f"{report.nonfinite_teacher} values of the teacher are NaN")
+    if report.nonfinite_parameters:
+        origins.append(
+            f"{len(report.nonfinite_parameters)} of {report.parameters} parameters "
+            f"held NaN or Inf before the step ({_some(report.nonfinite_parameters)})"
+        )
+    if report.nonfinite_grads:
+        origins.append(
+            f"{len(report.nonfinite_grads)} of {report.parameters} gradients are not "
+            f"finite ({_some(report.nonfinite_grads)})"
+        )
+    if origins or not math.isfinite(report.loss):
+        raise StageFault(
+            "train.nan",
+            "; ".join([f"the loss is {report.loss:.6g}", *origins])
+            + f" in step {number}; expected finite numbers",
+            facts={
+                "report": report.to_json(),
+                "nonfinite_teacher": report.nonfinite_teacher,
+            },
+        )
+
+
+def _judge_gradients(report: StepReport, number: int) -> None:
+    trainable = report.parameters - report.frozen
+    problem = ""
+    if not trainable:
+        problem = f"all {report.parameters} parameters are frozen (requires_grad False)"
+    elif not report.parameters_with_grad:
+        problem = f"0 of {trainable} trainable parameters got a gradient"
+    elif report.zero_grads:
+        problem = (
+            f"{len(report.zero_grads)} of {trainable} trainable parameters got no "
+            f"gradient or only zeros ({_some(report.zero_grads)})"
+        )
+    elif report.parameters_moved and report.unmoved:
+        problem = (
+            f"{len(report.unmoved)} of {report.parameters_with_grad} parameters with a "
+            f"gradient did not move ({_some(report.unmoved)})"
+        )
+    elif not report.parameters_moved:
+        problem = (
+            f"0 of {trainable} trainable parameters moved at learning rate "
+            f"{report.learning_rate:g} with gradient norm {report.grad_norm:.3g}"
+        )
+    if problem:
+        raise StageFault(
+            "train.no-grad",
+            f"{problem} in step {number}; expected a step that changes the weights",
+            facts={
+                "report": report.to_json(),
+                "has_gradients": bool(trainable and not report.zero_grads)
+                and report.parameters_with_grad > 0,
+                "learning_rate_is_zero": report.learning_rate == 0.0,
+            },
+        )
+
+
+def _some(names: Listing[str]) -> str:
+    """The first three names, and how many more."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

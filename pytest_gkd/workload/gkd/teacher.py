@@ -1,0 +1,154 @@
+"""What does the teacher think of the student's tokens?
+
+Arrays go in and out, so that a teacher may as well live in another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Listing
+from typing import Any
+
+from pytest_gkd.workload.engine.greedy import tolerance_of
+from pytest_gkd.workload.gkd.batch import MAX_LOGITS, Sequence, micro_batches, pad
+from pytest_gkd.workload.gkd.forward import (
+    check_ids,
+    coarsest_dtype,
+    embedding_rows,
+    last_logits,
+    load_model,
+    response_logits,
+)
+from pytest_gkd.workload.gkd.teacher_targets import (
+    PlainLogprobs,
+    TeacherFull,
+    TeacherTopK,
+)
+
+__all__ = ["Teacher", "TeacherFull", "TeacherTopK"]
+
+
+class Teacher:
+    """A frozen model that scores sequences; ``vocab_size`` is its embedding's rows."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        device: str = "cpu",
+        dtype: str = "float32",
+        trust_remote_code: bool = False,
+        max_logits: int = MAX_LOGITS,
+    ) -> None:
+        """Load ``path`` in ``dtype``; see ``load_model`` for what it raises.
+
+        ``max_logits`` bounds the elements of one forward pass's logits.
+        """
+        self.model = load_model(
+            str(path), device=device, dtype=dtype, trust_remote_code=trust_remote_code
+        )
+        self.model.requires_grad_(requires_grad=False)
+        self.vocab_size = embedding_rows(self.model)
+        self.max_logits = max_logits
+
+    def topk(
+        self,
+        sequences: Listing[Sequence],
+        k: int,
+        *,
+        temperature: float = 1.0,
+        vocab_size: int | None = None,
+    ) -> TeacherTopK:
+        """The ``k`` most likely tokens at each response position.
+
+        ``vocab_size`` leaves out the teacher's rows from there on: models of one
+        family pad their embeddings differently, and the student cannot index what
+        only the teacher has. ``k`` is cut to the vocabulary that is left.
+        """
+        import numpy as np
+        import torch
+
+        if k < 1:
+            raise ValueError(f"k is {k}; expected at least 1")
+        logprobs, ids = [], []
+        for chunk in self._logprobs(sequences, temperature, vocab_size):
+            top = torch.topk(chunk, min(k, chunk.shape[-1]), dim=-1)
+            logprobs.append(top.values.cpu().numpy())
+            ids.append(top.indices.cpu().numpy())
+        return TeacherTopK(
+            np.concatenate(logprobs),
+            np.concatenate(ids),
+            pad(sequences).mask,
+            temperature,
+        )
+
+    def full(
+        self, sequences: Listing[Sequence], *, vocab_size: int | None = None
+    ) -> TeacherFull:
+        """The log-probabilities of all tokens at each response position.
+
+        ``vocab_size`` as in ``topk``.
+        """
+        import numpy as np
+
+        chunks = [c.cpu().numpy() for c in self._logprobs(sequences, 1.0, vocab_size)]
+        return TeacherFull(np.concatenate(chunks), pad(sequences).mask)
+
+    def logits(self, sequences: Listing[Sequence]) -> Any:
+        """Float32 logits [batch, response, vocab] as a numpy array."""
+        import numpy as np
+
+        return np.concatenate([c.cpu().numpy() for c in self._logits(sequences)])
+
+    def plain_logprobs(
+        self,
+        sequence: Sequence,
+        count: int,
+        *,
+        temperature: float,
+        vocab_size: int | None,
+    ) -> PlainLogprobs:
+        """What a forward pass of ``sequence`` alone says of ``count`` response tokens.
+
+        Without a batch, padding, a mask or positions: it counts from the end of what
+        it was given, so that ``topk`` and ``full`` can be judged by it.
+        """
+        import torch
+
+        # The last of the tokens is only predicted.
+        seen = sequence.prompt_ids + sequence.response_ids[: count - 1]
+        ids = torch.tensor([seen], device=next(self.model.parameters()).device)
+        with torch.inference_mode():
+            logits = last_logits(self.model, count, input_ids=ids)[0]
+        picked = logits[-count:, :vocab_size]
+        scaled = picked.double() / temperature
+        logprobs = scaled - scaled.logsumexp(-1, keepdim=True)
+        rounding = tolerance_of(picked, coarsest_dtype(self.model))
+        tolerance = rounding / min(1.0, temperature)
+        return PlainLogprobs(logprobs.float().cpu().numpy(), tolerance)
+
+    def _logprobs(
+        self, sequences: Listing[Sequence], temperature: float, vocab_size: int | None
+    ) -> list[Any]:
+        from torch.nn.functional import log_softmax
+
+        if not temperature > 0.0:
+            raise ValueError(f"temperature is {temperature}; expected a number above 0")
+        return [
+            log_softmax(logits[..., :vocab_size] / temperature, -1)
+            for logits in self._logits(sequences)
+        ]
+
+    def _logits(self, sequences: Listing[Sequence]) -> list[Any]:
+        """Float32 logits per micro-batch, each padded to the whole batch's response."""
+        import torch
+        from torch.nn.functional import pad as pad_tensor
+
+        check_ids(sequences, self.vocab_size, "teacher")
+        longest = pad(sequences).mask.shape[1]
+        chunks = []
+        with torch.inference_mode():
+            for rows in micro_batches(sequences, self.vocab_size, self.max_logits):
+                logits = response_logits(self.model, pad(sequences[rows])).float()
+                missing = longest - logits.shape[1]
+                chunks.append(pad_tensor(logits, (0, 0, 0, missing)))
+        return chunks

@@ -1,0 +1,1 @@
+"""Where trainer, teacher and engine live."""

@@ -1,0 +1,343 @@
+"""Where do trainer, teacher and rollout engine live, and how do weights move?
+
+One interface for three answers: in one process (``colocated``), engine and trainer in
+processes of their own (``split``), each a Ray actor (``ray``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.options import Settings
+from pytest_gkd.stage_api import StageContext, StageFault
+from pytest_gkd.workload.engine import engine as engines
+from pytest_gkd.workload.engine.engine import Completion, EngineConfig
+from pytest_gkd.workload.models import model_files
+from pytest_gkd.workload.models.inputs import Inputs
+from pytest_gkd.workload.sync import push
+
+if TYPE_CHECKING:
+    from pytest_gkd.workload.sync.broadcast import Info
+    from pytest_gkd.workload.sync.push import Places
+
+# A user's tiny prompt limit must still leave room for the stages' own prompts.
+MIN_MODEL_LEN = 128
+CHECK_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class PushReport:
+    """One push of weights: tensors, bytes and seconds it took, and by what means."""
+
+    tensors: int
+    bytes: int
+    seconds: float
+    transport: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a layout builds from: plain data, so that any process can."""
+
+    settings: Settings
+    student: str
+    teacher: str
+    engine: EngineConfig
+
+
+class Layout(Protocol):
+    """Builds the parts of a job where it wants them, and carries weights.
+
+    The parts have the methods of ``Engine``, ``Trainer``, ``WeightSource`` and
+    ``Teacher``, whether they are these or stand for one in another process.
+    """
+
+    name: str
+
+    def start_engine(self) -> Any:
+        """The rollout engine, started."""
+
+    def load_trainer(self) -> tuple[Any, Any]:
+        """The trainer and its weight source."""
+
+    def load_teacher(self) -> Any:
+        """The teacher."""
+
+    def transport(self, engine: Any, source: Any) -> tuple[str, str]:
+        """By what means weights move, and why."""
+
+    def carry(
+        self,
+        transport: str,
+        engine: Any,
+        source: Any,
+        infos: list[Info],
+        budget_s: float,
+    ) -> int:
+        """Move the trainer's weights into the engine; the bytes moved."""
+
+    def close(self, *, for_another: bool) -> None:
+        """End every process that was started.
+
+        ``for_another`` says that a job takes its place in this process, which needs
+        the memory; else the process itself is about to end.
+        """
+
+
+class Job:
+    """A trainer, a teacher and a rollout engine that belong together.
+
+    Each part is made when first asked for. ``broken`` is set by any exception out of
+    the engine: it may then hold half of the weights, or never answer again.
+    """
+
+    def __init__(self, gkd: StageContext, plan: Plan, layout: Layout) -> None:
+        self.plan = plan
+        self.layout = layout
+        self.broken = False
+        self._gkd = gkd
+
+    # -- parts -----------------------------------------------------------------------
+
+    @cached_property
+    def engine(self) -> Any:
+        """The rollout engine (``Engine``)."""
+        with self._single_use():
+            return self.layout.start_engine()
+
+    @cached_property
+    def _training(self) -> tuple[Any, Any]:
+        self._gkd.step("loading the trainer")
+        return self.layout.load_trainer()
+
+    @property
+    def trainer(self) -> Any:
+        """The student in training (``Trainer``)."""
+        return self._training[0]
+
+    @property
+    def source(self) -> Any:
+        """The trainer's side of a push (``WeightSource``)."""
+        return self._training[1]
+
+    @cached_property
+    def teacher(self) -> Any:
+        """The teacher (``Teacher``)."""
+        self._gkd.step("loading the teacher")
+        return self.layout.load_teacher()
+
+    @cached_property
+    def transport(self) -> tuple[str, str]:
+        """By what means weights move here, and why."""
+        return self.layout.transport(self.engine, self.source)
+
+    @cached_property
+    def places(self) -> Places:
+        """Which engine parameter takes which tensor, for the checkpoint's own names.
+
+        Found out while both sides still hold that checkpoint.
+        """
+        self._gkd.step("matching parameters by name")
+        with self._single_use():
+            return push.by_content(self._places_now(), self._digests)
+
+    def _digests(self, places: Places) -> tuple[dict[str, str], dict[str, str]]:
+        engine: dict[str, str] = self.engine.digests(places)
+        trainer: dict[str, str] = self.source.digests(self.infos(places), places)
+        return engine, trainer
+
+    def _places_now(self) -> Places:
+        names = [name for name, _, _ in self.trainer.parameter_info()]
+        places: Places = self.engine.places(names)
+        return places
+
+    # -- work ------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: list[list[int]],
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> list[Completion]:
+        """The engine's completions of ``prompts`` (token ids); greedy by default."""
+        engine = self.engine
+        self._gkd.step("generating")
+        with self._single_use():
+            found: list[Completion] = engine.generate(
+                prompts, max_new_tokens, temperature=temperature, seed=seed
+            )
+        return found
+
+    def infos(self, places: Places) -> list[Info]:
+        """The tensors as they are sent: name, the engine's dtype, shape."""
+        dtypes = {name: places.dtype(name) for name in places.places}
+        found: list[Info] = self.source.infos(dtypes)
+        return found
+
+    def push_weights(self) -> PushReport:
+        """The trainer's weights into the engine, after a look at whether they fit.
+
+        Raises StageFault ``sync.name-or-shape`` or ``train.nan`` before anything is
+        sent, ``sync.stuck`` when it does not end, else what the layout raises.
+        """
+        base = self.places
+        transport, _ = self.transport
+        with self._single_use():
+            now = self._places_now()
+            infos = self.infos(base)
+            push.check_set(infos, base, now)
+            push.check_finite(self.trainer.nonfinite(), len(infos))
+            self._gkd.step(f"pushing weights ({transport})")
+            started = monotonic()
+            try:
+                moved = self.layout.carry(
+                    transport, self.engine, self.source, infos, self.budget_s()
+                )
+            except Exception as error:
+                fault = push.refusal(error, infos, base)
+                if fault is None or isinstance(error, StageFault):
+                    raise
+                raise fault from error
+            seconds = monotonic() - started
+        return PushReport(len(infos), moved, seconds, transport)
+
+    def engine_digests(self) -> dict[str, str]:
+        """A digest per tensor name, of what the engine's processes hold."""
+        places = self.places
+        self._gkd.step("comparing checksums")
+        with self._single_use():
+            found: dict[str, str] = self.engine.digests(places)
+        return found
+
+    def trainer_digests(self) -> dict[str, str]:
+        """The same of what the trainer holds, in the engine's dtypes."""
+        found: dict[str, str] = self.source.digests(
+            self.infos(self.places), self.places
+        )
+        return found
+
+    def check_served(
+        self, when: str, cause: str = "sync.not-applied"
+    ) -> dict[str, str]:
+        """The engine holds the trainer's weights; their digests.
+
+        Raises StageFault ``cause``, or ``sync.name-or-shape`` for a tensor of another
+        shape, which cannot be equal.
+        """
+        engine = self.engine_digests()
+        with self._single_use():
+            push.check_shapes(self.infos(self.places), self.places, self.places)
+            push.check_equal(engine, self.trainer_digests(), when, cause)
+        return engine
+
+    def describe(self) -> dict[str, Any]:
+        """What runs, as findings for the report."""
+        transport, why = self.transport
+        facts: dict[str, Any] = {
+            "layout": self.layout.name,
+            "layout_why": self.plan.settings.layout_why,
+            "transport": transport,
+            "transport_why": why,
+            **self.engine.describe(),
+        }
+        apart = (*self.places.unplaced, *self.places.unfilled)
+        if apart:
+            facts["tensors_without_partner_by_name"] = list(apart[:10])
+        if self.places.by_content:
+            facts["tensors_compared_by_content"] = len(self.places.by_content)
+        return facts
+
+    def budget_s(self) -> float:
+        """Seconds that one operation may take: what the stage has, less the telling."""
+        return self._gkd.working_s()
+
+    def close(self, *, for_another: bool = False) -> None:
+        """End every process that the job started; see ``Layout.close``."""
+        if for_another:
+            for part in ("engine", "_training", "teacher"):
+                self.__dict__.pop(part, None)
+        self.layout.close(for_another=for_another)
+
+    @contextlib.contextmanager
+    def _single_use(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.broken = True
+            raise
+
+
+def open_job(settings: Settings, gkd: StageContext, inputs: Inputs) -> Job:
+    """A job in the layout that ``settings`` name; its parts are made when used.
+
+    Raises StageFault for models that cannot be there and for settings that contradict
+    each other, before anything heavy is imported.
+    """
+    # They import this module, for Plan.
+    from pytest_gkd.workload.layouts import local_layouts, ray_layout
+
+    for name in ("student", "teacher"):
+        found = model_files.inspect(getattr(inputs, name), inputs.origin(name))
+        if found is None:
+            continue
+        if name == "student":
+            model_files.check_student(found, inputs.origin(name), settings.device)
+        if untied := model_files.untied_head(found, inputs.origin(name)):
+            gkd.note("model.untied-head", untied)
+    if settings.layout == "colocated" and settings.tensor_parallel_size > 1:
+        raise StageFault(
+            "config.invalid-combination",
+            f"tensor parallel size {settings.tensor_parallel_size} with layout "
+            "colocated: expected 1, for an engine that shares the trainer's process",
+            facts={"tensor_parallel_size": settings.tensor_parallel_size},
+        )
+    plan = make_plan(settings, inputs, gkd.run_dir)
+    makers: Mapping[str, Callable[[Plan, StageContext], Layout]] = {
+        "colocated": local_layouts.Colocated,
+        "split": local_layouts.Split,
+        "ray": ray_layout.RayLayout,
+    }
+    return Job(gkd, plan, makers[settings.layout](plan, gkd))
+
+
+def make_plan(settings: Settings, inputs: Inputs, run_dir: Path) -> Plan:
+    """How the engine is to be started for these settings and models."""
+    config = engines.model_config(
+        inputs.student, trust_remote_code=settings.trust_remote_code
+    )
+    tokens = settings.max_prompt_length + max(settings.max_new_tokens, CHECK_TOKENS)
+    tokens = max(tokens, MIN_MODEL_LEN)
+    positions = model_files.positions(config)
+    if settings.max_prompt_length == Settings.max_prompt_length and positions:
+        # A limit that nobody asked for must not be what a small model fails on.
+        tokens = min(tokens, positions)
+    on_cpu = settings.device == "cpu"
+    local = all(Path(model).is_dir() for model in (inputs.student, inputs.teacher))
+    return Plan(
+        settings,
+        inputs.student,
+        inputs.teacher,
+        EngineConfig(
+            model=inputs.student,
+            device=settings.device,
+            dtype=engines.choose_dtype(
+                config, settings.device, bfloat16=settings.bfloat16
+            ),
+            max_model_len=tokens,
+            kv_cache_bytes=engines.cache_bytes(config, tokens) if on_cpu else None,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            trust_remote_code=settings.trust_remote_code,
+            multiprocess=settings.layout == "split",
+            socket_dir=str(run_dir / "v"),
+            offline=local,
+            architectures=tuple(config.get("architectures") or ()),
+        ),
+    )

@@ -1,0 +1,306 @@
+"""How do teacher, trainer and rollout engine work together as Ray actors?
+
+A local Ray, started for this job and ended with it. Weights go from the trainer's actor
+straight into the rollout's, over a group of their own; Ray only carries the calls.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.processes import stacks, tree
+from pytest_gkd.stage_api import StageContext, StageFault
+from pytest_gkd.workload.deadline import both
+from pytest_gkd.workload.engine import compiling
+from pytest_gkd.workload.environment import ray_cluster
+from pytest_gkd.workload.layouts import ray_actors
+from pytest_gkd.workload.layouts.layout import Plan
+from pytest_gkd.workload.layouts.local_layouts import (
+    choose_transport,
+    operation_budget_s,
+)
+from pytest_gkd.workload.ranks import exit_reasons
+from pytest_gkd.workload.sync.broadcast import Info
+
+ROLES = (ray_actors.Rollout, ray_actors.Trainer, ray_actors.Teacher)
+NAMESPACE = "pytest-gkd"
+PLACEMENT_BUDGET_S = 30.0
+TRIES = 5
+OBJECT_STORE_BYTES = 200 << 20
+
+
+class RayLayout:
+    """Three actors, each in a process of its own, in one placement group."""
+
+    name = "ray"
+
+    def __init__(self, plan: Plan, gkd: StageContext) -> None:
+        self.plan = plan
+        self.gkd = gkd
+        self._group: Any = None
+        self._trainer: Remote | None = None
+        self._started = False
+        self._remotes: list[Remote] = []
+
+    def start_engine(self) -> Any:
+        self._connect()
+        with compiling.told(
+            self.gkd.step,
+            "starting the rollout actor and its engine",
+            on_gpu=self.plan.settings.gpus > 0,
+        ):
+            # The trainer's process imports meanwhile; it is needed right after.
+            self._trainer = self._trainer or self._actor(ray_actors.Trainer)
+            return self._actor(ray_actors.Rollout).wait_until_made()
+
+    def load_trainer(self) -> tuple[Any, Any]:
+        self._connect()
+        self._trainer = self._trainer or self._actor(ray_actors.Trainer)
+        trainer = self._trainer.wait_until_made()
+        return trainer, trainer.of("source")
+
+    def load_teacher(self) -> Any:
+        self._connect()
+        return self._actor(ray_actors.Teacher).wait_until_made()
+
+    def transport(self, engine: Any, source: Any) -> tuple[str, str]:
+        return choose_transport(engine, source, same_gpu="gloo")
+
+    def carry(
+        self,
+        transport: str,
+        engine: Any,
+        source: Any,
+        infos: list[Info],
+        budget_s: float,
+    ) -> int:
+        ranks = 1 + self.plan.engine.tensor_parallel_size
+        meeting = source.call_meeting(transport, ranks, operation_budget_s(budget_s))
+        sent, _ = both(
+            ("the trainer's broadcast", lambda: source.send(meeting, infos)),
+            ("the rollout's load", lambda: engine.receive(infos, meeting)),
+            budget_s,
+            "sync.stuck",
+        )
+        return int(sent)
+
+    def close(self, *, for_another: bool) -> None:
+        del for_another
+        if not self._started:
+            return
+        import ray
+
+        for remote in self._remotes:
+            # The engine's own processes end with the actor; Ray ends the rest.
+            ray.kill(remote.actor, no_restart=True)
+        self._remotes = []
+        ray.shutdown()
+
+    # -- placement -------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        if self._group is not None:
+            return
+        # Read when Ray is imported, here and in the actors.
+        os.environ.update(ray_cluster.own_environ(os.environ))
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+        self.gkd.step("starting Ray")
+        import ray
+
+        settings = self.plan.settings
+        temporary = self.gkd.run_dir / "r"
+        temporary.mkdir(exist_ok=True)
+        self._started = True
+        ray.init(
+            address="local",
+            # Cores are shared between the three, which Ray would not believe.
+            num_cpus=max(settings.cpus, len(ROLES)),
+            num_gpus=settings.gpus,
+            include_dashboard=False,
+            namespace=NAMESPACE,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=str(temporary),
+            configure_logging=False,
+        )
+        self.gkd.step("placing the actors")
+        needs = bundles(settings.gpus, settings.tensor_parallel_size)
+        self._group = place(needs, min(PLACEMENT_BUDGET_S, call_budget_s(self.gkd)))
+
+    def _actor(self, role: type[ray_actors.Role]) -> Remote:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        settings = self.plan.settings
+        number = ROLES.index(role)
+        needs = bundles(settings.gpus, settings.tensor_parallel_size)[number]
+        title = role.__name__.lower()
+        actor = ray.remote(role).options(
+            name=title,
+            num_cpus=needs["CPU"],
+            num_gpus=needs.get("GPU", 0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=number
+            ),
+        )
+        remote = Remote(actor.remote(self.plan), title, self.gkd)
+        self._remotes.append(remote)
+        return remote
+
+
+def call_budget_s(gkd: StageContext) -> float:
+    """Seconds that a call of an actor may take: a little more than the operation that
+    it is part of, which names both sides.
+    """
+    return gkd.working_s(0.5)
+
+
+def where_import_waits(role: str, gkd: StageContext) -> str:
+    """Where the actor ``role`` stands, if in an import that does nothing but wait."""
+    for one in tree.descendants(os.getpid()):
+        if f"ray::{role.capitalize()}" not in tree.describe(one):
+            continue
+        # Ray's own threads in it wake now and then.
+        if any(exit_reasons.only_wait(partial(list, [one])) for _ in range(TRIES)):
+            place = gkd.report_dir / "stacks" / gkd.stage
+            found = stacks.collect(one.pid, gkd.run_dir / "armed", place)
+            if found and "_find_and_load" in found[0].text:
+                return stacks.innermost(found[0].text, one.pid)
+    return ""
+
+
+def bundles(gpus: int, tensor_parallel_size: int) -> list[dict[str, float]]:
+    """What rollout, trainer and teacher (in this order) need, as Ray counts it.
+
+    A GPU each where there are enough, else trainer and teacher share one, and on a
+    machine with one GPU all three do.
+    """
+    if not gpus:
+        return [{"CPU": 1.0} for _ in ROLES]
+    shares = [float(tensor_parallel_size), 1.0, 1.0]
+    if gpus == 1 and tensor_parallel_size == 1:
+        shares = [0.4, 0.3, 0.3]
+    elif gpus < tensor_parallel_size + 2:
+        shares = [float(tensor_parallel_size), 0.5, 0.5]
+    return [{"CPU": 1.0, "GPU": share} for share in shares]
+
+
+def place(needs: list[dict[str, float]], budget_s: float) -> Any:
+    """A placement group of ``needs``, ready.
+
+    Ray waits for resources without a word and without end; its table of groups knows
+    at once when they cannot come. Raises StageFault ``ray.no-resources``.
+    """
+    import ray
+    from ray.util.placement_group import placement_group, placement_group_table
+
+    group = placement_group(needs)
+    deadline = monotonic() + budget_s
+    while not group.wait(0.2):
+        state = placement_group_table(group)["stats"]["scheduling_state"]
+        if state != "INFEASIBLE" and monotonic() < deadline:
+            continue
+        offered = ray.cluster_resources()
+        short = [
+            f"{name}: {wanted:g} wanted, {offered.get(name, 0.0):g} there"
+            for name in sorted({name for need in needs for name in need})
+            if (wanted := sum(need.get(name, 0.0) for need in needs))
+            > offered.get(name, 0.0)
+        ]
+        raise StageFault(
+            "ray.no-resources",
+            f"Ray cannot place the {len(needs)} actors ({state}): "
+            f"{'; '.join(short) or 'each resource is there, but not on one node'}",
+            facts={"state": state, "wanted": needs, "offered": offered},
+        )
+    return group
+
+
+class Remote:
+    """Stands for an object in an actor: has its methods, each bounded in time."""
+
+    def __init__(
+        self, actor: Any, role: str, gkd: StageContext, part: str = ""
+    ) -> None:
+        self.actor = actor
+        self.role = role
+        self._kills = exit_reasons.oom_kills()
+        self._gkd = gkd
+        self._part = part
+
+    def wait_until_made(self) -> Remote:
+        """Return once the actor's object is there; raises what its making raised."""
+        self._call("made")
+        return self
+
+    def of(self, part: str) -> Remote:
+        """Another object in the same actor."""
+        return Remote(self.actor, self.role, self._gkd, part)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._call("call", self._part, name, *args, **kwargs)
+
+        return call
+
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        import ray
+
+        answer = getattr(self.actor, method).remote(*args, **kwargs)
+        budget_s, extra_s = call_budget_s(self._gkd), self._gkd.extra()
+        asked = ".".join(str(arg) for arg in args[:2] if arg) + "()"
+        asked = "its start" if method == "made" else asked
+        try:
+            found = self._get(answer, budget_s, extra_s)
+        except ray.exceptions.GetTimeoutError as error:
+            raise self._silent(asked, budget_s) from error
+        except ray.exceptions.ActorDiedError as error:
+            text = str(error)
+            raise exit_reasons.actor_fault(
+                self.role, asked, text, self._kills
+            ) from error
+        if isinstance(found, ray_actors.Fault):
+            raise found.as_exception()
+        return found
+
+    def _get(self, answer: Any, budget_s: float, extra_s: float) -> Any:
+        """The answer, after what the stage is given meanwhile on top of its budget."""
+        import ray
+
+        while True:
+            try:
+                return ray.get(answer, timeout=budget_s)
+            except ray.exceptions.GetTimeoutError:
+                budget_s = self._gkd.extra() - extra_s
+                if budget_s <= 0:
+                    raise
+                extra_s += budget_s
+
+    def _silent(self, asked: str, budget_s: float) -> StageFault:
+        """The fault when the actor lives and does not answer."""
+        stopped = exit_reasons.stopped()
+        where = "" if stopped else where_import_waits(self.role, self._gkd)
+        if where:
+            return StageFault(
+                "env.import-stuck",
+                f"an import in the {self.role} actor does not return: it uses no "
+                f"processor and waits in {where}",
+                facts={"actor": self.role},
+            )
+        held = "".join(f"{one}: " for one in stopped[:1])
+        return StageFault(
+            "teacher.unreachable" if self.role == "teacher" else "ray.get-timeout",
+            f"{held}the {self.role} actor had not answered {asked} in {budget_s:.0f} s",
+            facts={
+                "actor": self.role,
+                "asked": asked,
+                "waited_s": budget_s,
+                **exit_reasons.stopped_facts(stopped),
+            },
+        )

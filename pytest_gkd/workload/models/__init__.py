@@ -1,0 +1,1 @@
+"""Model directories and tokenizers, found, checked, or made tiny."""

@@ -1,0 +1,195 @@
+"""Which directory does a model's name mean: a path, or a hub id in the local cache?"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import socket
+import threading
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload import paths
+
+# For the hub's first answer. A name server that gives none costs 5 s (resolv.conf(5)).
+REACH_S = 12.0
+PORTS = {"http": 80, "https": 443}  # else a SOCKS proxy's (RFC 1928)
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True)
+class Located:
+    """A model directory; ``from_hub`` when it lies in the hub's local cache."""
+
+    directory: Path
+    from_hub: bool
+
+
+def locate(name: str, origin: str) -> Located | None:
+    """The directory of ``name``: itself, or its snapshot in the hub's local cache.
+
+    None for a hub id that is not in the cache, and for an address (``s3://…``).
+    Raises StageFault ``checkpoint.missing`` for a path that does not exist, and
+    ``env.hub-unreachable`` for an absent hub id while ``HF_HUB_OFFLINE`` is set.
+    """
+    path = Path(name).expanduser()
+    try:
+        if path.is_dir():
+            with os.scandir(path):  # raises where is_dir does not
+                path.joinpath("config.json").exists()
+            return Located(path, from_hub=False)
+        exists = path.exists()
+    except PermissionError as error:
+        raise paths.denied(path, origin, error) from error
+    if exists:
+        raise StageFault(
+            "checkpoint.missing",
+            f"{origin}: {path} is a file; expected a model directory with config.json",
+            facts={"path": str(path), "origin": origin},
+        )
+    if "://" in name or is_of_modelscope():
+        return None
+    if not is_hub_id(name):
+        raise paths.missing("checkpoint.missing", path, origin, "a model directory")
+    snapshot = _snapshot(name)
+    if snapshot is not None:
+        return Located(snapshot, from_hub=True)
+    if "/" in name and path.parent.is_dir():
+        # The loaders would ask the hub for it; the user meant the directory here.
+        raise paths.missing("checkpoint.missing", path, origin, "a model directory")
+    if is_offline():
+        problem = (
+            "is neither a directory here nor in the hub's cache "
+            f"{hub_cache()}, and HF_HUB_OFFLINE forbids asking the hub"
+        )
+        raise unreachable(name, origin, problem)
+    return None
+
+
+def reach_hub(name: str, origin: str) -> None:
+    """The hub, or the proxy that leads to it, takes a connection; or nobody may ask.
+
+    For ``name``, which only the hub knows; an address (``s3://…``) is not its. The
+    loaders themselves try for 23 s before they say that it does not. Raises StageFault
+    ``env.hub-unreachable``.
+    """
+    if is_offline() or is_of_modelscope() or "://" in name:
+        return
+    hub = urllib.parse.urlsplit(
+        os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    )
+    proxy = ""
+    if not urllib.request.proxy_bypass(hub.netloc):
+        proxies = urllib.request.getproxies()
+        proxy = proxies.get(hub.scheme) or proxies.get("all", "")
+    asked, what = hub, f"the hub {hub.geturl()}"
+    if proxy:
+        asked = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        what += f" by way of the proxy {asked.hostname}"
+    port = asked.port or PORTS.get(asked.scheme, 1080)
+    problem = _refused(asked.hostname or "", port)
+    if problem:
+        problem = f"is not here, and {what} cannot be reached: {problem}"
+        raise unreachable(name, origin, problem)
+
+
+def _refused(host: str, port: int) -> str:
+    """Why no connection can be made within REACH_S, empty where one can.
+
+    In threads, since the resolver has no bound of ours, and all of a name's addresses
+    at once: where IPv6 leads nowhere, IPv4 answers.
+    """
+    answers: queue.Queue[str] = queue.Queue()
+
+    def connect(address: str) -> None:
+        try:
+            socket.create_connection((address, port), REACH_S).close()
+        except OSError as error:
+            answers.put(str(error))
+        else:
+            answers.put("")
+
+    def resolve() -> None:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            answers.put(str(error))
+            return
+        addresses = {str(one[4][0]) for one in found}
+        awaited.extend(addresses)
+        for address in addresses:
+            _begin(connect, address)
+
+    awaited: list[str] = []
+    _begin(resolve)
+    until = monotonic() + REACH_S
+    problem, heard = "", 0
+    while not heard or heard < len(awaited):
+        try:
+            problem = answers.get(timeout=max(0.0, until - monotonic()))
+        except queue.Empty:
+            return f"no answer in {REACH_S:g} s"
+        if not problem:
+            return ""
+        heard += 1
+    return problem
+
+
+def _begin(work: Callable[..., None], *args: str) -> None:
+    threading.Thread(target=work, args=args, daemon=True).start()
+
+
+def is_of_modelscope() -> bool:
+    """Whether vLLM asks ModelScope, not the hub (vllm, envs.py)."""
+    return os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true")
+
+
+def unreachable(name: str, origin: str, problem: str) -> StageFault:
+    """The fault for ``name``, which only the hub knows; ``problem`` follows it."""
+    return StageFault(
+        "env.hub-unreachable",
+        f"{origin}: {name} {problem}",
+        facts={"path": name, "origin": origin, "hub_cache": str(hub_cache())},
+    )
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether ``name`` has the form of a name on the hub."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
+def hub_cache() -> Path:
+    """Where huggingface_hub keeps models, by its own variables in its own order."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(variable):
+            return Path(os.environ[variable]).expanduser()
+    if os.environ.get("HF_HOME"):
+        return Path(os.environ["HF_HOME"]).expanduser() / "hub"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(base), "huggingface", "hub")  # noqa: PTH111
+
+
+def is_offline() -> bool:
+    """Whether the loaders may not ask the hub."""
+    return any(
+        os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE")
+        for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    )
+
+
+def _snapshot(hub_id: str) -> Path | None:
+    """The cached snapshot of the default branch, if its config is there."""
+    home = hub_cache() / ("models--" + hub_id.replace("/", "--"))
+    try:
+        revision = (home / "refs" / "main").read_text("utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    snapshot = home / "snapshots" / revision
+    return snapshot if (snapshot / "config.json").exists() else None

@@ -1,0 +1,266 @@
+"""Are the weight files of a model directory all there, and whole?
+
+Standard library only: a truncated shard is found before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload import paths
+
+# The most that the safetensors format allows for a header (safetensors, README).
+MAX_HEADER_BYTES = 100_000_000
+SAMPLES, SAMPLE_BYTES = 256, 4096
+_SHARD = re.compile(
+    r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})(?P<suffix>\..+)"
+)
+
+
+def check_weights(directory: Path, origin: str) -> tuple[Path, ...]:
+    """The weight files that a loader would read, each checked.
+
+    safetensors are preferred to ``pytorch_model*.bin``, as transformers and vLLM do.
+    Raises StageFault ``checkpoint.missing``, ``checkpoint.corrupt`` or
+    ``env.permission``.
+    """
+    for pattern, check in (
+        ("*.safetensors", check_safetensors),
+        ("pytorch_model*.bin", check_pickle),
+    ):
+        files = _listed(directory, pattern, origin)
+        if files:
+            for path in files:
+                if not path.is_file():
+                    raise paths.missing(
+                        "checkpoint.missing", path, origin, "a file of weights"
+                    )
+                try:
+                    check(path, origin)
+                except PermissionError as error:
+                    raise paths.denied(path, origin, error) from error
+            return files
+    names = sorted(entry.name for entry in directory.iterdir())
+    raise StageFault(
+        "checkpoint.missing",
+        f"{origin}: {directory} has no weights; expected *.safetensors or "
+        f"pytorch_model*.bin, found {_some(names)}{_training_state(names)}",
+        facts={
+            "path": str(directory),
+            "origin": origin,
+            "found": names[:20],
+            "absent": True,
+        },
+    )
+
+
+def check_safetensors(path: Path, origin: str) -> None:
+    """The file is as long as its own header says, and the header can be read.
+
+    Layout (safetensors, README): 8 bytes of little-endian header length, a JSON header
+    with the offsets of each tensor, then the data. Raises StageFault
+    ``checkpoint.corrupt``.
+    """
+    read_safetensors_header(path, origin)
+
+
+def read_safetensors_header(path: Path, origin: str) -> dict[str, Any]:
+    """Tensor name to ``{"dtype", "shape", "data_offsets"}``."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(64)
+        if paths.is_lfs_pointer(start):
+            raise _corrupt(path, origin, size, "is a git-lfs pointer, not the weights")
+        if size < 8:
+            raise _corrupt(path, origin, size, f"is {size} bytes long")
+        (header_bytes,) = struct.unpack("<Q", start[:8])
+        if header_bytes > MAX_HEADER_BYTES:
+            raise _corrupt(
+                path,
+                origin,
+                size,
+                f"is not a safetensors file: it starts with {start[:8]!r}, which would "
+                f"be a header of {header_bytes} bytes",
+            )
+        if 8 + header_bytes > size:
+            raise _corrupt(
+                path,
+                origin,
+                size,
+                f"ends inside its header: it is {size} bytes long, the header alone "
+                f"takes {8 + header_bytes}",
+            )
+        file.seek(8)
+        raw = file.read(header_bytes)
+    try:
+        header = json.loads(raw)
+        tensors = {name: v for name, v in header.items() if name != "__metadata__"}
+        ends = [int(tensor["data_offsets"][1]) for tensor in tensors.values()]
+    except (ValueError, AttributeError, KeyError, TypeError, IndexError) as error:
+        problem = f"has no readable header: {type(error).__name__}: {error}"
+        raise _corrupt(path, origin, size, problem) from error
+    promised = 8 + header_bytes + max(ends, default=0)
+    if size != promised:
+        kind = "is truncated" if size < promised else "has bytes after its tensors"
+        raise _corrupt(
+            path,
+            origin,
+            size,
+            f"{kind}: it is {size} bytes long, its header promises {promised}",
+            expected_bytes=promised,
+        )
+    return tensors
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a safetensors file. ``start`` counts bytes from the file's."""
+
+    name: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    bytes: int
+
+
+def tensors_named(
+    pattern: re.Pattern[str], files: Iterable[Path], origin: str
+) -> list[Tensor]:
+    """The tensors in safetensors files whose whole name matches."""
+    found = []
+    for path in files:
+        if path.suffix != ".safetensors":
+            continue
+        header = read_safetensors_header(path, origin)
+        data = path.stat().st_size - max(
+            (tensor["data_offsets"][1] for tensor in header.values()), default=0
+        )
+        for name, tensor in header.items():
+            if pattern.fullmatch(name):
+                start, end = tensor["data_offsets"]
+                shape = tuple(tensor["shape"])
+                place = data + start, end - start
+                found.append(Tensor(name, path, tensor["dtype"], shape, *place))
+    return found
+
+
+def differ(one: Tensor, other: Tensor) -> bool:
+    """Whether they are of another shape, or hold other values where it is looked.
+
+    SAMPLES places are, evenly from the first bytes to the last. Tensors of different
+    dtypes are taken for equal: their values can be.
+    """
+    if one.shape != other.shape:
+        return True
+    if one.dtype != other.dtype:
+        return False
+    furthest = max(0, one.bytes - SAMPLE_BYTES)
+    with one.path.open("rb") as first, other.path.open("rb") as second:
+        for number in range(SAMPLES):
+            offset = furthest * number // (SAMPLES - 1)
+            length = min(SAMPLE_BYTES, one.bytes)
+            first.seek(one.start + offset)
+            second.seek(other.start + offset)
+            if first.read(length) != second.read(length):
+                return True
+    return False
+
+
+def check_pickle(path: Path, origin: str) -> None:
+    """The file is not empty, not a pointer, and its zip archive has its end.
+
+    torch.save writes zip archives since torch 1.6; older files are left to torch.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(64)
+    if paths.is_lfs_pointer(start):
+        raise _corrupt(path, origin, size, "is a git-lfs pointer, not the weights")
+    if not start:
+        raise _corrupt(path, origin, size, "is empty")
+    if start.startswith(b"PK") and not zipfile.is_zipfile(path):
+        raise _corrupt(
+            path, origin, size, "is truncated: its archive has no end record"
+        )
+
+
+def _listed(directory: Path, pattern: str, origin: str) -> tuple[Path, ...]:
+    """Files of one kind: those the index names, else those that are there.
+
+    Every shard that the index or the others' names promise is in the list, there or
+    not.
+    """
+    for index in sorted(directory.glob(f"{pattern}.index.json")):
+        return tuple(directory / name for name in _shards_of(index, origin))
+    # A LoRA adapter beside or instead of the weights is not the model's.
+    found = [p for p in sorted(directory.glob(pattern)) if "adapter" not in p.name]
+    return tuple(dict.fromkeys([*found, *_siblings_of(found)]))
+
+
+def _shards_of(index: Path, origin: str) -> list[str]:
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        return sorted({str(name) for name in weight_map.values()})
+    except PermissionError as error:
+        raise paths.denied(index, origin, error) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = f"is no index of weights: {type(error).__name__}: {error}"
+        raise _corrupt(index, origin, index.stat().st_size, problem) from error
+
+
+def _siblings_of(files: Iterable[Path]) -> list[Path]:
+    """For ``x-00001-of-00003``, all three, in the order of their numbers."""
+    wanted: dict[Path, None] = {}
+    for path in files:
+        match = _SHARD.fullmatch(path.name)
+        if match:
+            stem, _, count, suffix = match.groups()
+            for number in range(1, int(count) + 1):
+                wanted[path.with_name(f"{stem}-{number:05d}-of-{count}{suffix}")] = None
+    return list(wanted)
+
+
+def _corrupt(
+    path: Path, origin: str, size: int, problem: str, **facts: int
+) -> StageFault:
+    return StageFault(
+        "checkpoint.corrupt",
+        f"{origin}: {path} {problem}",
+        facts={
+            "path": str(path),
+            "directory": str(path.parent),
+            "origin": origin,
+            "size_bytes": size,
+            **facts,
+        },
+    )
+
+
+def _some(names: list[str]) -> str:
+    if not names:
+        return "nothing"
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if names[6:] else "")
+
+
+def _training_state(names: list[str]) -> str:
+    """What the files are when a trainer wrote them for itself."""
+    kinds = (
+        (r"model_world_size_\d+_rank_\d+\.pt", "verl's FSDP shards, not merged yet"),
+        (r"(global_step|mp_rank_)\w*", "a DeepSpeed or Megatron checkpoint"),
+        (r"adapter_model\.safetensors|adapter_config\.json", "a LoRA adapter alone"),
+        (r".*\.distcp", "a torch.distributed checkpoint"),
+        (r".*\.gguf", "a GGUF file"),
+    )
+    for pattern, kind in kinds:
+        if any(re.fullmatch(pattern, name) for name in names):
+            return f"; this looks like {kind}"
+    return ""

@@ -1,0 +1,1 @@
+"""Process groups of real ranks, and what went wrong in one."""

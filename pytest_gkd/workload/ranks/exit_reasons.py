@@ -1,0 +1,165 @@
+"""What became of a process of the job that gives no answer: killed, or stopped?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import psutil
+
+from pytest_gkd.processes import tree
+from pytest_gkd.stage_api import StageFault
+
+VMSTAT = Path("/proc/vmstat")
+JOIN_S = 1.0
+# How often and how far apart processes are looked at that are said to wait.
+LOOKS = 4
+LOOK_S = 0.1
+IDLE = (psutil.STATUS_SLEEPING, psutil.STATUS_DISK_SLEEP, psutil.STATUS_STOPPED)
+# Ray 2.60, ray/exceptions.py.
+_ACTOR_PID = re.compile(r"\bpid: (\d+)")
+_RAYS_MONITOR = "running low on memory"
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A process that a signal has stopped."""
+
+    pid: int
+    command: str
+
+    def __str__(self) -> str:
+        """As part of a sentence."""
+        return f"process {self.command} is stopped by a signal (SIGSTOP)"
+
+
+def stopped() -> list[Stopped]:
+    """Every stopped process below this one."""
+    found = []
+    for one in tree.descendants(os.getpid()):
+        try:
+            if one.status() == psutil.STATUS_STOPPED:
+                found.append(Stopped(one.pid, tree.describe(one)))
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def only_wait(family: Callable[[], Iterable[psutil.Process]]) -> bool:
+    """Whether none of the processes used or wanted a processor for ``LOOKS`` looks.
+
+    One that gets no processor is "running" all the same.
+    """
+    seen = set()
+    for look in range(LOOKS):
+        time.sleep(LOOK_S if look else 0)
+        for member in family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if member.status() not in IDLE:
+                    return False
+                times = member.cpu_times()
+                seen.add((member.pid, times.user + times.system))
+    return len(seen) == len({pid for pid, _ in seen})
+
+
+def stopped_facts(found: list[Stopped]) -> dict[str, int]:
+    """What the advice for them needs."""
+    return {"stopped_pid": found[0].pid} if found else {}
+
+
+def oom_kills(vmstat: Path = VMSTAT) -> int:
+    """Processes that the kernel has ended for memory since it booted (proc(5)).
+
+    On the whole machine, in containers too; 0 where the kernel does not count.
+    """
+    try:
+        lines = vmstat.read_text().splitlines()
+    except OSError:
+        return 0
+    counts = [int(line.split()[1]) for line in lines if line.startswith("oom_kill ")]
+    return counts[0] if counts else 0
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[BaseProcess]]:
+    """The processes that multiprocessing starts here while this is open.
+
+    vLLM names those that failed by exit codes that it may have read too early.
+    """
+    found: list[BaseProcess] = []
+    start = BaseProcess.start
+
+    def start_and_record(self: BaseProcess) -> None:
+        start(self)
+        found.append(self)
+
+    BaseProcess.start = start_and_record  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        BaseProcess.start = start  # type: ignore[method-assign]
+
+
+def exit_codes(processes: Iterable[BaseProcess]) -> dict[str, int]:
+    """The exit codes of those that ended and were not meant to; negative: a signal."""
+    for one in processes:
+        if not one.is_alive():
+            one.join(JOIN_S)  # its pipes close a moment before its status is known
+    return {one.name: one.exitcode for one in processes if one.exitcode}
+
+
+def ended_fault(codes: Mapping[str, int], when: str, kills_before: int) -> StageFault:
+    """The fault when processes of the engine have ended.
+
+    ``codes`` are their exit codes, at least one; ``when`` completes the sentence, and
+    ``kills_before`` is ``oom_kills()`` of the time before.
+    """
+    name, code = min(codes.items(), key=lambda entry: entry[1])  # a signal first
+    how = tree.exit_name(code).removeprefix("signal ")
+    kills = oom_kills() - kills_before
+    if code > 0:
+        return StageFault(
+            "vllm.engine-died",
+            f"the engine's process {name} ended {when}, with {how}; its own output "
+            "says why",
+            facts={"exit_code": code},
+        )
+    killed_for_memory = kills > 0 and how == "SIGKILL"
+    return StageFault(
+        "env.host-oom" if killed_for_memory else "vllm.engine-died",
+        f"the engine's process {name} was ended by {how} {when}{_for_memory(kills)}",
+        facts={"ended_by": how, "oom_kills": kills},
+    )
+
+
+def actor_fault(role: str, asked: str, text: str, kills_before: int) -> StageFault:
+    """The fault when the actor ``role`` died while it was ``asked`` for something.
+
+    ``text`` is Ray's own, which only lists what might have happened.
+    """
+    pid = _ACTOR_PID.search(text)
+    who = f"the {role} actor" + (f" (process {pid[1]})" if pid else "")
+    kills = oom_kills() - kills_before
+    facts = {"died_actor": role, "asked": asked, "oom_kills": kills}
+    what = f"{who} died before it had answered {asked}"
+    if _RAYS_MONITOR in text:
+        return StageFault("ray.memory-monitor", f"{what}: {_RAYS_MONITOR}", facts=facts)
+    cause = "teacher.unreachable" if role == "teacher" else "ray.actor-died"
+    if kills > 0:
+        cause = "env.host-oom"
+    return StageFault(cause, f"{what}{_for_memory(kills)}", facts=facts)
+
+
+def _for_memory(kills: int) -> str:
+    """What the kernel's own count says of it."""
+    return (
+        f"; meanwhile the kernel ended {kills} process(es) for want of memory"
+        if kills > 0
+        else "; by the kernel's count it was not for want of memory"
+    )

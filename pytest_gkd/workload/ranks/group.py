@@ -1,0 +1,295 @@
+"""How does a stage run real ranks, see where each is, and leave none behind?"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.processes import tree
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.ranks import exit_reasons
+from pytest_gkd.workload.ranks.rank_plan import HOST, RankPlan
+from pytest_gkd.workload.ranks.rank_records import (
+    TAIL_LINES,
+    RankRun,
+    Watched,
+    collect,
+    progress,
+    read_tail,
+)
+
+# After the first rank has failed, the others get this long to say what they saw.
+GRACE_S = 1.5
+# After the lifeline is cut: more than the host's own grace, then everything is killed.
+END_S = 0.6
+LOOK_S = 0.25
+STACKS_S = 0.5
+
+# Threads of BLAS libraries would spin on the cores that the engine starts on, and one
+# that exists before a fork is lost in the child.
+THREADS = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
+)
+# What torch itself can tell about a collective that goes wrong: who calls what, who is
+# missing, and the last operations of each rank.
+TELLING = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_FR_BUFFER_SIZE": "2000"}
+
+
+def choose_backend(gpus: int) -> tuple[str, str]:
+    """The backend of the ranks and, in words, why."""
+    if gpus:
+        return "nccl", f"{gpus} GPU(s) visible"
+    return "gloo", "no GPU is visible"
+
+
+def check_world_size(world_size: int, gpus: int) -> None:
+    """Raise StageFault ``comm.world-size`` for more ranks than GPUs, where any."""
+    if gpus and world_size > gpus:
+        raise StageFault(
+            "comm.world-size",
+            f"{world_size} ranks are asked for and {gpus} GPU(s) are visible; expected "
+            f"{gpus} ranks or fewer, as NCCL takes one rank per GPU",
+            facts={"world_size": world_size, "gpus": gpus},
+        )
+
+
+def operation_timeout_s(remaining_s: float) -> float:
+    """The bound of each collective: short enough to be reached, and its text read.
+
+    A third of what is left of the stage's budget, for gloo overshoots its timeouts up
+    to 2.6 times; at most 20 s.
+    """
+    return min(20.0, remaining_s / 3)
+
+
+def reserve_s(remaining_s: float) -> float:
+    """What to keep of the remaining time for ending the ranks and for the report."""
+    return max(min(3.0, remaining_s / 4), remaining_s / 10)
+
+
+def medians_s(found: Mapping[str, Any]) -> dict[int, float]:
+    """Of a rank's findings, the seconds of an all-reduce by its size in bytes."""
+    return {int(size): seconds for size, seconds in found["medians_s"].items()}
+
+
+def listen(port: int = 0) -> socket.socket:
+    """A listening socket on the loopback interface; 0 lets the kernel choose the port.
+
+    Raises StageFault ``comm.port-in-use`` when another program holds ``port``.
+    """
+    listener = socket.socket()
+    try:
+        listener.bind((HOST, port))
+        listener.listen(socket.SOMAXCONN)
+    except OSError as error:
+        listener.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise StageFault(
+            "comm.port-in-use",
+            f"{HOST}:{port}, where the ranks are to meet, is taken by another program "
+            f"({error.strerror}); expected a free port",
+            facts={"host": HOST, "port": port},
+        ) from error
+    return listener
+
+
+class Launcher:
+    """An interpreter with torch imported that forks ranks on request.
+
+    A context manager: at its end every process it started is gone. ``output_dir``
+    gets the launcher's own log. It starts importing at once, in the background.
+    """
+
+    def __init__(self, output_dir: Path) -> None:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        self._log = output_dir / "launcher.log"
+        environment = {**os.environ, **THREADS, **TELLING}
+        environment.setdefault("NCCL_DEBUG", "WARN")
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with self._log.open("ab") as log, theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "pytest_gkd.workload.ranks.launcher",
+                    str(theirs.fileno()),
+                ],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=(theirs.fileno(),),
+            )
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(
+        self,
+        plan: RankPlan,
+        budget_s: float,
+        say: Callable[[str], None] = lambda _: None,
+        port: int = 0,
+        extra_s: Callable[[], float] = lambda: 0.0,
+    ) -> RankRun:
+        """Run ``plan``, at most ``budget_s`` plus the moments that ending it takes.
+
+        And what ``extra_s()`` grows by meanwhile (see ``StageContext.extra``).
+        Returns when every rank has ended, when the others had ``GRACE_S`` after the
+        first failure, or when the budget is over; no rank is left in any case. ``say``
+        hears what rank 0 is at. Raises StageFault ``comm.port-in-use``.
+        """
+        started = monotonic()
+        until = started + budget_s - extra_s()
+
+        def deadline() -> float:
+            return until + extra_s()
+
+        Path(plan.output_dir).mkdir(parents=True, exist_ok=True)
+        for rank in range(plan.world_size):
+            for kind in ("log", "marks", "flight"):
+                plan.file(kind, rank).unlink(missing_ok=True)
+        lifeline_end, lifeline = os.pipe()
+        events, events_end = os.pipe()
+        watched = Watched()
+        try:
+            with listen(port) as listener:
+                fds = [listener.fileno(), lifeline_end, events_end]
+                self._send(plan, fds)
+        except BaseException:
+            os.close(lifeline)
+            os.close(events)
+            raise
+        finally:
+            os.close(lifeline_end)
+            os.close(events_end)
+        try:
+            self._watch(plan, watched, events, deadline, say)
+            waited_s = monotonic() - started
+            import_stuck = self._import_is_stuck(watched)
+            seen = collect(plan, watched)
+            fork_error, is_ready = watched.fork_error, watched.forked
+            doing = "importing torch" if watched.host_pid is None else "starting them"
+            is_cut_off = watched.closed and (
+                not is_ready or watched.codes.keys() < watched.pids.keys()
+            )
+        finally:
+            os.close(lifeline)
+            self._end_host(plan, watched, events)
+            os.close(events)
+        error = ""
+        if is_cut_off:
+            error = self._launcher_error()
+        elif not is_ready:
+            error = f"its launcher (pid {self._process.pid}) was still {doing}"
+        # The logs once more: a rank that was called off has left its stacks there.
+        records = tuple(replace(r, log_tail=read_tail(r.log)) for r in seen)
+        return RankRun(
+            plan,
+            records,
+            started,
+            waited_s,
+            watched.import_s,
+            fork_error,
+            error,
+            watched.host_pid if is_cut_off and is_ready else None,
+            import_stuck,
+        )
+
+    def close(self) -> None:
+        """End the launcher and whatever is left below it; reap it."""
+        self._control.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.5)
+        if self._process.poll() is None:
+            tree.stop(self._process.pid, itself=True)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(5)
+
+    def _send(self, plan: RankPlan, fds: list[int]) -> None:
+        # A launcher that is gone is told of by the events' end of file, with its log.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self._control, [plan.to_json().encode()], fds)
+
+    def _watch(
+        self,
+        plan: RankPlan,
+        watched: Watched,
+        events: int,
+        deadline: Callable[[], float],
+        say: Callable[[str], None],
+    ) -> None:
+        said = ""
+        give_up = float("inf")
+        while not watched.closed:
+            left_s = min(give_up, deadline()) - monotonic()
+            if left_s <= 0:
+                return
+            readable, _, _ = select.select([events], [], [], min(LOOK_S, left_s))
+            if readable:
+                watched.read(events)
+            if any(watched.codes.values()) or watched.fork_error:
+                first = min(watched.ends.values(), default=monotonic())
+                give_up = first + GRACE_S
+            now_at = progress(plan, watched)
+            if now_at != said:
+                said = now_at
+                say(said)
+
+    def _import_is_stuck(self, watched: Watched) -> bool:
+        """Whether torch's import only waits; where, it then leaves in its log."""
+        if watched.host_pid is not None or watched.closed:
+            return False
+        found = psutil.Process(self._process.pid)
+        is_stuck = exit_reasons.only_wait(
+            lambda: [found, *found.children(recursive=True)]
+        )
+        if is_stuck:
+            size = self._log.stat().st_size
+            found.send_signal(signal.SIGUSR1)
+            until = monotonic() + STACKS_S
+            while self._log.stat().st_size == size and monotonic() < until:
+                time.sleep(0.01)
+        return is_stuck
+
+    def _end_host(self, plan: RankPlan, watched: Watched, events: int) -> None:
+        if watched.host_pid is None and not watched.closed:
+            # Still importing: it has no rank yet and must not start one later.
+            tree.stop(self._process.pid, itself=True)
+            return
+        until = monotonic() + plan.call_off_s + END_S
+        while not watched.closed and (left_s := until - monotonic()) > 0:
+            if select.select([events], [], [], left_s)[0]:
+                watched.read(events)
+        if not watched.closed and watched.host_pid is not None:
+            tree.stop(watched.host_pid, itself=True)
+        # Ranks whose host was killed die with it; they may not have got there yet.
+        for rank in watched.pids.keys() - watched.codes.keys():
+            tree.stop(watched.pids[rank], itself=True)
+
+    def _launcher_error(self) -> str:
+        state = "still runs"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            state = f"ended with {tree.exit_name(self._process.wait(0.5))}"
+        lines = self._log.read_text("utf-8", "replace").strip().splitlines()
+        return "\n".join([f"the launcher {state}", *lines[-TAIL_LINES:]])

@@ -1,0 +1,166 @@
+"""How do ranks start without each paying for an import of torch?
+
+A program: ``python -m pytest_gkd.workload.ranks.launcher FD``. One interpreter imports torch
+and does nothing else with it, so that it has no thread, no CUDA context and no torch
+operation behind it when it forks. Every run gets a process of its own below it, the
+host, which holds the TCP store (as torchrun's agent does), forks the ranks and reports
+how each ends. ``ranks.Launcher`` is the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import faulthandler
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.workload.ranks import rank as program
+from pytest_gkd.workload.ranks.rank import PR_SET_PDEATHSIG
+from pytest_gkd.workload.ranks.rank_plan import HOST, RankPlan
+
+
+def main(arguments: list[str]) -> None:
+    """Serve runs that arrive on the UNIX socket ``arguments[0]`` until it closes.
+
+    A run is one message: the plan as JSON, with three descriptors: the listening
+    socket of the store, the lifeline's read end and the events' write end.
+    """
+    control = socket.socket(fileno=int(arguments[0]))
+    gc.disable()
+    faulthandler.register(signal.SIGUSR1, chain=False)  # should the import hang
+    started = monotonic()
+    import torch.distributed  # noqa: F401 - the reason why this program exists
+
+    import_s = monotonic() - started
+    gc.freeze()  # else a collection in a rank would touch, and so copy, every page
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 1 << 16, 3)
+        if not message:
+            return
+        pid = os.fork()
+        if pid == 0:
+            parent = os.getppid()
+            control.close()
+            host = Host(RankPlan.from_json(message.decode()), *fds)
+            host.end_with(parent)
+            host.emit("ready", import_s=round(import_s, 2), pid=os.getpid())
+            host.run()
+            os._exit(0)
+        for fd in fds:
+            os.close(fd)
+        os.waitpid(pid, 0)
+
+
+class Host:
+    """One run: the store, the ranks, and what is told of them."""
+
+    def __init__(
+        self, plan: RankPlan, listener: int, lifeline: int, events: int
+    ) -> None:
+        self._plan = plan
+        self._listener = listener
+        self._lifeline = lifeline
+        self._events = events
+        self._rank_by_fd: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
+
+    def end_with(self, parent: int) -> None:
+        """Die when the launcher does; the ranks then die with this process."""
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    def emit(self, event: str, **more: Any) -> None:
+        """One JSON line for the stage, which may be gone."""
+        entry = {"event": event, "t": monotonic(), **more}
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._events, json.dumps(entry).encode() + b"\n")
+
+    def run(self) -> None:
+        """Fork the ranks, hold the store, report every end."""
+        import torch.distributed as dist
+
+        with socket.socket(fileno=os.dup(self._listener)) as listening:
+            port = listening.getsockname()[1]
+        for rank in range(self._plan.world_size):
+            fault = self._plan.fault
+            if fault is not None and (fault.rank, fault.kind) == (rank, "missing"):
+                continue
+            try:
+                self._start(rank, port)
+            except OSError as error:
+                self.emit("fork-failed", rank=rank, error=str(error))
+                self._kill()
+                break
+        self.emit("forked")
+        # Only now: the store runs a thread, and threads do not survive a fork.
+        store = dist.TCPStore(
+            HOST,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=datetime.timedelta(seconds=self._plan.timeout_s),
+            master_listen_fd=self._listener,
+        )
+        self._watch()
+        del store
+
+    def _start(self, rank: int, port: int) -> None:
+        ours, theirs = os.pipe()
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(ours)
+            os.close(theirs)
+            raise
+        if pid == 0:
+            # ``theirs`` stays open in the rank alone: its end is the rank's end.
+            for fd in (*self._rank_by_fd, ours, self._events, self._listener):
+                os.close(fd)
+            program.main(self._plan, rank, port, self._lifeline, parent)
+        os.close(theirs)
+        self._rank_by_fd[ours] = rank
+        self._pids[rank] = pid
+        self.emit("started", rank=rank, pid=pid)
+
+    def _watch(self) -> None:
+        """Until the last rank has ended; once called off, not much longer."""
+        poll = select.poll()
+        for fd in (self._lifeline, *self._rank_by_fd):
+            poll.register(fd, select.POLLIN)
+        kill_at: float | None = None
+        while self._rank_by_fd:
+            left_s = None if kill_at is None else max(0.0, kill_at - monotonic())
+            for fd, _ in poll.poll(None if left_s is None else left_s * 1e3):
+                poll.unregister(fd)
+                if fd == self._lifeline:
+                    kill_at = monotonic() + self._plan.call_off_s
+                else:
+                    self._report_end(self._rank_by_fd.pop(fd))
+            if kill_at is not None and monotonic() >= kill_at:
+                self._kill()
+                kill_at = monotonic() + self._plan.call_off_s
+
+    def _report_end(self, rank: int) -> None:
+        at = monotonic()
+        _, status = os.waitpid(self._pids.pop(rank), 0)
+        code = os.waitstatus_to_exitcode(status)
+        self.emit("ended", rank=rank, code=code, ended_at=at)
+
+    def _kill(self) -> None:
+        for pid in self._pids.values():
+            os.kill(pid, signal.SIGKILL)  # not reaped yet, so the pid is still theirs
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

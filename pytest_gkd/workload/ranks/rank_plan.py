@@ -1,0 +1,89 @@
+"""What is a rank told to do, and where does it leave what it found?
+
+Plain data that the stage, the launcher and the ranks share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_gkd.workload.ranks import allreduce
+
+HOST = "127.0.0.1"
+
+# What a line of a rank's marks tells of, in the order of a run.
+MEETING, JOINED, ENTERED, RAISED, STRUCK, FINISHED = (
+    "meeting",
+    "joined",
+    "entered",
+    "failed",
+    "struck",
+    "done",
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault that one rank commits for real, to see how it is reported.
+
+    ``kind``: ``exit``, ``kill``, ``stop``, ``late``, ``raise``, ``shape``, ``dtype``,
+    ``op``, ``garbage`` (what it gets is spoilt), ``contribution`` (what it gives is,
+    from there on), ``kill-host`` (of the process that forked the ranks), ``address``
+    (it looks for the others where nobody is), ``world-size`` (it expects one rank
+    more), ``one-gpu`` (all ranks take GPU 0) or ``missing`` (the rank is never
+    started). ``at`` is the start of an operation's name, or ``meeting``; empty means
+    the first collective.
+    """
+
+    rank: int
+    kind: str
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """What all ranks of one run do; plain data that travels as JSON.
+
+    ``backend`` is ``gloo`` (tensors on the CPU) or ``nccl`` (on GPUs).
+    ``timeout_s`` bounds the meeting and each collective; gloo may take 2.6 times as
+    long. ``sizes_bytes`` are the buffers whose bus bandwidth is measured, ``devices``
+    the numbers of the ranks' GPUs.
+    """
+
+    world_size: int
+    backend: str
+    timeout_s: float
+    output_dir: str
+    sizes_bytes: tuple[int, ...] = allreduce.BANDWIDTH_BYTES
+    fault: Fault | None = None
+    devices: tuple[int, ...] = ()
+
+    @property
+    def call_off_s(self) -> float:
+        """What ranks get to leave their stacks in once a run is called off."""
+        return max(1.0, self.timeout_s / 10)
+
+    def to_json(self) -> str:
+        """As one line of JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RankPlan:
+        """The inverse of ``to_json``."""
+        data = json.loads(text)
+        for name in ("sizes_bytes", "devices"):
+            data[name] = tuple(data[name])
+        data["fault"] = Fault(**data["fault"]) if data["fault"] else None
+        return cls(**data)
+
+    def file(self, kind: str, rank: int) -> Path:
+        """Where a rank's ``log``, ``marks`` or ``flight`` (recorder) is."""
+        names = {
+            "log": f"rank{rank}.log",
+            "marks": f"rank{rank}.marks.jsonl",
+            "flight": f"flight-rank{rank}.json",
+        }
+        return Path(self.output_dir) / names[kind]

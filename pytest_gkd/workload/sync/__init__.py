@@ -1,0 +1,1 @@
+"""Weights pushed from the trainer into the engine."""

@@ -1,0 +1,352 @@
+"""May these weights be pushed, and has the push arrived?
+
+vLLM raises nothing for missing tensors, an empty update or a NaN, and casts a wrong
+dtype without a word. So the set is judged before it is sent, and what the engine then
+holds is compared with what the trainer has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.sync import broadcast, parameters
+from pytest_gkd.workload.sync.broadcast import Info, Meeting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pytest_gkd.workload.gkd.trainer import Trainer
+
+
+Digests = Mapping[str, str]
+
+# How vLLM 0.32's loaders and torch's copies complain of a tensor.
+_LOADERS_WORDS = re.compile(
+    r"dimension|shape|\bsize|no module or parameter named|KeyError", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Which of the engine's parameters takes which tensor of the trainer.
+
+    ``places`` maps the trainer's name to the engine's. ``unplaced`` are trainer names
+    that vLLM's tables do not lead to a parameter, ``unfilled`` engine names (with their
+    dtype and shape in ``parameters``) that no tensor leads to. ``by_content`` are
+    trainer names whose tensor the engine holds in another form, as shards or
+    transposed; they are compared by a checksum that does not know of form.
+    """
+
+    places: Mapping[str, str]
+    parameters: Mapping[str, tuple[str, tuple[int, ...]]]
+    unplaced: tuple[str, ...] = ()
+    unfilled: tuple[str, ...] = ()
+    by_content: frozenset[str] = frozenset()
+
+    def dtype(self, name: str) -> str | None:
+        """The dtype that the engine keeps tensor ``name`` in, None when unknown."""
+        place = self.places.get(name)
+        return None if place is None else self.parameters[place][0]
+
+
+def places_of(
+    names: Iterable[str], answer: Mapping[str, Any], *, shards: bool
+) -> Places:
+    """Read the answer of ``WeightReceiver.gkd_parameters`` for ``names``.
+
+    ``shards`` says that the engine holds each parameter in parts.
+    """
+    known = {
+        name: (str(dtype), tuple(shape))
+        for name, (dtype, shape) in answer["parameters"].items()
+    }
+    places = dict(answer["places"])
+    taken = set(places.values())
+    return Places(
+        places,
+        known,
+        tuple(name for name in names if name not in places),
+        tuple(name for name in known if name not in taken),
+        frozenset(places) if shards else frozenset(),
+    )
+
+
+def by_content(
+    places: Places, digests: Callable[[Places], tuple[Digests, Digests]]
+) -> Places:
+    """``places``, with the tensors of which the engine holds another form marked.
+
+    Some architectures keep a matrix transposed (GPT-2), or sort its rows. To be
+    called while engine and trainer hold the same checkpoint; ``digests`` gives the
+    engine's and the trainer's. A tensor of other content stays marked as exact, so
+    that it is found to differ.
+    """
+    engine, trainer = digests(places)
+    apart = {n for n in places.places if engine.get(n) != trainer.get(n)}
+    if not apart or places.by_content:
+        return places
+    # A bias beside a sorted matrix may be sorted too: zeros do not tell.
+    modules = {_module(name) for name in apart}
+    suspects = frozenset(n for n in places.places if _module(n) in modules)
+    engine, trainer = digests(replace(places, by_content=suspects))
+    other_form = frozenset(n for n in suspects if engine.get(n) == trainer.get(n))
+    return replace(places, by_content=other_form)
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0] or name
+
+
+def check_set(infos: Iterable[Info], base: Places, now: Places) -> None:
+    """The tensors to be sent fit the engine; judged before anything is sent.
+
+    ``base`` is what was true when the engine had just loaded the same checkpoint: a
+    tensor that had no place then may be one of an architecture that our tables do not
+    follow, and only vLLM can tell. Raises StageFault ``sync.name-or-shape``.
+    """
+    # Of a strange architecture some names lead nowhere; that all do is a wrong prefix.
+    strange = set(base.unplaced) if now.places else set()
+    unknown = [name for name in now.unplaced if name not in strange]
+    missing = [name for name in now.unfilled if name not in base.unfilled]
+    facts = {"unknown": unknown[:10], "missing": missing[:10]}
+    if unknown:
+        raise StageFault(
+            "sync.name-or-shape",
+            f"{len(unknown)} of the trainer's tensors have no parameter in the engine: "
+            f"{some(unknown)}"
+            + (f"; the engine waits for {some(missing)}" if missing else ""),
+            facts=facts,
+        )
+    if missing:
+        raise StageFault(
+            "sync.name-or-shape",
+            f"{len(missing)} of the engine's parameters are not among the tensors that "
+            f"the trainer sends: {some(missing)}",
+            facts=facts,
+        )
+    check_shapes(infos, base, now)
+
+
+def check_shapes(infos: Iterable[Info], base: Places, now: Places) -> None:
+    """Each tensor has the shape of the engine's parameter for it.
+
+    But for those that ``base`` knows to be the same in another form. Raises StageFault
+    ``sync.name-or-shape``.
+    """
+    for name, _, shape in infos:
+        place = now.places.get(name)
+        if place is None or name in base.by_content:
+            continue
+        expected = now.parameters[place][1]
+        if shape != expected:
+            raise StageFault(
+                "sync.name-or-shape",
+                f"the trainer's {name} has shape {list(shape)}; expected "
+                f"{list(expected)}, the shape of the engine's {place}",
+                facts={"name": name, "shape": shape, "expected": expected},
+            )
+
+
+def refusal(error: Exception, infos: Iterable[Info], base: Places) -> StageFault | None:
+    """The fault when the engine's loader raised ``error`` over names or shapes.
+
+    vLLM's own text names no tensor. The suspects are those that already before the
+    push had a place of another shape, or none. None when there is no such tensor, or
+    the text is of something else.
+    """
+    text = str(error).strip().partition("\n")[0]
+    if not _LOADERS_WORDS.search(text):
+        return None
+    suspects = []
+    for name, _, shape in infos:
+        place = base.places.get(name)
+        if place is None:
+            suspects.append(f"{name} has no parameter in the engine")
+        elif shape != base.parameters[place][1]:
+            expected = list(base.parameters[place][1])
+            suspects.append(f"{name} has shape {list(shape)}, the engine's {expected}")
+    if not suspects:
+        return None
+    return StageFault(
+        "sync.name-or-shape",
+        f"the engine refused the push; {suspects[0]}"
+        + (f", and {len(suspects) - 1} more" if suspects[1:] else "")
+        + f" ({type(error).__name__}: {text[:120]})",
+        facts={"suspects": suspects[:10]},
+    )
+
+
+def check_finite(nonfinite: list[str], total: int) -> None:
+    """No tensor holds a NaN or an infinity. Raises StageFault ``train.nan``."""
+    if nonfinite:
+        raise StageFault(
+            "train.nan",
+            f"{len(nonfinite)} of {total} tensors to be pushed hold NaN or infinity: "
+            f"{some(nonfinite)}",
+            facts={"tensors": nonfinite[:10]},
+        )
+
+
+def differing(engine: Digests, trainer: Digests) -> list[str]:
+    """The names of tensors that are not the same on both sides."""
+    found = [name for name in trainer if engine.get(name) != trainer[name]]
+    return found + [name for name in engine if name not in trainer]
+
+
+def check_equal(
+    engine: Digests, trainer: Digests, when: str, cause: str = "sync.not-applied"
+) -> None:
+    """The engine holds the trainer's weights, by their digests.
+
+    ``when`` completes the sentence, such as ``after the push``. Raises StageFault
+    ``cause``.
+    """
+    if not trainer:
+        raise StageFault(cause, f"{when} there is no tensor that could be compared")
+    others = differing(engine, trainer)
+    if others:
+        total = len({*engine, *trainer})
+        shown = [
+            "(tensors without a name in common)" if n == "*" else n for n in others
+        ]
+        raise StageFault(
+            cause,
+            f"{len(others)} of {total} tensors in the engine differ from the "
+            f"trainer's {when}: {some(shown)}",
+            facts={"differing": len(others), "tensors": total, "first": shown[:3]},
+        )
+
+
+def some(names: Sequence[str]) -> str:
+    """The first three names."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def whole(ranks: list[dict[str, str]], *, shards: bool) -> dict[str, str]:
+    """One digest per tensor from those of every rank of the engine.
+
+    Shards add up. A tensor that ranks hold in common (norms, shared key-value heads)
+    gives them one checksum, and counts once.
+    """
+    if not shards:
+        return ranks[0]
+    names = {name for rank in ranks for name in rank}
+    total: dict[str, str] = {}
+    for name in sorted(names):
+        values = {int(rank[name], 16) for rank in ranks if name in rank}
+        total[name] = f"{sum(values) % (1 << 64):016x}"
+    return total
+
+
+@dataclass
+class WeightSource:
+    """The trainer as one that gives weights away; lives in the trainer's process."""
+
+    trainer: Trainer
+    _store: Any = field(default=None, repr=False)
+    _shared: list[Any] = field(default_factory=list, repr=False)
+
+    def infos(self, dtypes: Mapping[str, str]) -> list[Info]:
+        """Name, dtype and shape of each tensor as it is sent: in the engine's dtype."""
+        return [
+            (name, dtypes.get(name, dtype.removeprefix("torch.")), tuple(shape))
+            for name, dtype, shape in self.trainer.parameter_info()
+        ]
+
+    def vocab_size(self) -> int:
+        """Rows of the student's embedding."""
+        return self.trainer.vocab_size
+
+    def tensors(self, infos: Iterable[Info]) -> Iterator[tuple[str, Tensor]]:
+        """The tensors, each in the dtype that ``infos`` gives it."""
+        import torch
+
+        dtypes = {name: getattr(torch, dtype) for name, dtype, _ in infos}
+        for name, tensor in self.trainer.named_tensors():
+            yield name, tensor.detach().to(dtypes[name])
+
+    def digests(self, infos: list[Info], places: Places) -> dict[str, str]:
+        """Digests to compare with the engine's, in the dtypes of ``infos``."""
+        named = {
+            n: parameters.as_engine_holds(places.places[n], t)
+            for n, t in self.tensors(infos)
+            if n in places.places
+        }
+        others: list[Tensor] = []
+        if places.unfilled:
+            others = [t for n, t in self.tensors(infos) if n not in places.places]
+        return parameters.digests(named, places.by_content, others)
+
+    def identity(self) -> str:
+        """What tells the trainer's device from others: a GPU's UUID, or ``cpu``."""
+        import torch
+
+        device = self.device()
+        if device.type != "cuda":
+            return str(device)
+        return str(torch.cuda.get_device_properties(device).uuid)
+
+    def device(self) -> Any:
+        """The device that holds the trainer's weights."""
+        _, tensor = next(iter(self.trainer.named_tensors()))
+        return tensor.device
+
+    def call_meeting(
+        self, transport: str, world_size: int, timeout_s: float
+    ) -> Meeting:
+        """Open the meeting that ``send`` then takes part in."""
+        meeting, self._store = broadcast.call_meeting(transport, world_size, timeout_s)
+        return meeting
+
+    def send(self, meeting: Meeting, infos: list[Info]) -> int:
+        """Broadcast the tensors to the engine's ranks; the bytes sent."""
+        store, self._store = self._store, None
+        group = broadcast.join(meeting, broadcast.SENDER, self.device(), store)
+        with contextlib.closing(group):
+            return broadcast.send(group, infos, self.tensors(infos))
+
+    def share(self, infos: list[Info]) -> str:
+        """Handles of the tensors for another process on the same GPU (CUDA IPC).
+
+        The memory is kept until ``unshare``.
+        """
+        return self._share([tensor.contiguous() for _, tensor in self.tensors(infos)])
+
+    def cannot_share(self, engine: Any) -> str:
+        """Why ``engine`` cannot open GPU memory of this process; empty where it can.
+
+        CUDA IPC is refused, for one, in containers that share no process ids, and by
+        torch's expandable segments where the driver or the system is too old for them.
+        """
+        import torch
+
+        sent = torch.arange(8, dtype=torch.float32, device=self.device())
+        try:
+            arrived = engine.open_shared(self._share([sent]))
+        except RuntimeError as error:
+            return " ".join(str(error).split())
+        finally:
+            self.unshare()
+        wrong = [found for found in arrived if found != sent.tolist()]
+        return str(wrong[0]) if wrong else ""
+
+    def _share(self, tensors: list[Tensor]) -> str:
+        import base64
+        import pickle
+
+        import torch
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        self._shared = tensors
+        torch.cuda.synchronize(self.device())
+        handles = [reduce_tensor(tensor)[1] for tensor in tensors]
+        return base64.b64encode(pickle.dumps(handles)).decode("ascii")
+
+    def unshare(self) -> None:
+        """Let go of the memory that ``share`` kept."""
+        self._shared = []
