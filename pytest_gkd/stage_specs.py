@@ -33,7 +33,7 @@ class Stage:
 
 
 # The order is the order of reports. Within the lane "host", data and tokenizer run
-# first (see plan.py): they are quick, and training_step waits for them.
+# first (see stage_plan.py): they are quick, and training_step waits for them.
 STAGES: tuple[Stage, ...] = (
     Stage("environment", "versions, GPU, disk, limits, Ray", "host", (), 30),
     Stage("data", "train files", "host", (), 20),

@@ -288,9 +288,10 @@ def test_other_spellings_of_json_are_taken(write: Write, content: bytes) -> None
 
 def test_a_missing_file_is_reported_without_heavy_imports(tmp_path: Path) -> None:
     code = (
-        "import sys; from pytest_gkd.workload.data import train_files as datafiles; from pytest_gkd.workload.data import train_rows as datarows; from pytest_gkd.workload.data import lengths\n"
+        "import sys\n"
+        "from pytest_gkd.workload.data import lengths, train_files, train_rows\n"
         "from pytest_gkd.stage_api import StageFault\n"
-        f"try: datafiles.check_files([{str(tmp_path / 'x')!r}], 'x')\n"
+        f"try: train_files.check_files([{str(tmp_path / 'x')!r}], 'x')\n"
         "except StageFault as fault: print(fault.cause)\n"
         "heavy = {'torch', 'numpy', 'pyarrow', 'transformers', 'datasets'}\n"
         "print(sorted(heavy & sys.modules.keys()))"
@@ -811,8 +812,8 @@ def test_a_name_that_no_hub_answers_for_is_told_at_once(
     # A process of its own: datasets reads these variables when it is imported.
     code = (
         "from pathlib import Path; from pytest_gkd.stage_api import StageFault\n"
-        "from pytest_gkd.workload.data import train_files as datafiles; from pytest_gkd.workload.data import dataset_load\n"
-        "files = datafiles.check_files(['no-such-lab/no-such-data'], 'x')\n"
+        "from pytest_gkd.workload.data import dataset_load, train_files\n"
+        "files = train_files.check_files(['no-such-lab/no-such-data'], 'x')\n"
         f"try: dataset_load.open_rows(files, Path({str(tmp_path)!r}))\n"
         "except StageFault as fault: print(fault.cause, fault.message)"
     )

@@ -22,8 +22,9 @@ from typing import Any
 import psutil
 import pytest
 
+import pytest_gkd
 from pytest_gkd.clock import monotonic
-from pytest_gkd.processes import guardian_start, manifest, procfs
+from pytest_gkd.processes import guardian_start, procfs
 from pytest_gkd.processes.guardian import Watch
 from pytest_gkd.processes.heartbeat import Pulse, Sign
 from pytest_gkd.run.controller import StageController
@@ -616,7 +617,8 @@ def test_a_report_says_of_a_pytest_that_stands_still_what_was_ended(
         "Path('report.json').write_text(json.dumps(report))",
         "run.guard.beat(time.monotonic())",
         "sys.stdin.read()",
-        before="import pytest_gkd.processes.guardian_start; pytest_gkd.processes.guardian_start.STILL_LIMIT_S = 1",
+        before="from pytest_gkd.processes import guardian_start; "
+        "guardian_start.STILL_LIMIT_S = 1",
     )
     wait_until(lambda: gone(child))
     told = tmp_path / "report.json"
@@ -662,8 +664,9 @@ def test_the_guardians_command_line_does_not_name_pytest(tmp_path: Path) -> None
 
 
 def test_what_the_guardian_imports_needs_no_site_packages(tmp_path: Path) -> None:
+    root = str(Path(pytest_gkd.__file__).parent.parent)
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(manifest.__file__).parent.parent)!r})"
+        f"import sys; sys.path.insert(0, {root!r})"
         "; import pytest_gkd.processes.guardian; print(*sorted(sys.modules))"
     )
     done = subprocess.run(
@@ -674,8 +677,8 @@ def test_what_the_guardian_imports_needs_no_site_packages(tmp_path: Path) -> Non
 
 UNGUARDED = """
 import ctypes, os, sys
-from pytest_gkd.processes import tree as process
-process.die_with_parent()
+from pytest_gkd.processes import tree
+tree.die_with_parent()
 print(os.getpid(), flush=True)
 libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
 libc.pthread_mutex_lock(mutex)

@@ -509,8 +509,9 @@ def test_embedding_rows_are_found_in_a_multimodal_config() -> None:
 
 def test_inspection_imports_nothing_but_the_standard_library(whole: Path) -> None:
     code = (
-        "import sys; from pytest_gkd.workload.models import model_files as modelfiles; from pytest_gkd.workload.data import train_files as datafiles; "
-        f"modelfiles.inspect({str(whole)!r}, 'x'); "
+        "import sys; from pytest_gkd.workload.data import train_files; "
+        "from pytest_gkd.workload.models import model_files; "
+        f"model_files.inspect({str(whole)!r}, 'x'); "
         "heavy = {'torch', 'numpy', 'safetensors', 'transformers', 'datasets'}; "
         "print(sorted(heavy & sys.modules.keys()))"
     )

@@ -16,8 +16,16 @@ from pytest_gkd.diagnosis.diagnose import StageEvidence, TextSource, diagnose
 from pytest_gkd.diagnosis.patterns import Pattern, PatternError
 
 CATALOGUE = catalogue.load()
-# What runs over logs, outputs and stacks; match.py uses re on the catalogue's words.
-READERS = ("scan", "phases", "ending", "logs", "reading", "stacks", "findings")
+# What runs over logs, outputs and stacks; diagnose.py uses re on the catalogue's words.
+READERS = (
+    "diagnosis/scan",
+    "diagnosis/log_phases",
+    "diagnosis/log_end",
+    "diagnosis/logs",
+    "diagnosis/log_file",
+    "processes/stacks",
+    "run/findings",
+)
 # Of a few milliseconds each; a backtracking search needs minutes for some.
 CPU_S = 20.0
 

@@ -26,9 +26,9 @@ from pytest_gkd.processes import procfs, tree
 PROLOGUE = """
 import json, os, signal, subprocess, sys, textwrap, time
 import psutil
-from pytest_gkd.processes import tree as process; from pytest_gkd.processes import procfs
+from pytest_gkd.processes import procfs, tree
 
-assert process.become_subreaper()
+assert tree.become_subreaper()
 ME = os.getpid()
 SLEEP = "print(os.getpid(), flush=True); time.sleep(60)"
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -42,7 +42,7 @@ def pid(child):
     return int(child.stdout.readline())
 
 def show(**found):
-    left = process.descendants(ME)
+    left = tree.descendants(ME)
     print(json.dumps({**found, "left": [(p.pid, p.status()) for p in left]}))
 """
 
@@ -79,7 +79,7 @@ def test_a_child_in_a_session_of_its_own_is_ended_with_its_parent() -> None:
             time.sleep(60)
         ''')
         child = pid(worker)
-        ended, survived = process.stop(worker.pid, itself=True)
+        ended, survived = tree.stop(worker.pid, itself=True)
         worker.wait()
         show(ended=ended, survived=survived, child=child)
         """
@@ -105,7 +105,7 @@ def test_a_daemon_that_forked_twice_and_wiped_its_environment_is_found() -> None
         ''')
         daemon = pid(worker)
         parent = psutil.Process(daemon).ppid()
-        ended, survived = process.stop(ME, itself=False)
+        ended, survived = tree.stop(ME, itself=False)
         show(ended=len(ended), survived=survived, adopted=parent == ME)
         """
     )
@@ -119,7 +119,7 @@ def test_a_child_that_ignores_sigterm_is_ended() -> None:
         """
         child = start("signal.signal(signal.SIGTERM, signal.SIG_IGN)\\n" + SLEEP)
         pid(child)
-        process.stop(child.pid, itself=True)
+        tree.stop(child.pid, itself=True)
         show(status=child.wait())
         """
     )
@@ -132,7 +132,7 @@ def test_a_child_that_is_stopped_is_ended() -> None:
         """
         child = start(SLEEP)
         os.kill(pid(child), signal.SIGSTOP)
-        ended, survived = process.stop(ME, itself=False)
+        ended, survived = tree.stop(ME, itself=False)
         show(ended=len(ended), survived=survived)
         """
     )
@@ -152,7 +152,7 @@ def test_processes_that_keep_forking_do_not_outrun_the_end() -> None:
             time.sleep(60)
         ''')
         pid(storm)
-        ended, survived = process.stop(ME, itself=False)
+        ended, survived = tree.stop(ME, itself=False)
         show(ended=len(ended), survived=survived)
         """
     )
@@ -172,7 +172,7 @@ def test_fifty_children_are_ended_and_named() -> None:
             time.sleep(60)
         ''')
         pid(parent)
-        ended, survived = process.stop(parent.pid, itself=True)
+        ended, survived = tree.stop(parent.pid, itself=True)
         parent.wait()
         show(ended=len(set(ended)), survived=survived)
         """
@@ -185,7 +185,7 @@ def test_what_is_spared_lives_on() -> None:
         """
         spared, other = start(SLEEP), start(SLEEP)
         pid(spared), pid(other)
-        ended, _ = process.stop(ME, itself=False, spare={spared.pid})
+        ended, _ = tree.stop(ME, itself=False, spare={spared.pid})
         status = psutil.Process(spared.pid).status()
         lives = spared.poll() is None
         spared.kill()
@@ -206,10 +206,10 @@ def test_the_root_lives_on_when_only_what_is_below_is_to_end() -> None:
             time.sleep(60)
         ''')
         child = pid(worker)
-        process.stop(worker.pid, itself=False)
-        below = process.alive(psutil.Process(child)) if psutil.pid_exists(child) else 0
-        lives = process.alive(psutil.Process(worker.pid))
-        process.stop(worker.pid, itself=True)
+        tree.stop(worker.pid, itself=False)
+        below = tree.alive(psutil.Process(child)) if psutil.pid_exists(child) else 0
+        lives = tree.alive(psutil.Process(worker.pid))
+        tree.stop(worker.pid, itself=True)
         worker.wait()
         show(below=bool(below), lives=lives)
         """
@@ -229,8 +229,8 @@ def test_shared_memory_of_a_killed_process_is_unlinked_by_its_tracker() -> None:
         name = worker.stdout.readline().strip()
         trackers, until = [], time.monotonic() + 60
         while not trackers and time.monotonic() < until:  # it has a name once it runs
-            trackers = [p for p in process.descendants(ME) if process.is_tracker(p)]
-        ended, survived = process.stop(ME, itself=False)
+            trackers = [p for p in tree.descendants(ME) if tree.is_tracker(p)]
+        ended, survived = tree.stop(ME, itself=False)
         show(name=name, trackers=len(trackers), ended=len(ended), survived=survived)
         """
     )
@@ -245,7 +245,7 @@ def test_a_dead_child_is_reaped() -> None:
         """
         child = start(SLEEP)
         pid(child)
-        process.stop(ME, itself=False)
+        tree.stop(ME, itself=False)
         show()
         """
     )
@@ -342,8 +342,8 @@ def test_what_may_not_be_signalled_is_named_at_once_and_the_rest_is_ended() -> N
             time.sleep(60)
         ''')
         pid(below)
-        began = process.monotonic()
-        ended, survived = process.stop(ME, itself=False, limit_s=600)
+        began = tree.monotonic()
+        ended, survived = tree.stop(ME, itself=False, limit_s=600)
         show(stranger=stranger.pid, ended=len(ended), survived=survived)
         """,
         before=MAY_NOT_KILL,
@@ -360,7 +360,7 @@ def test_processes_that_hide_do_not_hide_the_others() -> None:
         """
         child = start(SLEEP)
         pid(child)
-        ended, survived = process.stop(ME, itself=False)
+        ended, survived = tree.stop(ME, itself=False)
         show(ended=len(ended), survived=survived)
         """,
         before=(
@@ -399,10 +399,10 @@ def test_what_is_below_what_is_spared_lives_on_by_group_and_by_adoption() -> Non
         other = start(SLEEP)
         below, _ = pid(child), pid(other)
         spared = {engine.pid, child.pid}
-        ended, _ = process.stop(ME, itself=False, spare=spared)
+        ended, _ = tree.stop(ME, itself=False, spare=spared)
         kept = {engine.pid, child.pid, theirs, below}
-        lives = len([n for n in kept if not process.is_dead(n)])
-        process.stop(ME, itself=False)
+        lives = len([n for n in kept if not tree.is_dead(n)])
+        tree.stop(ME, itself=False)
         if grouped:
             (cgroup.base() / "cgroup.procs").write_text(str(ME))
             cgroup.remove(cgroup.of("spares", ME))

@@ -54,12 +54,13 @@ def hear(what, seconds):
 ENGINE = """
 import pytest
 from gpu import hear, touching
-from pytest_gkd.workload.models import inputs; from pytest_gkd.workload.layouts import layout as layouts; from pytest_gkd.workload.layouts import local_layouts
+from pytest_gkd.workload.layouts import layout, local_layouts
+from pytest_gkd.workload.models import inputs
 
 @pytest.mark.gkd_stage("vllm")
 def test_vllm(gkd):
     found = inputs.Inputs("model", "model", ("prompts.jsonl",))
-    plan = layouts.make_plan(gkd.settings, found, gkd.run_dir)
+    plan = layout.make_plan(gkd.settings, found, gkd.run_dir)
     split = local_layouts.Split(plan, gkd)
     gkd.fact("dtype", plan.engine.dtype)
     gkd.fact("share", plan.engine.gpu_memory_utilization)
@@ -72,14 +73,14 @@ RANKS = """
 import pytest
 from gpu import said, touching
 from pytest_gkd.processes import gpus
-from pytest_gkd.workload.ranks import group as ranks
+from pytest_gkd.workload.ranks import group
 
 @pytest.mark.gkd_stage("nccl")
 def test_nccl(gkd):
     said("nccl has begun")
     settings = gkd.settings
-    ranks.check_world_size(settings.world_size, settings.gpus)
-    gkd.fact("backend", ranks.choose_backend(settings.gpus)[0])
+    group.check_world_size(settings.world_size, settings.gpus)
+    gkd.fact("backend", group.choose_backend(settings.gpus)[0])
     gkd.fact("devices", gpus.first_devices(gpus.usable().cards))
     with touching(settings, alone=False):
         pass

@@ -33,8 +33,8 @@ if libc.unshare(CLONE_NEWNS) or libc.mount(None, b"/", None, MS_REC | MS_PRIVATE
     sys.exit(77)
 if libc.mount(bytes(theirs), bytes(run / "a mount"), None, MS_BIND, None):
     sys.exit(77)
-from pytest_gkd.processes import cleanup as sweep
-print(sweep.remove_tree(run))
+from pytest_gkd.processes import cleanup
+print(cleanup.remove_tree(run))
 """
 
 
@@ -127,11 +127,11 @@ def test_a_caller_in_a_group_of_the_dead_run_does_not_freeze_itself() -> None:
     place = str(cgroup.base())
     body = (
         "import subprocess, sys\n"
-        "from pytest_gkd.processes import cgroup; from pytest_gkd.processes import cleanup as sweep\n"
+        "from pytest_gkd.processes import cgroup, cleanup\n"
         "from test_sweep import created\n"
         "assert cgroup.join('swept')\n"
         "left = subprocess.Popen(['sleep', '60'])\n"
-        "result = sweep.end(sweep.Search(created(sys.argv[1]), (), ()))\n"
+        "result = cleanup.end(cleanup.Search(created(sys.argv[1]), (), ()))\n"
         "print([one.pid for one in result.ended] == [left.pid], result.left)\n"
     )
     caller = subprocess.Popen(

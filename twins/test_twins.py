@@ -38,7 +38,8 @@ from pytest_gkd.workload.engine import engine
 engine.choose_dtype = lambda *args, **options: {dtype!r}
 """
 TRANSPORT = """
-from pytest_gkd.workload.engine import engine; from pytest_gkd.workload.layouts import local_layouts
+from pytest_gkd.workload.engine import engine
+from pytest_gkd.workload.layouts import local_layouts
 
 local_layouts.choose_transport = lambda *args, **options: ({transport!r}, "a twin")
 import_vllm = engine.import_vllm

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from pytest_gkd.diagnosis.patterns import PatternError, pattern_of
 
 Made = TypeVar("Made")
-ADVICE_DIR = Path(__file__).with_name("advice")
+ADVICE_DIR = Path(__file__).parent.parent / "advice"
 
 PLACE = re.compile(r"<([a-z]\w*)>")  # in a fix, for a fact of that name
 CAPITALS = "Words in capitals stand for values of your own."

@@ -61,9 +61,9 @@ class LogReport:
     """The verdict over all files.
 
     ``verdict`` is ``failed``, ``hung``, ``healthy`` or ``unknown``; ``phase`` one of
-    ``phases.PHASES``. ``last`` is the last sign of life. ``telling`` are the lines to
-    read when nothing is known. ``still`` says of a healthy run that it works, but has
-    not reached its end. ``unreadable`` are the files that were left out, and
+    ``log_phases.PHASES``. ``last`` is the last sign of life. ``telling`` are the lines
+    to read when nothing is known. ``still`` says of a healthy run that it works, but
+    has not reached its end. ``unreadable`` are the files that were left out, and
     ``partial`` says of which only a part was read.
     """
 

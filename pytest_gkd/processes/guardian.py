@@ -1,10 +1,10 @@
 """The process that outlives a run's pytest process: ends what a killed run left.
 
-Started by guard.py, without site-packages. It waits for one byte, the goodbye, and
-ends. When the pytest process goes without it (SIGKILL, out of memory, a crash), it
-ends every process of the run, removes its shared memory and its directory, and says
-so in its report. Meanwhile it sees that the pytest process runs, which holds every
-budget (see ``Watch``).
+Started by guardian_start.py, without site-packages. It waits for one byte, the
+goodbye, and ends. When the pytest process goes without it (SIGKILL, out of memory, a
+crash), it ends every process of the run, removes its shared memory and its directory,
+and says so in its report. Meanwhile it sees that the pytest process runs, which holds
+every budget (see ``Watch``).
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Guard:
             raise
         pulse = self.pulse.descriptor
         self._beat, self._moved = self.pulse[Sign.GUARD_BEAT], monotonic()
-        place = str(Path(__file__).parent.parent)
+        place = str(Path(__file__).parent.parent.parent)
         link = str(self._link or "")
         # The code goes by the environment: a command line that names pytest would be
         # hit by whoever runs pkill -f pytest, which is when a guardian is needed.

@@ -16,7 +16,7 @@ from pytest_gkd.clock import monotonic
 TELL_EVERY_S = 0.5
 # The directory of files, one a process, in which what a stage starts tells this.
 FOLDER = "PYTEST_GKD_IMPORTS"
-STARTUP = Path(__file__).parent / "startup"
+STARTUP = Path(__file__).parent.parent / "startup"
 
 
 class ImportClock:

@@ -30,7 +30,7 @@ class StageRecord:
     evidence, advice, also; ``telling`` are evidence lines where there is none.
     ``also`` are further findings, a line each. ``stuck`` says for each process where
     its stack stood, ``state`` in a line whether it still got on and what shows it;
-    ``progress`` has its numbers (see stillness.Progress). ``injected`` names the fault
+    ``progress`` has its numbers (see stall.Progress). ``injected`` names the fault
     that was put into it on purpose.
     """
 

@@ -706,7 +706,7 @@ class StageController:
         if record.outcome != TIMEOUT:
             first, *others = found["error"].strip().splitlines() or [""]
             record.message = first or record.message
-            # What a stage found besides, a line each (see workload/env_findings.py).
+            # What a stage found besides, a line each (the workload's findings.py).
             record.also = [line for line in others if line.startswith("[")]
         sections = "\n".join(
             f"-- {name}\n{text}" for name, text in report.sections if text.strip()

@@ -33,7 +33,7 @@ class Left:
 class Leftovers:
     """Remembers what was there when a stage began; ``before`` are the processes.
 
-    ``creations`` is the run's list (see ``created.CreationList``).
+    ``creations`` is the run's list (see ``manifest.CreationList``).
     """
 
     def __init__(self, creations: Path) -> None:

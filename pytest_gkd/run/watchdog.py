@@ -140,7 +140,7 @@ class Watchdog(threading.Thread):
     ``on_lost`` gets the name of a worker whose end pytest-xdist does not notice by
     itself, ``on_problem`` what went wrong here, which holds up nothing else.
     ``end_stuck`` lets a stage that is proven to be stuck be ended before its budget is
-    over (see ``stillness.QuietWatch``). ``prepare`` makes the way to a file of stacks.
+    over (see ``stall.QuietWatch``). ``prepare`` makes the way to a file of stacks.
     All are called with ``lock`` held and must not block, as is true of the methods for
     other threads. What may block, a look at a tree and its end, has threads of its own.
     """

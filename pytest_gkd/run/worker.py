@@ -61,7 +61,7 @@ BUDGETS = ("hello", "collected", "start")
 
 def stages_dir() -> Path:
     """Where the built-in stages lie: in the wheel, or beside the package in a clone."""
-    here = Path(__file__).parent
+    here = Path(__file__).parent.parent
     inside = here / "stages"
     return inside if inside.is_dir() else here.parent / "stages"
 

@@ -98,7 +98,7 @@ class Probe:
         descriptor = self._events.fileno()
         code = (
             "import json, sys; path, descriptor, arguments = json.loads(sys.argv[1]); "
-            "sys.path[:] = path; import pytest_gkd.workload.environment.children as children; "
+            "sys.path[:] = path; from pytest_gkd.workload.environment import children; "
             f"children.{self.task}(descriptor, *arguments)"
         )
         payload = json.dumps([sys.path, descriptor, list(self.arguments)])

@@ -122,7 +122,7 @@ def _extension(event: Mapping[str, Any]) -> Note:
 def _own_lines(trace: str) -> list[str]:
     """A traceback without the frames of the import system and of this package."""
     frames = re.split(r"(?m)^(?=  File |\S)", trace)
-    ours = ("<frozen importlib", "importlib/__init__.py", "workload/env_children.py")
+    ours = ("<frozen importlib", "importlib/__init__.py", "environment/children.py")
     lines = [
         line.strip()
         for frame in frames

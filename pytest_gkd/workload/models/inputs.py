@@ -97,13 +97,12 @@ def chat_prompts(inputs: Inputs, settings: Settings) -> str:
     Empty for plain text and for prompts made here. Raises StageFault for files that
     cannot be read, or have no prompts.
     """
-    from pytest_gkd.workload.data import dataset_load, prompts
-    from pytest_gkd.workload.data import train_files as datafiles
+    from pytest_gkd.workload.data import dataset_load, prompts, train_files
 
     if "train_files" in inputs.made:
         return ""
     where = ", ".join(inputs.train_files[:3])
-    files = datafiles.check_files(inputs.train_files, inputs.origin("train_files"))
+    files = train_files.check_files(inputs.train_files, inputs.origin("train_files"))
     row = next(dataset_load.first_rows(files), {})
     column = prompts.choose_column(
         list(row),
@@ -122,13 +121,12 @@ def prompt_ids(
 
     The chat template is applied, with the generation prompt. ``tokenizer`` saves
     loading the student's again. Raises StageFault ``data.too-long`` or ``data.empty``
-    when there are fewer than ``n``, and what ``datafiles.check_files`` raises.
+    when there are fewer than ``n``, and what ``train_files.check_files`` raises.
     """
-    from pytest_gkd.workload.data import dataset_load, prompts
-    from pytest_gkd.workload.data import train_files as datafiles
+    from pytest_gkd.workload.data import dataset_load, prompts, train_files
     from pytest_gkd.workload.models import tokenizer_load
 
-    files = datafiles.check_files(inputs.train_files, inputs.origin("train_files"))
+    files = train_files.check_files(inputs.train_files, inputs.origin("train_files"))
     if tokenizer is None:
         tokenizer = tokenizer_load.load(
             inputs.student,

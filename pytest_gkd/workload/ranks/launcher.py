@@ -1,10 +1,10 @@
 """How do ranks start without each paying for an import of torch?
 
-A program: ``python -m pytest_gkd.workload.ranks.launcher FD``. One interpreter imports torch
-and does nothing else with it, so that it has no thread, no CUDA context and no torch
-operation behind it when it forks. Every run gets a process of its own below it, the
-host, which holds the TCP store (as torchrun's agent does), forks the ranks and reports
-how each ends. ``ranks.Launcher`` is the other side.
+A program: ``python -m pytest_gkd.workload.ranks.launcher FD``. One interpreter
+imports torch and does nothing else with it, so that it has no thread, no CUDA context
+and no torch operation behind it when it forks. Every run gets a process of its own
+below it, the host, which holds the TCP store (as torchrun's agent does), forks the
+ranks and reports how each ends. ``group.Launcher`` is the other side.
 """
 
 from __future__ import annotations
