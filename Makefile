@@ -21,12 +21,12 @@ stages: $(VENV)/.ready
 	$(BIN)/pytest --gkd-stages
 
 test: $(VENV)/.ready
-	$(TRY) $(BIN)/pytest -n2 --dist=loadfile --no-loadscope-reorder
+	$(TRY) $(BIN)/pytest -n3 --dist=loadfile --no-loadscope-reorder
 
 # Every fault that can be injected, for real; make matrix FAULT=rank-killed for one. The
 # plugin stays out of this outer run: there -k would name stages.
 matrix: $(VENV)/.ready
-	$(TRY) $(BIN)/pytest -p no:gkd matrix -n2 -rs $(if $(FAULT),-k "$(FAULT)")
+	$(TRY) $(BIN)/pytest -p no:gkd matrix -n3 -rs $(if $(FAULT),-k "$(FAULT)")
 
 # Tiny models of every text architecture, in the three layouts; make models MODEL=qwen3
 # for one. Some hours; models/keep.py then keeps what was found for docs/models.md.

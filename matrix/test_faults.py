@@ -107,14 +107,15 @@ class Run:
     def shared_memory(self) -> list[str]:
         """Segments that came with the run and that no process holds any more.
 
-        One of a run beside this one may be seen just before it is mapped or removed.
+        One of what runs beside this may be seen before it is mapped or removed.
         """
-        until = time.monotonic() + 10
-        while (left := self._unmapped()) and time.monotonic() < until:
+        left, until = self._unmapped(), time.monotonic() + 30
+        while left and time.monotonic() < until:
             time.sleep(0.2)
-        return left
+            left &= self._unmapped()
+        return sorted(left)
 
-    def _unmapped(self) -> list[str]:
+    def _unmapped(self) -> set[str]:
         new = {path.name for path in SHM.iterdir()} - self.shm_before
         held = set()
         for maps in Path("/proc").glob("[0-9]*/maps"):
@@ -123,7 +124,7 @@ class Run:
             except OSError:
                 continue
             held |= {name for name in new if f"{SHM}/{name}" in text}
-        return sorted(new - held)
+        return new - held
 
 
 def problems(fault: FaultSpec, run: Run) -> Iterator[str]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -104,6 +105,7 @@ def test_passes(): pass
 def test_fails_once():
     tried = Path("tried")
     assert tried.exists() or tried.touch()
+    assert not Path("beside").exists()
 
 def test_fails_where_it_was_told_to():
     assert not Path("fail").exists()
@@ -112,6 +114,7 @@ def test_fails_where_it_was_told_to():
 STAND_INS = """
 clean check:
 test:
+	! grep -q beside .ci/light || until test -e beside; do sleep 0.05; done
 	$(TRY) .venv/bin/pytest
 matrix:
 	$(TRY) .venv/bin/pytest matrix
@@ -160,6 +163,37 @@ def test_the_gate_stops_at_tests_that_cannot_be_read(gate: Path) -> None:
     (gate / "tests/test_broken.py").write_text("import no_such_module")
     (gate / "tried").touch()
     assert run(gate, ".ci/run").returncode != 0
+
+
+# As the tests on another Python: at work until well after the others have failed.
+BESIDE = """#!/bin/sh
+exec .ci/tests sh -c 'touch beside; until test -e tried; do sleep 0.05; done
+sleep 2; rm beside'
+"""
+
+
+def test_what_failed_is_tried_again_when_nothing_else_is_tested(gate: Path) -> None:
+    (gate / ".ci/light").write_text(BESIDE)
+    done = run(gate, ".ci/run")
+    assert done.returncode == 0, done.stdout
+    assert "PASSED tests/test_tests.py::test_fails_once" in done.stdout
+
+
+def test_the_gate_shows_what_ran_beside_it_and_fails_where_that_does(
+    gate: Path,
+) -> None:
+    (gate / ".ci/light").write_text("#!/bin/sh\necho 'no good on 3.13'; exit 3\n")
+    done = run(gate, ".ci/run")
+    assert done.returncode == 1
+    assert "no good on 3.13\n" in done.stdout
+    assert "make stages" not in done.stdout
+
+
+def test_a_gate_that_stops_early_ends_what_runs_beside_it(gate: Path) -> None:
+    (gate / ".ci/light").write_text("#!/bin/sh\necho $$ >beside; sleep 300\n")
+    (gate / "fail").touch()
+    assert run(gate, ".ci/run").returncode == 2
+    assert not psutil.pid_exists(int((gate / "beside").read_text()))
 
 
 def test_the_gate_finds_what_it_left_running_itself(gate: Path) -> None:
