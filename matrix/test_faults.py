@@ -6,7 +6,6 @@ and how long after the fault, goes to ``.gkd/matrix/``.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
@@ -25,7 +24,7 @@ import pytest
 
 from pytest_gkd import fault_specs
 from pytest_gkd.fault_specs import FaultSpec
-from pytest_gkd.processes import gpus
+from pytest_gkd.processes import gpus, host_capabilities
 
 RESULTS = Path(__file__).parent.parent / ".gkd/matrix"
 MARK = "GKD_MATRIX_RUN"
@@ -174,16 +173,9 @@ def wanting(fault: FaultSpec) -> str:
         return "needs a GPU"
     if "cpu" in fault.needs and gpus.usable().cards:
         return "needs a machine without a GPU"
-    if "mounts" in fault.needs and not may_mount():
+    if "mounts" in fault.needs and not host_capabilities.may_mount():
         return "needs the right to mount"
     return ""
-
-
-@functools.cache
-def may_mount() -> bool:
-    """Whether a file system can be mounted in a namespace; not in most containers."""
-    command = ("unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt")
-    return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
 @pytest.fixture

@@ -13,9 +13,11 @@ from typing import IO, Any, NoReturn
 from pytest_gkd import __version__, fault_specs, sanitize
 from pytest_gkd.diagnosis import catalogue as rules
 from pytest_gkd.diagnosis import log_file, log_report, logs, own_rules
+from pytest_gkd.gpu_report import gpu_runs, result_files
 from pytest_gkd.options import near
 from pytest_gkd.processes import host_summary, stale_runs
 
+INTERRUPTED = 130  # as a shell says that SIGINT ended a command
 HEALTHY, FOUND, UNUSABLE, UNKNOWN = 0, 1, 2, 3
 # From here on reading takes long enough to be told.
 SLOW_BYTES = 64 << 20
@@ -98,6 +100,26 @@ def _parser() -> argparse.ArgumentParser:
         "env", help="print what to paste into an issue: system, GPUs, versions"
     )
     command.set_defaults(run=_env)
+
+    command = commands.add_parser(
+        "gpu-report",
+        help="run all that needs a GPU, and keep what was found to hand on",
+        description="The stages in each layout that fits this machine, once with empty "
+        "caches of compiled kernels and once with filled ones, the other loss, the "
+        "faults that need a GPU and, where it is on PATH, nccl-tests' "
+        f"{gpu_runs.NCCL_TESTS}. Writes a new file DIR/<gpu>-<vllm>-<torch>.json, "
+        "without names of hosts and users, paths and variables.",
+        epilog="Exit status: 0 all ended as it should, 1 something did not, 2 no GPU "
+        "can be used here or wrong usage, 130 interrupted; what was found by then is "
+        "in the file.",
+    )
+    command.add_argument(
+        "--output",
+        default=result_files.DIRECTORY,
+        metavar="DIR",
+        help="where the file goes (default: %(default)s)",
+    )
+    command.set_defaults(run=_gpu_report)
 
     command = commands.add_parser("rules", help="check advice files of your own")
     actions = command.add_subparsers(metavar="ACTION", required=True)
@@ -217,6 +239,17 @@ def _env(asked: argparse.Namespace) -> int:
     del asked
     _say("\n".join(host_summary.lines()))
     return 0
+
+
+def _gpu_report(asked: argparse.Namespace) -> int:
+    try:
+        return 0 if gpu_runs.make(Path(asked.output), _say) else FOUND
+    except gpu_runs.NotHereError as error:
+        _say_error(f"gpu-report: {error}")
+        return UNUSABLE
+    except KeyboardInterrupt:
+        _say_error("gpu-report: interrupted")
+        return INTERRUPTED
 
 
 def _check(asked: argparse.Namespace) -> int:

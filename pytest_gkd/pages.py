@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pytest_gkd import fault_page, fault_specs, model_page
 from pytest_gkd.diagnosis.catalogue import CAPITALS, Catalogue, Fix, Rule, formed, load
+from pytest_gkd.gpu_report import result_files, result_page
 
 MADE = "python -m pytest_gkd.pages"
 NOTE = f"<!-- Made from the advice files by {MADE}; do not edit. -->"
@@ -46,7 +47,8 @@ CARD = (
 def pages(catalogue: Catalogue, docs: Path | None = None) -> dict[str, str]:
     """Every page by its path below the documentation's directory ``docs``.
 
-    The pages of faults and of models show what is recorded there.
+    The pages of faults and of models show what is recorded there, that of GPUs what is
+    recorded beside it.
     """
     recorded = fault_page.read_times(docs) if docs else {}
     made = {
@@ -56,6 +58,8 @@ def pages(catalogue: Catalogue, docs: Path | None = None) -> dict[str, str]:
     made["causes/README.md"] = index(catalogue)
     made["quick-card.md"] = card(catalogue)
     made["faults.md"] = fault_page.page(fault_specs.load().values(), recorded)
+    results = result_files.load(docs.parent / result_files.DIRECTORY) if docs else ()
+    made["gpu-results.md"] = result_page.page(results)
     if docs and (runs := model_page.read_runs(docs)):
         made["models.md"] = model_page.page(runs)
     return made

@@ -179,6 +179,17 @@ def test_gpus_are_described_for_an_issue(on: type[Machine]) -> None:
     ]
 
 
+@needs_compiler
+def test_how_pairs_of_gpus_reach_each_other(on: type[Machine]) -> None:
+    told = ("cuda 13000", "p2p 0 1 0 0", "p2p 0 2 5 0", "p2p 1 2 5 2")
+    on(Recorded("580.95.05", recorded.EIGHT_H100.gpus[:4], told))
+    machine = gpus.read()
+    assert machine.cuda == "13.0"
+    found = gpus.links(machine.cards)
+    assert found == {"NVLink": 1, "PCIe": 1, "none": 1, "unknown": 3}
+    assert gpus.links(machine.cards[:1]) == {}
+
+
 @pytest.mark.parametrize(
     ("torch", "vllm", "expected"),
     [

@@ -37,7 +37,8 @@ def test_every_link_leads_to_a_page(name: str) -> None:
     for part in made[name].split("](")[1:]:
         target = part.partition(")")[0]
         if target.endswith(".md"):
-            assert str(folder / target) in made
+            # What is above docs is not made.
+            assert str(folder / target) in made or (DOCS / folder / target).exists()
 
 
 def test_pages_that_were_not_made_here_are_left(tmp_path: Path) -> None:

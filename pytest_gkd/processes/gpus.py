@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
@@ -20,6 +22,8 @@ LIBRARY = "libnvidia-ml.so.1"
 MANY_INSTANCES_DRIVER = 570
 # nvml.h: NVML_COMPUTEMODE_EXCLUSIVE_PROCESS.
 EXCLUSIVE_PROCESS = 3
+# nvml.h, nvmlGpuP2PCapsIndex_t: what two GPUs can do with each other's memory.
+P2P_READ, P2P_NVLINK = 0, 2
 # The oldest compute capability whose kernels vLLM and torch have for bfloat16
 # (vllm/platforms/cuda.py, supported_dtypes).
 BFLOAT16_CAPABILITY = (8, 0)
@@ -60,10 +64,14 @@ class Card:
 @dataclass(frozen=True)
 class Machine:
     """What NVIDIA's driver shows: its version, empty without one, and the GPUs that
-    this container may open, which /proc/driver/nvidia does not tell."""
+    this container may open, which /proc/driver/nvidia does not tell.
+
+    ``cuda`` is the newest CUDA that the driver runs, such as ``13.0``.
+    """
 
     driver: str = ""
     cards: tuple[Card, ...] = ()
+    cuda: str = ""
 
 
 @dataclass(frozen=True)
@@ -152,7 +160,13 @@ def read() -> Machine:
         if nvml is None:
             return Machine()
         driver = nvml.text("nvmlSystemGetDriverVersion")
-        return Machine(driver, tuple(_card(nvml, *card) for card in nvml.cards()))
+        cuda = nvml.number("nvmlSystemGetCudaDriverVersion_v2") or 0
+        return Machine(
+            driver,
+            tuple(_card(nvml, *card) for card in nvml.cards()),
+            # nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR and _MINOR.
+            f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
+        )
 
 
 def _card(nvml: _Nvml, index: int, device: Any) -> Card:
@@ -376,6 +390,31 @@ def _users(nvml: _Nvml, device: Any) -> set[int]:
     ):
         return set()
     return {int(one.pid) for one in samples[: count.value] if one.sm}
+
+
+def links(cards: Iterable[Card]) -> dict[str, int]:
+    """How many pairs of these GPUs reach each other's memory by which way.
+
+    ``NVLink``, ``PCIe`` (peer to peer without NVLink), ``none``, and ``unknown`` where
+    the driver does not tell.
+    """
+    ours = {card.index for card in cards}
+    with _nvml() as nvml:
+        if nvml is None:
+            return {}
+        handles = [device for index, device in nvml.cards() if index in ours]
+        pairs = itertools.combinations(handles, 2)
+        return dict(Counter(_link(nvml, one, other) for one, other in pairs))
+
+
+def _link(nvml: _Nvml, one: Any, other: Any) -> str:
+    # nvml.h, NVML_P2P_STATUS_OK is 0.
+    if nvml.number("nvmlDeviceGetP2PStatus", one, other, P2P_NVLINK) == 0:
+        return "NVLink"
+    read = nvml.number("nvmlDeviceGetP2PStatus", one, other, P2P_READ)
+    if read is None:
+        return "unknown"
+    return "PCIe" if read == 0 else "none"
 
 
 def describe() -> list[str]:

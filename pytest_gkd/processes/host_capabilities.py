@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -60,6 +62,16 @@ def may_trace() -> bool:
     except (OSError, ValueError):
         return True
     return scope == 0 or (scope < 3 and _has(CAP_SYS_PTRACE))
+
+
+@functools.cache
+def may_mount() -> bool:
+    """Whether a file system can be mounted in a namespace; not in most containers."""
+    command = ("unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt")
+    try:
+        return subprocess.run(command, check=False, capture_output=True).returncode == 0
+    except OSError:
+        return False  # there is no such program
 
 
 def _has(capability: int) -> bool:

@@ -21,6 +21,7 @@ from pytest_gkd import fault_specs, sanitize
 from pytest_gkd import options as settings
 from pytest_gkd.diagnosis import own_rules
 from pytest_gkd.diagnosis.catalogue import RuleError, load
+from pytest_gkd.gpu_report import result_files
 from pytest_gkd.options import OPTIONS, Settings, SettingsError
 from pytest_gkd.processes import gpus, host_capabilities
 from pytest_gkd.processes.heartbeat import Standstill
@@ -145,6 +146,8 @@ def prepare(config: pytest.Config) -> None:
     config.add_cleanup(report.close)
     workers, notes = _workers(config, selection)
     notes += _hear_of_children(config)
+    if read.gpus:
+        notes += result_files.unverified(card.name for card in gpus.usable().cards)
     try:
         run_dir = RunDir(report.path)
     except OSError as error:

@@ -2,6 +2,8 @@
    environment variable RECORDED_MACHINE names, one "key value ..." a line:
 
      driver VERSION
+     cuda NUMBER                      such as 13000 for 13.0
+     p2p GPU_INDEX GPU_INDEX STATUS_NVLINK STATUS_READ
      gpu UUID TOTAL_MIB FREE_MIB MAJOR MINOR PERCENT COMPUTE_MODE MIG_MODE NAME
      mig GPU_INDEX UUID
      process GPU_INDEX PID PERCENT MIB
@@ -26,7 +28,8 @@ typedef struct { int gpu; unsigned pid, percent; } Sample;
 
 static Device gpus[MOST], instances[MOST];
 static Sample samples[MOST];
-static int gpu_count, instance_count, sample_count, is_open;
+static struct { int one, other, nvlink, read; } links[MOST];
+static int gpu_count, instance_count, sample_count, link_count, cuda, is_open;
 static char driver[80];
 
 int nvmlInit_v2(void) {
@@ -34,12 +37,19 @@ int nvmlInit_v2(void) {
     FILE *file = path ? fopen(path, "r") : NULL;
     char line[512];
     if (!file) return NO_DRIVER;
-    gpu_count = instance_count = sample_count = 0;
+    gpu_count = instance_count = sample_count = link_count = cuda = 0;
     driver[0] = 0;
     while (fgets(line, sizeof line, file)) {
         Device d = {.parent = -1};
         Sample s;
         if (sscanf(line, "driver %79s", driver) == 1) continue;
+        if (sscanf(line, "cuda %d", &cuda) == 1) continue;
+        if (sscanf(line, "p2p %d %d %d %d", &links[link_count].one,
+                   &links[link_count].other, &links[link_count].nvlink,
+                   &links[link_count].read) == 4) {
+            link_count++;
+            continue;
+        }
         if (sscanf(line, "gpu %79s %llu %llu %d %d %d %d %d %95[^\n]", d.uuid, &d.total,
                    &d.freed, &d.major, &d.minor, &d.percent, &d.mode, &d.mig,
                    d.name) == 9)
@@ -59,6 +69,20 @@ int nvmlShutdown(void) { is_open = 0; return OK; }
 int nvmlSystemGetDriverVersion(char *text, unsigned length) {
     snprintf(text, length, "%s", driver);
     return OK;
+}
+
+int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    *version = cuda;
+    return cuda ? OK : UNSUPPORTED;
+}
+
+int nvmlDeviceGetP2PStatus(Device *one, Device *other, int index, int *status) {
+    for (int i = 0; i < link_count; i++)
+        if (&gpus[links[i].one] == one && &gpus[links[i].other] == other) {
+            *status = index == 2 ? links[i].nvlink : links[i].read;
+            return OK;
+        }
+    return UNSUPPORTED;
 }
 
 int nvmlDeviceGetCount_v2(unsigned *count) {

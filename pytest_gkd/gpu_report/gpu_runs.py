@@ -1,0 +1,581 @@
+"""``gkd gpu-report``: run everything that needs a GPU, and keep what was found.
+
+Every run is a pytest of its own with its own report, below a directory of ours. What it
+found goes, limited to what ``result_files.FORM`` lists, into one file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd import fault_specs
+from pytest_gkd.clock import monotonic
+from pytest_gkd.gpu_report import result_files, result_page
+from pytest_gkd.options import choose_layout
+from pytest_gkd.processes import gpus, host_capabilities, tree
+from pytest_gkd.stage_specs import BY_NAME, LAYOUTS, STAGES
+
+# What keeps compiled kernels: Triton, TorchInductor, torch's extensions, FlashInfer,
+# vLLM, DeepGEMM and the driver, each by the variable that its documentation names.
+CACHES = (
+    "TRITON_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_EXTENSIONS_DIR",
+    "FLASHINFER_WORKSPACE_BASE",
+    "VLLM_CACHE_ROOT",
+    "DG_JIT_CACHE_DIR",
+    "CUDA_CACHE_PATH",
+)
+# Theirs, and not for the runs of a report.
+NOT_HANDED_ON = ("GITHUB_STEP_SUMMARY", "GITHUB_ACTIONS")
+# Beside the stages' own budgets: imports from a slow disk, and the end of a run.
+BESIDE_S = 600.0
+ENDS = ((signal.SIGINT, 90.0), (signal.SIGTERM, 60.0), (signal.SIGKILL, 10.0))
+SETTLE_S = 10.0
+NCCL_TESTS = "all_reduce_perf"
+NCCL_TESTS_S = 300.0
+
+
+class NotHereError(LookupError):
+    """The command cannot do its work on this machine; the text says why."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One pytest: its stages and options, and how the file names it.
+
+    ``caches`` names the directory of compiled kernels, which runs share where one is
+    to find what another left. ``visible`` replaces CUDA_VISIBLE_DEVICES.
+    """
+
+    name: str
+    stages: tuple[str, ...] = tuple(BY_NAME)
+    options: tuple[str, ...] = ()
+    layout: str | None = None
+    cold_or_warm: str | None = None
+    fault: str | None = None
+    caches: str = "caches"
+    visible: str | None = None
+    files: tuple[str, ...] = ()
+    budget_s: float = 0.0
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds that it may take at most, by its stages' budgets."""
+        gpu = sum(BY_NAME[name].budget(1) for name in self.stages if name in BY_NAME)
+        return gpu + self.budget_s
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs on a machine, and what does not and why."""
+
+    runs: tuple[Run, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def limit_s(self) -> float:
+        return sum(run.limit_s for run in self.runs)
+
+
+def plan(usable: gpus.Usable, *, has_ray: bool, may_mount: bool) -> Plan:
+    """Everything that this machine can run: layouts, losses, a busy GPU, faults."""
+    left_out: dict[str, str] = {}
+    runs: list[Run] = []
+    fits = _layouts(usable, has_ray)
+    for layout in LAYOUTS:
+        if fits[layout]:
+            left_out[f"{layout}, cold"] = left_out[f"{layout}, warm"] = fits[layout]
+        else:
+            runs += _passes(layout, layout)
+    mig = any(card.instances is not None for card in usable.cards)
+    if usable.ranks > 1 and not fits["split"] and not mig:
+        given = os.environ.get("CUDA_VISIBLE_DEVICES")
+        first = "0" if given is None else given.split(",")[0].strip()
+        runs += _passes("split on one gpu", "split", visible=first)
+
+    chosen, _ = choose_layout(
+        "auto", usable.ranks, has_ray=has_ray, exclusive=usable.exclusive
+    )
+    runs.append(
+        Run(
+            "loss full",
+            ("vllm", "training_step"),
+            ("--gkd-loss=full", f"--gkd-layout={chosen}"),
+            chosen,
+            caches=chosen,
+        )
+    )
+    if mig:
+        left_out["busy gpu"] = "under MIG the driver does not tell how busy a GPU is"
+    else:
+        probe = str(Path(__file__).with_name("busy_stage.py"))
+        runs.append(
+            Run(
+                "busy gpu",
+                (result_files.BUSY,),
+                files=(probe,),
+                caches=chosen,
+                budget_s=100,
+            )
+        )
+    for spec in fault_specs.load().values():
+        if "gpu" not in spec.needs and spec.name != result_page.LATE_RANK:
+            continue
+        name = f"fault {spec.name}"
+        why = _lacks(spec, usable, fits, may_mount=may_mount)
+        if why:
+            left_out[name] = why
+        else:
+            layout = str(spec.settings.get("layout", chosen))
+            runs.append(_fault(name, spec, layout))
+    return Plan(tuple(runs), left_out)
+
+
+def _layouts(usable: gpus.Usable, has_ray: bool) -> dict[str, str]:
+    """Why a layout does not fit this machine, by layout; empty where it does."""
+    one_process = usable.exclusive and "each GPU takes one process at a time"
+    return {
+        "colocated": "",
+        "split": one_process or "" if usable.ranks < 2 else "",
+        "ray": "Ray is not installed"
+        if not has_ray
+        else (one_process or "" if usable.ranks < 3 else ""),
+    }
+
+
+def _passes(name: str, layout: str, visible: str | None = None) -> Iterator[Run]:
+    for which in result_files.PASSES:
+        yield Run(
+            f"{name}, {which}",
+            options=(f"--gkd-layout={layout}",),
+            layout=layout,
+            cold_or_warm=which,
+            caches=name.replace(" ", "-"),
+            visible=visible,
+        )
+
+
+def _lacks(
+    spec: fault_specs.FaultSpec,
+    usable: gpus.Usable,
+    fits: Mapping[str, str],
+    *,
+    may_mount: bool,
+) -> str:
+    if "mounts" in spec.needs and not may_mount:
+        return "needs the right to mount"
+    ranks = 2 if spec.stage == "nccl" else 1
+    if usable.ranks < ranks:
+        return f"needs {ranks} GPUs"
+    return fits.get(str(spec.settings.get("layout")), "")
+
+
+def _fault(name: str, spec: fault_specs.FaultSpec, layout: str) -> Run:
+    options = [f"--gkd-inject={spec.name}"]
+    if spec.budget_s:
+        options.append(f"--gkd-timeout={spec.stage}={spec.budget_s:g}")
+    return Run(
+        name,
+        (*spec.also_runs, spec.stage),
+        tuple(options),
+        layout,
+        fault=spec.name,
+        caches=layout,
+    )
+
+
+# -- one run -----------------------------------------------------------------------
+
+
+def perform(run: Run, work: Path) -> tuple[dict[str, Any], bool]:
+    """Run it below ``work``; what it found, as ``result_files.RUN`` has it, and
+    whether an interrupt ended it, in order.
+    """
+    base = work / f"run{len(list(work.glob('run*')))}"
+    base.mkdir()
+    (base / "pytest.ini").write_text("[pytest]\n")  # else one above it would be read
+    report = base / "report"
+    command = [
+        *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
+        f"--gkd-stages={','.join(run.stages)}",
+        f"--gkd-report={report}",
+        *run.options,
+        *run.files,
+    ]
+    before = _used()
+    started = monotonic()
+    interrupted = False
+    with (base / "output.txt").open("wb") as output:
+        child = subprocess.Popen(
+            command,
+            cwd=base,
+            env=_environment(run, work),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # A Ctrl-C at the terminal reaches it by us, once.
+            start_new_session=True,
+            preexec_fn=tree.die_with_parent,
+        )
+        try:
+            child.wait(run.limit_s + BESIDE_S)
+        except subprocess.TimeoutExpired:
+            _end(child)
+        except KeyboardInterrupt:
+            interrupted = True
+            _end(child)
+    seconds = monotonic() - started
+    found: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):  # it ended before it had a report
+        found = json.loads((report / "report.json").read_text("utf-8"))
+    done = {
+        "name": run.name,
+        "layout": found.get("settings", {}).get("layout", run.layout),
+        "pass": run.cold_or_warm,
+        "fault": run.fault,
+        "gpus": found.get("settings", {}).get("gpus", 0),
+        "seconds": round(seconds, 1),
+        "exit": child.returncode,
+        "used_before_mib": before,
+        "used_after_mib": _settled(before),
+        "stages": [result_files.stage(one) for one in found.get("stages", ())],
+    }
+    return done, interrupted
+
+
+def _environment(run: Run, work: Path) -> dict[str, str]:
+    """The user's, with caches of its own and without what steers another pytest."""
+    mine = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PYTEST_") and name not in NOT_HANDED_ON
+    }
+    for name in CACHES:
+        place = work / "kernels" / run.caches / name.lower()
+        place.mkdir(parents=True, exist_ok=True)
+        mine[name] = str(place)
+    # FlashInfer looks for ready-made kernels in the same place, and downloads what is
+    # not there (flashinfer/jit/env.py).
+    with contextlib.suppress(RuntimeError):  # there is no home directory
+        base = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home())
+        mine.setdefault("FLASHINFER_CUBIN_DIR", str(base / ".cache/flashinfer/cubins"))
+    if run.visible is not None:
+        mine["CUDA_VISIBLE_DEVICES"] = run.visible
+    return mine
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a run, in order if it will; every further interrupt is one step on."""
+    for number, patience_s in ENDS:
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            child.send_signal(number)
+            child.wait(patience_s)
+            return
+
+
+def _cards() -> tuple[gpus.Card, ...]:
+    """Each GPU that a run may see, once."""
+    seen = gpus.visible(gpus.read(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return tuple({card.index: card for card in seen}.values())
+
+
+def _used() -> list[int]:
+    return [(card.total_bytes - card.free_bytes) >> 20 for card in _cards()]
+
+
+def _settled(before: Sequence[int]) -> list[int]:
+    """The memory in use, once it is back where it was or after some seconds.
+
+    A driver takes a moment to free what a process that has just ended held.
+    """
+    until = monotonic() + SETTLE_S
+    while True:
+        now = _used()
+        grown = (a - b for b, a in zip(before, now, strict=False))
+        if max(grown, default=0) <= result_page.GIVEN_BACK_MIB or monotonic() > until:
+            return now
+        time.sleep(0.25)
+
+
+# -- nccl-tests --------------------------------------------------------------------
+
+
+def nccl_tests(ranks: int) -> dict[str, float] | None:
+    """Bus bandwidth by nccl-tests' all_reduce_perf, if it is on PATH.
+
+    GB/s by size in bytes; None where there is no such program or fewer than two GPUs.
+    """
+    program = shutil.which(NCCL_TESTS)
+    if program is None or ranks < 2:
+        return None
+    sizes = ("-b", "4K", "-e", "1G", "-f", "4")
+    try:
+        done = subprocess.run(
+            [program, *sizes, "-g", str(ranks)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=NCCL_TESTS_S,
+            check=False,
+            preexec_fn=tree.die_with_parent,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return bandwidths(done.stdout.decode("utf-8", "replace"))
+
+
+def bandwidths(table: str) -> dict[str, float] | None:
+    """The out-of-place bus bandwidth of each row of nccl-tests' table.
+
+    Rows end in time, algorithm bandwidth, bus bandwidth and errors, out of place and
+    then in place (nccl-tests, src/common.cu).
+    """
+    found: dict[str, float] = {}
+    for line in table.splitlines():
+        words = line.split()
+        if len(words) > 8 and words[0].isdigit():
+            with contextlib.suppress(ValueError):
+                found[words[0]] = float(words[-6])
+    return found or None
+
+
+# -- the report --------------------------------------------------------------------
+
+
+def describe(usable: gpus.Usable) -> dict[str, Any]:
+    """The machine: GPUs, how they are linked, driver, versions."""
+    machine = gpus.read()
+    kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
+    cards = tuple({card.index: card for card in usable.cards}.values())
+    for card in cards:
+        instances = None
+        if card.instances is not None:
+            instances = sum(one.index == card.index for one in usable.cards)
+        kind = {
+            "name": card.name,
+            "memory_mib": card.total_bytes >> 20,
+            "capability": ".".join(map(str, card.capability)),
+            "exclusive": card.exclusive,
+            "mig_instances": instances,
+        }
+        kinds.setdefault(tuple(kind.values()), {**kind, "count": 0})["count"] += 1
+    return {
+        "schema": result_files.SCHEMA,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "gpus": list(kinds.values()),
+        "links": gpus.links(cards),
+        "driver": machine.driver,
+        "cuda": machine.cuda,
+        "versions": {"python": platform.python_version(), **_versions()},
+    }
+
+
+def _versions() -> dict[str, str]:
+    named = ((d.metadata["Name"] or "", d.version) for d in metadata.distributions())
+    found = {name.lower(): version for name, version in named}
+    return {
+        n: v for n, v in sorted(found.items()) if result_files.PACKAGES.fullmatch(n)
+    }
+
+
+class Report:
+    """The one file, written anew after every run; another's is never touched."""
+
+    def __init__(self, place: Path, head: Mapping[str, Any]) -> None:
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise NotHereError(_unwritable(place, error)) from None
+        if not os.access(place, os.W_OK):
+            raise NotHereError(_unwritable(place, None))
+        self.path: Path | None = None
+        self.found: dict[str, Any] = {
+            **head,
+            "complete": False,
+            "runs": [],
+            "not_run": {},
+            "nccl_tests_gb_s": None,
+        }
+        self._place = place
+
+    def write(self) -> Path:
+        """Write what is known so far, and only what the file may hold."""
+        text = json.dumps(result_files.scrubbed(self.found), indent=1) + "\n"
+        if self.path is None:
+            self.path = self._claim()
+        fd, part = tempfile.mkstemp(prefix=".gpu-report-", dir=self._place)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            os.fchmod(fd, 0o644)  # it is made to be handed on
+            file.write(text)
+        Path(part).replace(self.path)
+        return self.path
+
+    def _claim(self) -> Path:
+        """A name that nothing has yet: a second report of one kind is NAME-2.json."""
+        name = result_files.file_name(self.found)
+        number = 1
+        while True:
+            path = self._place / f"{name}{f'-{number}' if number > 1 else ''}.json"
+            with contextlib.suppress(FileExistsError):
+                path.open("x").close()
+                return path
+            number += 1
+
+
+def _unwritable(place: Path, error: OSError | None) -> str:
+    why = f": {error.strerror}" if error else ""
+    return (
+        f"the results cannot be written to {str(place)!r}{why}. Name another "
+        "directory: gkd gpu-report --output=DIR"
+    )
+
+
+def check(usable: gpus.Usable) -> None:
+    """Raise NotHereError where nothing can be run on a GPU."""
+    if not usable.cards:
+        machine = gpus.read()
+        why = usable.why
+        if not why and machine.cards:
+            shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+            why = f"CUDA_VISIBLE_DEVICES={shown} hides all {len(machine.cards)} GPU(s)"
+        elif not why:
+            why = "no NVIDIA driver answers"
+            if machine.driver:
+                why = f"the driver {machine.driver} shows no GPU"
+        raise NotHereError(
+            f"no GPU can be used: {why}. Without one: pytest --gkd-stages"
+        )
+    versions = _versions()
+    lack = [name for name in ("torch", "vllm") if name not in versions]
+    if lack:
+        raise NotHereError(
+            f"{' and '.join(lack)} not installed in {sys.prefix}: run gkd from the "
+            "environment of the training job"
+        )
+
+
+def make(place: Path, say: Callable[[str], None]) -> bool:
+    """Everything, told as it goes; whether all ended as it should.
+
+    Raises NotHereError before anything runs, KeyboardInterrupt after an interrupt has
+    ended what ran and what was found by then was written.
+    """
+    usable = gpus.usable()
+    check(usable)
+    has_ray = "ray" in _versions()
+    made = plan(usable, has_ray=has_ray, may_mount=host_capabilities.may_mount())
+    report = Report(place, describe(usable))
+    mig = any(card.instances is not None for card in usable.cards)
+    return fill(report, made, 1 if mig else usable.ranks, say)
+
+
+def fill(report: Report, made: Plan, ranks: int, say: Callable[[str], None]) -> bool:
+    """Run a plan and write the report; see ``make``."""
+    work = Path(tempfile.mkdtemp(prefix="gkd-gpu-"))
+    report.found["not_run"] = dict(made.left_out)
+    say("\n".join(_announced(made, report.found)))
+    good = False
+    try:
+        with _interrupts():
+            good = _fill(report, made, ranks, work, say)
+    finally:
+        shutil.rmtree(work / "kernels", ignore_errors=True)
+        if report.path:
+            say(f"gkd: results in {report.path}")
+        if good:
+            shutil.rmtree(work)
+        else:
+            say(f"gkd: reports and output of the runs in {work}")
+    return good
+
+
+def _fill(
+    report: Report, made: Plan, ranks: int, work: Path, say: Callable[[str], None]
+) -> bool:
+    good = True
+    for number, run in enumerate(made.runs, 1):
+        say(f"[{number}/{len(made.runs)}] {run.name}")
+        found, interrupted = perform(run, work)
+        report.found["runs"].append(found)
+        report.write()
+        if interrupted:
+            raise KeyboardInterrupt
+        as_it_should = result_files.as_expected(found)
+        kept = result_page.given_back(found) is False
+        good = good and as_it_should and not kept
+        say("\n".join(_told(found, as_it_should, kept)))
+    report.found["nccl_tests_gb_s"] = nccl_tests(ranks)
+    report.found["complete"] = True
+    report.write()
+    return good
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the command as Ctrl-C does; nohup's choice stays."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    old = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in old.items():
+        if number != signal.SIGHUP or handler != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _announced(made: Plan, found: Mapping[str, Any]) -> Iterator[str]:
+    result = result_files.Result("", found)
+    yield f"gkd: {len(made.runs)} runs on {result.machine}:"
+    yield f"     {'; '.join(run.name for run in made.runs)}"
+    for name, why in made.left_out.items():
+        yield f"gkd: not run: {name} ({why})"
+    yield f"gkd: {_duration(result, made)}; Ctrl-C keeps what was found by then"
+
+
+def _duration(result: result_files.Result, made: Plan) -> str:
+    """How long it takes, by files of the same kind of GPU, else by the budgets."""
+    limit = f"at most {made.limit_s / 60:.0f} minutes, by the budgets of the stages"
+    names = {run.name for run in made.runs}
+    with contextlib.suppress(result_files.ResultError):
+        for one in result_files.load(result_files.directory()):
+            known = {run["name"]: run["seconds"] for run in one.runs}
+            if one.products == result.products and names <= known.keys():
+                took_s = sum(known[name] for name in names)
+                return f"about {took_s / 60:.0f} minutes, as in {one.name}; {limit}"
+    return f"{limit}; how long it takes on this GPU is not known yet"
+
+
+def _told(run: Mapping[str, Any], good: bool, kept: bool) -> Iterator[str]:
+    order = {stage.name: n for n, stage in enumerate(STAGES)}
+    stages = sorted(run["stages"], key=lambda one: order.get(one["name"], len(order)))
+    passed = sum(one["outcome"] == "passed" for one in stages)
+    word = "as expected" if good else "NOT as expected"
+    yield f"    {word}, {passed} of {len(stages)} passed, {run['seconds']:.0f} s"
+    if not good:
+        for one in stages:
+            if one["outcome"] != "passed":
+                cause = f" [{one['cause']}]" if one["cause"] else ""
+                yield f"    {one['name']} {one['outcome']}{cause}"
+        if not stages:
+            yield f"    no stage ran (exit code {run['exit']})"
+    if kept:
+        yield f"    memory was not given back: {run['used_before_mib']} MiB before, "
+        yield f"    {run['used_after_mib']} MiB after"

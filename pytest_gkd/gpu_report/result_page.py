@@ -1,0 +1,284 @@
+"""What does the page of GPU results say? Made from gpu-results/ and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_gkd import fault_specs
+from pytest_gkd.gpu_report.result_files import BUSY, Result, as_expected
+
+NOTE = "<!-- Made by python -m pytest_gkd.pages from gpu-results/; do not edit. -->"
+NOT_RUN = "not run"
+# As much as a driver's own use of a GPU was allowed to differ between two looks.
+GIVEN_BACK_MIB = 64
+# The fault that leaves ranks waiting for one that came late, as recorders tell.
+LATE_RANK = "nccl:rank-late"
+INTRO = f"""
+What has been run on a GPU, with versions, and what has not yet. Every line below is a
+function of the files in [gpu-results](../gpu-results/README.md), which `gkd gpu-report`
+writes; nothing is inferred from CPU runs. The code paths for CUDA were written from the
+sources of vLLM 0.21 to 0.33 and of PyTorch 2.11 to 2.13, and what is not named below is
+untried.
+
+The header of `pytest --gkd-stages` says "GPU paths not yet verified on this kind of
+machine" until a file shows all seven stages pass on each kind of GPU that is visible. A
+file matches by the product's name as the driver gives it (`NVIDIA H100 80GB HBM3`);
+driver, versions, memory and links may differ.
+
+Memory is given back when no GPU has over {GIVEN_BACK_MIB} MiB more in use after a run
+than before it.
+"""
+
+COLUMNS = (
+    *("run", "ended", "seconds", "engine start s", "push s", "tokens/s", "bus GB/s"),
+    "memory",
+)
+Run = Mapping[str, Any]
+# True or False for what a file shows, None where it does not tell.
+Verdict = bool | None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the table; ``rule`` says in words when a file shows it."""
+
+    title: str
+    rule: str
+    judge: Callable[[Result], Verdict]
+
+    def cell(self, results: Sequence[Result]) -> str:
+        """On which machines it was seen, and on which it failed."""
+        by_verdict = [(self.judge(one), one.machine) for one in results]
+        shown = [machine for verdict, machine in by_verdict if verdict]
+        shown += [f"FAILED on {m}" for verdict, m in by_verdict if verdict is False]
+        return "; ".join(dict.fromkeys(shown)) or NOT_RUN
+
+
+def _any(verdicts: Iterator[Verdict]) -> Verdict:
+    """False for any failure, else True where something was seen, else None."""
+    told = [one for one in verdicts if one is not None]
+    return all(told) if told else None
+
+
+def _stage(run: Run, name: str) -> Mapping[str, Any] | None:
+    """A stage that passed or failed, on a GPU and without a fault on purpose."""
+    if run["fault"] or not run["gpus"]:
+        return None
+    return next(
+        (
+            one
+            for one in run["stages"]
+            if one["name"] == name and one["outcome"] in ("passed", "failed", "timeout")
+        ),
+        None,
+    )
+
+
+def _stages(
+    *names: str, layout: str = "", given: Callable[[Run], bool] = lambda run: True
+) -> Callable[[Result], Verdict]:
+    """Whether these stages passed wherever they ran in ``layout`` and as ``given``."""
+
+    def judge(result: Result) -> Verdict:
+        found = (
+            stage["outcome"] == "passed"
+            for run in result.runs
+            if layout in ("", run["layout"]) and given(run)
+            for name in names
+            if (stage := _stage(run, name)) is not None
+        )
+        return _any(found)
+
+    return judge
+
+
+def _fact(run: Run, stage: str, name: str) -> Any:
+    found = _stage(run, stage)
+    return found["facts"].get(name) if found else None
+
+
+def _by(transport: str) -> Callable[[Run], bool]:
+    return lambda run: (
+        (_fact(run, "weight_sync", "transport") or _fact(run, "vllm", "transport"))
+        == transport
+    )
+
+
+def _has_bus(run: Run) -> bool:
+    ranks = _fact(run, "nccl", "world_size") or 0
+    return _fact(run, "nccl", "backend") == "nccl" and ranks > 1
+
+
+def _both_losses(result: Result) -> Verdict:
+    verdicts: dict[str, list[bool]] = {}
+    for run in result.runs:
+        stage = _stage(run, "training_step")
+        if stage and _fact(run, "vllm", "engine_dtype") == "bfloat16":
+            loss = stage["facts"].get("loss") or ""
+            verdicts.setdefault(loss, []).append(stage["outcome"] == "passed")
+    if not all(all(found) for found in verdicts.values()):
+        return False
+    return True if {"topk", "full"} <= verdicts.keys() else None
+
+
+def _ray(result: Result) -> Verdict:
+    parts = [_stages(name, layout="ray")(result) for name in RAY_STAGES]
+    return None if None in parts else all(parts)
+
+
+RAY_STAGES = ("weight_sync", "training_step")
+
+
+def given_back(run: Run) -> Verdict:
+    """Whether every GPU has as much memory free after a run as before it."""
+    pairs = list(zip(run["used_before_mib"], run["used_after_mib"], strict=False))
+    if not pairs:
+        return None
+    return all(after - before <= GIVEN_BACK_MIB for before, after in pairs)
+
+
+def _memory(result: Result) -> Verdict:
+    return _any(given_back(run) for run in result.runs if run["gpus"])
+
+
+def _fault(name: str) -> Callable[[Result], Verdict]:
+    return lambda result: _any(
+        as_expected(run) for run in result.runs if run["fault"] == name and run["gpus"]
+    )
+
+
+def _recorders(result: Result) -> Verdict:
+    late = [run for run in result.runs if run["fault"] == LATE_RANK and run["gpus"]]
+    return _any(any(one["flight_recorder"] for one in run["stages"]) for run in late)
+
+
+def checks() -> Iterator[Check]:
+    """The table, in its order."""
+    passed = "the stage passed"
+    yield Check(
+        "environment: driver, CUDA, compute capability, busy GPU",
+        passed,
+        _stages("environment"),
+    )
+    yield Check(
+        "vllm: CUDA engine, greedy tokens and log-probabilities against the reference "
+        "forward pass",
+        passed,
+        _stages("vllm"),
+    )
+    yield Check(
+        "nccl: backend NCCL, values and bus bandwidth",
+        f"{passed} with two GPUs or more",
+        _stages("nccl", given=_has_bus),
+    )
+    yield Check(
+        "weight_sync: colocated (loading in place)",
+        passed,
+        _stages("weight_sync", layout="colocated"),
+    )
+    yield Check(
+        "weight_sync: split on one GPU (CUDA IPC)",
+        f"{passed}, transport cuda-ipc",
+        _stages("weight_sync", layout="split", given=_by("cuda-ipc")),
+    )
+    yield Check(
+        "weight_sync: split on two or more GPUs (NCCL)",
+        f"{passed}, transport nccl",
+        _stages("weight_sync", layout="split", given=_by("nccl")),
+    )
+    yield Check("weight_sync and training_step: ray", "both passed", _ray)
+    yield Check(
+        "training_step in bfloat16, both losses",
+        "it passed with loss topk and with loss full",
+        _both_losses,
+    )
+    yield Check(
+        "memory given back after every stage", "after every run of stages", _memory
+    )
+    for spec in fault_specs.load().values():
+        if "gpu" in spec.needs:
+            yield Check(
+                f"fault {spec.name}",
+                "found as [docs/faults.md](faults.md) says",
+                _fault(spec.name),
+            )
+    yield Check(
+        "a busy GPU keeps a stage from being called stuck (NVML utilisation)",
+        "a stage that slept for a minute while kernels ran was not ended",
+        _stages(BUSY),
+    )
+    yield Check(
+        "flight recorders of NCCL ranks compared",
+        f"the verdict on fault {LATE_RANK} rests on them",
+        _recorders,
+    )
+
+
+def page(results: Sequence[Result]) -> str:
+    """The page of these files."""
+    lines = ["# Results on GPUs", "", NOTE, INTRO]
+    lines += ["| check | seen when | on |", "|---|---|---|"]
+    lines += [f"| {c.title} | {c.rule} | {c.cell(results)} |" for c in checks()]
+    for result in results:
+        lines += ["", *_machine(result)]
+    return "\n".join([*lines, ""])
+
+
+def _machine(result: Result) -> Iterator[str]:
+    data = result.data
+    yield f"## {result.machine}"
+    yield ""
+    whole = "" if data["complete"] else "; broken off before its end"
+    yield f"From [{result.name}](../gpu-results/{result.name}), {data['date']}{whole}."
+    yield ""
+    for kind in data["gpus"]:
+        mode = ", exclusive process" if kind["exclusive"] else ""
+        mig = kind["mig_instances"]
+        mode += f", {mig} MIG instance(s)" if mig is not None else ""
+        yield f"- {kind['count']} x {kind['name']}: {kind['memory_mib']} MiB, compute "
+        yield f"  capability {kind['capability']}{mode}"
+    links = ", ".join(f"{n} by {way}" for way, n in data["links"].items())
+    yield f"- pairs of GPUs: {links or 'none'}"
+    yield f"- driver {data['driver']} (CUDA {data['cuda']})"
+    versions = ", ".join(f"{name} {one}" for name, one in data["versions"].items())
+    yield f"- {versions}"
+    tests = data["nccl_tests_gb_s"] or {}
+    best = f"{max(tests.values()):g} GB/s" if tests else NOT_RUN
+    yield f"- best bus bandwidth of nccl-tests' all_reduce_perf: {best}"
+    yield ""
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield "|---" * len(COLUMNS) + "|"
+    yield from (_row(run) for run in data["runs"])
+    for name, why in (data["not_run"] or {}).items():
+        yield f"| {name} | not run: {why} {'| ' * (len(COLUMNS) - 1)}"
+
+
+def _row(run: Run) -> str:
+    bus = _fact(run, "nccl", "bus_bandwidth_gb_s") or {}
+    facts = (
+        _fact(run, "vllm", "engine_start_s"),
+        _fact(run, "weight_sync", "push_s"),
+        _fact(run, "vllm", "tokens_per_s"),
+        max(bus.values(), default=None),
+    )
+    memory = {True: "given back", False: "KEPT", None: "-"}[given_back(run)]
+    cells = [
+        run["name"],
+        "as expected" if as_expected(run) else f"NOT as expected: {_outcomes(run)}",
+        f"{run['seconds']:.0f}",
+        *("-" if fact is None else f"{fact:g}" for fact in facts),
+        memory,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _outcomes(run: Run) -> str:
+    ended = (
+        f"{one['name']} {one['outcome']}"
+        + (f" [{one['cause']}]" if one["cause"] else "")
+        for one in run["stages"]
+        if one["outcome"] != "passed"
+    )
+    return ", ".join(ended) or f"exit code {run['exit']}"
