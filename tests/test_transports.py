@@ -132,9 +132,21 @@ def test_other_values_than_were_shared_are_told() -> None:
     assert source_on("A").cannot_share(engine) == "[0.0]"
 
 
+def receiver_on(device: torch.device) -> WeightReceiver:
+    """As in vLLM 0.22 on a CPU, where only the worker's runner has a device."""
+    receiver: Any = WeightReceiver()
+    receiver.device = None
+    receiver.model_runner = SimpleNamespace(device=device)
+    return receiver  # type: ignore[no-any-return]
+
+
+def test_a_rank_tells_the_device_that_its_weights_are_on() -> None:
+    told = receiver_on(torch.device("cpu")).gkd_identity()
+    assert told == {"device": "cpu", "uuid": "cpu"}
+
+
 def test_a_rank_opens_what_is_shared_and_tells_why_it_cannot() -> None:
-    receiver = WeightReceiver()
-    receiver.device = torch.device("cuda", 3)
+    receiver = receiver_on(torch.device("cuda", 3))
     shared = source_on("A")
     assert shared.cannot_share(Engine("A", opened=receiver.gkd_open)) == ""
     broken = base64.b64encode(pickle.dumps([()])).decode()
@@ -363,11 +375,23 @@ def test_an_actor_touches_nothing_before_it_is_asked() -> None:
         Probe(plan).made()
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_several_ranks_are_processes_of_the_engines_own(size: int) -> None:
-    """Within a placement group of Ray's vLLM would have Ray start them."""
+@pytest.mark.parametrize(
+    ("device", "size", "multiprocess", "executor"),
+    [
+        ("cpu", 1, False, engine.UNIPROC),
+        ("cpu", 1, True, None),
+        ("cpu", 2, False, "mp"),
+        ("cuda", 1, False, None),
+        ("cuda", 2, True, "mp"),
+    ],
+)
+def test_the_engine_has_the_processes_that_were_asked_for(
+    device: str, size: int, multiprocess: bool, executor: str | None
+) -> None:
+    """Within a placement group of Ray's vLLM would have Ray start several ranks; on a
+    CPU vLLM 0.22 would start another process for one."""
     config = engine.EngineConfig(
-        "m", "cpu", "float32", 128, None, 0.3, size, False, False, "/s", True
+        *("m", device, "float32", 128, None, 0.3, size, False, multiprocess, "/s", True)
     )
     found = engine._arguments(config).get("distributed_executor_backend")
-    assert found == ("mp" if size > 1 else None)
+    assert found == executor

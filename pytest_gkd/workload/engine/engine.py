@@ -25,6 +25,9 @@ from pytest_gkd.workload.sync.push import Places
 if TYPE_CHECKING:
     from torch import Tensor
 
+# What vLLM takes by itself for one process; on a CPU vLLM 0.22 starts another process
+# where that is called "uni" (platforms/cpu.py).
+UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 EXTENSION = "pytest_gkd.workload.engine.engine_worker.WeightReceiver"
 MAX_SEQUENCES = 16
 CPU_CACHE_BYTES = 32 << 20
@@ -455,6 +458,8 @@ def _arguments(config: EngineConfig) -> dict[str, Any]:
     if config.tensor_parallel_size > 1:
         # In a placement group of Ray's vLLM would have Ray start the workers.
         arguments["distributed_executor_backend"] = "mp"
+    elif config.device == "cpu" and not config.multiprocess:
+        arguments["distributed_executor_backend"] = UNIPROC
     if config.kv_cache_bytes is not None:
         arguments["kv_cache_memory_bytes"] = config.kv_cache_bytes
     return arguments

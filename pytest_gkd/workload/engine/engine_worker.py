@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gkd.workload.sync import broadcast, parameters
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -95,15 +96,20 @@ class WeightReceiver:
     """Methods that a vLLM worker gains; the attributes are the worker's own."""
 
     model_runner: Any
-    device: Any
     rank: int
     reload_weights: Any
+
+    @property
+    def _gkd_device(self) -> torch.device:
+        """Where the weights are; on a CPU vLLM 0.22's worker has no device itself."""
+        found: torch.device = self.model_runner.device
+        return found
 
     def gkd_identity(self) -> dict[str, str]:
         """The device that holds the weights, and what tells it from other devices."""
         import torch
 
-        device = torch.device(self.device)
+        device = self._gkd_device
         if device.type != "cuda":
             return {"device": str(device), "uuid": str(device)}
         properties = torch.cuda.get_device_properties(device)
@@ -145,7 +151,8 @@ class WeightReceiver:
     def gkd_receive(self, infos: list[Any], meeting: dict[str, Any]) -> None:
         """Join the trainer's broadcast and load what it sends."""
         announced = [(name, dtype, tuple(shape)) for name, dtype, shape in infos]
-        group = broadcast.join(broadcast.Meeting(**meeting), 1 + self.rank, self.device)
+        where = broadcast.Meeting(**meeting)
+        group = broadcast.join(where, 1 + self.rank, self._gkd_device)
         # A failure has to end the group here and now: the sender then hears of it at
         # once instead of waiting for its timeout.
         with (
@@ -164,7 +171,7 @@ class WeightReceiver:
         names = (name for name, _, _ in infos)
         self._gkd_load(zip(names, self._gkd_shared(handles), strict=True))
         # The trainer frees the memory once this call returns.
-        torch.cuda.synchronize(self.device)
+        torch.cuda.synchronize(self._gkd_device)
 
     def gkd_open(self, handles: str) -> list[float] | str:
         """The values of the first tensor behind ``handles``, or why there are none.
@@ -183,11 +190,12 @@ class WeightReceiver:
         for arguments in pickle.loads(base64.b64decode(handles)):  # noqa: S301
             here = list(arguments)
             # The seventh is the sender's number of the GPU; ours may differ.
-            here[6] = self.device.index
+            here[6] = self._gkd_device.index
             yield rebuild_cuda_tensor(*here)
 
     def _gkd_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        on_device = ((name, tensor.to(self.device)) for name, tensor in weights)
+        device = self._gkd_device
+        on_device = ((name, tensor.to(device)) for name, tensor in weights)
         model = self.model_runner.get_model()
         rewritten = ("w13_weight", *parameters.DERIVED)
         if any(hasattr(m, name) for m in model.modules() for name in rewritten):
