@@ -185,13 +185,13 @@ class Rank(Engine):
     def __init__(self) -> None:
         super().__init__("A")
         self.model = Model()
-        self.receiver = WeightReceiver()
-        self.receiver.rank, self.receiver.device = 0, torch.device("cpu", 3)
-        self.receiver.model_runner = SimpleNamespace(get_model=lambda: self.model)
+        self.receiver = receiver_on(torch.device("cpu", 3))
+        self.receiver.rank = 0
+        self.receiver.model_runner.get_model = lambda: self.model
 
     def receive(self, infos: list[Any], meeting: Meeting) -> None:
         # NCCL's buffers are where the weights are.
-        self.receiver.device = torch.device("cpu")
+        self.receiver.model_runner.device = torch.device("cpu")
         self.receiver.gkd_receive(infos, asdict(meeting))
 
     def take_shared(self, infos: list[Any], handles: str) -> None:
