@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.gkd.step import StepReport, judge_steps
+from pytest_gkd.workload.gkd.step import StepReport, judge_steps, needs_another
 
 NAN = float("nan")
 FIRST = StepReport(
@@ -47,6 +47,25 @@ def test_a_loss_that_does_not_fall_has_diverged(loss: float) -> None:
     found = fault(FIRST, replace(LAST, loss=loss))
     assert found.cause == "train.diverged"
     assert f"from 2 to {loss:g} at learning rate 0.001" in found.message
+
+
+@pytest.mark.parametrize(
+    ("losses", "dtype", "another"),
+    [
+        # SmolLM2-135M with float32 copies of its weights.
+        ((0.632, 0.637, 0.617), "bfloat16", True),
+        ((0.632, 0.637, 0.617, 0.602, 0.540), "bfloat16", False),
+        ((0.632, 0.637, 0.617), "float32", False),
+        ((0.632, 0.637, NAN), "float16", False),
+        ((0.632, *(0.633,) * 10), "float16", True),
+        ((0.632, *(0.633,) * 11), "float16", False),
+    ],
+)
+def test_half_precision_has_more_steps_for_the_loss_to_fall(
+    losses: tuple[float, ...], dtype: str, another: bool
+) -> None:
+    reports = [replace(FIRST, loss=loss) for loss in losses]
+    assert needs_another(reports, dtype) is another
 
 
 def test_a_loss_near_zero_may_move_but_not_away() -> None:

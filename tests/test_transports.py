@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 
+from pytest_gkd.options import Settings
 from pytest_gkd.processes import gpus
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.engine import engine
 from pytest_gkd.workload.layouts import local_layouts
+from pytest_gkd.workload.layouts.layout import check_layout
 from pytest_gkd.workload.sync import broadcast
 from pytest_gkd.workload.sync.broadcast import Meeting
 
@@ -373,6 +375,30 @@ def test_an_actor_touches_nothing_before_it_is_asked() -> None:
     plan: Any = None
     with pytest.raises(AssertionError, match="too early"):
         Probe(plan).made()
+
+
+@pytest.mark.parametrize(
+    ("layout", "gpus", "size", "wanted"),
+    [
+        ("colocated", 1, 1, None),
+        ("split", 1, 1, 2),
+        ("split", 2, 1, None),
+        ("split", 2, 2, 3),
+        ("ray", 2, 1, 3),
+        ("ray", 3, 1, None),
+    ],
+)
+def test_a_gpu_for_one_process_is_not_shared(
+    layout: str, gpus: int, size: int, wanted: int | None
+) -> None:
+    given: dict[str, Any] = {"layout": layout, "tensor_parallel_size": size}
+    check_layout(Settings(gpus=gpus, **given))
+    if wanted is None:
+        check_layout(Settings(gpus=gpus, exclusive=True, **given))
+        return
+    with pytest.raises(StageFault, match=f"needs {wanted} GPUs") as told:
+        check_layout(Settings(gpus=gpus, exclusive=True, **given))
+    assert told.value.cause == "config.invalid-combination"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from pytest_gkd.workload.gkd.step import FALLEN, MOST_STEPS
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / ".gkd/twins"
 # What `make twins` puts there: packages that the lock has no use for.
@@ -174,13 +176,12 @@ def test_a_real_model_learns_in_bfloat16(base: Path) -> None:
     )
     facts = run.passed("training_step")
     falls(facts)
-    moved, _, tensors = facts["parameters_moved"].partition(" of ")
-    assert moved == tensors
+    # Five of them; without float32 copies of the weights twelve hardly do.
+    assert facts["steps"] < MOST_STEPS
 
 
 def falls(facts: dict[str, Any]) -> None:
-    """Without float32 masters bfloat16 lost 2 % (0.573 to 0.562), with them half."""
-    assert facts["loss_last_nats"] < 0.8 * facts["loss_first_nats"]
+    assert facts["loss_last_nats"] < FALLEN * facts["loss_first_nats"]
 
 
 @pytest.fixture(scope="module")

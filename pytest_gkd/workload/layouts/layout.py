@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # A user's tiny prompt limit must still leave room for the stages' own prompts.
 MIN_MODEL_LEN = 128
 CHECK_TOKENS = 16
+# Processes that hold a GPU besides the engine's ranks: trainer and teacher.
+BESIDE_THE_ENGINE = {"colocated": 0, "split": 1, "ray": 2}
 
 
 @dataclass(frozen=True)
@@ -291,13 +293,7 @@ def open_job(settings: Settings, gkd: StageContext, inputs: Inputs) -> Job:
             model_files.check_student(found, inputs.origin(name), settings.device)
         if untied := model_files.untied_head(found, inputs.origin(name)):
             gkd.note("model.untied-head", untied)
-    if settings.layout == "colocated" and settings.tensor_parallel_size > 1:
-        raise StageFault(
-            "config.invalid-combination",
-            f"tensor parallel size {settings.tensor_parallel_size} with layout "
-            "colocated: expected 1, for an engine that shares the trainer's process",
-            facts={"tensor_parallel_size": settings.tensor_parallel_size},
-        )
+    check_layout(settings)
     plan = make_plan(settings, inputs, gkd.run_dir)
     makers: Mapping[str, Callable[[Plan, StageContext], Layout]] = {
         "colocated": local_layouts.Colocated,
@@ -305,6 +301,27 @@ def open_job(settings: Settings, gkd: StageContext, inputs: Inputs) -> Job:
         "ray": ray_layout.RayLayout,
     }
     return Job(gkd, plan, makers[settings.layout](plan, gkd))
+
+
+def check_layout(settings: Settings) -> None:
+    """Raise StageFault ``config.invalid-combination`` for a layout that cannot be."""
+    if settings.layout == "colocated" and settings.tensor_parallel_size > 1:
+        raise StageFault(
+            "config.invalid-combination",
+            f"tensor parallel size {settings.tensor_parallel_size} with layout "
+            "colocated: expected 1, for an engine that shares the trainer's process",
+            facts={"tensor_parallel_size": settings.tensor_parallel_size},
+        )
+    wanted = settings.tensor_parallel_size + BESIDE_THE_ENGINE[settings.layout]
+    if settings.exclusive and settings.gpus < wanted:
+        raise StageFault(
+            "config.invalid-combination",
+            f"layout {settings.layout} ({settings.layout_why}) needs {wanted} GPUs "
+            "where each takes one process at a time (exclusive compute mode), and "
+            f"{settings.gpus} can be used; expected more GPUs, --gkd-layout=colocated, "
+            "or GPUs in their default mode (nvidia-smi -c DEFAULT, as root)",
+            facts={"gpus": settings.gpus, "wanted": wanted},
+        )
 
 
 def make_plan(settings: Settings, inputs: Inputs, run_dir: Path) -> Plan:
