@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from pytest_gkd.workload.environment.host import (
     Disk,
     judge_compiler,
     judge_disk,
+    judge_file_size,
     judge_files,
     judge_shm,
     read_compiler,
@@ -79,6 +81,12 @@ def test_a_gibibyte_of_shared_memory_is_enough() -> None:
 
 def test_few_open_files_are_a_fault() -> None:
     assert cause(judge_files(256, 4096)) == "env.too-many-files"
+
+
+def test_a_small_limit_on_the_size_of_a_file_is_a_fault() -> None:
+    assert cause(judge_file_size(64 * MIB)) == "env.file-size-limit"
+    assert cause(judge_file_size(4 * GIB)) == "file-size.limited"
+    assert judge_file_size(resource.RLIM_INFINITY) == []
 
 
 def test_a_soft_limit_that_ray_raises_by_itself_is_fine() -> None:

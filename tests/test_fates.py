@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pytest_gkd import oom
 from pytest_gkd.workload.ranks import exit_reasons
 
 DEAD_ACTOR = "The actor died unexpectedly.\n\tclass_name: Teacher\n\tpid: 3820\n"
@@ -78,9 +79,9 @@ def test_an_actor_that_rays_monitor_ended_is_not_called_dead_for_no_reason() -> 
 
 def test_the_kernels_count_is_read_and_may_be_missing(tmp_path: Path) -> None:
     vmstat = tmp_path / "vmstat"
-    assert exit_reasons.oom_kills(vmstat) == 0
+    assert oom.kills(vmstat) is None
     vmstat.write_text("pgfault 7\noom_kill 3\n")
-    assert exit_reasons.oom_kills(vmstat) == 3
+    assert oom.kills(vmstat) == 3
 
 
 def test_a_stopped_process_below_this_one_is_found() -> None:

@@ -68,6 +68,7 @@ CAUSES = [
     "env.shm-too-small",
     "env.disk-full",
     "env.too-many-files",
+    "env.file-size-limit",
     "env.host-oom",
     "env.hub-unreachable",
     "env.hub-auth",

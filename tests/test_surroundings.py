@@ -178,6 +178,18 @@ def test_too_few_files_for_the_run_itself_are_named(tmp_path: Path, files: int) 
     assert done.shows(f"ERROR: the limit of open files is {files}, *")
 
 
+@pytest.mark.parametrize("limit_kib", [64, 16383])
+def test_a_file_size_limit_that_is_too_small_for_the_run_is_named(
+    tmp_path: Path, limit_kib: int
+) -> None:
+    limit = f"({limit_kib << 10},) * 2"
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, {limit})"
+    done = started_by(tmp_path, code, "passes")
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert done.shows(f"ERROR: the file size limit is {limit_kib} KiB, *")
+    assert done.shows("*ulimit -f unlimited (gkd explain env.file-size-limit)*")
+
+
 @root_only
 @pytest.mark.parametrize("processes", [1, 3])
 def test_where_no_process_can_be_started_a_line_says_why(

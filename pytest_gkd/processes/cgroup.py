@@ -24,6 +24,39 @@ REMOVE_LIMIT_S = 1.0
 
 
 @functools.cache
+def memory_events() -> Path | None:
+    """Where the memory events of the group are told that this process began in."""
+    place = base()
+    if place is not None and (place / "memory.events").exists():
+        return place / "memory.events"
+    return _first_version("memory", "memory.oom_control")
+
+
+def _first_version(controller: str, file: str) -> Path | None:
+    """A file of this process's group of version 1."""
+    try:
+        own = Path("/proc/self/cgroup").read_text("utf-8", "replace")
+        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    group = re.search(
+        rf"^\d+:(?:\S+,)?{controller}(?:,[^:]+)?:(/.*)$", own, re.MULTILINE
+    )
+    mount = re.search(
+        rf"^\S+ \S+ \S+ (\S+) (\S+) .*? - cgroup \S+ \S*\b{controller}\b",
+        mounts,
+        re.MULTILINE,
+    )
+    if group is None or mount is None:
+        return None
+    root, place = (re.sub(r"\\(\d{3})", _character, text) for text in mount.groups())
+    # In a container the path may be the host's, and what is mounted is then our own.
+    inside = Path(group[1]).is_relative_to(root)
+    found = Path(place, Path(group[1]).relative_to(root) if inside else "", file)
+    return found if found.exists() else None
+
+
+@functools.cache
 def base() -> Path | None:
     """The directory of the group this process began in; None without cgroup v2."""
     return _own()

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from _pytest.terminal import TerminalReporter
 
-from pytest_gkd import fault_specs, sanitize
+from pytest_gkd import fault_specs, oom, sanitize
 from pytest_gkd.clock import monotonic
 from pytest_gkd.files import make_way
 from pytest_gkd.options import Settings
@@ -109,6 +109,9 @@ class StageController:
         self._nodes: dict[str, Any] = {}  # pytest-xdist's, by their workers' names
         self._survivors: set[str] = set()
         self._overruns: dict[str, Overrun] = {}
+        self._kills_before: dict[
+            str, oom.Count
+        ] = {}  # by stage, as it began; "": the run
         # The stages that wait for these have no other end than to hear of them.
         self._verdicts_file = MemoryFile("gkd-verdicts")
         self._verdicts = EventWriter(EventPaths(self._verdicts_file.path))
@@ -203,6 +206,7 @@ class StageController:
             self.tracker.scan()
         if kind == "start":
             record.started = event["t"]
+            self._kills_before[record.name] = oom.Count.now()
         elif kind == "step":
             record.step = event["text"]
         elif kind == "struck":
@@ -403,6 +407,7 @@ class StageController:
                 and signal.getsignal(number) is handler
             ):
                 self._old_handlers[number] = signal.signal(number, self._interrupt)
+        self._kills_before[""] = oom.Count.now()
         self._teller.write()
 
     def _start_threads(self) -> None:
@@ -500,6 +505,7 @@ class StageController:
         watch = self.watchdog.workers.get(worker)
         overrun = self._overruns.get(worker)
         status, died, given_up = None, "", False
+        fault, signal_name = None, None
         if overrun is None:
             status, died = ending_of(getattr(report, "node"))  # noqa: B009
             # Its last word may have come after the connection.
@@ -507,6 +513,13 @@ class StageController:
             self._hear_guardian()
             given_up = worker in self._ended_by_guardian
             died = self._stood_still() if given_up else record.broken or died
+            if status is not None and status < 0 and not given_up:
+                signal_name = tree.exit_name(status).removeprefix("signal ")
+            if signal_name == "SIGKILL" and watch is not None:
+                fault, said = self._for_memory(record, watch.pid)
+                died += said
+                # The kernel counts, and it was somebody else.
+                signal_name = None if said and not fault else signal_name
         # With a verdict already, what did not end is what the stage left open.
         closing = record.outcome is not None or record.ended_with == PASSED
         raised = bool(record.raised) and not closing
@@ -541,17 +554,38 @@ class StageController:
                     record, stacks.of_crash(watch.pid, armed, out, self._make_way)
                 )
         self._sweep_worker(record, worker)
-        by_signal = status is not None and status < 0 and not given_up
-        signal_name = tree.exit_name(status) if by_signal else None
         self._findings.settle(
             record,
             output,
+            fault=fault,
             error=record.raised if raised else "",
             exit_signal=signal_name,
             crashed=(overrun is None and not given_up) or closing,
         )
         report.longrepr = self._failure(record, None)
         report.gkd_done = True  # type: ignore[attr-defined]
+
+    def _for_memory(
+        self, record: StageRecord, pid: int
+    ) -> tuple[dict[str, Any] | None, str]:
+        """The finding that the kernel has ended a stage's process for want of memory.
+
+        And what the kernel's count says of it; nothing where it does not count.
+        """
+        before = self._kills_before.get(record.name)
+        if before is None or not before.is_known:
+            return None, ""
+        kills, counted = before.since()
+        if not kills:
+            return None, "; by the kernel's count it was not for want of memory"
+        words = sanitize.line(oom.kernels_words(pid))
+        proofs = [("kernel log", None, words), ("kernel", None, counted)]
+        fault = {
+            "cause": "env.host-oom",
+            "facts": {"oom_kills": kills},
+            "evidence": [proof for proof in proofs if proof[2]],
+        }
+        return fault, f"; {counted}"
 
     def _sweep_worker(self, record: StageRecord, worker: str) -> None:
         """Remove what a dead worker left on disk and in memory, before the next one."""
@@ -798,9 +832,11 @@ class StageController:
         lost = error is not None and overrun is None and phase == "starting"
         self._lost_early = self._lost_early + 1 if lost else 0
         if self._lost_early == LOST_EARLY:
+            _, counted = self._kills_before[""].since()
             pytest.exit(
                 f"gkd: {LOST_EARLY} processes one after the other have died before "
-                f"they had collected the stages: {error}",
+                f"they had collected the stages: {error}; of the last, "
+                f"{ending_of(node)[1]}" + (f"; {counted}" if counted else ""),
                 returncode=1,
             )
         if overrun is not None and overrun.phase == "starting":

@@ -41,6 +41,7 @@ from pytest_gkd.stage_specs import BY_NAME, STAGES
 
 # Measured: with 36 two lanes begin to fall over.
 LEAST_FILES = 48
+LEAST_FILE_BYTES = 16 << 20  # outputs of stages are kept up to some megabytes
 PREPARED = pytest.StashKey["Prepared"]()
 
 
@@ -208,6 +209,13 @@ def _refuse_surroundings() -> None:
         raise SettingsError(
             f"the limit of open files is {files}, and a run itself needs "
             f"{LEAST_FILES}. Raise it: ulimit -n 65536"
+        )
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if 0 <= limit_bytes < LEAST_FILE_BYTES:
+        raise SettingsError(
+            f"the file size limit is {limit_bytes >> 10} KiB, and a run itself needs "
+            f"{LEAST_FILE_BYTES >> 20} MiB, its stages 1 GiB. Lift it: ulimit -f "
+            "unlimited (gkd explain env.file-size-limit)"
         )
     # Before Linux 4.7, and in gVisor, it is not told.
     umask = status.partition("\nUmask:")[2].split()

@@ -16,6 +16,7 @@ Evidence = tuple[tuple[str, int | None, str], ...]
 RANKING: tuple[str, ...] = (
     "env.disk-full",
     "env.too-many-files",
+    "env.file-size-limit",
     "env.permission",
     "env.host-oom",
     "env.variable-invalid",

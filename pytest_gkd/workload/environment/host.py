@@ -32,6 +32,8 @@ SHM_FREE_BYTES = 16 * MIB
 # and vLLM raise the soft limit to the hard one (at most 65536) by themselves; Ray
 # warns below 4096 and recommends 8192 (ray/_private/worker.py).
 FILES_FAIL = 1024
+# Caches of compiled kernels, Ray's object store and a model's shards are larger.
+FILE_SIZE_FAIL_BYTES = 1 * GIB
 FILES_NOTE = 8192
 
 
@@ -157,6 +159,18 @@ def judge_files(soft: int, hard: int) -> list[Finding | Note]:
     return []
 
 
+def judge_file_size(limit_bytes: int) -> list[Finding | Note]:
+    """The soft limit on the size of a file (RLIMIT_FSIZE)."""
+    if limit_bytes == resource.RLIM_INFINITY:
+        return []
+    text = f"the file size limit (ulimit -f) is {size_text(limit_bytes)}"
+    if limit_bytes >= FILE_SIZE_FAIL_BYTES:
+        return [Note("file-size.limited", f"{text}; checkpoints may be larger.")]
+    expected = size_text(FILE_SIZE_FAIL_BYTES)
+    text += f"; at least {expected} is expected."
+    return [Finding("env.file-size-limit", text, {"limit_bytes": limit_bytes})]
+
+
 def read_compiler(environ: Mapping[str, str]) -> tuple[str | None, str]:
     """The C compiler that Triton would take (its path, or None), and where from.
 
@@ -236,6 +250,8 @@ def read_host(
     unlimited = 2**31
     soft, hard = (unlimited if n == resource.RLIM_INFINITY else n for n in (soft, hard))
     items += judge_files(soft, hard)
+    file_size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    items += judge_file_size(file_size)
     memory = read_memory()
     items += judge_memory(memory)
     compiler, source = read_compiler(environ)
@@ -250,6 +266,7 @@ def read_host(
         },
         "shm_mib": round(shm.total_bytes / MIB),
         "open_files": {"soft": soft, "hard": hard},
+        "file_size_bytes": None if file_size == resource.RLIM_INFINITY else file_size,
         "memory": {
             name: None if value is None else round(value / MIB)
             for name, value in (

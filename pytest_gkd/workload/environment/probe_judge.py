@@ -25,6 +25,7 @@ ERRNO_CAUSES: dict[int, str] = {
     errno.EDQUOT: "env.disk-full",
     errno.EMFILE: "env.too-many-files",
     errno.ENFILE: "env.too-many-files",
+    errno.EFBIG: "env.file-size-limit",
     errno.EACCES: "env.permission",
     errno.EPERM: "env.permission",
     errno.ENOMEM: "env.host-oom",

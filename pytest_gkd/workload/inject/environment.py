@@ -181,9 +181,18 @@ def small_shm(site: Site, *, size: str) -> None:
 
 def few_files(site: Site, *, limit: int) -> None:
     """``ulimit -n``; the hard limit stays, so that this can be taken back."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
-    site.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+    _limit(site, resource.RLIMIT_NOFILE, limit)
+
+
+def small_files(site: Site, *, limit: int) -> None:
+    """``ulimit -f`` in bytes, for all files; the hard limit stays likewise."""
+    _limit(site, resource.RLIMIT_FSIZE, limit)
+
+
+def _limit(site: Site, kind: int, limit: int) -> None:
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, before[1]))
+    site.callback(resource.setrlimit, kind, before)
 
 
 def _mount_memory(site: Site, place: Path, size: str) -> None:

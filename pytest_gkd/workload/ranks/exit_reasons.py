@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 import psutil
 
+from pytest_gkd import oom
 from pytest_gkd.processes import tree
 from pytest_gkd.stage_api import StageFault
 
-VMSTAT = Path("/proc/vmstat")
 JOIN_S = 1.0
 # How often and how far apart processes are looked at that are said to wait.
 LOOKS = 4
@@ -73,17 +72,12 @@ def stopped_facts(found: list[Stopped]) -> dict[str, int]:
     return {"stopped_pid": found[0].pid} if found else {}
 
 
-def oom_kills(vmstat: Path = VMSTAT) -> int:
-    """Processes that the kernel has ended for memory since it booted (proc(5)).
+def oom_kills() -> int:
+    """Processes that the kernel has ended for memory since it booted.
 
     On the whole machine, in containers too; 0 where the kernel does not count.
     """
-    try:
-        lines = vmstat.read_text().splitlines()
-    except OSError:
-        return 0
-    counts = [int(line.split()[1]) for line in lines if line.startswith("oom_kill ")]
-    return counts[0] if counts else 0
+    return oom.kills() or 0
 
 
 @contextlib.contextmanager
@@ -130,9 +124,9 @@ def ended_fault(codes: Mapping[str, int], when: str, kills_before: int) -> Stage
             "says why",
             facts={"exit_code": code},
         )
-    killed_for_memory = kills > 0 and how == "SIGKILL"
+    cause = "env.host-oom" if kills > 0 and how == "SIGKILL" else "vllm.engine-died"
     return StageFault(
-        "env.host-oom" if killed_for_memory else "vllm.engine-died",
+        "env.file-size-limit" if how == "SIGXFSZ" else cause,
         f"the engine's process {name} was ended by {how} {when}{_for_memory(kills)}",
         facts={"ended_by": how, "oom_kills": kills},
     )

@@ -1,0 +1,91 @@
+"""Has the kernel ended processes for want of memory?
+
+It counts them: on the whole machine, in containers too (proc(5), /proc/vmstat), and
+of a control group (``oom_kill`` of memory.events with version 2 in the kernel's
+admin-guide/cgroup-v2.rst, of memory.oom_control with version 1, since Linux 4.13).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_gkd.processes import cgroup
+
+VMSTAT = Path("/proc/vmstat")
+KERNEL_LOG = Path("/dev/kmsg")
+RECORD_BYTES = 8192  # of the kernel's log at most (Linux 3.5 to 6.17, printk)
+
+
+def kills(file: Path = VMSTAT) -> int | None:
+    """The count in one of these files; None where the kernel does not tell it."""
+    try:
+        text = file.read_text()
+    except OSError:
+        return None
+    found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+@dataclass(frozen=True)
+class Count:
+    """Both counts at one time; ``group`` is that of this process's own group."""
+
+    machine: int | None
+    group: int | None
+
+    @classmethod
+    def now(cls) -> Count:
+        """Takes well below a millisecond."""
+        file = cgroup.memory_events()
+        return cls(kills(), kills(file) if file else None)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the kernel counts at all."""
+        return self.machine is not None or self.group is not None
+
+    def since(self) -> tuple[int, str]:
+        """How many more there are by now, and that in words; those of the group first.
+
+        With version 1 a group's count is without the groups below it.
+        """
+        now = Count.now()
+        for before, after, whose in (
+            (self.group, now.group, "of pytest's control group"),
+            (self.machine, now.machine, "on this machine"),
+        ):
+            if before is not None and after is not None and after > before:
+                more = after - before
+                return more, (
+                    f"meanwhile the kernel ended {more} process(es) {whose} "
+                    "for want of memory"
+                )
+        return 0, ""
+
+
+def kernels_words(pid: int) -> str:
+    """The last line of the kernel's log on its ending a process, where it is readable.
+
+    Empty where it is not, or in a container, where the kernel has another pid for it.
+    """
+    said = re.compile(rf"(?:[Oo]ut of memory|oom).*Killed process {pid} \(.*")
+    found = ""
+    try:
+        log = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        while True:
+            try:
+                record = os.read(log, RECORD_BYTES).decode("utf-8", "replace")
+            except BrokenPipeError:
+                continue  # what was next has been written over
+            line = said.search(record.partition("\n")[0])
+            found = line[0] if line else found
+    except OSError:  # that was the last, or it may not be read
+        return found
+    finally:
+        os.close(log)
