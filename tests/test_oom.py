@@ -11,7 +11,7 @@ import pytest
 from test_plugin import Run, write
 from test_process import root_only
 
-from pytest_gkd import oom
+from pytest_gkd.processes import oom
 
 LIMITS = {1: "memory/{}/memory.limit_in_bytes", 2: "{}/memory.max"}
 PROBE = """

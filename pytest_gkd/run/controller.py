@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from _pytest.terminal import TerminalReporter
 
-from pytest_gkd import fault_specs, oom, sanitize
+from pytest_gkd import fault_specs, sanitize
 from pytest_gkd.clock import monotonic
 from pytest_gkd.files import make_way
 from pytest_gkd.options import Settings
-from pytest_gkd.processes import background, cleanup, guardian, stacks, tree
+from pytest_gkd.processes import background, cleanup, guardian, oom, stacks, tree
 from pytest_gkd.processes.guardian_start import GOODBYE_LIMIT_S, Guard
 from pytest_gkd.processes.heartbeat import Sign
 from pytest_gkd.processes.manifest_writer import Tracker
@@ -109,9 +109,8 @@ class StageController:
         self._nodes: dict[str, Any] = {}  # pytest-xdist's, by their workers' names
         self._survivors: set[str] = set()
         self._overruns: dict[str, Overrun] = {}
-        self._kills_before: dict[
-            str, oom.Count
-        ] = {}  # by stage, as it began; "": the run
+        # By stage, as it began; "" as the run did.
+        self._kills_before: dict[str, oom.Count] = {}
         # The stages that wait for these have no other end than to hear of them.
         self._verdicts_file = MemoryFile("gkd-verdicts")
         self._verdicts = EventWriter(EventPaths(self._verdicts_file.path))

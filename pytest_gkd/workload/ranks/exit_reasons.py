@@ -12,8 +12,7 @@ from multiprocessing.process import BaseProcess
 
 import psutil
 
-from pytest_gkd import oom
-from pytest_gkd.processes import tree
+from pytest_gkd.processes import oom, tree
 from pytest_gkd.stage_api import StageFault
 
 JOIN_S = 1.0
