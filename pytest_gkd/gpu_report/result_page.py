@@ -19,7 +19,7 @@ INTRO = f"""
 What has been run on a GPU, with versions, and what has not yet. Every line below is a
 function of the files in [gpu-results](../gpu-results/README.md), which `gkd gpu-report`
 writes; nothing is inferred from CPU runs. The code paths for CUDA were written from the
-sources of vLLM 0.21 to 0.33 and of PyTorch 2.11 to 2.13, and what is not named below is
+sources of vLLM 0.21 to 0.33 and of PyTorch 2.11 to 2.15, and what is not named below is
 untried.
 
 The header of `pytest --gkd-stages` says "GPU paths not yet verified on this kind of
