@@ -261,8 +261,9 @@ def test_without_a_driver_it_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     done = command(tmp_path, {})
     assert done.returncode == 2
     assert done.stderr == (
-        "gkd: gpu-report: no GPU can be used: no NVIDIA driver answers. "
-        "Without one: pytest --gkd-stages\n"
+        "gkd: gpu-report: no GPU can be used: no NVIDIA driver answers. In a "
+        "container, start it with the GPUs (docker run --gpus all). Without a GPU: "
+        "pytest --gkd-stages\n"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from pytest_gkd.clock import monotonic
 from pytest_gkd.gpu_report import result_files, result_page
 from pytest_gkd.options import choose_layout
 from pytest_gkd.processes import gpus, host_capabilities, tree
-from pytest_gkd.stage_specs import BY_NAME, LAYOUTS, STAGES
+from pytest_gkd.stage_specs import BY_NAME, LAYOUTS
 
 # What keeps compiled kernels: Triton, TorchInductor, torch's extensions, FlashInfer,
 # vLLM, DeepGEMM and the driver, each by the variable that its documentation names.
@@ -244,6 +245,10 @@ def perform(run: Run, work: Path) -> tuple[dict[str, Any], bool]:
     found: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):  # it ended before it had a report
         found = json.loads((report / "report.json").read_text("utf-8"))
+    try:
+        after = _settled(before)
+    except KeyboardInterrupt:
+        interrupted, after = True, _used()
     done = {
         "name": run.name,
         "layout": found.get("settings", {}).get("layout", run.layout),
@@ -253,7 +258,7 @@ def perform(run: Run, work: Path) -> tuple[dict[str, Any], bool]:
         "seconds": round(seconds, 1),
         "exit": child.returncode,
         "used_before_mib": before,
-        "used_after_mib": _settled(before),
+        "used_after_mib": after,
         "stages": [result_files.stage(one) for one in found.get("stages", ())],
     }
     return done, interrupted
@@ -450,16 +455,19 @@ def check(usable: gpus.Usable) -> None:
     """Raise NotHereError where nothing can be run on a GPU."""
     if not usable.cards:
         machine = gpus.read()
-        why = usable.why
-        if not why and machine.cards:
-            shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if usable.why:
+            why, fix = usable.why, "Install torch and vLLM in their builds for CUDA."
+        elif machine.cards:
             why = f"CUDA_VISIBLE_DEVICES={shown} hides all {len(machine.cards)} GPU(s)"
-        elif not why:
+            fix = "Set it to the numbers of those to use, or not at all."
+        elif machine.driver:
+            why, fix = f"the driver {machine.driver} shows no GPU", "See nvidia-smi -L."
+        else:
             why = "no NVIDIA driver answers"
-            if machine.driver:
-                why = f"the driver {machine.driver} shows no GPU"
+            fix = "In a container, start it with the GPUs (docker run --gpus all)."
         raise NotHereError(
-            f"no GPU can be used: {why}. Without one: pytest --gkd-stages"
+            f"no GPU can be used: {why}. {fix} Without a GPU: pytest --gkd-stages"
         )
     versions = _versions()
     lack = [name for name in ("torch", "vllm") if name not in versions]
@@ -544,7 +552,9 @@ def _interrupts() -> Iterator[None]:
 def _announced(made: Plan, found: Mapping[str, Any]) -> Iterator[str]:
     result = result_files.Result("", found)
     yield f"gkd: {len(made.runs)} runs on {result.machine}:"
-    yield f"     {'; '.join(run.name for run in made.runs)}"
+    names = "; ".join(run.name for run in made.runs)
+    indent = " " * 5
+    yield textwrap.fill(names, 80, initial_indent=indent, subsequent_indent=indent)
     for name, why in made.left_out.items():
         yield f"gkd: not run: {name} ({why})"
     yield f"gkd: {_duration(result, made)}; Ctrl-C keeps what was found by then"
@@ -564,18 +574,8 @@ def _duration(result: result_files.Result, made: Plan) -> str:
 
 
 def _told(run: Mapping[str, Any], good: bool, kept: bool) -> Iterator[str]:
-    order = {stage.name: n for n, stage in enumerate(STAGES)}
-    stages = sorted(run["stages"], key=lambda one: order.get(one["name"], len(order)))
-    passed = sum(one["outcome"] == "passed" for one in stages)
     word = "as expected" if good else "NOT as expected"
-    yield f"    {word}, {passed} of {len(stages)} passed, {run['seconds']:.0f} s"
-    if not good:
-        for one in stages:
-            if one["outcome"] != "passed":
-                cause = f" [{one['cause']}]" if one["cause"] else ""
-                yield f"    {one['name']} {one['outcome']}{cause}"
-        if not stages:
-            yield f"    no stage ran (exit code {run['exit']})"
+    yield f"    {word}: {result_page.outcomes(run)}; {run['seconds']:.0f} s"
     if kept:
-        yield f"    memory was not given back: {run['used_before_mib']} MiB before, "
-        yield f"    {run['used_after_mib']} MiB after"
+        before, after = run["used_before_mib"], run["used_after_mib"]
+        yield f"    memory was not given back: {before} MiB before, {after} after"

@@ -237,11 +237,11 @@ def _machine(result: Result) -> Iterator[str]:
         mode = ", exclusive process" if kind["exclusive"] else ""
         mig = kind["mig_instances"]
         mode += f", {mig} MIG instance(s)" if mig is not None else ""
-        yield f"- {kind['count']} x {kind['name']}: {kind['memory_mib']} MiB, compute "
-        yield f"  capability {kind['capability']}{mode}"
+        size = f"{kind['memory_mib']} MiB, compute capability {kind['capability']}"
+        yield f"- {kind['count']} x {kind['name']}: {size}{mode}"
     links = ", ".join(f"{n} by {way}" for way, n in data["links"].items())
     yield f"- pairs of GPUs: {links or 'none'}"
-    yield f"- driver {data['driver']} (CUDA {data['cuda']})"
+    yield f"- driver {data['driver']} (CUDA {data['cuda'] or 'not told'})"
     versions = ", ".join(f"{name} {one}" for name, one in data["versions"].items())
     yield f"- {versions}"
     tests = data["nccl_tests_gb_s"] or {}
@@ -252,7 +252,7 @@ def _machine(result: Result) -> Iterator[str]:
     yield "|---" * len(COLUMNS) + "|"
     yield from (_row(run) for run in data["runs"])
     for name, why in (data["not_run"] or {}).items():
-        yield f"| {name} | not run: {why} {'| ' * (len(COLUMNS) - 1)}"
+        yield f"| {name} | not run: {why} |" + " |" * (len(COLUMNS) - 2)
 
 
 def _row(run: Run) -> str:
@@ -266,7 +266,9 @@ def _row(run: Run) -> str:
     memory = {True: "given back", False: "KEPT", None: "-"}[given_back(run)]
     cells = [
         run["name"],
-        "as expected" if as_expected(run) else f"NOT as expected: {_outcomes(run)}",
+        "as expected"
+        if as_expected(run) and run["gpus"]
+        else f"NOT as expected: {outcomes(run)}",
         f"{run['seconds']:.0f}",
         *("-" if fact is None else f"{fact:g}" for fact in facts),
         memory,
@@ -274,11 +276,14 @@ def _row(run: Run) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _outcomes(run: Run) -> str:
+def outcomes(run: Run) -> str:
+    """How a run ended, in a line: what did not pass, with its cause."""
+    stages = len(run["stages"])
     ended = (
         f"{one['name']} {one['outcome']}"
         + (f" [{one['cause']}]" if one["cause"] else "")
         for one in run["stages"]
         if one["outcome"] != "passed"
     )
-    return ", ".join(ended) or f"exit code {run['exit']}"
+    told = ", ".join(ended) or f"{stages} stage(s) passed, exit code {run['exit']}"
+    return told if run["gpus"] else f"{told}, no GPU used"
