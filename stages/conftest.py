@@ -13,6 +13,7 @@ from pytest_gkd.stage_api import StageContext
 
 if TYPE_CHECKING:
     from pytest_gkd.workload.inject.site import Site
+    from pytest_gkd.workload.layouts.estimate import Estimate
     from pytest_gkd.workload.layouts.layout import Job
     from pytest_gkd.workload.models.inputs import Inputs
 
@@ -23,10 +24,11 @@ class JobKeeper:
     def __init__(self, gkd: StageContext) -> None:
         self.job: Job | None = None
         self._gkd = gkd
+        self._estimate: Estimate | None = None
 
     def open(self, inputs: Inputs) -> Job:
         """The job that is there and sound, else a new one."""
-        from pytest_gkd.workload.layouts import layout
+        from pytest_gkd.workload.layouts import estimate, layout
 
         if self.job is not None and self.job.broken:
             self._gkd.step("ending the engine of the failed stage")
@@ -34,6 +36,9 @@ class JobKeeper:
             self.job = None
         if self.job is None:
             self.job = layout.open_job(self._gkd.settings, self._gkd, inputs)
+        if self._estimate is None:  # of the memory that is free before the first job
+            self._estimate = estimate.Estimate(self.job.plan, inputs)
+        self._estimate.check(self._gkd)
         return self.job
 
 

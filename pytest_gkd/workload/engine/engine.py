@@ -122,21 +122,34 @@ def _first(config: Mapping[str, Any], names: Iterable[str]) -> Any:
     return next(config[name] for name in names if config.get(name) is not None)
 
 
+def heads(config: Mapping[str, Any]) -> int | None:
+    """Attention heads of each layer, None where ``config`` has another word for it."""
+    return next((config[n] for n in HEADS if isinstance(config.get(n), int)), None)
+
+
+def cache_elements(config: Mapping[str, Any]) -> int | None:
+    """Keys and values of a token in all layers; None without the usual keys."""
+    try:
+        found = _first(config, HEADS)
+        layers = _first(config, LAYERS)
+        width = config.get("head_dim") or _first(config, WIDTH) // found
+        kv_heads = config.get("num_key_value_heads") or found
+        return int(2 * layers * kv_heads * width)
+    except (StopIteration, TypeError, ZeroDivisionError):
+        return None
+
+
 def cache_bytes(config: Mapping[str, Any], tokens: int) -> int | None:
     """Bytes of float32 KV cache on a CPU for sequences of ``tokens`` tokens.
 
     Room for a few of them and never more than needed: memory that is asked for is
     zeroed, at about 1 GiB a second. None when ``config`` does not have the usual keys.
     """
-    try:
-        heads = _first(config, HEADS)
-        layers = _first(config, LAYERS)
-        width = config.get("head_dim") or _first(config, WIDTH) // heads
-        kv_heads = config.get("num_key_value_heads") or heads
-    except (StopIteration, TypeError, ZeroDivisionError):
+    elements = cache_elements(config)
+    if elements is None:
         return None
-    # Keys and values, four bytes each; a block of 128 tokens more than asked for.
-    one: int = 2 * 4 * layers * kv_heads * width * (tokens + 128)
+    # A block of 128 tokens more than asked for.
+    one = 4 * elements * (tokens + 128)
     return max(CPU_CACHE_BYTES, one, min(CPU_CACHE_LIMIT, 4 * one))
 
 

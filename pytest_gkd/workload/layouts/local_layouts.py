@@ -9,6 +9,7 @@ from pytest_gkd.stage_api import StageContext
 from pytest_gkd.workload.deadline import both, within
 from pytest_gkd.workload.engine import compiling
 from pytest_gkd.workload.engine import engine as engines
+from pytest_gkd.workload.layouts.estimate import places
 from pytest_gkd.workload.layouts.layout import Plan
 from pytest_gkd.workload.sync.broadcast import Info, nbytes
 
@@ -125,8 +126,8 @@ class Split(_Local):
         settings = self.plan.settings
         if settings.device == "cpu":
             return "cpu"
-        wanted = settings.tensor_parallel_size + (0 if trainer else 1)
-        return f"cuda:{min(wanted, settings.gpus - 1)}"
+        role = "student" if trainer else "teacher"
+        return f"cuda:{places(settings)[role][0]}"
 
     def transport(self, engine: Any, source: Any) -> tuple[str, str]:
         transport, why = choose_transport(engine, source, same_gpu="cuda-ipc")

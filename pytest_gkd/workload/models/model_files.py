@@ -114,7 +114,7 @@ def check_student(files: ModelFiles, origin: str, device: str) -> None:
     Raises StageFault ``vllm.quantization``, ``env.package-missing`` or
     ``vllm.attention-backend``; an engine would tell after half a minute.
     """
-    config = {**files.config, **_text_part(files.config)}
+    config = {**files.config, **text_part(files.config)}
     facts: dict[str, Any] = {"path": str(files.directory), "origin": origin}
     quantized = config.get("quantization_config")
     if isinstance(quantized, dict):
@@ -197,7 +197,7 @@ def untied_head(files: ModelFiles, origin: str) -> str | None:
     of the two only, or both with the same values (see ``weightfiles.differ``).
     """
     said = [
-        c.get("tie_word_embeddings") for c in (files.config, _text_part(files.config))
+        c.get("tie_word_embeddings") for c in (files.config, text_part(files.config))
     ]
     if next((one for one in said if one is not None), None) is not True:
         return None
@@ -230,12 +230,13 @@ def context_tokens(name: str, origin: str) -> int | None:
     if found is None or not (found.directory / "config.json").is_file():
         return None
     config = read_config(found.directory, origin)
-    config = {**config, **_text_part(config)}
+    config = {**config, **text_part(config)}
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     return None if "factor" in json.dumps(rope) else positions(config)
 
 
-def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a multimodal model's config that is its language model's."""
     part = config.get("text_config")
     return part if isinstance(part, dict) else {}
 

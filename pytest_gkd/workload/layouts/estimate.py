@@ -1,0 +1,419 @@
+"""Will it fit? What each role needs of GPU and host memory, before anything is loaded.
+
+Counted from config.json and the headers of the safetensors alone. ``least`` is what a
+part takes whatever else happens: only where the sum of these exceeds the memory is a
+stage refused. ``usual`` is what it takes as a rule, without activations; where that
+sum exceeds the memory, a note says so.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from pytest_gkd.options import Settings
+from pytest_gkd.processes import gpus
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.engine import engine as engines
+from pytest_gkd.workload.environment import gpu
+from pytest_gkd.workload.environment import memory as env_memory
+from pytest_gkd.workload.environment.findings import size_text
+from pytest_gkd.workload.models import model_files
+from pytest_gkd.workload.models.model_files import ModelFiles
+from pytest_gkd.workload.models.weight_files import read_safetensors_header
+
+if TYPE_CHECKING:
+    from pytest_gkd.stage_api import StageContext
+    from pytest_gkd.workload.layouts.layout import Plan
+    from pytest_gkd.workload.models.inputs import Inputs
+
+GIB = 1 << 30
+HOST = "host memory"
+# A process's CUDA context with the kernels that it loads; 0.3 to 0.6 GiB as a rule.
+CONTEXT_BYTES = GIB // 2
+# What other stages of this run may hold on a GPU for a while: the probe of the
+# environment stage a context, nccl's ranks buffers of up to 1 GiB each.
+PASSING_BYTES = 4 * GIB
+# torch and vLLM see up to 2 % less of a card than the driver's library shows.
+UNSEEN = 0.05
+# Bytes of an element in safetensors files, by the format's names (safetensors, README).
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# Parts that some loaders leave out: what sees or hears, and layers that draft tokens.
+_LEFT_OUT = re.compile(r"vision|visual|image|audio|speech|projector|mtp|nextn|eh_proj")
+_EXPERT = re.compile(r"\bexperts?\b")
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
+# Model types whose cache is keys and values of every layer for every token.
+PLAIN_CACHE = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen2_moe",
+    "qwen3_moe",
+    "mixtral",
+    "granite",
+)
+STEP = 0.05
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one part of a role takes, in bytes."""
+
+    what: str
+    usual: int
+    least: int
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory of one place in bytes; ``passing`` is what this run itself may have
+    there for a while, and gives back."""
+
+    name: str
+    free: int
+    total: int
+    passing: int = 0
+
+    @property
+    def most(self) -> int:
+        """The most that can become free."""
+        return self.free + self.passing
+
+
+@dataclass(frozen=True)
+class Size:
+    """Elements and bytes of a model's weights in a given dtype.
+
+    ``least`` and ``trained`` count what is certain: the bytes that are loaded, and the
+    elements that get a gradient in any step. ``mapped`` says that the file holds them
+    in that dtype, so that a CPU may keep them in the file's own pages.
+    """
+
+    elements: int
+    nbytes: int
+    least: int
+    trained: int
+    mapped: bool
+
+
+def count(files: ModelFiles, dtype: str) -> Size | None:
+    """The weights of a model that is loaded in ``dtype``; None for pickled ones."""
+    config = {**files.config, **model_files.text_part(files.config)}
+    # Mistral's own format lies beside the one that is loaded.
+    named = [p for p in files.weight_files if not p.name.startswith("consolidated")]
+    tensors: dict[str, Mapping[str, Any]] = {}
+    for path in named or files.weight_files:
+        if path.suffix != ".safetensors":
+            return None
+        tensors |= read_safetensors_header(path, str(files.directory))
+    if config.get("tie_word_embeddings") is not False:
+        tensors.pop("lm_head.weight", None)
+    width = ITEM_BYTES[next(k for k, v in TORCH_NAMES.items() if v == dtype)]
+    quantized = "quantization_config" in config
+    elements = nbytes = least = trained = 0
+    for name, tensor in tensors.items():
+        size = math.prod(tensor["shape"])
+        low, high = tensor["data_offsets"]
+        own = quantized or tensor["dtype"] not in ITEM_BYTES
+        taken = high - low if own else size * width
+        elements, nbytes = elements + size, nbytes + taken
+        if not _may_be_left_out(name, config):
+            least += taken
+            trained += 0 if _EXPERT.search(name) or own else size
+    mapped = {tensor["dtype"] for tensor in tensors.values()} <= {
+        name for name, known in TORCH_NAMES.items() if known == dtype
+    }
+    return Size(elements, nbytes, least, trained, mapped)
+
+
+def _may_be_left_out(name: str, config: Mapping[str, Any]) -> bool:
+    layer = _LAYER.search(name)
+    layers = config.get("num_hidden_layers")
+    beyond = layer and isinstance(layers, int) and int(layer[1]) >= layers
+    return bool(beyond or _LEFT_OUT.search(name))
+
+
+def training(size: Size, dtype: str, device: str) -> list[Part]:
+    """What a step of ``optimizer.Optimizer`` takes beside the weights, at its peak.
+
+    Gradients, AdamW's two moments, and for 16 bits float32 copies of weights and
+    gradients, without which bfloat16 goes on a GPU that has no room for them.
+    """
+    width = 4 if dtype == "float32" else 2
+    gradients = Part("gradients", size.elements * width, size.trained * width)
+    moments = Part("AdamW's moments", size.elements * 8, size.trained * 8)
+    if dtype == "float32":
+        return [gradients, moments]
+    bare = dtype == "bfloat16" and device == "cuda"
+    copies = 0 if bare else size.trained * 8
+    return [
+        gradients,
+        Part("float32 copies", size.elements * 8, copies),
+        Part(moments.what, moments.usual, size.trained * 4 if bare else moments.least),
+    ]
+
+
+def cache(config: Mapping[str, Any], tokens: int, width: int) -> Part:
+    """The KV cache of one sequence of ``tokens``, in elements of ``width`` bytes."""
+    usual = (engines.cache_elements(config) or 0) * tokens * width
+    layers = set(config.get("layer_types") or ["full_attention"])
+    plain = config.get("model_type") in PLAIN_CACHE and layers == {"full_attention"}
+    sliding = config.get("use_sliding_window")
+    return Part("KV cache", usual, usual if plain and not sliding else 0)
+
+
+def places(settings: Settings) -> dict[str, tuple[int, ...]]:
+    """Which of the GPUs each role is on, counted from 0: the engine on the first ones,
+    trainer and teacher on one of the others each, as far as there are."""
+    last = settings.gpus - 1
+    size = settings.tensor_parallel_size
+    if settings.layout == "colocated":
+        return dict.fromkeys(("engine", "student", "teacher"), (0,))
+    return {
+        "engine": tuple(range(size)),
+        "student": (min(size, last),),
+        "teacher": (min(size + 1, last),),
+    }
+
+
+def rooms(settings: Settings) -> dict[int | str, Room]:
+    """The memory of this machine: each GPU's by its number, and the host's.
+
+    Without the GPUs where they are MIG instances: NVML tells their card's memory. Ray
+    gives its actors any of the GPUs, so there each counts as the roomiest one.
+    """
+    memory = env_memory.read_memory()
+    # Swap may take what nobody looks at; other processes of this run end meanwhile.
+    passing = psutil.swap_memory().free
+    for pid in gpu.run_pids() - {os.getpid()}:
+        try:
+            passing += psutil.Process(pid).memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    limit = memory.limit_bytes or memory.total_bytes
+    found: dict[int | str, Room] = {
+        HOST: Room(HOST, memory.available_bytes, limit, passing)
+    }
+    cards = gpus.usable().cards if settings.gpus else ()
+    if any(card.instances is not None for card in cards):
+        return found
+    for number, card in enumerate(cards):
+        if settings.layout == "ray":
+            card = max(cards, key=lambda one: one.free_bytes)
+        name = f"GPU {card.index} ({card.name})"
+        passing = min(PASSING_BYTES, card.total_bytes - card.free_bytes)
+        found[number] = Room(name, card.free_bytes, card.total_bytes, passing)
+    return found
+
+
+class Estimate:
+    """What a job's roles take, read before any of them is made."""
+
+    def __init__(self, plan: Plan, inputs: Inputs) -> None:
+        """Read headers and the free memory. See ``modelfiles.inspect`` for faults."""
+        self.plan = plan
+        self.settings = plan.settings
+        self.rooms = rooms(plan.settings)
+        self.sizes: dict[str, Size] = {}
+        self.config: Mapping[str, Any] = {}
+        for role in ("student", "teacher"):
+            files = model_files.inspect(getattr(inputs, role), inputs.origin(role))
+            size = files and count(files, plan.engine.dtype)
+            if files and size:
+                self.sizes[role] = size
+                if role == "student":
+                    text = model_files.text_part(files.config)
+                    self.config = {**files.config, **text}
+
+    def check(self, gkd: StageContext) -> None:
+        """Refuse a stage that cannot fit, note one that may not, record the sums.
+
+        Raises StageFault ``vllm.kv-cache``, ``cuda.oom`` or ``env.host-oom``.
+        """
+        needs = self.needs(gkd.stage)
+        told = {
+            room.name: {
+                "free_gib": _gib(room.free),
+                **{part.what: _gib(part.usual) for part in needs[place]},
+            }
+            for place, room in self.rooms.items()
+            if needs.get(place)
+        }
+        if told:
+            gkd.fact("memory_estimate_gib", told)
+        for place, parts in needs.items():
+            room = self.rooms.get(place)
+            if room is not None:
+                self._judge(gkd, place, room, parts)
+
+    def needs(self, stage: str) -> dict[int | str, list[Part]]:
+        """What one of our stages puts where; empty for a stage of the user's."""
+        steps = ("vllm", "weight_sync", "training_step")
+        found: dict[int | str, list[Part]] = defaultdict(list)
+        student, teacher = (self.sizes.get(role) for role in ("student", "teacher"))
+        if stage not in steps or student is None:
+            return found
+        on_cpu = self.settings.device == "cpu"
+        where = places(self.settings)
+        for number in where["engine"]:
+            found[HOST if on_cpu else number] += self._engine(student)
+            if on_cpu:
+                break
+        trainer = [HOST if on_cpu else number for number in where["student"]]
+        untouched = on_cpu and student.mapped and stage == "vllm"
+        what = f"the student's weights in training ({self.plan.engine.dtype})"
+        weights = Part(what, student.nbytes, 0 if untouched else student.least)
+        found[trainer[0]].append(weights)
+        if stage == "weight_sync":
+            copy = Part("the trainer's copy of its weights", student.nbytes, 0)
+            found[HOST].append(Part(copy.what, copy.usual, student.least))
+        if stage == "training_step":
+            dtype, device = self.plan.engine.dtype, self.settings.device
+            found[trainer[0]] += training(student, dtype, device)
+        if stage == "training_step" and teacher:
+            place = HOST if on_cpu else where["teacher"][0]
+            least = 0 if on_cpu and teacher.mapped else teacher.least
+            found[place].append(Part("the teacher's weights", teacher.nbytes, least))
+        return found
+
+    def _engine(self, student: Size) -> list[Part]:
+        """The engine's parts on each of its GPUs, or all on a CPU."""
+        plan, size = self.plan.engine, self.settings.tensor_parallel_size
+        if self.settings.device == "cpu":
+            reserved = plan.kv_cache_bytes or 0
+            return [
+                Part("the engine's weights", student.nbytes, student.least),
+                Part("its KV cache", reserved, reserved if self._may_serve() else 0),
+            ]
+        # vLLM fills its share of the card with cache; what its profile's activations
+        # took is left free, and is taken to be less than half of that.
+        claim = self._claim()
+        own, certain = student.nbytes // size, student.least // size
+        return [
+            Part("the engine's weights", own, certain),
+            Part(
+                f"its KV cache up to {plan.gpu_memory_utilization:g} of the card",
+                max(0, claim - own),
+                max(0, int(claim * (1 - UNSEEN)) - own) // 2,
+            ),
+        ]
+
+    def _claim(self) -> int:
+        """The engine's share of its smallest GPU, in bytes."""
+        numbers = places(self.settings)["engine"]
+        totals = [self.rooms[n].total for n in numbers if n in self.rooms]
+        return int(self.plan.engine.gpu_memory_utilization * min(totals, default=0))
+
+    def _judge(
+        self, gkd: StageContext, place: int | str, room: Room, parts: list[Part]
+    ) -> None:
+        if place in places(self.settings)["engine"]:
+            self._judge_engine(room)
+        least, usual = sum(p.least for p in parts), sum(p.usual for p in parts)
+        if place != HOST:
+            usual += CONTEXT_BYTES * len(self._processes(place))
+        listed = ", ".join(f"{p.what} {size_text(p.usual)}" for p in parts if p.usual)
+        has = f"{room.name} has {size_text(room.free)} free of {size_text(room.total)}"
+        if least > room.most:
+            facts = {
+                "place": room.name,
+                "needed_gib": _gib(least),
+                "free_gib": _gib(room.free),
+                **self._ways_out(place, room, parts),
+            }
+            raise StageFault(
+                "env.host-oom" if place == HOST else "cuda.oom",
+                f"{gkd.stage} cannot fit, by the models' files: {has}, and at least "
+                f"{size_text(least)} of the following is certain: {listed}",
+                facts=facts,
+            )
+        if usual > room.free:
+            text = f"{has}; {listed} make {size_text(usual)}, without activations."
+            gkd.note("memory.tight", f"It may not fit: {text}")
+
+    def _judge_engine(self, room: Room) -> None:
+        """Raise where the engine's share cannot hold its weights and one sequence."""
+        size, plan = self.sizes["student"], self.plan.engine
+        ranks = self.settings.tensor_parallel_size
+        one = self._sequence()
+        least = size.least // ranks + one.least
+        if least <= self._claim():
+            return
+        share = plan.gpu_memory_utilization
+        raise StageFault(
+            "vllm.kv-cache",
+            f"the engine cannot fit, by the model's files: its share of {room.name}, "
+            f"{share:g} of {size_text(room.total)}, is {size_text(self._claim())}; its "
+            f"weights take {size_text(size.nbytes // ranks)} of each of {ranks} GPU(s) "
+            f"({plan.dtype}) and one sequence of {plan.max_model_len} tokens "
+            f"{size_text(one.usual)} of KV cache",
+            facts={
+                "place": room.name,
+                "needed_gib": _gib(least),
+                "share_gib": _gib(self._claim()),
+                **self._larger_share(room),
+            },
+        )
+
+    def _sequence(self) -> Part:
+        width = 4 if self.plan.engine.dtype == "float32" else 2
+        whole = cache(self.config, self.plan.engine.max_model_len, width)
+        ranks = self.settings.tensor_parallel_size
+        least = whole.least // ranks if self._may_serve() else 0
+        return Part(whole.what, whole.usual // ranks, least)
+
+    def _may_serve(self) -> bool:
+        """Whether the model has the positions; without them vLLM refuses the length."""
+        positions = model_files.positions(self.config)
+        return positions is None or self.plan.engine.max_model_len <= positions
+
+    def _engine_wants(self) -> int:
+        """Bytes on each GPU for weights, one sequence and as much again as a rule."""
+        ranks = self.settings.tensor_parallel_size
+        return self.sizes["student"].nbytes // ranks + 2 * self._sequence().usual + GIB
+
+    def _larger_share(self, room: Room) -> dict[str, Any]:
+        """What the engine would do with: a larger share, or more GPUs."""
+        found: dict[str, Any] = {}
+        share = math.ceil(self._engine_wants() / room.total / STEP) * STEP
+        where = places(self.settings)
+        alone = not {*where["student"], *where["teacher"]} & set(where["engine"])
+        if share <= (0.9 if alone else 0.5) and share * room.total <= room.free:
+            found["share"] = f"{share:.2f}"
+        ranks = self.settings.tensor_parallel_size
+        heads = engines.heads(self.config)
+        more = 2 * ranks
+        if heads and heads % more == 0 and self.settings.gpus > more:
+            found["tensor_parallel"] = more
+        return found
+
+    def _ways_out(
+        self, place: int | str, room: Room, parts: list[Part]
+    ) -> dict[str, Any]:
+        """A smaller share for the engine, where the rest may then fit beside it."""
+        if place not in places(self.settings)["engine"]:
+            return {}
+        rest = sum(p.least for p in parts[2:]) + GIB
+        rest += CONTEXT_BYTES * len(self._processes(place))
+        share = math.floor((room.free - rest) / room.total / STEP) * STEP
+        wanted = self._engine_wants() / room.total
+        if wanted <= share < self.plan.engine.gpu_memory_utilization:
+            return {"share": f"{share:.2f}"}
+        return {}
+
+    def _processes(self, place: int | str) -> list[str]:
+        """The roles on a GPU that have a process, and so a context, each."""
+        on = [role for role, at in places(self.settings).items() if place in at]
+        return on[:1] if self.settings.layout == "colocated" else on
+
+
+def _gib(count: int) -> float:
+    return round(count / GIB, 3)
