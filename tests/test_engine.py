@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.deadline import GRACE_S, both, within
-from pytest_gkd.workload.engine import engine, engine_fork
+from pytest_gkd.workload.engine import engine, engine_errors, engine_fork
 from pytest_gkd.workload.layouts import ray_layout
 from pytest_gkd.workload.models import model_files
 from pytest_gkd.workload.sync import broadcast, parameters, push
@@ -333,7 +335,7 @@ def test_gpus_are_shared_only_where_there_are_too_few(
 def test_a_key_that_the_models_config_lacks_is_named() -> None:
     from transformers import AutoConfig
 
-    from pytest_gkd.workload.engine.engine import missing_key
+    from pytest_gkd.workload.engine.engine_errors import missing_key
 
     config = AutoConfig.for_model("minimax_m2")
     with pytest.raises(AttributeError) as caught:
@@ -348,7 +350,7 @@ def test_a_key_that_the_models_config_lacks_is_named() -> None:
 def test_a_key_that_moved_between_releases_is_not_missing() -> None:
     from transformers import AutoConfig
 
-    from pytest_gkd.workload.engine.engine import missing_key
+    from pytest_gkd.workload.engine.engine_errors import missing_key
 
     config = AutoConfig.for_model("qwen3")
     with pytest.raises(AttributeError) as caught:
@@ -357,8 +359,39 @@ def test_a_key_that_moved_between_releases_is_not_missing() -> None:
 
 
 def test_an_attribute_that_no_config_lacks_is_no_key() -> None:
-    from pytest_gkd.workload.engine.engine import missing_key
+    from pytest_gkd.workload.engine.engine_errors import missing_key
 
     with pytest.raises(AttributeError) as caught:
         object().weight  # type: ignore[attr-defined]  # noqa: B018
     assert missing_key(caught.value, "/models/q") is None
+
+
+def logged_by_a_process_of_the_engine(errors: list[Exception]) -> None:
+    """As vLLM's workers and core do when they cannot start."""
+    for logger, error in zip(engine_errors.LOGGERS, errors, strict=True):
+        logging.getLogger(logger).error("failed to start", exc_info=error)
+
+
+def test_what_a_process_of_the_engine_ended_with_is_raised_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoConfig
+
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path))
+    for name in engine_errors.LOGGERS:
+        monkeypatch.setattr(logging.getLogger(name), "filters", [])
+    engine_errors.keep()
+    assert engine_errors.kept(str(tmp_path), "/models/m2") is None
+    with pytest.raises(AttributeError) as caught:
+        AutoConfig.for_model("minimax_m2").scoring_func  # noqa: B018
+    follows = RuntimeError("WorkerProc initialization failed")
+    logged_by_a_process_of_the_engine([caught.value, follows])
+    fault = engine_errors.kept(str(tmp_path), "/models/m2")
+    assert isinstance(fault, StageFault)
+    assert fault.cause == "config.missing-value"
+    assert "reads scoring_func" in fault.message
+    engine_errors.forget(str(tmp_path))
+    logged_by_a_process_of_the_engine([KeyError("x.weight"), follows])
+    error = engine_errors.kept(str(tmp_path), "/models/m2")
+    assert isinstance(error, engine_errors.EngineStartError)
+    assert "ended while it started, with KeyError: 'x.weight'" in str(error)

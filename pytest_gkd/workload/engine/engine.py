@@ -17,6 +17,7 @@ import psutil
 from pytest_gkd.clock import monotonic
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.deadline import GRACE_S, Call, late_fault
+from pytest_gkd.workload.engine import engine_errors
 from pytest_gkd.workload.ranks import exit_reasons
 from pytest_gkd.workload.sync import push
 from pytest_gkd.workload.sync.broadcast import Info, Meeting
@@ -222,6 +223,7 @@ class Engine:
         from pytest_gkd.workload.engine import engine_fork, engine_worker
 
         engine_worker.keep_weights_in_place()
+        engine_errors.forget(config.socket_dir)
         self.config = config
         self._budget_s = budget_s or (lambda: RPC_BUDGET_S)
         how = engine_fork.choose(config) if config.multiprocess else "in this process"
@@ -238,11 +240,14 @@ class Engine:
                     codes = exit_reasons.exit_codes(self._cores)
                     if not codes:
                         raise
+                    said = engine_errors.kept(config.socket_dir, config.model)
+                    if said is not None and min(codes.values()) > 0:
+                        raise said from error
                     raise exit_reasons.ended_fault(
                         codes, "while it started", kills
                     ) from error
                 except AttributeError as error:
-                    if fault := missing_key(error, config.model):
+                    if fault := engine_errors.missing_key(error, config.model):
                         raise fault from error
                     raise
         self._processes = _children() - before
@@ -400,30 +405,6 @@ class Engine:
             how = f"had not finished after {budget_s:.1f} s"
             raise late_fault([what], how, "sync.stuck")
         return running.result(0.0, "sync.stuck")
-
-
-# Keys of configurations that transformers 5 keeps elsewhere, or by another name: who
-# reads them is of another release.
-MOVED_KEYS = ("rope_theta", "rope_scaling", "torch_dtype")
-
-
-def missing_key(error: AttributeError, model: str) -> StageFault | None:
-    """The fault when ``error`` is that the config of ``model`` lacks a key.
-
-    None for attributes of other objects, and for keys that have moved.
-    """
-    from transformers import PretrainedConfig, __version__
-
-    if not isinstance(error.obj, PretrainedConfig) or error.name in MOVED_KEYS:
-        return None
-    kind = type(error.obj).__name__
-    return StageFault(
-        "config.missing-value",
-        f"vLLM reads {error.name} from the model's configuration: config.json in "
-        f"{model} has no such key, and {kind} of transformers {__version__} no default "
-        "for it",
-        facts={"key": error.name, "model": model, "class": kind},
-    )
 
 
 def _children() -> set[psutil.Process]:

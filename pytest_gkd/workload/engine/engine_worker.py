@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from pytest_gkd.workload.engine import engine_errors
 from pytest_gkd.workload.sync import broadcast, parameters
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def _pack_experts_again(model: Any) -> None:
 # In an engine of several processes this module is first imported in the worker, before
 # the model is loaded.
 keep_weights_in_place()
+engine_errors.keep()
 
 
 class WeightReceiver:

@@ -1,0 +1,114 @@
+"""Which exception ended a process of the engine as it started?
+
+vLLM logs it in that process, and raises another one here, that says to look above.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd.stage_api import StageFault
+
+RECORD = "error.json"
+TEXT_CHARS = 4000
+# Where workers and core log that they could not start (vLLM 0.21 to 0.33). Filters of
+# these stay when an engine configures vLLM's logging anew; handlers do not.
+LOGGERS = ("vllm.v1.executor.multiproc_executor", "vllm.v1.engine.core")
+# Keys of configurations that transformers 5 keeps elsewhere, or by another name: who
+# reads them is of another release.
+MOVED_KEYS = ("rope_theta", "rope_scaling", "torch_dtype")
+
+
+class EngineStartError(RuntimeError):
+    """A process of the engine ended with an exception; the text names it."""
+
+
+class _Keeper(logging.Filter):
+    """Writes down the first exception that is logged, in any process of the engine."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        directory = os.environ.get("VLLM_RPC_BASE_PATH")
+        if error is not None and directory:
+            self._keep(error, Path(directory))
+        return True
+
+    def _keep(self, error: BaseException, directory: Path) -> None:
+        kept = {
+            "type": type(error).__name__,
+            "text": str(error)[:TEXT_CHARS],
+            "missing": _missing(error),
+        }
+        # What follows from the first, in other processes, is not kept.
+        with (
+            contextlib.suppress(OSError),
+            (directory / RECORD).open("x", encoding="utf-8") as file,
+        ):
+            json.dump(kept, file)
+
+
+def keep() -> None:
+    """From now on, write down what this process and its forks log of an exception."""
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(_Keeper())
+
+
+def forget(directory: str) -> None:
+    """Remove what an engine before has left in its ``socket_dir``."""
+    (Path(directory) / RECORD).unlink(missing_ok=True)
+
+
+def kept(directory: str, model: str) -> Exception | None:
+    """What ended the engine of that ``socket_dir``, as it would have been raised here.
+
+    None where no process of it has logged an exception.
+    """
+    try:
+        text = (Path(directory) / RECORD).read_text("utf-8")
+        found: dict[str, Any] = json.loads(text)
+    except (OSError, ValueError):
+        return None
+    if found["missing"]:
+        return _missing_fault(found["missing"], model)
+    return EngineStartError(
+        f"a process of the engine ended while it started, with {found['type']}: "
+        f"{found['text']}"
+    )
+
+
+def missing_key(error: AttributeError, model: str) -> StageFault | None:
+    """The fault when ``error`` is that the config of ``model`` lacks a key.
+
+    None for attributes of other objects, and for keys that have moved.
+    """
+    found = _missing(error)
+    return _missing_fault(found, model) if found else None
+
+
+def _missing(error: BaseException) -> dict[str, str] | None:
+    from transformers import PretrainedConfig, __version__
+
+    if (
+        not isinstance(error, AttributeError)
+        or not isinstance(error.obj, PretrainedConfig)
+        or error.name in MOVED_KEYS
+    ):
+        return None
+    kind = type(error.obj).__name__
+    return {"key": error.name, "class": kind, "transformers": __version__}
+
+
+def _missing_fault(found: dict[str, Any], model: str) -> StageFault:
+    key, kind = found["key"], found["class"]
+    return StageFault(
+        "config.missing-value",
+        f"vLLM reads {key} from the model's configuration: config.json in "
+        f"{model} has no such key, and {kind} of transformers {found['transformers']} "
+        "no default for it",
+        facts={"key": key, "model": model, "class": kind},
+    )
