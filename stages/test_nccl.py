@@ -10,6 +10,7 @@ from pytest_gkd.stage_api import StageContext
 @pytest.mark.gkd_stage("nccl")
 def test_nccl(gkd: StageContext) -> None:
     from pytest_gkd.processes import gpus
+    from pytest_gkd.workload import loopback
     from pytest_gkd.workload.ranks import allreduce, group
     from pytest_gkd.workload.ranks.rank_plan import RankPlan
     from pytest_gkd.workload.ranks.rank_verdict import judge
@@ -20,6 +21,7 @@ def test_nccl(gkd: StageContext) -> None:
     gkd.fact("backend_why", why)
     gkd.fact("world_size", settings.world_size)
     gkd.fact("world_size_why", settings.world_size_why)
+    loopback.require()
     group.check_world_size(settings.world_size, settings.gpus)
     cards = gpus.usable().cards if backend == "nccl" else ()
     remaining_s = gkd.remaining_s()

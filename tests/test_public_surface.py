@@ -69,6 +69,7 @@ CAUSES = [
     "env.disk-full",
     "env.too-many-files",
     "env.file-size-limit",
+    "env.loopback-down",
     "env.host-oom",
     "env.hub-unreachable",
     "env.hub-auth",

@@ -15,6 +15,7 @@ from typing import Any
 from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis import shadowed_imports
 from pytest_gkd.stage_api import StageContext
+from pytest_gkd.workload import loopback
 from pytest_gkd.workload.environment import (
     gpu,
     gpu_judge,
@@ -95,6 +96,11 @@ class Examination:
         return Probe("import_packages", [wanted], self.gkd.output_dir)
 
     def _start_ray(self) -> tuple[Probe | None, Path | None]:
+        unreachable = loopback.problem()
+        if unreachable:  # Ray would look for itself until the stage's time is up
+            self.found.add([Finding(loopback.CAUSE, unreachable)])
+            self.gkd.fact("ray", "not started")
+            return None, None
         if not package_versions.read_installed(["ray"]):
             if self.gkd.settings.layout == "ray":
                 text = "ray is not installed, and the layout is 'ray' "

@@ -18,6 +18,7 @@ RANKING: tuple[str, ...] = (
     "env.too-many-files",
     "env.file-size-limit",
     "env.permission",
+    "env.loopback-down",
     "env.host-oom",
     "env.variable-invalid",
     "env.module-shadowed",

@@ -1,0 +1,49 @@
+"""Can the processes of this machine speak to each other, over its loopback interface?
+
+Ranks, engine processes and Ray's do, on one machine and in one container. A network
+namespace that nobody has set up (``unshare --net``, some sandboxes) has it down.
+"""
+
+from __future__ import annotations
+
+import socket
+
+import psutil
+
+from pytest_gkd.stage_api import StageFault
+
+HOST = "127.0.0.1"
+CAUSE = "env.loopback-down"
+ANSWER_S = 1.0
+UP = "ip link set lo up"
+
+
+def problem() -> str:
+    """Why no connection from this machine to itself is made; empty when one is."""
+    try:
+        with socket.create_server((HOST, 0)) as listener:
+            socket.create_connection(listener.getsockname(), ANSWER_S).close()
+    except OSError as error:
+        why = str(error.strerror or error)
+    else:
+        return ""
+    lo = psutil.net_if_stats().get("lo")
+    if lo is None or not lo.isup:
+        state = "is down" if lo else "is not there"
+        return (
+            f"the loopback interface (lo) {state}, over which the processes of one "
+            f"machine speak to each other ({HOST}: {why}). Bring it up, as root and in "
+            f"this network namespace: {UP}"
+        )
+    return (
+        f"no connection from this machine to itself is made ({HOST}: {why}), though "
+        "its loopback interface (lo) is up; a firewall or an address that was removed: "
+        "ip addr show lo"
+    )
+
+
+def require() -> None:
+    """Raises StageFault ``env.loopback-down`` where there is a ``problem``."""
+    text = problem()
+    if text:
+        raise StageFault(CAUSE, text)
