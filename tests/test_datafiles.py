@@ -100,6 +100,7 @@ def report(
 
 def test_a_missing_file_is_named_with_its_near_neighbour(write: Write) -> None:
     path = write("train.jsonl", GOOD)
+    write("train.log", b"of the run before")
     fault = fault_of(path.with_name("Train.json"))
     assert fault.cause == "data.file-missing"
     assert fault.facts["near"] == [str(path)]

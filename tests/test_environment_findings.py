@@ -47,7 +47,7 @@ def test_a_package_that_two_checks_find_missing_is_told_once() -> None:
     found.add(
         [
             Finding("env.package-missing", "import ray failed", {"package": "ray"}),
-            Finding("env.package-missing", "ray is not there", {"package": "ray"}),
+            Finding("env.package-missing", "no ray", {"package": "ray[default]>=2"}),
         ]
     )
     assert [fault.message for fault in found.faults] == ["import ray failed"]

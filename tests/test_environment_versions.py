@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_gkd.diagnosis import diagnose
+from pytest_gkd.diagnosis.catalogue import load
 from pytest_gkd.workload.environment.findings import Finding, Note
 from pytest_gkd.workload.environment.package_versions import (
     Installed,
@@ -38,7 +40,17 @@ def test_a_missing_requirement_is_a_missing_package() -> None:
     (fault,) = judge(Installed("vllm", "1.0", ("msgspec>=0.18",)))
     assert isinstance(fault, Finding)
     assert fault.cause == "env.package-missing"
-    assert fault.facts == {"package": "msgspec", "required_by": "vllm"}
+    assert fault.facts == {"package": "msgspec>=0.18", "required_by": "vllm"}
+
+
+def test_a_missing_package_is_named_as_it_is_required() -> None:
+    line = "cuda-toolkit[cudart,cublas]==12.8.1; sys_platform == 'linux'"
+    (fault,) = judge(Installed("torch", "2.11.0", (line,)))
+    assert isinstance(fault, Finding)
+    assert fault.facts["package"] == "cuda-toolkit[cublas,cudart]==12.8.1"
+    rule = load()[fault.cause]
+    fixes = diagnose.advice(rule, diagnose.STAGE_FRAMEWORKS, fault.facts)
+    assert "pip install 'cuda-toolkit[cublas,cudart]==12.8.1'" in fixes[0]
 
 
 def test_a_package_that_is_not_installed_at_all_is_missing() -> None:

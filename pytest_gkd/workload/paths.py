@@ -14,17 +14,23 @@ from pytest_gkd.stage_api import StageFault
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
-def near_names(path: Path, limit: int = 3) -> list[str]:
+def near_names(
+    path: Path, limit: int = 3, suffixes: tuple[str, ...] = ("",)
+) -> list[str]:
     """Paths that exist and whose name is like that of ``path``, best first.
 
     They lie beside ``path``, or, where its parent does not exist either, beside the
-    first part of it that does not.
+    first part of it that does not. A file is one that ends in one of ``suffixes``.
     """
     path = path.absolute()
     while not path.parent.is_dir():
         path = path.parent
     try:
-        siblings = [entry.name for entry in os.scandir(path.parent)]
+        siblings = [
+            entry.name
+            for entry in os.scandir(path.parent)
+            if entry.name.lower().endswith(suffixes) or entry.is_dir()
+        ]
     except OSError:
         return []
     # Case is the commonest difference, and difflib counts it fully.
@@ -46,12 +52,19 @@ def first_missing(path: Path) -> Path:
     return path
 
 
-def missing(cause: str, path: Path, origin: str, expected: str) -> StageFault:
+def missing(
+    cause: str,
+    path: Path,
+    origin: str,
+    expected: str,
+    suffixes: tuple[str, ...] = ("",),
+) -> StageFault:
     """The fault for ``path``, which does not exist.
 
-    ``expected`` names what should have been there, such as ``a model directory``.
+    ``expected`` names what should have been there, such as ``a model directory``,
+    and ``suffixes`` how the names of such files end.
     """
-    near = near_names(path)
+    near = near_names(path, suffixes=suffixes)
     gap = first_missing(path)
     broken = path.is_symlink()
     if broken:

@@ -31,6 +31,7 @@ ARROW_MAGIC = b"ARROW1"
 ARROW_STREAM = b"\xff\xff\xff\xff"
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 OTHER_SUFFIXES = (".parquet", ".csv", ".arrow", ".feather")
+SUFFIXES = JSON_SUFFIXES + OTHER_SUFFIXES
 EXPECTED = "parquet, JSON, CSV or Arrow"  # for messages
 # Which of two formats datasets takes where there are as many files of either.
 _FAVOURITES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".ndjson")
@@ -102,7 +103,7 @@ def _is_on_hub(name: str, path: Path) -> bool:
     A name with a suffix of ours, or in a directory that is here, is a wrong path.
     """
     owner, _, rest = name.partition("/")
-    known = any(name.lower().endswith(end) for end in (*JSON_SUFFIXES, *OTHER_SUFFIXES))
+    known = any(name.lower().endswith(end) for end in SUFFIXES)
     return (
         bool(rest)
         and model_paths.is_hub_id(name)
@@ -143,7 +144,11 @@ def _checked(path: Path, origin: str) -> DataFile:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise
         raise paths.missing(
-            "data.file-missing", path, origin, f"a file or directory of {EXPECTED}"
+            "data.file-missing",
+            path,
+            origin,
+            f"a file or directory of {EXPECTED}",
+            SUFFIXES,
         ) from None
     if stat.S_ISDIR(status.st_mode):
         return _directory(path, origin)

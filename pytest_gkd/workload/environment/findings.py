@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,12 +86,17 @@ class Findings:
 
 
 def _same(one: Finding, other: Finding) -> bool:
-    package = one.facts.get("package")
+    package = _name(one)
     return one == other or (
         one.cause == other.cause == "env.package-missing"
-        and package is not None
-        and package == other.facts.get("package")
+        and package != ""
+        and package == _name(other)
     )
+
+
+def _name(finding: Finding) -> str:
+    """Of its package, without the extras and releases that somebody requires."""
+    return re.split(r"[^\w.-]", str(finding.facts.get("package", "")))[0]
 
 
 def ranked(findings: Sequence[Finding]) -> list[Finding]:

@@ -172,7 +172,9 @@ def _judge_package(
         if requirement is None:
             continue
         name = canonicalize_name(requirement.name)
-        wanted = f"{requirement.name}{requirement.specifier}"
+        extras = ",".join(sorted(requirement.extras))
+        extras = f"[{extras}]" if extras else ""
+        wanted = f"{requirement.name}{extras}{requirement.specifier}"
         who = f"{package.name} {package.version} requires {wanted}"
         source = f"{package.name} {package.version} METADATA"
         evidence = ((source, None, f"Requires-Dist: {line}"),)
@@ -185,7 +187,7 @@ def _judge_package(
                 Finding(
                     "env.package-missing",
                     f"{who}, and {requirement.name} is not installed.",
-                    {"package": requirement.name, "required_by": package.name},
+                    {"package": wanted, "required_by": package.name},
                     evidence,
                 )
             )
