@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -134,3 +135,12 @@ def test_buffers_fit_into_what_a_gpu_has_free() -> None:
     assert max(allreduce.sizes("nccl", 2, 2 << 30)) == 256 * mib
     assert max(allreduce.sizes("nccl", 2, 0)) == mib
     assert len(allreduce.sizes("nccl", 1, 80 << 30)) == 1
+
+
+def test_a_ranks_own_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    waited: list[object] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *on: waited.extend(on))
+    for name in ("cuda:3", "cpu"):
+        allreduce._synchronize(SimpleNamespace(device=torch.device(name)))
+    assert waited == [torch.device("cuda:3")]

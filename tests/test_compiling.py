@@ -41,8 +41,10 @@ def test_a_compiler_below_is_told_while_it_runs(
     said = Said()
     with compiling.told(said.say, "starting the engine", on_gpu=True):
         with subprocess.Popen([compiler, "600"]) as child:
-            said.wait(2)
-            child.kill()
+            try:
+                said.wait(2)
+            finally:
+                child.kill()
         said.wait(3)
     assert said == [
         "starting the engine",

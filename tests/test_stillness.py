@@ -174,3 +174,29 @@ def test_the_longer_the_budget_the_longer_the_proof(
     tmp_path: Path, budget_s: float, window_s: float
 ) -> None:
     assert QuietWatch(1, budget_s, tmp_path, tmp_path).window_s == window_s
+
+
+@pytest.mark.parametrize(
+    ("frame", "is_stuck"),
+    [
+        ("all_reduce (torch/distributed/distributed_c10d.py:3000)", True),
+        ("broadcast (vllm/distributed/device_communicators/pynccl.py:300)", True),
+        ("forward (model.py:3)", False),
+    ],
+)
+def test_a_busy_gpu_is_no_proof_of_work_in_a_collective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frame: str, is_stuck: bool
+) -> None:
+    """NCCL's kernel keeps a GPU busy while it waits for a rank that never comes."""
+    busy = "GPU 0 is at work (100 %)"
+    monkeypatch.setattr(stall.gpus, "at_work", lambda _: busy)
+    monkeypatch.setattr(stall.resource_use, "may_be_waiting", lambda _: "")
+    first, second = (
+        dataclasses.replace(one, stacks=(stack(7, frame),)) for one in looks()
+    )
+    monkeypatch.setattr(stall, "look", lambda *_: second)
+    quiet = QuietWatch(7, 30.0, tmp_path / "armed", tmp_path / "stacks")
+    quiet._first = first
+    found = quiet._prove(10.0)
+    assert (found is not None) == is_stuck
+    assert quiet.doubt == ("" if is_stuck else busy)
