@@ -81,7 +81,7 @@ PROGRAMS = [
     "apt-get", "chmod", "compute-sanitizer", "dcgmi", "df", "dmesg", "docker", "du",
     "free", "getent", "git", "grep", "head", "ibv_devinfo", "id", "ip", "kill",
     "ls", "nc", "nvidia-smi", "pip", "ps", "py-spy", "python", "quota", "rm", "sed",
-    "sha256sum", "ss", "systemctl", "tail", "ulimit", "uv", "zcat",
+    "sha256sum", "ss", "systemctl", "tail", "tar", "ulimit", "uv", "zcat",
 ]  # fmt: skip
 
 

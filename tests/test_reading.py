@@ -158,7 +158,10 @@ def test_a_stream_without_an_end_is_read_up_to_a_limit_that_is_said(
 
 
 def test_a_stream_that_is_interrupted_says_what_to_name_instead() -> None:
-    gkd = [sys.executable, "-m", "pytest_gkd", "diagnose", "-"]
+    # What a shell starts in the background ignores SIGINT, and so do its children.
+    heeds = "import os, signal, sys; signal.signal(2, signal.SIG_DFL)"
+    code = f"{heeds}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    gkd = [sys.executable, "-c", code, "-m", "pytest_gkd", "diagnose", "-"]
     with subprocess.Popen(gkd, stdin=-1, stderr=-1, text=True) as done:
         assert done.stdin is not None
         assert done.stderr is not None

@@ -63,8 +63,8 @@ def test_the_light_way_needs_no_torch_and_gives_auto_tokenizers_ids(
     transformers = pytest.importorskip("transformers", minversion="5")
     code = (
         "import json, sys\n"
+        "from pytest_gkd.workload.models import tokenizer_check as check\n"
         "from pytest_gkd.workload.models import tokenizer_load\n"
-        "from pytest_gkd.workload import tokenizers_check as check\n"
         f"own = tokenizer_load.load({str(model)!r}, 'x', trust_remote_code=False)\n"
         "ids = [own.encode(text) for text in check.SAMPLES.values()]\n"
         "print(json.dumps([type(own).__name__, 'torch' in sys.modules, ids]))"
