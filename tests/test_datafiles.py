@@ -31,6 +31,7 @@ from pytest_gkd.workload.data import (
     train_rows,
     trainer_notes,
 )
+from pytest_gkd.workload.data.sizes import Sizes
 from pytest_gkd.workload.inject.data import without_rights_of_root
 from pytest_gkd.workload.models import inputs, tiny, tokenizer_load
 
@@ -488,7 +489,7 @@ class Words:
         self.measured += len(prompts)
         return [len(prompt.split()) for prompt in prompts]
 
-    def bounds(self, sizes: survey.Sizes) -> survey.Numbers:
+    def bounds(self, sizes: Sizes) -> Any:
         return sizes.ascii_bytes + sizes.other_bytes
 
     def takes(self, role: str) -> bool:

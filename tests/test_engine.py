@@ -13,7 +13,7 @@ import pytest
 
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.deadline import GRACE_S, both, within
-from pytest_gkd.workload.engine import engine, engine_errors, engine_fork
+from pytest_gkd.workload.engine import engine, engine_config, engine_errors, engine_fork
 from pytest_gkd.workload.layouts import ray_layout
 from pytest_gkd.workload.models import model_files
 from pytest_gkd.workload.sync import broadcast, parameters, push
@@ -161,17 +161,17 @@ def test_both_sides_plan_the_same_buckets_in_order() -> None:
 def test_engine_and_trainer_share_a_dtype_that_compares(
     config: dict[str, str], device: str, dtype: str
 ) -> None:
-    assert engine.choose_dtype(config, device) == dtype
+    assert engine_config.choose_dtype(config, device) == dtype
 
 
 def test_a_gpu_without_bfloat16_gets_float16() -> None:
     for named in ("bfloat16", "float32", "float16"):
-        dtype = engine.choose_dtype({"dtype": named}, "cuda", bfloat16=False)
+        dtype = engine_config.choose_dtype({"dtype": named}, "cuda", bfloat16=False)
         assert dtype == "float16"
-    assert engine.choose_dtype({}, "cpu", bfloat16=False) == "float32"
+    assert engine_config.choose_dtype({}, "cpu", bfloat16=False) == "float32"
     gemma = {"dtype": "bfloat16", "model_type": "gemma2"}
-    assert engine.choose_dtype(gemma, "cuda", bfloat16=False) == "float32"
-    assert engine.choose_dtype(gemma, "cuda") == "bfloat16"
+    assert engine_config.choose_dtype(gemma, "cuda", bfloat16=False) == "float32"
+    assert engine_config.choose_dtype(gemma, "cuda") == "bfloat16"
 
 
 def test_an_engine_that_keeps_what_the_old_weights_made_is_told_of() -> None:
@@ -231,7 +231,7 @@ def test_the_length_of_a_model_is_found_under_its_own_name() -> None:
     assert model_files.positions(mixed) == 64
     assert model_files.positions({}) is None
     gpt2 = {"n_head": 4, "n_layer": 2, "n_embd": 128}
-    assert engine.cache_bytes(gpt2, 512) is not None
+    assert engine_config.cache_bytes(gpt2, 512) is not None
 
 
 def test_the_cache_holds_one_sequence_of_full_length() -> None:
@@ -242,11 +242,11 @@ def test_the_cache_holds_one_sequence_of_full_length() -> None:
         "num_hidden_layers": 64,
     }
     needed = 2 * 4 * 64 * 4 * 128 * 8192
-    assert (engine.cache_bytes(config, 8192) or 0) >= needed
+    assert (engine_config.cache_bytes(config, 8192) or 0) >= needed
 
 
 def test_a_cache_of_an_unusual_config_is_left_to_vllm() -> None:
-    assert engine.cache_bytes({"hidden_size": 8}, 128) is None
+    assert engine_config.cache_bytes({"hidden_size": 8}, 128) is None
 
 
 def test_pythons_own_threads_do_not_forbid_a_fork() -> None:

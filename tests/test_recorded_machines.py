@@ -54,16 +54,17 @@ def hear(what, seconds):
 ENGINE = """
 import pytest
 from gpu import hear, touching
-from pytest_gkd.workload.layouts import layout, local_layouts
+from pytest_gkd.workload.layouts import local_layouts
+from pytest_gkd.workload.layouts.plan import make_plan
 from pytest_gkd.workload.models import inputs
 
 @pytest.mark.gkd_stage("vllm")
 def test_vllm(gkd):
     found = inputs.Inputs("model", "model", ("prompts.jsonl",))
-    plan = layout.make_plan(gkd.settings, found, gkd.run_dir)
-    split = local_layouts.Split(plan, gkd)
-    gkd.fact("dtype", plan.engine.dtype)
-    gkd.fact("share", plan.engine.gpu_memory_utilization)
+    made = make_plan(gkd.settings, found, gkd.run_dir)
+    split = local_layouts.Split(made, gkd)
+    gkd.fact("dtype", made.engine.dtype)
+    gkd.fact("share", made.engine.gpu_memory_utilization)
     gkd.fact("trainer", split.device(trainer=True))
     with touching(gkd.settings, alone=True):
         hear("environment is over", 60)

@@ -20,6 +20,7 @@ from pytest_gkd.options import Settings
 from pytest_gkd.processes import gpus
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.engine import engine
+from pytest_gkd.workload.engine.engine_config import EngineConfig
 from pytest_gkd.workload.layouts import local_layouts
 from pytest_gkd.workload.layouts.layout import check_layout
 from pytest_gkd.workload.sync import broadcast
@@ -416,7 +417,7 @@ def test_the_engine_has_the_processes_that_were_asked_for(
 ) -> None:
     """Within a placement group of Ray's vLLM would have Ray start several ranks; on a
     CPU vLLM 0.22 would start another process for one."""
-    config = engine.EngineConfig(
+    config = EngineConfig(
         *("m", device, "float32", 128, None, 0.3, size, False, multiprocess, "/s", True)
     )
     found = engine._arguments(config).get("distributed_executor_backend")

@@ -35,9 +35,9 @@ LIMIT_S = 1500
 
 # In the stages' processes and, by fork, the engine's: what a GPU would have chosen.
 DTYPE = """
-from pytest_gkd.workload.engine import engine
+from pytest_gkd.workload.engine import engine_config
 
-engine.choose_dtype = lambda *args, **options: {dtype!r}
+engine_config.choose_dtype = lambda *args, **options: {dtype!r}
 """
 TRANSPORT = """
 from pytest_gkd.workload.engine import engine

@@ -12,6 +12,7 @@ from pytest_gkd.options import Settings
 from pytest_gkd.stage_api import StageContext, StageFault
 from pytest_gkd.workload.layouts import layout as layouts
 from pytest_gkd.workload.layouts.local_layouts import Colocated
+from pytest_gkd.workload.layouts.plan import make_plan
 from pytest_gkd.workload.models import inputs
 
 
@@ -69,7 +70,7 @@ def main(base: Path) -> dict[str, Any]:
     settings = Settings(layout="colocated")
     gkd = StageContext(settings, base, base / "report")
     given = inputs.resolve(settings, base)
-    plan = layouts.make_plan(settings, given, base)
+    plan = make_plan(settings, given, base)
     layout = Dropping(plan, gkd)
     job = layouts.Job(gkd, plan, layout)
     found: dict[str, Any] = {}

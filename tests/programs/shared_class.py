@@ -11,6 +11,7 @@ from pytest_gkd.options import Settings
 from pytest_gkd.stage_api import StageContext
 from pytest_gkd.workload.layouts import layout
 from pytest_gkd.workload.layouts.local_layouts import Colocated
+from pytest_gkd.workload.layouts.plan import make_plan
 from pytest_gkd.workload.models import inputs, tiny_text
 
 
@@ -45,7 +46,7 @@ def main(base: Path) -> dict[str, Any]:
     model = str(tiny(base / "m"))
     settings = Settings(layout="colocated", student=model, teacher=model)
     gkd = StageContext(settings, base, base / "report")
-    plan = layout.make_plan(settings, inputs.resolve(settings, base), base)
+    plan = make_plan(settings, inputs.resolve(settings, base), base)
     job = layout.Job(gkd, plan, Colocated(plan, gkd))
     job.check_served("at the start")
     trainer = job.trainer

@@ -16,7 +16,7 @@ from pytest_gkd.options import near
 from pytest_gkd.stage_api import StageFault
 
 if TYPE_CHECKING:
-    from pytest_gkd.workload.data.survey import Numbers, Sizes
+    from pytest_gkd.workload.data.sizes import Numbers, Sizes
 
 # The names that public datasets and the trainers use, in the order they are tried:
 # verl and TRL (prompt, messages), ShareGPT (conversations), OpenRLHF

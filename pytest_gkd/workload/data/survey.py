@@ -12,26 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.workload.data.prompts import ENCODED, SILENT, UNASKED, contents
+from pytest_gkd.workload.data.sizes import Sizes
 
 if TYPE_CHECKING:
     import numpy
     import pyarrow
 
-    Numbers = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
+    from pytest_gkd.workload.data.sizes import Numbers
+
     Mask = numpy.ndarray[Any, numpy.dtype[numpy.bool_]]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How large prompts are: three numbers for each.
-
-    ``ascii_bytes`` and ``other_bytes`` are the UTF-8 bytes of the texts that are ASCII
-    and of those that are not; ``messages`` counts the messages, 1 for a text.
-    """
-
-    ascii_bytes: Numbers
-    other_bytes: Numbers
-    messages: Numbers
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ from pytest_gkd.workload.data.prompts import (
 if TYPE_CHECKING:
     import pyarrow
 
+    from pytest_gkd.workload.data.sizes import Numbers, Sizes
+
 # Rows that are cut into tokens: drawn by chance from all rows, and again from those
 # that may be too long by their size. 1000 tell a share to within 3 in 100 (95 % of
 # draws).
@@ -44,7 +46,7 @@ class Lengths(Protocol):
     def lengths(self, prompts: Sequence[Any]) -> list[int]:
         """Tokens of each prompt."""
 
-    def bounds(self, sizes: survey.Sizes) -> survey.Numbers:
+    def bounds(self, sizes: Sizes) -> Numbers:
         """Tokens that each prompt cannot exceed."""
 
     def takes(self, role: str) -> bool:
@@ -321,7 +323,7 @@ class _Look:
                 self.worst = row, wrong, problem_facts(value)
 
     def _keep(
-        self, sizes: survey.Sizes, everyone: Any, values: Callable[[Any], list[Any]]
+        self, sizes: Sizes, everyone: Any, values: Callable[[Any], list[Any]]
     ) -> None:
         bounds = self.lengths.bounds(sizes)
         part = _Part(self.rows, bounds)

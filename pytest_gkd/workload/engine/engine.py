@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +17,7 @@ from pytest_gkd.clock import monotonic
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.deadline import GRACE_S, Call, late_fault
 from pytest_gkd.workload.engine import engine_errors
+from pytest_gkd.workload.engine.engine_config import EngineConfig
 from pytest_gkd.workload.ranks import exit_reasons
 from pytest_gkd.workload.sync import push
 from pytest_gkd.workload.sync.broadcast import Info, Meeting
@@ -31,37 +31,11 @@ if TYPE_CHECKING:
 UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 EXTENSION = "pytest_gkd.workload.engine.engine_worker.WeightReceiver"
 MAX_SEQUENCES = 16
-CPU_CACHE_BYTES = 32 << 20
-CPU_CACHE_LIMIT = 1 << 30
 RPC_BUDGET_S = 120.0
 CLOSE_BUDGET_S = 5.0
 POLL_S = 0.2
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """What an engine is started with; plain data, so that it can be sent.
-
-    ``dtype`` is a torch name; ``max_model_len`` in tokens; ``kv_cache_bytes`` None
-    leaves the size to vLLM and ``gpu_memory_utilization``. ``multiprocess`` is vLLM's
-    default: engine core and workers as processes of their own. ``socket_dir`` has a
-    short path, since UNIX sockets lie there.
-    """
-
-    model: str
-    device: str
-    dtype: str
-    max_model_len: int
-    kv_cache_bytes: int | None
-    gpu_memory_utilization: float
-    tensor_parallel_size: int
-    trust_remote_code: bool
-    multiprocess: bool
-    socket_dir: str
-    offline: bool
-    architectures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,84 +48,6 @@ class Completion:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: str
-
-
-def model_config(model: str, *, trust_remote_code: bool) -> dict[str, Any]:
-    """``config.json`` of a model directory or hub id, the text part of it."""
-    if Path(model).is_dir():
-        config = json.loads((Path(model) / "config.json").read_text("utf-8"))
-    else:
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(
-            model, trust_remote_code=trust_remote_code
-        ).to_dict()
-    text = config.get("text_config")
-    return {**config, **text} if isinstance(text, dict) else config
-
-
-def choose_dtype(
-    config: Mapping[str, Any], device: str, *, bfloat16: bool = True
-) -> str:
-    """The dtype for engine, trainer and teacher alike, so that weights compare.
-
-    On a CPU float32, where greedy tokens of two implementations agree. On a GPU the
-    checkpoint's own; attention kernels there want 16 bits, so not float32. vLLM refuses
-    ``bfloat16`` on GPUs below compute capability 8.0, such as T4 and V100.
-    """
-    if device == "cpu":
-        return "float32"
-    named = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
-    named = named.removeprefix("torch.")
-    if named == "float16" or not bfloat16:
-        unstable = config.get("model_type") in WITHOUT_FLOAT16
-        return "float32" if unstable and not bfloat16 else "float16"
-    return "bfloat16"
-
-
-# vLLM refuses these in float16 (vllm/config/model.py, _FLOAT16_NOT_SUPPORTED_MODELS).
-WITHOUT_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
-
-# What model types call the same thing (transformers 5.19, the attribute maps of its
-# configurations).
-HEADS = ("num_attention_heads", "n_head", "n_heads")
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
-WIDTH = ("hidden_size", "n_embd", "d_model")
-
-
-def _first(config: Mapping[str, Any], names: Iterable[str]) -> Any:
-    return next(config[name] for name in names if config.get(name) is not None)
-
-
-def heads(config: Mapping[str, Any]) -> int | None:
-    """Attention heads of each layer, None where ``config`` has another word for it."""
-    return next((config[n] for n in HEADS if isinstance(config.get(n), int)), None)
-
-
-def cache_elements(config: Mapping[str, Any]) -> int | None:
-    """Keys and values of a token in all layers; None without the usual keys."""
-    try:
-        found = _first(config, HEADS)
-        layers = _first(config, LAYERS)
-        width = config.get("head_dim") or _first(config, WIDTH) // found
-        kv_heads = config.get("num_key_value_heads") or found
-        return int(2 * layers * kv_heads * width)
-    except (StopIteration, TypeError, ZeroDivisionError):
-        return None
-
-
-def cache_bytes(config: Mapping[str, Any], tokens: int) -> int | None:
-    """Bytes of float32 KV cache on a CPU for sequences of ``tokens`` tokens.
-
-    Room for a few of them and never more than needed: memory that is asked for is
-    zeroed, at about 1 GiB a second. None when ``config`` does not have the usual keys.
-    """
-    elements = cache_elements(config)
-    if elements is None:
-        return None
-    # A block of 128 tokens more than asked for.
-    one = 4 * elements * (tokens + 128)
-    return max(CPU_CACHE_BYTES, one, min(CPU_CACHE_LIMIT, 4 * one))
 
 
 def prepare_environment(config: EngineConfig) -> None:

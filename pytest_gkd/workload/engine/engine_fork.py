@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_gkd.workload.engine.engine import EngineConfig
+    from pytest_gkd.workload.engine.engine_config import EngineConfig
 
 FORKED = "forked"
 SPAWNED = "spawned"

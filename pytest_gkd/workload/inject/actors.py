@@ -15,7 +15,7 @@ from pytest_gkd.workload.inject.site import LATER, Site
 from pytest_gkd.workload.layouts import ray_actors, ray_layout
 
 if TYPE_CHECKING:
-    from pytest_gkd.workload.layouts.layout import Plan
+    from pytest_gkd.workload.layouts.plan import Plan
 
 POLL_S = 0.01
 

@@ -18,7 +18,7 @@ from pytest_gkd.workload.layouts import local_layouts, ray_actors
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pytest_gkd.workload.layouts.layout import Plan
+    from pytest_gkd.workload.layouts.plan import Plan
 
 
 SLOW_S = 600.0

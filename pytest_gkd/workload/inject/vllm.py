@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd.workload.engine import engine as engines
+from pytest_gkd.workload.engine import engine_config
 from pytest_gkd.workload.inject.site import LATER, Site
 from pytest_gkd.workload.inject.watch import below, strike_process
 
@@ -74,7 +75,7 @@ def untied_head(site: Site) -> None:
 
 def small_cache(site: Site, *, cache_bytes: int) -> None:
     """Fewer bytes for the KV cache than one sequence of full length needs."""
-    site.replace(engines, "cache_bytes", lambda config, tokens: cache_bytes)
+    site.replace(engine_config, "cache_bytes", lambda config, tokens: cache_bytes)
 
 
 def settings_alone(site: Site) -> None:

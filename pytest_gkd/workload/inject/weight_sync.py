@@ -18,7 +18,7 @@ from pytest_gkd.workload.sync import broadcast, push, weights
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pytest_gkd.workload.layouts.layout import Plan
+    from pytest_gkd.workload.layouts.plan import Plan
     from pytest_gkd.workload.sync.broadcast import Info, Meeting
 
 MATRIX = "model.layers.0.mlp.up_proj.weight"

@@ -21,7 +21,7 @@ import psutil
 from pytest_gkd.options import Settings
 from pytest_gkd.processes import gpus
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.engine import engine as engines
+from pytest_gkd.workload.engine import engine_config
 from pytest_gkd.workload.environment import gpu
 from pytest_gkd.workload.environment import memory as env_memory
 from pytest_gkd.workload.environment.findings import size_text
@@ -31,7 +31,7 @@ from pytest_gkd.workload.models.weight_files import read_safetensors_header
 
 if TYPE_CHECKING:
     from pytest_gkd.stage_api import StageContext
-    from pytest_gkd.workload.layouts.layout import Plan
+    from pytest_gkd.workload.layouts.plan import Plan
     from pytest_gkd.workload.models.inputs import Inputs
 
 GIB = 1 << 30
@@ -163,7 +163,7 @@ def training(size: Size, dtype: str, device: str) -> list[Part]:
 
 def cache(config: Mapping[str, Any], tokens: int, width: int) -> Part:
     """The KV cache of one sequence of ``tokens``, in elements of ``width`` bytes."""
-    usual = (engines.cache_elements(config) or 0) * tokens * width
+    usual = (engine_config.cache_elements(config) or 0) * tokens * width
     layers = set(config.get("layer_types") or ["full_attention"])
     plain = config.get("model_type") in PLAIN_CACHE and layers == {"full_attention"}
     sliding = config.get("use_sliding_window")
@@ -389,7 +389,7 @@ class Estimate:
         if share <= (0.9 if alone else 0.5) and share * room.total <= room.free:
             found["share"] = f"{share:.2f}"
         ranks = self.settings.tensor_parallel_size
-        heads = engines.heads(self.config)
+        heads = engine_config.heads(self.config)
         more = 2 * ranks
         if heads and heads % more == 0 and self.settings.gpus > more:
             found["tensor_parallel"] = more

@@ -10,14 +10,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.options import Settings
 from pytest_gkd.stage_api import StageContext, StageFault
-from pytest_gkd.workload.engine import engine as engines
-from pytest_gkd.workload.engine.engine import Completion, EngineConfig
+from pytest_gkd.workload.engine.engine import Completion
+from pytest_gkd.workload.layouts import local_layouts, ray_layout
+from pytest_gkd.workload.layouts.plan import Plan, make_plan
 from pytest_gkd.workload.models import model_files
 from pytest_gkd.workload.models.inputs import Inputs
 from pytest_gkd.workload.sync import push
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from pytest_gkd.workload.sync.broadcast import Info
     from pytest_gkd.workload.sync.push import Places
 
-# A user's tiny prompt limit must still leave room for the stages' own prompts.
-MIN_MODEL_LEN = 128
-CHECK_TOKENS = 16
 # Processes that hold a GPU besides the engine's ranks: trainer and teacher.
 BESIDE_THE_ENGINE = {"colocated": 0, "split": 1, "ray": 2}
 
@@ -41,16 +38,6 @@ class PushReport:
     bytes: int
     seconds: float
     transport: str
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a layout builds from: plain data, so that any process can."""
-
-    settings: Settings
-    student: str
-    teacher: str
-    engine: EngineConfig
 
 
 class Layout(Protocol):
@@ -282,9 +269,6 @@ def open_job(settings: Settings, gkd: StageContext, inputs: Inputs) -> Job:
     Raises StageFault for models that cannot be there and for settings that contradict
     each other, before anything heavy is imported.
     """
-    # They import this module, for Plan.
-    from pytest_gkd.workload.layouts import local_layouts, ray_layout
-
     for name in ("student", "teacher"):
         found = model_files.inspect(getattr(inputs, name), inputs.origin(name))
         if found is None:
@@ -322,39 +306,3 @@ def check_layout(settings: Settings) -> None:
             "or GPUs in their default mode (nvidia-smi -c DEFAULT, as root)",
             facts={"gpus": settings.gpus, "wanted": wanted},
         )
-
-
-def make_plan(settings: Settings, inputs: Inputs, run_dir: Path) -> Plan:
-    """How the engine is to be started for these settings and models."""
-    config = engines.model_config(
-        inputs.student, trust_remote_code=settings.trust_remote_code
-    )
-    tokens = settings.max_prompt_length + max(settings.max_new_tokens, CHECK_TOKENS)
-    tokens = max(tokens, MIN_MODEL_LEN)
-    positions = model_files.positions(config)
-    if settings.max_prompt_length == Settings.max_prompt_length and positions:
-        # A limit that nobody asked for must not be what a small model fails on.
-        tokens = min(tokens, positions)
-    on_cpu = settings.device == "cpu"
-    local = all(Path(model).is_dir() for model in (inputs.student, inputs.teacher))
-    return Plan(
-        settings,
-        inputs.student,
-        inputs.teacher,
-        EngineConfig(
-            model=inputs.student,
-            device=settings.device,
-            dtype=engines.choose_dtype(
-                config, settings.device, bfloat16=settings.bfloat16
-            ),
-            max_model_len=tokens,
-            kv_cache_bytes=engines.cache_bytes(config, tokens) if on_cpu else None,
-            gpu_memory_utilization=settings.gpu_memory_utilization,
-            tensor_parallel_size=settings.tensor_parallel_size,
-            trust_remote_code=settings.trust_remote_code,
-            multiprocess=settings.layout == "split",
-            socket_dir=str(run_dir / "v"),
-            offline=local,
-            architectures=tuple(config.get("architectures") or ()),
-        ),
-    )

@@ -10,7 +10,7 @@ from pytest_gkd.workload.deadline import both, within
 from pytest_gkd.workload.engine import compiling
 from pytest_gkd.workload.engine import engine as engines
 from pytest_gkd.workload.layouts.estimate import places
-from pytest_gkd.workload.layouts.layout import Plan
+from pytest_gkd.workload.layouts.plan import Plan
 from pytest_gkd.workload.sync.broadcast import Info, nbytes
 
 # Both texts seen with vLLM 0.32 and Olmo2ForCausalLM: the first of a model that was

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gkd.stage_api import StageFault
 
 if TYPE_CHECKING:
-    from pytest_gkd.workload.layouts.layout import Plan
+    from pytest_gkd.workload.layouts.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from pytest_gkd.workload.deadline import both
 from pytest_gkd.workload.engine import compiling
 from pytest_gkd.workload.environment import ray_cluster
 from pytest_gkd.workload.layouts import ray_actors
-from pytest_gkd.workload.layouts.layout import Plan
 from pytest_gkd.workload.layouts.local_layouts import (
     choose_transport,
     operation_budget_s,
 )
+from pytest_gkd.workload.layouts.plan import Plan
 from pytest_gkd.workload.ranks import exit_reasons
 from pytest_gkd.workload.sync.broadcast import Info
 
