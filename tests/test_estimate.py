@@ -228,6 +228,30 @@ def test_a_share_that_leaves_no_room_beside_it_is_told_a_smaller_one(
 
 
 @needs_compiler
+@pytest.mark.parametrize("total", [15_360, 81_559, 143_771])
+def test_a_gpu_that_others_hold_is_told_as_vllm_tells_it(
+    tmp_path: Path, on: Any, total: int
+) -> None:
+    small = sparse(tmp_path / "m", Shape(64, 2, 4, 2, 128))
+    taken = recorded.gpu(0, "H", recorded.H100, total=total, free=total // 10)
+    free = recorded.gpu(1, "H", recorded.H100, total=total, free=total)
+    chosen = on(Recorded("580.95.05", (taken, free)), layout="split")
+    fault = judged(small, chosen, tmp_path)["vllm"]
+    assert fault.cause == "vllm.gpu-memory-utilization"
+    assert "its share of GPU 0 (H), 0.85 of " in fault.message
+
+
+@needs_compiler
+def test_memory_that_the_driver_does_not_tell_refuses_nothing(
+    tmp_path: Path, on: Any
+) -> None:
+    small = sparse(tmp_path / "m", Shape(64, 2, 4, 2, 128))
+    spark = recorded.gpu(0, "NVIDIA GB10", "12 1", total=0, free=0)
+    chosen = on(Recorded("580.95.05", (spark,)))
+    assert judged(small, chosen, tmp_path)["vllm"] == {}
+
+
+@needs_compiler
 @pytest.mark.parametrize("layout", ["split", "colocated"])
 def test_a_half_b_trains_on_a_t4(tmp_path: Path, on: Any, layout: str) -> None:
     model = sparse(tmp_path / "m", HALF_B, tie_word_embeddings=True)

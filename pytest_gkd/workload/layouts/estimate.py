@@ -187,7 +187,8 @@ def places(settings: Settings) -> dict[str, tuple[int, ...]]:
 def rooms(settings: Settings) -> dict[int | str, Room]:
     """The memory of this machine: each GPU's by its number, and the host's.
 
-    Without the GPUs where they are MIG instances: NVML tells their card's memory. Ray
+    Without the GPUs where they are MIG instances, of which NVML tells their card's
+    memory, or have the host's memory, of which it tells none (0 bytes). Ray
     gives its actors any of the GPUs, so there each counts as the roomiest one.
     """
     memory = env_memory.read_memory()
@@ -203,7 +204,7 @@ def rooms(settings: Settings) -> dict[int | str, Room]:
         HOST: Room(HOST, memory.available_bytes, limit, passing)
     }
     cards = gpus.usable().cards if settings.gpus else ()
-    if any(card.instances is not None for card in cards):
+    if any(card.instances is not None or not card.total_bytes for card in cards):
         return found
     for number, card in enumerate(cards):
         if settings.layout == "ray":
@@ -218,7 +219,7 @@ class Estimate:
     """What a job's roles take, read before any of them is made."""
 
     def __init__(self, plan: Plan, inputs: Inputs) -> None:
-        """Read headers and the free memory. See ``modelfiles.inspect`` for faults."""
+        """Read headers and the free memory. See ``model_files.inspect`` for faults."""
         self.plan = plan
         self.settings = plan.settings
         self.rooms = rooms(plan.settings)
@@ -340,14 +341,24 @@ class Estimate:
             gkd.note("memory.tight", f"It may not fit: {text}")
 
     def _judge_engine(self, room: Room) -> None:
-        """Raise where the engine's share cannot hold its weights and one sequence."""
+        """Raise where the engine's share cannot hold its weights and one sequence, or
+        is more than is free, where vLLM gives up (v1/worker/utils.py, request_memory).
+        """
         size, plan = self.sizes["student"], self.plan.engine
         ranks = self.settings.tensor_parallel_size
         one = self._sequence()
         least = size.least // ranks + one.least
-        if least <= self._claim():
-            return
         share = plan.gpu_memory_utilization
+        if least <= self._claim():
+            if room.most >= self._claim() * (1 - UNSEEN):
+                return
+            raise StageFault(
+                "vllm.gpu-memory-utilization",
+                f"the engine cannot start: its share of {room.name}, {share:g} of "
+                f"{size_text(room.total)}, is {size_text(self._claim())}, and "
+                f"{size_text(room.free)} is free",
+                facts={"place": room.name, "free_gib": _gib(room.free)},
+            )
         raise StageFault(
             "vllm.kv-cache",
             f"the engine cannot fit, by the model's files: its share of {room.name}, "
