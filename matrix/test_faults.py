@@ -171,6 +171,8 @@ def wanting(fault: FaultSpec) -> str:
     """What this machine lacks for the fault, empty for nothing."""
     if "gpu" in fault.needs and not gpus.usable().cards:
         return "needs a GPU"
+    if "shared-gpu" in fault.needs and gpus.usable().exclusive:
+        return "needs GPUs that take more than one process"
     if "cpu" in fault.needs and gpus.usable().cards:
         return "needs a machine without a GPU"
     if "mounts" in fault.needs and not host_capabilities.may_mount():

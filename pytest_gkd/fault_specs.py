@@ -27,7 +27,7 @@ class FaultSpec:
     that does it, called with ``arguments``. ``settings`` are choices that the fault
     needs, ``budget_s`` (seconds) is the stage's budget in the matrix, ``needs`` what
     the machine must have (``gpu``, ``cpu`` for no GPU, ``mounts`` for the right to
-    mount), ``exit_code``
+    mount, ``shared-gpu`` for GPUs that take more than one process), ``exit_code``
     pytest's. ``also_runs`` are stages that the matrix runs beside it and that must
     pass. ``notes`` are ids of notes that the stage must give, for what does not stop a
     job by itself; ``says`` is part of the message, or of what the terminal shows of a

@@ -366,6 +366,10 @@ def unknown_stage(name: str, origin: str, known: Iterable[str]) -> SettingsError
     )
 
 
+# Processes that hold a GPU besides the engine's ranks: trainer and teacher.
+BESIDE_THE_ENGINE = {"colocated": 0, "split": 1, "ray": 2}
+
+
 def choose_layout(
     asked: str,
     gpus: int,
@@ -388,7 +392,7 @@ def choose_layout(
         return "split", "one GPU is visible"
     if not has_ray:
         return "split", f"{gpus} GPUs are visible and Ray is not installed"
-    if exclusive and gpus < tensor_parallel_size + 2:
+    if exclusive and gpus < tensor_parallel_size + BESIDE_THE_ENGINE["ray"]:
         return "split", f"{gpus} GPUs are visible, each for one process at a time"
     return "ray", f"{gpus} GPUs are visible"
 

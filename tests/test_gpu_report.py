@@ -24,6 +24,13 @@ from pytest_gkd.processes import gpus
 
 HEAD = {**gpu_files.everything(), "gpus": [{"name": "no GPU", "count": 0}]}
 PASSES = ("colocated", "split", "split on one gpu", "ray")
+EXCLUSIVE_PAIR = Recorded(
+    "535.129.03",
+    tuple(
+        recorded.gpu(n, "NVIDIA A100-SXM4-80GB", recorded.A100, mode=3)
+        for n in range(2)
+    ),
+)
 
 
 # -- the plan ----------------------------------------------------------------------
@@ -80,6 +87,7 @@ def layouts(made: Plan) -> list[str]:
             ["colocated", "split", "ray", "split on one gpu"],
         ),
         (recorded.EXCLUSIVE, ["colocated"]),
+        (EXCLUSIVE_PAIR, ["colocated", "split"]),
         (recorded.MIG, ["colocated", "split", "ray"]),
         (recorded.MIG_R570, ["colocated", "split", "ray"]),
     ],
@@ -112,6 +120,12 @@ def test_everything_else_that_needs_a_gpu_is_run_or_said_to_be_left_out(
     assert "busy gpu" in machine(recorded.MIG).plan().left_out
     alone = machine(recorded.EXCLUSIVE).plan().left_out
     assert alone["fault vllm:gpu-memory-taken"] == alone["split, cold"]
+    pair = machine(EXCLUSIVE_PAIR).plan()
+    assert set(pair.left_out) == {
+        *("ray, cold", "ray, warm", "split on one gpu, cold", "split on one gpu, warm"),
+        *("fault nccl:one-gpu", "fault vllm:gpu-memory-taken"),
+    }
+    assert set(pair.left_out.values()) == {gpu_runs.ONE_PROCESS}
 
 
 @needs_compiler
@@ -136,6 +150,29 @@ def test_the_first_gpu_that_the_user_chose_is_the_one_gpu(
     visible = {run.visible for run in made.runs if run.name.startswith("split on")}
     assert visible == {"3"}
     assert {run.visible for run in made.runs} == {None, "3"}
+
+
+@needs_compiler
+def test_memory_that_the_driver_does_not_tell_is_not_given_back(
+    machine: type[Machine],
+) -> None:
+    usable = machine(
+        Recorded("580.95.05", (recorded.gpu(0, "GB10", "12 1", total=0, free=0),))
+    ).usable
+    run = {"used_before_mib": gpu_runs._used(), "used_after_mib": gpu_runs._used()}
+    assert result_page.given_back(run) is None
+    assert gpu_runs.describe(usable)["gpus"][0]["memory_mib"] is None
+
+
+def test_of_a_package_that_is_there_twice_the_one_that_is_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in ("1.0", "2.1"):
+        info = tmp_path / version / f"torch-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Name: torch\nVersion: {version}\n")
+        monkeypatch.syspath_prepend(str(tmp_path / version))
+    assert gpu_runs._versions()["torch"] == "2.1"
 
 
 @needs_compiler
@@ -179,6 +216,19 @@ def test_cold_runs_share_their_kernels_with_the_warm_run_only(
         assert Path(made[0][name]).is_dir()
 
 
+@pytest.mark.parametrize("packaged", [True, False])
+def test_ready_made_kernels_are_those_of_their_package_or_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packaged: bool
+) -> None:
+    monkeypatch.delenv("FLASHINFER_CUBIN_DIR", raising=False)
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", "/the/users")
+    if packaged:
+        (tmp_path / "flashinfer_cubin.py").touch()
+        monkeypatch.syspath_prepend(str(tmp_path))
+    given = gpu_runs._environment(Run("one"), tmp_path).get("FLASHINFER_CUBIN_DIR")
+    assert given == (None if packaged else "/the/users/.cache/flashinfer/cubins")
+
+
 # -- nccl-tests ----------------------------------------------------------------------
 
 TABLE = """
@@ -203,13 +253,19 @@ def test_nccl_tests_are_run_where_they_are_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert gpu_runs.nccl_tests(2) is None
+    said: list[str] = []
+    assert gpu_runs.nccl_tests(2, said.append) is None
+    assert said == []
     program = tmp_path / "all_reduce_perf"
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ncat <<E\n{TABLE}E\n')
     program.chmod(0o755)
-    assert gpu_runs.nccl_tests(1) is None
-    assert gpu_runs.nccl_tests(2) == {"4096": 0.61, "65536": 8.19}
+    assert gpu_runs.nccl_tests(1, said.append) is None
+    assert gpu_runs.nccl_tests(2, said.append) == {"4096": 0.61, "65536": 8.19}
+    assert said == [str(program)]
     assert "-g 2" in (tmp_path / "asked").read_text()
+    program.write_text(program.read_text() + "exit 3\n")
+    assert gpu_runs.nccl_tests(2, said.append) is None
+    assert said[-1] == "    left out: it ended with 3"
 
 
 # -- the file ------------------------------------------------------------------------
@@ -293,6 +349,13 @@ def test_gpus_that_cannot_be_used_are_told(
     assert list(place.iterdir()) == []
 
 
+@needs_compiler
+def test_mig_without_an_instance_is_told(machine: type[Machine]) -> None:
+    bare = Recorded("535.129.03", (recorded.gpu(0, "A100", recorded.A100, mig=1),))
+    with pytest.raises(gpu_runs.NotHereError, match="MIG is on, and no GPU has an"):
+        gpu_runs.check(machine(bare).usable)
+
+
 # -- real runs, on this machine's CPU --------------------------------------------------
 
 
@@ -364,6 +427,25 @@ def test_what_did_not_end_as_it_should_is_told_and_its_report_kept(
     assert any(str(kept) in line for line in said)
 
 
+def test_nothing_beside_the_file_of_a_stage_changes_its_run(
+    tmp_path: Path, temporary: Path
+) -> None:
+    place = tmp_path / "project/site-packages"
+    place.mkdir(parents=True)
+    (tmp_path / "project/pytest.ini").write_text("[pytest]\naddopts = -k no_test\n")
+    (place / "probe_stage.py").write_text(QUICK)
+    probe = str(place / "probe_stage.py")
+    good, _, said = on_cpu(tmp_path, (Run("busy gpu", ("busy_gpu",), files=(probe,)),))
+    assert good, said
+
+
+QUICK = """
+import pytest
+
+@pytest.mark.gkd_stage("busy_gpu")
+def test_busy_gpu(gkd):
+    pass
+"""
 PROGRAM = """
 import sys
 from pathlib import Path

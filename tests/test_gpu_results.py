@@ -15,6 +15,7 @@ import pytest
 import recorded
 from gpu_files import H100
 
+from pytest_gkd.diagnosis import catalogue
 from pytest_gkd.gpu_report import result_files, result_page
 from pytest_gkd.gpu_report.result_files import UNVERIFIED, Result, ResultError
 
@@ -77,6 +78,8 @@ def test_what_was_scrubbed_can_be_read_again(tmp_path: Path) -> None:
         (lambda f: f["runs"][1].update(seconds="soon"), "runs[1].seconds"),
         (lambda f: f["gpus"][0].update(name="a/b"), "gpus[0].name"),
         (lambda f: f.update(links=[]), "links"),
+        (lambda f: f.update(versions=None), "versions"),
+        (lambda f: f["runs"][0].update(stages=None), "runs[0].stages"),
         (lambda f: f.update(schema=2), "schema 1"),
     ],
 )
@@ -100,6 +103,11 @@ def test_what_is_no_report_is_refused_by_name(tmp_path: Path, text: str) -> None
 def test_the_name_of_a_file_says_what_it_is_of() -> None:
     name = result_files.file_name(gpu_files.everything())
     assert name == "nvidia-h100-80gb-hbm3-0.33.0-2.13.0+cu130"
+
+
+def test_every_cause_has_a_place_in_a_file() -> None:
+    causes = catalogue.load().rules
+    assert [one for one in causes if not result_files.CAUSE.fullmatch(one)] == []
 
 
 # -- the page ------------------------------------------------------------------------
@@ -128,6 +136,17 @@ def test_runs_on_a_cpu_show_nothing_of_a_gpu(title: str) -> None:
             run |= {"gpus": 0, "used_before_mib": [], "used_after_mib": []}
 
     assert cell(title, on_cpu) == result_page.NOT_RUN
+
+
+def test_a_stage_that_failed_is_told_though_another_never_began() -> None:
+    def fail(found: dict[str, Any]) -> None:
+        for run in found["runs"]:
+            for stage in run["stages"] if run["layout"] == "ray" else ():
+                failed = stage["name"] == "weight_sync"
+                stage["outcome"] = "failed" if failed else "blocked"
+
+    title = "weight_sync and training_step: ray"
+    assert cell(title, fail) == f"FAILED on {MACHINE}"
 
 
 @pytest.mark.parametrize("title", CHECKS)

@@ -12,7 +12,7 @@ from pytest_gkd.clock import monotonic
 from pytest_gkd.stage_api import StageContext
 
 # A stage of this budget in whose processes nothing moves was seen to be ended after
-# 41 s (stillness.py); on a GPU that is at work it must not be.
+# 41 s (processes/stall.py); on a GPU that is at work it must not be.
 BUDGET_S = 100
 WAIT_S = 75.0
 LEAST_S = 60.0

@@ -20,14 +20,14 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
 from pytest_gkd import fault_specs
 from pytest_gkd.clock import monotonic
 from pytest_gkd.gpu_report import result_files, result_page
-from pytest_gkd.options import choose_layout
+from pytest_gkd.options import BESIDE_THE_ENGINE, choose_layout
 from pytest_gkd.processes import gpus, host_capabilities, tree
 from pytest_gkd.stage_specs import BY_NAME, LAYOUTS
 
@@ -48,6 +48,7 @@ NOT_HANDED_ON = ("GITHUB_STEP_SUMMARY", "GITHUB_ACTIONS")
 BESIDE_S = 600.0
 ENDS = ((signal.SIGINT, 90.0), (signal.SIGTERM, 60.0), (signal.SIGKILL, 10.0))
 SETTLE_S = 10.0
+ONE_PROCESS = "each GPU takes one process at a time"
 NCCL_TESTS = "all_reduce_perf"
 NCCL_TESTS_S = 300.0
 
@@ -105,10 +106,13 @@ def plan(usable: gpus.Usable, *, has_ray: bool, may_mount: bool) -> Plan:
         else:
             runs += _passes(layout, layout)
     mig = any(card.instances is not None for card in usable.cards)
-    if usable.ranks > 1 and not fits["split"] and not mig:
+    one_gpu = "split on one gpu"
+    if usable.ranks > 1 and usable.exclusive:
+        left_out[f"{one_gpu}, cold"] = left_out[f"{one_gpu}, warm"] = ONE_PROCESS
+    elif usable.ranks > 1 and not mig:
         given = os.environ.get("CUDA_VISIBLE_DEVICES")
         first = "0" if given is None else given.split(",")[0].strip()
-        runs += _passes("split on one gpu", "split", visible=first)
+        runs += _passes(one_gpu, "split", visible=first)
 
     chosen, _ = choose_layout(
         "auto", usable.ranks, has_ray=has_ray, exclusive=usable.exclusive
@@ -150,14 +154,11 @@ def plan(usable: gpus.Usable, *, has_ray: bool, may_mount: bool) -> Plan:
 
 def _layouts(usable: gpus.Usable, has_ray: bool) -> dict[str, str]:
     """Why a layout does not fit this machine, by layout; empty where it does."""
-    one_process = usable.exclusive and "each GPU takes one process at a time"
-    return {
-        "colocated": "",
-        "split": one_process or "" if usable.ranks < 2 else "",
-        "ray": "Ray is not installed"
-        if not has_ray
-        else (one_process or "" if usable.ranks < 3 else ""),
+    found = {
+        layout: ONE_PROCESS if usable.exclusive and usable.ranks < 1 + others else ""
+        for layout, others in BESIDE_THE_ENGINE.items()
     }
+    return found if has_ray else {**found, "ray": "Ray is not installed"}
 
 
 def _passes(name: str, layout: str, visible: str | None = None) -> Iterator[Run]:
@@ -181,6 +182,8 @@ def _lacks(
 ) -> str:
     if "mounts" in spec.needs and not may_mount:
         return "needs the right to mount"
+    if "shared-gpu" in spec.needs and usable.exclusive:
+        return ONE_PROCESS
     ranks = 2 if spec.stage == "nccl" else 1
     if usable.ranks < ranks:
         return f"needs {ranks} GPUs"
@@ -211,13 +214,15 @@ def perform(run: Run, work: Path) -> tuple[dict[str, Any], bool]:
     base = work / f"run{len(list(work.glob('run*')))}"
     base.mkdir()
     (base / "pytest.ini").write_text("[pytest]\n")  # else one above it would be read
+    for file in run.files:  # else the ini above its place would be
+        shutil.copy(file, base)
     report = base / "report"
     command = [
         *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
         f"--gkd-stages={','.join(run.stages)}",
         f"--gkd-report={report}",
         *run.options,
-        *run.files,
+        *(Path(file).name for file in run.files),
     ]
     before = _used()
     started = monotonic()
@@ -276,10 +281,12 @@ def _environment(run: Run, work: Path) -> dict[str, str]:
         place.mkdir(parents=True, exist_ok=True)
         mine[name] = str(place)
     # FlashInfer looks for ready-made kernels in the same place, and downloads what is
-    # not there (flashinfer/jit/env.py).
-    with contextlib.suppress(RuntimeError):  # there is no home directory
-        base = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home())
-        mine.setdefault("FLASHINFER_CUBIN_DIR", str(base / ".cache/flashinfer/cubins"))
+    # not there, unless a package has them (flashinfer/jit/env.py).
+    if util.find_spec("flashinfer_cubin") is None:
+        with contextlib.suppress(RuntimeError):  # there is no home directory
+            base = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home())
+            place = base / ".cache/flashinfer/cubins"
+            mine.setdefault("FLASHINFER_CUBIN_DIR", str(place))
     if run.visible is not None:
         mine["CUDA_VISIBLE_DEVICES"] = run.visible
     return mine
@@ -301,7 +308,12 @@ def _cards() -> tuple[gpus.Card, ...]:
 
 
 def _used() -> list[int]:
-    return [(card.total_bytes - card.free_bytes) >> 20 for card in _cards()]
+    """MiB of each GPU; empty where NVML does not tell, as of a GB10, which shares the
+    host's memory."""
+    cards = _cards()
+    if not all(card.total_bytes for card in cards):
+        return []
+    return [(card.total_bytes - card.free_bytes) >> 20 for card in cards]
 
 
 def _settled(before: Sequence[int]) -> list[int]:
@@ -321,14 +333,16 @@ def _settled(before: Sequence[int]) -> list[int]:
 # -- nccl-tests --------------------------------------------------------------------
 
 
-def nccl_tests(ranks: int) -> dict[str, float] | None:
+def nccl_tests(ranks: int, say: Callable[[str], None]) -> dict[str, float] | None:
     """Bus bandwidth by nccl-tests' all_reduce_perf, if it is on PATH.
 
-    GB/s by size in bytes; None where there is no such program or fewer than two GPUs.
+    GB/s by size in bytes; None where there is no such program or fewer than two GPUs,
+    and, which is told, where it failed: it also does where a sum was wrong.
     """
     program = shutil.which(NCCL_TESTS)
     if program is None or ranks < 2:
         return None
+    say(program)
     sizes = ("-b", "4K", "-e", "1G", "-f", "4")
     try:
         done = subprocess.run(
@@ -340,7 +354,11 @@ def nccl_tests(ranks: int) -> dict[str, float] | None:
             check=False,
             preexec_fn=tree.die_with_parent,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.TimeoutExpired) as error:
+        say(f"    left out: {error}")
+        return None
+    if done.returncode:
+        say(f"    left out: it ended with {done.returncode}")
         return None
     return bandwidths(done.stdout.decode("utf-8", "replace"))
 
@@ -374,7 +392,7 @@ def describe(usable: gpus.Usable) -> dict[str, Any]:
             instances = sum(one.index == card.index for one in usable.cards)
         kind = {
             "name": card.name,
-            "memory_mib": card.total_bytes >> 20,
+            "memory_mib": card.total_bytes >> 20 or None,
             "capability": ".".join(map(str, card.capability)),
             "exclusive": card.exclusive,
             "mig_instances": instances,
@@ -392,8 +410,9 @@ def describe(usable: gpus.Usable) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    named = ((d.metadata["Name"] or "", d.version) for d in metadata.distributions())
-    found = {name.lower(): version for name, version in named}
+    named = [(d.metadata["Name"] or "", d.version) for d in metadata.distributions()]
+    # Of one name twice the first is imported, as in a venv over the system's packages.
+    found = {name.lower(): version for name, version in reversed(named)}
     return {
         n: v for n, v in sorted(found.items()) if result_files.PACKAGES.fullmatch(n)
     }
@@ -415,7 +434,7 @@ class Report:
             "complete": False,
             "runs": [],
             "not_run": {},
-            "nccl_tests_gb_s": None,
+            "nccl_tests_gb_s": {},
         }
         self._place = place
 
@@ -458,6 +477,13 @@ def check(usable: gpus.Usable) -> None:
         shown = os.environ.get("CUDA_VISIBLE_DEVICES")
         if usable.why:
             why, fix = usable.why, "Install torch and vLLM in their builds for CUDA."
+        elif machine.cards and all(card.instances == () for card in machine.cards):
+            why = "MIG is on, and no GPU has an instance"
+            fix = (
+                "As root, make one (nvidia-smi mig -lgip lists the profiles, "
+                "nvidia-smi mig -cgi PROFILE -C makes one) or turn MIG off "
+                "(nvidia-smi -mig 0)."
+            )
         elif machine.cards:
             why = f"CUDA_VISIBLE_DEVICES={shown} hides all {len(machine.cards)} GPU(s)"
             fix = "Set it to the numbers of those to use, or not at all."
@@ -528,7 +554,7 @@ def _fill(
         kept = result_page.given_back(found) is False
         good = good and as_it_should and not kept
         say("\n".join(_told(found, as_it_should, kept)))
-    report.found["nccl_tests_gb_s"] = nccl_tests(ranks)
+    report.found["nccl_tests_gb_s"] = nccl_tests(ranks, say) or {}
     report.found["complete"] = True
     report.write()
     return good

