@@ -80,7 +80,9 @@ def test_what_is_no_import_is_held_to_the_budget_all_the_same(tmp_path: Path) ->
 
 def test_an_import_that_hangs_is_found_as_such(tmp_path: Path) -> None:
     package(tmp_path, hangs_at=4)
-    stage = run(tmp_path, "import slow_package", 4.0)
+    # Long enough that the first of the two looks finds it where the second one does,
+    # also where the machine is so busy that what is told arrives seconds later.
+    stage = run(tmp_path, "import slow_package", 12.0)
     assert stage["outcome"] == "timeout"
     assert stage["diagnosis"]["cause"] == "env.import-stuck", stage["text"]
     assert stage["duration_s"] < 60
@@ -169,7 +171,7 @@ def test_imports_at_the_same_time_count_once(tmp_path: Path) -> None:
 def test_an_import_that_hangs_in_a_child_is_given_no_time(tmp_path: Path) -> None:
     package(tmp_path, hangs_at=2)
     work = "subprocess.run([sys.executable, '-c', 'import slow_package'])"
-    stage = run(tmp_path, f"import subprocess, sys; {work}", 4.0)
+    stage = run(tmp_path, f"import subprocess, sys; {work}", 8.0)
     assert stage["outcome"] == "timeout"
     assert stage["duration_s"] < 30
     assert stage["diagnosis"]["cause"] == "env.import-stuck", stage["text"]

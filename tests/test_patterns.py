@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from pathlib import Path
@@ -74,7 +75,8 @@ def test_a_stage_that_prints_hostile_lines_is_diagnosed() -> None:
 
 def test_other_threads_run_while_a_long_text_is_searched() -> None:
     slow = Pattern(rb"(?:a?){300}[ab]{0,300}c")
-    text = b"ab" * (1 << 20)
+    # Of a second or so: at random, so that no state of the search comes again.
+    text = bytes(random.Random(1).choices(b"ab", k=1 << 17))
     over = threading.Event()
     turns = 0
 
@@ -90,7 +92,8 @@ def test_other_threads_run_while_a_long_text_is_searched() -> None:
     during = turns - before
     over.set()
     counter.join()
-    assert during >= 3
+    # Hundreds where it may run; with the lock held two, at the search's two ends.
+    assert during >= 20
 
 
 def test_a_find_with_unless_in_its_words_does_not_count_but_the_next_may() -> None:
