@@ -400,21 +400,19 @@ def freezer(tmp_path: Path) -> Iterator[Path]:
     group.rmdir()
 
 
-@root_only
-def test_a_worker_that_does_not_die_gets_its_verdict_and_the_run_goes_on(
-    tmp_path: Path, freezer: Path
-) -> None:
+def run_beside(place: Path, group: Path, name: str, code: str) -> Run:
+    """A stage that freezes what it does not outlive, and one after it, which passes."""
     write(
-        tmp_path,
+        place,
         f"""
 import os, time
 from pathlib import Path
 import pytest
 
-@pytest.mark.gkd_stage("frozen", lane="probe", timeout=3)
-def test_frozen():
-    group = Path("{freezer}")
-    (group / "cgroup.procs").write_text(str(os.getpid()))
+@pytest.mark.gkd_stage("{name}", lane="probe", timeout=3)
+def test_{name}():
+    group = Path("{group}")
+    {code}
     (group / "freezer.state").write_text("FROZEN")
     time.sleep(600)
 
@@ -424,16 +422,25 @@ def test_after():
 """,
     )
     run = Run(
-        tmp_path,
-        "--gkd-stages=frozen,after",
+        place,
+        f"--gkd-stages={name},after",
         "--junitxml=j.xml",
         "test_probe.py",
-        # It would hold the pipe that a test reads to its end.
+        # What is frozen would hold the pipe that a test reads to its end.
         before=("sh", "-c", 'exec "$@" >out.txt 2>&1', "sh"),
         limit_s=300,
     )
-    assert run.outcomes() == {"frozen": "timeout", "after": "passed"}
+    assert run.outcomes() == {name: "timeout", "after": "passed"}
     assert run.code == pytest.ExitCode.TESTS_FAILED
+    return run
+
+
+@root_only
+def test_a_worker_that_does_not_die_gets_its_verdict_and_the_run_goes_on(
+    tmp_path: Path, freezer: Path
+) -> None:
+    joins = '(group / "cgroup.procs").write_text(str(os.getpid()))'
+    run = run_beside(tmp_path, freezer, "frozen", joins)
     assert len(list(ET.parse(tmp_path / "j.xml").iter("testcase"))) == 2
     notes = " ".join(run.report["notes"])
     assert "the process of frozen, which SIGKILL does not end" in notes
@@ -444,37 +451,11 @@ def test_after():
 def test_a_child_that_does_not_die_and_holds_a_dead_workers_pipe_stops_no_run(
     tmp_path: Path, freezer: Path
 ) -> None:
-    write(
-        tmp_path,
-        f"""
-import os, time
-from pathlib import Path
-import pytest
-
-@pytest.mark.gkd_stage("forks", lane="probe", timeout=3)
-def test_forks():
-    group = Path("{freezer}")
-    child = os.fork()
+    forks = """child = os.fork()
     if not child:
         time.sleep(600)
-    (group / "cgroup.procs").write_text(str(child))
-    (group / "freezer.state").write_text("FROZEN")
-    time.sleep(600)
-
-@pytest.mark.gkd_stage("after", lane="probe", timeout=30)
-def test_after():
-    pass
-""",
-    )
-    run = Run(
-        tmp_path,
-        "--gkd-stages=forks,after",
-        "test_probe.py",
-        before=("sh", "-c", 'exec "$@" >out.txt 2>&1', "sh"),
-        limit_s=300,
-    )
-    assert run.outcomes() == {"forks": "timeout", "after": "passed"}
-    assert run.code == pytest.ExitCode.TESTS_FAILED
+    (group / "cgroup.procs").write_text(str(child))"""
+    run = run_beside(tmp_path, freezer, "forks", forks)
     assert "could not end: " in " ".join(run.report["notes"])
 
 

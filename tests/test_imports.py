@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_plugin import Run
 
 from pytest_gkd.options import Settings
 from pytest_gkd.processes.import_clock import FOLDER, STARTUP, ImportClock
@@ -46,13 +47,9 @@ def package(place: Path, *, hangs_at: int | None = None) -> None:
 def run(place: Path, work: str, budget_s: float = 2.0, *args: str) -> dict[str, Any]:
     text = PROBE.format(work=work, budget_s=budget_s)
     (place / "test_probe.py").write_text(text)
-    command = [sys.executable, "-m", "pytest", "--gkd-stages=probe", "test_probe.py"]
-    done = subprocess.run(
-        [*command, *args], cwd=place, capture_output=True, text=True, timeout=180
-    )
-    report = json.loads((place / ".gkd/last/report.json").read_text())
-    (stage,) = report["stages"]
-    return {**stage, "text": " ".join((done.stdout + done.stderr).split())}
+    done = Run(place, "--gkd-stages=probe", "test_probe.py", *args)
+    (stage,) = done.report["stages"]
+    return {**stage, "text": " ".join(done.text.split())}
 
 
 @pytest.mark.parametrize("args", [(), ("-n0",), ("-p", "no:timeout")])

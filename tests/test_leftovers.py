@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+from test_plugin import Run
 
 from pytest_gkd.processes import procfs
 
@@ -96,25 +94,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("left")
     (place / "test_left.py").write_text(STAGES)
     names = "leaves,looks,shares,uses,fails,after,dies,finds"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            f"--gkd-stages={names}",
-            "test_left.py",
-        ],
-        cwd=place,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    found: dict[str, Any] = json.loads((place / ".gkd/last/report.json").read_text())
-    found["out"] = done.stdout
-    return found
+    run = Run(place, f"--gkd-stages={names}", "test_left.py")
+    return {**run.report, "out": run.out}
 
 
 def stage(report: dict[str, Any], name: str) -> dict[str, Any]:
