@@ -14,16 +14,16 @@ from typing import Any
 
 import make
 
-from pytest_gkd import model_page
-
 KEPT = ("failed", "cause", "difference_nats", "run_s")
 
 
 def main(machine: str) -> None:
     """Write the file, without the messages, which hold paths of the machine."""
     root = Path(__file__).parent.parent
-    recorded = model_page.read_runs(root / "docs")
-    runs: dict[str, dict[str, Any]] = recorded.get("models", {})
+    record = root / "docs/model-runs.json"
+    runs: dict[str, dict[str, Any]] = (
+        json.loads(record.read_text())["models"] if record.exists() else {}
+    )
     for path in root.glob(".gkd/models/*.json"):
         entry = json.loads(path.read_text())
         kept = {key: entry[key] for key in KEPT}
@@ -37,8 +37,7 @@ def main(machine: str) -> None:
                 run |= {"whose": known.get("whose"), "why": known.get("why")}
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     kept = {"machine": machine, "date": today, "models": runs}
-    text = json.dumps(kept, indent=1) + "\n"
-    (root / "docs" / model_page.RUNS).write_text(text)
+    record.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ import importlib
 import inspect
 from pathlib import Path
 
+import fault_page
 import pytest
 
-from pytest_gkd import fault_page, fault_specs
+from pytest_gkd import fault_specs
 from pytest_gkd.diagnosis import catalogue
 from pytest_gkd.fault_specs import FaultSpec
 from pytest_gkd.options import Settings

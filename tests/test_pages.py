@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import model_page
+import pages
 import pytest
 
-from pytest_gkd import model_page, pages
 from pytest_gkd.diagnosis import catalogue
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -14,7 +15,7 @@ CATALOGUE = catalogue.load()
 
 
 def test_the_pages_are_up_to_date() -> None:
-    assert pages.stale(CATALOGUE, DOCS) == [], "run python -m pytest_gkd.pages docs"
+    assert pages.stale(CATALOGUE, DOCS) == [], "run python tools/pages.py docs"
 
 
 def test_a_changed_page_is_found_and_written_again(tmp_path: Path) -> None:

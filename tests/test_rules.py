@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pages
 import pytest
 
-from pytest_gkd import pages
 from pytest_gkd.diagnosis import catalogue
 from pytest_gkd.diagnosis import log_report as diagnose_pages
 from pytest_gkd.diagnosis.catalogue import Rule, RuleError, Signature

@@ -9,7 +9,7 @@ from typing import Any
 from pytest_gkd import fault_specs
 from pytest_gkd.gpu_report.result_files import BUSY, Result, as_expected
 
-NOTE = "<!-- Made by python -m pytest_gkd.pages from gpu-results/; do not edit. -->"
+NOTE = "<!-- Made by python tools/pages.py from gpu-results/; do not edit. -->"
 NOT_RUN = "not run"
 # A driver's own use of a GPU may differ by so much between two looks.
 GIVEN_BACK_MIB = 64

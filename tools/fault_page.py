@@ -1,4 +1,4 @@
-"""What does the page of faults say? Made from the faults and from a matrix run."""
+"""Make the page of faults from the faults and from a matrix run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 from pytest_gkd.fault_specs import FaultSpec
 from pytest_gkd.stage_specs import BY_NAME
 
-NOTE = (
-    "<!-- Made by python -m pytest_gkd.pages from pytest_gkd/faults; do not edit. -->"
-)
+NOTE = "<!-- Made by python tools/pages.py from pytest_gkd/faults; do not edit. -->"
 TIMES = "fault-times.json"
 ORDER = (*BY_NAME, "any")
 INTRO = """
@@ -55,11 +53,6 @@ def page(faults: Iterable[FaultSpec], recorded: Mapping[str, Any]) -> str:
         lines += [_row(fault, recorded) for fault in by_group[group]]
         lines.append("")
     return "\n".join(lines)
-
-
-NOTE = (
-    "<!-- Made by python -m pytest_gkd.pages from pytest_gkd/faults; do not edit. -->"
-)
 
 
 def _row(fault: FaultSpec, recorded: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What does the page of models say? Made from what runs of them found."""
+"""Make the page of models from what runs of them found."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-NOTE = "<!-- Made by python -m pytest_gkd.pages from model-runs.json; do not edit. -->"
+NOTE = "<!-- Made by python tools/pages.py from model-runs.json; do not edit. -->"
 RUNS = "model-runs.json"
 LAYOUTS = ("colocated", "split", "ray")
 INTRO = """

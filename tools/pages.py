@@ -1,6 +1,6 @@
-"""What do the documentation pages of the catalogue say? All are made from the rules.
+"""Make the documentation pages from the catalogue, the faults and recorded runs.
 
-``python -m pytest_gkd.pages docs`` writes them, ``--check`` says which are out of date.
+``python tools/pages.py docs`` writes them, ``--check`` says which are out of date.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pytest_gkd import fault_page, fault_specs, model_page
+import fault_page
+import model_page
+
+from pytest_gkd import fault_specs
 from pytest_gkd.diagnosis.catalogue import CAPITALS, Catalogue, Fix, Rule, formed, load
 from pytest_gkd.gpu_report import result_files, result_page
 
-MADE = "python -m pytest_gkd.pages"
+MADE = "python tools/pages.py"
 NOTE = f"<!-- Made from the advice files by {MADE}; do not edit. -->"
 # The quick card: what is met most often, in the order in which a run comes to it.
 CARD = (
