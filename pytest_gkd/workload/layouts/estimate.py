@@ -237,7 +237,8 @@ class Estimate:
     def check(self, gkd: StageContext) -> None:
         """Refuse a stage that cannot fit, note one that may not, record the sums.
 
-        Raises StageFault ``vllm.kv-cache``, ``cuda.oom`` or ``env.host-oom``.
+        Raises StageFault ``vllm.kv-cache``, ``vllm.gpu-memory-utilization``,
+        ``cuda.oom`` or ``env.host-oom``.
         """
         needs = self.needs(gkd.stage)
         told = {
