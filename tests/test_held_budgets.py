@@ -456,6 +456,8 @@ def test_a_child_that_does_not_die_and_holds_a_dead_workers_pipe_stops_no_run(
         time.sleep(600)
     (group / "cgroup.procs").write_text(str(child))"""
     run = run_beside(tmp_path, freezer, "forks", forks)
+    # Where it had its verdict already: ", then did not close within 15 s".
+    assert run.stage("forks")["message"].startswith("not finished within 3 s")
     assert "could not end: " in " ".join(run.report["notes"])
 
 

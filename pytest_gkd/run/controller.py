@@ -523,7 +523,7 @@ class StageController:
         closing = record.outcome is not None or record.ended_with == PASSED
         raised = bool(record.raised) and not closing
         report.when = "teardown" if closing else "call"
-        record.message = closing_message(overrun, died) if closing else died
+        record.message = closing_message(record, overrun, died) if closing else died
         if raised:
             record.message = raised_message(record.raised, overrun, died)
         if record.duration_s is None or not raised:

@@ -18,7 +18,7 @@ from pytest_gkd import sanitize
 from pytest_gkd.diagnosis.diagnose import TextSource
 from pytest_gkd.processes import tree
 from pytest_gkd.report import render
-from pytest_gkd.report.record import StageRecord
+from pytest_gkd.report.record import FAILED, TIMEOUT, StageRecord
 from pytest_gkd.run.watchdog import Overrun
 
 # What JUnit gets of a value, of a text and of all texts, in characters.
@@ -111,11 +111,13 @@ def add_to_junit(config: pytest.Config, report: pytest.TestReport) -> None:
         xml.pytest_runtest_logreport(report)
 
 
-def closing_message(overrun: Overrun | None, died: str) -> str:
-    """What is wrong with a stage that had passed before its process was ended."""
+def closing_message(record: StageRecord, overrun: Overrun | None, died: str) -> str:
+    """What is wrong with a stage that had its verdict when its process was ended."""
+    failed = record.outcome in (FAILED, TIMEOUT)
+    verdict = record.message if failed and record.message else "it passed"
     if overrun is None:
-        return f"it passed, then while it closed {died}"
-    return f"it passed, then did not close within {render.budget(overrun.limit_s)}"
+        return f"{verdict}, then while it closed {died}"
+    return f"{verdict}, then did not close within {render.budget(overrun.limit_s)}"
 
 
 def raised_message(raised: str, overrun: Overrun | None, died: str) -> str:
