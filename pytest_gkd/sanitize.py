@@ -106,6 +106,10 @@ _HARMLESS = {
     *("cache", "data", "column", "public", "fn", "image", "foreign", "dict", "row"),
 }
 _BLANK = re.compile(rf"(?:{'|'.join(_KINDS)})?(?:\.+|…|[xX]{{3,}})")
+# A variable in a shell's or make's way, a conversion as %s, or the next option.
+_NO_VALUE = re.compile(
+    r"\$(?:[A-Z_][A-Z0-9_]*$|[{(])|%(?:[a-z(]|\w+%)|--?[a-z][a-z-]*(?:=|$)"
+)
 _NOTHING = {"none", "null", "true", "false", "unset", "not", "is", "was"}
 _CREDENTIAL = re.compile(r"(?=\D*\d)(?=.*[A-Za-z])[\w.~+/=-]{8,}")
 
@@ -241,7 +245,8 @@ def names_secret(name: str, value: str | None = None) -> bool:
     if value is not None and (
         bare.lower() in {*_NOTHING, ""}
         or _BLANK.fullmatch(bare)
-        or bare[0] in "<[{($%*-"
+        or bare[0] in "<[{(*"
+        or _NO_VALUE.match(bare)
         or re.fullmatch(r"[\w:/.-]*\*{3}.{0,2}", bare)
     ):
         return False

@@ -165,6 +165,12 @@ def test_secrets_are_masked_by_their_key_too() -> None:
     }
 
 
+@pytest.mark.parametrize("secret", ["$ecret9", "-s3cretword", "%9Ab7secret"])
+def test_a_secret_may_begin_as_a_placeholder_does(secret: str) -> None:
+    assert secret not in sanitize.line(f"password={secret} host=x")
+    assert secret not in sanitize.line(f"--api-key {secret}")
+
+
 def test_a_secret_of_this_process_is_masked_bare() -> None:
     secret = "0a1b2c3d" * 5
     said = f"saw {secret}! in /home/me/job1/run2"
