@@ -21,6 +21,7 @@ from pathlib import Path
 
 from pytest_gkd.diagnosis import catalogue as rules
 from pytest_gkd.diagnosis import logs, scan
+from pytest_gkd.diagnosis.logs import LogReport
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Count:
     third: int = 0
     verdict: int = 0
 
-    def add(self, expected: str, report: logs.LogReport) -> bool:
+    def add(self, expected: str, report: LogReport) -> bool:
         """Count one log; whether the first answer is right."""
         answers = [one.cause for one in report.causes] or [report.verdict]
         if report.verdict == "hung":

@@ -6,8 +6,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-
-from tests.test_plugin import Run, write
+from test_plugin import Run, write
 
 # What a shell starts in the background ignores SIGINT, and so do its children.
 INTERRUPT = """signal.signal(signal.SIGINT, signal.default_int_handler)

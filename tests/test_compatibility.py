@@ -85,7 +85,7 @@ def test_a_text_is_found_where_it_is() -> None:
 
 
 def test_what_does_not_hold_is_a_hole_and_stands_out() -> None:
-    given = {
+    given: dict[str, Any] = {
         "releases": {"vllm": ["0.9.0", "0.10.0"]},
         "vllm": [
             {"file": ["a.py"], "name": "x", "used": "engine.py", "since": "0.10.0"}

@@ -15,7 +15,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -1030,7 +1030,7 @@ def test_a_feather_file_is_an_arrow_file_and_its_first_version_is_refused(
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
 def test_a_tar_archive_is_to_be_unpacked(
-    tmp_path: Path, write: Write, mode: str
+    tmp_path: Path, write: Write, mode: Literal["w", "w:gz"]
 ) -> None:
     path = tmp_path / "shard.tar"
     with tarfile.open(path, mode) as archive:
@@ -1195,7 +1195,12 @@ def test_objects_over_several_lines_are_cut_by_datasets_in_large_files(
     json_lines.check_json(single)  # pandas' own form, which datasets reads as a whole
 
 
-LATE = {"nothing": None, "list": [], "object": {"a": None}, "absent": ...}
+LATE: dict[str, Any] = {
+    "nothing": None,
+    "list": [],
+    "object": {"a": None},
+    "absent": ...,
+}
 
 
 @pytest.mark.parametrize("early", LATE)

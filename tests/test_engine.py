@@ -25,20 +25,20 @@ def fused_model() -> Any:
     import torch
     from torch import nn
 
-    class Attention(nn.Module):
+    class Attention(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.qkv_proj = nn.Linear(4, 8)
-            self.qkv_proj.output_sizes = [4, 2, 2]  # type: ignore[assignment]
+            self.qkv_proj.output_sizes = [4, 2, 2]
             self.o_proj = nn.Linear(4, 4, bias=False)
 
-    class Model(nn.Module):
+    class Model(nn.Module):  # type: ignore[misc]
         packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}  # noqa: RUF012
 
         def __init__(self) -> None:
             super().__init__()
             self.embed = nn.Embedding(8, 4)
-            self.embed.org_vocab_size = 5  # type: ignore[assignment]
+            self.embed.org_vocab_size = 5
             self.attn = Attention()
 
     torch.manual_seed(0)

@@ -49,6 +49,12 @@ def ended(probe: Probe) -> Outcome:
     return probe.finish()
 
 
+def the_finding(outcome: Outcome) -> Finding:
+    (found,) = judge_imports(outcome)
+    assert isinstance(found, Finding)
+    return found
+
+
 def test_packages_that_import_are_no_finding(importing: MakeProbe) -> None:
     outcome = ended(importing(good="__version__ = '1.2'"))
     assert judge_imports(outcome) == []
@@ -71,7 +77,7 @@ def test_what_a_package_prints_does_not_disturb_the_events(
 def test_a_crash_names_the_package_and_the_signal(importing: MakeProbe) -> None:
     crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     outcome = ended(importing(good="", crashes=crash, after=""))
-    (fault,) = judge_imports(outcome)
+    fault = the_finding(outcome)
     assert fault.cause == "env.package-conflict"
     assert fault.message == "import crashes ended the process with SIGSEGV."
     assert fault.facts["package"] == "crashes"
@@ -87,7 +93,7 @@ def test_a_crash_keeps_the_python_stack(importing: MakeProbe) -> None:
 
 def test_a_package_that_exits_is_not_taken_for_success(importing: MakeProbe) -> None:
     outcome = ended(importing(leaves="import os; os._exit(0)"))
-    (fault,) = judge_imports(outcome)
+    fault = the_finding(outcome)
     assert fault.message == "import leaves ended the process with exit status 0."
 
 
@@ -96,7 +102,7 @@ def test_an_import_error_is_passed_on_and_the_next_package_is_tried(
 ) -> None:
     error = "raise ImportError('lib.so: undefined symbol: _ZN3c10')"
     outcome = ended(importing(broken=error, good="__version__ = '3'"))
-    (fault,) = judge_imports(outcome)
+    fault = the_finding(outcome)
     assert fault.cause == "env.package-conflict"
     assert "undefined symbol: _ZN3c10" in fault.message
     assert outcome.found("version") == "3"
@@ -106,7 +112,7 @@ def test_a_variable_that_an_import_refuses_is_told_with_all_of_the_text(
     importing: MakeProbe,
 ) -> None:
     error = "raise ValueError('\\nInvalid log settings: x, must be a comma\\nlist')"
-    (fault,) = judge_imports(ended(importing(broken=error)))
+    fault = the_finding(ended(importing(broken=error)))
     assert fault.cause == "env.variable-invalid"
     assert fault.message.endswith(
         "failed: ValueError: Invalid log settings: x, must be a comma list"
@@ -121,13 +127,13 @@ def test_one_error_that_several_packages_meet_is_one_finding(
 
 
 def test_a_package_that_is_not_there_is_missing(importing: MakeProbe) -> None:
-    (fault,) = judge_imports(ended(importing(needs="import no_such_package_here")))
+    fault = the_finding(ended(importing(needs="import no_such_package_here")))
     assert fault.cause == "env.package-missing"
     assert "no_such_package_here" in fault.message
 
 
 def test_a_module_that_moved_is_a_conflict(importing: MakeProbe) -> None:
-    (fault,) = judge_imports(ended(importing(needs="import json.no_such_module")))
+    fault = the_finding(ended(importing(needs="import json.no_such_module")))
     assert fault.cause == "env.package-conflict"
 
 
@@ -180,7 +186,7 @@ def test_an_import_that_only_waits_is_stuck_and_its_place_is_named(
     waits = "import os, time; os.write(1, b'in'); time.sleep(3600)"
     probe = importing(good="", hangs=waits)
     until(lambda: probe.output_path.read_bytes() == b"in")
-    (fault,) = judge_imports(probe.finish(20))
+    fault = the_finding(probe.finish(20))
     assert fault.cause == "env.import-stuck"
     assert fault.message.startswith("import hangs does not return")
     assert "hangs.py:1" in fault.message
@@ -189,7 +195,7 @@ def test_an_import_that_only_waits_is_stuck_and_its_place_is_named(
 def test_an_import_that_still_works_has_no_cause(importing: MakeProbe) -> None:
     probe = importing(good="", works="import os; os.write(1, b'in')\nwhile True: pass")
     until(lambda: probe.output_path.read_bytes() == b"in")
-    (fault,) = judge_imports(probe.finish())
+    fault = the_finding(probe.finish())
     assert fault.cause is None
     assert fault.message.startswith("import works had not returned")
 
@@ -251,13 +257,13 @@ def test_a_process_that_outlives_a_child_is_ended_and_named(
 
 def test_a_full_disk_is_told_whoever_meets_it(importing: MakeProbe) -> None:
     error = "raise OSError(28, 'No space left on device')"
-    (fault,) = judge_imports(ended(importing(writes=error)))
+    fault = the_finding(ended(importing(writes=error)))
     assert fault.cause == "env.disk-full"
 
 
 def test_a_child_killed_from_outside_points_to_memory(importing: MakeProbe) -> None:
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    (fault,) = judge_imports(ended(importing(eats=killed)))
+    fault = the_finding(ended(importing(eats=killed)))
     assert fault.cause == "env.host-oom"
     assert fault.facts["exit_code"] == -signal.SIGKILL
 

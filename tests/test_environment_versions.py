@@ -48,6 +48,7 @@ def test_a_missing_package_is_named_as_it_is_required() -> None:
     (fault,) = judge(Installed("torch", "2.11.0", (line,)))
     assert isinstance(fault, Finding)
     assert fault.facts["package"] == "cuda-toolkit[cublas,cudart]==12.8.1"
+    assert fault.cause
     rule = load()[fault.cause]
     fixes = diagnose.advice(rule, diagnose.STAGE_FRAMEWORKS, fault.facts)
     assert "pip install 'cuda-toolkit[cublas,cudart]==12.8.1'" in fixes[0]

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import recorded
 from recorded import EIGHT_H100, MIG_R570, ONE_H100, ONE_T4, Recorded, needs_compiler
@@ -21,6 +22,7 @@ from pytest_gkd import options
 from pytest_gkd.options import Settings
 from pytest_gkd.processes import gpus
 from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.environment import gpu
 from pytest_gkd.workload.environment import memory as env_memory
 from pytest_gkd.workload.layouts import estimate
 from pytest_gkd.workload.layouts.estimate import GIB, HOST
@@ -326,10 +328,10 @@ def test_memory_is_read_with_the_cgroups_limit_and_what_the_run_holds(
     memory = env_memory.Memory(64 * GIB, 3 * GIB, 4 * GIB)
     monkeypatch.setattr(env_memory, "read_memory", lambda: memory)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    monkeypatch.setattr(estimate.gpu, "run_pids", lambda: {child.pid, os.getpid()})
+    monkeypatch.setattr(gpu, "run_pids", lambda: {child.pid, os.getpid()})
     swap = SimpleNamespace(free=5)
-    monkeypatch.setattr(estimate.psutil, "swap_memory", lambda: swap)
-    held = estimate.psutil.Process(child.pid).memory_info().rss
+    monkeypatch.setattr(psutil, "swap_memory", lambda: swap)
+    held = psutil.Process(child.pid).memory_info().rss
     room = estimate.rooms(Settings())[HOST]
     child.communicate(b"\n")
     assert (room.free, room.total) == (3 * GIB, 4 * GIB)

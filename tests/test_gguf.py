@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -148,9 +149,9 @@ def test_what_is_no_gguf_file_is_told_by_its_first_bytes(
 def test_a_missing_package_is_named_with_its_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    find = gguf.importlib.util.find_spec
+    find = importlib.util.find_spec
     monkeypatch.setattr(
-        gguf.importlib.util,
+        importlib.util,
         "find_spec",
         lambda name: None if name == gguf.PACKAGE else find(name),
     )

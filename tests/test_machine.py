@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_gkd.processes import host_summary
+from pytest_gkd.processes import cgroup, host_summary
 
 HEAVY = ("torch", "vllm", "ray", "transformers", "datasets")
 
@@ -69,7 +69,7 @@ def test_every_limit_of_the_groups_above_is_told(
     (inner / "memory.max").write_text("max\n")
     (inner.parent / "memory.max").write_text("1073741824\n")
     (inner.parent / "cpu.max").write_text("200000 100000\n")
-    monkeypatch.setattr(host_summary.cgroup, "base", lambda: inner)
+    monkeypatch.setattr(cgroup, "base", lambda: inner)
     assert list(host_summary._limits()) == [
         f"cgroup      memory.max 1073741824 in {inner.parent}",
         f"cgroup      cpu.max 200000 100000 in {inner.parent}",

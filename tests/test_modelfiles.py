@@ -455,7 +455,7 @@ def test_an_address_that_never_answers_has_a_bound(
         asked.wait(30)
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(model_paths.socket, "getaddrinfo", drop)
+    monkeypatch.setattr(socket, "getaddrinfo", drop)
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
     monkeypatch.setenv("NO_PROXY", "*")
     with pytest.raises(StageFault, match=r"no answer in 0\.1 s"):

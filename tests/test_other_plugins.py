@@ -6,8 +6,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-
-from tests.test_plugin import Run, write
+from test_plugin import Run, write
 
 THREE = """
 import pytest

@@ -145,8 +145,12 @@ class Seen:
     packages: dict[str, Any] = field(default_factory=dict)
 
 
-ON_EIGHT = {"device": "8 GPU(s)", "ranks": tuple(range(8)), "share": 0.85}
-ON_TWO = {"device": "2 GPU(s)", "ranks": (0, 1)}
+ON_EIGHT: dict[str, Any] = {
+    "device": "8 GPU(s)",
+    "ranks": tuple(range(8)),
+    "share": 0.85,
+}
+ON_TWO: dict[str, Any] = {"device": "2 GPU(s)", "ranks": (0, 1)}
 MACHINES = {
     "one H100": Seen(recorded.ONE_H100, "split (one GPU is visible)", "1 GPU(s)", (0,)),
     "eight": Seen(

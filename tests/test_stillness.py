@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pytest_gkd.processes import stall, tree
+from pytest_gkd.processes import gpus, resource_use, stall, tree
 from pytest_gkd.processes.resource_use import Usage
 from pytest_gkd.processes.stacks import Stack
 from pytest_gkd.processes.stall import Look, Progress, QuietWatch
@@ -51,7 +52,7 @@ def test_a_tree_in_which_nothing_moved_is_stuck() -> None:
         {"pids": frozenset({7})},
     ],
 )
-def test_whatever_was_used_speaks_against_stuck(changes: dict[str, object]) -> None:
+def test_whatever_was_used_speaks_against_stuck(changes: dict[str, Any]) -> None:
     assert stall.compare(*looks(**changes)).verdict == "alive"
 
 
@@ -102,10 +103,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def watch(
     tmp_path: Path, quick: None
 ) -> Iterator[Callable[[str, float], tuple[Progress | None, QuietWatch]]]:
-    started: list[subprocess.Popen[str]] = []
+    started: list[subprocess.Popen[bytes]] = []
 
     def look(code: str, for_s: float) -> tuple[Progress | None, QuietWatch]:
-        child = subprocess.Popen([sys.executable, "-c", code])  # type: ignore[var-annotated]
+        child = subprocess.Popen([sys.executable, "-c", code])
         started.append(child)
         quiet = QuietWatch(child.pid, 5.0, tmp_path / "armed", tmp_path / "stacks")
         until = time.monotonic() + for_s
@@ -189,8 +190,8 @@ def test_a_busy_gpu_is_no_proof_of_work_in_a_collective(
 ) -> None:
     """NCCL's kernel keeps a GPU busy while it waits for a rank that never comes."""
     busy = "GPU 0 is at work (100 %)"
-    monkeypatch.setattr(stall.gpus, "at_work", lambda _: busy)
-    monkeypatch.setattr(stall.resource_use, "may_be_waiting", lambda _: "")
+    monkeypatch.setattr(gpus, "at_work", lambda _: busy)
+    monkeypatch.setattr(resource_use, "may_be_waiting", lambda _: "")
     first, second = (
         dataclasses.replace(one, stacks=(stack(7, frame),)) for one in looks()
     )

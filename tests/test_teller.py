@@ -30,7 +30,7 @@ def test_a_record_that_cannot_be_written_is_told_and_written_once_it_can(
     stage = StageRecord("data", "stages/test_data.py::test_data", "host", 20.0)
     record.stages.append(stage)
     path = tmp_path / "report.json"
-    teller = Teller(record, path, threading.RLock(), told.append, Path.exists)
+    teller = Teller(record, path, threading.RLock(), told.append, lambda _: None)
     stage.facts["deep"] = nested(levels)
     teller.write()
     assert len(told) == 1
@@ -70,7 +70,7 @@ def test_without_a_thread_a_flood_of_changes_is_not_written_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pytest_gkd.report.live.REST", 1e9)
-    written = []
+    written: list[Path] = []
     record = RunRecord("2026-01-01T00:00:00+00:00", {}, {})
     path = tmp_path / "report.json"
     teller = Teller(record, path, threading.RLock(), print, written.append)
@@ -82,7 +82,8 @@ def test_without_a_thread_a_flood_of_changes_is_not_written_one_by_one(
 def test_a_directory_that_a_stage_removes_meanwhile_is_made_anew_with_its_marker(
     tmp_path: Path,
 ) -> None:
-    path, told = tmp_path / "last/report.json", []
+    path = tmp_path / "last/report.json"
+    told: list[str] = []
     gone = tmp_path / "gone"
 
     def prepare(directory: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_the_light_way_takes_the_class_that_auto_tokenizer_takes(
     for name in ("Qwen2Tokenizer", "LlamaTokenizerFast", "PreTrainedTokenizerFast"):
         edit(
             model / "tokenizer_config.json",
-            lambda config, name=name: config.update(tokenizer_class=name),
+            methodcaller("update", tokenizer_class=name),
         )
         wanted = auto(model)
         with monkeypatch.context() as patch:

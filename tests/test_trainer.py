@@ -568,9 +568,12 @@ def test_a_teachers_answer_in_the_wrong_place_is_found(
     asked = Teacher(str(models["teacher"]), dtype=dtype)
     few, all_of_it = asked.topk(SEQUENCES, 8), asked.full(SEQUENCES)
     for shift, word in ((1, "late"), (-1, "early")):
-        arrays = [np.roll(a, shift, axis=1) for a in (few.logprobs, few.ids)]
+        logprobs, ids = (np.roll(a, shift, axis=1) for a in (few.logprobs, few.ids))
         moved = np.roll(all_of_it.logprobs, shift, axis=1)
-        for signal in (TeacherTopK(*arrays, few.mask), TeacherFull(moved, few.mask)):
+        for signal in (
+            TeacherTopK(logprobs, ids, few.mask),
+            TeacherFull(moved, few.mask),
+        ):
             with pytest.raises(StageFault, match=f"stand one token {word}") as caught:
                 answered(asked, signal)
             assert caught.value.cause == "teacher.wrong-output"
