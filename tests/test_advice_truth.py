@@ -33,6 +33,17 @@ KNOBS = sorted(
 )
 
 
+@pytest.mark.parametrize("rule", catalogue.load().rules.values(), ids=lambda r: r.id)
+def test_our_own_options_have_their_value_after_an_equals_sign(
+    rule: catalogue.Rule,
+) -> None:
+    """After a space pytest takes a path for the place to look for its ini file."""
+    flags = {option.flag for option in options.OPTIONS if option.kind != "flag"}
+    flags |= {"--gkd-timeout", "--gkd-report"}
+    for fix in rule.fixes:
+        assert not flags & set(fix.run.split()), fix.run
+
+
 def of(*kinds: str) -> list[str]:
     return [knob for knob in KNOBS if knob.partition(":")[0] in kinds]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import model_page
 import pages
 import pytest
 
-from pytest_gkd.diagnosis import catalogue
+from pytest_gkd.diagnosis import catalogue, log_report
 
 DOCS = Path(__file__).parent.parent / "docs"
 CATALOGUE = catalogue.load()
@@ -40,6 +41,43 @@ def test_every_link_leads_to_a_page(name: str) -> None:
         if target.endswith(".md"):
             # What is above docs is not made.
             assert str(folder / target) in made or (DOCS / folder / target).exists()
+
+
+CONDITIONAL = catalogue.Fix(
+    "Continue it", "kill -CONT <stopped_pid>", facts=("stopped_pid",)
+)
+GENERAL = catalogue.Fix("Dump its stacks", "py-spy dump --pid <pid>")
+
+
+def with_fixes(cause: str, *fixes: catalogue.Fix) -> catalogue.Catalogue:
+    changed = dataclasses.replace(CATALOGUE[cause], fixes=fixes)
+    return catalogue.Catalogue({**CATALOGUE.rules, cause: changed})
+
+
+@pytest.mark.parametrize("name", ["quick-card.md", "causes/README.md"])
+def test_the_first_step_is_one_that_holds_whatever_a_stage_has_seen(name: str) -> None:
+    made = pages.pages(with_fixes("sync.stuck", CONDITIONAL, GENERAL))[name]
+    (row,) = [line for line in made.splitlines() if "[sync.stuck]" in line]
+    assert "Dump its stacks" in row
+    assert "Continue it" not in row
+
+
+def test_a_fix_that_needs_a_fact_comes_last_and_says_which() -> None:
+    shown = with_fixes("sync.stuck", CONDITIONAL, GENERAL)
+    for text in (
+        pages.page(shown["sync.stuck"], shown),
+        log_report.cause_text(shown["sync.stuck"]),
+    ):
+        general, conditional = map(text.index, ("1. Dump", "2. Continue"))
+        assert general < conditional
+        assert "hen: the failed stage reported stopped_pid" in text[conditional:]
+
+
+def test_every_placeholder_is_said_to_be_one_beside_its_command() -> None:
+    shown = with_fixes("sync.stuck", GENERAL)
+    assert "`py-spy dump --pid PID` (fill in PID)" in pages.card(shown)
+    assert "   Fill in: PID.\n" in pages.page(shown["sync.stuck"], shown)
+    assert "     fill in: PID\n" in log_report.cause_text(shown["sync.stuck"])
 
 
 def test_pages_that_were_not_made_here_are_left(tmp_path: Path) -> None:

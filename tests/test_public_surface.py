@@ -232,10 +232,6 @@ def test_the_causes() -> None:
     assert known <= set(CAUSES), "a new id: add it to the list above"
 
 
-def test_no_cause_is_listed_twice() -> None:
-    assert len(CAUSES) == len(set(CAUSES))
-
-
 def test_the_keys_of_the_report() -> None:
     stage = StageRecord("data", "stages/test_data.py::test_data", "host", 20.0)
     report = RunRecord("now", {}, {}, [stage]).to_json()

@@ -13,7 +13,7 @@ import fault_page
 import model_page
 
 from pytest_gkd import fault_specs
-from pytest_gkd.diagnosis.catalogue import CAPITALS, Catalogue, Fix, Rule, formed, load
+from pytest_gkd.diagnosis.catalogue import Catalogue, Fix, Rule, formed, load
 from pytest_gkd.gpu_report import result_files, result_page
 
 MADE = "python tools/pages.py"
@@ -69,7 +69,7 @@ def pages(catalogue: Catalogue, docs: Path | None = None) -> dict[str, str]:
 
 
 def page(rule: Rule, catalogue: Catalogue) -> str:
-    """One cause: what it is, how it looks, what to do, what is not true."""
+    """One cause: what it is, how it looks, what to do, what is wrongly believed."""
     lines = [f"# {rule.id}: {rule.title}", "", NOTE, "", rule.why, ""]
     if rule.tier != "cause":
         lines += ["Usually it follows from something else; look for that first.", ""]
@@ -81,14 +81,12 @@ def page(rule: Rule, catalogue: Catalogue) -> str:
     if examples:
         lines += ["## How it looks", "", "```text", *examples, "```", ""]
     lines += ["## What to do", ""]
-    for number, fix in enumerate(rule.fixes, 1):
+    for number, fix in enumerate(rule.general_first, 1):
         lines += _fix_lines(number, fix)
-    if any(fix.form != fix.run for fix in rule.fixes):
-        lines += [CAPITALS, ""]
     if rule.confirm:
-        lines += ["## Cured when", "", formed(rule.confirm), ""]
+        lines += ["## Verify the fix", "", formed(rule.confirm), ""]
     if rule.myths:
-        lines += ["## Not true", ""]
+        lines += ["## Common misconceptions", ""]
         lines += [f"- *{myth.claim}* {myth.truth}" for myth in rule.myths]
         lines += [""]
     if rule.sources:
@@ -101,10 +99,12 @@ def page(rule: Rule, catalogue: Catalogue) -> str:
 def _fix_lines(number: int, fix: Fix) -> Iterator[str]:
     of = "" if fix.framework in ("any", "env") else f" ({fix.framework})"
     yield f"{number}. {formed(fix.do)}{of}."
-    if fix.when:
-        yield f"   When: {fix.when}."
+    if fix.condition:
+        yield f"   When: {fix.condition}."
     if fix.versions:
-        yield f"   Holds for: {fix.versions}."
+        yield f"   Versions: {fix.versions}."
+    if fix.blanks:
+        yield f"   Fill in: {fix.blanks}."
     if fix.run:
         yield from ("", "   ```sh", f"   {fix.form}", "   ```")
     yield ""
@@ -113,24 +113,24 @@ def _fix_lines(number: int, fix: Fix) -> Iterator[str]:
 def index(catalogue: Catalogue) -> str:
     """The table from error text to cause to first fix."""
     lines = [
-        "# Error text, cause, first thing to do",
+        "# Error text, cause, first step",
         "",
         NOTE,
         "",
-        "| The log says | Cause | First |",
+        "| The log says | Cause | First step |",
         "| --- | --- | --- |",
     ]
     for rule in catalogue.rules.values():
         text = next((one.text[0] for one in rule.signatures if one.text), rule.title)
         link = f"[{rule.id}]({rule.id}.md)"
         lines.append(
-            f"| `{_cell(text)}` | {link} | {_cell(formed(rule.fixes[0].do))} |"
+            f"| `{_cell(text)}` | {link} | {_cell(formed(rule.first_fix.do))} |"
         )
     return "\n".join([*lines, ""])
 
 
 def card(catalogue: Catalogue) -> str:
-    """One page of what is met most often."""
+    """The causes that are met most often, each with its first step, on one page."""
     lines = [
         "# Quick card",
         "",
@@ -140,18 +140,19 @@ def card(catalogue: Catalogue) -> str:
         "tells all that is known of it. The first error in time is the root, the",
         "loudest or last one seldom is.",
         "",
-        "| What is true | Do first | Cause |",
+        "| Problem | First step | Cause |",
         "| --- | --- | --- |",
     ]
     for cause in CARD:
         rule = catalogue[cause]
-        first = rule.fixes[0]
-        run = f" `{_cell(first.form)}`" if first.run else ""
+        first = rule.first_fix
+        run = f": `{_cell(first.form)}`" if first.run else ""
+        run += f" (fill in {first.blanks})" if first.blanks else ""
         link = f"[{cause}](causes/{cause}.md)"
         lines.append(
             f"| {_cell(rule.title)} | {_cell(formed(first.do))}{run} | {link} |"
         )
-    lines += ["", "## Not true, though often told", ""]
+    lines += ["", "## Common misconceptions", ""]
     lines += [
         f"- *{myth.claim}* {myth.truth}"
         for rule in catalogue.rules.values()

@@ -22,7 +22,6 @@ Made = TypeVar("Made")
 ADVICE_DIR = Path(__file__).parent.parent / "advice"
 
 PLACE = re.compile(r"<([a-z]\w*)>")  # in a fix, for a fact of that name
-CAPITALS = "Words in capitals stand for values of your own."
 
 TIERS = ("cause", "symptom", "fallback")
 CONFIDENCES = ("certain", "likely", "guess")
@@ -145,11 +144,23 @@ class Fix:
         """``run`` with capitals for what is unknown, which no shell takes for more."""
         return formed(self.run)
 
+    @property
+    def blanks(self) -> str:
+        """What the reader has to fill in, such as ``PID``; mostly nothing."""
+        return _listed(found[1].upper() for found in PLACE.finditer(self.run))
+
+    @property
+    def condition(self) -> str:
+        """When this fix is right; empty for one that never does harm."""
+        if self.when or not self.facts:
+            return self.when
+        return f"the failed stage reported {_listed(self.facts)}"
+
     def line(self, facts: Mapping[str, Any]) -> str:
         """The fix on one line, its places filled from ``facts``.
 
         A place without a fact, or whose fact could end the string or the word that it
-        is to stand in, gets its name in capitals, and is said to be the reader's.
+        is to stand in, gets its name in capitals; the reader is asked to fill it in.
         """
         text = self.do + (f" ({self.when})" if self.when else "")
         text = PLACE.sub(
@@ -167,14 +178,17 @@ class Fix:
 
         run = PLACE.sub(value, self.run)
         if open_places:
-            names = " and ".join(dict.fromkeys(open_places))
-            run += f" ({names}: yours to fill in)"
+            run += f" (fill in {_listed(open_places)})"
         return f"{text}: {run}" if run else text
 
 
 def formed(text: str) -> str:
     """The text with capitals for its places."""
     return PLACE.sub(lambda found: found[1].upper(), text)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return " and ".join(dict.fromkeys(names))
 
 
 def _word(fact: Any, *, quoted: bool) -> str:
@@ -227,6 +241,16 @@ class Rule:
     myths: tuple[Myth, ...] = ()
     sources: tuple[Source, ...] = ()
     file: str = ""
+
+    @property
+    def general_first(self) -> list[Fix]:
+        """The fixes for a reader without a stage's facts; what needs them is last."""
+        return sorted(self.fixes, key=lambda fix: bool(fix.facts))
+
+    @property
+    def first_fix(self) -> Fix:
+        """What to try when nothing is known but the cause."""
+        return min(self.fixes, key=lambda fix: (bool(fix.facts), bool(fix.when)))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pytest_gkd.diagnosis.catalogue import CAPITALS, Catalogue, Rule, formed
+from pytest_gkd.diagnosis.catalogue import Catalogue, Rule, formed
 from pytest_gkd.diagnosis.diagnose import EvidenceLine
 from pytest_gkd.diagnosis.logs import CauseFound, LogReport
 from pytest_gkd.fault_specs import FaultSpec
@@ -36,7 +36,8 @@ def report_text(report: LogReport) -> str:
         lines += _wrapped("  waits ", "for " + report.waits_for)
         lines += [f"  last  {_place(report.last)}"] if report.last else []
         lines.append(
-            "  fix   1. See what each process waits for: py-spy dump --pid PID"
+            "  fix   1. See what each process waits for: py-spy dump --pid PID "
+            "(fill in PID)"
         )
         lines.append("        2. See whether Ray waits for resources: ray status")
     else:
@@ -92,18 +93,17 @@ def cause_text(rule: Rule) -> str:
     if examples:
         lines += ["", "How it looks:", *(f"  {text}" for text in examples)]
     lines += ["", "What to do:"]
-    for number, fix in enumerate(rule.fixes, 1):
+    for number, fix in enumerate(rule.general_first, 1):
         of = "" if fix.framework in ("any", "env") else f" [{fix.framework}]"
         lines += _wrapped(f"  {number}. ", formed(fix.do) + of)
-        lines += [f"     when: {fix.when}"] if fix.when else []
-        lines += [f"     holds for: {fix.versions}"] if fix.versions else []
+        lines += [f"     when: {fix.condition}"] if fix.condition else []
+        lines += [f"     versions: {fix.versions}"] if fix.versions else []
+        lines += [f"     fill in: {fix.blanks}"] if fix.blanks else []
         lines += [f"       {fix.form}"] if fix.run else []
-    if any(fix.form != fix.run for fix in rule.fixes):
-        lines += ["", CAPITALS]
     if rule.confirm:
-        lines += ["", *_wrapped("Cured when: ", formed(rule.confirm))]
+        lines += ["", *_wrapped("Verify the fix: ", formed(rule.confirm))]
     for myth in rule.myths:
-        lines += ["", *_wrapped("Not true: ", myth.claim)]
+        lines += ["", *_wrapped("Common misconception: ", myth.claim)]
         lines += _wrapped("  ", myth.truth)
     if rule.sources:
         lines += ["", "Sources:"]
