@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from test_plugin import Run, write
-from test_process import MAY_NOT_KILL, root_only
+from test_tree import MAY_NOT_KILL, root_only
 
 from pytest_gkd.processes import tree
 from pytest_gkd.run.controller import _until_down

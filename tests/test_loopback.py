@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from test_plugin import Run
-from test_process import root_only
+from test_tree import root_only
 
 from pytest_gkd.workload import loopback
 

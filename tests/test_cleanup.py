@@ -128,7 +128,7 @@ def test_a_caller_in_a_group_of_the_dead_run_does_not_freeze_itself() -> None:
     body = (
         "import subprocess, sys\n"
         "from pytest_gkd.processes import cgroup, cleanup\n"
-        "from test_sweep import created\n"
+        "from test_cleanup import created\n"
         "assert cgroup.join('swept')\n"
         "left = subprocess.Popen(['sleep', '60'])\n"
         "result = cleanup.end(cleanup.Search(created(sys.argv[1]), (), ()))\n"
