@@ -103,5 +103,5 @@ def find(name: str) -> FaultSpec:
     if not stage:
         return spec
     if spec.group != "any":
-        raise UnknownFaultError(f"{plain!r} strikes in stage {spec.stage} only")
+        raise UnknownFaultError(f"{plain!r} can be injected in stage {spec.stage} only")
     return FaultSpec(**{**vars(spec), "stage": stage})

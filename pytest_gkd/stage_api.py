@@ -92,7 +92,9 @@ class StageContext:
         self._reserve_s = max(TELL_S, TELL_SHARE * (budget_s or 0.0))
 
     def step(self, text: str) -> None:
-        """Say what the stage does now: shown live, and named when it hangs there.
+        """Say what the stage is doing, as in ``loading weights``.
+
+        It is shown live, and after "while" if the stage fails there.
 
         Its first 500 characters; said as often as one likes, only the newest counts.
         """

@@ -28,7 +28,7 @@ TELL_S = 1.0
 def test_data(gkd: StageContext) -> None:
     """Files, then rows, then lengths; nothing heavy is imported before files are."""
     settings = gkd.settings
-    gkd.step(f"looking at {_named(settings.train_files) or 'the train files'}")
+    gkd.step(f"checking {_named(settings.train_files) or 'the train files'}")
     if settings.train_files:  # before anything is made for the run
         train_files.check_files(settings.train_files, settings.origin("train_files"))
     job = inputs.resolve(settings, gkd.run_dir)
@@ -60,7 +60,7 @@ def test_data(gkd: StageContext) -> None:
     if measured:
         limit = inputs.prompt_limit(job, settings)
 
-    gkd.step(f"looking at the rows of {_named(job.train_files)}")
+    gkd.step(f"checking the rows of {_named(job.train_files)}")
     report = train_rows.check_rows(
         rows,
         measure,
@@ -87,7 +87,7 @@ def _teller(gkd: StageContext) -> Callable[[int], None]:
         nonlocal last
         if time.monotonic() - last >= TELL_S:
             last = time.monotonic()
-            gkd.step(f"looking at the rows: {rows} read")
+            gkd.step(f"checking the rows: {rows} read")
 
     return tell
 

@@ -44,7 +44,7 @@ def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
     signal = rollouts.teacher_signal(gkd, job, sequences)
 
     def step(number: int, *, collect: bool = False) -> StepReport:
-        gkd.step(f"training step {number}")
+        gkd.step(f"running training step {number}")
         report: StepReport = job.trainer.gkd_step(
             sequences,
             signal,
@@ -86,7 +86,7 @@ def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
     gkd.fact("push_s", round(pushed.seconds, 4))
     gkd.fact("transport", pushed.transport)
     served = job.generate(prompts, settings.max_new_tokens)
-    gkd.step("reference forward pass")
+    gkd.step("running the reference forward pass")
     checks = reference.check(job, prompts, served)
     if rounding := reference.judge(job, checks, "after the training step"):
         gkd.note("vllm.rounding", rounding)

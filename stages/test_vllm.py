@@ -35,7 +35,7 @@ def test_vllm(gkd: StageContext, job: Job) -> None:
     gkd.fact("generated_tokens", tokens)
     gkd.fact("tokens_per_s", round(tokens / seconds, 1))
 
-    gkd.step("reference forward pass")
+    gkd.step("running the reference forward pass")
     checks = reference.check(job, prompts, completions)
     gkd.fact("max_logprob_difference_nats", reference.largest_difference(checks))
     for name, value in job.describe().items():

@@ -36,7 +36,7 @@ def test_weight_sync(gkd: StageContext, job: Job) -> None:
     unchanged = [name for name in loaded if served[name] == loaded[name]]
     assert not unchanged, f"{len(unchanged)} tensors were pushed unchanged: {unchanged}"
     changed = job.generate(prompts, NEW_TOKENS)
-    gkd.step("reference forward pass")
+    gkd.step("running the reference forward pass")
     checks = reference.check(job, prompts, changed)
     if reference.same_answers(original, changed, checks[0].tolerance):
         raise StageFault(

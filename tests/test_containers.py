@@ -168,7 +168,7 @@ def test_a_home_that_is_read_only_costs_a_line_and_small_shared_memory_none(
     )
     assert box.ended_the_hang(), box.out
     (note,) = box.notes()
-    assert "the tiny models are made anew in each run" in note
+    assert "the tiny models are rebuilt on every run" in note
 
 
 @root_only

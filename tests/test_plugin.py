@@ -151,7 +151,7 @@ def test_junit_tells_the_same_story(hang: Run, hang_dir: Path) -> None:
     }
     failure = cases["test_stuck"].find("failure")
     assert failure is not None
-    assert "not finished within 1.5 s in: waiting in C" in str(failure.get("message"))
+    assert "not finished within 1.5 s while waiting in C" in str(failure.get("message"))
     assert "stage stuck was ended" in str(failure.text)
     assert float(str(cases["test_stuck"].get("time"))) >= 1.5
     assert cases["test_after"].find("failure") is None
@@ -360,7 +360,7 @@ def test_an_interrupt_ends_everything_and_the_report_says_where(
     assert not psutil.pid_exists(stage["facts"]["child"])
     found = json.loads(report.read_text())
     assert found["interrupted"]
-    assert "in: waiting in C" in found["stages"][0]["message"]
+    assert "while waiting in C" in found["stages"][0]["message"]
     assert "stuck was interrupted after" in output
     assert "Traceback" not in output
     (case,) = ET.parse(tmp_path / "j.xml").iter("testcase")

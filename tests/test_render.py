@@ -105,7 +105,7 @@ def test_a_headline_without_a_cause_says_so() -> None:
 def test_a_timeout_speaks_of_its_budget_and_its_step() -> None:
     made = record(TIMEOUT, step="loading weights")
     assert render.headline(made) == (
-        "not finished within 60 s in: loading weights [unknown]"
+        "not finished within 60 s while loading weights [unknown]"
     )
 
 
@@ -156,7 +156,7 @@ def test_a_very_long_result_is_cut_where_it_can_be_seen() -> None:
 def test_the_block_starts_with_what_failed_and_its_time() -> None:
     made = record(diagnosis=DIAGNOSIS, step="reducing 1 MiB")
     first = block(made)[0]
-    assert first == "stage nccl failed after 12.3 s of its 60 s in: reducing 1 MiB"
+    assert first == "stage nccl failed after 12.3 s (budget 60 s) while reducing 1 MiB"
     made.outcome = TIMEOUT
     assert block(made)[0].startswith("stage nccl was ended after 12.3 s")
 
@@ -170,8 +170,8 @@ def test_the_block_goes_from_cause_to_evidence_to_advice_to_the_rest() -> None:
     )
     assert labels(block(made)) == [
         "cause",
-        "why",
         "saw",
+        "why",
         "fix",
         "also",
         "stuck",
@@ -213,7 +213,7 @@ def test_the_last_line_says_where_the_rest_is() -> None:
 def test_without_a_cause_the_block_says_so_and_shows_what_was_seen() -> None:
     seen = [{"source": "output", "line": 3, "text": "last words"}]
     lines = block(record(message="it broke", telling=seen))
-    assert labels(lines) == ["cause", "why", "saw", "more"]
+    assert labels(lines) == ["cause", "saw", "why", "more"]
     assert words(lines, "saw") == ["output:3 last words"]
     assert "explain" not in lines[-1]
 
@@ -327,9 +327,9 @@ def test_the_summary_ends_with_the_report() -> None:
 
 
 def test_the_summary_names_what_was_interrupted_and_what_was_left() -> None:
-    stopped = record(SKIPPED, message="interrupted after 3.0 s in: reducing")
+    stopped = record(SKIPPED, message="interrupted after 3.0 s while reducing")
     lines = render.summary(run(stages=[stopped], cleaned=["12 ray"]), REPORT)
-    assert lines[0] == "gkd: nccl was interrupted after 3.0 s in: reducing"
+    assert lines[0] == "gkd: nccl was interrupted after 3.0 s while reducing"
     assert "1 process(es) were left running" in lines[1]
     assert "12 ray" in lines[1]
 

@@ -125,7 +125,7 @@ def test_a_connection_to_somebody_outside_may_bring_an_answer(
         theirs, _ = server.accept()
         with theirs:
             told = resource_use.may_be_waiting(child.pid)
-    assert told.startswith("a connection leads to ")
+    assert told.startswith("it is connected to a process outside the stage, at ")
     assert str(port) in told
 
 

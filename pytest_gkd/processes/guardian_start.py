@@ -16,7 +16,7 @@ from pytest_gkd.processes.procfs import MARK
 CODE = "GKD_GUARDIAN"
 GOODBYE = b"g"
 GOODBYE_LIMIT_S = 2.0
-# A pytest process that does not get on for so long, with a budget over, is given up:
+# A pytest process that makes no progress for so long, with a budget over, is given up:
 # its guardian ends the workers. A guardian that stands still half as long is replaced.
 STILL_LIMIT_S = 60.0
 # Neither of them runs for so long but where something stops both: four looks.

@@ -1,4 +1,4 @@
-"""What does this machine lack that a run would use, and what does that cost?"""
+"""What this machine lacks that a run would use, and what the lack costs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _without_stacks() -> str:
         )
     else:
         return ""
-    return f"{lack}: a stage's own stack is still had, that of its children is not"
+    return f"{lack}: only the stage's own stack will be captured, not its children's"
 
 
 def may_trace() -> bool:
@@ -87,10 +87,10 @@ def _without_cache() -> str:
     try:
         place = Path(given) if given.startswith("/") else Path.home() / ".cache"
     except RuntimeError:
-        return "there is no home directory: the tiny models are made anew in each run"
+        return "there is no home directory: the tiny models are rebuilt on every run"
     place /= "pytest-gkd"
     parts = (place, *place.parents)
     there = next(path for path in parts if path.exists())
     if os.access(there, os.W_OK) or any(place.glob("tiny-*")):
         return ""
-    return f"{place} cannot be written: the tiny models are made anew in each run"
+    return f"{place} cannot be written: the tiny models are rebuilt on every run"

@@ -77,7 +77,7 @@ def may_be_waiting(pid: int) -> str:
     """Why an idle tree may yet be doing what it should; empty if nothing says so.
 
     Its main thread sleeps for a set time, something is in the kernel's hands, or a
-    connection leads to somebody outside, who may be at work for it.
+    connection is open to a process outside the stage, which may be working for it.
     """
     call = _system_call(pid)
     if call is None:
@@ -100,7 +100,11 @@ def may_be_waiting(pid: int) -> str:
                 ours.add((_end(one.laddr), _end(one.raddr)))
                 theirs.add((_end(one.raddr), _end(one.laddr)))
     outside = sorted(str(local_peer[1]) for local_peer in ours - theirs)
-    return f"a connection leads to {outside[0]}" if outside else ""
+    return (
+        f"it is connected to a process outside the stage, at {outside[0]}"
+        if outside
+        else ""
+    )
 
 
 def _tree(pid: int) -> list[psutil.Process]:

@@ -1,4 +1,4 @@
-"""Does a stage get on, or is it stuck? Two looks at its process tree, compared."""
+"""Tell a slow stage from a stuck one, by two looks at its process tree."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Progress:
                 parts.append(f"went from {self.moved[0]} to {self.moved[1]}")
             if self.new_pids:
                 parts.append(f"started {len(self.new_pids)} more")
-            return f"slow, not stuck; still at work: {', '.join(parts)}"
+            return f"slow, not stuck; still making progress: {', '.join(parts)}"
         held = ""
         if self.stopped:
             pids = ", ".join(map(str, self.stopped))

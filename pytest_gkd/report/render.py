@@ -61,9 +61,13 @@ def headline(record: StageRecord) -> str:
 def ending(record: StageRecord) -> str:
     """How a stage ended that said nothing itself."""
     if record.outcome == TIMEOUT:
-        doing = f" in: {record.step}" if record.step else ""
-        return f"not finished within {_limit(record)}{doing}"
+        return f"not finished within {_limit(record)}{doing(record)}"
     return "failed"
+
+
+def doing(record: StageRecord) -> str:
+    """`` while loading weights``; empty for a stage that said nothing."""
+    return f" while {record.step}" if record.step else ""
 
 
 def _limit(record: StageRecord) -> str:
@@ -91,7 +95,7 @@ def _large_files(record: StageRecord) -> str:
 
 def early_ending(record: StageRecord) -> str:
     """How a stage ended that was proven to be stuck."""
-    return f"stuck in: {record.step}" if record.step else "stuck"
+    return f"stuck{doing(record)}"
 
 
 def result_line(record: StageRecord) -> str:
@@ -124,26 +128,25 @@ def _remark(record: StageRecord) -> str:
 def failure_block(
     record: StageRecord, report: str, told: Mapping[tuple[str, ...], str] | None = None
 ) -> list[str]:
-    """What failed, why, what shows it, what to do, where the rest is.
+    """What failed, what shows it, why, what to do, where the rest is.
 
     ``told`` names the stage under which a piece of advice stands already: nobody
     needs to read it twice.
     """
     what = "was ended" if record.outcome == TIMEOUT else "failed"
-    where = f" in: {record.step}" if record.step else ""
     lines = _wrapped(
-        f"stage {record.name} {what} after {seconds(record.duration_s)} of its "
-        f"{budget(record.budget_s)}{where}",
+        f"stage {record.name} {what} after {seconds(record.duration_s)} (budget "
+        f"{budget(record.budget_s)}){doing(record)}",
         then="  ",
     )
     found = record.diagnosis
     lines += _labelled("cause", headline(record))
     if found:
         before = (told or {}).get(tuple(found["advice"]))
-        if found.get("why") and not before:
-            lines += _labelled("why", found["why"])
         new = [line for line in found["evidence"] if _says_more(line, record)]
         lines += _evidence(new, EVIDENCE_LINES)
+        if found.get("why") and not before:
+            lines += _labelled("why", found["why"])
         for text in record.also[:EVIDENCE_LINES]:
             lines += _labelled("also", text)
         if before:
@@ -154,8 +157,8 @@ def failure_block(
         if found.get("also"):
             lines += _labelled("also", ", ".join(found["also"]))
     else:
-        lines += _labelled("why", "no cause in the catalogue matches what was seen")
         lines += _evidence(record.telling, 2 * EVIDENCE_LINES)
+        lines += _labelled("why", "no cause in the catalogue matches what was seen")
     state = "; ".join(part for part in (record.state, slow_imports(record)) if part)
     if state:
         lines += _labelled("state", state)

@@ -538,7 +538,7 @@ class StageController:
                 record.state = overrun.progress.text()
             if overrun.early:
                 record.message = render.early_ending(record)
-                record.state += "; --gkd-full-budget would let it wait on"
+                record.state += "; pass --gkd-full-budget to use the whole budget"
             record.message = record.message or render.ending(record)
             record.cleaned = list(overrun.ended)
             self._findings.keep_stacks(record, overrun.stacks)
@@ -885,11 +885,9 @@ class StageController:
                 stage.outcome = PASSED  # only its report did not get here any more
             if stage.outcome is None and stage.started is not None:
                 stage.duration_s = monotonic() - stage.started
-                doing = f" in: {stage.step}" if stage.step else ""
                 stage.outcome = SKIPPED
-                stage.message = (
-                    f"interrupted after {render.seconds(stage.duration_s)}{doing}"
-                )
+                after = render.seconds(stage.duration_s)
+                stage.message = f"interrupted after {after}{render.doing(stage)}"
                 # Others count what ran to its end; without this its case has no name.
                 report = self._own_report(stage)
                 add_to_junit(self.config, report)

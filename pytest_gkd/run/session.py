@@ -411,8 +411,8 @@ def _check_inject(read: Settings, selection: Selection) -> None:
     stage = _fault(read.inject, origin).stage
     if stage not in selection.builtin:
         raise SettingsError(
-            f"{origin}: {read.inject!r} strikes in stage {stage}, which was not "
-            f"asked for ({', '.join(selection.builtin) or 'no built-in stage was'})"
+            f"{origin}: {read.inject!r} targets stage {stage}, which is not "
+            f"selected ({', '.join(selection.builtin) or 'no built-in stage is'})"
         )
 
 

@@ -120,7 +120,7 @@ def both(
         if not late or not any(sign in str(error) for sign in SILENT_SIGNS):
             raise error
         gave_up = f"the other side gave up with {type(error).__name__}: {error}"
-        raise late_fault(late, f"does not get on; {gave_up}", cause) from error
+        raise late_fault(late, f"makes no progress; {gave_up}", cause) from error
     if late:
         raise late_fault(late, f"had not finished after {budget_s:.1f} s", cause)
     return left.result(0.0, cause), right.result(0.0, cause)

@@ -66,7 +66,7 @@ def teacher_signal(gkd: StageContext, job: Job, batch: list[Sequence]) -> Signal
     """
     settings = gkd.settings
     teacher = job.teacher
-    gkd.step("the teacher's log-probabilities")
+    gkd.step("computing the teacher's log-probabilities")
     vocab_size: int = job.source.vocab_size()
     found: Any
     if settings.loss == "topk":
@@ -79,7 +79,7 @@ def teacher_signal(gkd: StageContext, job: Job, batch: list[Sequence]) -> Signal
     else:
         found = teacher.full(batch, vocab_size=vocab_size)
     signal: Signal = found
-    gkd.step("a forward pass of the teacher beside its answer")
+    gkd.step("checking the teacher's answer against a forward pass")
     difference = target_check.check_answer(
         teacher,
         batch,
