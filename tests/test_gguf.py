@@ -28,7 +28,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for needed in ("torch", "transformers", "accelerate"):
         pytest.importorskip(needed)
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    symbols = tiny_text._byte_symbols()
+    symbols = tiny_text.byte_symbols()
     tokens = ["<|im_start|>", "<|im_end|>", *symbols, symbols[49] + symbols[50]]
     writer = library.GGUFWriter(path, "llama")
     writer.add_name("tiny")

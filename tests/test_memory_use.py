@@ -77,12 +77,13 @@ def test_what_torch_allocates_is_seen_and_what_it_frees() -> None:
 def test_real_steps_are_level_until_one_keeps_its_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from pytest_gkd.workload.gkd import trainer as trainer_module
+    from pytest_gkd.workload.gkd.loss import topk_forward_kl
     from pytest_gkd.workload.gkd.teacher import Teacher
-    from pytest_gkd.workload.gkd.trainer import Trainer
     from pytest_gkd.workload.models import tiny
 
     made = tiny.make(tmp_path)
-    trainer = Trainer(made.student)
+    trainer = trainer_module.Trainer(made.student)
     prompts = [tuple(range(5 + row, 35 + row)) for row in range(4)]
     batch = [Sequence(prompt, prompt[:16]) for prompt in prompts]
     signal = Teacher(str(made.teacher)).topk(batch, 64, vocab_size=trainer.vocab_size)
@@ -93,12 +94,11 @@ def test_real_steps_are_level_until_one_keeps_its_loss(
     healthy = train()
     assert not memory_use.grows(healthy), memory_use.growths(healthy)
     kept: list[Any] = []
-    loss = trainer._loss
 
-    def keep(*args: Any) -> Any:
-        kept.append(loss(*args))
+    def keep(*args: Any, **named: Any) -> Any:
+        kept.append(topk_forward_kl(*args, **named))
         return kept[-1]
 
-    monkeypatch.setattr(trainer, "_loss", keep)
+    monkeypatch.setattr(trainer_module, "topk_forward_kl", keep)
     leaking = train()
     assert memory_use.grows(leaking), memory_use.growths(leaking)

@@ -124,6 +124,11 @@ def test_an_error_names_who_gave_the_value(job: Path, given: str) -> None:
         ("gkd_stage_files = absent.py", "gkd_stage_files in pytest.ini: file or dir"),
         ("gkd_timeout = prob=5", "gkd_timeout in pytest.ini: there is no stage 'prob'"),
         ("gkd_inject = no:such", "gkd_inject in pytest.ini: "),
+        (
+            "gkd_inject = weight_sync:dropped-update",
+            "gkd_inject in pytest.ini: 'weight_sync:dropped-update' targets stage "
+            "weight_sync, which is not selected (data, nccl)",
+        ),
         ("gkd_world_size = 4096", "gkd_world_size in pytest.ini: 4096 ranks"),
         ("gkd_stages = prob", "gkd_stages in pytest.ini: there is no stage 'prob'"),
     ],

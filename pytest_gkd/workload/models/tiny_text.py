@@ -65,7 +65,7 @@ def token_ids() -> dict[str, int]:
     merged = dict.fromkeys(left + right for left, right in _merges())
     return {
         token: index
-        for index, token in enumerate((*_byte_symbols(), *merged, *SPECIAL_TOKENS))
+        for index, token in enumerate((*byte_symbols(), *merged, *SPECIAL_TOKENS))
     }
 
 
@@ -142,7 +142,7 @@ _BYTE_LEVEL_FLAGS = {
 }
 
 
-def _byte_symbols() -> list[str]:
+def byte_symbols() -> list[str]:
     """The printable stand-in of each byte in GPT-2's byte-level BPE, by byte value.
 
     Bytes that are printable in Latin-1 stand for themselves; the others, in order, are
