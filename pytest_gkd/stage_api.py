@@ -11,7 +11,7 @@ from typing import Any
 from pytest_gkd.clock import monotonic
 from pytest_gkd.options import Settings
 
-# What a stage may take on top of its budget, in seconds: for imports that get on, as on
+# What a stage may take on top of its budget, in seconds: for slow imports, as on
 # a slow disk or with nothing cached, and for train files, by their size.
 EXTRA_LIMIT_S = {"imports": 300.0, "data": 600.0}
 # What a stage keeps of its budget for ending what does not return, and for telling why:

@@ -51,7 +51,7 @@ KNOB_KINDS = (
     "cmd",
     "gkd",
 )
-# A stage is stuck when its time was up and it did not get on, as far as could be seen.
+# A stage is stuck when its time was up and it made no visible progress.
 OUTCOMES = ("failed", "timeout", "crashed", "stuck")
 _OF_STAGE = ("outcomes", "stages", "signals", "doing")
 

@@ -41,7 +41,7 @@ class StageEvidence:
     the stage itself named, if it knew. ``texts`` are the failure text, the captured
     output of all processes, the ranks' logs and the stacks; a source whose name holds
     ``stack`` counts as stacks. ``exit_signal`` is a name such as ``SIGKILL``.
-    ``alive`` says that a stage whose time was up still got on.
+    ``alive`` says that a stage whose time was up still made progress.
     """
 
     stage: str

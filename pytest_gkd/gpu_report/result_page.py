@@ -240,12 +240,12 @@ def _machine(result: Result) -> Iterator[str]:
         mig = kind["mig_instances"]
         mode += f", {mig} MIG instance(s)" if mig is not None else ""
         memory = kind["memory_mib"]
-        size = f"{memory} MiB" if memory else "memory not told"
+        size = f"{memory} MiB" if memory else "memory unknown"
         size += f", compute capability {kind['capability']}"
         yield f"- {kind['count']} x {kind['name']}: {size}{mode}"
     links = ", ".join(f"{n} by {way}" for way, n in data["links"].items())
     yield f"- pairs of GPUs: {links or 'none'}"
-    yield f"- driver {data['driver']} (CUDA {data['cuda'] or 'not told'})"
+    yield f"- driver {data['driver']} (CUDA {data['cuda'] or 'unknown'})"
     versions = ", ".join(f"{name} {one}" for name, one in data["versions"].items())
     yield f"- {versions}"
     tests = data["nccl_tests_gb_s"]

@@ -67,7 +67,7 @@ def state(run: RunLine) -> tuple[str, str]:
     if run.host != os.uname().nodename and run.boot != boot():
         return ELSEWHERE, f"it was made on {run.host}; run gkd clean there"
     if run.boot != boot():
-        return DEAD, "the machine was started anew since"
+        return DEAD, "the machine was rebooted since"
     if run.pid_namespace != pid_namespace():
         return ELSEWHERE, (
             "it was made in another container (PID namespace); run gkd clean there, or "

@@ -80,7 +80,7 @@ class Watch:
     One that is stopped at a terminal (Ctrl-Z) is its user's to continue. Without a
     terminal, as in CI, it is made to go on as soon as one of its budgets is over.
     Should it stand still for ``still_limit_s`` seconds after that, ``give_up`` is
-    called with the seconds, and again at each look until it gets on.
+    called with the seconds, and again at each look until it makes progress.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Watch:
         self._last = now
 
     def _overdue(self, here: procfs.Stat, seen_s: float) -> None:
-        """It gets on no more, and one of its budgets is over."""
+        """It makes no progress, and one of its budgets is over."""
         self._overdue_s += seen_s
         if here.state == procfs.STOPPED:
             self._pulse[Sign.RESUMED] += 1

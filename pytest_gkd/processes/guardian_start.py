@@ -90,7 +90,7 @@ class Guard:
             os.close(creations)
 
     def beat(self, due: float) -> None:
-        """This process gets on, and has to at ``due`` (``clock.monotonic()``)."""
+        """This process makes progress, and must at ``due`` (``clock.monotonic()``)."""
         if not self._over:
             self.pulse[Sign.BEAT] += 1
             self.pulse[Sign.DUE] = due

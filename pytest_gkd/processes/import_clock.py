@@ -1,4 +1,4 @@
-"""How long has this process been importing, and does it still get on with it?"""
+"""How long this process has been importing, and whether that still advances."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class StageRecord:
     wrong. ``diagnosis`` has the shape of the report contract: cause, confidence,
     evidence, advice, also; ``telling`` are evidence lines where there is none.
     ``also`` are further findings, a line each. ``stuck`` says for each process where
-    its stack stood, ``state`` in a line whether it still got on and what shows it;
+    its stack stood, ``state`` in a line whether it still made progress, and the proof;
     ``progress`` has its numbers (see stall.Progress). ``injected`` names the fault
     that was put into it on purpose.
     """

@@ -201,7 +201,7 @@ class Watchdog(threading.Thread):
             _close(worker)
 
     def due(self, now: float, least_s: float) -> float:
-        """When the first of the workers has to be ended, if it does not get on.
+        """When the first of the workers has to be ended, if it makes no progress.
 
         One between two stages may begin the next unseen, with ``least_s`` for it.
         """

@@ -209,7 +209,7 @@ class StageWorker:
             stacks.arm(self._armed)
 
     def _importing(self, seconds: float) -> None:
-        """Imports get on: what they take is not taken from a budget, within bounds."""
+        """Imports advance: what they take is not taken from a budget, within bounds."""
         seconds += self._below.seconds - self._imported_s
         if self._runs:
             self.context.allow("imports", seconds)

@@ -176,7 +176,7 @@ class Examination:
             time.sleep(0.05)
 
     def _allow_for(self, imports: Probe) -> None:
-        """Imports that get on have time of their own."""
+        """Imports that advance have time of their own."""
         told = [
             event["importing"] for event in imports.events() if "importing" in event
         ]

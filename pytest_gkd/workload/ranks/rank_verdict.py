@@ -194,7 +194,7 @@ def _launcher(run: RankRun) -> Exception | None:
 
 
 def _slow(run: RankRun) -> RankError | None:
-    """The budget ended while every rank still got on, none of them out of step."""
+    """The budget ended while every rank made progress, none of them out of step."""
     now = run.started_at + run.waited_s
     since = {
         r.rank: now - max((m["t"] for m in r.marks), default=0) for r in run.records
