@@ -272,7 +272,7 @@ STACKS = Pattern(
 )
 # Somebody lost patience.
 INTERRUPT = Pattern(
-    rb"(?m)^ *(?:\([^)]*\) *|\[\w+\]: *)*KeyboardInterrupt\s*$|^ *\^C"
+    rb"(?m)(?:^|\r) *(?:\([^)]*\) *|\[\w+\]: *)*KeyboardInterrupt\s*$|(?:^|\r) *\^C"
     rb"|got signal: 2\b|Signal 2 \(SIGINT\)|[Rr]eceived (?:signal )?SIGINT",
 )
 # Seen at the end of a run; some programs print it after a failure as well.
