@@ -378,6 +378,7 @@ def on_cpu(
 
 
 def test_a_report_holds_what_its_runs_found(tmp_path: Path, temporary: Path) -> None:
+    pytest.importorskip("datasets", reason="the data stage runs")
     data = tmp_path / "train.jsonl"
     data.write_text('{"prompt": "What is salt?"}\n' * 4)
     missing = Run(
@@ -480,6 +481,7 @@ def test_busy_gpu(gkd):
 def test_an_interrupt_keeps_what_was_found_by_then(
     tmp_path: Path, number: signal.Signals
 ) -> None:
+    pytest.importorskip("datasets", reason="the data stage runs")
     begun = tmp_path / "begun"
     probe = tmp_path / "test_probe.py"
     probe.write_text(PROBE.format(begun=str(begun)))
