@@ -161,6 +161,8 @@ class current_platform:
         ("try:\n    import vllm.x_C\nexcept ModuleNotFoundError: pass", 0),
         ("import vllm.x_C", 0),
         ("import vllm.other  # x_C", 0),
+        ("damaged(  # x_C", 0),
+        ("x_C\0", 0),
     ],
 )
 def test_an_extension_that_vllm_does_without_is_a_note(
@@ -178,6 +180,7 @@ def test_an_extension_that_vllm_does_without_is_a_note(
         assert found.text.endswith("vLLM goes on without it (uses.py).")
     else:
         assert found.cause == "env.package-conflict"
+        assert found.message.startswith("import vllm.x_C failed: ImportError: ")
 
 
 def test_an_import_that_only_waits_is_stuck_and_its_place_is_named(

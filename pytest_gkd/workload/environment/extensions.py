@@ -22,7 +22,11 @@ def goes_without(package: Path, module: str, error: BaseException) -> list[str]:
         if name not in text:
             continue
         place = path.relative_to(package.parent)
-        for borne in _imports(ast.parse(text), place, module, error):
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError):  # a damaged file: who knows what it bears
+            return []
+        for borne in _imports(tree, place, module, error):
             if not borne:
                 return []
             found[str(path.relative_to(package))] = None
