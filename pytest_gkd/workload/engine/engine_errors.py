@@ -25,7 +25,8 @@ MOVED_KEYS = ("rope_theta", "rope_scaling", "torch_dtype")
 
 
 class EngineStartError(RuntimeError):
-    """A process of the engine ended with an exception; the text names it."""
+    """A process of the engine ended with an exception; its class has that one's name,
+    by which the catalogue knows it in every layout."""
 
 
 class _Keeper(logging.Filter):
@@ -75,10 +76,8 @@ def kept(directory: str, model: str) -> Exception | None:
         return None
     if found["missing"]:
         return _missing_fault(found["missing"], model)
-    return EngineStartError(
-        f"a process of the engine ended while it started, with {found['type']}: "
-        f"{found['text']}"
-    )
+    named: type[EngineStartError] = type(found["type"], (EngineStartError,), {})
+    return named(f"{found['text']} (in a process of the engine, as it started)".strip())
 
 
 def missing_key(error: AttributeError, model: str) -> StageFault | None:
