@@ -7,6 +7,7 @@ missing, that is an error.
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,6 +69,22 @@ def asked_last(node: pytest.Item | pytest.Collector) -> Iterator[None]:
     finally:
         for finder in finders:
             sys.meta_path.remove(finder)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny student's folder, as it was made; no test changes it."""
+    from pytest_gkd.workload.models import tiny
+
+    root = tmp_path_factory.mktemp("tiny")
+    tiny.write(root)
+    return root / "student"
+
+
+@pytest.fixture
+def model(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it, which a test may change."""
+    return Path(shutil.copytree(whole, tmp_path / "model"))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,31 +9,18 @@ import os
 import shutil
 import socket
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import fresh_python
 import pytest
 
 from pytest_gkd.options import Settings
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.data import lengths
-from pytest_gkd.workload.models import model_files, model_paths, tiny, tokenizer_load
+from pytest_gkd.workload.models import model_files, model_paths, tokenizer_load
 from pytest_gkd.workload.models.inputs import Inputs, prompt_limit
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("tiny")
-    tiny.write(root)
-    return root / "student"
-
-
-@pytest.fixture
-def model(whole: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(whole, tmp_path / "model"))
 
 
 @pytest.fixture(autouse=True)
@@ -515,11 +502,4 @@ def test_inspection_imports_nothing_but_the_standard_library(whole: Path) -> Non
         "heavy = {'torch', 'numpy', 'safetensors', 'transformers', 'datasets'}; "
         "print(sorted(heavy & sys.modules.keys()))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    assert done.stdout.strip() == "[]"
+    assert fresh_python.output(code).strip() == "[]"

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fresh_python
 import pytest
 
 from pytest_gkd import sanitize
@@ -175,14 +176,8 @@ def test_a_secret_of_this_process_is_masked_bare() -> None:
     secret = "0a1b2c3d" * 5
     said = f"saw {secret}! in /home/me/job1/run2"
     program = f"from pytest_gkd import sanitize; print(sanitize.text({said!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "WANDB_API_KEY": secret, "PWD": "/home/me/job1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "saw ***! in /home/me/job1/run2\n"
+    environ = {"WANDB_API_KEY": secret, "PWD": "/home/me/job1"}
+    assert fresh_python.output(program, environ) == "saw ***! in /home/me/job1/run2\n"
 
 
 @pytest.mark.parametrize(

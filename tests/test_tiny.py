@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import fresh_python
 import pytest
 
 from pytest_gkd.options import Settings
@@ -108,14 +107,7 @@ def test_making_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
         f"tiny.make(pathlib.Path({str(tmp_path)!r})); "
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    assert done.stdout.strip() == "[]"
+    assert fresh_python.output(code).strip() == "[]"
 
 
 def test_prompts_are_distinct_and_shorter_than_promised(tmp_path: Path) -> None:

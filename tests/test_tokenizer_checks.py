@@ -5,31 +5,19 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
+import fresh_python
 import pytest
 
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.data import prompts, survey
-from pytest_gkd.workload.models import model_files, tiny, tokenizer_load
+from pytest_gkd.workload.models import model_files, tokenizer_load
 from pytest_gkd.workload.models import tokenizer_check as check
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("tiny")
-    tiny.write(root)
-    return root / "student"
-
-
-@pytest.fixture
-def model(whole: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(whole, tmp_path / "model"))
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -70,16 +58,9 @@ def test_the_light_way_needs_no_torch_and_gives_auto_tokenizers_ids(
         "ids = [own.encode(text) for text in check.SAMPLES.values()]\n"
         "print(json.dumps([type(own).__name__, 'torch' in sys.modules, ids]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
     auto = transformers.AutoTokenizer.from_pretrained(model)
     ids = [auto.encode(text) for text in check.SAMPLES.values()]
-    assert json.loads(done.stdout) == [type(auto).__name__, False, ids]
+    assert json.loads(fresh_python.output(code)) == [type(auto).__name__, False, ids]
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,13 @@ import json
 import lzma
 import os
 import socket
-import subprocess
-import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import fresh_python
 import pytest
 
 from pytest_gkd.diagnosis import catalogue, diagnose
@@ -298,14 +297,7 @@ def test_a_missing_file_is_reported_without_heavy_imports(tmp_path: Path) -> Non
         "heavy = {'torch', 'numpy', 'pyarrow', 'transformers', 'datasets'}\n"
         "print(sorted(heavy & sys.modules.keys()))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    assert done.stdout.split() == ["data.file-missing", "[]"]
+    assert fresh_python.output(code).split() == ["data.file-missing", "[]"]
 
 
 # Loading and rows.
@@ -819,18 +811,11 @@ def test_a_name_that_no_hub_answers_for_is_told_at_once(
         f"try: dataset_load.open_rows(files, Path({str(tmp_path)!r}))\n"
         "except StageFault as fault: print(fault.cause, fault.message)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-        cwd=tmp_path,
-        env=os.environ | {variable: value, "NO_PROXY": "*", "HF_HOME": str(tmp_path)},
-    )
-    assert done.stdout.startswith("env.hub-unreachable ")
-    assert "no-such-lab/no-such-data" in done.stdout
-    assert part in done.stdout
+    environ = {variable: value, "NO_PROXY": "*", "HF_HOME": str(tmp_path)}
+    said = fresh_python.output(code, environ, tmp_path)
+    assert said.startswith("env.hub-unreachable ")
+    assert "no-such-lab/no-such-data" in said
+    assert part in said
 
 
 def test_a_wrong_path_is_no_name_on_the_hub(
