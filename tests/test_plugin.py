@@ -656,6 +656,30 @@ def test_what_the_fixtures_run_into_later_does_not_hide_the_failure(
     assert stage["also"] == ["teardown: OSError: teardown fell over"]
 
 
+def test_what_a_stage_found_besides_is_told_and_no_line_in_brackets_is_taken_for_it(
+    tmp_path: Path,
+) -> None:
+    write(
+        tmp_path,
+        """
+        import pytest
+        from pytest_gkd.stage_api import StageFault
+
+        @pytest.mark.gkd_stage("several")
+        def test_several():
+            other = StageFault("env.no-gpu", "no GPU here\\nnor there")
+            raise StageFault("env.disk-full", "the disk is full\\n[a]", also=[other])
+
+        @pytest.mark.gkd_stage("one")
+        def test_one():
+            raise ValueError("not these:\\n[1, 2]")
+        """,
+    )
+    run = Run(tmp_path, "--gkd-stages=several,one", "test_probe.py")
+    assert run.stage("several")["also"] == ["[env.no-gpu] no GPU here"]
+    assert run.stage("one")["also"] == []
+
+
 @pytest.mark.parametrize("mode", ["a", "a+"])
 def test_what_the_user_sends_the_output_to_is_not_cut(
     tmp_path: Path, mode: str

@@ -11,7 +11,8 @@ import pytest
 from test_plugin import Run, write
 
 from pytest_gkd.diagnosis import shadowed_imports
-from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.environment.findings import Note
 from pytest_gkd.workload.environment.probe_judge import judge_shadows
 
 LIBRARY = sysconfig.get_path("stdlib")
@@ -99,7 +100,7 @@ def test_a_checkout_that_works_is_a_note_and_a_lone_file_a_fault(
     kinds = {s.name: type(j) for s, j in zip(
         hidden, judge_shadows(hidden), strict=True
     )}  # fmt: skip
-    assert kinds == {"datasets": Finding, "vllm": Note, "colorsys": Note}
+    assert kinds == {"datasets": StageFault, "vllm": Note, "colorsys": Note}
 
 
 STAGES = """

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_gkd.options import Settings
-from pytest_gkd.stage_api import StageContext
+from pytest_gkd.stage_api import StageContext, StageFault
 
 
 @pytest.fixture
@@ -192,3 +195,30 @@ def test_the_next_stage_may_say_as_much_again(
     count = len(events)
     context.release()
     assert len(events) == count
+
+
+# -- faults ------------------------------------------------------------------------
+
+OTHER = StageFault(None, "nothing answers\nat all", evidence=(("a.log", None, "no"),))
+WHOLE = StageFault("env.no-gpu", "no GPU", {"n": 0}, (("smi", 2, "none"),), (OTHER,))
+
+
+@pytest.mark.parametrize(
+    "carried",
+    [
+        pytest.param(copy.deepcopy, id="to an actor, by pickle"),
+        pytest.param(
+            lambda one: StageFault.from_json(json.loads(json.dumps(one.to_json()))),
+            id="to the controller",
+        ),
+    ],
+)
+def test_a_fault_reaches_another_process_whole(
+    carried: Callable[[StageFault], StageFault],
+) -> None:
+    def parts(one: StageFault) -> tuple[Any, ...]:
+        also = [parts(other) for other in one.also]
+        return one.cause, one.message, one.facts, one.evidence, also, str(one)
+
+    assert parts(carried(WHOLE)) == parts(WHOLE)
+    assert str(WHOLE).endswith("Also found (1):\n[unknown] nothing answers\nat all")

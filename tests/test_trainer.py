@@ -538,7 +538,7 @@ def poison(trainer: Trainer) -> None:
     weight.data[3, 5] = float("nan")
 
 
-def cause_of(first: Any, last: Any) -> str:
+def cause_of(first: Any, last: Any) -> str | None:
     with pytest.raises(StageFault) as caught:
         judge_steps([first, last])
     return caught.value.cause

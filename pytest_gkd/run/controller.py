@@ -53,6 +53,7 @@ from pytest_gkd.run.report_directory import ReportDir
 from pytest_gkd.run.run_directory import RunDir, temporary_name
 from pytest_gkd.run.shutdown import Closing
 from pytest_gkd.run.watchdog import COLLECT_BUDGET_S, Overrun, Watchdog, read_output
+from pytest_gkd.stage_api import StageFault
 from pytest_gkd.stage_plan import PlannedStage
 
 PACKAGES = (
@@ -566,7 +567,7 @@ class StageController:
 
     def _for_memory(
         self, record: StageRecord, pid: int
-    ) -> tuple[dict[str, Any] | None, str]:
+    ) -> tuple[StageFault | None, str]:
         """The finding that the kernel has ended a stage's process for want of memory.
 
         And what the kernel's count says of it; nothing where it does not count.
@@ -579,12 +580,9 @@ class StageController:
             return None, "; by the kernel's count it was not for want of memory"
         words = sanitize.line(oom.kernels_words(pid))
         proofs = [("kernel log", None, words), ("kernel", None, counted)]
-        fault = {
-            "cause": "env.host-oom",
-            "facts": {"oom_kills": kills},
-            "evidence": [proof for proof in proofs if proof[2]],
-        }
-        return fault, f"; {counted}"
+        evidence = tuple(proof for proof in proofs if proof[2])
+        facts = {"oom_kills": kills}
+        return StageFault("env.host-oom", counted, facts, evidence), f"; {counted}"
 
     def _sweep_worker(self, record: StageRecord, worker: str) -> None:
         """Remove what a dead worker left on disk and in memory, before the next one."""
@@ -736,11 +734,12 @@ class StageController:
                 record.progress = sample.progress.to_json()
                 record.state = sample.progress.text()
         record.message = render.ending(record)
+        fault = found["fault"] and StageFault.from_json(found["fault"])
         if record.outcome != TIMEOUT:
-            first, *others = found["error"].strip().splitlines() or [""]
-            record.message = first or record.message
-            # What a stage found besides, a line each (the workload's findings.py).
-            record.also = [line for line in others if line.startswith("[")]
+            first, *_ = found["error"].strip().splitlines() or [record.message]
+            also = fault.also if fault else ()
+            record.message = first
+            record.also = [one.with_cause().partition("\n")[0] for one in also]
         sections = "\n".join(
             f"-- {name}\n{text}" for name, text in report.sections if text.strip()
         )
@@ -754,7 +753,7 @@ class StageController:
                 record,
                 f"{report.longreprtext}\n{sections}",
                 source_lines=report.longreprtext.count("\n") + 1,
-                fault=found["fault"],
+                fault=fault,
                 error=found["error"],
             )
         shown = self._shows_output()

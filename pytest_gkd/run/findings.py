@@ -22,7 +22,7 @@ from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.files import make_way, write_private
 from pytest_gkd.processes import stacks
 from pytest_gkd.report.record import OUTPUT_BYTES, TIMEOUT, StageRecord
-from pytest_gkd.stage_api import NO_STAGE
+from pytest_gkd.stage_api import NO_STAGE, StageFault
 
 # What children of stages have written here in words, and how much is read at a time.
 TEXTS = (".log", ".txt", ".out", ".err")
@@ -79,7 +79,7 @@ class Findings:
         record: StageRecord,
         text: str,
         *,
-        fault: dict[str, Any] | None = None,
+        fault: StageFault | None = None,
         error: str = "",
         exit_signal: str | None = None,
         crashed: bool = False,
@@ -89,7 +89,7 @@ class Findings:
 
         The first ``source_lines`` lines of ``text`` are a traceback as pytest prints
         it, with source code in between.
-        ``fault`` is what a StageFault carried, ``error`` the exception's text,
+        ``fault`` is what the stage found itself, ``error`` the exception's text,
         ``exit_signal`` the name of the signal that ended its process.
         """
         text = sanitize.text(text)
@@ -105,13 +105,13 @@ class Findings:
         evidence = StageEvidence(
             stage=record.name,
             outcome="crashed" if crashed else kind,
-            cause=fault["cause"] if fault else None,
+            cause=fault.cause if fault else None,
             message=record.message,
             texts=(*texts, *stacks_of),
             facts={
                 **record.facts,
                 **_stopped(record.progress),
-                **(fault["facts"] if fault else {}),
+                **(fault.facts if fault else {}),
             },
             exit_signal=exit_signal,
             doing=record.step,
@@ -125,14 +125,14 @@ class Findings:
         shown = diagnosis.to_json()
         rule = self._catalogue[diagnosis.cause]
         shown["explain"] = explain_command(rule, self.relative)
-        if fault:
+        if fault and fault.cause:
             proofs = [
                 {"source": source, "line": line, "text": said}
-                for source, line, said in fault["evidence"]
+                for source, line, said in fault.evidence
             ]
             # The stage knows; lines of its own traceback would only repeat it. Unless
             # it knows only that a process ended: what that printed says more.
-            asks = rule.id != fault["cause"] or rule.tier == "fallback"
+            asks = rule.id != fault.cause or rule.tier == "fallback"
             others = [
                 line
                 for line in shown["evidence"]

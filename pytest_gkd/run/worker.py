@@ -646,15 +646,12 @@ class StageWorker:
                 found["error"] = str(error)
             if self._streams_closed:
                 found["error"] = f"{self._streams_closed}: {found['error']}"
+            fault = error if isinstance(error, StageFault) else None
             if isinstance(error, (ImportError, AttributeError)):
-                found["fault"] = shadowed(error, report.longreprtext)
-            if isinstance(error, StageFault):
-                found["error"] = error.message
-                found["fault"] = {
-                    "cause": error.cause,
-                    "facts": error.facts,
-                    "evidence": [list(line) for line in error.evidence],
-                }
+                fault = shadowed(error, report.longreprtext)
+            elif fault is not None:
+                found["error"] = str(fault)
+            found["fault"] = fault and fault.to_json()
         if failed_parts:
             first, _ = failed_parts[0]
             assert first.excinfo is not None
@@ -745,16 +742,14 @@ class StageWorker:
         os._exit(0)
 
 
-def shadowed(error: Exception, traceback: str) -> dict[str, Any] | None:
+def shadowed(error: Exception, traceback: str) -> StageFault | None:
     """The finding that an import met a file of the user's in the place of a package."""
     shadow = shadowed_imports.met(f"{error}\n{traceback}")
     if shadow is None:
         return None
-    return {
-        "cause": "env.module-shadowed",
-        "facts": {"package": shadow.name, "file": str(shadow.file)},
-        "evidence": [["import", None, str(shadow)]],
-    }
+    facts = {"package": shadow.name, "file": str(shadow.file)}
+    proof = ("import", None, str(shadow))
+    return StageFault("env.module-shadowed", str(error), facts, (proof,))
 
 
 def _raised(excinfo: pytest.ExceptionInfo[BaseException]) -> str:

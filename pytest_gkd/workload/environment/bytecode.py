@@ -6,7 +6,8 @@ import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.environment.findings import Note
 
 
 def uncompiled(packages: Iterable[str]) -> list[str]:
@@ -23,7 +24,7 @@ def uncompiled(packages: Iterable[str]) -> list[str]:
 
 def judge_bytecode(
     packages: Iterable[str], environ: Mapping[str, str]
-) -> list[Finding | Note]:
+) -> list[StageFault | Note]:
     """Compiling is most of an import's time: without bytecode, torch, transformers,
     datasets and vLLM took 10.3 s of processor time, and 2.8 s with it (2 cores,
     Python 3.11, torch 2.13), in each engine, worker and Ray process anew."""

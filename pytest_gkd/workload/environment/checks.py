@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis import shadowed_imports
-from pytest_gkd.stage_api import StageContext
+from pytest_gkd.stage_api import StageContext, StageFault
 from pytest_gkd.workload import loopback
 from pytest_gkd.workload.environment import (
     gpu,
@@ -26,7 +26,7 @@ from pytest_gkd.workload.environment import (
     variables,
 )
 from pytest_gkd.workload.environment.bytecode import judge_bytecode
-from pytest_gkd.workload.environment.findings import Finding, Findings
+from pytest_gkd.workload.environment.findings import Findings
 from pytest_gkd.workload.environment.package_damage import judge_damage
 from pytest_gkd.workload.environment.probe import Outcome, Probe
 from pytest_gkd.workload.environment.probe_judge import (
@@ -98,7 +98,7 @@ class Examination:
     def _start_ray(self) -> tuple[Probe | None, Path | None]:
         unreachable = loopback.problem()
         if unreachable:  # Ray would look for itself until the stage's time is up
-            self.found.add([Finding(loopback.CAUSE, unreachable)])
+            self.found.add([StageFault(loopback.CAUSE, unreachable)])
             self.gkd.fact("ray", "not started")
             return None, None
         if not package_versions.read_installed(["ray"]):
@@ -106,7 +106,7 @@ class Examination:
                 text = "ray is not installed, and the layout is 'ray' "
                 text += f"({self.gkd.settings.layout_why})."
                 facts = {"package": "ray"}
-                self.found.add([Finding("env.package-missing", text, facts)])
+                self.found.add([StageFault("env.package-missing", text, facts)])
             self.gkd.fact("ray", "not installed")
             return None, None
         directory = ray_cluster.make_directory(self.gkd.run_dir)
@@ -194,7 +194,7 @@ class Examination:
         failed = dict.fromkeys(
             str(fault.facts.get("package", ""))
             for fault in imports
-            if isinstance(fault, Finding) and fault.cause == "env.package-conflict"
+            if isinstance(fault, StageFault) and fault.cause == "env.package-conflict"
         )
         left_s = self._deadline - monotonic()
         self.found.add(

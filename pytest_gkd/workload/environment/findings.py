@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pytest_gkd.stage_api import StageFault
-
-Evidence = tuple[tuple[str, int | None, str], ...]
 
 # What breaks everything comes before what breaks something. A full disk or a missing
 # limit makes imports and Ray fail in ways that look like other causes; a missing or
@@ -41,19 +38,6 @@ RANKING: tuple[str, ...] = (
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Something that will stop the job.
-
-    ``cause`` is an id of the catalogue, or None where the cause is not known.
-    """
-
-    cause: str | None
-    message: str
-    facts: dict[str, Any] = field(default_factory=dict)
-    evidence: Evidence = ()
-
-
-@dataclass(frozen=True)
 class Note:
     """Something the user should know that does not stop the job by itself."""
 
@@ -69,10 +53,10 @@ class Note:
 class Findings:
     """Everything found so far."""
 
-    faults: list[Finding] = field(default_factory=list)
+    faults: list[StageFault] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
 
-    def add(self, items: Iterable[Finding | Note]) -> None:
+    def add(self, items: Iterable[StageFault | Note]) -> None:
         """File each item as a fault or a note; what is known is not filed again.
 
         Two checks may find one package missing or broken: the first one tells it.
@@ -85,52 +69,38 @@ class Findings:
                 self.faults.append(item)
 
 
-def _same(one: Finding, other: Finding) -> bool:
+def _same(one: StageFault, other: StageFault) -> bool:
     package = _name(one)
-    return one == other or (
+    return (one.cause, one.message) == (other.cause, other.message) or (
         one.cause == other.cause == "env.package-missing"
         and package != ""
         and package == _name(other)
     )
 
 
-def _name(finding: Finding) -> str:
+def _name(fault: StageFault) -> str:
     """Of its package, without the extras and releases that somebody requires."""
-    return re.split(r"[^\w.-]", str(finding.facts.get("package", "")))[0]
+    return re.split(r"[^\w.-]", str(fault.facts.get("package", "")))[0]
 
 
-def ranked(findings: Sequence[Finding]) -> list[Finding]:
+def ranked(faults: Sequence[StageFault]) -> list[StageFault]:
     """The most fundamental first; unknown causes last; found first wins a tie."""
 
-    def place(finding: Finding) -> int:
-        if finding.cause in RANKING:
-            return RANKING.index(finding.cause)
-        return len(RANKING) + (finding.cause is None)
+    def place(fault: StageFault) -> int:
+        if fault.cause in RANKING:
+            return RANKING.index(fault.cause)
+        return len(RANKING) + (fault.cause is None)
 
-    return sorted(findings, key=place)
+    return sorted(faults, key=place)
 
 
-def to_error(findings: Sequence[Finding]) -> Exception | None:
-    """The exception that ends the stage, or None when nothing was found.
-
-    The others follow in the message, a line each, and stand under ``also`` in the
-    facts. A finding without a known cause becomes a plain RuntimeError, which the
-    report shows as unknown.
-    """
-    if not findings:
+def most_fundamental(faults: Sequence[StageFault]) -> StageFault | None:
+    """The fault that ends the stage, with the others beside it; None without any."""
+    if not faults:
         return None
-    first, *rest = ranked(findings)
-    message = first.message
-    if rest:
-        message += f"\nAlso found ({len(rest)}):\n" + "\n".join(
-            f"[{other.cause or 'unknown'}] {other.message}" for other in rest
-        )
-    if first.cause is None:
-        return RuntimeError(message)
-    also = [{"cause": other.cause, "message": other.message} for other in rest]
-    facts = {**first.facts, "also": also} if also else first.facts
-    evidence = first.evidence + tuple(line for o in rest for line in o.evidence)
-    return StageFault(first.cause, message, facts=facts, evidence=evidence)
+    first, *rest = ranked(faults)
+    evidence = first.evidence + tuple(line for one in rest for line in one.evidence)
+    return StageFault(first.cause, first.message, first.facts, evidence, rest)
 
 
 def size_text(count: int) -> str:

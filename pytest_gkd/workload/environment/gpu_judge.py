@@ -8,7 +8,8 @@ from typing import Any
 from packaging.version import Version
 
 from pytest_gkd.processes import gpus
-from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.environment.findings import Note
 from pytest_gkd.workload.environment.gpu import Gpu, Machine, TorchBuild
 
 # The oldest Linux driver that runs any release of a CUDA major version: "CUDA Toolkit
@@ -52,7 +53,7 @@ def judge_gpus(
     memory_fraction: float,
     engine_gpus: int = 1,
     own_pids: frozenset[int] = frozenset(),
-) -> list[Finding | Note]:
+) -> list[StageFault | Note]:
     """Everything about the GPUs.
 
     ``visible`` is CUDA_VISIBLE_DEVICES, ``memory_fraction`` the share of its GPUs, the
@@ -60,7 +61,7 @@ def judge_gpus(
     processes of this very run, whose memory is not in the way. ``torch`` is None when
     torch did not import.
     """
-    items: list[Finding | Note] = []
+    items: list[StageFault | Note] = []
     if machine.error:
         text = f"nvidia-smi failed: {machine.error}"
         if not vllm_for_cuda:
@@ -68,7 +69,7 @@ def judge_gpus(
         # The kernel module and the libraries are of two releases.
         mismatch = "version mismatch" in machine.error
         return [
-            Finding(
+            StageFault(
                 "env.driver-too-old" if mismatch else "env.no-gpu",
                 text,
                 {"nvidia_smi": machine.error},
@@ -78,7 +79,7 @@ def judge_gpus(
     chosen, wrong = chosen_gpus(visible, machine.gpus)
     if machine.gpus and wrong:
         items.append(
-            Finding(
+            StageFault(
                 "env.no-gpu",
                 f"CUDA_VISIBLE_DEVICES={visible}: {wrong}; this machine has GPUs "
                 f"{', '.join(str(gpu.index) for gpu in machine.gpus)}, and "
@@ -97,7 +98,7 @@ def judge_gpus(
 
 def judge_names(
     visible: str | None, listed: Sequence[Gpu], vllm: str
-) -> list[Finding | Note]:
+) -> list[StageFault | Note]:
     """Whether vLLM of that version can read the GPUs' names in CUDA_VISIBLE_DEVICES.
 
     Releases before 0.24 take every entry for a number (vllm/platforms/interface.py,
@@ -118,7 +119,7 @@ def judge_names(
         numbers = ",".join(str(gpu.index) for gpu in chosen)
         text += f" CUDA_VISIBLE_DEVICES={numbers} names the same ones."
     facts = {"variable": "CUDA_VISIBLE_DEVICES", "value": visible, "vllm": vllm}
-    return [Finding("env.variable-invalid", text, facts)]
+    return [StageFault("env.variable-invalid", text, facts)]
 
 
 def _judge_torch(
@@ -128,7 +129,7 @@ def _judge_torch(
     visible: str | None,
     vllm_for_cuda: bool,
     wrong: str,
-) -> list[Finding | Note]:
+) -> list[StageFault | Note]:
     if torch.hip is not None:
         return []
     if torch.cuda is None:
@@ -138,11 +139,11 @@ def _judge_torch(
         text += f"{len(chosen)} visible GPU(s)"
         if not vllm_for_cuda:
             return [Note("gpu.unused", f"{text}, which vLLM is not built for either.")]
-        return [Finding("env.no-gpu", f"{text}.", {"torch": torch.version})]
+        return [StageFault("env.no-gpu", f"{text}.", {"torch": torch.version})]
     if not torch.available:
         return _judge_no_cuda(machine, chosen, torch, visible, vllm_for_cuda, wrong)
-    items: list[Finding | Note] = [
-        Finding(
+    items: list[StageFault | Note] = [
+        StageFault(
             "env.cuda-arch-mismatch",
             f"GPU {gpu.index} ({gpu.name}) has compute capability {gpu.capability}; "
             f"torch {torch.version} holds kernels for {', '.join(torch.archs)}.",
@@ -164,7 +165,7 @@ def _judge_no_cuda(
     visible: str | None,
     vllm_for_cuda: bool,
     wrong: str,
-) -> list[Finding | Note]:
+) -> list[StageFault | Note]:
     said = " ".join(torch.complaints)
     evidence = tuple(
         ("torch.cuda.is_available()", None, line) for line in torch.complaints
@@ -177,19 +178,19 @@ def _judge_no_cuda(
         text += f"{torch.cuda}, which torch {torch.version} was built with"
         text += f"; {minimum} or newer is expected." if minimum else "."
         facts |= {"driver": driver, "minimum": minimum}
-        return [Finding("env.driver-too-old", text, facts, evidence)]
+        return [StageFault("env.driver-too-old", text, facts, evidence)]
     if "Error 802" in said:
         text = f"CUDA does not start on this machine: {said}"
-        return [Finding("env.gpu-hardware", text, facts, evidence)]
+        return [StageFault("env.gpu-hardware", text, facts, evidence)]
     if wrong:
         return []
     if _names_mig(visible):
         text = f"CUDA_VISIBLE_DEVICES={visible}: torch sees no device of that name."
-        return [Finding("env.no-gpu", text, facts, evidence)]
+        return [StageFault("env.no-gpu", text, facts, evidence)]
     if chosen:
         text = f"nvidia-smi lists {len(chosen)} visible GPU(s), and torch "
         text += f"{torch.version} finds none: {said or 'without giving a reason'}"
-        return [Finding("env.no-gpu", text, facts, evidence)]
+        return [StageFault("env.no-gpu", text, facts, evidence)]
     if not vllm_for_cuda:
         return []
     if machine.gpus:
@@ -199,7 +200,7 @@ def _judge_no_cuda(
     else:
         text = "no NVIDIA driver was found on this machine"
     text += f", and the installed vLLM and torch {torch.version} are builds for CUDA."
-    return [Finding("env.no-gpu", text, facts, evidence)]
+    return [StageFault("env.no-gpu", text, facts, evidence)]
 
 
 def _too_old(driver: str, minimum: str) -> bool:
@@ -244,8 +245,8 @@ def _judge_memory(
     engines: set[str],
     memory_fraction: float,
     own_pids: frozenset[int],
-) -> list[Finding | Note]:
-    items: list[Finding | Note] = []
+) -> list[StageFault | Note]:
+    items: list[StageFault | Note] = []
     for gpu in chosen:
         theirs = [
             process
@@ -284,7 +285,7 @@ def _judge_memory(
             "held_mib": held,
             "pids": [process.pid for process in theirs],
         }
-        items.append(Finding("env.gpu-busy", f"{text}{memory_fraction}).", facts))
+        items.append(StageFault("env.gpu-busy", f"{text}{memory_fraction}).", facts))
     return items
 
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pytest_gkd.workload.environment.findings import Finding, Note, size_text
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.environment.findings import Note, size_text
 from pytest_gkd.workload.environment.memory import judge_memory, read_memory
 
 KIB = 1024
@@ -85,15 +86,15 @@ def cache_dirs(environ: Mapping[str, str]) -> dict[str, Path]:
     }
 
 
-def judge_disk(disk: Disk, *, ours: bool) -> list[Finding | Note]:
+def judge_disk(disk: Disk, *, ours: bool) -> list[StageFault | Note]:
     """``ours`` is a directory that this run writes to: it must be writable. A cache
     may well be read-only, when everything in it is already there."""
     where = f"{disk.path} ({disk.label})"
-    items: list[Finding | Note] = []
+    items: list[StageFault | Note] = []
     facts = {"path": disk.path, "free_bytes": disk.free_bytes}
     if disk.free_bytes < DISK_FREE_BYTES:
         items.append(
-            Finding(
+            StageFault(
                 "env.disk-full",
                 f"{where} has {size_text(disk.free_bytes)} free of "
                 f"{size_text(disk.total_bytes)}; at least "
@@ -104,7 +105,7 @@ def judge_disk(disk: Disk, *, ours: bool) -> list[Finding | Note]:
     # Some file systems (btrfs, overlay on some hosts) do not count inodes: total 0.
     if disk.total_inodes and disk.free_inodes < INODES_FREE:
         items.append(
-            Finding(
+            StageFault(
                 "env.disk-full",
                 f"{where} has {disk.free_inodes} inodes free of "
                 f"{disk.total_inodes}; at least {INODES_FREE} are expected.",
@@ -114,13 +115,15 @@ def judge_disk(disk: Disk, *, ours: bool) -> list[Finding | Note]:
     if not disk.writable:
         text = f"{where} is not writable by user id {os.getuid()}."
         if ours:
-            items.append(Finding("env.permission", text, facts))
+            items.append(StageFault("env.permission", text, facts))
         else:
             items.append(Note("cache.read-only", text))
     return items
 
 
-def judge_shm(total_bytes: int, free_bytes: int, *, gpus: int) -> list[Finding | Note]:
+def judge_shm(
+    total_bytes: int, free_bytes: int, *, gpus: int
+) -> list[StageFault | Note]:
     """Shared memory (bytes) against what NCCL, vLLM and DataLoader workers need."""
     facts = {"total_bytes": total_bytes, "free_bytes": free_bytes}
     room = f"{SHM} has {size_text(free_bytes)} free of {size_text(total_bytes)}"
@@ -129,19 +132,19 @@ def judge_shm(total_bytes: int, free_bytes: int, *, gpus: int) -> list[Finding |
         expected = SHM_FAIL_BYTES if ranks else SHM_FREE_BYTES
         text = f"{room}; at least {size_text(expected)} is expected"
         text += f" with {gpus} GPUs." if ranks else "."
-        return [Finding("env.shm-too-small", text, facts)]
+        return [StageFault("env.shm-too-small", text, facts)]
     if total_bytes < SHM_NOTE_BYTES:
         text = f"{room}; NCCL's guide recommends 1.0 GiB in a container."
         return [Note("shm.small", text)]
     return []
 
 
-def judge_files(soft: int, hard: int) -> list[Finding | Note]:
+def judge_files(soft: int, hard: int) -> list[StageFault | Note]:
     """The limits on open files of this process (RLIMIT_NOFILE)."""
     facts = {"soft": soft, "hard": hard}
     if soft < FILES_FAIL:
         return [
-            Finding(
+            StageFault(
                 "env.too-many-files",
                 f"the open file limit (ulimit -n) is {soft}, hard limit {hard}; at "
                 f"least {FILES_FAIL} is expected.",
@@ -159,7 +162,7 @@ def judge_files(soft: int, hard: int) -> list[Finding | Note]:
     return []
 
 
-def judge_file_size(limit_bytes: int) -> list[Finding | Note]:
+def judge_file_size(limit_bytes: int) -> list[StageFault | Note]:
     """The soft limit on the size of a file (RLIMIT_FSIZE)."""
     if limit_bytes == resource.RLIM_INFINITY:
         return []
@@ -168,7 +171,7 @@ def judge_file_size(limit_bytes: int) -> list[Finding | Note]:
         return [Note("file-size.limited", f"{text}; checkpoints may be larger.")]
     expected = size_text(FILE_SIZE_FAIL_BYTES)
     text += f"; at least {expected} is expected."
-    return [Finding("env.file-size-limit", text, {"limit_bytes": limit_bytes})]
+    return [StageFault("env.file-size-limit", text, {"limit_bytes": limit_bytes})]
 
 
 def read_compiler(environ: Mapping[str, str]) -> tuple[str | None, str]:
@@ -194,7 +197,7 @@ def python_header() -> Path:
 
 def judge_compiler(
     compiler: str | None, source: str, header: Path, *, gpus: int
-) -> list[Finding | Note]:
+) -> list[StageFault | Note]:
     """Triton compiles a launcher per kernel: on GPUs it needs both, on CPU neither
     until torch.compile is used."""
     texts = []
@@ -206,16 +209,16 @@ def judge_compiler(
         texts.append(f"the Python header {header} does not exist")
     if gpus:
         facts = {"source": source}
-        return [Finding("env.compiler", f"{text}.", facts) for text in texts]
+        return [StageFault("env.compiler", f"{text}.", facts) for text in texts]
     return [
         Note("compiler.missing", f"{text}; torch.compile needs it.") for text in texts
     ]
 
 
-def shadowing(directory: Path, modules: tuple[str, ...]) -> list[Finding | Note]:
+def shadowing(directory: Path, modules: tuple[str, ...]) -> list[StageFault | Note]:
     """Files in the working directory that a script started there would import in
     place of the installed packages."""
-    items: list[Finding | Note] = []
+    items: list[StageFault | Note] = []
     for module in modules:
         for path in (directory / f"{module}.py", directory / module / "__init__.py"):
             if path.exists():
@@ -226,12 +229,12 @@ def shadowing(directory: Path, modules: tuple[str, ...]) -> list[Finding | Note]
 
 def read_host(
     ours: Mapping[str, Path], environ: Mapping[str, str], *, gpus: int
-) -> tuple[list[Finding | Note], dict[str, object]]:
+) -> tuple[list[StageFault | Note], dict[str, object]]:
     """Read and judge everything here; ``ours`` are directories this run writes to.
 
     Returns what was found, and the facts for the report.
     """
-    items: list[Finding | Note] = []
+    items: list[StageFault | Note] = []
     disks = [(read_disk(label, path), True) for label, path in ours.items()]
     caches = cache_dirs(environ)
     disks += [(read_disk(label, path), False) for label, path in caches.items()]
@@ -239,7 +242,7 @@ def read_host(
     for disk, is_ours in disks:
         for item in judge_disk(disk, ours=is_ours):
             # One full disk is one finding, however many directories are on it.
-            if isinstance(item, Finding) and item.cause == "env.disk-full":
+            if isinstance(item, StageFault) and item.cause == "env.disk-full":
                 if disk.device in full:
                     continue
                 full.add(disk.device)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_gkd.workload.environment.findings import Finding, Note, size_text
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.environment.findings import Note, size_text
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -80,7 +81,7 @@ def _inactive(directory: Path) -> int:
     return 0
 
 
-def judge_memory(memory: Memory) -> list[Finding | Note]:
+def judge_memory(memory: Memory) -> list[StageFault | Note]:
     """Little memory is a note: how much a job needs depends on its model."""
     if memory.available_bytes >= MEMORY_NOTE_BYTES:
         return []

@@ -10,7 +10,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from pytest_gkd.workload.environment.findings import Evidence, Finding
+from pytest_gkd.stage_api import Evidence, StageFault
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Demand:
 
 def judge_conflict(
     unmet: Demand, package: str, version: str, demands: Sequence[Demand]
-) -> Finding:
+) -> StageFault:
     """The finding for a demand that the installed ``version`` does not meet.
 
     ``demands`` are all that is required of that package. Where one of them leaves no
@@ -67,7 +67,7 @@ def judge_conflict(
         facts["together"] = list(
             dict.fromkeys((unmet.name, *(d.name for d in demands), package))
         )
-    return Finding("env.package-conflict", f"{text}.", facts, evidence)
+    return StageFault("env.package-conflict", f"{text}.", facts, evidence)
 
 
 def without_label(specifier: SpecifierSet) -> SpecifierSet:

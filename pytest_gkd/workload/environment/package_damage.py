@@ -14,14 +14,14 @@ from pathlib import Path, PurePosixPath
 from packaging.utils import canonicalize_name
 
 from pytest_gkd.clock import monotonic
-from pytest_gkd.workload.environment.findings import Finding
+from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.environment.package_versions import NEEDED, active
 
 # Rewritten whenever its source is compiled again, and never missed.
 COMPILED = ".pyc"
 
 
-def judge_damage(modules: Iterable[str], limit_s: float) -> list[Finding]:
+def judge_damage(modules: Iterable[str], limit_s: float) -> list[StageFault]:
     """One finding for each distribution of ``modules``, or required by one of them,
     whose files differ in size from what its installer recorded, or are gone.
 
@@ -39,7 +39,7 @@ def judge_damage(modules: Iterable[str], limit_s: float) -> list[Finding]:
         if wrong:
             more = f" ({len(wrong)} files like this)" if len(wrong) > 1 else ""
             findings.append(
-                Finding(
+                StageFault(
                     "env.package-damaged",
                     f"the installed {name} is damaged: {wrong[0]}{more}.",
                     {"package": name, "files": wrong[:20]},

@@ -13,7 +13,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.environment.findings import Note
 from pytest_gkd.workload.environment.package_conflict import (
     Demand,
     judge_conflict,
@@ -137,7 +138,7 @@ def read_importable() -> frozenset[str]:
 
 def judge_versions(
     installed: Mapping[str, Installed], importable: frozenset[str] = frozenset()
-) -> list[Finding | Note]:
+) -> list[StageFault | Note]:
     """Missing packages and requirements that the installed versions do not meet.
 
     ``installed`` maps canonical names to what is there; a module in ``importable``
@@ -145,8 +146,8 @@ def judge_versions(
     requirements of the packages a job uses are judged: an unrelated tool in the same
     environment may disagree with the others without harm.
     """
-    items: list[Finding | Note] = [
-        Finding(
+    items: list[StageFault | Note] = [
+        StageFault(
             "env.package-missing",
             f"{module} is not installed: no distribution named "
             f"{' or '.join(names)} was found in this Python environment "
@@ -164,8 +165,8 @@ def judge_versions(
 
 def _judge_package(
     package: Installed, installed: Mapping[str, Installed]
-) -> list[Finding | Note]:
-    items: list[Finding | Note] = []
+) -> list[StageFault | Note]:
+    items: list[StageFault | Note] = []
     unused: list[str] = []
     for line in package.requires:
         requirement = active(line)
@@ -184,7 +185,7 @@ def _judge_package(
                 unused.append(wanted)
                 continue
             items.append(
-                Finding(
+                StageFault(
                     "env.package-missing",
                     f"{who}, and {requirement.name} is not installed.",
                     {"package": wanted, "required_by": package.name},

@@ -17,7 +17,7 @@ from typing import IO, Any
 import psutil
 
 from pytest_gkd.clock import monotonic
-from pytest_gkd.workload.environment.findings import Evidence
+from pytest_gkd.stage_api import Evidence
 from pytest_gkd.workload.ranks import exit_reasons
 
 TAIL_LINES = 6

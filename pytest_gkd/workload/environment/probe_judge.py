@@ -6,12 +6,12 @@ import errno
 import re
 import signal
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from pytest_gkd.diagnosis import shadowed_imports
 from pytest_gkd.diagnosis.shadowed_imports import Shadow
-from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.environment.findings import Note
 from pytest_gkd.workload.environment.probe import TAIL_LINES, Outcome
 
 # On a machine this busy, a start that has not returned may just be waiting its turn.
@@ -54,13 +54,13 @@ def import_cause(event: Mapping[str, Any], module: str) -> str:
     return "env.package-conflict"
 
 
-def judge_imports(outcome: Outcome) -> list[Finding | Note]:
+def judge_imports(outcome: Outcome) -> list[StageFault | Note]:
     """What the import child found.
 
     Packages are imported from the bottom up, so of several failures with one text
     only the first is kept: the others import the one that failed.
     """
-    findings: list[Finding | Note] = []
+    findings: list[StageFault | Note] = []
     seen: set[str] = set()
     for event in outcome.events:
         if event.get("without"):
@@ -69,14 +69,14 @@ def judge_imports(outcome: Outcome) -> list[Finding | Note]:
             seen.add(event["text"])
             findings.append(_failed_import(event))
         findings += [
-            Finding("env.package-conflict", f"vLLM's kernels do not load: {text}")
+            StageFault("env.package-conflict", f"vLLM's kernels do not load: {text}")
             for text in event.get("kernels", ())
         ]
     end = _how_it_ended(outcome)
     return [*findings, end] if end else findings
 
 
-def judge_shadows(found: Iterable[Shadow]) -> list[Finding | Note]:
+def judge_shadows(found: Iterable[Shadow]) -> list[StageFault | Note]:
     """Files of the user's that hide packages or modules of Python's own.
 
     One that cannot be what it hides is a fault. A checkout, or a module of Python's own
@@ -90,12 +90,12 @@ def judge_shadows(found: Iterable[Shadow]) -> list[Finding | Note]:
     ]
 
 
-def _hidden(shadow: Shadow) -> Finding:
+def _hidden(shadow: Shadow) -> StageFault:
     facts = {"package": shadow.name, "file": str(shadow.file)}
-    return Finding("env.module-shadowed", f"{shadow}.", facts)
+    return StageFault("env.module-shadowed", f"{shadow}.", facts)
 
 
-def _failed_import(event: Mapping[str, Any]) -> Finding:
+def _failed_import(event: Mapping[str, Any]) -> StageFault:
     what = str(event["failed"])
     module = what.removeprefix("import ").partition(".")[0]
     trace = str(event.get("trace", ""))
@@ -105,7 +105,7 @@ def _failed_import(event: Mapping[str, Any]) -> Finding:
     lines = _own_lines(trace)
     said = " ".join(str(event["text"]).split())[:TEXT_LIMIT]
     text = f"{what} failed: {event['error']}: {said}"
-    return Finding(
+    return StageFault(
         import_cause(event, module),
         text,
         {"package": module, "error": event["error"]},
@@ -141,7 +141,7 @@ def _where(outcome: Outcome) -> str:
     return ", called from ".join(places[:2])
 
 
-def _how_it_ended(outcome: Outcome) -> Finding | None:
+def _how_it_ended(outcome: Outcome) -> StageFault | None:
     """A crash or a hang, as a finding.
 
     An import that only waits is stuck, whatever it waits for. One that still works
@@ -158,23 +158,23 @@ def _how_it_ended(outcome: Outcome) -> Finding | None:
             text = f"{what} does not return: after {outcome.wall_s:.1f} s it uses no "
             text += f"processor and waits in {_where(outcome) or 'an unknown place'}."
             facts["package"] = module
-            return Finding("env.import-stuck", text, facts, outcome.tail)
+            return StageFault("env.import-stuck", text, facts, outcome.tail)
         if slow := _slowest(outcome):
             text += f" Before that: {slow}."
-        return Finding(None, text, facts, outcome.tail)
+        return StageFault(None, text, facts, outcome.tail)
     if outcome.complete:
         return None
     module = what.removeprefix("import ").partition(".")[0]
     if outcome.exit_code < 0:
         name = signal.Signals(-outcome.exit_code).name
         killed = outcome.exit_code == -signal.SIGKILL
-        return Finding(
+        return StageFault(
             "env.host-oom" if killed else "env.package-conflict",
             f"{what} ended the process with {name}.",
             {**facts, "package": module, "signal": name},
             outcome.tail,
         )
-    return Finding(
+    return StageFault(
         "env.package-conflict",
         f"{what} ended the process with exit status {outcome.exit_code}.",
         {**facts, "package": module},
@@ -190,7 +190,7 @@ def _slowest(outcome: Outcome) -> str:
     )
 
 
-def judge_ray(outcome: Outcome) -> list[Finding]:
+def judge_ray(outcome: Outcome) -> list[StageFault]:
     """What the Ray child found."""
     for event in outcome.events:
         if "failed" in event:
@@ -199,13 +199,14 @@ def judge_ray(outcome: Outcome) -> list[Finding]:
             what = f"{event['failed']} failed: {event['error']}: {event['text']}"
             code = event.get("errno")
             cause = ERRNO_CAUSES.get(code, "ray.worker-start") if code else None
-            return [Finding(cause or "ray.worker-start", what, {}, outcome.tail)]
+            return [StageFault(cause or "ray.worker-start", what, {}, outcome.tail)]
     if outcome.left:
         text = f"ray.shutdown() left processes behind: {', '.join(outcome.left)}."
-        return [Finding(None, text, {"left": list(outcome.left)})]
+        return [StageFault(None, text, {"left": list(outcome.left)})]
     end = _how_it_ended(outcome)
     if end is None or outcome.doing in ("", "import ray"):
         return [end] if end else []
     if outcome.exit_code is None and outcome.machine_busy >= STARVED:
         return [end]
-    return [replace(end, cause="ray.worker-start")]
+    end.cause = "ray.worker-start"
+    return [end]

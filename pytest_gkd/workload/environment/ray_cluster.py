@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 
 from pytest_gkd.processes import manifest
-from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.environment.findings import Note
 from pytest_gkd.workload.environment.variables import RAY_DIRECTORY_BYTES
 
 SOCKET_OPTION = "--raylet_socket_name="
@@ -48,7 +49,7 @@ def read_raylets(own: Iterable[Path]) -> list[Raylet]:
     return raylets
 
 
-def judge_raylets(raylets: list[Raylet], user: str) -> list[Finding | Note]:
+def judge_raylets(raylets: list[Raylet], user: str) -> list[StageFault | Note]:
     """A Ray of one's own that still runs is joined by ray.init(address="auto") and
     by jobs that find it through its files; one of another user holds ports."""
     return [
@@ -69,7 +70,7 @@ def judge_raylets(raylets: list[Raylet], user: str) -> list[Finding | Note]:
 
 def judge_clusters(
     environ: Mapping[str, str], temporary: Path, *, needed: bool
-) -> list[Finding | Note]:
+) -> list[StageFault | Note]:
     """A cluster that ray.init() without an address would join, and that is gone.
 
     ray.init() follows RAY_ADDRESS, else the file that ``ray start`` left, and tries
@@ -98,7 +99,7 @@ def judge_clusters(
         facts["file"] = source
         if not needed:
             return [Note("ray.gone", text)]
-    return [Finding("ray.connection", text, facts, ((source, None, address),))]
+    return [StageFault("ray.connection", text, facts, ((source, None, address),))]
 
 
 def unanswered(host: str, port: int) -> str:

@@ -6,7 +6,8 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from pytest_gkd.workload.environment.findings import Finding, Note
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.environment.findings import Note
 from pytest_gkd.workload.environment.variable_names import PLACES
 from pytest_gkd.workload.environment.variable_table import (
     GONE_FROM_VLLM,
@@ -27,7 +28,7 @@ def judge_variables(
     vllm_source: str | None = None,
     vllm_version: str = "",
     real_names: Callable[[str], frozenset[str]] = lambda prefix: frozenset(),
-) -> list[Finding | Note]:
+) -> list[StageFault | Note]:
     """What the environment holds that misleads.
 
     ``vllm_source`` is the text of the installed vllm/envs.py, None without it.
@@ -35,7 +36,7 @@ def judge_variables(
     ``TORCH_NCCL_``) that the installed package holds, empty when that cannot be told.
     Only a value that ends the job at its start is a fault.
     """
-    items: list[Finding | Note] = []
+    items: list[StageFault | Note] = []
     for row in VARIABLES:
         if row.name in environ:
             items += _judge_row(row, environ[row.name], gpus=gpus)
@@ -51,7 +52,7 @@ def judge_variables(
     return items
 
 
-def _judge_row(row: Variable, value: str, *, gpus: int) -> list[Finding | Note]:
+def _judge_row(row: Variable, value: str, *, gpus: int) -> list[StageFault | Note]:
     said = f"{row.name}={value}"
     if row.valid and not re.fullmatch(row.valid, value, re.IGNORECASE):
         text = f"{said}: expected {row.expected}."
@@ -59,7 +60,7 @@ def _judge_row(row: Variable, value: str, *, gpus: int) -> list[Finding | Note]:
             text = f"{said}: expected {row.expected}; {row.ends_job}."
             return [_invalid(row.name, value, text)]
         return [Note("variable.value", text)]
-    items: list[Finding | Note] = []
+    items: list[StageFault | Note] = []
     if row.always:
         items.append(Note("variable.misread", f"{row.name} {row.always}"))
     items += [
@@ -70,10 +71,10 @@ def _judge_row(row: Variable, value: str, *, gpus: int) -> list[Finding | Note]:
     return items
 
 
-def _invalid(name: str, value: str, text: str) -> Finding:
+def _invalid(name: str, value: str, text: str) -> StageFault:
     evidence = (("environment", None, f"{name}={value}"),)
     facts = {"variable": name, "value": value}
-    return Finding("env.variable-invalid", text, facts, evidence)
+    return StageFault("env.variable-invalid", text, facts, evidence)
 
 
 def vllm_names(source: str) -> frozenset[str]:
@@ -103,8 +104,8 @@ READ_AT_START = frozenset({"VLLM_WORKER_MULTIPROC_METHOD"})
 
 def _judge_vllm(
     environ: Mapping[str, str], source: str, version: str
-) -> list[Finding | Note]:
-    items: list[Finding | Note] = []
+) -> list[StageFault | Note]:
+    items: list[StageFault | Note] = []
     names = vllm_names(source)
     for name in sorted(n for n in environ if n.startswith("VLLM_") and n not in names):
         text = f"{name} is not known to the installed vllm {version} (vllm/envs.py)"
@@ -167,7 +168,7 @@ def _judge_interface(
     interfaces: tuple[str, ...],
     *,
     ends_job: bool,
-) -> list[Finding | Note]:
+) -> list[StageFault | Note]:
     """gloo takes one exact interface (or several with commas); NCCL takes prefixes,
     ``=`` before them for exact names and ``^`` for what to leave out."""
     value = environ.get(name, "")
@@ -199,7 +200,7 @@ def _judge_interface(
         return [Note("variable.value", text)]
     facts = {"variable": name, "value": value, "interfaces": list(interfaces)}
     evidence = (("environment", None, f"{name}={value}"),)
-    return [Finding("comm.interface", text, facts, evidence)]
+    return [StageFault("comm.interface", text, facts, evidence)]
 
 
 # A UNIX socket's path holds 107 bytes, of which Ray uses up to 64 below its directory

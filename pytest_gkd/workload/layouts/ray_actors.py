@@ -5,29 +5,12 @@ from __future__ import annotations
 import abc
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.stage_api import StageFault
 
 if TYPE_CHECKING:
     from pytest_gkd.workload.layouts.plan import Plan
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A StageFault as an answer: Ray would turn the exception into one of its own."""
-
-    cause: str
-    message: str
-    facts: dict[str, Any]
-    evidence: tuple[tuple[str, int | None, str], ...]
-
-    def as_exception(self) -> StageFault:
-        """The exception that was raised in the actor."""
-        return StageFault(
-            self.cause, self.message, facts=self.facts, evidence=self.evidence
-        )
 
 
 class Role(abc.ABC):
@@ -45,13 +28,13 @@ class Role(abc.ABC):
     def parts(self) -> dict[str, Any]:
         """Make the objects; the main one has the empty name."""
 
-    def made(self) -> Fault | None:
+    def made(self) -> StageFault | None:
         """Make the objects; returns None, or what is known to be wrong."""
 
         def make() -> None:
             self._make()
 
-        found: Fault | None = self._answered(make)
+        found: StageFault | None = self._answered(make)
         return found
 
     def call(self, part: str, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +59,7 @@ class Role(abc.ABC):
         try:
             return function()
         except StageFault as fault:
-            return Fault(fault.cause, fault.message, fault.facts, fault.evidence)
+            return fault  # a value: Ray would turn the exception into one of its own
 
 
 # A class each: Ray titles the processes by it, as stacks and process lists show them.

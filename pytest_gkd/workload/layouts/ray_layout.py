@@ -265,8 +265,8 @@ class Remote:
             raise exit_reasons.actor_fault(
                 self.role, asked, text, self._kills
             ) from error
-        if isinstance(found, ray_actors.Fault):
-            raise found.as_exception()
+        if isinstance(found, StageFault):
+            raise found
         return found
 
     def _get(self, answer: Any, budget_s: float, extra_s: float) -> Any:
