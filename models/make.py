@@ -1,4 +1,4 @@
-"""Which models are tried? Tiny, random ones of every text architecture, made here."""
+"""Makes the models that are tried: tiny, random ones of every text architecture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``gkd`` command: what broke a run, what does a cause mean, what was left?"""
+"""The ``gkd`` command: diagnoses logs, explains causes, cleans up after dead runs."""
 
 from __future__ import annotations
 

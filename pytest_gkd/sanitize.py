@@ -1,4 +1,4 @@
-r"""What may be shown of a text that somebody else wrote?
+r"""Makes text that somebody else wrote fit to be shown.
 
 Terminals obey escape sequences, CI runners obey lines that look like commands, and
 logs repeat secrets. All text of logs, stages, files and processes passes here before

@@ -1,4 +1,4 @@
-"""Does one on-policy GKD step work, from the student's rollouts to served weights?"""
+"""One on-policy GKD step, from the student's rollouts to served weights."""
 
 from __future__ import annotations
 

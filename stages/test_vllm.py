@@ -1,4 +1,4 @@
-"""Does a real rollout engine start and answer as its weights would have it?"""
+"""A real rollout engine starts, and answers as its weights would have it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the engine serve the trainer's weights after a push, and after the push back?"""
+"""The engine serves the trainer's weights after a push, and after the push back."""
 
 from __future__ import annotations
 

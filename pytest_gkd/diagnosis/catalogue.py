@@ -1,4 +1,4 @@
-"""What is a cause, and which causes are known? The types and the loader of the advice.
+"""The catalogue of causes: its types, and the loader of the advice files.
 
 One cause is one TOML file below ``advice/``; its path without the suffix is its id
 (``advice/comm/peer-died.toml`` is ``comm.peer-died``). The files are read as they are

@@ -1,4 +1,4 @@
-"""Why did this stage fail? The stage's evidence and the catalogue give a Diagnosis."""
+"""Why a stage failed: its evidence and the catalogue give a Diagnosis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a log end: finished, at work, stuck, interrupted or broken?
+"""How a log ends: finished, at work, stuck, interrupted or broken.
 
 Each function looks at the last part of a log. What it returns is a place in it, in
 bytes from its start, or -1.

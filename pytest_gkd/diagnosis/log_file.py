@@ -1,4 +1,4 @@
-"""What does this source hold: which hits, and how does it begin and end?
+"""Reads one log: its hits, and how it begins and ends.
 
 A source is a file or a stream: plain, gzip, bzip2, xz, zstd or UTF-16. Its size does
 not matter: grep finds the lines that hold a known text, and only those are looked at. A

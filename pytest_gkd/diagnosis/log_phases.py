@@ -1,4 +1,4 @@
-"""How far had a run come when its log ends, and what does that phase wait for?
+"""How far a run had come when its log ends, and what that phase waits for.
 
 A marker is a text that a program prints, with the phase the run is in after it. The
 last marker of a log tells the phase. Where the texts come from: verl 0.6 to 0.9 and

@@ -1,4 +1,4 @@
-"""How is a log's report, a cause or the list of causes told as text?"""
+"""Renders a log's report, a cause or the list of causes as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened in the run that these logs come from? Several files are its ranks."""
+"""What happened in the run that these logs come from; several files are its ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is text that nobody vouches for searched? By RE2, in linear time.
+"""Searches text that nobody vouches for by RE2, in linear time.
 
 A backtracking search takes seconds to hours on a line that suits its pattern badly, and
 ``re`` lets no other thread run meanwhile. RE2's time grows with the text alone, and it

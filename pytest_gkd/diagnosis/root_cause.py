@@ -1,4 +1,4 @@
-"""Of everything that was found, what is the root, and what followed from it?"""
+"""Tells the root cause from what followed from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which lines of a text hold a known signature, and what do they say?
+"""Finds the lines of a text that hold a known signature, and what they say.
 
 Text is bytes here: logs hold broken UTF-8, NUL bytes and lines of megabytes. A
 signature is looked for as a plain string; only the line around a find is looked at

@@ -1,4 +1,4 @@
-"""Which files of the user's hide a package or a module of Python's own?
+"""Files of the user's that hide a package or a module of Python's own.
 
 ``import datasets`` takes the first on ``sys.path``: the directory of the script, of
 ``python -m`` or of a conftest.py, then PYTHONPATH, stand before the standard library

@@ -1,4 +1,4 @@
-"""What does the page of GPU results say? Made from gpu-results/ and nothing else."""
+"""Renders the page of GPU results, from gpu-results/ and nothing else."""
 
 from __future__ import annotations
 

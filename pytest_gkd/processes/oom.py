@@ -1,4 +1,4 @@
-"""Has the kernel ended processes for want of memory?
+"""Counts the processes that the kernel has ended for want of memory.
 
 It counts them: on the whole machine, in containers too (proc(5), /proc/vmstat), and
 of a control group (``oom_kill`` of memory.events with version 2 in the kernel's

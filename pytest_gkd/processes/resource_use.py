@@ -1,4 +1,4 @@
-"""What has a process tree used so far, and has an idle one reason to be idle?"""
+"""What a process tree has used so far, and whether an idle one has reason to be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gkd clean``: what did runs that are dead leave behind, and how does it go away?"""
+"""``gkd clean``: finds what dead runs left behind, and removes it."""
 
 from __future__ import annotations
 

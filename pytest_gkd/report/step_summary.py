@@ -1,4 +1,4 @@
-"""What does a run look like on the page of its GitHub Actions job?
+"""Renders a run for the page of its GitHub Actions job.
 
 The file that GITHUB_STEP_SUMMARY names is Markdown that the runner shows, up to 1 MiB a
 step (docs.github.com, workflow commands, "Step isolation and limits").

@@ -1,4 +1,4 @@
-"""When does ``-k NAME`` choose stages, and how is that told?"""
+"""Lets ``-k NAME`` choose stages, and says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gave a value, and to what are its relative paths relative?
+"""Where a value came from, and what its relative paths are relative to.
 
 On the command line to the working directory, in an ini file to that file's directory.
 """

@@ -1,4 +1,4 @@
-"""How does a stage's failure look in pytest's terminal and in JUnit?"""
+"""Renders a stage's failure for pytest's terminal and for JUnit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has a run left at its end, and how is all of it ended?"""
+"""Ends all that a run has left at its end."""
 
 from __future__ import annotations
 

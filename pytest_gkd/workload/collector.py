@@ -1,4 +1,4 @@
-"""How are big packages imported without paying for garbage collection?"""
+"""Imports big packages without paying for garbage collection."""
 
 from __future__ import annotations
 

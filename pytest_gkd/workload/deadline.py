@@ -1,4 +1,4 @@
-"""How is a call bounded that itself knows no bound?"""
+"""Bounds a call that itself knows no bound."""
 
 from __future__ import annotations
 

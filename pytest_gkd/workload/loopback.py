@@ -1,4 +1,4 @@
-"""Can the processes of this machine speak to each other, over its loopback interface?
+"""Checks that this machine's processes can reach each other over loopback.
 
 Ranks, engine processes and Ray's do, on one machine and in one container. A network
 namespace that nobody has set up (``unshare --net``, some sandboxes) has it down.

@@ -1,4 +1,4 @@
-"""What is wrong with a path that the user gave? Standard library only."""
+"""Says what is wrong with a path that the user gave. Standard library only."""
 
 from __future__ import annotations
 

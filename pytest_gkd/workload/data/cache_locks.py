@@ -1,4 +1,4 @@
-"""Does somebody hold a lock that the job's own load of these files will wait for?
+"""Finds held locks that the job's own load of these files will wait for.
 
 The data stage loads into a cache of its own, where nobody is in the way. The job uses
 the user's cache, and ``datasets`` waits there for a lock without end and without a

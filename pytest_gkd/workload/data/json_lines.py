@@ -1,4 +1,4 @@
-"""Is a file JSON lines, and if not, which line breaks it?
+"""Checks that a file is JSON lines, and names the line that breaks it.
 
 Objects may stand several on a line or over several lines, as ``datasets`` takes them.
 Standard library only. Compressed files (gzip, xz, bzip2) are read through.

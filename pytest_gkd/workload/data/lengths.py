@@ -1,4 +1,4 @@
-"""Who measures prompts: the student's tokenizer, or, without one, a rough guess?"""
+"""Measures prompts by the student's tokenizer or, without one, by a rough guess."""
 
 from __future__ import annotations
 

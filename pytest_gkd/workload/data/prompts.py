@@ -1,4 +1,4 @@
-"""How does a row become a prompt, and how long is it in tokens?
+"""Turns a row into a prompt, and counts its tokens.
 
 A prompt is chat messages or a text; a text is the content of one user message. Where
 the tokenizer has a chat template it is applied, with the generation prompt added.

@@ -1,4 +1,4 @@
-"""How large are prompts, as far as that is told without a tokenizer?"""
+"""Sizes of prompts, as far as they can be told without a tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which prompts of a table are plainly usable, and how large is each of them?
+"""Which prompts of a table are plainly usable, and how large each of them is.
 
 Whole columns at a time, with pyarrow: a million conversations take seconds, where a
 Python value for each takes ten times as long. What is not plain is left to

@@ -1,4 +1,4 @@
-"""Are the train files there, and are they what their names say?
+"""Checks that the train files are there, and are what their names say.
 
 Standard library only, so that a wrong path is reported before ``datasets`` (one to two
 seconds) is imported, and a pipe that would stall its readers is never opened.

@@ -1,4 +1,4 @@
-"""Is every row of the train files one that the job can use?"""
+"""Checks that every row of the train files is one that the job can use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do trainers make of these train files that the rows alone do not show?"""
+"""What trainers make of these train files that the rows alone do not show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a real vLLM engine start, generate, and let its weights be seen?"""
+"""Starts a real vLLM engine, generates with it, and reads its weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is an engine started with: dtype, context, cache? Nothing heavy is imported."""
+"""What an engine is started with: dtype, context, cache. Imports nothing heavy."""
 
 from __future__ import annotations
 

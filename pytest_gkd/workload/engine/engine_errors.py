@@ -1,4 +1,4 @@
-"""Which exception ended a process of the engine as it started?
+"""Keeps the exception that ended a process of the engine as it started.
 
 vLLM logs it in that process, and raises another one here, that says to look above.
 """

@@ -1,4 +1,4 @@
-"""May the engine's processes be forked from this one, on a CPU?
+"""Forks the engine's processes from this one on a CPU, where that is safe.
 
 vLLM starts them by spawn there, and each then imports torch and vLLM again: 15 to 17 s
 on two cores, where a fork takes 1.2 s. (On a GPU fork is vLLM's own default.) A fork is

@@ -1,4 +1,4 @@
-"""What runs inside the engine's own processes? (vLLM's ``worker_extension_cls``)
+"""Runs inside the engine's own processes (vLLM's ``worker_extension_cls``).
 
 vLLM adds the methods of ``WeightReceiver`` to its worker; ``collective_rpc`` calls them
 by name. Arguments and results are plain data, because they travel between processes.

@@ -1,4 +1,4 @@
-"""Did the engine's greedy tokens come from the weights we think it serves?"""
+"""Checks that the engine's greedy tokens came from the weights it should serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Did the engine answer as the weights it should hold would have it?"""
+"""Checks the engine's answers by a forward pass with the weights it should hold."""
 
 from __future__ import annotations
 

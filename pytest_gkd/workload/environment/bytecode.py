@@ -1,4 +1,4 @@
-"""Are the heavy packages compiled, or does every process compile them again?"""
+"""Checks that the heavy packages are compiled, not compiled again in every process."""
 
 from __future__ import annotations
 

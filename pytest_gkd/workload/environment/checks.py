@@ -1,4 +1,4 @@
-"""Is this environment fit for the job? Everything is judged in one pass."""
+"""Judges in one pass whether this environment is fit for the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Can vLLM do without one of its extension modules? Its own source tells."""
+"""Tells from vLLM's own source whether it can do without an extension module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPUs are here, who uses them, and what was torch built for?"""
+"""Finds the GPUs, who uses them, and what torch was built for."""
 
 from __future__ import annotations
 

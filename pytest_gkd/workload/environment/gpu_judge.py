@@ -1,4 +1,4 @@
-"""Do the GPUs, their driver, CUDA and what the job was built for fit each other?"""
+"""Judges whether GPUs, driver, CUDA and the job's builds fit each other."""
 
 from __future__ import annotations
 

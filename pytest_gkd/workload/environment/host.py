@@ -1,4 +1,4 @@
-"""Is there room: disk, shared memory, open files, and a compiler?"""
+"""Checks that there is room: disk, shared memory, open files, and a compiler."""
 
 from __future__ import annotations
 

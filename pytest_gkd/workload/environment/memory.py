@@ -1,4 +1,4 @@
-"""How much host memory is there for this process, cgroup limits included?"""
+"""How much host memory there is for this process, cgroup limits included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two packages want different releases of a third one: is there one for both?"""
+"""Finds a release that suits two packages that want different ones of a third."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the files of an installed package the ones that were installed?
+"""Checks that a package's files are the ones that were installed.
 
 A full disk, an interrupted installation or two packages that write the same file leave
 a library that crashes whoever imports it, in ways that look like other causes.

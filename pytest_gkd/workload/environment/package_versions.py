@@ -1,4 +1,4 @@
-"""Do the installed packages fit each other, by what they themselves require?"""
+"""Checks the installed packages against what they themselves require."""
 
 from __future__ import annotations
 

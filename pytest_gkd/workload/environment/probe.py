@@ -1,4 +1,4 @@
-"""How is a child that imports packages or starts Ray run, watched and ended?"""
+"""Runs, watches and ends a child that imports packages or starts Ray."""
 
 from __future__ import annotations
 

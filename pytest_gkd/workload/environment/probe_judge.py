@@ -1,4 +1,4 @@
-"""What does the end of a child that imported packages or started Ray mean?"""
+"""Judges the end of a child that imported packages or started Ray."""
 
 from __future__ import annotations
 

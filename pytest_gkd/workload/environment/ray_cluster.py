@@ -1,4 +1,4 @@
-"""Which Ray is already running here, and what should a Ray of our own start with?"""
+"""Which Ray already runs here, and what a Ray of our own should start with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which names of environment variables do the installed packages hold?"""
+"""Collects the names of environment variables that the installed packages hold."""
 
 from __future__ import annotations
 

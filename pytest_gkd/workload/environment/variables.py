@@ -1,4 +1,4 @@
-"""Which environment variables do something else than their owner believes?"""
+"""Finds environment variables that do something else than their owner believes."""
 
 from __future__ import annotations
 

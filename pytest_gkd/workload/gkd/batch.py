@@ -1,4 +1,4 @@
-"""How do prompts and rollouts become one rectangular batch?
+"""Makes one rectangular batch of prompts and rollouts.
 
 Prompt and response are joined and padded on the right. A causal model never looks to
 the right, so padding cannot change a logit before it, whatever the architecture makes

@@ -1,4 +1,4 @@
-"""How does a causal model give the logits that predict a response?"""
+"""A causal model's forward pass, to the logits that predict a response."""
 
 from __future__ import annotations
 

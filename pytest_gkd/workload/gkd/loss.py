@@ -1,4 +1,4 @@
-"""How far is the student's next-token distribution from the teacher's?
+"""How far the student's next-token distribution is from the teacher's.
 
 Two distances, both in nats and averaged over response tokens. All logarithms stay
 logarithms, and the arithmetic is float32 or better whatever the models run in.

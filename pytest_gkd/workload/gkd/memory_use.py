@@ -1,4 +1,4 @@
-"""Does a training step leave memory behind, and then the next one as well?
+"""Finds training steps that leave memory behind, one after the other.
 
 Resident memory cannot tell: on a CPU it rose and fell by 90 MB between steps of a
 healthy 135M model, whose allocations were equal to 6 kB. So allocations are counted.

@@ -1,4 +1,4 @@
-"""How do gradients change the weights?"""
+"""Changes the weights by their gradients."""
 
 from __future__ import annotations
 

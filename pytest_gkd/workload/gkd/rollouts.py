@@ -1,4 +1,4 @@
-"""What does the student say on its own, and what does the teacher think of it?"""
+"""The student's own responses, and what the teacher thinks of them."""
 
 from __future__ import annotations
 

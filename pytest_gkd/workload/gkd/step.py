@@ -1,4 +1,4 @@
-"""Was that a training step, or did it only look like one?"""
+"""Checks that a training step was one, and did not only look like one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the teacher say of each token what its own forward pass says of it?
+"""Checks the teacher's targets against a forward pass of its own.
 
 A signal of the right shape may stand one token too late, or be of another temperature,
 and a loss falls all the same: the student learns the wrong thing.

@@ -1,4 +1,4 @@
-"""What does the teacher think of the student's tokens?
+"""Asks the teacher what it thinks of the student's tokens.
 
 Arrays go in and out, so that a teacher may as well live in another process.
 """

@@ -1,4 +1,4 @@
-"""What does the teacher hand to the trainer, and does it fit the batch?
+"""What the teacher hands to the trainer, and whether it fits the batch.
 
 Plain arrays, so that they may cross from one process to another.
 """

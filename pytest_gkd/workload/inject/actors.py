@@ -1,4 +1,4 @@
-"""How does a fault get into a Ray actor, which is no child of the stage's process?
+"""Carries a fault into a Ray actor, which is no child of the stage's process.
 
 The actor's class is replaced by one that does it there. Ray finds that class by its
 name in its module, so it must stand at the top of one, and be named as the role is.

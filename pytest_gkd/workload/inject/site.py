@@ -1,4 +1,4 @@
-"""Where does an injected fault strike, and how is it taken back afterwards?"""
+"""Where an injected fault is put, and how it is taken back afterwards."""
 
 from __future__ import annotations
 

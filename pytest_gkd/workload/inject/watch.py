@@ -1,4 +1,4 @@
-"""How does a fault strike a process that is not there yet?"""
+"""Injects a fault into a process that has not started yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Will it fit? What each role needs of GPU and host memory, before anything is loaded.
+"""Estimates, before anything is loaded, what each role needs of GPU and host memory.
 
 Counted from config.json and the headers of the safetensors alone. ``least`` is what a
 part takes whatever else happens: only where the sum of these exceeds the memory is a

@@ -1,4 +1,4 @@
-"""Where do trainer, teacher and rollout engine live, and how do weights move?
+"""Where trainer, teacher and rollout engine live, and how weights get across.
 
 One interface for three answers: in one process (``colocated``), engine and trainer in
 processes of their own (``split``), each a Ray actor (``ray``).

@@ -1,4 +1,4 @@
-"""How do trainer and engine work in one process, or in processes side by side?"""
+"""Trainer and engine in one process, or in processes side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a layout build from?"""
+"""What a layout is built from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs inside the Ray actors of the rollout, the trainer and the teacher?"""
+"""Runs inside the Ray actors of the rollout, the trainer and the teacher."""
 
 from __future__ import annotations
 

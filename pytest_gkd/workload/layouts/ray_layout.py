@@ -1,4 +1,4 @@
-"""How do teacher, trainer and rollout engine work together as Ray actors?
+"""Teacher, trainer and rollout engine as Ray actors.
 
 A local Ray, started for this job and ended with it. Weights go from the trainer's actor
 straight into the rollout's, over a group of their own; Ray only carries the calls.

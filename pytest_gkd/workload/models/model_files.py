@@ -1,4 +1,4 @@
-"""Is there a model under this name, before anything heavy is imported?
+"""Checks that a name stands for a model, before anything heavy is imported.
 
 Standard library only. A wrong path, a missing shard or a truncated file is reported in
 milliseconds, where an engine would tell after half a minute, or not in these words.

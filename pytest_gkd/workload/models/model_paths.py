@@ -1,4 +1,4 @@
-"""Which directory does a model's name mean: a path, or a hub id in the local cache?"""
+"""Finds the directory that a model's name means: a path, or a hub id in the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models and prompts does a run use when the user names none? Made here.
+"""Makes the models and prompts of a run for which the user names none.
 
 A student and a teacher of the Qwen2 shape with one byte-level tokenizer, and a file of
 prompts, all seeded and small. Only numpy and safetensors are needed, so that making

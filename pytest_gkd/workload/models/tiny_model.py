@@ -1,4 +1,4 @@
-"""What are the made models: which shape, which seeded weights?"""
+"""The made models: their shape and their seeded weights."""
 
 from __future__ import annotations
 

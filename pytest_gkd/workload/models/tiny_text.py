@@ -1,4 +1,4 @@
-"""What do the made models read: which prompts, and cut into tokens how?"""
+"""What the made models read: their prompts and their tokenizer."""
 
 from __future__ import annotations
 

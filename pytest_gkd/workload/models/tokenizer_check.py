@@ -1,4 +1,4 @@
-"""Do the tokenizers of student and teacher work, and fit each other?"""
+"""Checks that the tokenizers of student and teacher work, and fit each other."""
 
 from __future__ import annotations
 

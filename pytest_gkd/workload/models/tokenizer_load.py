@@ -1,4 +1,4 @@
-"""Can the tokenizer and the processor of a model be built?"""
+"""Builds the tokenizer and the processor of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the weight files of a model directory all there, and whole?
+"""Checks that a model's weight files are all there, and whole.
 
 Standard library only: a truncated shard is found before anything heavy is imported.
 """

@@ -1,4 +1,4 @@
-"""Is an all-reduce right, and how fast is it?
+"""Checks that an all-reduce is right, and measures how fast it is.
 
 What every rank computes with: inputs whose sums are known exactly, the comparison, and
 the timing. Bus bandwidth is that of nccl-tests (doc/PERFORMANCE.md): a ring all-reduce

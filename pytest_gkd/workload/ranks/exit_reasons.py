@@ -1,4 +1,4 @@
-"""What became of a process of the job that gives no answer: killed, or stopped?"""
+"""What became of a process of the job that gives no answer: killed, or stopped."""
 
 from __future__ import annotations
 

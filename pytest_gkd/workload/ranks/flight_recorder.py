@@ -1,4 +1,4 @@
-"""Which collective did which rank not enter, by the ranks' flight recorders?
+"""Tells from the ranks' flight recorders which collective a rank did not enter.
 
 torch keeps the last collectives of each process group with their sequence numbers
 (torch/csrc/distributed/c10d/FlightRecorder.hpp); a rank that ends leaves them as JSON.

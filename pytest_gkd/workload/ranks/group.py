@@ -1,4 +1,4 @@
-"""How does a stage run real ranks, see where each is, and leave none behind?"""
+"""Runs a stage's real ranks, sees where each is, and leaves none behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do ranks start without each paying for an import of torch?
+"""Starts ranks without each paying for an import of torch.
 
 A program: ``python -m pytest_gkd.workload.ranks.launcher FD``. One interpreter
 imports torch and does nothing else with it, so that it has no thread, no CUDA context

@@ -1,4 +1,4 @@
-"""What does one rank run?
+"""The program of one rank.
 
 It meets the others, runs the collectives of ``allreduce``, leaves a mark before each,
 and says at the end what it found. It judges nothing: a rank that waits in a collective

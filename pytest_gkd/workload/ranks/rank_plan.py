@@ -1,4 +1,4 @@
-"""What is a rank told to do, and where does it leave what it found?
+"""What a rank is told to do, and where it leaves what it found.
 
 Plain data that the stage, the launcher and the ranks share.
 """

@@ -1,4 +1,4 @@
-"""What is known of every rank, from its marks, its log, its process and its end?"""
+"""What is known of every rank, from its marks, its log, its process and its end."""
 
 from __future__ import annotations
 

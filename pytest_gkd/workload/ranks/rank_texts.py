@@ -1,4 +1,4 @@
-"""What do the ranks' own texts say, and which lines prove it?"""
+"""Finds the lines in the ranks' own texts that prove what went wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What went wrong in a run of ranks, and on which of them did it begin?
+"""What went wrong in a run of ranks, and on which of them it began.
 
 Pure: it reads a ``RankRun`` and names the cause. The order of the questions is that
 from cause to consequence: what a rank's text says outright, then who died first, then

@@ -1,4 +1,4 @@
-"""How do weights travel from the trainer's process into the engine's?
+"""Sends weights from the trainer's process into the engine's.
 
 Over a group of their own that leaves ``torch.distributed``'s global state alone, in
 buckets. Each bucket is announced with its size and, where it passes through host

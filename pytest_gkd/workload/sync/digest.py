@@ -1,4 +1,4 @@
-"""Are two tensors the same, bit for bit? Told by 64 hexadecimal digits each."""
+"""Compares tensors bit for bit, by 64 hexadecimal digits each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parameter of the engine is which tensor of the trainer, and what is in it?
+"""Maps the engine's parameters to the trainer's tensors, and reads them.
 
 vLLM fuses projections (``qkv_proj``, ``gate_up_proj``), pads vocabularies and renames
 some modules; checkpoints do none of that. Everything here is by the checkpoint's view.

@@ -1,4 +1,4 @@
-"""May these weights be pushed, and has the push arrived?
+"""Whether these weights may be pushed, and whether the push has arrived.
 
 vLLM raises nothing for missing tensors, an empty update or a NaN, and casts a wrong
 dtype without a word. So the set is judged before it is sent, and what the engine then

@@ -1,4 +1,4 @@
-"""What are a model's weights called in its checkpoint, and how are they changed?"""
+"""The names of a model's weights in its checkpoint, and how they are changed."""
 
 from __future__ import annotations
 
