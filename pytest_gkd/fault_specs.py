@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from pytest_gkd import typed_json
 
 DIRECTORY = Path(__file__).parent / "faults"
 
@@ -73,19 +75,15 @@ def load(directory: Path = DIRECTORY) -> Mapping[str, FaultSpec]:
 
 def _read(path: Path, entry: Mapping[str, Any]) -> FaultSpec:
     where = f"{path} ({entry.get('name', 'a fault without a name')})"
-    if unknown := set(entry) - {one.name for one in fields(FaultSpec)}:
-        raise ValueError(f"{where}: unknown keys {', '.join(sorted(unknown))}")
-    if missing := {"name", "how", "outcome", "causes"} - set(entry):
-        raise ValueError(f"{where}: {', '.join(sorted(missing))} missing")
-    if "stage" not in entry and path.stem == "any":
-        raise ValueError(f"{where}: stage missing")
-    values = dict(entry)
-    for name in ("causes", "needs", "also_runs", "notes"):
-        values[name] = tuple(values.get(name, ()))
-    values["name"] = f"{path.stem}:{entry['name']}"
-    values.setdefault("stage", path.stem)
-    values.setdefault("does", entry["name"].replace("-", "_"))
-    return FaultSpec(**values)
+    name = str(entry.get("name"))
+    found = {"does": name.replace("-", "_")}
+    if path.stem != "any":
+        found["stage"] = path.stem
+    try:
+        spec = typed_json.read(FaultSpec, {**found, **entry})
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return replace(spec, name=f"{path.stem}:{name}")
 
 
 def find(name: str) -> FaultSpec:
@@ -104,4 +102,4 @@ def find(name: str) -> FaultSpec:
         return spec
     if spec.group != "any":
         raise UnknownFaultError(f"{plain!r} can be injected in stage {spec.stage} only")
-    return FaultSpec(**{**vars(spec), "stage": stage})
+    return replace(spec, stage=stage)

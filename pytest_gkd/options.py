@@ -50,184 +50,130 @@ class Option:
         return "gkd_" + self.name
 
 
-OPTIONS: tuple[Option, ...] = (
-    Option(
-        "student",
-        "text",
-        None,
-        "PATH",
-        "model directory or hub id of the student (default: a tiny model made here)",
-    ),
-    Option(
-        "teacher",
-        "text",
-        None,
-        "PATH",
-        "model directory or hub id of the teacher (default: a tiny model made here)",
-    ),
-    Option(
-        "train_files",
-        "list",
-        (),
-        "FILE",
-        "parquet, JSON, CSV or Arrow file of prompts, directory or glob of them, or a "
-        "dataset's name on the hub; repeatable, or separated by commas",
-    ),
-    Option(
-        "prompt_column",
-        "text",
-        None,
-        "NAME",
-        "column that holds the prompt, as text or as chat messages "
-        "(default: the first known one, such as prompt, messages, question, query, "
-        "instruction with its input)",
-    ),
-    Option(
-        "max_prompt_length",
-        "count",
-        1024,
-        "TOKENS",
-        "longer prompts are filtered out, as the training job does",
-    ),
-    Option("batch_size", "count", 4, "N", "prompts in the training step"),
-    Option(
-        "max_new_tokens",
-        "count",
-        16,
-        "TOKENS",
-        "length of the student's rollouts in the training step",
-    ),
-    Option(
-        "loss",
-        "choice",
-        "topk",
-        "KIND",
-        "topk: forward KL over the teacher's top-k log-probabilities, as verl's GKD; "
-        "full: generalized Jensen-Shannon divergence over the whole vocabulary, as TRL",
-        choices=LOSSES,
-    ),
-    Option(
-        "top_k", "count", 64, "K", "log-probabilities taken from the teacher per token"
-    ),
-    Option(
-        "beta",
-        "number",
-        0.5,
-        "B",
-        "GKD's interpolation for the full loss: 0 is forward KL, 1 is reverse KL",
-    ),
-    Option("temperature", "number", 1.0, "T", "softmax temperature of the loss"),
-    Option(
-        "learning_rate",
-        "number",
-        None,
-        "LR",
-        "AdamW's, in the training step "
-        "(default: 1e-5, or 1e-3 for the tiny models made here)",
-    ),
-    Option(
-        "layout",
-        "choice",
-        "auto",
-        "LAYOUT",
-        "where trainer and engine live: colocated, split, ray, or auto",
-        choices=("auto", *LAYOUTS),
-    ),
-    Option(
-        "world_size",
-        "count",
-        None,
-        "N",
-        "ranks of the all-reduce (default: every visible GPU, or 2 without one)",
-    ),
-    Option(
-        "min_bus_bandwidth",
-        "number",
-        0.0,
-        "GB/S",
-        "fail the nccl stage when its best bus bandwidth is below this (GB/s)",
-    ),
-    Option(
-        "gpu_memory_utilization",
-        "number",
-        None,
-        "FRACTION",
-        "share of a GPU's memory given to the rollout engine "
-        "(default: 0.85 of GPUs that it has to itself, else 0.3)",
-    ),
-    Option(
-        "tensor_parallel_size",
-        "count",
-        1,
-        "N",
-        "GPUs that the rollout engine is spread over",
-    ),
-    Option(
-        "trust_remote_code",
-        "flag",
-        False,
-        "",
-        "run code that comes with the model repositories",
-    ),
-    Option(
-        "full_budget",
-        "flag",
-        False,
-        "",
-        "let a stage that is proven to be stuck use up its budget all the same",
-    ),
-    Option(
-        "inject",
-        "text",
-        None,
-        "FAULT",
-        "break something on purpose, to see that the stages find it; gkd faults lists "
-        "what can be broken",
-    ),
-)
+_KINDS = {"int": "count", "float": "number", "bool": "flag", "tuple[str, ...]": "list"}
+_SAME = object()
 
 
-# Every ini key but gkd_keyword; those that are options too have the same name there.
-INI_NAMES = (
-    *("gkd_stages", "gkd_timeout", "gkd_report", "gkd_stage_files", "gkd_rules"),
-    *(option.ini for option in OPTIONS),
-)
+def _option(
+    metavar: str,
+    text: str,
+    default: Any = None,
+    *,
+    unset: Any = _SAME,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A setting that is an option too, with its ``default``.
+
+    ``unset`` is the option's own where a run works out what that stands for.
+    """
+    own = default if unset is _SAME else unset
+    told = {"default": own, "metavar": metavar, "help": text, "choices": choices}
+    return field(default=default, metadata=told)
 
 
 @dataclass(frozen=True)
 class Settings:
     """Every choice a run depends on, with the reason where we made it for the user.
 
-    ``device`` is ``cpu`` or ``cuda``; ``gpus`` counts the CUDA devices of this
-    process, ``bfloat16`` says whether all of them compute in it, ``exclusive`` whether
-    one takes a single process at a time. ``*_why`` say in words why ``layout``,
-    ``world_size`` and ``gpus`` have the value they have. ``origins`` holds where the
-    values that were given came from. Temperatures and fractions are plain numbers,
-    lengths are in tokens.
+    Fields with a help text are options. ``device`` is ``cpu`` or ``cuda``; ``gpus``
+    counts the CUDA devices of this process, ``bfloat16`` says whether all of them
+    compute in it, ``exclusive`` whether one takes a single process at a time.
+    ``*_why`` say in words why ``layout``, ``world_size`` and ``gpus`` have the value
+    they have. ``origins`` holds where the values that were given came from.
+    Temperatures and fractions are plain numbers, lengths are in tokens.
     """
 
-    student: str | None = None
-    teacher: str | None = None
-    train_files: tuple[str, ...] = ()
-    prompt_column: str | None = None
-    max_prompt_length: int = 1024
-    batch_size: int = 4
-    max_new_tokens: int = 16
-    loss: str = "topk"
-    top_k: int = 64
-    beta: float = 0.5
-    temperature: float = 1.0
-    learning_rate: float = 1e-3
-    layout: str = "colocated"
+    student: str | None = _option(
+        "PATH",
+        "model directory or hub id of the student (default: a tiny model made here)",
+    )
+    teacher: str | None = _option(
+        "PATH",
+        "model directory or hub id of the teacher (default: a tiny model made here)",
+    )
+    train_files: tuple[str, ...] = _option(
+        "FILE",
+        "parquet, JSON, CSV or Arrow file of prompts, directory or glob of them, or a "
+        "dataset's name on the hub; repeatable, or separated by commas",
+        (),
+    )
+    prompt_column: str | None = _option(
+        "NAME",
+        "column that holds the prompt, as text or as chat messages "
+        "(default: the first known one, such as prompt, messages, question, query, "
+        "instruction with its input)",
+    )
+    max_prompt_length: int = _option(
+        "TOKENS", "longer prompts are filtered out, as the training job does", 1024
+    )
+    batch_size: int = _option("N", "prompts in the training step", 4)
+    max_new_tokens: int = _option(
+        "TOKENS", "length of the student's rollouts in the training step", 16
+    )
+    loss: str = _option(
+        "KIND",
+        "topk: forward KL over the teacher's top-k log-probabilities, as verl's GKD; "
+        "full: generalized Jensen-Shannon divergence over the whole vocabulary, as TRL",
+        "topk",
+        choices=LOSSES,
+    )
+    top_k: int = _option("K", "log-probabilities taken from the teacher per token", 64)
+    beta: float = _option(
+        "B",
+        "GKD's interpolation for the full loss: 0 is forward KL, 1 is reverse KL",
+        0.5,
+    )
+    temperature: float = _option("T", "softmax temperature of the loss", 1.0)
+    learning_rate: float = _option(
+        "LR",
+        "AdamW's, in the training step "
+        "(default: 1e-5, or 1e-3 for the tiny models made here)",
+        1e-3,
+        unset=None,
+    )
+    layout: str = _option(
+        "LAYOUT",
+        "where trainer and engine live: colocated, split, ray, or auto",
+        "colocated",
+        unset="auto",
+        choices=("auto", *LAYOUTS),
+    )
+    world_size: int = _option(
+        "N",
+        "ranks of the all-reduce (default: every visible GPU, or 2 without one)",
+        2,
+        unset=None,
+    )
+    min_bus_bandwidth: float = _option(
+        "GB/S",
+        "fail the nccl stage when its best bus bandwidth is below this (GB/s)",
+        0.0,
+    )
+    gpu_memory_utilization: float = _option(
+        "FRACTION",
+        "share of a GPU's memory given to the rollout engine "
+        "(default: 0.85 of GPUs that it has to itself, else 0.3)",
+        0.3,
+        unset=None,
+    )
+    tensor_parallel_size: int = _option(
+        "N", "GPUs that the rollout engine is spread over", 1
+    )
+    trust_remote_code: bool = _option(
+        "", "run code that comes with the model repositories", default=False
+    )
+    full_budget: bool = _option(
+        "",
+        "let a stage that is proven to be stuck use up its budget all the same",
+        default=False,
+    )
+    inject: str | None = _option(
+        "FAULT",
+        "break something on purpose, to see that the stages find it; gkd faults lists "
+        "what can be broken",
+    )
     layout_why: str = ""
-    world_size: int = 2
     world_size_why: str = ""
-    min_bus_bandwidth: float = 0.0
-    gpu_memory_utilization: float = 0.3
-    tensor_parallel_size: int = 1
-    trust_remote_code: bool = False
-    full_budget: bool = False
-    inject: str | None = None
     gpus: int = 0
     gpus_why: str = ""
     bfloat16: bool = True
@@ -248,12 +194,49 @@ class Settings:
         """The settings as plain JSON values."""
         return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[no-any-return]
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Settings:
-        """The inverse of ``to_json``."""
-        values = dict(data)
-        values["train_files"] = tuple(values["train_files"])
-        return cls(**values)
+
+def _table() -> Iterable[Option]:
+    for one in dataclasses.fields(Settings):
+        if one.metadata:
+            kind = "choice" if one.metadata["choices"] else _KINDS.get(str(one.type))
+            yield Option(one.name, kind or "text", **one.metadata)
+
+
+OPTIONS: tuple[Option, ...] = tuple(_table())
+
+# Which stages run, and how; no settings of theirs. The last two have no flag.
+STAGES = Option(
+    "stages",
+    "text",
+    None,
+    "NAMES",
+    "run the stages, all of them or those named: --gkd-stages=nccl,vllm",
+)
+TIMEOUT = Option(
+    "timeout",
+    "list",
+    None,
+    "NAME=SECONDS",
+    "a stage's budget in seconds, repeatable; all=SECONDS for every one",
+)
+REPORT = Option(
+    "report",
+    "text",
+    None,
+    "DIR",
+    "directory of report.json, stacks and output (default: .gkd/last)",
+)
+STAGE_FILES = Option(
+    "stage_files",
+    "list",
+    None,
+    "FILE",
+    "files with stages of your own that --gkd-stages also runs",
+)
+RULES = Option("rules", "list", None, "FILE", "files with rules (causes) of your own")
+WITH_FLAG = (STAGES, TIMEOUT, REPORT, *OPTIONS)
+# Every ini key but gkd_keyword.
+WITH_INI = (*WITH_FLAG, STAGE_FILES, RULES)
 
 
 def near(word: str, known: Iterable[str]) -> str:
@@ -312,37 +295,33 @@ def _number(
     return value
 
 
-def read_timeouts(
-    entries: Iterable[tuple[str, str]], known: Iterable[str] | None
-) -> dict[str, float]:
-    """``NAME=SECONDS`` entries, each with its origin, as a table of budgets.
+@dataclass(frozen=True)
+class Budget:
+    """The seconds that were given to a stage, or to ``all``, and who gave them."""
 
-    ``all=SECONDS`` stands under the key ``all``. A later entry wins. ``known`` is
-    None while stages of the user's own are still to be found. Raises SettingsError
-    for an unknown stage, and for seconds that are not a number above 0.
+    stage: str
+    seconds: float
+    origin: str
+
+
+def read_budgets(entries: Iterable[tuple[str, str]]) -> tuple[Budget, ...]:
+    """``NAME=SECONDS`` entries, each with its origin, the strongest first.
+
+    A later entry wins, and one for a stage over one for ``all``. Raises SettingsError
+    for seconds that are not a number above 0.
     """
-    names = None if known is None else [*known, "all"]
-    budgets: dict[str, float] = {}
+    budgets: list[Budget] = []
     for entry, origin in entries:
-        name, equals, seconds = entry.partition("=")
-        name = name.strip()
+        name, equals, seconds = (part.strip() for part in entry.partition("="))
         if not equals:
             raise SettingsError(
                 f"{origin}: {entry!r} is not NAME=SECONDS, for example nccl=90"
             )
-        if names is not None and name not in names:
-            raise SettingsError(
-                f"{origin}: there is no stage {name!r}{near(name, names)} "
-                f"Stages: {', '.join(names)}"
-            )
-        budgets[name] = _number(
-            seconds.strip(),
-            f"{origin} ({name})",
-            float,
-            "a number of seconds above 0",
-            lambda n: n > 0,
-        )
-    return budgets
+        expected = "a number of seconds above 0"
+        where = f"{origin} ({name})"
+        value = _number(seconds, where, float, expected, lambda n: n > 0)
+        budgets.insert(0, Budget(name, value, origin))
+    return tuple(sorted(budgets, key=lambda one: one.stage == "all"))
 
 
 def read_stage_names(raw: str, origin: str) -> tuple[str, ...]:
@@ -356,14 +335,21 @@ def read_stage_names(raw: str, origin: str) -> tuple[str, ...]:
     return names
 
 
-def unknown_stage(name: str, origin: str, known: Iterable[str]) -> SettingsError:
-    """The error for a stage that neither we nor the user's files have."""
+def check_names(
+    asked: Iterable[tuple[str, str]], known: Iterable[str] = BY_NAME
+) -> None:
+    """Raise SettingsError for a stage that neither we nor the user's files have.
+
+    ``asked`` are names of stages, each with who named it.
+    """
     names = [*BY_NAME, *sorted(set(known) - set(BY_NAME))]
-    return SettingsError(
-        f"{origin}: there is no stage {name!r}{near(name, names)} "
-        f"Stages found: {', '.join(names)}. A stage of your own is found in the files "
-        "given on the command line or in gkd_stage_files."
-    )
+    for name, origin in asked:
+        if name not in names:
+            raise SettingsError(
+                f"{origin}: there is no stage {name!r}{near(name, names)} Stages "
+                f"found: {', '.join(names)}. A stage of your own is found in the files "
+                "given on the command line or in gkd_stage_files."
+            )
 
 
 # Processes that hold a GPU besides the engine's ranks: trainer and teacher.
@@ -375,15 +361,16 @@ def choose_layout(
     gpus: int,
     *,
     has_ray: bool,
+    origin: str = "--gkd-layout",
     exclusive: bool = False,
     tensor_parallel_size: int = 1,
 ) -> tuple[str, str]:
-    """The layout to run and, in words, why.
+    """The layout to run and, in words, why, or from whom (``origin``).
 
     vLLM works without Ray. ``exclusive`` says that a GPU takes one process at a time.
     """
     if asked != "auto":
-        return asked, "asked for"
+        return asked, origin
     if gpus == 0:
         return "colocated", "no GPU is visible"
     if gpus == 1 and exclusive:
@@ -415,7 +402,7 @@ def choose_memory(
 def choose_world_size(
     asked: int | None, gpus: int, cpus: int, origin: str = "--gkd-world-size"
 ) -> tuple[int, str]:
-    """The ranks of the all-reduce and, in words, why.
+    """The ranks of the all-reduce and, in words, why, or from whom (``origin``).
 
     Raises SettingsError when more ranks are asked for than the machine can hold: one
     rank per GPU where there are GPUs (NCCL refuses two ranks on one device), else 8
@@ -437,4 +424,4 @@ def choose_world_size(
             f"core(s), which can hold {8 * cpus} at most. "
             f"Use --gkd-world-size={8 * cpus} or fewer."
         )
-    return asked, "asked for"
+    return asked, origin

@@ -6,14 +6,15 @@ import argparse
 import contextlib
 import os
 from collections.abc import Generator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from pytest_gkd.options import OPTIONS
+from pytest_gkd.options import STAGES, WITH_FLAG, WITH_INI
 
 if TYPE_CHECKING:
     from pytest_gkd.run.keyword_selection import Verdict
+    from pytest_gkd.run.session import Prepared
     from pytest_gkd.stage_api import StageContext
 
 MARKER = (
@@ -23,39 +24,26 @@ MARKER = (
 )
 ALL = "all"
 BY_KEYWORD: pytest.StashKey[Verdict] = pytest.StashKey()
+PREPARED: pytest.StashKey[Prepared | None] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gkd", "staged smoke tests for GKD jobs (pytest-gkd)")
-    stages_help = "run the stages, all of them or those named: --gkd-stages=nccl,vllm"
-    timeout_help = "a stage's budget in seconds, repeatable; all=SECONDS for every one"
-    report_help = "directory of report.json, stacks and output (default: .gkd/last)"
-    group.addoption(
-        "--gkd-stages", nargs="?", const=ALL, metavar="NAMES", help=stages_help
-    )
-    group.addoption(
-        "--gkd-timeout",
-        action="append",
-        default=[],
-        metavar="NAME=SECONDS",
-        help=timeout_help,
-    )
-    group.addoption("--gkd-report", metavar="DIR", help=report_help)
-    parser.addini("gkd_stages", stages_help, default=None)
-    parser.addini("gkd_timeout", timeout_help, type="linelist", default=[])
-    parser.addini("gkd_report", report_help, default=None)
-    parser.addini(
-        "gkd_stage_files",
-        "files with stages of your own that --gkd-stages also runs",
-        type="linelist",
-        default=[],
-    )
-    parser.addini(
-        "gkd_rules",
-        "files with rules (causes) of your own",
-        type="linelist",
-        default=[],
-    )
+    for option in WITH_FLAG:
+        default = f" (default: {option.default})" if option.default else ""
+        choices = f" [{', '.join(option.choices)}]" if option.choices else ""
+        text = (option.help + choices + default).replace("%", "%%")
+        how: dict[str, Any] = {"metavar": option.metavar}
+        if option.kind == "flag":
+            how = {"action": "store_true"}
+        elif option.kind == "list":
+            how["action"] = "append"
+        elif option is STAGES:
+            how |= {"nargs": "?", "const": ALL}
+        group.addoption(option.flag, dest=option.ini, help=text, **how)
+    for option in WITH_INI:
+        kind: Literal["linelist"] | None = "linelist" if option.kind == "list" else None
+        parser.addini(option.ini, option.help, type=kind, default=None)
     parser.addini(
         "gkd_keyword",
         "whether -k NAME also runs the stage of that name (default: where the project "
@@ -63,30 +51,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type="bool",
         default=None,
     )
-    for option in OPTIONS:
-        default = f" (default: {option.default})" if option.default else ""
-        choices = f" [{', '.join(option.choices)}]" if option.choices else ""
-        text = (option.help + choices + default).replace("%", "%%")
-        if option.kind == "flag":
-            group.addoption(
-                option.flag, dest=option.ini, action="store_true", help=text
-            )
-        elif option.kind == "list":
-            group.addoption(
-                option.flag,
-                dest=option.ini,
-                action="append",
-                metavar=option.metavar,
-                help=text,
-            )
-        else:
-            group.addoption(
-                option.flag, dest=option.ini, metavar=option.metavar, help=text
-            )
-        if option.kind == "list":
-            parser.addini(option.ini, option.help, type="linelist", default=None)
-        else:
-            parser.addini(option.ini, option.help, default=None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -120,7 +84,7 @@ def pytest_cmdline_main(
     if _asked_for(config, config.option, _paths(config)):
         from pytest_gkd.run import session
 
-        session.prepare(config)
+        config.stash[PREPARED] = session.prepare(config)
     code = yield
     found = config.stash.get(BY_KEYWORD, None)
     ended = code != pytest.ExitCode.NO_TESTS_COLLECTED
@@ -139,10 +103,10 @@ def _names_an_option(config: pytest.Config) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
-    if _asked_for(config, config.option, _paths(config)):
+    if PREPARED in config.stash or "gkd" in getattr(config, "workerinput", ()):
         from pytest_gkd.run import session
 
-        session.register(config)
+        session.register(config, config.stash.get(PREPARED, None))
 
 
 def _paths(config: pytest.Config) -> list[str]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from pytest_gkd.options import SettingsError, near
+from pytest_gkd.options import Budget, SettingsError, near
 from pytest_gkd.stage_specs import BY_NAME, LANE_ORDER, STAGES, STARTS_ENGINE, USES_GPUS
 
 DEFAULT_LANE = "host"
@@ -44,12 +43,6 @@ class PlannedStage:
     budget_s: float
     after: tuple[str, ...] = ()
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> PlannedStage:
-        """The inverse of ``dataclasses.asdict``, by way of JSON."""
-        tuples = {name: tuple(data[name]) for name in ("needs", "after")}
-        return cls(**{**data, **tuples})
-
 
 def mentioned(expression: str) -> tuple[str, ...]:
     """The built-in stages whose whole name a ``-k`` expression holds and selects."""
@@ -74,7 +67,7 @@ def _selects(node: ast.expr, nodeid: str) -> bool:
 def build(
     items: Iterable[StageItem],
     selected: Sequence[str] | None,
-    budgets: Sequence[Mapping[str, float]],
+    budgets: Sequence[Budget],
     others: Iterable[str] | None = (),
     *,
     gpus: int = 0,
@@ -82,8 +75,8 @@ def build(
 ) -> tuple[PlannedStage, ...]:
     """The plan, in the order of reports.
 
-    ``selected`` are the names to keep, None for all. ``budgets`` are tables of
-    seconds by stage name or ``all``, the strongest first. A need that is not selected
+    ``selected`` are the names to keep, None for all. The strongest of ``budgets`` is
+    the first. A need that is not selected
     is dropped: the stage then makes what it needs. ``others`` are stages that exist
     besides ``items``, None when not all are known; ``gpus`` are those in use, each for
     one process at a time where ``exclusive``. Raises
@@ -141,13 +134,12 @@ def _budget(
     item: StageItem,
     needs: Iterable[str],
     names: set[str],
-    budgets: Sequence[Mapping[str, float]],
+    budgets: Sequence[Budget],
     gpus: int,
 ) -> float:
-    for table in budgets:
-        for key in (item.name, "all"):
-            if key in table:
-                return table[key]
+    for budget in budgets:
+        if budget.stage in (item.name, "all"):
+            return budget.seconds
     if item.timeout_s is not None:
         return item.timeout_s
     spec = BY_NAME.get(item.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -125,8 +126,11 @@ def test_another_shape_is_named_before_weights_are_compared() -> None:
         push.check_shapes([("b", "float32", (5,))], places, places)
 
 
-def batch(prompts: int, ranks: int, why: str = "asked for") -> Settings:
-    return Settings(batch_size=prompts, world_size=ranks, world_size_why=why)
+def batch(
+    prompts: int, ranks: int, named: Sequence[str] = ("batch_size", "world_size")
+) -> Settings:
+    origins = dict.fromkeys(named, "tox.ini")
+    return Settings(batch_size=prompts, world_size=ranks, origins=origins)
 
 
 def test_a_batch_that_the_ranks_cannot_share_is_refused() -> None:
@@ -139,8 +143,8 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused() -> None:
     "settings",
     [
         batch(8, 4),
-        batch(6, 4, "every visible GPU"),  # nobody asked for four
-        batch(Settings.batch_size, 3),  # nobody asked for this batch
+        batch(6, 4, ["batch_size"]),  # nobody asked for four
+        batch(Settings.batch_size, 3, ["world_size"]),  # nobody asked for this batch
     ],
 )
 def test_a_batch_that_they_can_share_or_that_nobody_named_is_not(

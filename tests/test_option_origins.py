@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 from test_plugin import RULE, Run, write
 
+from pytest_gkd import fault_specs
 from pytest_gkd.options import Settings
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.data import dataset_load, train_files
+from pytest_gkd.workload.layouts import layout
 from pytest_gkd.workload.models import inputs
 
 PROBE = """
@@ -148,6 +152,57 @@ def test_a_stage_that_complains_names_the_ini(job: Path) -> None:
     done = run(job, "--gkd-stages=data")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "gkd_train_files in pytest.ini: trian.jsonl does not exist" in done.stdout
+
+
+@pytest.mark.parametrize("given", ["addopts", "PYTEST_ADDOPTS", "beside another"])
+def test_a_budget_is_blamed_on_who_gave_it(job: Path, given: str) -> None:
+    """Each entry of a list by itself: pytest joins what came from several places."""
+    bad = "--gkd-timeout=prob=5"
+    ini(job, "" if given == "PYTEST_ADDOPTS" else f"addopts = {bad}")
+    args = ["--gkd-timeout=all=90"] if given == "beside another" else []
+    environ = {"PYTEST_ADDOPTS": bad} if given == "PYTEST_ADDOPTS" else {}
+    done = run(job, "--gkd-stages=probe", *args, **environ)
+    says = "PYTEST_ADDOPTS" if environ else "addopts of pytest.ini"
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: --gkd-timeout in {says}: there is no stage 'prob'" in done.stdout
+
+
+def test_layout_and_ranks_of_the_ini_are_told_as_such(job: Path) -> None:
+    ini(job, "gkd_layout = split", "gkd_world_size = 3")
+    done = run(job, "--gkd-stages=probe")
+    assert done.returncode == 0, done.stdout
+    assert "layout split (gkd_layout in pytest.ini)" in done.stdout
+
+
+def test_a_fault_that_needs_a_setting_is_its_origin(job: Path) -> None:
+    needs = [f for f in fault_specs.load().values() if "layout" in f.settings]
+    fault = next(one for one in needs if one.stage != "any")
+    ini(job, f"gkd_inject = {fault.name}")
+    done = run(job, f"--gkd-stages={fault.stage},probe", "-k", "probe")
+    layout = fault.settings["layout"]
+    assert f"layout {layout} (gkd_inject in pytest.ini)" in done.stdout
+
+
+def test_a_layout_that_cannot_be_names_who_chose_it() -> None:
+    named = {"tensor_parallel_size": "gkd_tensor_parallel_size in tox.ini"}
+    why = "gkd_layout in tox.ini"
+    settings = Settings(tensor_parallel_size=2, layout_why=why, origins=named)
+    with pytest.raises(StageFault) as caught:
+        layout.check_layout(settings)
+    assert "2 (gkd_tensor_parallel_size in tox.ini) with" in caught.value.message
+    assert "layout colocated (gkd_layout in tox.ini)" in caught.value.message
+
+
+def test_a_dataset_on_the_hub_names_the_ini(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What only the loader finds out is not blamed on the command line either."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    files = train_files.check_files(["nobody/nothing"], "gkd_train_files in tox.ini")
+    with pytest.raises(StageFault) as caught:
+        next(dataset_load.first_rows(files))
+    assert caught.value.message.startswith("gkd_train_files in tox.ini: nobody/nothing")
 
 
 def test_what_was_made_from_settings_keeps_their_origins(tmp_path: Path) -> None:

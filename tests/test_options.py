@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_gkd import options
-from pytest_gkd.options import OPTIONS, Option, Settings, SettingsError
+from pytest_gkd import options, typed_json
+from pytest_gkd.options import OPTIONS, Budget, Option, Settings, SettingsError
+from pytest_gkd.run.assignment import Assignment
+from pytest_gkd.run.events import EventPaths
+from pytest_gkd.run.selection import Request, Selection
 from pytest_gkd.stage_specs import BY_NAME, LAYOUTS
 
 
@@ -31,15 +33,6 @@ def complaint(
 def test_an_option_has_two_spellings() -> None:
     assert option("text").flag == "--gkd-some-thing"
     assert option("text").ini == "gkd_some_thing"
-
-
-def test_every_option_is_a_setting_with_the_same_default() -> None:
-    defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
-    for one in OPTIONS:
-        assert one.name in defaults
-        # None and "auto" are worked out when the run is prepared.
-        if one.default not in (None, "auto"):
-            assert defaults[one.name] == one.default, one.name
 
 
 def test_every_default_is_one_of_its_choices() -> None:
@@ -125,22 +118,23 @@ def test_at_most_three_near_names_are_given() -> None:
 # -- budgets -----------------------------------------------------------------------
 
 
-def timeouts(*entries: str, known: Any = BY_NAME) -> dict[str, float]:
-    return options.read_timeouts([(one, "--gkd-timeout") for one in entries], known)
+def budgets(*entries: str) -> list[tuple[str, float]]:
+    read = options.read_budgets((one, "--gkd-timeout") for one in entries)
+    return [(one.stage, one.seconds) for one in read]
 
 
 def test_budgets_are_read_by_stage_name() -> None:
-    assert timeouts("nccl=90", "all = 2.5") == {"nccl": 90.0, "all": 2.5}
+    assert budgets("all = 2.5", "nccl=90") == [("nccl", 90.0), ("all", 2.5)]
 
 
 def test_a_later_budget_wins() -> None:
-    assert timeouts("nccl=90", "nccl=5") == {"nccl": 5.0}
+    assert budgets("nccl=90", "nccl=5")[0] == ("nccl", 5.0)
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "soon", "inf", "nan", ""])
 def test_a_budget_is_seconds_above_0(seconds: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        timeouts(f"nccl={seconds}")
+        budgets(f"nccl={seconds}")
     assert str(caught.value) == (
         f"--gkd-timeout (nccl): {seconds!r} is not a number of seconds above 0"
     )
@@ -148,20 +142,17 @@ def test_a_budget_is_seconds_above_0(seconds: str) -> None:
 
 def test_a_budget_without_a_name_is_shown_how_it_should_be() -> None:
     with pytest.raises(SettingsError, match=r"'90' is not NAME=SECONDS.*nccl=90"):
-        timeouts("90")
+        budgets("90")
 
 
-def test_a_budget_of_an_unknown_stage_lists_the_stages() -> None:
+def test_an_unknown_stage_is_told_with_who_named_it_and_lists_the_stages() -> None:
+    asked = [("data", "a"), ("nccl", "b"), ("ncl", "gkd_timeout in tox.ini")]
     with pytest.raises(SettingsError) as caught:
-        timeouts("ncl=90")
+        options.check_names(asked)
     text = str(caught.value)
-    assert text.startswith("--gkd-timeout: there is no stage 'ncl'")
+    assert text.startswith("gkd_timeout in tox.ini: there is no stage 'ncl'")
     assert "did you mean 'nccl'?" in text
-    assert text.endswith(f"Stages: {', '.join(BY_NAME)}, all")
-
-
-def test_any_name_may_have_a_budget_while_own_stages_are_not_found_yet() -> None:
-    assert timeouts("mine=3", known=None) == {"mine": 3.0}
+    assert f"Stages found: {', '.join(BY_NAME)}. A stage of your own" in text
 
 
 # -- stage names -------------------------------------------------------------------
@@ -180,8 +171,9 @@ def test_no_stage_name_is_an_error_that_lists_them(raw: str) -> None:
 
 
 def test_an_unknown_stage_is_met_with_the_users_own_stages_too() -> None:
-    error = options.unknown_stage("prob", "--gkd-stages", ["probe", "data"])
-    text = str(error)
+    with pytest.raises(SettingsError) as caught:
+        options.check_names([("prob", "--gkd-stages")], ["probe", "data"])
+    text = str(caught.value)
     assert "there is no stage 'prob'; did you mean 'probe'?" in text
     assert text.count("data") == 1
 
@@ -223,8 +215,10 @@ def test_a_gpu_that_takes_one_process_gets_one() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_that_was_asked_for_stands(layout: str) -> None:
     for gpus in (0, 1, 8):
-        chosen = options.choose_layout(layout, gpus, has_ray=False, exclusive=True)
-        assert chosen == (layout, "asked for")
+        chosen = options.choose_layout(
+            layout, gpus, has_ray=False, exclusive=True, origin="tox.ini"
+        )
+        assert chosen == (layout, "tox.ini")
 
 
 def test_the_world_is_every_visible_gpu() -> None:
@@ -255,7 +249,7 @@ def test_an_engine_gets_most_of_the_gpus_that_it_has_to_itself(
 
 @pytest.mark.parametrize(("asked", "gpus", "cpus"), [(4, 4, 1), (1, 4, 1), (16, 0, 2)])
 def test_a_world_that_fits_stands(asked: int, gpus: int, cpus: int) -> None:
-    assert options.choose_world_size(asked, gpus, cpus) == (asked, "asked for")
+    assert options.choose_world_size(asked, gpus, cpus, "tox.ini") == (asked, "tox.ini")
 
 
 def test_more_ranks_than_gpus_are_refused_with_the_most_that_fit() -> None:
@@ -277,9 +271,30 @@ def test_more_ranks_than_cores_can_hold_are_refused() -> None:
 # -- the settings ------------------------------------------------------------------
 
 
-def test_settings_survive_the_way_to_a_worker() -> None:
-    sent = Settings(student="s", train_files=("a", "b"), gpus=2, layout_why="asked for")
-    assert Settings.from_json(json.loads(json.dumps(sent.to_json()))) == sent
+def test_what_was_asked_for_survives_the_way_to_a_worker() -> None:
+    settings = Settings(
+        student="s", train_files=("a", "b"), gpus=2, origins={"student": "tox.ini"}
+    )
+    chosen = Selection(None, ("data",), True, ("test_own.py",), "tox.ini")
+    sent = Assignment(
+        "gw0",
+        Request(chosen, (Budget("all", 2.5, "--gkd-timeout"),), settings),
+        Path("run"),
+        Path("report"),
+        Path("creations"),
+        EventPaths(Path("events"), Path("states")),
+        Path("verdicts"),
+        None,
+        "1",
+    )
+    assert typed_json.loads(Assignment, typed_json.dumps(sent)) == sent
+
+
+def test_a_key_that_no_field_has_is_named_and_one_that_is_missing_too() -> None:
+    with pytest.raises(ValueError, match="unknown keys nam"):
+        typed_json.read(Budget, {"stage": "data", "nam": 1})
+    with pytest.raises(ValueError, match="origin, seconds missing"):
+        typed_json.read(Budget, {"stage": "data"})
 
 
 def test_the_device_is_cuda_when_a_gpu_is_visible() -> None:

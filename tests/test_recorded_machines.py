@@ -17,7 +17,7 @@ import pytest
 import recorded
 from recorded import Recorded
 
-from pytest_gkd.run.worker import stage_file
+from pytest_gkd.run.built_in_stages import stage_file
 
 pytestmark = recorded.needs_compiler
 
@@ -168,11 +168,11 @@ MACHINES = {
     ),
     "a Ray that is not installed": Seen(
         recorded.EIGHT_H100,
-        "ray (asked for)",
+        "ray (--gkd-layout)",
         trainer="cuda:1",
         args=("--gkd-layout=ray",),
         finding="env.package-missing",
-        told=("ray is not installed, and the layout is 'ray' (asked for)",),
+        told=("ray is not installed, and the layout is 'ray' (--gkd-layout)",),
         **ON_EIGHT,
     ),
     "a pair without peer access": Seen(

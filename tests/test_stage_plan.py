@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import json
 import random
 from collections.abc import Sequence
 
 import pytest
 
-from pytest_gkd import stage_plan
-from pytest_gkd.options import SettingsError
+from pytest_gkd import stage_plan, typed_json
+from pytest_gkd.options import SettingsError, read_budgets
 from pytest_gkd.stage_plan import PlannedStage, StageItem
 from pytest_gkd.stage_specs import BY_NAME, STAGES
 
@@ -33,12 +31,17 @@ def names(stages: Sequence[PlannedStage]) -> list[str]:
 def budget_s(
     name: str, selected: Sequence[str], *tables: dict[str, float], **marker: float
 ) -> float:
-    """The budget that one built-in stage gets."""
+    """The budget that one built-in stage gets, the strongest table being the first."""
     items = [
         StageItem(one.nodeid, one.name, timeout_s=marker.get("timeout_s"))
         for one in BUILT_IN
     ]
-    planned = stage_plan.build(items, selected, tables)
+    budgets = [
+        budget
+        for table in tables
+        for budget in read_budgets((f"{k}={s}", "tox.ini") for k, s in table.items())
+    ]
+    planned = stage_plan.build(items, selected, budgets)
     return next(stage.budget_s for stage in planned if stage.name == name)
 
 
@@ -254,8 +257,8 @@ def test_with_gpus_there_is_time_to_compile_and_to_load() -> None:
 
 def test_a_plan_travels_as_json() -> None:
     planned = stage_plan.build(BUILT_IN, None, (), gpus=1)
-    sent = json.loads(json.dumps([dataclasses.asdict(stage) for stage in planned]))
-    assert tuple(map(stage_plan.PlannedStage.from_json, sent)) == planned
+    sent = [typed_json.dumps(stage) for stage in planned]
+    assert tuple(typed_json.loads(PlannedStage, one) for one in sent) == planned
 
 
 def test_no_stage_is_lost_or_run_twice() -> None:

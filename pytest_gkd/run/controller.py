@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 from _pytest.terminal import TerminalReporter
 
-from pytest_gkd import fault_specs, sanitize
+from pytest_gkd import fault_specs, sanitize, typed_json
 from pytest_gkd.clock import monotonic
 from pytest_gkd.files import make_way
-from pytest_gkd.options import Settings
 from pytest_gkd.processes import background, cleanup, guardian, oom, stacks, tree
 from pytest_gkd.processes.guardian_start import GOODBYE_LIMIT_S, Guard
 from pytest_gkd.processes.heartbeat import Sign
@@ -37,6 +36,7 @@ from pytest_gkd.report.record import (
     StageRecord,
 )
 from pytest_gkd.report.terminal import Console, leave_dead_terminal
+from pytest_gkd.run.assignment import SAFE_PATH, Assignment
 from pytest_gkd.run.events import EventPaths, EventReader, EventWriter, MemoryFile
 from pytest_gkd.run.findings import Findings
 from pytest_gkd.run.pytest_report import (
@@ -51,6 +51,7 @@ from pytest_gkd.run.pytest_report import (
 )
 from pytest_gkd.run.report_directory import ReportDir
 from pytest_gkd.run.run_directory import RunDir, temporary_name
+from pytest_gkd.run.selection import Request
 from pytest_gkd.run.shutdown import Closing
 from pytest_gkd.run.watchdog import COLLECT_BUDGET_S, Overrun, Watchdog, read_output
 from pytest_gkd.stage_api import StageFault
@@ -68,10 +69,6 @@ PACKAGES = (
 )
 
 
-# A worker starts as python -c, which would take its very first imports from the working
-# directory (docs.python.org, using/cmdline, PYTHONSAFEPATH).
-SAFE_PATH = "PYTHONSAFEPATH"
-
 # So soon after a signal another one means the same; and so many mean to have it now.
 ENDS_AT_ONCE_S = 3.0
 IMPATIENT = 5
@@ -85,7 +82,7 @@ class StageController:
     def __init__(
         self,
         config: pytest.Config,
-        settings: Settings,
+        request: Request,
         home: RunDir,
         report: ReportDir,
         *,
@@ -94,7 +91,8 @@ class StageController:
         rules: Iterable[Path] = (),
     ) -> None:
         self.config = config
-        self.settings = settings
+        self._request = request
+        settings = request.settings
         self.home = home
         self.run_dir = run_dir = home.path
         self.report_dir = report.path
@@ -211,7 +209,7 @@ class StageController:
             record.step = event["text"]
         elif kind == "struck":
             record.struck = record.struck or event["at"]
-            record.injected = self.settings.inject or ""
+            record.injected = self._request.settings.inject or ""
         elif kind in ("raised", "finish"):
             record.raised = record.raised or event.get("text", "")
             record.ended_with = event.get("outcome")
@@ -230,7 +228,9 @@ class StageController:
                 raise pytest.UsageError(self.problem)
         if self.plan or event["error"]:
             return
-        self.plan = tuple(PlannedStage.from_json(stage) for stage in event["plan"])
+        self.plan = tuple(
+            typed_json.read(PlannedStage, stage) for stage in event["plan"]
+        )
         self.record.stages = [
             StageRecord(s.name, s.nodeid, s.lane, s.budget_s) for s in self.plan
         ]
@@ -461,16 +461,18 @@ class StageController:
     def pytest_configure_node(self, node: Any) -> None:
         self._nodes[node.gateway.id] = node
         node.notify_inproc = _until_down(node.notify_inproc)
-        node.workerinput["gkd"] = {
-            "settings": self.settings.to_json(),
-            "run_dir": str(self.run_dir),
-            "report_dir": str(self.report_dir),
-            "pulse": str(self.home.guard.pulse.path) if self.home.guard else None,
-            "events": [str(path) for path in self._events.add(node.gateway.id)],
-            "verdicts": str(self._verdicts_file.path),
-            "creations": str(self.home.creations.handle),
-            "safe_path": self._safe_path,
-        }
+        assignment = Assignment(
+            node.gateway.id,
+            self._request,
+            self.run_dir,
+            self.report_dir,
+            self.home.creations.handle,
+            self._events.add(node.gateway.id),
+            self._verdicts_file.path,
+            self.home.guard.pulse.path if self.home.guard else None,
+            self._safe_path,
+        )
+        node.workerinput["gkd"] = typed_json.dumps(assignment)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_newgateway(self, gateway: Any) -> None:

@@ -8,8 +8,9 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes.procfs import Descriptor
@@ -49,7 +50,8 @@ class MemoryFile:
         self._file.close()
 
 
-class EventPaths(NamedTuple):
+@dataclass(frozen=True)
+class EventPaths:
     """Where a process writes what it has to say, and what counts only while newest."""
 
     events: Path

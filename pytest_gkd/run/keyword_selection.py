@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_gkd.options import INI_NAMES
+from pytest_gkd.options import WITH_INI
 from pytest_gkd.stage_plan import mentioned
 
 
@@ -36,11 +36,11 @@ def reason(config: pytest.Config, option: argparse.Namespace) -> str:
     """What says that this project wants stages, in words; empty where nothing does."""
     if config.getini("gkd_keyword"):
         return "gkd_keyword is set"
-    for name in INI_NAMES:
-        if getattr(option, name, None):
-            return f"--{name.replace('_', '-')} is given"
-        if config.getini(name):
-            return f"{name} is set"
+    for one in WITH_INI:
+        if getattr(option, one.ini, None):
+            return f"{one.flag} is given"
+        if config.getini(one.ini):
+            return f"{one.ini} is set"
     for file in (config.rootpath / "stages").glob("test_*.py"):
         with contextlib.suppress(OSError):  # theirs, whatever it is
             if file.is_file() and b"gkd_stage" in file.read_bytes():

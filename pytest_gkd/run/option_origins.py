@@ -8,21 +8,17 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_gkd.options import OPTIONS, SettingsError
+from pytest_gkd.options import WITH_FLAG, Option, SettingsError
 
 # Those with a value: what follows them after a space is no path of pytest's own.
-VALUED = {"--gkd-stages", "--gkd-timeout", "--gkd-report"} | {
-    option.flag for option in OPTIONS if option.kind != "flag"
-}
-LISTS = {"gkd_timeout", "gkd_stage_files", "gkd_rules"} | {
-    option.ini for option in OPTIONS if option.kind == "list"
-}
+VALUED = {option.flag for option in WITH_FLAG if option.kind != "flag"}
 
 
 @dataclass(frozen=True)
@@ -38,23 +34,32 @@ class Given:
     base: Path
 
 
-def given(config: pytest.Config, ini: str) -> Given:
-    """The value of an option, by its ini name: the command line's, else the ini's."""
+def given(config: pytest.Config, option: Option) -> Given:
+    """The value of an option: the command line's, else the ini's."""
     here = config.invocation_params.dir
-    value = getattr(config.option, ini, None)
+    value = getattr(config.option, option.ini, None)
     if value not in (None, False, []):
-        return Given(value, _flag(config, "--" + ini.replace("_", "-")), here)
-    return in_ini(config, ini)
+        return Given(value, _flag(config, option.flag), here)
+    return _in_ini(config, option)
 
 
-def in_ini(config: pytest.Config, ini: str) -> Given:
+def entries(config: pytest.Config, option: Option) -> Iterator[list[tuple[str, str]]]:
+    """A list's entries, each with its origin: the command line's, then the ini's."""
+    values = getattr(config.option, option.ini) or ()
+    yield [(one, _flag(config, option.flag, one)) for one in values]
+    found = _in_ini(config, option)
+    yield [(one, found.origin) for one in found.value or ()]
+
+
+def _in_ini(config: pytest.Config, option: Option) -> Given:
     """What the ini file says, or ``-o`` in its place.
 
     Raises SettingsError for a list (in TOML) where one value is read.
     """
     here = config.invocation_params.dir
+    ini = option.ini
     value = config.getini(ini)
-    if isinstance(value, list) and ini not in LISTS:
+    if isinstance(value, list) and option.kind != "list":
         place = shown(config, config.inipath) if config.inipath else "the ini"
         text = ",".join(map(str, value))
         raise SettingsError(
@@ -69,11 +74,15 @@ def in_ini(config: pytest.Config, ini: str) -> Given:
     return Given(value, f"{ini} in {shown(config, file)}", file.parent)
 
 
-def _flag(config: pytest.Config, flag: str) -> str:
-    """The flag, and who wrote it where it was not the user just now."""
+def _flag(config: pytest.Config, flag: str, value: str | None = None) -> str:
+    """The flag (with a ``value``), and who wrote it if not the user just now."""
 
     def holds(words: Any) -> bool:
-        return any(str(word).split("=")[0] == flag for word in words)
+        texts = [str(word) for word in words]
+        if value is None:
+            return any(text.split("=")[0] == flag for text in texts)
+        apart = (flag, value) in itertools.pairwise(texts)
+        return apart or f"{flag}={value}" in texts
 
     if holds(config.invocation_params.args):
         return flag

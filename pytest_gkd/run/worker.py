@@ -16,8 +16,6 @@ from collections.abc import (
     Generator,
     Iterable,
     Iterator,
-    Mapping,
-    Sequence,
 )
 from pathlib import Path
 from typing import IO, Any
@@ -28,7 +26,7 @@ from _pytest.runner import runtestprotocol
 from pytest_gkd import sanitize, stage_plan
 from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis import shadowed_imports
-from pytest_gkd.options import SettingsError, unknown_stage
+from pytest_gkd.options import SettingsError
 from pytest_gkd.processes import cgroup, procfs, stacks, tree
 from pytest_gkd.processes.import_clock import ImportClock, ImportsBelow
 from pytest_gkd.processes.procfs import Descriptor
@@ -40,16 +38,15 @@ from pytest_gkd.report.record import (
     SKIPPED,
     TIMEOUT,
 )
-from pytest_gkd.run import option_origins
+from pytest_gkd.run.assignment import Link
+from pytest_gkd.run.built_in_stages import StageModule, stages_dir
+from pytest_gkd.run.selection import Request
 from pytest_gkd.run.stage_cleanup import Leftovers, may_outlive_it
+from pytest_gkd.run.surroundings import IN_STAGE
 from pytest_gkd.run.watchdog import CLOSE_BUDGET_S, GENTLE_AFTER_S, STOPPED_S
 from pytest_gkd.stage_api import StageContext, StageFault
 from pytest_gkd.stage_plan import PlannedStage, StageItem
-from pytest_gkd.stage_specs import BY_NAME
 
-# Set while a stage runs, for it and all it starts: stages inside a stage would start
-# workers inside workers, without end.
-IN_STAGE = "PYTEST_GKD_IN_STAGE"
 CONTEXT = pytest.StashKey[StageContext]()
 POLL_S = 0.02
 RAISED_LENGTH = 500
@@ -59,30 +56,8 @@ _exit = os._exit
 BUDGETS = ("hello", "collected", "start")
 
 
-def stages_dir() -> Path:
-    """Where the built-in stages lie: in the wheel, or beside the package in a clone."""
-    here = Path(__file__).parent.parent
-    inside = here / "stages"
-    return inside if inside.is_dir() else here.parent / "stages"
-
-
-def stage_file(name: str) -> Path:
-    """The file of a built-in stage."""
-    return stages_dir() / f"test_{name}.py"
-
-
 class StageQuitError(Exception):
     """A stage tried to end the whole run; it fails, and the run goes on."""
-
-
-class StageModule(pytest.Module):
-    """A built-in stage file; its tests are found whatever the user's ini renames."""
-
-    def funcnamefilter(self, name: str) -> bool:
-        return name.startswith("test_")
-
-    def classnamefilter(self, name: str) -> bool:
-        return False
 
 
 class RunOnce:
@@ -108,36 +83,26 @@ class RunOnce:
 
 
 class StageWorker:
-    """Collects and runs stages, and says through ``emit`` what happens, as it happens.
+    """Collects and runs stages, and says by ``link`` what happens, as it happens.
 
-    ``selected`` are the stages asked for, None for all found; ``only`` drops tests
-    that are no stages. ``verdict`` gives another stage's outcome, None while open;
-    ``stood_still_s`` for how many seconds all of the run has stood still so far.
-    ``creations`` is the list of what the run has created.
+    ``creations`` is the list of what the run has created; ``isolated`` says that this
+    process has nothing else to do.
     """
 
     def __init__(
         self,
+        request: Request,
         context: StageContext,
-        selected: Sequence[str] | None,
-        budgets: Sequence[Mapping[str, float]],
-        *,
-        only: bool,
-        isolated: bool,
-        emit: Callable[[dict[str, Any]], None],
-        verdict: Callable[[str], str | None],
-        stood_still_s: Callable[[], float],
+        link: Link,
         creations: Path,
+        *,
+        isolated: bool,
     ) -> None:
         self.context = context
         self.plan: tuple[PlannedStage, ...] = ()
-        self._selected = selected
-        self._budgets = budgets
-        self._only = only
+        self._request = request
         self._isolated = isolated
-        self._emit = emit
-        self._verdict = verdict
-        self._stood_still_s = stood_still_s
+        self._link = link
         self._stood_s = 0.0
         self._creations = creations
         self._by_nodeid: dict[str, PlannedStage] = {}
@@ -171,7 +136,7 @@ class StageWorker:
 
     def _send(self, event: dict[str, Any]) -> None:
         try:
-            self._emit({**event, "t": monotonic()})
+            self._link.emit({**event, "t": monotonic()})
         except OSError as error:
             if event["event"] in BUDGETS:
                 raise  # a stage that nobody hears of would have no budget
@@ -254,18 +219,19 @@ class StageWorker:
     ) -> Generator[None]:
         everything = list(items)
         yield
+        selected = self._request.selection.names
         try:
             found = {item.nodeid: read_marker(item) for item in everything}
             names = [stage.name for stage in found.values() if stage is not None]
             # --lf leaves whole files unread, and some files cannot be read.
             all_known = not session.testsfailed and not getattr(config.option, "lf", 0)
             if all_known:
-                self._check_names(config, names)
+                self._request.check_names(names)
             left = [one for item in items if (one := found[item.nodeid])]
             self.plan = stage_plan.build(
                 left,
-                self._selected,
-                self._budgets,
+                selected,
+                self._request.budgets,
                 names if all_known else None,
                 gpus=self.context.settings.gpus,
                 exclusive=self.context.settings.exclusive,
@@ -276,7 +242,7 @@ class StageWorker:
             items.clear()
             return
         self._by_nodeid = {stage.nodeid: stage for stage in self.plan}
-        asked = names if self._selected is None else self._selected
+        asked = names if selected is None else selected
         chosen = {one.name for one in left}
         missing = [name for name in names if name in asked and name not in chosen]
         # What -k and -m leave out is no surprise to whoever wrote them.
@@ -285,7 +251,11 @@ class StageWorker:
         dropped: list[pytest.Item] = []
         for item in items:
             is_stage = found[item.nodeid] is not None
-            keep = item.nodeid in self._by_nodeid if is_stage else not self._only
+            keep = (
+                item.nodeid in self._by_nodeid
+                if is_stage
+                else not self._request.selection.only
+            )
             (kept if keep else dropped).append(item)
         if dropped:
             config.hook.pytest_deselected(items=dropped)
@@ -316,17 +286,6 @@ class StageWorker:
 
     def _run_order(self) -> list[PlannedStage]:
         return [stage for lane in stage_plan.lanes(self.plan, 1) for stage in lane]
-
-    def _check_names(self, config: pytest.Config, found: list[str]) -> None:
-        known = {*BY_NAME, *found}
-        for name in self._selected or ():
-            if name not in known:
-                origin = option_origins.given(config, "gkd_stages").origin
-                raise unknown_stage(name, origin, known)
-        in_ini = option_origins.in_ini(config, "gkd_timeout").origin
-        for origin, table in zip(("--gkd-timeout", in_ini), self._budgets, strict=True):
-            for name in table.keys() - known - {"all"}:
-                raise unknown_stage(name, origin, known)
 
     # -- running -------------------------------------------------------------------
 
@@ -568,7 +527,7 @@ class StageWorker:
             if not getattr(one, "closed", True)  # or it may be anything, with -s
         }
         self._started[item.nodeid] = monotonic()
-        self._stood_s = self._stood_still_s()
+        self._stood_s = self._link.stood_still_s()
         self.context.begin(stage.name, stage.budget_s)
         self._turn(runs=True)
         self._send(
@@ -588,8 +547,10 @@ class StageWorker:
         waiting = [*stage.needs, *stage.after]
         said = False
         while True:
-            waiting = [need for need in waiting if self._verdict(need) is None]
-            failed = [n for n in stage.needs if self._verdict(n) not in (None, PASSED)]
+            waiting = [need for need in waiting if self._link.verdict(need) is None]
+            failed = [
+                n for n in stage.needs if self._link.verdict(n) not in (None, PASSED)
+            ]
             if failed or not waiting:
                 return failed
             if not said:
@@ -726,7 +687,7 @@ class StageWorker:
         return TIMEOUT if duration_s >= self._limit_s(stage) else FAILED
 
     def _limit_s(self, stage: PlannedStage) -> float:
-        stood_s = self._stood_still_s() - self._stood_s
+        stood_s = self._link.stood_still_s() - self._stood_s
         return stage.budget_s + sum(self.context.extra_s.values()) + stood_s
 
     # -- the end -------------------------------------------------------------------

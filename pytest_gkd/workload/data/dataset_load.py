@@ -313,7 +313,7 @@ def _opened(
             saved = _train(saved, first.path)
         return saved.to_iterable_dataset(), []
     if first.kind == "hub":
-        model_paths.reach_hub(first.path, "--gkd-train-files")
+        model_paths.reach_hub(first.path, first.origin)
     builder = datasets.load_dataset_builder(first.path)
     return _train(builder.as_streaming_dataset(), first.path), []
 
@@ -376,17 +376,17 @@ def _reason(files: Sequence[DataFile], error: Exception) -> StageFault | None:
     if str(error).startswith("Config name is missing"):
         return StageFault(
             "data.file-missing",
-            f"{first.path} holds several configurations of a dataset; name the files "
-            f"of one. {' '.join(str(error).split())}",
+            f"{first.origin}: {first.path} holds several configurations of a dataset; "
+            f"name the files of one. {' '.join(str(error).split())}",
             facts={
                 "path": first.path,
-                "origin": "--gkd-train-files",
+                "origin": first.origin,
                 "near": [],
                 "directory": first.path,
             },
         )
     if first.kind == "hub" and isinstance(error, ConnectionError):
-        return model_paths.unreachable(first.path, "--gkd-train-files", str(error))
+        return model_paths.unreachable(first.path, first.origin, str(error))
     if type(error).__name__ in ("ParserError", "EmptyDataError", "UnicodeDecodeError"):
         # pandas, which reads csv, and what it decodes
         return corrupt(first.path, f"cannot be read as {first.kind}: {error}".strip())

@@ -43,8 +43,8 @@ def check_context(inputs: Inputs, settings: Settings, longest_tokens: int) -> No
     raise StageFault(
         "data.too-long",
         f"the longest prompt that is kept has {longest_tokens} tokens, and with "
-        f"{settings.max_new_tokens} new ones (--gkd-max-new-tokens) it does not fit "
-        f"into the student's context of {context} (config.json)",
+        f"{settings.max_new_tokens} new ones ({settings.origin('max_new_tokens')}) it "
+        f"does not fit into the student's context of {context} (config.json)",
         facts={
             "longest_tokens": longest_tokens,
             "new_tokens": settings.max_new_tokens,

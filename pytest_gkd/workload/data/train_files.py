@@ -55,6 +55,7 @@ _OTHERS = (
 class DataFile:
     """What one train file is, and its size in bytes, 0 where only reading it tells.
 
+    ``origin`` is who named it, for messages.
     ``kind`` is parquet, json (JSON lines, or one JSON array), csv, arrow, ``folder`` (a
     directory of such files), ``disk`` (made by ``save_to_disk``) or ``hub`` (a name on
     the hub).
@@ -63,6 +64,7 @@ class DataFile:
     path: str
     kind: str
     size_bytes: int
+    origin: str
 
 
 def check_files(files: Sequence[str], origin: str) -> tuple[DataFile, ...]:
@@ -83,11 +85,11 @@ def check_files(files: Sequence[str], origin: str) -> tuple[DataFile, ...]:
     for name in files:
         if "://" in name:
             kind = "parquet" if ".parquet" in name else "json"
-            found.append(DataFile(name, kind, 0))
+            found.append(DataFile(name, kind, 0, origin))
             continue
         path = Path(name).expanduser()
         if _is_on_hub(name, path):
-            found.append(DataFile(name, "hub", 0))
+            found.append(DataFile(name, "hub", 0, origin))
             continue
         for one in _expanded(path, origin):
             try:
@@ -168,13 +170,14 @@ def _checked(path: Path, origin: str) -> DataFile:
         )
     with path.open("rb") as file:
         start = file.read(64)
-    return DataFile(str(path), _kind(path, start, status.st_size), status.st_size)
+    kind = _kind(path, start, status.st_size)
+    return DataFile(str(path), kind, status.st_size, origin)
 
 
 def _directory(path: Path, origin: str) -> DataFile:
     """A directory that ``datasets`` can load, from outside."""
     if any((path / name).is_file() for name in SAVED):
-        return DataFile(str(path), "disk", 0)
+        return DataFile(str(path), "disk", 0, origin)
     inside = _of_one_format(
         one
         for one in sorted(path.rglob("*"))
@@ -188,7 +191,7 @@ def _directory(path: Path, origin: str) -> DataFile:
             facts=_elsewhere(path, origin),
         )
     size = sum(_checked(one, origin).size_bytes for one in inside)
-    return DataFile(str(path), "folder", size)
+    return DataFile(str(path), "folder", size, origin)
 
 
 def _is_passed_over(path: Path) -> bool:

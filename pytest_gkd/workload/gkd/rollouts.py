@@ -25,7 +25,7 @@ def check_batch(settings: Settings) -> None:
     StageFault ``train.batch-size``.
     """
     ranks, batch = settings.world_size, settings.batch_size
-    named = settings.world_size_why == "asked for" and batch != Settings.batch_size
+    named = {"batch_size", "world_size"} <= set(settings.origins)
     if named and batch % ranks:
         raise StageFault(
             "train.batch-size",

@@ -289,8 +289,10 @@ def check_layout(settings: Settings) -> None:
     if settings.layout == "colocated" and settings.tensor_parallel_size > 1:
         raise StageFault(
             "config.invalid-combination",
-            f"tensor parallel size {settings.tensor_parallel_size} with layout "
-            "colocated: expected 1, for an engine that shares the trainer's process",
+            f"tensor parallel size {settings.tensor_parallel_size} "
+            f"({settings.origin('tensor_parallel_size')}) with layout colocated "
+            f"({settings.layout_why}): expected 1, for an engine that shares the "
+            "trainer's process",
             facts={"tensor_parallel_size": settings.tensor_parallel_size},
         )
     wanted = settings.tensor_parallel_size + BESIDE_THE_ENGINE[settings.layout]

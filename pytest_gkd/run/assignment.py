@@ -1,0 +1,47 @@
+"""What a process that runs stages is told, ready-made by the controlling one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pytest_gkd.run.events import EventPaths
+from pytest_gkd.run.selection import Request
+
+# A worker starts as python -c, which would take its very first imports from the working
+# directory (docs.python.org, using/cmdline, PYTHONSAFEPATH).
+SAFE_PATH = "PYTHONSAFEPATH"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a ``worker`` process (pytest-xdist's name for it) works on, and with.
+
+    ``creations`` is the list of what the run has created. ``events`` are the files
+    that it writes, ``verdicts`` and ``pulse`` those that it reads; without a
+    guardian there is no pulse. ``safe_path`` is SAFE_PATH as the user has it.
+    """
+
+    worker: str
+    request: Request
+    run_dir: Path
+    report_dir: Path
+    creations: Path
+    events: EventPaths
+    verdicts: Path
+    pulse: Path | None
+    safe_path: str | None
+
+
+class Link(NamedTuple):
+    """How the one who runs stages and the one who judges them speak to each other.
+
+    ``verdict`` gives another stage's outcome, None while open; ``stood_still_s`` for
+    how many seconds all of the run has stood still so far.
+    """
+
+    emit: Callable[[dict[str, Any]], None]
+    verdict: Callable[[str], str | None]
+    stood_still_s: Callable[[], float] = lambda: 0.0

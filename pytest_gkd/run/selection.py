@@ -1,0 +1,118 @@
+"""Which stages were asked for, with which budgets: read once, with its origin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pytest_gkd import options
+from pytest_gkd.options import Budget, Settings, SettingsError
+from pytest_gkd.run import keyword_selection, option_origins
+from pytest_gkd.run.built_in_stages import is_built_in, stage_file, stages_dir
+from pytest_gkd.stage_specs import BY_NAME
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which stages were asked for, and how.
+
+    ``names``, which ``origin`` gave, is None for every stage found. ``only`` is set
+    when just stages were asked for, so that other tests are left out. ``own_files`` are
+    the user's, and all that pytest collects beside the files of ``builtin``.
+    """
+
+    names: tuple[str, ...] | None
+    builtin: tuple[str, ...]
+    only: bool
+    own_files: tuple[str, ...]
+    origin: str
+
+    def args(self) -> list[str]:
+        """What pytest is to collect."""
+        files = [str(stage_file(name)) for name in self.builtin]
+        return [*(one for one in self.own_files if not is_built_in(one)), *files]
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that the user asked for, as every process of the run has it."""
+
+    selection: Selection
+    budgets: tuple[Budget, ...]
+    settings: Settings
+
+    def check_names(self, known: Iterable[str] = BY_NAME) -> None:
+        """Raise SettingsError for a stage that is not among those ``known``."""
+        named = [(name, self.selection.origin) for name in self.selection.names or ()]
+        named += [(one.stage, one.origin) for one in self.budgets if one.stage != "all"]
+        options.check_names(named, known)
+
+
+def select(config: pytest.Config) -> Selection | None:
+    """The stages that the command line or the ini asks for, None for none."""
+    asked = option_origins.given(config, options.STAGES)
+    raw, origin = asked.value, asked.origin
+    if config.option.gkd_stages is None:
+        raw = raw or None
+    given = config.args_source == config.ArgsSource.ARGS
+    paths = tuple(config.args) if given else ()
+    built_in = [arg for arg in paths if is_built_in(arg)]
+    own = tuple(arg for arg in paths if arg not in built_in)
+    if raw is not None:
+        if os.path.sep in raw or (raw and Path(raw.split("::")[0]).exists()):
+            raise SettingsError(
+                f"{origin}: {raw!r} was taken for stage names. Write "
+                f"{origin}=all {raw} to run every stage and the tests in {raw}"
+            )
+        names = options.read_stage_names(raw, origin)
+        own += tuple(option_origins.files(_stage_files(config)))
+        if "all" in names:
+            return Selection(None, tuple(BY_NAME), True, own, origin)
+        chosen = tuple(name for name in BY_NAME if name in names)
+        return Selection(names, chosen, True, own, origin)
+    if built_in:
+        chosen = tuple(
+            name for name in BY_NAME if any(_covers(arg, name) for arg in built_in)
+        )
+        return Selection(None, chosen, False, own, origin)
+    chosen = keyword_selection.chosen(config, config.option)
+    if not chosen:
+        return None
+    return Selection(None, chosen, False, tuple(config.args), origin)
+
+
+def _stage_files(config: pytest.Config) -> option_origins.Given:
+    return option_origins.given(config, options.STAGE_FILES)
+
+
+def _covers(arg: str, name: str) -> bool:
+    path = Path(arg.split("::")[0]).absolute()
+    return path in (stages_dir(), stage_file(name))
+
+
+def check_paths(config: pytest.Config, selection: Selection) -> None:
+    """Raise SettingsError for a path that is not there, and say who gave it.
+
+    The workers would find this out one by one, each in its own way.
+    """
+    in_ini = _stage_files(config)
+    listed = option_origins.files(in_ini)
+    for name in selection.own_files:
+        origin = in_ini.origin if name in listed else "command line"
+        file = name.split("::")[0]
+        bases = (config.invocation_params.dir, config.rootpath)
+        if not any((base / file).exists() for base in bases):
+            raise SettingsError(
+                f"{origin}: file or directory not found: {file!r} (looked in "
+                f"{' and '.join(dict.fromkeys(str(base) for base in bases))})"
+            )
+
+
+def budgets(config: pytest.Config) -> tuple[Budget, ...]:
+    """From the command line, then from the ini: the strongest first."""
+    tables = option_origins.entries(config, options.TIMEOUT)
+    return tuple(one for table in tables for one in options.read_budgets(table))

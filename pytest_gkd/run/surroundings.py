@@ -1,0 +1,117 @@
+"""What a run needs of this process and machine before it can begin."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from pytest_gkd.options import SettingsError
+
+# Set while a stage runs, for it and all it starts: stages inside a stage would start
+# workers inside workers, without end.
+IN_STAGE = "PYTEST_GKD_IN_STAGE"
+# Measured: with 36 two lanes begin to fall over.
+LEAST_FILES = 48
+LEAST_FILE_BYTES = 16 << 20  # outputs of stages are kept up to some megabytes
+
+
+def refuse_nesting() -> None:
+    """Raise SettingsError inside a running stage."""
+    inside = os.environ.get(IN_STAGE)
+    if inside:
+        raise SettingsError(
+            f"stages were asked for inside the running stage {inside!r} (the "
+            f"variable {IN_STAGE} is set). A stage may not start stages."
+        )
+
+
+def refuse_surroundings() -> None:
+    """Raise SettingsError where no process could be found, or no file be written."""
+    try:
+        here = Path("/proc/self").readlink()
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        raise SettingsError(
+            "processes are found in /proc, and no such file system is there: "
+            "mount -t proc proc /proc"
+        ) from None
+    if here != Path(str(os.getpid())):
+        raise SettingsError(
+            f"/proc is that of another PID namespace (this process is {os.getpid()} "
+            f"here and {here} there), so that no process could be found by it. Mount "
+            "one of its own, for example by unshare --mount-proc"
+        )
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < LEAST_FILES:
+        raise SettingsError(
+            f"the limit of open files is {files}, and a run itself needs "
+            f"{LEAST_FILES}. Raise it: ulimit -n 65536"
+        )
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if 0 <= limit_bytes < LEAST_FILE_BYTES:
+        raise SettingsError(
+            f"the file size limit is {limit_bytes >> 10} KiB, and a run itself needs "
+            f"{LEAST_FILE_BYTES >> 20} MiB, its stages 1 GiB. Lift it: ulimit -f "
+            "unlimited (gkd explain env.file-size-limit)"
+        )
+    # Before Linux 4.7, and in gVisor, it is not told.
+    umask = status.partition("\nUmask:")[2].split()
+    mask = int(umask[0], 8) if umask else 0
+    if mask & 0o700:
+        raise SettingsError(
+            f"the umask {mask:04o} takes from you what you make yourself, so that no "
+            "report could be written. Set another one: umask 077"
+        )
+
+
+def hear_of_children(config: pytest.Config) -> tuple[str, ...]:
+    """See that exit statuses can be had; what was done for it, for the header."""
+    # Who starts this process may have it ignored, and all that it starts inherits that
+    # (signal(7)): the kernel then keeps no exit status (waitpid(2)).
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGCHLD) != signal.SIG_IGN
+    ):
+        return ()
+    old = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def restore() -> None:
+        signal.signal(signal.SIGCHLD, old)
+
+    config.add_cleanup(restore)
+    return (
+        "SIGCHLD was ignored, by what started pytest; not in this run, since no exit "
+        "status of a process could be had. A job that is started so has none",
+    )
+
+
+def refuse_plans(config: pytest.Config) -> None:
+    """Raise SettingsError for options by which no stage would have a verdict."""
+    option = config.option
+    for name, is_given in (
+        ("--setup-plan", option.setupplan),
+        ("--setup-only", option.setuponly),
+    ):
+        if is_given:
+            raise SettingsError(
+                f"{name} runs no test, so that no stage would have a verdict: leave "
+                f"the stages out, or write --setup-show in the place of {name}"
+            )
+    if option.trace and not _has_terminal(config):
+        raise SettingsError(
+            "--trace needs a terminal: a debugger whose input has ended leaves the "
+            "stage out, which would then have passed"
+        )
+
+
+def _has_terminal(config: pytest.Config) -> bool:
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if capture is not None:
+        capture.suspend_global_capture(in_=True)  # the rest of it is at this moment
+    return sys.stdin is not None and sys.stdin.isatty()
