@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.options import Settings
+from pytest_gkd.stage_events import Event, Extra, Fact, Step, Struck
 
 # What a stage may take on top of its budget, in seconds: for slow imports, as on
 # a slow disk or with nothing cached, and for train files, by their size.
@@ -27,7 +28,7 @@ FACTS_BYTES = 1024 * 1024
 # Output of no stage.
 NO_STAGE = "session"
 
-Emit = Callable[[dict[str, Any]], None]
+Emit = Callable[[Event], None]
 # Lines that prove something: where each stands, its number there if it has one, itself.
 Evidence = tuple[tuple[str, int | None, str], ...]
 
@@ -135,7 +136,7 @@ class StageContext:
         """
         text = str(text)
         self.doing = text if len(text) <= STEP_LENGTH else f"{text[:STEP_LENGTH]}..."
-        self._send({"event": "step", "stage": self.stage, "text": self.doing})
+        self._send(Step(self.stage, self.doing))
 
     def fact(self, name: str, value: Any) -> None:
         """Record one finding; ``value`` must be JSON, with its unit in ``name``.
@@ -171,8 +172,8 @@ class StageContext:
             self._say("facts_limit", f"{len(self._held)} facts were left out")
 
     def _say(self, name: str, value: Any) -> None:
-        event = {"event": "fact", "stage": self.stage, "name": name, "value": value}
-        self._said_bytes += len(json.dumps(event, default=str))
+        event = Fact(self.stage, name, value)
+        self._said_bytes += len(json.dumps(vars(event), default=str))
         self._send(event)
 
     def note(self, name: str, text: str) -> None:
@@ -192,7 +193,7 @@ class StageContext:
         self.extra_s[what] = seconds
         if self._deadline is not None:
             self._deadline += more_s
-        self._send({"event": "extra", "stage": self.stage, "what": what, "s": seconds})
+        self._send(Extra(self.stage, what, seconds))
 
     def extra(self) -> float:
         """Seconds that the stage has been given on top of its budget, so far."""
@@ -203,8 +204,7 @@ class StageContext:
 
         ``at`` is in seconds of ``time.monotonic()``; None is now.
         """
-        at = monotonic() if at is None else at
-        self._send({"event": "struck", "stage": self.stage, "at": at})
+        self._send(Struck(self.stage, monotonic() if at is None else at))
 
     def remaining_s(self, default: float = 60.0) -> float:
         """Seconds left of the stage's budget, at least 1; ``default`` without one."""
@@ -230,7 +230,7 @@ class StageContext:
         path.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _send(self, event: dict[str, Any]) -> None:
+    def _send(self, event: Event) -> None:
         if self.emit is not None:
             self.emit(event)
 

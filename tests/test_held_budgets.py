@@ -582,7 +582,7 @@ from pytest_gkd.run.events import EventWriter
 write = EventWriter.write
 
 def full(self, event):
-    if event.get("event") == "{kind}":
+    if event.kind == "{kind}":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "events")
     write(self, event)
 

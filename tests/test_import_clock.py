@@ -16,6 +16,7 @@ from test_plugin import Run
 from pytest_gkd.options import Settings
 from pytest_gkd.processes.import_clock import FOLDER, STARTUP, ImportClock
 from pytest_gkd.stage_api import EXTRA_LIMIT_S, StageContext
+from pytest_gkd.stage_events import Event, Extra
 
 # A package on a slow disk: many modules, none of which is quick.
 MODULES, MODULE_S = 12, 0.4
@@ -86,13 +87,16 @@ def test_an_import_that_hangs_is_found_as_such(tmp_path: Path) -> None:
 
 
 def test_the_time_on_top_is_bounded() -> None:
-    said: list[dict[str, Any]] = []
+    said: list[Event] = []
     gkd = StageContext(Settings(), Path(), Path(), emit=said.append)
     gkd.begin("probe", 10.0)
     gkd.allow("imports", 5.0)
     gkd.allow("imports", 4.0)  # the clock only goes on
     gkd.allow("imports", 1e9)
-    assert [event["s"] for event in said] == [5.0, EXTRA_LIMIT_S["imports"]]
+    assert [event.s for event in said if isinstance(event, Extra)] == [
+        5.0,
+        EXTRA_LIMIT_S["imports"],
+    ]
     assert gkd.remaining_s() <= 10 + EXTRA_LIMIT_S["imports"]
     gkd.begin("after", 10.0)
     assert gkd.remaining_s() <= 10

@@ -13,15 +13,16 @@ import pytest
 
 from pytest_gkd.options import Settings
 from pytest_gkd.stage_api import StageContext, StageFault
+from pytest_gkd.stage_events import Event, Fact, Step
 
 
 @pytest.fixture
-def events() -> list[dict[str, Any]]:
+def events() -> list[Event]:
     return []
 
 
 @pytest.fixture
-def context(tmp_path: Path, events: list[dict[str, Any]]) -> StageContext:
+def context(tmp_path: Path, events: list[Event]) -> StageContext:
     made = StageContext(
         Settings(), tmp_path / "run", tmp_path / "report", emit=events.append
     )
@@ -30,10 +31,10 @@ def context(tmp_path: Path, events: list[dict[str, Any]]) -> StageContext:
 
 
 def test_a_step_is_sent_with_its_stage(
-    context: StageContext, events: list[dict[str, Any]]
+    context: StageContext, events: list[Event]
 ) -> None:
     context.step("reading")
-    assert events == [{"event": "step", "stage": "data", "text": "reading"}]
+    assert events == [Step("data", "reading")]
     assert context.doing == "reading"
 
 
@@ -54,19 +55,17 @@ def test_of_what_little_is_left_half_is_kept(context: StageContext) -> None:
     assert context.working_s() == context.remaining_s() / 2 == 0.5
 
 
-def test_notes_add_up(context: StageContext, events: list[dict[str, Any]]) -> None:
+def test_notes_add_up(context: StageContext, events: list[Event]) -> None:
     context.note("tokenizer.pad", "no pad token")
     context.note("tokenizer.template", "no template")
     found = [note["text"] for note in context.facts["notes"]]
     assert found == ["no pad token", "no template"]
-    assert events[-1]["name"] == "notes"
+    assert facts_of(events[-1:]).keys() == {"notes"}
 
 
-def test_a_fact_is_sent_and_kept(
-    context: StageContext, events: list[dict[str, Any]]
-) -> None:
+def test_a_fact_is_sent_and_kept(context: StageContext, events: list[Event]) -> None:
     context.fact("rows", 3)
-    assert events == [{"event": "fact", "stage": "data", "name": "rows", "value": 3}]
+    assert events == [Fact("data", "rows", 3)]
     assert context.facts == {"rows": 3}
 
 
@@ -124,19 +123,19 @@ def test_output_of_no_stage_has_a_directory_too(tmp_path: Path) -> None:
 # -- limits ------------------------------------------------------------------------
 
 
-def facts_of(events: list[dict[str, Any]]) -> dict[str, Any]:
-    return {e["name"]: e["value"] for e in events if e["event"] == "fact"}
+def facts_of(events: list[Event]) -> dict[str, Any]:
+    return {e.name: e.value for e in events if isinstance(e, Fact)}
 
 
 def test_a_long_step_is_cut_and_says_so(
-    context: StageContext, events: list[dict[str, Any]]
+    context: StageContext, events: list[Event]
 ) -> None:
     context.step("x" * 600)
-    assert events[0]["text"] == "x" * 500 + "..."
+    assert events == [Step("data", "x" * 500 + "...")]
 
 
 def test_a_fact_that_is_too_large_gives_its_size(
-    context: StageContext, events: list[dict[str, Any]]
+    context: StageContext, events: list[Event]
 ) -> None:
     context.fact("small", "x" * 1000)
     context.fact("large", [0] * 100_000)
@@ -147,7 +146,7 @@ def test_a_fact_that_is_too_large_gives_its_size(
 
 @pytest.mark.parametrize("depth", [101, 600, 100_000])
 def test_a_fact_that_is_nested_too_deep_is_replaced(
-    context: StageContext, events: list[dict[str, Any]], depth: int
+    context: StageContext, events: list[Event], depth: int
 ) -> None:
     for name, levels in (("shallow", 100), ("deep", depth)):
         value: Any = 1
@@ -161,7 +160,7 @@ def test_a_fact_that_is_nested_too_deep_is_replaced(
 
 
 def test_of_a_flood_the_last_values_come_at_the_end(
-    context: StageContext, events: list[dict[str, Any]]
+    context: StageContext, events: list[Event]
 ) -> None:
     for number in range(100_000):
         context.fact("loss", number)
@@ -173,7 +172,7 @@ def test_of_a_flood_the_last_values_come_at_the_end(
 
 
 def test_of_too_many_facts_the_rest_is_counted(
-    context: StageContext, events: list[dict[str, Any]]
+    context: StageContext, events: list[Event]
 ) -> None:
     for number in range(60):
         context.fact(f"text{number}", "x" * 60_000)
@@ -185,13 +184,13 @@ def test_of_too_many_facts_the_rest_is_counted(
 
 
 def test_the_next_stage_may_say_as_much_again(
-    context: StageContext, events: list[dict[str, Any]]
+    context: StageContext, events: list[Event]
 ) -> None:
     for number in range(60):
         context.fact(f"text{number}", "x" * 60_000)
     context.begin("next", 60)
     context.fact("a", 1)
-    assert events[-1]["value"] == 1
+    assert events[-1] == Fact("next", "a", 1)
     count = len(events)
     context.release()
     assert len(events) == count

@@ -27,6 +27,20 @@ from pytest_gkd.run.watchdog import (
     WorkerWatch,
 )
 from pytest_gkd.stage_api import EXTRA_LIMIT_S
+from pytest_gkd.stage_events import (
+    Bye,
+    Closed,
+    Collected,
+    Event,
+    Extra,
+    Fact,
+    Finish,
+    Hello,
+    Raised,
+    Start,
+    Step,
+    Waiting,
+)
 
 PATIENCE_S = 120.0  # of a test, before it gives up waiting for what should happen
 
@@ -54,7 +68,7 @@ class Bench:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.directory = directory
-        self.events: list[dict[str, Any]] = []
+        self.events: list[Event] = []
         self.overruns: list[Overrun] = []
         self.lost: list[str] = []
         self.problems: list[str] = []
@@ -91,15 +105,20 @@ class Bench:
         self.at_tick()
         self.ticked.set()
 
-    def say(self, worker: str, event: str, **values: Any) -> None:
+    def say(self, worker: str, event: Event, t: float | None = None) -> None:
         """Write one event, as a worker does."""
-        EventWriter(self.reader.add(worker)).write(
-            {"event": event, "t": monotonic(), **values}
-        )
+        event.t = monotonic() if t is None else t
+        EventWriter(self.reader.add(worker)).write(event)
 
-    def start(self, worker: str, stage: str, budget_s: float, **values: Any) -> None:
-        values.setdefault("captured", [])
-        self.say(worker, "start", stage=stage, budget_s=budget_s, **values)
+    def start(
+        self,
+        worker: str,
+        stage: str,
+        budget_s: float,
+        captured: tuple[int, ...] = (),
+        t: float | None = None,
+    ) -> None:
+        self.say(worker, Start(stage, budget_s, captured), t)
 
     def child(self, code: str = HANGS) -> subprocess.Popen[str]:
         """A process that stands in for a worker; it has said its child's pid."""
@@ -156,9 +175,9 @@ class Scene:
         self.child = psutil.Process(self.read_pid(self.worker))
         self.read_pid(self.other)
         for name, worker in (("gw0", self.worker), ("gw1", self.other)):
-            bench.say(name, "hello", pid=worker.pid)
-            bench.say(name, "collected")
-        bench.start("gw0", "stuck", 0.2, captured=[1])
+            bench.say(name, Hello(worker.pid))
+            bench.say(name, Collected())
+        bench.start("gw0", "stuck", 0.2, captured=(1,))
         bench.start("gw1", "fine", 500)
         bench.watchdog.start()
         assert bench.overran.wait(PATIENCE_S), bench.watchdog.error
@@ -218,7 +237,7 @@ def test_a_worker_is_ended_once(scene: Scene) -> None:
 
 
 def test_every_event_was_passed_on_in_order(scene: Scene) -> None:
-    kinds = [e["event"] for e in scene.bench.events if e["worker"] == "gw0"]
+    kinds = [e.kind for e in scene.bench.events if e.worker == "gw0"]
     assert kinds == ["hello", "collected", "start"]
 
 
@@ -229,12 +248,12 @@ def test_a_worker_that_finishes_while_its_stacks_are_taken_is_left_alone(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = bench.child("import time; time.sleep(600)")
-    bench.say("gw0", "hello", pid=worker.pid)
+    bench.say("gw0", Hello(worker.pid))
     bench.start("gw0", "late", 0)
     look = stall.look
 
     def finish(*args: Any) -> stall.Look:
-        bench.say("gw0", "finish", stage="late")
+        bench.say("gw0", Finish("late", "passed", 0.0))
         return look(*args)
 
     monkeypatch.setattr(stall, "look", finish)
@@ -248,10 +267,10 @@ def test_a_worker_that_finishes_while_its_stacks_are_taken_is_left_alone(
 
 def test_a_word_that_lies_unread_at_the_deadline_counts(bench: Bench) -> None:
     worker = bench.child("import time; time.sleep(600)")
-    bench.say("gw0", "hello", pid=worker.pid)
+    bench.say("gw0", Hello(worker.pid))
     bench.start("gw0", "late", 0)
     bench.watchdog.drain()
-    bench.say("gw0", "finish", stage="late")
+    bench.say("gw0", Finish("late", "passed", 0.0))
     bench.watchdog.start()
     bench.await_ticks(1)
     assert bench.watchdog.workers["gw0"].phase == "closing"
@@ -262,7 +281,7 @@ def test_what_one_worker_says_puts_off_no_others_deadline(bench: Bench) -> None:
     worker, talker = bench.child(WAITS), bench.child(WAITS)
     for name, child in (("gw0", worker), ("gw1", talker)):
         Scene.read_pid(child)
-        bench.say(name, "hello", pid=child.pid)
+        bench.say(name, Hello(child.pid))
     bench.start("gw1", "talks", 500)
     bench.start("gw0", "stuck", 0.1)
     line = b'{"event": "fact", "stage": "talks", "name": "x", "value": 1, "t": 0}\n'
@@ -271,7 +290,7 @@ def test_what_one_worker_says_puts_off_no_others_deadline(bench: Bench) -> None:
             file.write(line * 10_000)
     bench.watchdog.start()
     assert bench.overran.wait(PATIENCE_S), bench.watchdog.error
-    heard = sum(event["event"] == "fact" for event in bench.events)
+    heard = sum(isinstance(event, Fact) for event in bench.events)
     assert heard < 320_000
 
 
@@ -280,7 +299,7 @@ def test_a_worker_that_ended_by_itself_is_no_overrun_and_leaves_nothing(
 ) -> None:
     worker, orphan = bench.child(""), bench.child("import time; time.sleep(6000)")
     worker.wait(PATIENCE_S)
-    bench.say("gw0", "hello", pid=worker.pid)
+    bench.say("gw0", Hello(worker.pid))
     bench.start("gw0", "gone", 0)
     bench.watchdog.start()
     bench.await_ticks(2)
@@ -304,7 +323,7 @@ def begin_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall, "QUIET_SHARE", 0.0)
     worker = bench.child(WAITS)
     Scene.read_pid(worker)
-    bench.say("gw0", "hello", pid=worker.pid)
+    bench.say("gw0", Hello(worker.pid))
     bench.start("gw0", "stuck", 20_000)
 
 
@@ -337,7 +356,7 @@ def test_an_overrun_says_what_two_looks_have_shown(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = bench.child("while True: pass")
-    bench.say("gw0", "hello", pid=worker.pid)
+    bench.say("gw0", Hello(worker.pid))
     bench.start("gw0", "spins", 2)
     bench.watchdog.start()
     assert bench.overran.wait(PATIENCE_S), bench.watchdog.error
@@ -350,7 +369,7 @@ def test_an_overrun_says_what_two_looks_have_shown(
 
 def test_a_worker_that_was_ended_is_not_given_up_later(bench: Bench) -> None:
     worker = bench.child()
-    bench.say("gw0", "hello", pid=worker.pid)
+    bench.say("gw0", Hello(worker.pid))
     bench.start("gw0", "hangs", 0.5)
     bench.watchdog.start()
     assert bench.overran.wait(PATIENCE_S), bench.watchdog.error
@@ -366,7 +385,7 @@ def test_an_end_that_nobody_notices_is_told_once_the_others_had_their_time(
 ) -> None:
     worker = bench.child(WAITS)
     Scene.read_pid(worker)
-    bench.say("gw0", "hello", pid=worker.pid)
+    bench.say("gw0", Hello(worker.pid))
     bench.start("gw0", "stuck", 0.1)
     bench.watchdog.start()
     assert bench.overran.wait(PATIENCE_S), bench.watchdog.error
@@ -395,7 +414,7 @@ def test_no_number_that_is_no_time_moves_a_deadline(still: Bench) -> None:
     worker = follow(still, "hello", "start")
     deadline = worker.deadline
     for seconds in (float("nan"), -5.0):
-        still.say("gw0", "extra", what="data", s=seconds)
+        still.say("gw0", Extra("", "data", seconds))
         still.watchdog.drain()
         assert worker.deadline == deadline
     assert "is no time" in still.problems[0]
@@ -410,11 +429,24 @@ def still(tmp_path: Path) -> Bench:
     return Bench(tmp_path, clock=lambda: 100.0)
 
 
+EVENTS: dict[str, Event] = {
+    "hello": Hello(1),
+    "collected": Collected(),
+    "waiting": Waiting("s", ("r",)),
+    "start": Start("s", 9),
+    "step": Step("s", "works"),
+    "fact": Fact("s", "name", 1),
+    "raised": Raised("s", "ValueError"),
+    "finish": Finish("s", "passed", 1.0),
+    "closed": Closed("s"),
+    "bye": Bye(),
+}
+
+
 def follow(bench: Bench, *events: str) -> WorkerWatch:
     """The worker as the watchdog sees it after these events, all at time 100."""
     for event in events:
-        values = {"pid": 1, "stage": "s", "budget_s": 9, "captured": []}
-        bench.say("gw0", event, **{**values, "t": 100.0})
+        bench.say("gw0", EVENTS[event], t=100.0)
     bench.watchdog.drain()
     return bench.watchdog.workers["gw0"]
 
@@ -479,17 +511,17 @@ def test_an_error_in_one_tick_is_told_once_and_budgets_are_held_on(
     worker = bench.child(WAITS)
     Scene.read_pid(worker)
     bench.at_tick = lambda: fail(RuntimeError("broken"))
-    bench.say("gw0", "hello", pid=worker.pid)
+    bench.say("gw0", Hello(worker.pid))
     with bench.reader.add("gw1").events.open("a") as file:
         file.write('{"no event\n\n[1]\n{}\n')
     bench.start("gw0", "stuck", 1)
     bench.watchdog.start()
     assert worker.wait(PATIENCE_S) == -9
     assert [o.stage for o in bench.overruns] == ["stuck"]
-    assert sorted(bench.problems) == [
-        "an event was not understood: KeyError: 'event'",
-        "the guardian could not be looked after: RuntimeError: broken",
+    assert bench.problems == [
+        "the guardian could not be looked after: RuntimeError: broken"
     ]
+    assert bench.reader.unreadable == 3
 
 
 @pytest.mark.parametrize("part", ["look", "stop", "read_output"])
@@ -506,7 +538,7 @@ def test_a_part_of_an_ending_that_fails_keeps_no_other_from_being_done(
     monkeypatch.setattr(where, part, fails_first)
     worker = bench.child(WAITS)
     Scene.read_pid(worker)
-    bench.say("gw0", "hello", pid=worker.pid)
+    bench.say("gw0", Hello(worker.pid))
     bench.start("gw0", "stuck", 0.1)
     bench.watchdog.start()
     assert worker.wait(PATIENCE_S) == -9
@@ -520,7 +552,7 @@ def test_a_watchdog_that_dies_takes_the_workers_with_it(bench: Bench) -> None:
     error = SystemExit("by a hook")
     worker = bench.child(WAITS)
     Scene.read_pid(worker)
-    bench.say("gw0", "hello", pid=worker.pid)
+    bench.say("gw0", Hello(worker.pid))
     bench.watchdog.drain()
     bench.at_tick = lambda: fail(error)
     bench.watchdog.start()
@@ -542,8 +574,8 @@ def test_a_stopped_watchdog_holds_no_deadline(bench: Bench) -> None:
 def test_a_pipe_is_not_read(bench: Bench) -> None:
     worker = bench.child()
     Scene.read_pid(worker)
-    bench.say("gw0", "hello", pid=worker.pid)
-    bench.start("gw0", "stage", 9, captured=[1, 2])  # a file, and a pipe
+    bench.say("gw0", Hello(worker.pid))
+    bench.start("gw0", "stage", 9, captured=(1, 2))  # a file, and a pipe
     bench.watchdog.drain()
     assert len(bench.watchdog.workers["gw0"].output) == 1
 
@@ -551,8 +583,8 @@ def test_a_pipe_is_not_read(bench: Bench) -> None:
 def test_the_output_of_a_worker_that_is_gone_is_empty(bench: Bench) -> None:
     worker = bench.child("")
     worker.wait(PATIENCE_S)
-    bench.say("gw0", "hello", pid=worker.pid)
-    bench.start("gw0", "stage", 9, captured=[1, 2])
+    bench.say("gw0", Hello(worker.pid))
+    bench.start("gw0", "stage", 9, captured=(1, 2))
     bench.watchdog.drain()
     assert bench.watchdog.workers["gw0"].output == []
 
@@ -568,24 +600,24 @@ def test_imports_that_get_on_put_off_the_deadline_within_a_bound(bench: Bench) -
         worker = bench.watchdog.workers["gw0"]
         return worker.deadline - worker.since
 
-    bench.say("gw0", "hello", pid=bench.child().pid)
+    bench.say("gw0", Hello(bench.child().pid))
     collecting_s = deadline()
-    bench.say("gw0", "extra", what="imports", s=70.0)
+    bench.say("gw0", Extra("", "imports", 70.0))
     assert deadline() == collecting_s + 70
-    bench.say("gw0", "collected")
+    bench.say("gw0", Collected())
     bench.start("gw0", "data", 20)
     assert deadline() == 20
-    bench.say("gw0", "extra", stage="data", what="imports", s=1e9)
-    bench.say("gw0", "extra", stage="data", what="data", s=5.0)
+    bench.say("gw0", Extra("data", "imports", 1e9))
+    bench.say("gw0", Extra("data", "data", 5.0))
     assert deadline() == pytest.approx(20 + EXTRA_LIMIT_S["imports"] + 5)
-    bench.say("gw0", "finish", stage="data", outcome="passed", duration_s=1.0)
+    bench.say("gw0", Finish("data", "passed", 1.0))
     assert deadline() == CLOSE_BUDGET_S
 
 
 def test_a_stop_of_its_own_process_puts_off_what_runs_and_nothing_after_it(
     bench: Bench,
 ) -> None:
-    bench.say("gw0", "hello", pid=bench.child().pid)
+    bench.say("gw0", Hello(bench.child().pid))
     bench.start("gw0", "data", 20)
     bench.watchdog.drain()
     worker = bench.watchdog.workers["gw0"]
@@ -607,7 +639,7 @@ def test_a_stop_amid_a_tick_ends_nothing_before_the_guardian_is_heard(
     monkeypatch.setattr(watchdog, "monotonic", lambda: now[0])
     worker = bench.child(WAITS)
     Scene.read_pid(worker)
-    bench.say("gw0", "hello", pid=worker.pid)
+    bench.say("gw0", Hello(worker.pid))
     bench.start("gw0", "waits", 50)
     bench.watchdog.drain()
     watch = bench.watchdog.workers["gw0"]
@@ -652,8 +684,8 @@ def test_a_worker_whose_word_lies_unread_has_not_died_early(bench: Bench) -> Non
         _overruns={},
         _lost_early=LOST_EARLY - 1,
     )
-    bench.say("gw0", "hello", pid=bench.child("").pid)
-    bench.say("gw0", "collected")
+    bench.say("gw0", Hello(bench.child("").pid))
+    bench.say("gw0", Collected())
     node = types.SimpleNamespace(gateway=types.SimpleNamespace(id="gw0"))
     StageController.pytest_testnodedown(controller, node, "crashed")
     assert controller._lost_early == 0
@@ -684,7 +716,7 @@ def test_before_its_first_word_a_worker_may_take_longer_while_it_is_at_work(
 def test_where_no_deadline_is_known_one_is_due_all_the_same(bench: Bench) -> None:
     """A worker between two stages may begin the next one unseen."""
     assert bench.watchdog.due(5.0, 60.0) == 65.0 + END_AFTER_S
-    bench.say("gw0", "hello", pid=bench.child().pid)
-    bench.say("gw0", "collected")
+    bench.say("gw0", Hello(bench.child().pid))
+    bench.say("gw0", Collected())
     bench.watchdog.drain()
     assert bench.watchdog.due(5.0, 60.0) == 65.0 + END_AFTER_S

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pytest_gkd.run.events import EventPaths
 from pytest_gkd.run.selection import Request
+from pytest_gkd.stage_events import Event
 
 # A worker starts as python -c, which would take its very first imports from the working
 # directory (docs.python.org, using/cmdline, PYTHONSAFEPATH).
@@ -42,6 +43,6 @@ class Link(NamedTuple):
     how many seconds all of the run has stood still so far.
     """
 
-    emit: Callable[[dict[str, Any]], None]
+    emit: Callable[[Event], None]
     verdict: Callable[[str], str | None]
     stood_still_s: Callable[[], float] = lambda: 0.0

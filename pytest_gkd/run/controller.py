@@ -55,6 +55,22 @@ from pytest_gkd.run.selection import Request
 from pytest_gkd.run.shutdown import Closing
 from pytest_gkd.run.watchdog import COLLECT_BUDGET_S, Overrun, Watchdog, read_output
 from pytest_gkd.stage_api import StageFault
+from pytest_gkd.stage_events import (
+    Broken,
+    Collected,
+    Event,
+    Extra,
+    Fact,
+    Finish,
+    Forked,
+    Left,
+    Raised,
+    StageEvent,
+    Start,
+    Step,
+    Struck,
+    Verdict,
+)
 from pytest_gkd.stage_plan import PlannedStage
 
 PACKAGES = (
@@ -173,71 +189,75 @@ class StageController:
 
     # -- what happens, as it happens -------------------------------------------------
 
-    def hear(self, event: dict[str, Any]) -> None:
+    def hear(self, event: Event) -> None:
         """One event of a stage in this process; not of what it has forked."""
         if os.getpid() == self._pid:
             with self.watchdog.lock:
                 self.on_event(event)
 
-    def on_event(self, event: dict[str, Any]) -> None:
+    def on_event(self, event: Event) -> None:
         """One event of a worker (called with the watchdog's lock held)."""
-        kind = event["event"]
-        if kind == "collected":
+        if isinstance(event, Collected):
             self._collected(event)
             return
-        record = self.record.stage(event.get("stage", ""))
-        if record is not None and kind == "left":
-            self._note_left(record, event["processes"], event["memory"])
-            self._teller.changed()
-        if record is not None and kind == "broken":
-            record.broken = event["text"]
-        if record is not None and kind == "forked":
-            self._note(
-                f"{record.name}: a process that it forked came back from the stage's "
-                "code instead of ending by os._exit(), and was ended there"
-            )
-        if record is None or record.outcome is not None:
+        if not isinstance(event, StageEvent):
+            return
+        record = self.record.stage(event.stage)
+        if record is None:
+            return
+        match event:
+            case Left():
+                self._note_left(record, event.processes, event.memory)
+                self._teller.changed()
+            case Broken():
+                record.broken = event.text
+            case Forked():
+                self._note(
+                    f"{record.name}: a process that it forked came back from the "
+                    "stage's code instead of ending by os._exit(), and was ended there"
+                )
+        if record.outcome is not None:
             return
         if not self.workers and monotonic() > self._last_scan + 1:
             # Without workers there is no thread for it: stages may want to fork.
             self._last_scan = monotonic()
             self.tracker.scan()
-        if kind == "start":
-            record.started = event["t"]
-            self._kills_before[record.name] = oom.Count.now()
-        elif kind == "step":
-            record.step = event["text"]
-        elif kind == "struck":
-            record.struck = record.struck or event["at"]
-            record.injected = self._request.settings.inject or ""
-        elif kind in ("raised", "finish"):
-            record.raised = record.raised or event.get("text", "")
-            record.ended_with = event.get("outcome")
-            if record.duration_s is None:
-                record.duration_s = event["t"] - (record.started or event["t"])
-        elif kind == "fact":
-            record.facts[event["name"]] = event["value"]
-        elif kind == "extra":
-            _extend(record, event["what"], event["s"])
+        match event:
+            case Start():
+                record.started = event.t
+                self._kills_before[record.name] = oom.Count.now()
+            case Step():
+                record.step = event.text
+            case Struck():
+                record.struck = record.struck or event.at
+                record.injected = self._request.settings.inject or ""
+            case Raised():
+                record.raised = record.raised or event.text
+                _ended(record, event.t)
+            case Finish():
+                record.ended_with = event.outcome
+                _ended(record, event.t)
+            case Fact():
+                record.facts[event.name] = event.value
+            case Extra():
+                _extend(record, event.what, event.s)
         self._teller.changed()
 
-    def _collected(self, event: dict[str, Any]) -> None:
-        if event["error"]:
-            self.problem = event["error"]
+    def _collected(self, event: Collected) -> None:
+        if event.error:
+            self.problem = event.error
             if not self.workers:
                 raise pytest.UsageError(self.problem)
-        if self.plan or event["error"]:
+        if self.plan or event.error:
             return
-        self.plan = tuple(
-            typed_json.read(PlannedStage, stage) for stage in event["plan"]
-        )
+        self.plan = event.plan
         self.record.stages = [
             StageRecord(s.name, s.nodeid, s.lane, s.budget_s) for s in self.plan
         ]
-        if event["deselected"]:
+        if event.deselected:
             self.record.notes.append(
                 "not run, as an option or a plugin deselected it: "
-                f"{', '.join(event['deselected'])}"
+                f"{', '.join(event.deselected)}"
             )
         self._teller.changed()
 
@@ -248,7 +268,7 @@ class StageController:
                 self._teller.changed()
 
     def _note_left(
-        self, record: StageRecord, processes: list[str], memory: list[str]
+        self, record: StageRecord, processes: Iterable[str], memory: Iterable[str]
     ) -> None:
         """A stage left this behind, and it was ended and removed."""
         self.record.cleaned += processes
@@ -783,7 +803,7 @@ class StageController:
             record.verdict_after_s = monotonic() - record.struck
         where = self._findings.relative(self._report_file)
         report.user_properties += properties(record, where).items()
-        self._verdicts.write({"stage": record.name, "outcome": record.outcome})
+        self._verdicts.write(Verdict(record.name, record.outcome or SKIPPED))
         self._teller.changed()
         outcome = record.outcome or SKIPPED
         markup = render.MARKUP[outcome]
@@ -1023,6 +1043,11 @@ def _until_down(notify: Callable[..., None]) -> Callable[..., None]:
                 notify(eventname, **values)
 
     return notify_until_down
+
+
+def _ended(record: StageRecord, at: float) -> None:
+    if record.duration_s is None:
+        record.duration_s = at - (record.started or at)
 
 
 def _extend(record: StageRecord, what: str, seconds: float) -> None:

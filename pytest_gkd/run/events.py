@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
@@ -12,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_gkd import typed_json
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes.procfs import Descriptor
+from pytest_gkd.stage_events import KINDS, STATES, Event, Verdict
+from pytest_gkd.stage_plan import PlannedStage
 
 # Taken hold of before any stage replaces them, for the while of its test or for good.
 _dumps, _write, _pwrite = json.dumps, os.write, os.pwrite
 
-# Of these events only the newest counts: a stage may say a million of them.
-STATES = ("step",)
 LINE_BYTES = 16 * 1024 * 1024
 
 
@@ -71,13 +71,15 @@ class EventWriter:
         self._states = _Output(paths.states, 0) if paths.states else None
         self._torn = False
 
-    def write(self, event: dict[str, Any]) -> None:
+    def write(self, event: Event) -> None:
         """Write one event; values that JSON does not know become their text.
 
         Raises OSError, with the path, where that cannot be done.
         """
-        line = (_dumps(event, default=str) + "\n").encode("utf-8", "replace")
-        states = self._states if event.get("event") in STATES else None
+        keys = {"event": event.kind, **vars(event)}
+        del keys["worker"]  # whose file it is
+        line = (_dumps(keys, default=_plain) + "\n").encode("utf-8", "replace")
+        states = self._states if isinstance(event, STATES) else None
         try:
             if states is not None:
                 _pwrite(states.number(), line, 0)
@@ -171,9 +173,9 @@ class EventReader:
 
     def read(
         self, limit_bytes: int | None = None, only: str | None = None
-    ) -> Iterator[dict[str, Any]]:
-        """New events, each with ``worker``, its name: of each, or of the ``only`` one,
-        at most ``limit_bytes`` and the rest of a line.
+    ) -> Iterator[Event]:
+        """New events, each with its ``worker``: of each, or of the ``only`` one,
+        ``limit_bytes`` and the rest of a line.
 
         One counts as read when the next is asked for: an interrupt amid its handling
         loses nothing, it comes again. Lines that are no events are counted in
@@ -194,7 +196,7 @@ class EventReader:
 
     def _events(
         self, worker: _Worker, earliest: float, size: int, limit_bytes: int | None
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[Event]:
         left = size - worker.at
         data = worker.events.read(
             left if limit_bytes is None else limit_bytes, worker.at
@@ -213,9 +215,7 @@ class EventReader:
                 self.unreadable += 1
             worker.at += len(line)
 
-    def _state(
-        self, worker: _Worker, state: bytes, earliest: float
-    ) -> Iterator[dict[str, Any]]:
+    def _state(self, worker: _Worker, state: bytes, earliest: float) -> Iterator[Event]:
         line = state.partition(b"\n")[0]
         event = _event(line)
         # One that cannot be read is just being written.
@@ -223,12 +223,10 @@ class EventReader:
             yield self._placed(event, worker, earliest)
             worker.state = line
 
-    def _placed(
-        self, event: dict[str, Any], worker: _Worker, earliest: float
-    ) -> dict[str, Any]:
-        if "t" in event:
-            event["t"] = _within(event["t"], earliest, self._clock())
-        return {**event, "worker": worker.name}
+    def _placed(self, event: Event, worker: _Worker, earliest: float) -> Event:
+        event.t = _within(event.t, earliest, self._clock())
+        event.worker = worker.name
+        return event
 
     def close(self) -> None:
         """Nothing is read any more, nor written by who does not have it open."""
@@ -238,13 +236,17 @@ class EventReader:
             worker.states.close()
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
+def _plain(value: Any) -> Any:
+    return vars(value) if isinstance(value, PlannedStage) else str(value)
+
+
+def _event(line: bytes) -> Event | None:
     """What a line says; None for one that was cut off, or that another hand wrote."""
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+        keys = json.loads(line)
+        return typed_json.read(KINDS[keys.pop("event")], keys)
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
         return None
-    return event if isinstance(event, dict) else None
 
 
 def _within(at: Any, earliest: float, latest: float) -> float:
@@ -270,7 +272,7 @@ class VerdictReader:
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         for line in whole.splitlines():
-            with contextlib.suppress(ValueError):  # a full disk cut it off
-                verdict = json.loads(line)
-                self._outcomes[verdict["stage"]] = verdict["outcome"]
+            verdict = _event(line)
+            if isinstance(verdict, Verdict):
+                self._outcomes[verdict.stage] = verdict.outcome
         return self._outcomes.get(name)

@@ -6,7 +6,6 @@ import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,6 +30,7 @@ from pytest_gkd.run.run_directory import RunDir, temporary_name
 from pytest_gkd.run.selection import Request, Selection
 from pytest_gkd.run.worker import CONTEXT, StageWorker
 from pytest_gkd.stage_api import StageContext
+from pytest_gkd.stage_events import Collected, Event
 from pytest_gkd.stage_specs import BY_NAME
 
 
@@ -229,9 +229,9 @@ def register(config: pytest.Config, prepared: Prepared | None) -> None:
     config.pluginmanager.register(worker, "gkd-worker")
 
 
-def _refuse(event: dict[str, Any]) -> None:
-    if event.get("error"):
-        raise pytest.UsageError(event["error"])
+def _refuse(event: Event) -> None:
+    if isinstance(event, Collected) and event.error:
+        raise pytest.UsageError(event.error)
 
 
 def context(request: pytest.FixtureRequest) -> StageContext:

@@ -19,6 +19,19 @@ from pytest_gkd.processes import background, procfs, resource_use, stacks, stall
 from pytest_gkd.processes.stall import Look, Progress, QuietWatch
 from pytest_gkd.run.events import EventReader
 from pytest_gkd.stage_api import EXTRA_LIMIT_S
+from pytest_gkd.stage_events import (
+    Bye,
+    Closed,
+    Collected,
+    Event,
+    Extra,
+    Fact,
+    Finish,
+    Hello,
+    Raised,
+    Start,
+    Step,
+)
 
 # pytest-timeout, inside the worker, is the gentle line: a hang in Python ends with its
 # fixtures torn down. It fires a little after the budget, when the stacks have been
@@ -150,7 +163,7 @@ class Watchdog(threading.Thread):
         reader: EventReader,
         armed: Path,
         stacks_dir: Path,
-        on_event: Callable[[dict[str, Any]], None],
+        on_event: Callable[[Event], None],
         on_overrun: Callable[[Overrun], None],
         on_tick: Callable[[float], None],
         on_lost: Callable[[str], None],
@@ -263,43 +276,42 @@ class Watchdog(threading.Thread):
             with self.lock:
                 self._on_problem(text)
 
-    def _take_in(self, event: dict[str, Any]) -> None:
+    def _take_in(self, event: Event) -> None:
         self._follow(event)
         self._on_event(event)
 
-    def _follow(self, event: dict[str, Any]) -> None:
-        name, kind, now = event["worker"], event["event"], event.get("t", 0.0)
-        if kind == "hello":
+    def _follow(self, event: Event) -> None:
+        name, now = event.worker, event.t
+        if isinstance(event, Hello):
             self.workers[name] = WorkerWatch(
-                name, event["pid"], since=now, start=event.get("start") or None
+                name, event.pid, since=now, start=event.start or None
             )
         worker = self.workers.get(name)
         if worker is None:
             return
-        if kind == "collected":
-            worker.phase = "idle"
-        elif kind == "start":
-            worker.phase, worker.stage, worker.since = "running", event["stage"], now
-            worker.limit_s = event["budget_s"]
-            worker.sampled, worker.has_sample, worker.wants_sample = [], False, True
-            worker.earlier = worker.progress = worker.stuck_at = None
-            worker.said = now
-            worker.quiet = self._quiet_watch(worker)
-            _close(worker)
-            worker.output = _captured(worker.pid, event["captured"])
-            worker.extra_s = {}
-        elif kind in ("step", "fact"):
-            worker.said = now
-        elif kind == "extra":
-            self._extend(worker, event["what"], event["s"])
-            worker.said = now
-        elif kind in ("raised", "finish"):
-            worker.phase, worker.since, worker.extra_s = "closing", now, {}
-            worker.limit_s, worker.stuck_at = CLOSE_BUDGET_S, None
-        elif kind == "closed":
-            worker.phase = "idle"
-        elif kind == "bye":
-            worker.phase = "done"
+        match event:
+            case Collected() | Closed():
+                worker.phase = "idle"
+            case Start():
+                worker.phase, worker.stage, worker.since = "running", event.stage, now
+                worker.limit_s = event.budget_s
+                worker.sampled, worker.has_sample, worker.wants_sample = [], False, True
+                worker.earlier = worker.progress = worker.stuck_at = None
+                worker.said = now
+                worker.quiet = self._quiet_watch(worker)
+                _close(worker)
+                worker.output = _captured(worker.pid, event.captured)
+                worker.extra_s = {}
+            case Step() | Fact():
+                worker.said = now
+            case Extra():
+                self._extend(worker, event.what, event.s)
+                worker.said = now
+            case Raised() | Finish():
+                worker.phase, worker.since, worker.extra_s = "closing", now, {}
+                worker.limit_s, worker.stuck_at = CLOSE_BUDGET_S, None
+            case Bye():
+                worker.phase = "done"
 
     def _extend(self, worker: WorkerWatch, what: str, seconds: float) -> None:
         """More time than the budget, within its bound."""
@@ -562,7 +574,7 @@ class Watchdog(threading.Thread):
         return self._stacks_dir / (worker.stage or worker.name)
 
 
-def _captured(pid: int, descriptors: list[int]) -> list[BinaryIO]:
+def _captured(pid: int, descriptors: Iterable[int]) -> list[BinaryIO]:
     """The files that pytest captures a worker's stdout and stderr in, kept open.
 
     They have no name; a handle from /proc still reads them when the worker is dead.

@@ -45,6 +45,21 @@ from pytest_gkd.run.stage_cleanup import Leftovers, may_outlive_it
 from pytest_gkd.run.surroundings import IN_STAGE
 from pytest_gkd.run.watchdog import CLOSE_BUDGET_S, GENTLE_AFTER_S, STOPPED_S
 from pytest_gkd.stage_api import StageContext, StageFault
+from pytest_gkd.stage_events import (
+    Broken,
+    Bye,
+    Closed,
+    Collected,
+    Event,
+    Extra,
+    Finish,
+    Forked,
+    Hello,
+    Left,
+    Raised,
+    Start,
+    Waiting,
+)
 from pytest_gkd.stage_plan import PlannedStage, StageItem
 
 CONTEXT = pytest.StashKey[StageContext]()
@@ -53,7 +68,7 @@ RAISED_LENGTH = 500
 # Taken hold of before any stage replaces it, for the while of its test or for good.
 _exit = os._exit
 # The events without which the controller holds a worker to no budget.
-BUDGETS = ("hello", "collected", "start")
+BUDGETS = (Hello, Collected, Start)
 
 
 class StageQuitError(Exception):
@@ -134,11 +149,12 @@ class StageWorker:
         self._imported_s = 0.0
         self._runs = False
 
-    def _send(self, event: dict[str, Any]) -> None:
+    def _send(self, event: Event) -> None:
+        event.t = monotonic()
         try:
-            self._link.emit({**event, "t": monotonic()})
+            self._link.emit(event)
         except OSError as error:
-            if event["event"] in BUDGETS:
+            if isinstance(event, BUDGETS):
                 raise  # a stage that nobody hears of would have no budget
             self._unsaid = str(error)
 
@@ -163,7 +179,7 @@ class StageWorker:
         tempfile.tempdir = None
         here = procfs.stat(os.getpid())
         start = here.start if here else 0
-        self._send({"event": "hello", "pid": os.getpid(), "start": start})
+        self._send(Hello(os.getpid(), start))
 
     def _make_directories(self) -> None:
         """Also once a stage has cleared the run's directory, which costs no other."""
@@ -179,7 +195,7 @@ class StageWorker:
         if self._runs:
             self.context.allow("imports", seconds)
         else:
-            self._send({"event": "extra", "what": "imports", "s": seconds})
+            self._send(Extra("", "imports", seconds))
 
     def _turn(self, *, runs: bool) -> None:
         """A stage begins to run, or has run."""
@@ -238,7 +254,7 @@ class StageWorker:
             )
         except SettingsError as error:
             # The controller turns this into a usage error; here nothing may run.
-            self._send({"event": "collected", "error": str(error), "plan": []})
+            self._send(Collected(error=str(error)))
             items.clear()
             return
         self._by_nodeid = {stage.nodeid: stage for stage in self.plan}
@@ -275,14 +291,7 @@ class StageWorker:
             if item.path.parent == stages_dir():
                 # torch's and vLLM's own deprecations are not the user's business.
                 item.add_marker(pytest.mark.filterwarnings("ignore"))
-        self._send(
-            {
-                "event": "collected",
-                "error": None,
-                "plan": [vars(stage) for stage in self.plan],
-                "deselected": missing if told else [],
-            }
-        )
+        self._send(Collected(self.plan, deselected=tuple(missing if told else ())))
 
     def _run_order(self) -> list[PlannedStage]:
         return [stage for lane in stage_plan.lanes(self.plan, 1) for stage in lane]
@@ -312,7 +321,7 @@ class StageWorker:
             os.environ.pop(IN_STAGE, None)  # a stage may have cleared all of it
             self._end_leftovers(item, stage)
         self._current = None
-        self._send({"event": "closed", "stage": stage.name})
+        self._send(Closed(stage.name))
         return result
 
     @pytest.hookimpl(optionalhook=True)
@@ -384,7 +393,7 @@ class StageWorker:
             return
         left = before.end(stage.name)
         if left.processes or left.memory:
-            self._send({"event": "left", "stage": stage.name, **vars(left)})
+            self._send(Left(stage.name, tuple(left.processes), tuple(left.memory)))
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
@@ -484,7 +493,7 @@ class StageWorker:
         finally:
             if os.getpid() != self._pid:
                 assert self._current is not None
-                self._send({"event": "forked", "stage": self._current.name})
+                self._send(Forked(self._current.name))
                 _exit(code if isinstance(code, int) else code is not None)
 
     def pytest_keyboard_interrupt(
@@ -505,9 +514,8 @@ class StageWorker:
         run. One that dies is replaced, and costs no more than its stage.
         """
         if self._isolated and self._current is not None:
-            broken = {"event": "broken", "stage": self._current.name, "text": why}
             try:
-                self._send(broken)
+                self._send(Broken(self._current.name, why))
             finally:
                 _exit(pytest.ExitCode.INTERNAL_ERROR)
 
@@ -530,14 +538,8 @@ class StageWorker:
         self._stood_s = self._link.stood_still_s()
         self.context.begin(stage.name, stage.budget_s)
         self._turn(runs=True)
-        self._send(
-            {
-                "event": "start",
-                "stage": stage.name,
-                "budget_s": stage.budget_s,
-                "captured": [one.number for one in self._captured],
-            }
-        )
+        captured = tuple(one.number for one in self._captured)
+        self._send(Start(stage.name, stage.budget_s, captured))
 
     def _await_needs(self, stage: PlannedStage) -> list[str]:
         """The needs that did not pass, once they and what comes before have a verdict.
@@ -555,7 +557,7 @@ class StageWorker:
                 return failed
             if not said:
                 said = True
-                self._send({"event": "waiting", "stage": stage.name, "needs": waiting})
+                self._send(Waiting(stage.name, tuple(waiting)))
             if self._isolated and os.getppid() != self._parent:
                 raise RuntimeError(
                     f"the pytest process {self._parent} is gone; nobody is left who "
@@ -622,11 +624,9 @@ class StageWorker:
             count = f"{len(failed_parts)} subtest(s) failed"
             found["error"] = f"{count}; the first: {said}"
         if report.when == "call" or not report.passed:
-            told = ("outcome", "duration_s")
-            known = {name: found[name] for name in told}
             self._turn(runs=False)
             self._finished.setdefault(item.nodeid, monotonic())
-            self._send({"event": "finish", "stage": stage.name, **known})
+            self._send(Finish(stage.name, found["outcome"], duration_s))
             self.context.release()
         found |= sanitize.data({name: found[name] for name in ("error", "fault")})
         if found["outcome"] == TIMEOUT:
@@ -674,8 +674,7 @@ class StageWorker:
             return
         self._turn(runs=False)
         self._finished.setdefault(item.nodeid, monotonic())
-        text = _raised(call.excinfo)
-        self._send({"event": "raised", "stage": stage.name, "text": text})
+        self._send(Raised(stage.name, _raised(call.excinfo)))
 
     def _outcome(
         self, report: pytest.TestReport, stage: PlannedStage, duration_s: float
@@ -697,7 +696,7 @@ class StageWorker:
         self._imports.stop()
         if not self._isolated:
             return
-        self._send({"event": "bye"})
+        self._send(Bye())
         # Everything is delivered. The interpreter would spend seconds on taking torch
         # and vLLM down; the controller ends what this process has started.
         os._exit(0)
