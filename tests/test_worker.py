@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pytest_gkd.run.worker import cut_captured, without_count
+from pytest_gkd.run.captured_output import cut_captured
+from pytest_gkd.run.exception_text import without_count
 
 COUNTED = """ValidationError: 1 validation error for ModelConfig
   Value error, max_model_len (99) is too large. [type=value_error, input_value=A(), \

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import (
-    Callable,
     Generator,
-    Iterable,
     Iterator,
 )
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from _pytest.runner import runtestprotocol
 
-from pytest_gkd import sanitize, stage_plan
+from pytest_gkd import sanitize
 from pytest_gkd.clock import monotonic
-from pytest_gkd.diagnosis import shadowed_imports
-from pytest_gkd.options import SettingsError
 from pytest_gkd.processes import cgroup, procfs, stacks, tree
 from pytest_gkd.processes.import_clock import ImportClock, ImportsBelow
 from pytest_gkd.processes.procfs import Descriptor
@@ -39,11 +31,24 @@ from pytest_gkd.report.record import (
     TIMEOUT,
 )
 from pytest_gkd.run.assignment import Link
-from pytest_gkd.run.built_in_stages import StageModule, stages_dir
+from pytest_gkd.run.captured_output import (
+    captured_descriptors,
+    channel_descriptors,
+    cut_captured,
+)
+from pytest_gkd.run.collection import StageCollection
+from pytest_gkd.run.exception_text import (
+    error_text,
+    raised,
+    sanitize_report,
+    shadowed,
+    told,
+)
+from pytest_gkd.run.other_plugins import GentleTimeout, RunOnce, gentle_s
 from pytest_gkd.run.selection import Request
 from pytest_gkd.run.stage_cleanup import Leftovers, may_outlive_it
 from pytest_gkd.run.surroundings import IN_STAGE
-from pytest_gkd.run.watchdog import CLOSE_BUDGET_S, GENTLE_AFTER_S, STOPPED_S
+from pytest_gkd.run.watchdog import CLOSE_BUDGET_S, GENTLE_AFTER_S
 from pytest_gkd.stage_api import StageContext, StageFault
 from pytest_gkd.stage_events import (
     Broken,
@@ -60,11 +65,10 @@ from pytest_gkd.stage_events import (
     Start,
     Waiting,
 )
-from pytest_gkd.stage_plan import PlannedStage, StageItem
+from pytest_gkd.stage_plan import PlannedStage
 
 CONTEXT = pytest.StashKey[StageContext]()
 POLL_S = 0.02
-RAISED_LENGTH = 500
 # Taken hold of before any stage replaces it, for the while of its test or for good.
 _exit = os._exit
 # The events without which the controller holds a worker to no budget.
@@ -73,28 +77,6 @@ BUDGETS = (Hello, Collected, Start)
 
 class StageQuitError(Exception):
     """A stage tried to end the whole run; it fails, and the run goes on."""
-
-
-class RunOnce:
-    """Runs a stage in the place of plugins that would repeat it, or fork for it.
-
-    A stage is judged once, in the process that its lane shares.
-    """
-
-    def __init__(self, is_stage: Callable[[pytest.Item], bool]) -> None:
-        self._is_stage = is_stage
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(
-        self, item: pytest.Item, nextitem: pytest.Item | None
-    ) -> bool | None:
-        if not self._is_stage(item):
-            return None
-        names = {"nodeid": item.nodeid, "location": item.location}
-        item.ihook.pytest_runtest_logstart(**names)
-        runtestprotocol(item, nextitem=nextitem)
-        item.ihook.pytest_runtest_logfinish(**names)
-        return True
 
 
 class StageWorker:
@@ -114,13 +96,11 @@ class StageWorker:
         isolated: bool,
     ) -> None:
         self.context = context
-        self.plan: tuple[PlannedStage, ...] = ()
-        self._request = request
         self._isolated = isolated
         self._link = link
         self._stood_s = 0.0
         self._creations = creations
-        self._by_nodeid: dict[str, PlannedStage] = {}
+        self._collection = StageCollection(request, self._send)
         self._started: dict[str, float] = {}
         self._finished: dict[str, float] = {}
         self._blocked: dict[str, list[str]] = {}
@@ -211,90 +191,14 @@ class StageWorker:
             self._arms = True
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        config.pluginmanager.register(
-            RunOnce(lambda item: item.nodeid in self._by_nodeid), "gkd-run-once"
-        )
+        register, own = config.pluginmanager.register, self._isolated
+        register(self._collection, "gkd-collection")
+        register(RunOnce(self._stage_of), "gkd-run-once")
+        gentle = GentleTimeout(self._stage_of, self._ends_at, isolated=own)
+        register(gentle, "gkd-gentle-timeout")
 
-    # -- collection ----------------------------------------------------------------
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_pycollect_makemodule(
-        self, module_path: Path, parent: pytest.Collector
-    ) -> pytest.Module | None:
-        if module_path.parent != stages_dir():
-            return None
-        # One name for a stage wherever the package is installed.
-        module: pytest.Module = StageModule.from_parent(
-            parent, path=module_path, nodeid=f"stages/{module_path.name}"
-        )
-        return module
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_collection_modifyitems(
-        self, session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
-    ) -> Generator[None]:
-        everything = list(items)
-        yield
-        selected = self._request.selection.names
-        try:
-            found = {item.nodeid: read_marker(item) for item in everything}
-            names = [stage.name for stage in found.values() if stage is not None]
-            # --lf leaves whole files unread, and some files cannot be read.
-            all_known = not session.testsfailed and not getattr(config.option, "lf", 0)
-            if all_known:
-                self._request.check_names(names)
-            left = [one for item in items if (one := found[item.nodeid])]
-            self.plan = stage_plan.build(
-                left,
-                selected,
-                self._request.budgets,
-                names if all_known else None,
-                gpus=self.context.settings.gpus,
-                exclusive=self.context.settings.exclusive,
-            )
-        except SettingsError as error:
-            # The controller turns this into a usage error; here nothing may run.
-            self._send(Collected(error=str(error)))
-            items.clear()
-            return
-        self._by_nodeid = {stage.nodeid: stage for stage in self.plan}
-        asked = names if selected is None else selected
-        chosen = {one.name for one in left}
-        missing = [name for name in names if name in asked and name not in chosen]
-        # What -k and -m leave out is no surprise to whoever wrote them.
-        told = not config.option.keyword and not config.option.markexpr
-        kept: list[pytest.Item] = []
-        dropped: list[pytest.Item] = []
-        for item in items:
-            is_stage = found[item.nodeid] is not None
-            keep = (
-                item.nodeid in self._by_nodeid
-                if is_stage
-                else not self._request.selection.only
-            )
-            (kept if keep else dropped).append(item)
-        if dropped:
-            config.hook.pytest_deselected(items=dropped)
-        position = {stage.nodeid: at for at, stage in enumerate(self._run_order())}
-        kept.sort(key=lambda item: position.get(item.nodeid, len(position)))
-        items[:] = kept
-        gentle = config.pluginmanager.hasplugin("timeout")
-        retries = config.pluginmanager.hasplugin("pytest-retry")
-        for item in items:
-            stage = self._by_nodeid.get(item.nodeid)
-            # From within pytest_runtest_makereport, where a test has a marker for it.
-            if stage is not None and retries and item.get_closest_marker("flaky"):
-                item.add_marker(pytest.mark.flaky(condition=False), append=False)
-            if stage is not None and gentle:
-                after_s = _gentle_s(stage)
-                item.add_marker(pytest.mark.timeout(after_s, method="signal"))
-            if item.path.parent == stages_dir():
-                # torch's and vLLM's own deprecations are not the user's business.
-                item.add_marker(pytest.mark.filterwarnings("ignore"))
-        self._send(Collected(self.plan, deselected=tuple(missing if told else ())))
-
-    def _run_order(self) -> list[PlannedStage]:
-        return [stage for lane in stage_plan.lanes(self.plan, 1) for stage in lane]
+    def _stage_of(self, item: pytest.Item) -> PlannedStage | None:
+        return self._collection.by_nodeid.get(item.nodeid)
 
     # -- running -------------------------------------------------------------------
 
@@ -303,7 +207,7 @@ class StageWorker:
     def pytest_runtest_protocol(
         self, item: pytest.Item
     ) -> Generator[None, object, object]:
-        stage = self._by_nodeid.get(item.nodeid)
+        stage = self._stage_of(item)
         if stage is None:
             return (yield)
         self._blocked[item.nodeid] = self._await_needs(stage)
@@ -315,7 +219,7 @@ class StageWorker:
                 result = yield
         except BaseException as error:
             # Before pytest makes a traceback of it, for which it reads files.
-            self._give_up(f"pytest failed during the stage: {_told(error)}")
+            self._give_up(f"pytest failed during the stage: {told(error)}")
             raise
         finally:
             os.environ.pop(IN_STAGE, None)  # a stage may have cleared all of it
@@ -324,64 +228,14 @@ class StageWorker:
         self._send(Closed(stage.name))
         return result
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
-        """pytest-timeout's clock for a stage, without its dump of every thread.
-
-        That reads the sources of all that is on the stack, from a disk that may be what
-        the stage hangs on; the controller takes the stacks, from outside. A limit that
-        the stage's author has set, in a marker of pytest-timeout's, stays as it is.
-        """
-        stage = self._by_nodeid.get(item.nodeid)
-        in_main = threading.current_thread() is threading.main_thread()
-        if stage is None or settings.timeout != _gentle_s(stage) or not in_main:
-            return None
-
-        theirs = item.config.pluginmanager.getplugin("timeout")
-        due = 0.0
-
-        def arm(left_s: float) -> None:
-            nonlocal due
-            due = monotonic() + left_s
-            signal.setitimer(signal.ITIMER_REAL, left_s)
-
-        def ring(number: int, frame: object) -> None:
-            __tracebackhide__ = True
-            if self._isolated and monotonic() > due + STOPPED_S:
-                # In vain by now, or all have stood still: then the controller, which
-                # holds the budget as well, is to say for how long.
-                arm(STOPPED_S)
-                return
-            left_s = self._gentle_at(stage) - monotonic()
-            # A little early, by what came before its clock began to run; or imports got
-            # on, or it has a verdict already. The signal has ended a wait in C that
-            # would not have ended, so that it may not go unheeded once the budget is
-            # over.
-            if left_s >= GENTLE_AFTER_S:
-                arm(left_s)
-            elif settings.disable_debugger_detection or not theirs.is_debugging():
-                pytest.fail(f"not over after {settings.timeout:g} s", pytrace=False)
-
-        signal.signal(signal.SIGALRM, ring)
-        arm(max(self._gentle_at(stage) - monotonic(), POLL_S))
-        return True
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_timeout_cancel_timer(self, item: pytest.Item) -> bool | None:
-        if item.nodeid not in self._by_nodeid or hasattr(item, "cancel_timeout"):
-            return None  # pytest-timeout's own
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        return True
-
-    def _gentle_at(self, stage: PlannedStage) -> float:
+    def _ends_at(self, stage: PlannedStage) -> float:
         """When a stage, or the end of its fixtures, is to be interrupted."""
         finished = self._finished.get(stage.nodeid)
         if finished is not None:
             return finished + CLOSE_BUDGET_S + GENTLE_AFTER_S
         started = self._started.get(stage.nodeid)
         if started is None:  # what there is of extra time is the last stage's
-            return monotonic() + _gentle_s(stage)
+            return monotonic() + gentle_s(stage)
         return started + self._limit_s(stage) + GENTLE_AFTER_S
 
     def _end_leftovers(self, item: pytest.Item, stage: PlannedStage) -> None:
@@ -397,7 +251,7 @@ class StageWorker:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
-        stage = self._by_nodeid.get(item.nodeid)
+        stage = self._stage_of(item)
         if stage is not None:
             self._begin(item, stage)
         with self._held(item):
@@ -423,7 +277,7 @@ class StageWorker:
 
         In a worker nobody presses Ctrl-C, and a run is not one stage's to end.
         """
-        if item.nodeid not in self._by_nodeid:
+        if self._stage_of(item) is None:
             yield
             return
         try:
@@ -499,13 +353,13 @@ class StageWorker:
     def pytest_keyboard_interrupt(
         self, excinfo: pytest.ExceptionInfo[BaseException]
     ) -> None:
-        self._give_up(f"pytest was ended during the stage: {_told(excinfo.value)}")
+        self._give_up(f"pytest was ended during the stage: {told(excinfo.value)}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_internalerror(
         self, excinfo: pytest.ExceptionInfo[BaseException]
     ) -> None:
-        self._give_up(f"pytest failed during the stage: {_told(excinfo.value)}")
+        self._give_up(f"pytest failed during the stage: {told(excinfo.value)}")
 
     def _give_up(self, why: str) -> None:
         """End this process where it cannot go on after the stage that it runs.
@@ -570,7 +424,7 @@ class StageWorker:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        stage = self._by_nodeid.get(item.nodeid)
+        stage = self._stage_of(item)
         started = self._started.get(item.nodeid)
         duration_s = 0.0 if started is None else monotonic() - started
         if stage is not None and not self._in_call:
@@ -604,7 +458,7 @@ class StageWorker:
             found["error"] = report.longreprtext  # an xfail that is strict, and passed
         elif call.excinfo is not None and not report.skipped:
             error = call.excinfo.value
-            found["error"] = _error_text(call.excinfo)
+            found["error"] = error_text(call.excinfo)
             if isinstance(error, StageQuitError):
                 found["error"] = str(error)
             if self._streams_closed:
@@ -618,7 +472,7 @@ class StageWorker:
         if failed_parts:
             first, _ = failed_parts[0]
             assert first.excinfo is not None
-            said = _error_text(first.excinfo)
+            said = error_text(first.excinfo)
             if call is not first:  # then it failed by itself as well
                 said = f"{said.partition(chr(10))[0]}; then: {found['error']}"
             count = f"{len(failed_parts)} subtest(s) failed"
@@ -674,7 +528,7 @@ class StageWorker:
             return
         self._turn(runs=False)
         self._finished.setdefault(item.nodeid, monotonic())
-        self._send(Raised(stage.name, _raised(call.excinfo)))
+        self._send(Raised(stage.name, raised(call.excinfo)))
 
     def _outcome(
         self, report: pytest.TestReport, stage: PlannedStage, duration_s: float
@@ -700,173 +554,3 @@ class StageWorker:
         # Everything is delivered. The interpreter would spend seconds on taking torch
         # and vLLM down; the controller ends what this process has started.
         os._exit(0)
-
-
-def shadowed(error: Exception, traceback: str) -> StageFault | None:
-    """The finding that an import met a file of the user's in the place of a package."""
-    shadow = shadowed_imports.met(f"{error}\n{traceback}")
-    if shadow is None:
-        return None
-    facts = {"package": shadow.name, "file": str(shadow.file)}
-    proof = ("import", None, str(shadow))
-    return StageFault("env.module-shadowed", str(error), facts, (proof,))
-
-
-def _raised(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
-    """An exception and where it was raised, without calling any code of its own."""
-    args = BaseException.args.__get__(excinfo.value)  # type: ignore[attr-defined]
-    said = f": {args[0][:RAISED_LENGTH]}" if args and type(args[0]) is str else ""
-    last = excinfo.traceback[-1]
-    where = f"{Path(last.path).name}:{last.lineno + 1}"
-    return f"{type(excinfo.value).__name__}{said} ({where})"
-
-
-def _error_text(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
-    text = excinfo.exconly(tryshort=True)
-    return without_count(re.sub(r"^(?:\w+\.)+(?=\w+: )", "", text))
-
-
-def _told(error: BaseException) -> str:
-    """An exception and where it was raised, in a line.
-
-    By what can go wrong least: the stage may have replaced half of ``os``.
-    """
-    said = "".join(traceback.format_exception_only(error)).strip()
-    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-    return f"{said} ({frame.f_code.co_filename}:{line})"
-
-
-def sanitize_report(config: pytest.Config, report: pytest.TestReport) -> None:
-    """What pytest, its JUnit file and other plugins show of a stage.
-
-    Here, since pytest-xdist cannot even carry half of a UTF-16 pair.
-    """
-    report.sections = sanitize.data(report.sections)
-    report.user_properties = sanitize.data(report.user_properties)
-    if report.longrepr is not None:
-        data = config.hook.pytest_report_to_serializable(config=config, report=report)
-        data["longrepr"] = sanitize.data(data["longrepr"])
-        copy = config.hook.pytest_report_from_serializable(config=config, data=data)
-        report.longrepr = copy.longrepr
-
-
-def _gentle_s(stage: PlannedStage) -> float:
-    return stage.budget_s + GENTLE_AFTER_S
-
-
-def cut_captured(descriptors: Iterable[int], limit_bytes: int) -> None:
-    """Keep only the end of what was captured, where it is longer than ``limit_bytes``.
-
-    pytest reads all of it into memory and sends it to the controller: for 1 GB that
-    took over 20 s.
-    """
-    for number in descriptors:
-        size_bytes = os.fstat(number).st_size
-        if size_bytes <= limit_bytes:
-            continue
-        with open(os.dup(number), "rb+", buffering=0) as file:  # noqa: PTH123
-            file.seek(size_bytes - limit_bytes)
-            end = file.read(limit_bytes)
-            note = f"({size_bytes - limit_bytes} bytes before this were dropped)\n"
-            # The position is shared with descriptors 1 and 2, which write on from it.
-            file.seek(0)
-            file.truncate()
-            file.write(note.encode() + end)
-
-
-def without_count(text: str) -> str:
-    """An exception's text without pydantic's first line, which only counts errors.
-
-    And without the input that it then shows: all of vLLM's arguments.
-    """
-    text = re.sub(
-        r"^ValidationError: \d+ validation errors? for \w+\n(?:\S+\n)?\s+"
-        r"(?:\w+ error, )?(?=\S)",
-        "ValidationError: ",
-        text,
-    )
-    return re.sub(r" \[type=\w+, input_value=.*, input_type=\w+\]", "", text)
-
-
-def captured_descriptors() -> list[Descriptor]:
-    """pytest's own descriptors of the files that stdout and stderr go to, if any.
-
-    Those have no name; one that has a name is where the user sends the output, with -s.
-
-    1 and 2 point there only while a test runs; these do all the time, so that the
-    controller can read what a stage printed however the stage ends.
-    """
-    found = []
-    for stream in (1, 2):
-        if os.fstat(stream).st_nlink:
-            continue
-        target = Descriptor.of(stream)
-        for entry in Path("/proc/self/fd").iterdir():
-            number = int(entry.name)
-            if number > 2 and target.is_same(number):
-                found.append(Descriptor(number, target.file))
-                break
-    return found
-
-
-def channel_descriptors(config: pytest.Config) -> list[Descriptor]:
-    """What pytest-xdist's worker speaks to the controller by."""
-    for plugin in config.pluginmanager.get_plugins():
-        gateway = getattr(getattr(plugin, "channel", None), "gateway", None)
-        if gateway is not None:
-            ends = gateway._io
-            return [Descriptor.of(end.fileno()) for end in (ends.infile, ends.outfile)]
-    return []
-
-
-def read_marker(item: pytest.Item) -> StageItem | None:
-    """The stage that a test's ``gkd_stage`` marker describes, None without one.
-
-    Raises SettingsError for a marker that cannot be read.
-    """
-    marker = item.get_closest_marker("gkd_stage")
-    if marker is None:
-        return None
-    options = dict(marker.kwargs)
-    lane, needs = options.pop("lane", None), options.pop("needs", None)
-    timeout_s = options.pop("timeout", None)
-    problem = ""
-    if len(marker.args) != 1 or not isinstance(marker.args[0], str):
-        problem = "takes the stage's name"
-    elif options:
-        problem = f"does not know {', '.join(options)}; it knows lane, needs, timeout"
-    elif needs is not None and (
-        isinstance(needs, str) or not all(isinstance(need, str) for need in needs)
-    ):
-        problem = f"takes needs as a list of stage names, not {needs!r}"
-    elif timeout_s is not None and (
-        isinstance(timeout_s, bool)
-        or not isinstance(timeout_s, (int, float))
-        or not 0 < timeout_s < float("inf")
-    ):
-        problem = f"takes timeout as seconds above 0, not {timeout_s!r}"
-    if problem:
-        raise SettingsError(f"{item.nodeid}: the marker gkd_stage {problem}")
-    name = marker.args[0]
-    callspec = getattr(item, "callspec", None)
-    if callspec is not None:
-        name = f"{name}[{callspec.id}]"
-    if any(part in ("", ".", "..") for part in name.split("/")):
-        raise SettingsError(
-            f"{item.nodeid}: {name!r} cannot be the name of the stage's directory in "
-            "the report: it has an empty, '.' or '..' part between slashes"
-        )
-    for shown in (name, item.nodeid):
-        # Stages are looked up by both, so that they have to be shown as they are.
-        if sanitize.plain(shown) != shown:
-            raise SettingsError(
-                f"{item.nodeid}: {shown!r} holds characters that a terminal or a CI "
-                "runner would obey; give the stage and its file another name"
-            )
-    return StageItem(
-        item.nodeid,
-        name,
-        lane,
-        None if needs is None else tuple(needs),
-        timeout_s,
-    )

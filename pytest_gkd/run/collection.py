@@ -1,0 +1,106 @@
+"""Collects stages: which tests are some, which of them run, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+from pytest_gkd import stage_plan
+from pytest_gkd.options import SettingsError
+from pytest_gkd.run.built_in_stages import StageModule, stages_dir
+from pytest_gkd.run.other_plugins import gentle_s
+from pytest_gkd.run.selection import Request
+from pytest_gkd.run.stage_marker import read_marker
+from pytest_gkd.stage_events import Collected, Event
+from pytest_gkd.stage_plan import PlannedStage
+
+
+class StageCollection:
+    """What ``request`` asks for, as a plan of the tests that pytest has found."""
+
+    def __init__(self, request: Request, say: Callable[[Event], None]) -> None:
+        self.plan: tuple[PlannedStage, ...] = ()
+        self.by_nodeid: dict[str, PlannedStage] = {}
+        self._request = request
+        self._say = say
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pycollect_makemodule(
+        self, module_path: Path, parent: pytest.Collector
+    ) -> pytest.Module | None:
+        if module_path.parent != stages_dir():
+            return None
+        # One name for a stage wherever the package is installed.
+        module: pytest.Module = StageModule.from_parent(
+            parent, path=module_path, nodeid=f"stages/{module_path.name}"
+        )
+        return module
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+    ) -> Generator[None]:
+        everything = list(items)
+        yield
+        selected, settings = self._request.selection.names, self._request.settings
+        try:
+            found = {item.nodeid: read_marker(item) for item in everything}
+            names = [stage.name for stage in found.values() if stage is not None]
+            # --lf leaves whole files unread, and some files cannot be read.
+            all_known = not session.testsfailed and not getattr(config.option, "lf", 0)
+            if all_known:
+                self._request.check_names(names)
+            left = [one for item in items if (one := found[item.nodeid])]
+            self.plan = stage_plan.build(
+                left,
+                selected,
+                self._request.budgets,
+                names if all_known else None,
+                gpus=settings.gpus,
+                exclusive=settings.exclusive,
+            )
+        except SettingsError as error:
+            # The controller turns this into a usage error; here nothing may run.
+            self._say(Collected(error=str(error)))
+            items.clear()
+            return
+        self.by_nodeid = {stage.nodeid: stage for stage in self.plan}
+        asked = names if selected is None else selected
+        chosen = {one.name for one in left}
+        missing = [name for name in names if name in asked and name not in chosen]
+        # What -k and -m leave out is no surprise to whoever wrote them.
+        told = not config.option.keyword and not config.option.markexpr
+        kept: list[pytest.Item] = []
+        dropped: list[pytest.Item] = []
+        for item in items:
+            is_stage = found[item.nodeid] is not None
+            keep = (
+                item.nodeid in self.by_nodeid
+                if is_stage
+                else not self._request.selection.only
+            )
+            (kept if keep else dropped).append(item)
+        if dropped:
+            config.hook.pytest_deselected(items=dropped)
+        position = {stage.nodeid: at for at, stage in enumerate(self._run_order())}
+        kept.sort(key=lambda item: position.get(item.nodeid, len(position)))
+        items[:] = kept
+        gentle = config.pluginmanager.hasplugin("timeout")
+        retries = config.pluginmanager.hasplugin("pytest-retry")
+        for item in items:
+            stage = self.by_nodeid.get(item.nodeid)
+            # From within pytest_runtest_makereport, where a test has a marker for it.
+            if stage is not None and retries and item.get_closest_marker("flaky"):
+                item.add_marker(pytest.mark.flaky(condition=False), append=False)
+            if stage is not None and gentle:
+                after_s = gentle_s(stage)
+                item.add_marker(pytest.mark.timeout(after_s, method="signal"))
+            if item.path.parent == stages_dir():
+                # torch's and vLLM's own deprecations are not the user's business.
+                item.add_marker(pytest.mark.filterwarnings("ignore"))
+        self._say(Collected(self.plan, deselected=tuple(missing if told else ())))
+
+    def _run_order(self) -> list[PlannedStage]:
+        return [stage for lane in stage_plan.lanes(self.plan, 1) for stage in lane]
