@@ -15,6 +15,19 @@ from pytest_gkd.stage_specs import LAYOUTS, STAGES
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 
+TAKES_A_LOCK_TWICE = """import threading
+
+import pytest
+
+
+@pytest.mark.gkd_stage("lock", timeout=100)
+def test_lock(gkd):
+    gkd.step("taking the lock")
+    held = threading.Lock()
+    while held.acquire():
+        pass
+"""
+
 
 @pytest.mark.parametrize("flag", [option.flag for option in OPTIONS])
 def test_every_option_is_in_the_readme(flag: str) -> None:
@@ -53,13 +66,26 @@ def test_every_file_that_the_readme_links_to_is_there() -> None:
         assert (ROOT / link).exists(), link
 
 
-def test_the_failure_that_the_readme_shows_is_the_one_that_is_printed(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("file", "text", "stage", "asked"),
+    [
+        (
+            "train.jsonl",
+            '{"prompt": "What is salt?"}\n',
+            "data",
+            "--gkd-train-files=trian.jsonl",
+        ),
+        ("test_probe.py", TAKES_A_LOCK_TWICE, "lock", "test_probe.py"),
+    ],
+    ids=["a missing file", "a hang"],
+)
+def test_the_failures_that_the_readme_shows_are_printed_so(
+    tmp_path: Path, file: str, text: str, stage: str, asked: str
 ) -> None:
-    (tmp_path / "train.jsonl").write_text('{"prompt": "What is salt?"}\n')
-    asked = ["--gkd-stages=data", "--gkd-train-files=trian.jsonl"]
+    (tmp_path / file).write_text(text)
+    wanted = [f"--gkd-stages={stage}", asked]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *asked],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *wanted],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -67,13 +93,30 @@ def test_the_failure_that_the_readme_shows_is_the_one_that_is_printed(
         check=False,
     )
     printed = done.stdout.replace(str(tmp_path), "/home/me/job")
-    assert _words(_block(printed, "gkd: report")) == _words(_block(README, "```"))
+    told, ours = (_block(text, stage) for text in (README, printed))
+    assert _words(ours) == _words(told)
 
 
-def _block(text: str, end: str) -> str:
-    start = text.index("stage data failed after")
-    return text[start : text.index(end, start)]
+def test_the_green_runs_that_the_readme_shows_are_of_its_stages() -> None:
+    budgets = {stage.name: f"{stage.budget_s:g}" for stage in STAGES}
+    blocks = re.findall(r"((?:^\w+ +passed .*\n)+)", README, re.MULTILINE)
+    assert len(blocks) == 2
+    for block in blocks:
+        line = r"^(\w+) +passed +[\d.]+ s of (\d+) s  +\S"
+        assert dict(re.findall(line, block, re.MULTILINE)) == budgets
+
+
+def _block(text: str, stage: str) -> str:
+    """What is told of a stage's failure."""
+    found = re.search(
+        rf"^stage {stage} .*?(?=^```|^gkd: )", text, re.DOTALL | re.MULTILINE
+    )
+    assert found
+    return found[0]
 
 
 def _words(text: str) -> list[str]:
-    return re.sub(r"after [\d.]+ s", "after a moment", text).split()
+    """Without what differs from run to run: seconds, and the ids of processes."""
+    text = re.sub(r"after [\d.]+ s", "after a moment", text)
+    text = re.sub(r"[\d.]+ s of CPU in [\d.]+ s", "no CPU in a while", text)
+    return re.sub(r"\b\d+(?= \(|\.txt)", "PID", text).split()
