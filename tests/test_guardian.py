@@ -677,8 +677,8 @@ def test_what_the_guardian_imports_needs_no_site_packages(tmp_path: Path) -> Non
 
 UNGUARDED = """
 import ctypes, os, sys
-from pytest_gkd.processes import tree
-tree.die_with_parent()
+from pytest_gkd.processes import prctl
+prctl.die_with_parent()
 print(os.getpid(), flush=True)
 libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
 libc.pthread_mutex_lock(mutex)

@@ -275,11 +275,11 @@ def test_a_directory_that_ray_was_given_and_did_not_make_is_not_listed(
 ADOPTS = '''
 import json, os, subprocess, sys
 from pathlib import Path
-from pytest_gkd.processes import procfs, tree
+from pytest_gkd.processes import prctl, procfs
 from pytest_gkd.processes.manifest import CreationList
 from pytest_gkd.processes.manifest_writer import Tracker
 
-tree.become_subreaper()
+prctl.become_subreaper()
 reader, writer = os.pipe()
 code = f"""
 import os, sys

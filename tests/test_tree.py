@@ -26,9 +26,9 @@ from pytest_gkd.processes import procfs, tree
 PROLOGUE = """
 import json, os, signal, subprocess, sys, textwrap, time
 import psutil
-from pytest_gkd.processes import procfs, tree
+from pytest_gkd.processes import prctl, procfs, tree
 
-assert tree.become_subreaper()
+assert prctl.become_subreaper()
 ME = os.getpid()
 SLEEP = "print(os.getpid(), flush=True); time.sleep(60)"
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -229,7 +229,7 @@ def test_shared_memory_of_a_killed_process_is_unlinked_by_its_tracker() -> None:
         name = worker.stdout.readline().strip()
         trackers, until = [], time.monotonic() + 60
         while not trackers and time.monotonic() < until:  # it has a name once it runs
-            trackers = [p for p in tree.descendants(ME) if tree.is_tracker(p)]
+            trackers = [p for p in tree.descendants(ME) if procfs.is_tracker(p.pid)]
         ended, survived = tree.stop(ME, itself=False)
         show(name=name, trackers=len(trackers), ended=len(ended), survived=survived)
         """
@@ -300,7 +300,7 @@ def test_a_process_that_is_gone_is_described_as_gone(
     sleeper.wait()
     assert tree.describe(found) == f"{sleeper.pid} (gone)"
     assert not tree.alive(found)
-    assert not tree.is_tracker(found)
+    assert not procfs.is_tracker(sleeper.pid)
 
 
 def test_a_zombie_is_not_alive(sleeper: subprocess.Popen[str]) -> None:

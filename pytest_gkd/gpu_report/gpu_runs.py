@@ -28,7 +28,7 @@ from pytest_gkd import fault_specs
 from pytest_gkd.clock import monotonic
 from pytest_gkd.gpu_report import result_files, result_page
 from pytest_gkd.options import BESIDE_THE_ENGINE, choose_layout
-from pytest_gkd.processes import gpus, host_capabilities, tree
+from pytest_gkd.processes import gpus, host_capabilities, prctl
 from pytest_gkd.stage_specs import BY_NAME, LAYOUTS
 
 # What keeps compiled kernels: Triton, TorchInductor, torch's extensions, FlashInfer,
@@ -237,7 +237,7 @@ def perform(run: Run, work: Path) -> tuple[dict[str, Any], bool]:
             stderr=subprocess.STDOUT,
             # A Ctrl-C at the terminal reaches it by us, once.
             start_new_session=True,
-            preexec_fn=tree.die_with_parent,
+            preexec_fn=prctl.die_with_parent,
         )
         try:
             child.wait(run.limit_s + BESIDE_S)
@@ -352,7 +352,7 @@ def nccl_tests(ranks: int, say: Callable[[str], None]) -> dict[str, float] | Non
             stderr=subprocess.DEVNULL,
             timeout=NCCL_TESTS_S,
             check=False,
-            preexec_fn=tree.die_with_parent,
+            preexec_fn=prctl.die_with_parent,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         say(f"    left out: {error}")

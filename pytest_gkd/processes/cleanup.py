@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import stat
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_gkd.clock import monotonic
-from pytest_gkd.processes import cgroup, procfs
+from pytest_gkd.processes import cgroup, kill, procfs
+from pytest_gkd.processes.kill import Found
 from pytest_gkd.processes.manifest import (
     Created,
     FolderLine,
@@ -23,32 +22,13 @@ from pytest_gkd.processes.manifest import (
     boot,
     pid_namespace,
 )
-from pytest_gkd.processes.procfs import (
-    MARK,
-    STORM_LIMITS,
-    TRACKER,
-    TRACKER_GRACE_S,
-    Identity,
-    Stat,
-)
+from pytest_gkd.processes.procfs import MARK, Identity, Stat
 
 END_LIMIT_S = 10.0
 
 ALIVE = "alive"
 ELSEWHERE = "elsewhere"
 DEAD = "dead"
-
-
-class Found(NamedTuple):
-    """A living process of the run. ``stage`` is empty where it is not known."""
-
-    pid: int
-    start: int
-    command: str
-    stage: str
-
-    def __str__(self) -> str:
-        return f"{self.pid} {self.command}".rstrip()
 
 
 class Ended(NamedTuple):
@@ -139,91 +119,16 @@ class Search:
 
 
 def end(search: Search, limit_s: float = END_LIMIT_S) -> Ended:
-    """End every process that the search finds, until it finds none.
-
-    All are stopped first, so that one that forks cannot outrun the walk, then killed.
-    """
-    deadline = monotonic() + limit_s
-    stopped_by = monotonic() + STORM_LIMITS * limit_s
-    ended: dict[tuple[int, int], Found] = {}
-    refused: dict[tuple[int, int], tuple[Found, str]] = {}
-    trackers: dict[int, Stat] = {}
+    """End every process that the search finds, until it finds none that is new."""
     held: set[Identity] = set()
-    with contextlib.ExitStack() as still:
-        for group in search.groups:
-            still.enter_context(cgroup.frozen(group))
-        while monotonic() < deadline:
-            frozen = _freeze(search, trackers, refused, stopped_by)
-            if not frozen:
-                break
-            for s in frozen:
-                ended.setdefault((s.pid, s.start), search.describe(s))
-                held |= procfs.held(s.pid, writing=True) or set()
-            for s in frozen:
-                procfs.send(s.pid, s.start, signal.SIGKILL)
-            _wait(frozen, deadline)
-    _wait(trackers.values(), monotonic() + TRACKER_GRACE_S)
-    for s in trackers.values():
-        procfs.send(s.pid, s.start, signal.SIGKILL)
-    _wait(trackers.values(), deadline)
+
+    def look(s: Stat) -> None:
+        held.update(procfs.held(s.pid, writing=True) or ())
+
+    killed = kill.everything(search, limit_s=limit_s, before=look)
     for group in search.groups:
         cgroup.remove(group)
-    left = [*refused.values()]
-    if monotonic() > deadline:
-        why = "what starts others faster than they can be ended had started it"
-        known = ended.keys() | refused.keys()
-        left += [
-            (search.describe(s), why)
-            for s in search.now().values()
-            if (s.pid, s.start) not in known and s.pid not in trackers
-        ]
-    for key, found in list(ended.items()):
-        here = procfs.stat(found.pid)
-        if here and here.start == found.start and here.state not in procfs.DEAD:
-            why = f"it did not end (state {here.state}; D waits inside the kernel)"
-            left.append((found, why))
-            del ended[key]
-    return Ended(list(ended.values()), left, held)
-
-
-def _freeze(
-    search: Search,
-    trackers: dict[int, Stat],
-    refused: dict[tuple[int, int], tuple[Found, str]],
-    deadline: float,
-) -> list[Stat]:
-    frozen: dict[tuple[int, int], Stat] = {}
-    while monotonic() < deadline:
-        new = [
-            s
-            for s in search.now().values()
-            if (s.pid, s.start) not in frozen
-            and (s.pid, s.start) not in refused
-            and s.pid not in trackers
-        ]
-        if not new:
-            break
-        for s in new:
-            if TRACKER in procfs.full_command(s.pid):
-                trackers[s.pid] = s
-                continue
-            try:
-                procfs.send(s.pid, s.start, signal.SIGSTOP)
-                frozen[(s.pid, s.start)] = s
-            except PermissionError:
-                owner = procfs.user(s.pid)
-                why = f"it belongs to another user (uid {owner})"
-                refused[(s.pid, s.start)] = (search.describe(s), why)
-    return list(frozen.values())
-
-
-def _wait(processes: Iterable[Stat], deadline: float) -> None:
-    left = list(processes)
-    while True:
-        left = [s for s in left if procfs.is_alive(s.pid, s.start)]
-        if not left or monotonic() > deadline:
-            return
-        time.sleep(0.005)
+    return Ended(killed.ended, killed.left, held)
 
 
 # -- shared memory ---------------------------------------------------------------

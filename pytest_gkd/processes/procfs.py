@@ -24,12 +24,6 @@ STOPPED = "T"  # by a signal; a debugger's is "t"
 # of the run.
 MARK = "PYTEST_GKD_RUN"
 THEIRS = "-pytest"
-# multiprocessing's helper unlinks the shared memory that killed processes leave. It
-# ends by itself once they are gone, so it gets a moment to do so.
-TRACKER = "multiprocessing.resource_tracker"
-TRACKER_GRACE_S = 1.0
-# To stop what forks on may take so many times the limit: given up halfway, it lives on.
-STORM_LIMITS = 4
 # Linux takes any signal with a number of 0 as a question.
 PIDFD = hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
 
@@ -124,10 +118,11 @@ def pids() -> set[int]:
     return {int(name) for name in names if name.isdigit()}
 
 
-def table() -> dict[int, Stat]:
-    """Every process that can be seen and is no zombie, by pid."""
+def table(*, dead: bool = False) -> dict[int, Stat]:
+    """Every process that can be seen, by pid; zombies only with ``dead``."""
+    # psutil's own walk stops at the first process that hides (proc(5), hidepid=1).
     found = (stat(pid) for pid in pids())
-    return {s.pid: s for s in found if s is not None and s.state not in DEAD}
+    return {s.pid: s for s in found if s and (dead or s.state not in DEAD)}
 
 
 def below(seeds: Iterable[int], processes: dict[int, Stat]) -> set[int]:
@@ -185,14 +180,29 @@ def command(pid: int) -> str:
     return sanitize.line(full_command(pid))[:COMMAND_LENGTH]
 
 
-def user(pid: int) -> int | None:
-    """The real user id, None when it is gone."""
+def is_tracker(pid: int) -> bool:
+    """Whether it is multiprocessing's resource tracker."""
+    return "multiprocessing.resource_tracker" in full_command(pid)
+
+
+def _status(pid: int, field: str) -> str:
+    """The first word of a line of /proc/pid/status; empty when it is gone."""
     try:
         text = (PROC / str(pid) / "status").read_text("utf-8", "replace")
     except OSError:
-        return None
-    words = text.partition("\nUid:")[2].split()
-    return int(words[0]) if words else None
+        return ""
+    return "".join(text.partition(f"\n{field}:")[2].split(maxsplit=1)[:1])
+
+
+def user(pid: int) -> int | None:
+    """The real user id, None when it is gone."""
+    found = _status(pid, "Uid")
+    return int(found) if found else None
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether it has a handler for a signal; without one, most would end it."""
+    return bool(int(_status(pid, "SigCgt") or "0", 16) >> (number - 1) & 1)
 
 
 def own_mark() -> str:

@@ -19,7 +19,7 @@ from pytest_gkd import sanitize
 from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.files import make_way, write_private
-from pytest_gkd.processes import host_capabilities
+from pytest_gkd.processes import host_capabilities, procfs
 from pytest_gkd.processes import tree as processes
 
 Prepare = Callable[[Path], None]
@@ -160,7 +160,7 @@ def collect(
     except psutil.NoSuchProcess:
         return []
     tree = [*([root] if itself else []), *processes.descendants(pid)]
-    tree = [p for p in tree if processes.alive(p) and not processes.is_tracker(p)]
+    tree = [p for p in tree if processes.alive(p) and not procfs.is_tracker(p.pid)]
     # The stage's own process comes first; nobody reads the stacks of a thousand.
     dropped, tree = tree[LIMIT:], tree[:LIMIT]
     spies = {p.pid: _spy(p) for p in tree}
@@ -214,7 +214,7 @@ def _answer(spy: subprocess.Popen[str] | str, deadline: float) -> str:
 
 def _by_signal(process: psutil.Process, armed: Path, deadline: float) -> str:
     path = armed / f"{process.pid}.txt"
-    if not path.exists() or not _catches(process.pid, DUMP_SIGNAL):
+    if not path.exists() or not procfs.catches(process.pid, DUMP_SIGNAL):
         return ""  # the signal's default action would kill it
     before = path.stat().st_size
     with contextlib.suppress(psutil.Error):
@@ -229,14 +229,6 @@ def _by_signal(process: psutil.Process, armed: Path, deadline: float) -> str:
             return text  # nothing was added meanwhile: it is whole
         text = longer
     return text if "File " in text else ""
-
-
-def _catches(pid: int, number: int) -> bool:
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
 
 
 def _note(process: psutil.Process, why: str) -> str:

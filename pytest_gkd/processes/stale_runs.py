@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from pytest_gkd.processes import cleanup, manifest, procfs
+from pytest_gkd.processes.kill import Found
 from pytest_gkd.processes.manifest import Created, RunLine
 
 SCHEMA = 1
@@ -116,7 +117,7 @@ def _processes(found: Created, run: RunLine, *, yes: bool) -> Iterator[Thing]:
         yield _process(process, why, ports)
 
 
-def _process(process: cleanup.Found, why: str, ports: dict[int, list[int]]) -> Thing:
+def _process(process: Found, why: str, ports: dict[int, list[int]]) -> Thing:
     held = ports.get(process.pid, [])
     return Thing(
         "process",

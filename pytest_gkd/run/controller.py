@@ -20,7 +20,7 @@ from _pytest.terminal import TerminalReporter
 from pytest_gkd import fault_specs, sanitize, typed_json
 from pytest_gkd.clock import monotonic
 from pytest_gkd.files import make_way
-from pytest_gkd.processes import background, cleanup, guardian, oom, stacks, tree
+from pytest_gkd.processes import background, cleanup, guardian, oom, prctl, stacks, tree
 from pytest_gkd.processes.guardian_start import GOODBYE_LIMIT_S, Guard
 from pytest_gkd.processes.heartbeat import Sign
 from pytest_gkd.processes.manifest_writer import Tracker
@@ -408,7 +408,7 @@ class StageController:
     def _begin(self) -> None:
         reporter = self.config.pluginmanager.getplugin("terminalreporter")
         self._teller.console = Console(reporter)
-        self.closing.adopts = tree.become_subreaper()
+        self.closing.adopts = prctl.become_subreaper()
         if not self.closing.adopts:
             self._header_notes.append(
                 "orphans cannot be adopted (prctl is refused): a daemon that wipes its "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import os
@@ -11,9 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import psutil
-
 from pytest_gkd.clock import monotonic
+from pytest_gkd.processes import procfs, tree
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.deadline import GRACE_S, Call, late_fault
 from pytest_gkd.workload.engine import engine_errors
@@ -263,7 +261,8 @@ class Engine:
         # Its shutdown waits for the core, which a stuck one never answers.
         ending = Call(llm.llm_engine.engine_core.shutdown, "the engine's shutdown")
         ending.join(CLOSE_BUDGET_S)
-        _kill(self._processes)
+        for pid, start in self._processes:
+            tree.stop(pid, itself=True, start=start, limit_s=CLOSE_BUDGET_S)
         del llm
         gc.collect()
 
@@ -303,24 +302,14 @@ class Engine:
         return running.result(0.0, "sync.stuck")
 
 
-def _children() -> set[psutil.Process]:
-    """All processes below this one, but for multiprocessing's resource trackers.
+def _children() -> set[tuple[int, int]]:
+    """Pid and start of all processes below this one, but for resource trackers.
 
     Those end by themselves and unlink the shared memory that others leave.
     """
-    found = set()
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has just ended
-            if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
-                found.add(process)
-    return found
-
-
-def _kill(processes: Iterable[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()  # psutil checks that the pid is still the same process
-    psutil.wait_procs(list(processes), timeout=CLOSE_BUDGET_S)
+    table = procfs.table()
+    pids = procfs.below([os.getpid()], table) - {os.getpid()}
+    return {(pid, table[pid].start) for pid in pids if not procfs.is_tracker(pid)}
 
 
 def _completion(output: Any) -> Completion:

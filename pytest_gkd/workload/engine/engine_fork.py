@@ -9,15 +9,15 @@ threads ran once waits for them for ever.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import multiprocessing
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pytest_gkd.processes import prctl
 
 if TYPE_CHECKING:
     from pytest_gkd.workload.engine.engine_config import EngineConfig
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 FORKED = "forked"
 SPAWNED = "spawned"
 VLLMS_CHOICE = "as vLLM chooses"
-
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 # The allocator of pyarrow runs one that holds no lock over a fork.
 HARMLESS_THREADS = ("jemalloc_bg_thd",)
@@ -87,13 +85,8 @@ def chosen(how: str) -> Iterator[None]:
 
 @functools.cache
 def _end_forks_with_parent() -> None:
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def in_child() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
     # It cannot be taken back, and need not: nobody forks a daemon from a stage.
-    os.register_at_fork(after_in_child=in_child)
+    os.register_at_fork(after_in_child=prctl.die_with_parent)
 
 
 def _replace(module: Any, function: Any) -> None:

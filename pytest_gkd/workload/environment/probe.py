@@ -17,6 +17,7 @@ from typing import IO, Any
 import psutil
 
 from pytest_gkd.clock import monotonic
+from pytest_gkd.processes import procfs, tree
 from pytest_gkd.stage_api import Evidence
 from pytest_gkd.workload.ranks import exit_reasons
 
@@ -166,9 +167,7 @@ class Probe:
 
     def _ask_for_stacks(self, limit_s: float) -> None:
         """SIGUSR1 ends a process that has no handler yet, so look first."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        caught = next(x for x in status.splitlines() if x.startswith("SigCgt"))
-        if not int(caught.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1:
+        if not procfs.catches(self.process.pid, signal.SIGUSR1):
             return
         os.kill(self.process.pid, signal.SIGUSR1)
         deadline = monotonic() + limit_s
@@ -178,26 +177,16 @@ class Probe:
             time.sleep(0.01)
 
     def kill(self) -> list[str]:
-        """End the child and its session; the names of what was still there.
-
-        Frozen before they are killed, so that none starts another meanwhile. Returns
-        when the list is empty, or after five seconds.
-        """
-        there: dict[int, str] = {}
-        deadline = monotonic() + 5
-        while (members := self.family()) and monotonic() < deadline:
-            for signum in (signal.SIGSTOP, signal.SIGKILL):
-                for member in members:
-                    try:
-                        there.setdefault(member.pid, member.name())
-                        os.kill(member.pid, signum)
-                    except (ProcessLookupError, psutil.NoSuchProcess):
-                        continue
-            psutil.wait_procs(members, timeout=0.2)
+        """End the child and its session; the names of what was still there."""
+        names = []
+        for member in self.family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                names.append(member.name())
+        tree.stop_session(self.process.pid, limit_s=5)
         # A process that waits inside the kernel cannot be ended by anyone.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=1)
-        return list(there.values())
+        return names
 
     def _tail(self) -> Evidence:
         lines = self.output_path.read_text(errors="replace").splitlines()

@@ -11,14 +11,11 @@ import platform
 import py_compile
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import tree
 from pytest_gkd.workload.environment import package_versions, ray_cluster
 from pytest_gkd.workload.environment.variables import RAY_DIRECTORY_BYTES
@@ -238,7 +235,7 @@ def ray_left_running(site: Site) -> None:
 def ray_left_dead(site: Site) -> None:
     """``kill -9`` ends a Ray, and its file still says where to find it."""
     session = _start_ray(site)
-    _end_session(session)
+    tree.stop_session(session)
 
 
 def _start_ray(site: Site) -> int:
@@ -265,30 +262,8 @@ def _start_ray(site: Site) -> int:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        site.callback(_end_session, started.pid)
+        site.callback(tree.stop_session, started.pid)
         code = started.wait(timeout=60)
     if code != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {code}")
     return started.pid
-
-
-def _end_session(session: int) -> None:
-    """Kill a session's processes, which end up as this one's children, and reap."""
-    deadline = monotonic() + 10
-    while members := _members(session):
-        for pid in members:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            tree.reap(pid)
-        if monotonic() > deadline:
-            raise TimeoutError(f"processes {members} of a Ray cannot be ended")
-        time.sleep(0.02)
-
-
-def _members(session: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(ValueError, ProcessLookupError):
-            if os.getsid(int(entry.name)) == session:
-                found.append(int(entry.name))
-    return found

@@ -220,10 +220,7 @@ class Launcher:
         self._control.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.5)
-        if self._process.poll() is None:
-            tree.stop(self._process.pid, itself=True)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        tree.stop_session(self._process.pid)
         self._process.wait(5)
 
     def _send(self, plan: RankPlan, fds: list[int]) -> None:

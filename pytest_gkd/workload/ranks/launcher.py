@@ -10,7 +10,6 @@ ranks and reports how each ends. ``group.Launcher`` is the other side.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime
 import faulthandler
 import gc
@@ -23,8 +22,8 @@ import sys
 from typing import Any
 
 from pytest_gkd.clock import monotonic
+from pytest_gkd.processes import kill, prctl
 from pytest_gkd.workload.ranks import rank as program
-from pytest_gkd.workload.ranks.rank import PR_SET_PDEATHSIG
 from pytest_gkd.workload.ranks.rank_plan import HOST, RankPlan
 
 
@@ -75,7 +74,7 @@ class Host:
 
     def end_with(self, parent: int) -> None:
         """Die when the launcher does; the ranks then die with this process."""
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl.die_with_parent()
         if os.getppid() != parent:
             os._exit(1)
 
@@ -99,7 +98,7 @@ class Host:
                 self._start(rank, port)
             except OSError as error:
                 self.emit("fork-failed", rank=rank, error=str(error))
-                self._kill()
+                kill.everything(kill.Below(os.getpid()))
                 break
         self.emit("forked")
         # Only now: the store runs a thread, and threads do not survive a fork.
@@ -148,7 +147,7 @@ class Host:
                 else:
                     self._report_end(self._rank_by_fd.pop(fd))
             if kill_at is not None and monotonic() >= kill_at:
-                self._kill()
+                kill.everything(kill.Below(os.getpid()))
                 kill_at = monotonic() + self._plan.call_off_s
 
     def _report_end(self, rank: int) -> None:
@@ -156,10 +155,6 @@ class Host:
         _, status = os.waitpid(self._pids.pop(rank), 0)
         code = os.waitstatus_to_exitcode(status)
         self.emit("ended", rank=rank, code=code, ended_at=at)
-
-    def _kill(self) -> None:
-        for pid in self._pids.values():
-            os.kill(pid, signal.SIGKILL)  # not reaped yet, so the pid is still theirs
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ cannot know why.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import datetime
 import faulthandler
@@ -21,6 +20,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_gkd.clock import monotonic
+from pytest_gkd.processes import prctl
 from pytest_gkd.workload.ranks import allreduce
 from pytest_gkd.workload.ranks.allreduce import Operation
 from pytest_gkd.workload.ranks.rank_plan import (
@@ -37,7 +37,6 @@ from pytest_gkd.workload.ranks.rank_plan import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-PR_SET_PDEATHSIG = 1
 
 # An address that belongs to nobody (RFC 5737).
 NOBODY = "192.0.2.1"
@@ -78,7 +77,7 @@ def _settle(plan: RankPlan, rank: int, parent: int) -> None:
     os.dup2(log, 2)
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl.die_with_parent()
     if os.getppid() != parent:
         os._exit(CALLED_OFF)  # it died before the line above took hold
 
