@@ -12,11 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pytest_gkd import fault_specs
 from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis import shadowed_imports
 from pytest_gkd.stage_api import StageContext, StageFault
 from pytest_gkd.workload import loopback
 from pytest_gkd.workload.environment import (
+    engine_imports,
     gpu,
     gpu_judge,
     host,
@@ -46,11 +48,74 @@ IMPORTS: tuple[str, ...] = (
 )
 
 
+class Imports:
+    """The imports of the heavy packages: by a child, or by the engine's lane.
+
+    What an earlier stage of this lane has imported has been shown to import. torch and
+    vLLM the engine's lane imports meanwhile, where it runs; they, too, are asked what
+    they were built for. If it fails or does not get on, a child imports them.
+    """
+
+    def __init__(self, gkd: StageContext) -> None:
+        self._gkd = gkd
+        here = [name for name in IMPORTS[1:-1] if name in sys.modules]
+        self._wanted = [name for name in IMPORTS if name not in here]
+        gkd.fact("imported_before", here)
+        self._probe: Probe | None = None
+        self._engine = engine_imports.EngineImports(gkd.run_dir)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Start a child, once nothing is to be expected of the engine's lane."""
+        # A fault that is injected here is in this process's environment alone.
+        inject = self._gkd.settings.inject
+        here_only = inject and fault_specs.find(inject).stage == self._gkd.stage
+        if (
+            here_only
+            or not set(self._wanted) <= set(engine_imports.MODULES)
+            or not (self._engine.proven() or self._engine.advances())
+        ):
+            self._probe = Probe("import_packages", [self._wanted], self._gkd.output_dir)
+
+    def running(self) -> bool:
+        """Whether there is anything left to wait for."""
+        if self._probe is None:
+            self._settle()
+        if self._probe is None:
+            return not self._engine.proven()
+        return self._probe.running()
+
+    def importing_s(self) -> float:
+        """How long the imports have taken so far, in seconds."""
+        if self._probe is None:
+            return self._engine.importing_s()
+        told = (event.get("importing", 0.0) for event in self._probe.events())
+        return max(told, default=0.0)
+
+    def phase(self) -> str:
+        """What is being imported."""
+        if self._probe is None:
+            return f"{self._engine.outcome().phase} in the engine's lane"
+        return Outcome(self._probe.events(), None, 0.0).phase
+
+    def finish(self, stacks_s: float) -> Outcome:
+        """What came of it; see ``Probe.finish``."""
+        self._gkd.fact("imported_by_engine", self._probe is None)
+        if self._probe is None:
+            return self._engine.outcome()
+        return self._probe.finish(stacks_s)
+
+    def kill(self) -> None:
+        """End the child, if there is one."""
+        if self._probe is not None:
+            self._probe.kill()
+
+
 class Examination:
     """One pass over the environment, and what it found.
 
-    Two children run meanwhile, one importing the heavy packages and one starting a
-    Ray; this process imports nothing heavy and judges the rest while they work.
+    A child starts a Ray meanwhile, and where the engine's lane does not import the
+    heavy packages, another one does; this process judges the rest while they work.
     """
 
     def __init__(self, gkd: StageContext) -> None:
@@ -65,7 +130,7 @@ class Examination:
         with contextlib.ExitStack() as on_exit:
             smi = gpu.NvidiaSmi()
             on_exit.callback(smi.stop)
-            imports = self._start_imports()
+            imports = Imports(gkd)
             on_exit.callback(imports.kill)
             ray, ray_directory = self._start_ray()
             if ray:
@@ -86,14 +151,6 @@ class Examination:
 
     def _stacks_s(self) -> float:
         return self.gkd.remaining_s() / 3
-
-    def _start_imports(self) -> Probe:
-        # What an earlier stage of this lane has imported has been shown to import.
-        # torch and vLLM stay: the child also asks them what they were built for.
-        here = [name for name in IMPORTS[1:-1] if name in sys.modules]
-        wanted = [name for name in IMPORTS if name not in here]
-        self.gkd.fact("imported_before", here)
-        return Probe("import_packages", [wanted], self.gkd.output_dir)
 
     def _start_ray(self) -> tuple[Probe | None, Path | None]:
         unreachable = loopback.problem()
@@ -158,30 +215,25 @@ class Examination:
             ray_cluster.judge_clusters(os.environ, run_dir.parent, needed=needed)
         )
 
-    def _wait(self, imports: Probe, ray: Probe | None) -> None:
-        """Until both children have ended, or the stage's time is nearly up."""
-        probes = [imports, *([ray] if ray else [])]
+    def _wait(self, imports: Imports, ray: Probe | None) -> None:
+        """Until both have ended, or the stage's time is nearly up."""
         said = ""
         while monotonic() < self._deadline:
             self._allow_for(imports)
-            running = [probe for probe in probes if probe.running()]
+            running = [imports.phase()] if imports.running() else []
+            if ray and ray.running():
+                running.append(Outcome(ray.events(), None, 0.0).phase)
             if not running:
                 return
-            doing = " and ".join(
-                Outcome(probe.events(), None, 0.0).phase for probe in running
-            )
-            if doing != said:
+            if (doing := " and ".join(running)) != said:
                 self.gkd.step(doing)
                 said = doing
             time.sleep(0.05)
 
-    def _allow_for(self, imports: Probe) -> None:
+    def _allow_for(self, imports: Imports) -> None:
         """Imports that advance have time of their own."""
-        told = [
-            event["importing"] for event in imports.events() if "importing" in event
-        ]
         before_s = self.gkd.extra_s.get("imports", 0.0)
-        self.gkd.allow("imports", max(told, default=0.0))
+        self.gkd.allow("imports", imports.importing_s())
         self._deadline += self.gkd.extra_s.get("imports", 0.0) - before_s
 
     def _judge_imports(self, outcome: Outcome) -> None:

@@ -65,6 +65,12 @@ class Reporter:
             self.say(done=what, seconds=seconds, **found)
 
 
+def read_events(path: Path) -> tuple[dict[str, Any], ...]:
+    """What was reported in a file so far; a line that is being written is left."""
+    lines = path.read_text().splitlines(keepends=True)
+    return tuple(json.loads(line) for line in lines if line.endswith("\n"))
+
+
 def prepare(descriptor: int) -> Reporter:
     """No garbage collection (imports make no garbage, and it costs a fifth of their
     time), stacks on a crash, and on SIGUSR1 even while C code holds the GIL."""
@@ -75,7 +81,7 @@ def prepare(descriptor: int) -> Reporter:
 
 
 def import_packages(descriptor: int, modules: list[str]) -> None:
-    """Import each module, then vLLM's native parts; say what torch was built for."""
+    """Import each module, then look inside them."""
     reporter = prepare(descriptor)
     ImportClock(lambda seconds: reporter.say(importing=seconds)).start()
     for module in modules:
@@ -83,6 +89,14 @@ def import_packages(descriptor: int, modules: list[str]) -> None:
             loaded = importlib.import_module(module)
             found["version"] = str(getattr(loaded, "__version__", ""))
             found["file"] = getattr(loaded, "__file__", None)
+    look_inside(reporter)
+    sys.stderr.flush()
+    # The interpreter's own exit takes a second and proves nothing here.
+    os._exit(0)
+
+
+def look_inside(reporter: Reporter) -> None:
+    """Of what is imported: torch's build, vLLM's native parts. Then all is told."""
     if "torch" in sys.modules and hasattr(sys.modules["torch"], "version"):
         with reporter.doing("torch's CUDA") as found:
             found["torch"] = _torch_build()
@@ -93,9 +107,6 @@ def import_packages(descriptor: int, modules: list[str]) -> None:
             with reporter.doing(f"import vllm.{name}") as found:
                 _import_extension(f"vllm.{name}", found)
     reporter.say(end=True)
-    sys.stderr.flush()
-    # The interpreter's own exit takes a second and proves nothing here.
-    os._exit(0)
 
 
 def _torch_build() -> dict[str, Any]:

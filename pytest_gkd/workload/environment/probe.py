@@ -19,6 +19,7 @@ import psutil
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import procfs, tree
 from pytest_gkd.stage_api import Evidence
+from pytest_gkd.workload.environment import children
 from pytest_gkd.workload.ranks import exit_reasons
 
 TAIL_LINES = 6
@@ -120,8 +121,7 @@ class Probe:
 
     def events(self) -> tuple[dict[str, Any], ...]:
         """What it has reported so far; a line that is still being written is left."""
-        lines = self.events_path.read_text().splitlines(keepends=True)
-        return tuple(json.loads(line) for line in lines if line.endswith("\n"))
+        return children.read_events(self.events_path)
 
     def running(self) -> bool:
         """Whether the child itself is still there."""

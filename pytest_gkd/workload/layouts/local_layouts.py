@@ -9,6 +9,7 @@ from pytest_gkd.stage_api import StageContext
 from pytest_gkd.workload.deadline import both, within
 from pytest_gkd.workload.engine import compiling
 from pytest_gkd.workload.engine import engine as engines
+from pytest_gkd.workload.environment import engine_imports
 from pytest_gkd.workload.layouts.estimate import places
 from pytest_gkd.workload.layouts.plan import Plan
 from pytest_gkd.workload.sync.broadcast import Info, nbytes
@@ -36,7 +37,8 @@ class _Local:
     def start_engine(self) -> engines.Engine:
         self.gkd.step("importing vLLM")
         engines.prepare_environment(self.plan.engine)
-        engines.import_vllm()
+        with engine_imports.told(self.gkd.run_dir):
+            engines.import_vllm()
         with compiling.told(
             self.gkd.step, "starting the engine", on_gpu=self.plan.settings.gpus > 0
         ):

@@ -1,0 +1,141 @@
+"""The engine's lane imports vLLM: the environment stage takes its word for it.
+
+A second import beside the engine's takes a tenth of all the processor time of a run.
+Only success is taken over: what fails, hangs or is not told to its end is imported
+again, by a child of the environment stage, as where no engine starts beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.processes import background, prctl
+from pytest_gkd.processes.import_clock import ImportClock
+from pytest_gkd.workload import collector
+from pytest_gkd.workload.engine import engine_fork
+from pytest_gkd.workload.environment import children
+from pytest_gkd.workload.environment.children import Reporter
+from pytest_gkd.workload.environment.probe import Outcome
+
+# vLLM, and what it imports itself, from the bottom up.
+MODULES = ("torch", "safetensors", "tokenizers", "transformers", "vllm")
+# Nothing is told while a library of 500 MB comes from a slow disk.
+SILENT_S = 5.0
+
+
+def _path(run_dir: Path) -> Path:
+    return run_dir / "engine-imports.jsonl"
+
+
+@contextlib.contextmanager
+def told(run_dir: Path) -> Iterator[None]:
+    """Import what vLLM needs, have the block import vLLM, and tell in ``run_dir``.
+
+    What an import alone does not show, as whether vLLM's kernels load, is looked at in
+    a fork of this process, which has done nothing but import. Not with GPUs: that would
+    start CUDA there, while the engine measures the GPUs' memory.
+    """
+    if "vllm" in sys.modules:
+        yield
+        return
+    with _path(run_dir).open("wb", buffering=0) as file:
+        reporter = Reporter(file.fileno())
+        reporter.say(pid=os.getpid())
+        clock = ImportClock(lambda seconds: reporter.say(importing=seconds))
+        clock.start()
+        try:
+            for module in MODULES[:-1]:
+                with collector.paused(), _importing(reporter, module):
+                    importlib.import_module(module)
+            with _importing(reporter, "vllm"):
+                yield
+        except BaseException:
+            reporter.say(given_up=True)
+            raise
+        finally:
+            clock.stop()
+        build = sys.modules["torch"].version
+        if build.cuda or build.hip or engine_fork.native_threads():
+            reporter.say(given_up=True)
+        else:
+            _look_in_fork(reporter)
+
+
+@contextlib.contextmanager
+def _importing(reporter: Reporter, module: str) -> Iterator[None]:
+    reporter.say(begin=f"import {module}")
+    started = monotonic()
+    yield
+    seconds = round(monotonic() - started, 2)
+    file = sys.modules[module].__file__
+    reporter.say(done=f"import {module}", seconds=seconds, file=file)
+
+
+def _look_in_fork(reporter: Reporter) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            prctl.die_with_parent()
+            children.look_inside(reporter)
+        finally:
+            os._exit(0)
+    background.begin("gkd-fork", lambda: os.waitpid(pid, 0))
+
+
+class EngineImports:
+    """What the lane of the engine has told so far of its imports in this run."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = _path(run_dir)
+        self._began = self._advanced = monotonic()
+        self._events: tuple[dict[str, Any], ...] = ()
+        self._look()
+        self._before_s = self._seconds()
+
+    def _look(self) -> None:
+        if self._path.exists():
+            events = children.read_events(self._path)
+            if len(events) > len(self._events):
+                self._advanced = monotonic()
+            self._events = events
+
+    def _told(self, what: str) -> bool:
+        return any(what in event for event in self._events)
+
+    def _seconds(self) -> float:
+        return max((event.get("importing", 0.0) for event in self._events), default=0.0)
+
+    def outcome(self) -> Outcome:
+        """What was told so far, as of a child that imports."""
+        self._look()
+        code = 0 if self._told("end") else None
+        return Outcome(self._events, code, monotonic() - self._began)
+
+    def importing_s(self) -> float:
+        """Spent on imports since somebody waits for them."""
+        return self._seconds() - self._before_s
+
+    def proven(self) -> bool:
+        """Whether everything was imported and looked at, and nothing failed."""
+        self._look()
+        return self._told("end") and not self._told("failed")
+
+    def advances(self) -> bool:
+        """Whether it is under way, and has told something lately."""
+        self._look()
+        return (
+            bool(self._events)
+            and not self._told("end")
+            and not self._told("given_up")
+            and psutil.pid_exists(self._events[0]["pid"])
+            and monotonic() - self._advanced < SILENT_S
+        )
