@@ -493,6 +493,8 @@ class StageController:
             self._safe_path,
         )
         node.workerinput["gkd"] = typed_json.dumps(assignment)
+        if len(self._nodes) >= self.workers:  # which take longer to start than this
+            self._findings.read_ahead()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_newgateway(self, gateway: Any) -> None:

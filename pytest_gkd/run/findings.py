@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from pytest_gkd import sanitize
-from pytest_gkd.diagnosis.catalogue import explain_command, load
+from pytest_gkd.diagnosis.catalogue import Catalogue, explain_command, load
 from pytest_gkd.diagnosis.diagnose import (
     StageEvidence,
     TextSource,
@@ -20,7 +22,7 @@ from pytest_gkd.diagnosis.diagnose import (
 )
 from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.files import make_way, write_private
-from pytest_gkd.processes import stacks
+from pytest_gkd.processes import background, stacks
 from pytest_gkd.report.record import OUTPUT_BYTES, TIMEOUT, StageRecord
 from pytest_gkd.stage_api import NO_STAGE, StageFault
 
@@ -52,9 +54,21 @@ class Findings:
         self._prepare = prepare
         self.report_dir = report_dir
         self._base = base
-        self._catalogue = load(rules)
+        self._rules = tuple(rules)
         self.texts: dict[str, list[TextSource]] = {}
         self._stack_texts: dict[str, list[TextSource]] = {}
+
+    @functools.cached_property
+    def _read(self) -> Future[Catalogue]:
+        return background.begin("gkd-catalogue", lambda: load(self._rules))
+
+    def read_ahead(self) -> None:
+        """Read the catalogue beside what goes on here: it takes a tenth of a second."""
+        _ = self._read
+
+    @property
+    def _catalogue(self) -> Catalogue:
+        return self._read.result()
 
     def relative(self, path: Path) -> str:
         """A path as the user would type it."""

@@ -18,7 +18,6 @@ from pytest_gkd.processes import gpus, host_capabilities
 from pytest_gkd.processes.heartbeat import Standstill
 from pytest_gkd.run import option_origins, selection, surroundings, user_settings
 from pytest_gkd.run.assignment import SAFE_PATH, Assignment, Link
-from pytest_gkd.run.controller import StageController
 from pytest_gkd.run.events import EventWriter, VerdictReader
 from pytest_gkd.run.report_directory import (
     DEFAULT,
@@ -110,7 +109,8 @@ def _own_rules(config: pytest.Config) -> tuple[Path, ...]:
     try:
         own = (named.base / name for name in named.value or ())
         found = (*own_rules.installed(), *own)
-        load(found)
+        if found:  # else it is read while the workers start
+            load(found)
     except (RuleError, LookupError) as error:
         raise SettingsError(f"{named.origin}: {error}") from None
     return found
@@ -195,6 +195,8 @@ def register(config: pytest.Config, prepared: Prepared | None) -> None:
         link = Link(_refuse, lambda name: None)
     else:
         request, run = prepared.request, prepared.run
+        from pytest_gkd.run.controller import StageController  # no worker needs it
+
         controller = StageController(
             config,
             request,
