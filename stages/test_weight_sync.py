@@ -31,7 +31,7 @@ def test_weight_sync(gkd: StageContext, job: Job) -> None:
     gkd.fact("bytes", pushed.bytes)
     gkd.fact("first_push_s", round(pushed.seconds, 4))
     gkd.fact("transport", pushed.transport)
-    gkd.fact("transport_why", job.transport[1])
+    gkd.fact("transport_why", job.transfer.why)
 
     unchanged = [name for name in loaded if served[name] == loaded[name]]
     assert not unchanged, f"{len(unchanged)} tensors were pushed unchanged: {unchanged}"

@@ -15,18 +15,18 @@ from pytest_gkd.workload.engine import reference
 from pytest_gkd.workload.engine.greedy import GreedyCheck
 from pytest_gkd.workload.gkd import rollouts
 from pytest_gkd.workload.sync import push
-from pytest_gkd.workload.sync.push import Places
+from pytest_gkd.workload.sync.push import ParameterMap
 
 RIGHT = GreedyCheck(16, 16, 0, 1e-3, 0.0, 0.0, (), None, None)
 WRONG = GreedyCheck(16, 14, 0, 1e-3, 7.5, 7.5, (3, 9), 37, 103)
 DIGESTS = {"a.weight": "1", "b.weight": "2"}
 
 
-def job(engine: dict[str, str], **places: Any) -> Any:
+def job(engine: dict[str, str], **more: Any) -> Any:
     """The part of a job that the verdict reads."""
-    found = Places({"a.weight": "a.weight", "b.weight": "b.weight"}, {}, **places)
+    found = ParameterMap({"a.weight": "a.weight", "b.weight": "b.weight"}, {}, **more)
     return SimpleNamespace(
-        places=found,
+        parameter_map=found,
         engine_digests=lambda: engine,
         trainer_digests=lambda: DIGESTS,
     )
@@ -103,7 +103,7 @@ def test_weights_that_were_never_sent_explain_wrong_answers_after_a_push() -> No
 
 
 SHAPES = {"a": ("float32", (4, 2)), "b": ("float32", (4,))}
-BASE = Places({"a": "a", "b": "b"}, SHAPES, by_content=frozenset({"a"}))
+BASE = ParameterMap({"a": "a", "b": "b"}, SHAPES, by_content=frozenset({"a"}))
 INFOS = [("a", "float32", (2, 4)), ("b", "float32", (4,))]
 REFUSED = RuntimeError("start (0) + length (4) exceeds dimension size (2).")
 
@@ -121,9 +121,9 @@ def test_another_failure_or_no_suspect_stays_what_it_is() -> None:
 
 
 def test_another_shape_is_named_before_weights_are_compared() -> None:
-    places = Places({"b": "b"}, SHAPES)
+    parameter_map = ParameterMap({"b": "b"}, SHAPES)
     with pytest.raises(StageFault, match=r"shape \[5\]; expected \[4\]"):
-        push.check_shapes([("b", "float32", (5,))], places, places)
+        push.check_shapes([("b", "float32", (5,))], parameter_map, parameter_map)
 
 
 def batch(

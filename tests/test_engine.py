@@ -17,7 +17,7 @@ from pytest_gkd.workload.engine import engine, engine_config, engine_errors, eng
 from pytest_gkd.workload.layouts import ray_layout
 from pytest_gkd.workload.models import model_files
 from pytest_gkd.workload.sync import broadcast, parameters, push
-from pytest_gkd.workload.sync.push import Places
+from pytest_gkd.workload.sync.push import ParameterMap
 
 
 def fused_model() -> Any:
@@ -99,31 +99,33 @@ def test_shards_add_up_and_copies_count_once() -> None:
     }
 
 
-def places(known: list[str], unplaced: list[str], unfilled: list[str]) -> Places:
+def parameter_map(
+    known: list[str], unmapped: list[str], unfilled: list[str]
+) -> ParameterMap:
     table = dict.fromkeys([*known, *unfilled], ("float32", (2,)))
-    return Places(
-        {name: name for name in known}, table, tuple(unplaced), tuple(unfilled)
+    return ParameterMap(
+        {name: name for name in known}, table, tuple(unmapped), tuple(unfilled)
     )
 
 
 def test_a_tensor_kept_in_another_form_is_compared_by_content() -> None:
-    def digests(now: Places) -> tuple[dict[str, str], dict[str, str]]:
+    def digests(now: ParameterMap) -> tuple[dict[str, str], dict[str, str]]:
         # b is transposed in the engine, c is another tensor.
         trainer = {"a": "1", "b": "2", "c": "3"}
         engine = {"a": "1", "b": "2" if "b" in now.by_content else "x", "c": "y"}
         return engine, trainer
 
-    base = places(["a", "b", "c"], [], [])
+    base = parameter_map(["a", "b", "c"], [], [])
     assert push.by_content(base, digests).by_content == {"b"}
 
 
 def test_tensors_of_a_strange_architecture_are_left_to_vllm() -> None:
-    base = places(["a"], ["experts.0"], ["w13"])
+    base = parameter_map(["a"], ["experts.0"], ["w13"])
     push.check_set([("a", "float32", (2,)), ("experts.0", "float32", (9,))], base, base)
 
 
 def test_a_set_of_which_no_name_is_known_is_refused() -> None:
-    base = places([], ["module.a"], ["a"])
+    base = parameter_map([], ["module.a"], ["a"])
     with pytest.raises(StageFault, match=r"module\.a") as caught:
         push.check_set([("module.a", "float32", (2,))], base, base)
     assert caught.value.cause == "sync.name-or-shape"
@@ -190,12 +192,12 @@ def test_what_stands_beside_a_tensor_in_another_form_may_be_in_another_form() ->
     # BLOOM's rows are sorted, those of the bias too: zeros look the same either way.
     names = ["qkv.weight", "qkv.bias", "norm.weight"]
 
-    def digests(now: Places) -> tuple[dict[str, str], dict[str, str]]:
+    def digests(now: ParameterMap) -> tuple[dict[str, str], dict[str, str]]:
         trainer = dict.fromkeys(names, "1")
         sorted_rows = "1" if "qkv.weight" in now.by_content else "x"
         return trainer | {"qkv.weight": sorted_rows}, trainer
 
-    found = push.by_content(places(names, [], []), digests).by_content
+    found = push.by_content(parameter_map(names, [], []), digests).by_content
     assert found == {"qkv.weight", "qkv.bias"}
 
 

@@ -200,9 +200,9 @@ def test_the_meeting_of_a_push_is_on_loopback_only() -> None:
     program = """
 import psutil
 from pytest_gkd.workload.sync import broadcast
-meeting, store = broadcast.call_meeting("gloo", 2, 10)
+rendezvous, store = broadcast.open_rendezvous("gloo", 2, 10)
 found = [c for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"]
-print([(c.laddr.ip, c.laddr.port == meeting.port) for c in found])
+print([(c.laddr.ip, c.laddr.port == rendezvous.port) for c in found])
 """
     assert (
         fresh_python.output(program).strip().splitlines()[-1] == "[('127.0.0.1', True)]"

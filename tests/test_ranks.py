@@ -82,7 +82,7 @@ def test_a_killed_rank_is_named_with_its_signal(
 def test_a_rank_killed_before_the_rendezvous_is_named(
     launcher: group.Launcher, tmp_path: Path
 ) -> None:
-    fault = _fault(_run(launcher, tmp_path, Fault(0, "kill", "meeting")))
+    fault = _fault(_run(launcher, tmp_path, Fault(0, "kill", "rendezvous")))
     assert fault.cause == "comm.peer-died"
     assert fault.message.startswith("rank 0 ")
     assert "in the rendezvous" in fault.message
@@ -189,7 +189,7 @@ def test_a_rank_that_gives_something_wrong_is_found_by_all_gather(
 def test_ranks_with_different_world_sizes_are_told_apart(
     launcher: group.Launcher, tmp_path: Path
 ) -> None:
-    error = _fault(_run(launcher, tmp_path, Fault(1, "world-size", "meeting")))
+    error = _fault(_run(launcher, tmp_path, Fault(1, "world-size", "rendezvous")))
     assert error.cause == "comm.world-size"
     assert "rank 0 with 2; rank 1 with 3" in error.message
 
@@ -197,7 +197,7 @@ def test_ranks_with_different_world_sizes_are_told_apart(
 def test_ranks_that_look_for_each_other_in_different_places_say_where(
     launcher: group.Launcher, tmp_path: Path
 ) -> None:
-    error = _fault(_run(launcher, tmp_path, Fault(1, "address", "meeting")))
+    error = _fault(_run(launcher, tmp_path, Fault(1, "address", "rendezvous")))
     assert error.cause == "comm.rendezvous"
     assert "rank 1 at 192.0.2.1:" in error.message
 
@@ -306,7 +306,7 @@ def test_a_launcher_that_ends_at_once_is_told_with_its_log(
 def _failed(error: str, code: int = 1, log: str = "") -> RankRun:
     """Two ranks of which rank 1 failed in the first collective, with these words."""
     marks: list[dict[str, object]] = [
-        {"what": "meeting", "t": 1.0},
+        {"what": "rendezvous", "t": 1.0},
         {"what": "joined", "t": 2.0},
         {"what": "entered", "t": 3.0, "op": FIRST},
     ]

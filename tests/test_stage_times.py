@@ -35,7 +35,7 @@ class Job:
         self.trainer = SimpleNamespace(
             snapshot=lambda: None, perturb=lambda seed: None, restore=lambda: None
         )
-        self.transport = ("nccl", "two GPUs")
+        self.transfer = SimpleNamespace(transport="nccl", why="two GPUs")
 
     def _seconds(self, what: str) -> float:
         seconds, self._took[what] = self._took.get(what, 100.0), 2.0

@@ -21,10 +21,9 @@ from pytest_gkd.processes import gpus
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.engine import engine
 from pytest_gkd.workload.engine.engine_config import EngineConfig
-from pytest_gkd.workload.layouts import local_layouts
 from pytest_gkd.workload.layouts.layout import check_layout
-from pytest_gkd.workload.sync import broadcast
-from pytest_gkd.workload.sync.broadcast import Meeting
+from pytest_gkd.workload.sync import broadcast, transfer
+from pytest_gkd.workload.sync.broadcast import Rendezvous
 
 torch = pytest.importorskip("torch")
 
@@ -32,7 +31,6 @@ import gpu_twins  # noqa: E402
 
 from pytest_gkd.workload.engine.engine_worker import WeightReceiver  # noqa: E402
 from pytest_gkd.workload.layouts.ray_actors import Role  # noqa: E402
-from pytest_gkd.workload.layouts.ray_layout import RayLayout  # noqa: E402
 from pytest_gkd.workload.sync.push import WeightSource  # noqa: E402
 
 VALUES = [float(number) for number in range(8)]
@@ -65,6 +63,10 @@ def source_on(uuid: str) -> WeightSource:
     return Source(SimpleNamespace(named_tensors=weights.items))  # type: ignore[arg-type]
 
 
+def between(engine: Engine, trainer: str) -> transfer.Transfer:
+    return transfer.choose(engine, source_on(trainer), lambda: 1.0, opens_memory=True)
+
+
 @pytest.fixture(autouse=True)
 def host_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """CUDA IPC with host memory."""
@@ -89,10 +91,13 @@ def host_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_the_transport_is_one_that_every_rank_can_use(
     trainer: str, ranks: list[str], transport: str
 ) -> None:
-    split = local_layouts.Split.__new__(local_layouts.Split)
-    found, why = split.transport(Engine(*ranks), source_on(trainer))
-    assert found == transport
-    assert why
+    found = between(Engine(*ranks), trainer)
+    assert found.transport == transport
+    assert found.why
+    aside = transfer.choose(
+        Engine(*ranks), source_on(trainer), lambda: 1.0, opens_memory=False
+    )
+    assert aside.transport == transport.replace("cuda-ipc", "gloo")
 
 
 def test_instances_of_one_gpu_do_not_meet_by_nccl(
@@ -103,21 +108,19 @@ def test_instances_of_one_gpu_do_not_meet_by_nccl(
         gpus.Card(1, "GPU-C"),
     )
     monkeypatch.setattr(gpus, "read", lambda: gpus.Machine("570.124.06", cards))
-    split = local_layouts.Split.__new__(local_layouts.Split)
     for trainer, rank, transport in (
         ("B", "A", "gloo"),
         ("B", "C", "nccl"),
         ("B", "B", "cuda-ipc"),
     ):
-        assert split.transport(Engine(rank), source_on(trainer))[0] == transport
+        assert between(Engine(rank), trainer).transport == transport
 
 
 def test_memory_that_cannot_be_opened_goes_through_the_host_and_says_why() -> None:
-    split = local_layouts.Split.__new__(local_layouts.Split)
     refused = "RuntimeError: pidfd_getfd: Operation not permitted"
-    found, why = split.transport(Engine("A", opened=lambda _: refused), source_on("A"))
-    assert found == "gloo"
-    assert why.endswith(f"as CUDA IPC does not work here: {refused}")
+    found = between(Engine("A", opened=lambda _: refused), "A")
+    assert found.transport == "gloo"
+    assert found.why.endswith(f"as CUDA IPC does not work here: {refused}")
 
 
 def test_memory_that_cannot_be_shared_goes_through_the_host_and_says_why(
@@ -156,16 +159,11 @@ def test_a_rank_opens_what_is_shared_and_tells_why_it_cannot() -> None:
     assert str(receiver.gkd_open(broken)).startswith("IndexError: ")
 
 
-# -- carried ------------------------------------------------------------------------
+# -- pushed -------------------------------------------------------------------------
 
 WEIGHTS = {"a": torch.full((2, 2), 3.0), "b": torch.arange(5.0).to(torch.bfloat16)}
 INFOS: list[broadcast.Info] = [("a", "float32", (2, 2)), ("b", "bfloat16", (5,))]
 TRANSPORTS = ("gloo", "nccl", "cuda-ipc")
-WAYS = (
-    (local_layouts.Colocated, "in-process"),
-    *((local_layouts.Split, transport) for transport in TRANSPORTS),
-    *((RayLayout, transport) for transport in ("gloo", "nccl")),
-)
 ENOUGH_S, SHORT_S = 60.0, 3.0
 
 
@@ -192,10 +190,10 @@ class Rank(Engine):
         self.receiver.rank = 0
         self.receiver.model_runner.get_model = lambda: self.model
 
-    def receive(self, infos: list[Any], meeting: Meeting) -> None:
+    def receive(self, infos: list[Any], rendezvous: Rendezvous) -> None:
         # NCCL's buffers are where the weights are.
         self.receiver.model_runner.device = torch.device("cpu")
-        self.receiver.gkd_receive(infos, asdict(meeting))
+        self.receiver.gkd_receive(infos, asdict(rendezvous))
 
     def take_shared(self, infos: list[Any], handles: str) -> None:
         self.receiver.gkd_import(infos, handles)
@@ -239,28 +237,31 @@ def trainer() -> WeightSource:
     return WeightSource(SimpleNamespace(named_tensors=WEIGHTS.items))  # type: ignore[arg-type]
 
 
-def carry(
+def push(
     transport: str,
     engine: Any,
     source: WeightSource,
     infos: list[broadcast.Info] = INFOS,
     budget_s: float = ENOUGH_S,
-    layout: Any = local_layouts.Split,
 ) -> int:
-    made = layout.__new__(layout)
-    made.plan = SimpleNamespace(engine=SimpleNamespace(tensor_parallel_size=1))
-    moved: int = made.carry(transport, engine, source, infos, budget_s)
-    return moved
+    made: transfer.Transfer
+    if transport == "in-process":
+        made = transfer.InProcess(engine, source)
+    elif transport == "cuda-ipc":
+        made = transfer.SharedMemory(engine, source, lambda: budget_s, "")
+    else:
+        made = transfer.Broadcast(engine, source, lambda: budget_s, "", transport, 2)
+    return made.push(infos)
 
 
-@pytest.mark.parametrize(("layout", "transport"), WAYS)
+@pytest.mark.parametrize("transport", ["in-process", *TRANSPORTS])
 def test_weights_arrive_whole_by_every_transport(
-    layout: Any, transport: str, nccl: list[gpu_twins.Communicator]
+    transport: str, nccl: list[gpu_twins.Communicator]
 ) -> None:
     engine, source = Rank(), trainer()
     for _ in range(2):
         engine.model.loaded = {}
-        assert carry(transport, engine, source, layout=layout) > 0
+        assert push(transport, engine, source) > 0
         assert engine.model.loaded.keys() == WEIGHTS.keys()
         for name, tensor in WEIGHTS.items():
             assert torch.equal(engine.model.loaded[name], tensor)
@@ -275,12 +276,12 @@ def test_an_engine_that_expects_other_tensors_is_told_the_size(
     transport: str, nccl: list[gpu_twins.Communicator]
 ) -> None:
     class Other(Rank):
-        def receive(self, infos: list[Any], meeting: Meeting) -> None:
-            super().receive(infos[:1], meeting)
+        def receive(self, infos: list[Any], rendezvous: Rendezvous) -> None:
+            super().receive(infos[:1], rendezvous)
 
     expected = "announces 32 bytes, the receiver expects 16"
     with pytest.raises(broadcast.BroadcastError, match=expected):
-        carry(transport, Other(), trainer())
+        push(transport, Other(), trainer())
     assert all(one.disabled for one in nccl)
 
 
@@ -290,7 +291,7 @@ def test_a_trainer_that_gives_another_tensor_is_told_so_on_both_sides(
 ) -> None:
     wrong: list[broadcast.Info] = [("a", "float32", (4, 2))]
     with pytest.raises(broadcast.BroadcastError, match=r"the trainer gave a \(2, 2\)"):
-        carry(transport, Rank(), trainer(), wrong)
+        push(transport, Rank(), trainer(), wrong)
     assert all(one.disabled for one in nccl)
 
 
@@ -299,25 +300,18 @@ def test_an_engine_that_is_lost_is_the_reason_and_not_the_wait_for_it(
     transport: str, nccl: list[gpu_twins.Communicator]
 ) -> None:
     class Lost(Rank):
-        def receive(self, infos: list[Any], meeting: Meeting) -> None:
+        def receive(self, infos: list[Any], rendezvous: Rendezvous) -> None:
             raise StageFault("env.host-oom", "the engine's rank 0 was killed")
 
         take_shared = receive  # type: ignore[assignment]
 
     with pytest.raises(StageFault, match="rank 0 was killed"):
-        carry(transport, Lost(), trainer(), budget_s=SHORT_S)
+        push(transport, Lost(), trainer(), budget_s=SHORT_S)
 
 
 @pytest.mark.parametrize("transport", ["gloo", "nccl"])
-@pytest.mark.parametrize(
-    ("layout", "named"),
-    [
-        (local_layouts.Split, "sending by {}"),
-        (RayLayout, "the trainer's broadcast"),
-    ],
-)
 def test_a_sender_that_hangs_is_named(
-    layout: Any, named: str, transport: str, nccl: list[gpu_twins.Communicator]
+    transport: str, nccl: list[gpu_twins.Communicator]
 ) -> None:
     source, go_on = trainer(), threading.Event()
 
@@ -330,10 +324,10 @@ def test_a_sender_that_hangs_is_named(
     )
     source.device = lambda: torch.device("cpu")  # type: ignore[method-assign]
     with pytest.raises(StageFault) as told:
-        carry(transport, Rank(), source, budget_s=SHORT_S, layout=layout)
+        push(transport, Rank(), source, budget_s=SHORT_S)
     go_on.set()
     assert told.value.cause == "sync.stuck"
-    assert named.format(transport) in told.value.facts["waited_for"]
+    assert f"the trainer's broadcast by {transport}" in told.value.facts["waited_for"]
 
 
 def test_an_engine_that_does_not_open_the_memory_in_time_is_named() -> None:
@@ -343,7 +337,7 @@ def test_an_engine_that_does_not_open_the_memory_in_time_is_named() -> None:
 
     go_on, source = threading.Event(), trainer()
     with pytest.raises(StageFault, match="the trainer's GPU memory") as told:
-        carry("cuda-ipc", Hung(), source, budget_s=0.2)
+        push("cuda-ipc", Hung(), source, budget_s=0.2)
     assert told.value.cause == "sync.stuck"
     assert source._shared  # the engine may still read it
     go_on.set()
@@ -360,7 +354,7 @@ def test_a_communicator_that_is_disabled_is_no_push(
     pynccl: Any = sys.modules["vllm.distributed.device_communicators.pynccl"]
     monkeypatch.setattr(pynccl, "PyNcclCommunicator", Disabled)
     with pytest.raises(broadcast.BroadcastError, match="communicator is disabled"):
-        carry("nccl", Rank(), trainer())
+        push("nccl", Rank(), trainer())
 
 
 # -- the engine --------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """One side of a weight broadcast, told on standard input what to do, a line a case.
 
-As ``send``: a case's name comes in, the meeting goes out, any line starts it. As
-``receive``: a meeting comes in, "joined" goes out, then what arrived or the error.
+As ``send``: a case's name comes in, the rendezvous goes out, any line starts it. As
+``receive``: a rendezvous comes in, "joined" goes out, then what arrived or the error.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def tensors() -> list[tuple[str, Any]]:
 
 
 def send(case: str) -> None:
-    meeting, store = broadcast.call_meeting("gloo", 2, timeout_s=3.0)
-    print(json.dumps(asdict(meeting)), flush=True)
-    group = broadcast.join(meeting, 0, torch.device("cpu"), store)
+    rendezvous, store = broadcast.open_rendezvous("gloo", 2, timeout_s=3.0)
+    print(json.dumps(asdict(rendezvous)), flush=True)
+    group = broadcast.join(rendezvous, 0, torch.device("cpu"), store)
     sys.stdin.readline()  # the receiver has joined too, which needs this side's store
     if case == "whole":
         broadcast.send(group, INFOS, tensors())
@@ -50,9 +50,9 @@ def send(case: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def receive(meeting: str) -> None:
+def receive(rendezvous: str) -> None:
     group = broadcast.join(
-        broadcast.Meeting(**json.loads(meeting)), 1, torch.device("cpu")
+        broadcast.Rendezvous(**json.loads(rendezvous)), 1, torch.device("cpu")
     )
     print("joined", flush=True)
     try:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from pytest_gkd.options import Settings
@@ -25,20 +26,23 @@ def outcome(function: Any) -> dict[str, Any]:
 
 
 class Dropping(Colocated):
-    """A transport that loses what ``loses`` says and reports success."""
+    """Its transfer loses what ``loses`` says and reports success."""
 
     loses = "nothing"
 
-    def carry(
-        self, transport: str, engine: Any, source: Any, infos: Any, budget_s: float
-    ) -> int:
-        if self.loses == "all":
-            return 1
-        if self.loses == "half":
-            sent = list(source.tensors(infos))
-            engine.load(iter(sent[: len(sent) // 2]))
-            return 1
-        return super().carry(transport, engine, source, infos, budget_s)
+    def transfer(self, engine: Any, source: Any) -> Any:
+        whole = super().transfer(engine, source)
+
+        def push(infos: Any) -> int:
+            if self.loses == "all":
+                return 1
+            if self.loses == "half":
+                sent = list(source.tensors(infos))
+                engine.load(iter(sent[: len(sent) // 2]))
+                return 1
+            return whole.push(infos)
+
+        return SimpleNamespace(transport=whole.transport, why=whole.why, push=push)
 
 
 class Renamed:

@@ -30,6 +30,6 @@ with tempfile.TemporaryDirectory(prefix="r") as temporary:
     ]
     mode = os.environ.get("RAY_AUTH_MODE")
     print("\n" + json.dumps({"listening": found, "auth": mode}))
-    layout.close(for_another=False)
+    layout.close()
 sys.stdout.flush()
 os._exit(0)

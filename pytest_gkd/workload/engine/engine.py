@@ -18,8 +18,8 @@ from pytest_gkd.workload.engine import engine_errors
 from pytest_gkd.workload.engine.engine_config import EngineConfig
 from pytest_gkd.workload.ranks import exit_reasons
 from pytest_gkd.workload.sync import push
-from pytest_gkd.workload.sync.broadcast import Info, Meeting
-from pytest_gkd.workload.sync.push import Places
+from pytest_gkd.workload.sync.broadcast import Info, Rendezvous
+from pytest_gkd.workload.sync.push import ParameterMap
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -202,19 +202,17 @@ class Engine:
         """Device and UUID of every rank."""
         return self._rpc("gkd_identity")
 
-    def places(self, names: list[str]) -> Places:
+    def parameter_map(self, names: list[str]) -> ParameterMap:
         """Where the engine keeps the trainer tensors ``names``."""
         answer = self._rpc("gkd_parameters", names)[0]
-        return push.places_of(
-            names, answer, shards=self.config.tensor_parallel_size > 1
-        )
+        return push.read_map(names, answer, shards=self.config.tensor_parallel_size > 1)
 
-    def digests(self, places: Places) -> dict[str, str]:
+    def digests(self, mapped: ParameterMap) -> dict[str, str]:
         """A digest per trainer tensor, computed where the parameters are."""
-        inexact = sorted(places.by_content)
-        ranks = self._rpc("gkd_digests", dict(places.places), inexact)
+        inexact = sorted(mapped.by_content)
+        ranks = self._rpc("gkd_digests", dict(mapped.engine_names), inexact)
         found = push.whole(ranks, shards=self.config.tensor_parallel_size > 1)
-        if not places.unplaced:
+        if not mapped.unmapped:
             # Parameters that no tensor of the trainer's could mean, such as scales.
             found.pop("*", None)
         return found
@@ -224,9 +222,9 @@ class Engine:
         self._rpc("gkd_load", weights)
         self.forget_prefixes()
 
-    def receive(self, infos: list[Info], meeting: Meeting) -> None:
+    def receive(self, infos: list[Info], rendezvous: Rendezvous) -> None:
         """Take part in the trainer's broadcast and load what it sends."""
-        self._rpc("gkd_receive", [list(info) for info in infos], asdict(meeting))
+        self._rpc("gkd_receive", [list(info) for info in infos], asdict(rendezvous))
         self.forget_prefixes()
 
     def take_shared(self, infos: list[Info], handles: str) -> None:

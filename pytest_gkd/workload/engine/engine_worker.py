@@ -118,9 +118,9 @@ class WeightReceiver:
         return {"device": properties.name, "uuid": str(properties.uuid)}
 
     def gkd_parameters(self, names: list[str]) -> dict[str, Any]:
-        """``parameters``: name -> [dtype, shape]; ``places``: trainer name -> name.
+        """``parameters``: name -> [dtype, shape]; ``engine_names``: by trainer's name.
 
-        Names are without fusion; ``places`` leaves out what is unknown here.
+        Names are without fusion; the latter leaves out what is unknown here.
         """
         model = self.model_runner.get_model()
         views = parameters.unfused(model)
@@ -129,31 +129,31 @@ class WeightReceiver:
                 name: [str(view.dtype).removeprefix("torch."), list(view.shape)]
                 for name, view in views.items()
             },
-            "places": parameters.engine_names(model, names),
+            "engine_names": parameters.engine_names(model, names),
         }
 
     def gkd_digests(
-        self, places: dict[str, str], by_content: list[str]
+        self, engine_names: dict[str, str], by_content: list[str]
     ) -> dict[str, str]:
-        """A digest per trainer name; ``places`` maps it to the engine's name.
+        """A digest per trainer name; ``engine_names`` maps it to the engine's name.
 
         For names in ``by_content`` the checksum of this rank's part. The parameters
         that no name maps to have one checksum together under ``*``.
         """
         views = parameters.unfused(self.model_runner.get_model())
-        placed = {name: views[place] for name, place in places.items()}
-        taken = set(places.values())
+        named = {name: views[engine_name] for name, engine_name in engine_names.items()}
+        taken = set(engine_names.values())
         others = [view for name, view in views.items() if name not in taken]
-        return parameters.digests(placed, set(by_content), others)
+        return parameters.digests(named, set(by_content), others)
 
     def gkd_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load ``weights`` in place; only for an engine in the caller's process."""
         self._gkd_load(weights)
 
-    def gkd_receive(self, infos: list[Any], meeting: dict[str, Any]) -> None:
+    def gkd_receive(self, infos: list[Any], rendezvous: dict[str, Any]) -> None:
         """Join the trainer's broadcast and load what it sends."""
         announced = [(name, dtype, tuple(shape)) for name, dtype, shape in infos]
-        where = broadcast.Meeting(**meeting)
+        where = broadcast.Rendezvous(**rendezvous)
         group = broadcast.join(where, 1 + self.rank, self._gkd_device)
         # A failure has to end the group here and now: the sender then hears of it at
         # once instead of waiting for its timeout.

@@ -66,7 +66,7 @@ def judge(
     others = push.differing(engine, job.trainer_digests())
     # Scales of quantised layers have other names; no trainer has them to send.
     endings = (".weight", ".bias") if pushed else ()
-    never_sent = [name for name in job.places.unfilled if name.endswith(endings)]
+    never_sent = [name for name in job.parameter_map.unfilled if name.endswith(endings)]
     cause = "vllm.wrong-output"
     if others:
         why = (
@@ -81,8 +81,8 @@ def judge(
         )
     else:
         why = f"all {len(engine)} tensors in the engine equal the trainer's"
-        if job.places.by_content:
-            unsure = len(job.places.by_content)
+        if job.parameter_map.by_content:
+            unsure = len(job.parameter_map.by_content)
             why += f", {unsure} of them but for the order of their elements"
         elif _is_rounding(checks):
             return f"{tokens}, narrowly, as half precision may round: {why}; {detail}"

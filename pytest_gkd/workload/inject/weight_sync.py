@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pytest_gkd.workload.layouts.plan import Plan
-    from pytest_gkd.workload.sync.broadcast import Info, Meeting
+    from pytest_gkd.workload.sync.broadcast import Info, Rendezvous
 
 MATRIX = "model.layers.0.mlp.up_proj.weight"
 
@@ -150,10 +150,10 @@ class DyingSource(push.WeightSource):
         self._plan = plan
         self._sending = False
 
-    def send(self, meeting: Meeting, infos: list[Info]) -> int:
+    def send(self, rendezvous: Rendezvous, infos: list[Info]) -> int:
         """Join the group, give away half of the tensors, and die."""
         self._sending = True
-        return super().send(meeting, infos)
+        return super().send(rendezvous, infos)
 
     def tensors(self, infos: Iterable[Info]) -> Iterator[tuple[str, Tensor]]:
         """The tensors; the second half of them never comes in a push."""

@@ -170,7 +170,7 @@ def cache(config: Mapping[str, Any], tokens: int, width: int) -> Part:
     return Part("KV cache", usual, usual if plain and not sliding else 0)
 
 
-def places(settings: Settings) -> dict[str, tuple[int, ...]]:
+def placement(settings: Settings) -> dict[str, tuple[int, ...]]:
     """Which of the GPUs each role is on, counted from 0: the engine on the first ones,
     trainer and teacher on one of the others each, as far as there are."""
     last = settings.gpus - 1
@@ -264,7 +264,7 @@ class Estimate:
         if stage not in steps or student is None:
             return found
         on_cpu = self.settings.device == "cpu"
-        where = places(self.settings)
+        where = placement(self.settings)
         for number in where["engine"]:
             found[HOST if on_cpu else number] += self._engine(student)
             if on_cpu:
@@ -310,14 +310,14 @@ class Estimate:
 
     def _claim(self) -> int:
         """The engine's share of its smallest GPU, in bytes."""
-        numbers = places(self.settings)["engine"]
+        numbers = placement(self.settings)["engine"]
         totals = [self.rooms[n].total for n in numbers if n in self.rooms]
         return int(self.plan.engine.gpu_memory_utilization * min(totals, default=0))
 
     def _judge(
         self, gkd: StageContext, place: int | str, room: Room, parts: list[Part]
     ) -> None:
-        if place in places(self.settings)["engine"]:
+        if place in placement(self.settings)["engine"]:
             self._judge_engine(room)
         least, usual = sum(p.least for p in parts), sum(p.usual for p in parts)
         if place != HOST:
@@ -396,7 +396,7 @@ class Estimate:
         """What the engine would do with: a larger share, or more GPUs."""
         found: dict[str, Any] = {}
         share = math.ceil(self._engine_wants() / room.total / STEP) * STEP
-        where = places(self.settings)
+        where = placement(self.settings)
         alone = not {*where["student"], *where["teacher"]} & set(where["engine"])
         if share <= (0.9 if alone else 0.5) and share * room.total <= room.free:
             found["share"] = f"{share:.2f}"
@@ -411,7 +411,7 @@ class Estimate:
         self, place: int | str, room: Room, parts: list[Part]
     ) -> dict[str, Any]:
         """A smaller share for the engine, where the rest may then fit beside it."""
-        if place not in places(self.settings)["engine"]:
+        if place not in placement(self.settings)["engine"]:
             return {}
         rest = sum(p.least for p in parts[2:]) + GIB
         rest += CONTEXT_BYTES * len(self._processes(place))
@@ -423,7 +423,7 @@ class Estimate:
 
     def _processes(self, place: int | str) -> list[str]:
         """The roles on a GPU that have a process, and so a context, each."""
-        on = [role for role, at in places(self.settings).items() if place in at]
+        on = [role for role, at in placement(self.settings).items() if place in at]
         return on[:1] if self.settings.layout == "colocated" else on
 
 

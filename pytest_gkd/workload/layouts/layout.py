@@ -21,10 +21,11 @@ from pytest_gkd.workload.layouts.plan import Plan, make_plan
 from pytest_gkd.workload.models import model_files
 from pytest_gkd.workload.models.inputs import Inputs
 from pytest_gkd.workload.sync import push
+from pytest_gkd.workload.sync.transfer import Transfer
 
 if TYPE_CHECKING:
     from pytest_gkd.workload.sync.broadcast import Info
-    from pytest_gkd.workload.sync.push import Places
+    from pytest_gkd.workload.sync.push import ParameterMap
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,15 @@ class PushReport:
 
 
 class Layout(Protocol):
-    """Builds the parts of a job where it wants them, and carries weights.
+    """Builds the parts of a job where it wants them, and says how weights move.
 
     The parts have the methods of ``Engine``, ``Trainer``, ``WeightSource`` and
     ``Teacher``, whether they are these or stand for one in another process.
     """
 
     name: str
+    ends_by_itself: bool
+    """Whether all of it ends with this process."""
 
     def start_engine(self) -> Any:
         """The rollout engine, started."""
@@ -55,25 +58,11 @@ class Layout(Protocol):
     def load_teacher(self) -> Any:
         """The teacher."""
 
-    def transport(self, engine: Any, source: Any) -> tuple[str, str]:
-        """By what means weights move, and why."""
+    def transfer(self, engine: Any, source: Any) -> Transfer:
+        """How the trainer's weights get into the engine."""
 
-    def carry(
-        self,
-        transport: str,
-        engine: Any,
-        source: Any,
-        infos: list[Info],
-        budget_s: float,
-    ) -> int:
-        """Move the trainer's weights into the engine; the bytes moved."""
-
-    def close(self, *, for_another: bool) -> None:
-        """End every process that was started.
-
-        ``for_another`` says that a job takes its place in this process, which needs
-        the memory; else the process itself is about to end.
-        """
+    def close(self) -> None:
+        """End every process that was started, and free the engine's memory."""
 
 
 class Job:
@@ -119,29 +108,29 @@ class Job:
         return self.layout.load_teacher()
 
     @cached_property
-    def transport(self) -> tuple[str, str]:
-        """By what means weights move here, and why."""
-        return self.layout.transport(self.engine, self.source)
+    def transfer(self) -> Transfer:
+        """How weights move here."""
+        return self.layout.transfer(self.engine, self.source)
 
     @cached_property
-    def places(self) -> Places:
+    def parameter_map(self) -> ParameterMap:
         """Which engine parameter takes which tensor, for the checkpoint's own names.
 
         Found out while both sides still hold that checkpoint.
         """
         self._gkd.step("matching parameters by name")
         with self._single_use():
-            return push.by_content(self._places_now(), self._digests)
+            return push.by_content(self._parameter_map_now(), self._digests)
 
-    def _digests(self, places: Places) -> tuple[dict[str, str], dict[str, str]]:
-        engine: dict[str, str] = self.engine.digests(places)
-        trainer: dict[str, str] = self.source.digests(self.infos(places), places)
+    def _digests(self, mapped: ParameterMap) -> tuple[dict[str, str], dict[str, str]]:
+        engine: dict[str, str] = self.engine.digests(mapped)
+        trainer: dict[str, str] = self.source.digests(self.infos(mapped), mapped)
         return engine, trainer
 
-    def _places_now(self) -> Places:
+    def _parameter_map_now(self) -> ParameterMap:
         names = [name for name, _, _ in self.trainer.parameter_info()]
-        places: Places = self.engine.places(names)
-        return places
+        mapped: ParameterMap = self.engine.parameter_map(names)
+        return mapped
 
     # -- work ------------------------------------------------------------------------
 
@@ -161,9 +150,9 @@ class Job:
             )
         return found
 
-    def infos(self, places: Places) -> list[Info]:
+    def infos(self, mapped: ParameterMap) -> list[Info]:
         """The tensors as they are sent: name, the engine's dtype, shape."""
-        dtypes = {name: places.dtype(name) for name in places.places}
+        dtypes = {name: mapped.dtype(name) for name in mapped.engine_names}
         found: list[Info] = self.source.infos(dtypes)
         return found
 
@@ -173,39 +162,37 @@ class Job:
         Raises StageFault ``sync.name-or-shape`` or ``train.nan`` before anything is
         sent, ``sync.stuck`` when it does not end, else what the layout raises.
         """
-        base = self.places
-        transport, _ = self.transport
+        base = self.parameter_map
+        transfer = self.transfer
         with self._single_use():
-            now = self._places_now()
+            now = self._parameter_map_now()
             infos = self.infos(base)
             push.check_set(infos, base, now)
             push.check_finite(self.trainer.nonfinite(), len(infos))
-            self._gkd.step(f"pushing weights ({transport})")
+            self._gkd.step(f"pushing weights ({transfer.transport})")
             started = monotonic()
             try:
-                moved = self.layout.carry(
-                    transport, self.engine, self.source, infos, self.budget_s()
-                )
+                moved = transfer.push(infos)
             except Exception as error:
                 fault = push.refusal(error, infos, base)
                 if fault is None or isinstance(error, StageFault):
                     raise
                 raise fault from error
             seconds = monotonic() - started
-        return PushReport(len(infos), moved, seconds, transport)
+        return PushReport(len(infos), moved, seconds, transfer.transport)
 
     def engine_digests(self) -> dict[str, str]:
         """A digest per tensor name, of what the engine's processes hold."""
-        places = self.places
+        mapped = self.parameter_map
         self._gkd.step("comparing checksums")
         with self._single_use():
-            found: dict[str, str] = self.engine.digests(places)
+            found: dict[str, str] = self.engine.digests(mapped)
         return found
 
     def trainer_digests(self) -> dict[str, str]:
         """The same of what the trainer holds, in the engine's dtypes."""
         found: dict[str, str] = self.source.digests(
-            self.infos(self.places), self.places
+            self.infos(self.parameter_map), self.parameter_map
         )
         return found
 
@@ -219,37 +206,39 @@ class Job:
         """
         engine = self.engine_digests()
         with self._single_use():
-            push.check_shapes(self.infos(self.places), self.places, self.places)
+            push.check_shapes(
+                self.infos(self.parameter_map), self.parameter_map, self.parameter_map
+            )
             push.check_equal(engine, self.trainer_digests(), when, cause)
         return engine
 
     def describe(self) -> dict[str, Any]:
         """What runs, as findings for the report."""
-        transport, why = self.transport
         facts: dict[str, Any] = {
             "layout": self.layout.name,
             "layout_why": self.plan.settings.layout_why,
-            "transport": transport,
-            "transport_why": why,
+            "transport": self.transfer.transport,
+            "transport_why": self.transfer.why,
             **self.engine.describe(),
         }
-        apart = (*self.places.unplaced, *self.places.unfilled)
+        apart = (*self.parameter_map.unmapped, *self.parameter_map.unfilled)
         if apart:
             facts["tensors_without_partner_by_name"] = list(apart[:10])
-        if self.places.by_content:
-            facts["tensors_compared_by_content"] = len(self.places.by_content)
+        if self.parameter_map.by_content:
+            facts["tensors_compared_by_content"] = len(self.parameter_map.by_content)
         return facts
 
-    def budget_s(self) -> float:
-        """Seconds that one operation may take: what the stage has, less the telling."""
-        return self._gkd.working_s()
-
     def close(self, *, for_another: bool = False) -> None:
-        """End every process that the job started; see ``Layout.close``."""
+        """End every process that the job started.
+
+        ``for_another`` says that a job takes its place in this process, which needs
+        the memory; else the process itself is about to end.
+        """
         if for_another:
             for part in ("engine", "_training", "teacher"):
                 self.__dict__.pop(part, None)
-        self.layout.close(for_another=for_another)
+        if for_another or not self.layout.ends_by_itself:
+            self.layout.close()
 
     @contextlib.contextmanager
     def _single_use(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """Teacher, trainer and rollout engine as Ray actors.
 
 A local Ray, started for this job and ended with it. Weights go from the trainer's actor
-straight into the rollout's, over a group of their own; Ray only carries the calls.
+straight into the rollout's, over a group of their own; Ray only passes the calls.
 """
 
 from __future__ import annotations
@@ -14,17 +14,13 @@ from typing import Any
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import stacks, tree
 from pytest_gkd.stage_api import StageContext, StageFault
-from pytest_gkd.workload.deadline import both
 from pytest_gkd.workload.engine import compiling
 from pytest_gkd.workload.environment import ray_cluster
 from pytest_gkd.workload.layouts import ray_actors
-from pytest_gkd.workload.layouts.local_layouts import (
-    choose_transport,
-    operation_budget_s,
-)
 from pytest_gkd.workload.layouts.plan import Plan
 from pytest_gkd.workload.ranks import exit_reasons
-from pytest_gkd.workload.sync.broadcast import Info
+from pytest_gkd.workload.sync import transfer
+from pytest_gkd.workload.sync.transfer import Transfer
 
 ROLES = (ray_actors.Rollout, ray_actors.Trainer, ray_actors.Teacher)
 NAMESPACE = "pytest-gkd"
@@ -37,6 +33,7 @@ class RayLayout:
     """Three actors, each in a process of its own, in one placement group."""
 
     name = "ray"
+    ends_by_itself = False
 
     def __init__(self, plan: Plan, gkd: StageContext) -> None:
         self.plan = plan
@@ -67,29 +64,10 @@ class RayLayout:
         self._connect()
         return self._actor(ray_actors.Teacher).wait_until_made()
 
-    def transport(self, engine: Any, source: Any) -> tuple[str, str]:
-        return choose_transport(engine, source, same_gpu="gloo")
+    def transfer(self, engine: Any, source: Any) -> Transfer:
+        return transfer.choose(engine, source, self.gkd.working_s, opens_memory=False)
 
-    def carry(
-        self,
-        transport: str,
-        engine: Any,
-        source: Any,
-        infos: list[Info],
-        budget_s: float,
-    ) -> int:
-        ranks = 1 + self.plan.engine.tensor_parallel_size
-        meeting = source.call_meeting(transport, ranks, operation_budget_s(budget_s))
-        sent, _ = both(
-            ("the trainer's broadcast", lambda: source.send(meeting, infos)),
-            ("the rollout's load", lambda: engine.receive(infos, meeting)),
-            budget_s,
-            "sync.stuck",
-        )
-        return int(sent)
-
-    def close(self, *, for_another: bool) -> None:
-        del for_another
+    def close(self) -> None:
         if not self._started:
             return
         import ray

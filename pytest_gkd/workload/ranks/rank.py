@@ -28,8 +28,8 @@ from pytest_gkd.workload.ranks.rank_plan import (
     FINISHED,
     HOST,
     JOINED,
-    MEETING,
     RAISED,
+    RENDEZVOUS,
     STRUCK,
     RankPlan,
 )
@@ -163,10 +163,10 @@ class Rank:
             device = options["device_id"] = torch.device("cuda", index)
             torch.cuda.set_device(device)
         timeout = datetime.timedelta(seconds=plan.timeout_s)
-        kind = self._commit(MEETING)
+        kind = self._commit(RENDEZVOUS)
         host = NOBODY if kind == "address" else HOST
         world_size = plan.world_size + (kind == "world-size")
-        self.mark(MEETING, world_size=world_size, at=f"{host}:{port}")
+        self.mark(RENDEZVOUS, world_size=world_size, at=f"{host}:{port}")
         store = dist.TCPStore(host, port, is_master=False, timeout=timeout)
         dist.init_process_group(
             plan.backend,
@@ -275,7 +275,7 @@ class Rank:
     def _commit(self, name: str) -> str:
         """The planned fault, if this is its place: committed, or named to be."""
         fault = self._fault
-        if fault is None or (name == MEETING and fault.at != MEETING):
+        if fault is None or (name == RENDEZVOUS and fault.at != RENDEZVOUS):
             return ""
         if not name.startswith(fault.at):
             return ""

@@ -15,8 +15,8 @@ from pytest_gkd.workload.ranks import allreduce
 HOST = "127.0.0.1"
 
 # What a line of a rank's marks tells of, in the order of a run.
-MEETING, JOINED, ENTERED, RAISED, STRUCK, FINISHED = (
-    "meeting",
+RENDEZVOUS, JOINED, ENTERED, RAISED, STRUCK, FINISHED = (
+    "rendezvous",
     "joined",
     "entered",
     "failed",
@@ -34,7 +34,7 @@ class Fault:
     from there on), ``kill-host`` (of the process that forked the ranks), ``address``
     (it looks for the others where nobody is), ``world-size`` (it expects one rank
     more), ``one-gpu`` (all ranks take GPU 0) or ``missing`` (the rank is never
-    started). ``at`` is the start of an operation's name, or ``meeting``; empty means
+    started). ``at`` is the start of an operation's name, or ``rendezvous``; empty means
     the first collective.
     """
 
@@ -48,7 +48,7 @@ class RankPlan:
     """What all ranks of one run do; plain data that travels as JSON.
 
     ``backend`` is ``gloo`` (tensors on the CPU) or ``nccl`` (on GPUs).
-    ``timeout_s`` bounds the meeting and each collective; gloo may take 2.6 times as
+    ``timeout_s`` bounds the rendezvous and each collective; gloo may take 2.6 times as
     long. ``sizes_bytes`` are the buffers whose bus bandwidth is measured, ``devices``
     the numbers of the ranks' GPUs.
     """

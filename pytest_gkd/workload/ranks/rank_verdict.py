@@ -12,7 +12,7 @@ from typing import Any
 from pytest_gkd.processes.tree import exit_name
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.ranks import flight_recorder
-from pytest_gkd.workload.ranks.rank_plan import MEETING, RankPlan
+from pytest_gkd.workload.ranks.rank_plan import RENDEZVOUS, RankPlan
 from pytest_gkd.workload.ranks.rank_records import RankRecord, RankRun
 from pytest_gkd.workload.ranks.rank_texts import (
     ABSENT,
@@ -77,7 +77,7 @@ def _sizes(run: RankRun) -> StageFault | None:
     told: dict[int, list[int]] = {}
     for record in run.records:
         for mark in record.marks:
-            if mark["what"] == MEETING:
+            if mark["what"] == RENDEZVOUS:
                 told.setdefault(mark.get("world_size", run.plan.world_size), []).append(
                     record.rank
                 )
@@ -220,13 +220,13 @@ def _absent(run: RankRun) -> StageFault | None:
     """The rendezvous was not completed: who came, who did not."""
     if all(record.joined for record in run.records):
         return None
-    came = [r for r in run.records if any(m["what"] == MEETING for m in r.marks)]
+    came = [r for r in run.records if any(m["what"] == RENDEZVOUS for m in r.marks)]
     absent = [record for record in run.records if record not in came]
     states = "; ".join(f"rank {r.rank} {_state(r)}" for r in absent)
     places: dict[str, list[int]] = {}
     for record in run.records:
         for mark in record.marks:
-            if mark["what"] == MEETING and "at" in mark:
+            if mark["what"] == RENDEZVOUS and "at" in mark:
                 places.setdefault(mark["at"], []).append(record.rank)
     if not states and len(places) > 1:
         states = "they looked for each other in different places, " + "; ".join(

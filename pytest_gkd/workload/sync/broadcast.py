@@ -33,7 +33,7 @@ class BroadcastError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where and how the processes of one broadcast meet; plain data, to be sent.
 
     Rank 0 sends. ``timeout_s`` bounds each single operation under gloo; NCCL's have
@@ -61,13 +61,15 @@ class Group(Protocol):
 class GlooGroup:
     """A gloo group over the loopback interface."""
 
-    def __init__(self, meeting: Meeting, rank: int, store: Any = None) -> None:
+    def __init__(self, rendezvous: Rendezvous, rank: int, store: Any = None) -> None:
         import torch
         import torch.distributed as dist
 
-        timeout = datetime.timedelta(seconds=meeting.timeout_s)
+        timeout = datetime.timedelta(seconds=rendezvous.timeout_s)
         if store is None:
-            store = dist.TCPStore(HOST, meeting.port, is_master=False, timeout=timeout)
+            store = dist.TCPStore(
+                HOST, rendezvous.port, is_master=False, timeout=timeout
+            )
         self.device = torch.device("cpu")
         options = dist.ProcessGroupGloo._Options()
         # Without a device of ours gloo looks this machine's name up, which fails in
@@ -75,7 +77,7 @@ class GlooGroup:
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=HOST)]
         options._timeout = timeout
         self._group = dist.ProcessGroupGloo(
-            dist.PrefixStore("gkd", store), rank, meeting.world_size, options
+            dist.PrefixStore("gkd", store), rank, rendezvous.world_size, options
         )
         self._store = store
 
@@ -93,7 +95,7 @@ class GlooGroup:
 class NcclGroup:
     """An NCCL communicator over the GPUs of the processes, by vLLM's own wrapper."""
 
-    def __init__(self, meeting: Meeting, rank: int, device: torch.device) -> None:
+    def __init__(self, rendezvous: Rendezvous, rank: int, device: torch.device) -> None:
         import torch
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
         from vllm.distributed.utils import StatelessProcessGroup
@@ -101,7 +103,7 @@ class NcclGroup:
         torch.cuda.set_device(device)
         self.device = device
         group = StatelessProcessGroup.create(
-            host=HOST, port=meeting.port, rank=rank, world_size=meeting.world_size
+            host=HOST, port=rendezvous.port, rank=rank, world_size=rendezvous.world_size
         )
         self._communicator = PyNcclCommunicator(group, device=device)
         if self._communicator.disabled:
@@ -123,14 +125,14 @@ class NcclGroup:
         self._communicator.destroy()
 
 
-def call_meeting(
+def open_rendezvous(
     transport: str, world_size: int, timeout_s: float
-) -> tuple[Meeting, Any]:
-    """A meeting at a free port, and the store that rank 0 must keep until its end."""
+) -> tuple[Rendezvous, Any]:
+    """A rendezvous at a free port, and the store that rank 0 must keep to its end."""
     import torch.distributed as dist
 
     if transport == "nccl":
-        return Meeting(transport, free_port(), world_size, timeout_s), None
+        return Rendezvous(transport, free_port(), world_size, timeout_s), None
     # A port of its own choice would be open on every interface.
     listener = socket.create_server((HOST, 0))
     store = dist.TCPStore(
@@ -141,7 +143,7 @@ def call_meeting(
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-    return Meeting(transport, store.port, world_size, timeout_s), store
+    return Rendezvous(transport, store.port, world_size, timeout_s), store
 
 
 def free_port() -> int:
@@ -151,11 +153,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def join(meeting: Meeting, rank: int, device: torch.device, store: Any = None) -> Group:
+def join(
+    rendezvous: Rendezvous, rank: int, device: torch.device, store: Any = None
+) -> Group:
     """Join as ``rank``; waits until all have come. ``device`` holds the weights."""
-    if meeting.transport == "nccl":
-        return NcclGroup(meeting, rank, device)
-    return GlooGroup(meeting, rank, store)
+    if rendezvous.transport == "nccl":
+        return NcclGroup(rendezvous, rank, device)
+    return GlooGroup(rendezvous, rank, store)
 
 
 def plan(infos: Iterable[Info], bucket_bytes: int = BUCKET_BYTES) -> list[list[Info]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.sync import broadcast, parameters
-from pytest_gkd.workload.sync.broadcast import Info, Meeting
+from pytest_gkd.workload.sync.broadcast import Info, Rendezvous
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,31 +32,31 @@ _LOADERS_WORDS = re.compile(
 
 
 @dataclass(frozen=True)
-class Places:
+class ParameterMap:
     """Which of the engine's parameters takes which tensor of the trainer.
 
-    ``places`` maps the trainer's name to the engine's. ``unplaced`` are trainer names
-    that vLLM's tables do not lead to a parameter, ``unfilled`` engine names (with their
-    dtype and shape in ``parameters``) that no tensor leads to. ``by_content`` are
+    ``engine_names`` maps the trainer's name to the engine's. ``unmapped`` are trainer
+    names that vLLM's tables do not lead to a parameter, ``unfilled`` engine names (with
+    their dtype and shape in ``parameters``) that no tensor leads to. ``by_content`` are
     trainer names whose tensor the engine holds in another form, as shards or
     transposed; they are compared by a checksum that does not know of form.
     """
 
-    places: Mapping[str, str]
+    engine_names: Mapping[str, str]
     parameters: Mapping[str, tuple[str, tuple[int, ...]]]
-    unplaced: tuple[str, ...] = ()
+    unmapped: tuple[str, ...] = ()
     unfilled: tuple[str, ...] = ()
     by_content: frozenset[str] = frozenset()
 
     def dtype(self, name: str) -> str | None:
         """The dtype that the engine keeps tensor ``name`` in, None when unknown."""
-        place = self.places.get(name)
-        return None if place is None else self.parameters[place][0]
+        partner = self.engine_names.get(name)
+        return None if partner is None else self.parameters[partner][0]
 
 
-def places_of(
+def read_map(
     names: Iterable[str], answer: Mapping[str, Any], *, shards: bool
-) -> Places:
+) -> ParameterMap:
     """Read the answer of ``WeightReceiver.gkd_parameters`` for ``names``.
 
     ``shards`` says that the engine holds each parameter in parts.
@@ -65,44 +65,45 @@ def places_of(
         name: (str(dtype), tuple(shape))
         for name, (dtype, shape) in answer["parameters"].items()
     }
-    places = dict(answer["places"])
-    taken = set(places.values())
-    return Places(
-        places,
+    engine_names = dict(answer["engine_names"])
+    taken = set(engine_names.values())
+    return ParameterMap(
+        engine_names,
         known,
-        tuple(name for name in names if name not in places),
+        tuple(name for name in names if name not in engine_names),
         tuple(name for name in known if name not in taken),
-        frozenset(places) if shards else frozenset(),
+        frozenset(engine_names) if shards else frozenset(),
     )
 
 
 def by_content(
-    places: Places, digests: Callable[[Places], tuple[Digests, Digests]]
-) -> Places:
-    """``places``, with the tensors of which the engine holds another form marked.
+    mapped: ParameterMap,
+    digests: Callable[[ParameterMap], tuple[Digests, Digests]],
+) -> ParameterMap:
+    """``mapped``, with the tensors of which the engine holds another form marked.
 
     Some architectures keep a matrix transposed (GPT-2), or sort its rows. To be
     called while engine and trainer hold the same checkpoint; ``digests`` gives the
     engine's and the trainer's. A tensor of other content stays marked as exact, so
     that it is found to differ.
     """
-    engine, trainer = digests(places)
-    apart = {n for n in places.places if engine.get(n) != trainer.get(n)}
-    if not apart or places.by_content:
-        return places
+    engine, trainer = digests(mapped)
+    apart = {n for n in mapped.engine_names if engine.get(n) != trainer.get(n)}
+    if not apart or mapped.by_content:
+        return mapped
     # A bias beside a sorted matrix may be sorted too: zeros do not tell.
     modules = {_module(name) for name in apart}
-    suspects = frozenset(n for n in places.places if _module(n) in modules)
-    engine, trainer = digests(replace(places, by_content=suspects))
+    suspects = frozenset(n for n in mapped.engine_names if _module(n) in modules)
+    engine, trainer = digests(replace(mapped, by_content=suspects))
     other_form = frozenset(n for n in suspects if engine.get(n) == trainer.get(n))
-    return replace(places, by_content=other_form)
+    return replace(mapped, by_content=other_form)
 
 
 def _module(name: str) -> str:
     return name.rpartition(".")[0] or name
 
 
-def check_set(infos: Iterable[Info], base: Places, now: Places) -> None:
+def check_set(infos: Iterable[Info], base: ParameterMap, now: ParameterMap) -> None:
     """The tensors to be sent fit the engine; judged before anything is sent.
 
     ``base`` is what was true when the engine had just loaded the same checkpoint: a
@@ -110,8 +111,8 @@ def check_set(infos: Iterable[Info], base: Places, now: Places) -> None:
     follow, and only vLLM can tell. Raises StageFault ``sync.name-or-shape``.
     """
     # Of a strange architecture some names lead nowhere; that all do is a wrong prefix.
-    strange = set(base.unplaced) if now.places else set()
-    unknown = [name for name in now.unplaced if name not in strange]
+    strange = set(base.unmapped) if now.engine_names else set()
+    unknown = [name for name in now.unmapped if name not in strange]
     missing = [name for name in now.unfilled if name not in base.unfilled]
     facts = {"unknown": unknown[:10], "missing": missing[:10]}
     if unknown:
@@ -132,27 +133,29 @@ def check_set(infos: Iterable[Info], base: Places, now: Places) -> None:
     check_shapes(infos, base, now)
 
 
-def check_shapes(infos: Iterable[Info], base: Places, now: Places) -> None:
+def check_shapes(infos: Iterable[Info], base: ParameterMap, now: ParameterMap) -> None:
     """Each tensor has the shape of the engine's parameter for it.
 
     But for those that ``base`` knows to be the same in another form. Raises StageFault
     ``sync.name-or-shape``.
     """
     for name, _, shape in infos:
-        place = now.places.get(name)
-        if place is None or name in base.by_content:
+        partner = now.engine_names.get(name)
+        if partner is None or name in base.by_content:
             continue
-        expected = now.parameters[place][1]
+        expected = now.parameters[partner][1]
         if shape != expected:
             raise StageFault(
                 "sync.name-or-shape",
                 f"the trainer's {name} has shape {list(shape)}; expected "
-                f"{list(expected)}, the shape of the engine's {place}",
+                f"{list(expected)}, the shape of the engine's {partner}",
                 facts={"name": name, "shape": shape, "expected": expected},
             )
 
 
-def refusal(error: Exception, infos: Iterable[Info], base: Places) -> StageFault | None:
+def refusal(
+    error: Exception, infos: Iterable[Info], base: ParameterMap
+) -> StageFault | None:
     """The fault when the engine's loader raised ``error`` over names or shapes.
 
     vLLM's own text names no tensor. The suspects are those that already before the
@@ -164,11 +167,11 @@ def refusal(error: Exception, infos: Iterable[Info], base: Places) -> StageFault
         return None
     suspects = []
     for name, _, shape in infos:
-        place = base.places.get(name)
-        if place is None:
+        partner = base.engine_names.get(name)
+        if partner is None:
             suspects.append(f"{name} has no parameter in the engine")
-        elif shape != base.parameters[place][1]:
-            expected = list(base.parameters[place][1])
+        elif shape != base.parameters[partner][1]:
+            expected = list(base.parameters[partner][1])
             suspects.append(f"{name} has shape {list(shape)}, the engine's {expected}")
     if not suspects:
         return None
@@ -270,17 +273,17 @@ class WeightSource:
         for name, tensor in self.trainer.named_tensors():
             yield name, tensor.detach().to(dtypes[name])
 
-    def digests(self, infos: list[Info], places: Places) -> dict[str, str]:
+    def digests(self, infos: list[Info], mapped: ParameterMap) -> dict[str, str]:
         """Digests to compare with the engine's, in the dtypes of ``infos``."""
         named = {
-            n: parameters.as_engine_holds(places.places[n], t)
+            n: parameters.as_engine_holds(mapped.engine_names[n], t)
             for n, t in self.tensors(infos)
-            if n in places.places
+            if n in mapped.engine_names
         }
         others: list[Tensor] = []
-        if places.unfilled:
-            others = [t for n, t in self.tensors(infos) if n not in places.places]
-        return parameters.digests(named, places.by_content, others)
+        if mapped.unfilled:
+            others = [t for n, t in self.tensors(infos) if n not in mapped.engine_names]
+        return parameters.digests(named, mapped.by_content, others)
 
     def identity(self) -> str:
         """What tells the trainer's device from others: a GPU's UUID, or ``cpu``."""
@@ -296,17 +299,19 @@ class WeightSource:
         _, tensor = next(iter(self.trainer.named_tensors()))
         return tensor.device
 
-    def call_meeting(
+    def open_rendezvous(
         self, transport: str, world_size: int, timeout_s: float
-    ) -> Meeting:
-        """Open the meeting that ``send`` then takes part in."""
-        meeting, self._store = broadcast.call_meeting(transport, world_size, timeout_s)
-        return meeting
+    ) -> Rendezvous:
+        """Open the rendezvous that ``send`` then takes part in."""
+        rendezvous, self._store = broadcast.open_rendezvous(
+            transport, world_size, timeout_s
+        )
+        return rendezvous
 
-    def send(self, meeting: Meeting, infos: list[Info]) -> int:
+    def send(self, rendezvous: Rendezvous, infos: list[Info]) -> int:
         """Broadcast the tensors to the engine's ranks; the bytes sent."""
         store, self._store = self._store, None
-        group = broadcast.join(meeting, broadcast.SENDER, self.device(), store)
+        group = broadcast.join(rendezvous, broadcast.SENDER, self.device(), store)
         with contextlib.closing(group):
             return broadcast.send(group, infos, self.tensors(infos))
 
