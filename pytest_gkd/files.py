@@ -66,3 +66,14 @@ def _finite(data: Any) -> Any:
     if isinstance(data, (list, tuple)):
         return [_finite(value) for value in data]
     return data
+
+
+def cache_directory() -> Path | None:
+    """Our directory in the user's cache; None for a user without a home.
+
+    A relative ``$XDG_CACHE_HOME`` counts as unset, as its specification asks.
+    """
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    # Not Path.home(), which raises when there is no home.
+    base = given if given.startswith("/") else os.path.expanduser("~/.cache")  # noqa: PTH111
+    return Path(base, "pytest-gkd") if base.startswith("/") else None

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from pytest_gkd.processes import resource_use, tree
@@ -69,7 +70,7 @@ def test_a_stopped_process_is_named(
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
     child = start(f"import os, signal; {READY}os.kill(os.getpid(), signal.SIGSTOP)")
-    while resource_use.main_thread(child.pid)[0] != "T":
+    while resource_use.main_thread(child.pid)[0] != psutil.STATUS_STOPPED:
         time.sleep(0.01)
     assert resource_use.read(child.pid, 0.0).stopped == {child.pid}
 
@@ -88,7 +89,7 @@ def test_a_thread_that_waits_is_not_seen_to_wake(
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
     child = start(f"import signal; {READY}signal.pause()")
-    while resource_use.main_thread(child.pid)[0] != "S":
+    while resource_use.main_thread(child.pid)[0] != psutil.STATUS_SLEEPING:
         time.sleep(0.01)
     first = resource_use.main_thread(child.pid)
     for _ in range(20):
@@ -98,7 +99,7 @@ def test_a_thread_that_waits_is_not_seen_to_wake(
 
 def test_a_sleep_ends_by_itself(start: Callable[..., subprocess.Popen[str]]) -> None:
     child = start(f"import time; {READY}time.sleep(60)")
-    while resource_use.main_thread(child.pid)[0] != "S":
+    while resource_use.main_thread(child.pid)[0] != psutil.STATUS_SLEEPING:
         time.sleep(0.01)
     assert resource_use.may_be_waiting(child.pid) == "it sleeps for a set time"
 
@@ -107,7 +108,7 @@ def test_nothing_speaks_for_a_process_that_waits_for_a_lock(
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
     child = start(f"import threading; {READY}threading.Event().wait(60)")
-    while resource_use.main_thread(child.pid)[0] != "S":
+    while resource_use.main_thread(child.pid)[0] != psutil.STATUS_SLEEPING:
         time.sleep(0.01)
     assert resource_use.may_be_waiting(child.pid) == ""
 

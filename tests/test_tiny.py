@@ -9,6 +9,7 @@ from pathlib import Path
 import fresh_python
 import pytest
 
+from pytest_gkd import files
 from pytest_gkd.options import Settings
 from pytest_gkd.workload.models import inputs, model_files, tiny, tiny_text
 
@@ -87,7 +88,7 @@ def test_a_relative_cache_variable_counts_as_unset(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     monkeypatch.setenv("HOME", "/home/x")
-    assert tiny.cache_home() == Path("/home/x/.cache/pytest-gkd")
+    assert files.cache_directory() == Path("/home/x/.cache/pytest-gkd")
 
 
 def test_several_makers_at_once_leave_one_whole_result(

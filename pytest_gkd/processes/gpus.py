@@ -1,4 +1,8 @@
-"""Which GPUs a process may use, asked of the driver, without torch."""
+"""Which GPUs a process may use, asked of the driver, without torch.
+
+NVML by ctypes, not nvidia-ml-py: its few calls are a page here, and a dependency of the
+plugin's own would be installed on machines without a GPU, too.
+"""
 
 from __future__ import annotations
 

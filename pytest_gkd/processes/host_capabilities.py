@@ -11,6 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pytest_gkd.files import cache_directory
+from pytest_gkd.processes import procfs
+
 CAP_SYS_PTRACE = 19
 PTRACE_DETACH = 17
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -61,7 +64,7 @@ def may_trace() -> bool:
         scope = int(YAMA.read_text())
     except (OSError, ValueError):
         return True
-    return scope == 0 or (scope < 3 and _has(CAP_SYS_PTRACE))
+    return scope == 0 or (scope < 3 and procfs.may(CAP_SYS_PTRACE))
 
 
 @functools.cache
@@ -74,21 +77,10 @@ def may_mount() -> bool:
         return False  # there is no such program
 
 
-def _has(capability: int) -> bool:
-    text = Path("/proc/self/status").read_text("utf-8", "replace")
-    mask = int(text.partition("CapEff:")[2].split()[0], 16)
-    return bool(mask >> capability & 1)
-
-
 def _without_cache() -> str:
-    """The directory is that of workload/models/tiny.py (XDG Base Directory
-    Specification)."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        place = Path(given) if given.startswith("/") else Path.home() / ".cache"
-    except RuntimeError:
+    place = cache_directory()
+    if place is None:
         return "there is no home directory: the tiny models are rebuilt on every run"
-    place /= "pytest-gkd"
     parts = (place, *place.parents)
     there = next(path for path in parts if path.exists())
     if os.access(there, os.W_OK) or any(place.glob("tiny-*")):

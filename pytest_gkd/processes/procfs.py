@@ -1,6 +1,7 @@
 """What /proc says of processes: who they are, whose children, what memory they share.
 
-Imports little: the guardian runs this without site-packages, and starts in 25 ms.
+Not psutil: the guardian runs this without site-packages, and starts in 25 ms; and a
+walk over 116 processes, which there is one of every second, takes 0.7 ms (psutil: 7).
 """
 
 from __future__ import annotations
@@ -202,7 +203,16 @@ def user(pid: int) -> int | None:
 
 def catches(pid: int, number: int) -> bool:
     """Whether it has a handler for a signal; without one, most would end it."""
-    return bool(int(_status(pid, "SigCgt") or "0", 16) >> (number - 1) & 1)
+    return _has(pid, "SigCgt", number - 1)
+
+
+def may(capability: int) -> bool:
+    """Whether this process has a capability in effect (capabilities(7))."""
+    return _has(os.getpid(), "CapEff", capability)
+
+
+def _has(pid: int, field: str, bit: int) -> bool:
+    return bool(int(_status(pid, field) or "0", 16) >> bit & 1)
 
 
 def own_mark() -> str:

@@ -60,17 +60,14 @@ def read(pid: int, at: float) -> Usage:
 
 
 def main_thread(pid: int) -> tuple[str, int]:
-    """The state letter of a process's main thread, and how often it was switched.
+    """The status of a process's main thread, and how often it was switched.
 
-    Unlike CPU time, which comes in ticks, the second tells of every waking.
+    Unlike CPU time, which comes in ticks, the second tells of every waking. Raises
+    psutil.NoSuchProcess.
     """
-    fields = dict(
-        line.split(":", 1)
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-        if ":" in line
-    )
-    switches = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
-    return fields["State"].split()[0], sum(int(fields[name]) for name in switches)
+    process = psutil.Process(pid)
+    with process.oneshot():
+        return process.status(), sum(process.num_ctx_switches())
 
 
 def may_be_waiting(pid: int) -> str:

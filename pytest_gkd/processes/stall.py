@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from pytest_gkd.clock import monotonic
 from pytest_gkd.files import make_way
 from pytest_gkd.processes import gpus, resource_use, stacks
@@ -27,6 +29,7 @@ QUIET_S = 20.0
 QUIET_MOST_S = 60.0
 LOOK_S = 1.0
 
+WAITING = (psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED)
 COLLECTIVE = re.compile(r"distributed_c10d\.py|pynccl\w*\.py")
 
 
@@ -192,13 +195,13 @@ class QuietWatch:
         self._next = now + LOOK_S
         try:
             return self._look(now, said)
-        except (FileNotFoundError, ProcessLookupError):
+        except psutil.NoSuchProcess:
             return None  # it has ended
 
     def _look(self, now: float, said: float) -> tuple[Progress, Look] | None:
-        state, switches = resource_use.main_thread(self._pid)
-        if (state, switches, said) != self._seen or state not in "ST":
-            self._start_anew(now, (state, switches, said))
+        status, switches = resource_use.main_thread(self._pid)
+        if (status, switches, said) != self._seen or status not in WAITING:
+            self._start_anew(now, (status, switches, said))
             return None
         quiet_s = now - self._since
         if self._first is None:

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import psutil
+
 from pytest_gkd.clock import monotonic
 from pytest_gkd.files import make_way
 from pytest_gkd.processes import background, procfs, resource_use, stacks, stall, tree
@@ -516,12 +518,13 @@ class Watchdog(threading.Thread):
         """What a silent worker does before its first word counts as imports."""
         at = monotonic()
         try:
-            state, woke = resource_use.main_thread(worker.pid)
-        except (FileNotFoundError, ProcessLookupError):
+            status, woke = resource_use.main_thread(worker.pid)
+        except psutil.NoSuchProcess:
             return lambda: None  # it has ended
 
         def note() -> None:
-            if worker.silent and (state == "R" or woke != worker.woke):
+            works = status == psutil.STATUS_RUNNING or woke != worker.woke
+            if worker.silent and works:
                 worker.woke = woke
                 imports_s = min(at - worker.since, EXTRA_LIMIT_S["imports"])
                 worker.extra_s["imports"] = imports_s

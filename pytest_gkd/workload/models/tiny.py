@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_gkd.files import cache_directory
 from pytest_gkd.workload.models import tiny_model, tiny_text
 
 MANIFEST = "manifest.json"
@@ -45,24 +46,13 @@ def make(fallback_dir: Path) -> Tiny:
     ``fallback_dir`` takes its place. Several processes may call this at once.
     """
     name = f"tiny-{content_version()}"
-    home = cache_home()
+    home = cache_directory()
     if home is not None:
         try:
             return _kept(home / name)
         except OSError:
             pass  # not writable, or full: the caller's directory may do
     return _kept(fallback_dir.absolute() / name)
-
-
-def cache_home() -> Path | None:
-    """Our directory in the user's cache; None for a user without a home.
-
-    A relative ``$XDG_CACHE_HOME`` counts as unset, as its specification asks.
-    """
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    # Not Path.home(), which raises when there is no home.
-    base = given if given.startswith("/") else os.path.expanduser("~/.cache")  # noqa: PTH111
-    return Path(base, "pytest-gkd") if base.startswith("/") else None
 
 
 def content_version() -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from pytest_gkd.workload.ranks.rank_plan import (
     ENTERED,
     FINISHED,
@@ -25,18 +27,23 @@ class RankRecord:
     """What is known of one rank when its run is judged.
 
     ``code`` is the exit code, negative for a signal, None while it ran; ``ended_at``
-    and the marks' ``t`` are on one monotonic clock (seconds). ``state`` is the letter
-    of /proc (``T`` is stopped), empty when it had ended.
+    and the marks' ``t`` are on one monotonic clock (seconds). ``status`` is
+    psutil's word for what it was at, empty when it had ended.
     """
 
     rank: int
     pid: int | None = None
     code: int | None = None
     ended_at: float | None = None
-    state: str = ""
+    status: str = ""
     marks: tuple[Mapping[str, Any], ...] = ()
     log: Path = Path()
     log_tail: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal had stopped it."""
+        return self.status == psutil.STATUS_STOPPED
 
     @property
     def joined(self) -> bool:
@@ -150,7 +157,7 @@ def _record(plan: RankPlan, watched: Watched, rank: int) -> RankRecord:
         pid,
         code,
         watched.ends.get(rank),
-        _state(pid) if pid is not None and code is None else "",
+        _status(pid) if pid is not None and code is None else "",
         read_marks(plan.file("marks", rank)),
         log,
         read_tail(log),
@@ -172,9 +179,8 @@ def read_tail(path: Path) -> tuple[tuple[int, str], ...]:
     return tuple(enumerate(lines, 1))[-TAIL_LINES:]
 
 
-def _state(pid: int) -> str:
+def _status(pid: int) -> str:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
+        return psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
         return ""
-    return text.rpartition(")")[2].split()[0]

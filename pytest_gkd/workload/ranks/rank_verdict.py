@@ -201,7 +201,7 @@ def _slow(run: RankRun) -> RankError | None:
     }
     entered = [record.entered for record in run.records]
     if (
-        any(r.raised or r.code is not None or r.state == "T" for r in run.records)
+        any(r.raised or r.code is not None or r.is_stopped for r in run.records)
         or min(since.values()) >= run.plan.timeout_s
         or max(entered) - min(entered) > 1
     ):
@@ -289,7 +289,7 @@ def _stuck(run: RankRun) -> StageFault:
 
 def _suspects(run: RankRun) -> list[RankRecord]:
     """Stopped ranks, else those behind, else the silent, else those others miss."""
-    if stopped := [record for record in run.records if record.state == "T"]:
+    if stopped := [record for record in run.records if record.is_stopped]:
         return stopped
     furthest = max(record.entered for record in run.records)
     if behind := [record for record in run.records if record.entered < furthest]:
@@ -318,7 +318,7 @@ def _is_behind(run: RankRun, record: RankRecord) -> bool:
 def _state(record: RankRecord) -> str:
     if record.pid is None:
         return "was never started"
-    if record.state == "T":
+    if record.is_stopped:
         return f"(pid {record.pid}) is stopped (SIGSTOP)"
     if record.code is not None:
         return f"(pid {record.pid}) ended with {exit_name(record.code)}"
