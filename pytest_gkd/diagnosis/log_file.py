@@ -1,40 +1,33 @@
 """Reads one log: its hits, and how it begins and ends.
 
 A source is a file or a stream: plain, gzip, bzip2, xz, zstd or UTF-16. Its size does
-not matter: grep finds the lines that hold a known text, and only those are looked at. A
-file that is still written to is read as far as it was when it was opened.
+not matter: it is read once, block by block. A file that is still written to is read as
+far as it was when it was opened.
 """
 
 from __future__ import annotations
 
 import bz2
 import codecs
-import contextlib
-import functools
 import itertools
 import lzma
 import os
 import shutil
 import stat
 import subprocess
-import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from pytest_gkd.diagnosis.catalogue import Catalogue
-from pytest_gkd.diagnosis.scan import Hit, Scanner, blanked, index, time_of
+from pytest_gkd.diagnosis.scan import Hit, Scanner, blanked, index
 
 BLOCK = 1 << 20
 # How much of the beginning and of the end is kept.
 EDGE = 1 << 20
-# Up to this size looking for every text here is quicker than starting grep.
-SMALL = 1 << 19
-FIRST_PART = 1 << 21
-LARGEST_PART = 1 << 27
 
 # No log is packed as tightly as this, and none that is smaller takes long.
 BOMB_BYTES, BOMB_RATIO = 1 << 28, 200
@@ -137,13 +130,19 @@ def read(
     scanner = Scanner(index(catalogue), name, number)
     size = _size(stream)
     source = _Source(stream, STREAM_BYTES if size is None else size)
-    log = _read(source, size, scanner, progress)
-
-    def first_line() -> int:
-        lines = log.lines or _lines(stream.fileno(), log.tail_at)
-        return lines - (log.tail.count(b"\n") if log.lines else 0) + 1
-
-    scanner.look_back(log.tail, log.tail_at, first_line)
+    log = Log(name, scanner.hits)
+    done = 0
+    for block in _text_blocks(source, name):
+        scanner.feed(block)
+        log.head += block[: EDGE - len(log.head)]
+        log.tail = (log.tail + block)[-EDGE:]
+        done += len(block)
+        if progress is not None:
+            progress(done)
+    if not done:
+        raise LogError(f"{name}: is empty")
+    scanner.finish(log.tail)
+    log.lines, log.tail_at = scanner.lines, done - len(log.tail)
     log.head, log.tail = blanked(log.head), blanked(log.tail)
     if size is not None:
         status = os.fstat(stream.fileno())
@@ -189,149 +188,6 @@ class _Source:
             size -= len(part)
             self.left -= len(part)
         return b"".join(parts)
-
-
-def _read(
-    source: _Source,
-    size: int | None,
-    scanner: Scanner,
-    progress: Callable[[int], None] | None,
-) -> Log:
-    name = scanner.source
-    if size is not None and _is_large_and_plain(source.stream.fileno(), size, name):
-        return _read_file(source.stream.fileno(), size, scanner, progress)
-    blocks = _counted(_text_blocks(source, name), progress)
-    log = Log(name)
-    start = b""
-    for block in blocks:
-        start += block
-        if len(start) > SMALL:
-            break
-    if not start:
-        raise LogError(f"{name}: is empty")
-    _keep(log, start)
-    if len(start) <= SMALL:
-        scanner.feed(start)
-    else:
-        _scan_stream(_kept(log, start, blocks), scanner)
-    log.hits = scanner.hits
-    return log
-
-
-def _lines(file: int, end: int) -> int:
-    """How many lines the file has up to a byte."""
-    places = range(0, end, BLOCK)
-    return sum(os.pread(file, min(BLOCK, end - at), at).count(b"\n") for at in places)
-
-
-def _kept(log: Log, start: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    yield start
-    for block in rest:
-        _keep(log, block)
-        yield block
-
-
-def _is_large_and_plain(file: int, size: int, name: str) -> bool:
-    """Whether grep is to read it from the start, again and again where that pays."""
-    if size <= SMALL or not _grep():
-        return False
-    start = os.pread(file, 8192, 0)
-    packed = (ZSTD, *(packing.mark for packing in PACKINGS))
-    if start.startswith(packed) or _is_utf16(start):
-        return False
-    _refuse_binary(start, name)
-    return True
-
-
-def _read_file(
-    file: int, size: int, scanner: Scanner, progress: Callable[[int], None] | None
-) -> Log:
-    tail_at = max(0, size - EDGE)
-    # grep starts anew when a text was seen often enough, without that text: a line
-    # that comes in every step costs nothing after its first times.
-    patience = 2000
-    running = True
-    while running:
-        running = False
-        line, offset = scanner.place
-        texts = len(scanner.texts)
-        blocks = _counted(_file_blocks(file, offset, size), progress, offset)
-        with _grepping(scanner.texts, blocks) as found:
-            for seen, (row, column, text) in enumerate(found):
-                if seen > patience and len(scanner.texts) < texts:
-                    scanner.place = (line + row, offset + column)
-                    patience *= 2
-                    running = True
-                    break
-                scanner.feed_line(text, line + row, offset + column)
-    for at, hit in enumerate(scanner.hits):
-        if hit.time_s is None:
-            low = max(0, hit.order - 4000)
-            before = os.pread(file, hit.order - low, low)
-            scanner.hits[at] = replace(hit, time_s=time_of(before, len(before)))
-    head = os.pread(file, EDGE, 0)
-    tail = os.pread(file, size - tail_at, tail_at)
-    return Log(scanner.source, scanner.hits, head, tail, tail_at, lines=0)
-
-
-def _file_blocks(file: int, at: int, end: int) -> Iterator[bytes]:
-    while at < end and (block := os.pread(file, min(BLOCK, end - at), at)):
-        at += len(block)
-        yield block
-
-
-@contextlib.contextmanager
-def _grepping(
-    texts: list[bytes], blocks: Iterable[bytes]
-) -> Iterator[Iterator[tuple[int, int, bytes]]]:
-    """Lines of the blocks that hold one of the texts.
-
-    Each comes with its line number and its offset, both counted from 0.
-    """
-    with tempfile.TemporaryFile() as words:  # no name that could be left behind
-        words.write(b"\n".join(texts) + b"\n")
-        words.flush()
-        command = [*_grep(), "-f", f"/dev/fd/{words.fileno()}"]
-        with _fed(command, blocks, words.fileno()) as output:
-            yield _split(output)
-
-
-def _split(output: IO[bytes]) -> Iterator[tuple[int, int, bytes]]:
-    for line in output:
-        row, column, text = line.split(b":", 2)
-        yield int(row) - 1, int(column), text
-
-
-@functools.cache
-def _grep() -> tuple[str, ...]:
-    """The command of a grep that tells line numbers and offsets, or nothing."""
-    tool = shutil.which("grep")
-    if tool is None:
-        return ()
-    command = (tool, "-a", "-n", "-b", "-F")
-    done = subprocess.run(
-        [*command, "-e", "b"], input=b"a\nb\n", capture_output=True, check=False
-    )
-    return command if done.stdout == b"2:2:b\n" else ()
-
-
-def _keep(log: Log, block: bytes) -> None:
-    if len(log.head) < EDGE:
-        log.head += block[: EDGE - len(log.head)]
-    total = log.tail_at + len(log.tail) + len(block)
-    log.tail = (log.tail + block)[-EDGE:]
-    log.tail_at = total - len(log.tail)
-    log.lines += block.count(b"\n")
-
-
-def _counted(
-    blocks: Iterator[bytes], progress: Callable[[int], None] | None, done: int = 0
-) -> Iterator[bytes]:
-    for block in blocks:
-        done += len(block)
-        if progress is not None:
-            progress(done)
-        yield block
 
 
 def _text_blocks(stream: _Source, name: str) -> Iterator[bytes]:
@@ -439,34 +295,15 @@ def _unzstd(source: _Packed, name: str) -> Iterator[bytes]:
             f"{name}: is zstd data, and there is no zstd to read it with; install it, "
             f"or unpack the file where there is one: zstd -d {name}"
         )
-    with _fed([tool, "-dcq"], iter(source.read, b"")) as output:
-        yield from _plain(output.read(BLOCK), output)
-
-
-@contextlib.contextmanager
-def _fed(
-    command: list[str], blocks: Iterable[bytes], *files: int
-) -> Iterator[IO[bytes]]:
-    """The output of a filter that is fed the blocks by a thread, and has the ``files``.
-
-    An error of the feeding thread is raised at the end. Who leaves before the output
-    has ended ends the filter.
-    """
-    failures: list[BaseException] = []
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={"LC_ALL": "C"},
-        pass_fds=files,
-    )
+    process = subprocess.Popen([tool, "-dcq"], stdin=-1, stdout=-1)
     assert process.stdin is not None
     assert process.stdout is not None
+    failures: list[BaseException] = []
 
     def feed(pipe: IO[bytes]) -> None:
         try:
             with pipe:
-                for block in blocks:
+                for block in iter(source.read, b""):
                     pipe.write(block)
         except BrokenPipeError:
             pass  # the reader has seen enough
@@ -476,7 +313,7 @@ def _fed(
     thread = threading.Thread(target=feed, args=(process.stdin,), daemon=True)
     thread.start()
     try:
-        yield process.stdout
+        yield from _plain(process.stdout.read(BLOCK), process.stdout)
     finally:
         process.stdout.close()
         process.kill()
@@ -484,55 +321,3 @@ def _fed(
     thread.join()
     if failures:
         raise failures[0]
-
-
-def _scan_stream(blocks: Iterator[bytes], scanner: Scanner) -> None:
-    """Look through a pipe or decompressed data, part by part, each by a new grep."""
-    whole = _whole_lines(blocks)
-    if not _grep():
-        for block in whole:
-            scanner.feed(block)
-        return
-    size = FIRST_PART
-    while (first := next(whole, None)) is not None:
-        part = _Part(first, whole, size)
-        line, offset = scanner.place
-        with _grepping(scanner.texts, part) as found:
-            for row, column, text in found:
-                scanner.feed_line(text, line + row, offset + column)
-        scanner.place = (line + part.lines, offset + part.bytes)
-        size = min(size * 4, LARGEST_PART)
-
-
-class _Part:
-    """Blocks up to a size in bytes, counted as they are taken."""
-
-    def __init__(self, first: bytes, rest: Iterator[bytes], size: int) -> None:
-        self.lines = 0
-        self.bytes = 0
-        self._first = first
-        self._rest = rest
-        self._size = size
-
-    def __iter__(self) -> Iterator[bytes]:
-        block: bytes | None = self._first
-        while block is not None:
-            self.lines += block.count(b"\n")
-            self.bytes += len(block)
-            yield block
-            if self.bytes >= self._size:
-                return
-            block = next(self._rest, None)
-
-
-def _whole_lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    rest = b""
-    for block in blocks:
-        cut = block.rfind(b"\n") + 1
-        if not cut and len(rest) < 16 * BLOCK:
-            rest += block
-            continue
-        yield rest + block[:cut]
-        rest = block[cut:]
-    if rest:
-        yield rest

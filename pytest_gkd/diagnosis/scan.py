@@ -1,8 +1,9 @@
 """Finds the lines of a text that hold a known signature, and what they say.
 
-Text is bytes here: logs hold broken UTF-8, NUL bytes and lines of megabytes. A
-signature is looked for as a plain string; only the line around a find is looked at
-closer, and never more than ``WINDOW`` bytes of it, so no pattern meets a long line.
+Text is bytes here: logs hold broken UTF-8, NUL bytes and lines of megabytes. The texts
+of all signatures are looked for at once, by an Aho-Corasick automaton; only the line
+around a find is looked at closer, and never more than ``WINDOW`` bytes of it, so no
+pattern meets a long line.
 """
 
 from __future__ import annotations
@@ -10,22 +11,27 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ahocorasick_rs import BytesAhoCorasick, Implementation
 
 from pytest_gkd import sanitize
 from pytest_gkd.diagnosis.catalogue import Catalogue, Signature
-from pytest_gkd.diagnosis.patterns import Match, Pattern, any_of
+from pytest_gkd.diagnosis.patterns import Match, Pattern
 
 WINDOW = 3000
 BEFORE = 600
 MAX_HITS = 4
 # How often a text is looked at in vain, from the start and from the end.
 MAX_TRIES = 300
-# How many shapes of lines are remembered, at most WINDOW bytes each.
-SHAPES = 5000
+# How much of what was read before a line may tell its time.
+CONTEXT = 4000
+# Longer lines are looked through in parts.
+LONG = 1 << 16
+# After so many bytes a faster automaton, which takes ten times as long to build, pays.
+REBUILD_BYTES = 1 << 24
 
-_ZEROS = bytes.maketrans(b"0123456789", b"0" * 10)
 _ANSI = Pattern(rb"(?:\x1b\[[0-9;?]*[A-Za-z]|\x00)+")
 _NOTE = Pattern(
     rb"(?:NCCL )?\b(?:WARNING|WARN|INFO|DEBUG|warning|Warning)\b"
@@ -71,6 +77,10 @@ class Hit:
     process: str = ""
 
 
+# A cause's id, one of its signatures, and the cause's tier.
+Entry = tuple[str, Signature, str]
+
+
 class Scanner:
     """Looks through one source, block by block, for the signatures of a catalogue.
 
@@ -80,199 +90,145 @@ class Scanner:
 
     def __init__(
         self,
-        signatures: Mapping[bytes, list[tuple[str, Signature, str]]],
+        signatures: Mapping[bytes, list[Entry]],
         source: str,
         source_index: int = 0,
     ) -> None:
         self.source = source
         self.source_index = source_index
         self.hits: list[Hit] = []
+        self.lines = 0
         self._open = dict(signatures)
-        self._any_text = any_of(tuple(signatures))
-        # Of two causes in one line the catalogue's first is told, every time.
-        self._place_of = {text: place for place, text in enumerate(signatures)}
-        self._by_gram: Mapping[bytes, Sequence[bytes]] = {}
-        self._by_shape: dict[bytes, tuple[bytes, ...]] = {}
-        self._tries: dict[bytes, int] = {}
-        self._seen: dict[int, int] = {}
+        self._closed: dict[bytes, tuple[list[Entry], int]] = {}
+        self._tries = Counter[bytes]()
+        self._seen = Counter[int]()
         self._last: dict[int, int] = {}
-        self._closed: dict[bytes, tuple[list[tuple[str, Signature, str]], int]] = {}
+        # In the catalogue's order: of two causes in one line its first is told.
+        self._texts = tuple(signatures)
+        self._automaton = _automaton(self._texts)
+        self._rebuild_at = REBUILD_BYTES
+        # What is kept of the text, where that begins, and from where it is still new.
+        self._kept = b""
         self._line = 1
         self._offset = 0
+        self._new = 0
 
     def feed(self, block: bytes) -> None:
-        """Look through the next block, which ends at a line end or at the end."""
-        line, offset = self.place
-        before = len(self.hits)
-        end = 0
-        while (found := self._any_text.search(block, end)) is not None:
-            start = max(end, block.rfind(b"\n", end, found.start()) + 1)
-            line += block.count(b"\n", end, start)
-            end = block.find(b"\n", found.end())
-            end = len(block) if end < 0 else end
-            self.feed_line(block[start:end], line, offset + start)
-        for at, hit in enumerate(self.hits[before:], before):
-            if hit.time_s is None:
-                when = time_of(block, hit.order - offset)
-                self.hits[at] = replace(hit, time_s=when)
-        self.place = line + block.count(b"\n", end), offset + len(block)
+        """Look through the next block, up to its last line end where that is near."""
+        text = self._kept + block
+        end = max(self._new, text.rfind(b"\n") + 1)
+        self._advance(text, end if len(text) - end <= LONG else len(text) - WINDOW)
+        if self._offset >= self._rebuild_at:
+            self._rebuild_at *= 4
+            self._texts = tuple(self._open)
+            self._automaton = BytesAhoCorasick(
+                self._texts, implementation=Implementation.DFA
+            )
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """The number of the next line and the offset of the next byte."""
-        return self._line, self._offset
+    def finish(self, tail: bytes = b"") -> None:
+        """Look through the last line, which has no end, and back from there.
 
-    @place.setter
-    def place(self, place: tuple[int, int]) -> None:
-        self._line, self._offset = place
-
-    @property
-    def texts(self) -> list[bytes]:
-        """The texts that are still looked for."""
-        return list(self._open)
-
-    def feed_line(self, line: bytes, number: int, offset: int) -> None:
-        """Look through one line, which a filter found, with its place in the source.
-
-        Lines that differ in their numbers alone are looked at once: which texts such
-        a line may hold is remembered, with every digit as a 0.
+        ``tail`` is the last part of the source: what was seen so often that it is no
+        longer looked for is looked for there, backwards.
         """
-        self._line, self._offset = number, offset
-        shape = line.translate(_ZEROS)
-        may_hold = self._by_shape.get(shape)
-        if may_hold is None:
-            may_hold = self._texts_in(shape)
-            if len(self._by_shape) >= SHAPES:
-                self._by_shape.clear()
-            if len(shape) <= WINDOW:
-                self._by_shape[shape] = may_hold
-        for text in may_hold:
-            if text in self._open and text in line:
-                self._search(text, line)
+        self._advance(self._kept, len(self._kept))
+        self.lines = self._line - 1 + self._kept.count(b"\n")
+        self._line = 1 + self.lines - tail.count(b"\n")
+        self._offset += len(self._kept) - len(tail)
+        self._look_back(tail)
 
-    def _texts_in(self, shape: bytes) -> tuple[bytes, ...]:
-        """The texts that are in a line, digits as zeros, of this shape.
+    def _advance(self, text: bytes, end: int) -> None:
+        """Look through the text from where it is new up to ``end``; keep the rest."""
+        new = self._new
+        found = self._automaton.find_matches_as_indexes(text[new:], overlapping=True)
+        by_line = sorted(
+            (_line_start(text, new + at), place, new + at)
+            for place, at, _ in found
+            if new + at < end and self._texts[place] in self._open
+        )
+        until: dict[bytes, int] = {}
+        for _, place, position in by_line:
+            words = self._texts[place]
+            if words in self._open and position >= until.get(words, 0):
+                until[words] = self._search(words, text, position)
+        keep = max(0, end - CONTEXT)
+        self._line += text.count(b"\n", 0, keep)
+        self._offset += keep
+        self._kept = text[keep:]
+        self._new = end - keep
 
-        They are found by four bytes of each, as one by one would take a hundred times
-        as long.
-        """
-        if not self._by_gram:
-            self._by_gram = _by_gram(tuple(self._open))
-        grams: set[bytes] = set()
-        for low in range(0, len(shape), 1 << 16):
-            high = min(low + (1 << 16), len(shape) - 3)
-            here = {shape[at : at + 4] for at in range(low, high)}
-            grams |= here & self._by_gram.keys()
-        found = (text for gram in grams for text in self._by_gram[gram])
-        held = [text for text in found if text.translate(_ZEROS) in shape]
-        return tuple(sorted(held, key=self._place_of.__getitem__))
+    def _search(self, words: bytes, text: bytes, position: int) -> int:
+        """Look at one find; return the end of the line, as far as it was looked at."""
+        entries = self._open[words]
+        _, end = self._try(entries, text, position)
+        self._tries[words] += 1
+        if self._enough(entries) or self._tries[words] >= MAX_TRIES:
+            self._closed[words] = (self._open.pop(words), self._offset + end)
+        return end
 
-    def _search(self, text: bytes, block: bytes) -> None:
-        position = block.find(text)
-        while position >= 0:
-            start, end = segment(block, position)
-            clean, at = tidy(block, start, position, end)
-            for entry in self._open[text]:
-                if self._seen.get(id(entry[1]), 0) < MAX_HITS:
-                    self._look(entry, clean, at, block, start)
-            tries = self._tries.get(text, 0) + 1
-            self._tries[text] = tries
-            if self._done(text) or tries >= MAX_TRIES:
-                self._closed[text] = (self._open.pop(text), self._offset + end)
-                return
-            position = block.find(text, max(end, position + len(text)))
+    def _enough(self, entries: list[Entry]) -> bool:
+        return all(self._seen[id(one)] >= MAX_HITS for _, one, _ in entries)
 
-    def _done(self, text: bytes) -> bool:
-        return self._enough(self._open[text])
-
-    def _enough(self, entries: list[tuple[str, Signature, str]]) -> bool:
-        return all(self._seen.get(id(one), 0) >= MAX_HITS for _, one, _ in entries)
-
-    def look_back(self, tail: bytes, offset: int, number: Callable[[], int]) -> None:
-        """Look for what is no longer looked for, from the end of the source backwards.
-
-        ``tail`` is the last part of the source, which begins at ``offset`` and, told
-        only when it is needed, at line ``number``.
-        """
-        before = len(self.hits)
-        self._line, self._offset = 1, offset
+    def _look_back(self, tail: bytes) -> None:
         self._seen.clear()
-        for text, (entries, closed_at) in self._closed.items():
-            end, low = len(tail), max(0, closed_at - offset)
+        for words, (entries, closed_at) in self._closed.items():
+            end, low = len(tail), max(0, closed_at - self._offset)
             for _ in range(MAX_TRIES):
-                position = tail.rfind(text, low, end)
+                position = tail.rfind(words, low, end)
                 if position < 0 or self._enough(entries):
                     break
-                start, stop = segment(tail, position)
-                clean, at = tidy(tail, start, position, stop)
-                for entry in entries:
-                    if self._seen.get(id(entry[1]), 0) < MAX_HITS:
-                        self._look(entry, clean, at, tail, start)
+                start, _ = self._try(entries, tail, position)
                 end = max(low, min(start, position))
-        if len(self.hits) > before:
-            more = number() - 1
-            for at, hit in enumerate(self.hits[before:], before):
-                self.hits[at] = replace(hit, line=(hit.line or 1) + more)
 
-    def _look(
-        self,
-        entry: tuple[str, Signature, str],
-        clean: bytes,
-        at: int,
-        block: bytes,
-        start: int,
-    ) -> None:
-        cause, signature, tier = entry
-        facts = signature.facts_in(clean)
+    def _try(self, entries: list[Entry], text: bytes, position: int) -> tuple[int, int]:
+        """Ask the signatures about the line at ``position``: its start and its end."""
+        start, end = segment(text, position)
+        clean, at = tidy(text, start, position, end)
         place = self._offset + start
-        if facts is None or self._last.get(id(signature)) == place:
-            return  # a line that holds two texts of a signature is one find
-        self._last[id(signature)] = place
-        self._seen[id(signature)] = self._seen.get(id(signature), 0) + 1
-        self.hits.append(
-            Hit(
-                cause=cause,
-                signature=signature,
-                tier=signature.tier or tier,
-                source=self.source,
-                line=self._line + block.count(b"\n", 0, start),
-                text=shown(clean),
-                facts=facts,
-                weak=not signature.loud and is_note(clean, at),
-                source_index=self.source_index,
-                order=place,
-                time_s=time_of(block, start),
-                process=process_of(clean),
+        for cause, signature, tier in entries:
+            if self._seen[id(signature)] >= MAX_HITS:
+                continue
+            facts = signature.facts_in(clean)
+            if facts is None or self._last.get(id(signature)) == place:
+                continue  # a line that holds two texts of a signature is one find
+            self._last[id(signature)] = place
+            self._seen[id(signature)] += 1
+            self.hits.append(
+                Hit(
+                    cause=cause,
+                    signature=signature,
+                    tier=signature.tier or tier,
+                    source=self.source,
+                    line=self._line + text.count(b"\n", 0, start),
+                    text=shown(clean),
+                    facts=facts,
+                    weak=not signature.loud and is_note(clean, at),
+                    source_index=self.source_index,
+                    order=place,
+                    time_s=time_of(text, start),
+                    process=process_of(clean),
+                )
             )
-        )
+        return start, end
 
 
 @functools.lru_cache(maxsize=4)
-def _by_gram(texts: tuple[bytes, ...]) -> Mapping[bytes, Sequence[bytes]]:
-    """The texts by four bytes of each: those that the fewest of the others hold.
-
-    Every digit counts as a 0. Kept, since each file of a job asks it of the same texts.
-    """
-    held: dict[bytes, set[bytes]] = {}
-    for text in texts:
-        shape = text.translate(_ZEROS)
-        held[text] = {shape[at : at + 4] for at in range(len(shape) - 3)}
-    common = Counter(gram for grams in held.values() for gram in grams)
-    found: dict[bytes, list[bytes]] = {}
-    for text, grams in held.items():
-        rarest = min(grams, key=lambda gram: (common[gram], gram))
-        found.setdefault(rarest, []).append(text)
-    return found
+def _automaton(texts: tuple[bytes, ...]) -> BytesAhoCorasick:
+    """Kept, since each file of a job asks it of the same texts."""
+    return BytesAhoCorasick(texts, implementation=Implementation.ContiguousNFA)
 
 
-def index(
-    catalogue: Catalogue, *, of_stage: bool = False
-) -> dict[bytes, list[tuple[str, Signature, str]]]:
+def _line_start(text: bytes, position: int) -> int:
+    low = max(0, position - LONG)
+    return max(low, text.rfind(b"\n", low, position) + 1)
+
+
+def index(catalogue: Catalogue, *, of_stage: bool = False) -> dict[bytes, list[Entry]]:
     """The signatures that have text, by each of their texts, with cause and tier.
 
     Those that ask about a stage or its stacks are left out unless ``of_stage``.
     """
-    found: dict[bytes, list[tuple[str, Signature, str]]] = {}
+    found: dict[bytes, list[Entry]] = {}
     for rule in catalogue.rules.values():
         for signature in rule.signatures:
             if not of_stage and (signature.of_stage or signature.source):
@@ -343,7 +299,7 @@ def time_of(block: bytes, start: int) -> float | None:
     end = min(len(block) if end < 0 else end, start + 200)
     found = _TIME.search(block, start, end)
     if found is None:
-        for before in _TIME.finditer(block, max(0, start - 4000), start):
+        for before in _TIME.finditer(block, max(0, start - CONTEXT), start):
             found = before
     return None if found is None else _seconds(found)
 
@@ -369,4 +325,5 @@ def scan_texts(
     for number, (name, text) in enumerate(texts):
         scanner = Scanner(signatures, name, number)
         scanner.feed(text)
+        scanner.finish()
         yield from scanner.hits
