@@ -10,12 +10,14 @@ of so many MiB, made of all the logs that fail and all that are healthy.
 from __future__ import annotations
 
 import argparse
-import resource
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +49,7 @@ class Count:
 
 
 ENDS = ("healthy", "hung")
+ROUNDS = 5
 
 
 def accuracy(folder: Path, *, missed_only: bool) -> None:
@@ -83,36 +86,55 @@ def total(counts: list[Count]) -> Count:
 
 
 def speed(folder: Path, mib: int) -> None:
-    """Time the matcher and grep on the same log of ``mib`` MiB."""
+    """Time `gkd diagnose` and grep in turn on the same log of ``mib`` MiB.
+
+    grep counts the lines that hold one of the catalogue's texts.
+    """
     block = b"".join(path.read_bytes() for path in sorted(folder.glob("*/*.log")))
-    catalogue = rules.load()
-    literals = scan.index(catalogue)
+    texts = scan.index(rules.load())
     with tempfile.TemporaryDirectory() as scratch:
         words = Path(scratch, "words")
-        words.write_bytes(b"\n".join(literals) + b"\n")
+        words.write_bytes(b"\n".join(texts) + b"\n")
         log = Path(scratch, "big.log")
         with log.open("wb") as stream:
             while stream.tell() < mib << 20:
                 stream.write(block)
         size = log.stat().st_size / (1 << 20)
-        grep_s = timed(["grep", "-c", "-F", "-f", str(words), str(log)])
+        grep = ["grep", "-c", "-F", "-f", str(words), str(log)]
+        ours = [sys.executable, "-m", "pytest_gkd", "diagnose", str(log)]
+        rounds = [(measured(grep), measured(ours)) for _ in range(ROUNDS)]
+    say(f"{size:.0f} MiB, {len(texts)} texts, {ROUNDS} rounds, median (range)")
+    for at, name in ((0, "elapsed"), (1, "CPU time")):
+        times = [(theirs[at], own[at]) for theirs, own in rounds]
+        say(f"{name}: grep {spread(size / one for one, _ in times)} MiB/s, ")
+        say(f"  gkd diagnose {spread(size / one for _, one in times)} MiB/s, ")
+        say(f"  ratio {spread((one / other for one, other in times), 2)}")
+    say(f"peak {spread(own[2] / 1024 for _, own in rounds)} MiB")
+
+
+def measured(command: list[str]) -> tuple[float, float, int]:
+    """Elapsed and CPU seconds of a command and its peak in KiB; its file is cached."""
+    with Path(command[-1]).open("rb") as log:
+        while log.read(1 << 20):
+            pass
+    with tempfile.TemporaryFile() as output:  # to /dev/null grep stops at once
         start = time.perf_counter()
-        logs.diagnose([log], catalogue)
-        ours_s = time.perf_counter() - start
-    # Of this process: what the logs above needed is counted, and what grep needs not.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
-    say(f"{size:.0f} MiB, {len(literals)} literals: grep {size / grep_s:.0f} MiB/s, ")
-    say(f"matcher {size / ours_s:.0f} MiB/s, ratio {grep_s / ours_s:.2f}")
-    say(f"peak {peak} MiB, largest helper process {child} MiB")
+        process = subprocess.Popen(
+            command, stdout=output, env={**os.environ, "LC_ALL": "C"}
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        elapsed = time.perf_counter() - start
+        assert output.tell(), f"{command} says nothing"
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode in {0, 1}
+    return elapsed, usage.ru_utime + usage.ru_stime, usage.ru_maxrss
 
 
-def timed(command: list[str]) -> float:
-    """How long a command takes, the file being in memory."""
-    subprocess.run(["cat", command[-1]], check=False, stdout=subprocess.DEVNULL)
-    start = time.perf_counter()
-    subprocess.run(command, check=False, capture_output=True)
-    return time.perf_counter() - start
+def spread(values: Iterable[float], digits: int = 0) -> str:
+    """The median and the range, such as ``90 (80 to 120)``."""
+    low, *_, high = found = sorted(values)
+    shown = [f"{one:.{digits}f}" for one in (statistics.median(found), low, high)]
+    return "{} ({} to {})".format(*shown)
 
 
 def say(text: str) -> None:

@@ -112,7 +112,7 @@ def environment(machine: Recorded, place: Path) -> dict[str, str]:
 
 PLUGINS_OWN = (
     *("pytest", "pluggy", "iniconfig", "packaging", "pygments", "pytest-timeout"),
-    *("pytest-xdist", "execnet", "psutil", "google-re2"),
+    *("pytest-xdist", "execnet", "psutil", "google-re2", "ahocorasick-rs"),
 )
 # Releases of one time; what is not in machines/packages says its version and no more.
 VERSIONS = {

@@ -253,6 +253,9 @@ def segment(block: bytes, position: int) -> tuple[int, int]:
 
 def tidy(block: bytes, start: int, position: int, end: int) -> tuple[bytes, int]:
     """The line without colours and fold marks, and where the find is in it."""
+    line = block[start:end]
+    if not any(mark in line for mark in (b"\x1b", b"\x00", b" [repeated ")):
+        return line.rstrip(), position - start  # as most are
     before = _ANSI.without(block[start:position])
     after = _ANSI.without(block[position:end])
     return _REPEATED.without(before + after).rstrip(), len(before)

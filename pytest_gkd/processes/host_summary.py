@@ -20,7 +20,7 @@ from pytest_gkd.processes import cgroup, gpus
 PACKAGES = re.compile(
     r"torch|torchvision|torchaudio|triton|vllm(-.+)?|ray|transformers|datasets|numpy"
     r"|tokenizers|safetensors|accelerate|peft|trl|verl|lightrft|deepspeed|flash[-_]attn"
-    r"|pyarrow|psutil|py-spy|google-re2|execnet|pluggy|pytest|nvidia-nccl-.+|sglang"
+    r"|pyarrow|psutil|py-spy|google-re2|ahocorasick[-_]rs|execnet|pluggy|pytest|nvidia-nccl-.+|sglang"
 )
 VARIABLES = re.compile(
     r"(CUDA|NCCL|GLOO|UCX|NVIDIA|TORCH|PYTORCH|VLLM|RAY|HF|HUGGINGFACE|HUGGING_FACE"
