@@ -106,8 +106,8 @@ def speed(folder: Path, mib: int) -> None:
     say(f"{size:.0f} MiB, {len(texts)} texts, {ROUNDS} rounds, median (range)")
     for at, name in ((0, "elapsed"), (1, "CPU time")):
         times = [(theirs[at], own[at]) for theirs, own in rounds]
-        say(f"{name}: grep {spread(size / one for one, _ in times)} MiB/s, ")
-        say(f"  gkd diagnose {spread(size / one for _, one in times)} MiB/s, ")
+        say(f"{name}: grep {spread(size / one for one, _ in times)} MiB/s")
+        say(f"  gkd diagnose {spread(size / one for _, one in times)} MiB/s")
         say(f"  ratio {spread((one / other for one, other in times), 2)}")
     say(f"peak {spread(own[2] / 1024 for _, own in rounds)} MiB")
 
