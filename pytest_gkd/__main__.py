@@ -12,10 +12,11 @@ from typing import IO, Any, NoReturn
 
 from pytest_gkd import __version__, fault_specs, sanitize
 from pytest_gkd.diagnosis import catalogue as rules
-from pytest_gkd.diagnosis import log_file, log_report, logs, own_rules
+from pytest_gkd.diagnosis import log_file, logs, own_rules
 from pytest_gkd.gpu_report import gpu_runs, result_files
 from pytest_gkd.options import near
 from pytest_gkd.processes import host_summary, stale_runs
+from pytest_gkd.report import explain, render
 
 INTERRUPTED = 130  # as a shell says that SIGINT ended a command
 HEALTHY, FOUND, UNUSABLE, UNKNOWN = 0, 1, 2, 3
@@ -154,7 +155,7 @@ def _diagnose(asked: argparse.Namespace) -> int:
         for name in asked.logs
     ]
     try:
-        report = logs.diagnose(sources, catalogue, _progress())
+        report = logs.examine(sources, catalogue, _progress())
     except KeyboardInterrupt:
         raise log_file.LogError(
             "interrupted, without a verdict: a pipe is read until its writer ends; of "
@@ -165,7 +166,7 @@ def _diagnose(asked: argparse.Namespace) -> int:
     if asked.format == "json":
         _say_json(report.to_json())
     else:
-        _say(log_report.report_text(report))
+        _say(render.log_text(report))
     for text in report.unreadable:
         _say_error(text)
     return UNUSABLE if report.unreadable else EXITS[report.verdict]
@@ -197,32 +198,32 @@ def _explain(asked: argparse.Namespace) -> int:
             titles = {rule.id: rule.title for rule in catalogue.rules.values()}
             _say_json({"schema": 1, "causes": titles})
         else:
-            _say(log_report.list_text(catalogue))
+            _say(explain.list_text(catalogue))
         return 0
     if asked.cause is None:
         _say_error("explain: name a cause, or ask for all of them with --list")
         return UNUSABLE
     if asked.cause not in catalogue:
         hint = near(asked.cause, catalogue.rules)
-        others = log_report.near_causes(asked.cause, catalogue)
+        others = explain.near_causes(asked.cause, catalogue)
         told = [f"explain: there is no cause {asked.cause!r}{hint}"]
         told += [f"  {rule.id}  {rule.title}" for rule in others]
         _say_error("\n".join(told))
         return UNUSABLE
     rule = catalogue[asked.cause]
     if asked.format == "json":
-        _say_json(log_report.cause_json(rule))
+        _say_json(explain.cause_json(rule))
     else:
-        _say(log_report.cause_text(rule))
+        _say(explain.cause_text(rule))
     return 0
 
 
 def _faults(asked: argparse.Namespace) -> int:
     found = fault_specs.load().values()
     if asked.format == "json":
-        _say(json.dumps(log_report.faults_json(found), indent=2, ensure_ascii=False))
+        _say(json.dumps(explain.faults_json(found), indent=2, ensure_ascii=False))
     else:
-        _say(log_report.faults_text(found))
+        _say(explain.faults_text(found))
     return 0
 
 

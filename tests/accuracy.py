@@ -58,7 +58,7 @@ def accuracy(folder: Path, *, missed_only: bool) -> None:
     counts: dict[str, Count] = defaultdict(Count)
     for path in sorted(folder.glob("*/*.log")):
         expected = path.parent.name
-        report = logs.diagnose([path], catalogue)
+        report = logs.examine([path], catalogue)
         if not counts[expected].add(expected, report):
             told = [one.cause for one in report.causes] or [report.verdict]
             say(f"missed {expected}/{path.name}: {', '.join(told)} ({report.phase})")

@@ -9,9 +9,10 @@ import pages
 import pytest
 
 from pytest_gkd.diagnosis import catalogue
-from pytest_gkd.diagnosis import log_report as diagnose_pages
 from pytest_gkd.diagnosis.catalogue import Rule, RuleError, Signature
 from pytest_gkd.diagnosis.diagnose import StageEvidence, TextSource, diagnose
+from pytest_gkd.report import explain
+from pytest_gkd.stage_api import StageFault
 
 CATALOGUE = catalogue.load()
 ALL = list(CATALOGUE.rules.values())
@@ -60,7 +61,7 @@ def test_every_text_has_an_example_and_a_near_miss(rule: Rule) -> None:
 def test_no_place_stays_open_in_what_is_shown(rule: Rule) -> None:
     """A shell would take ``<pid>`` for a file to read from."""
     shown = [line for fix in rule.fixes for line in (fix.line({}), fix.form)]
-    asked = "\n".join((diagnose_pages.cause_text(rule), pages.page(rule, CATALOGUE)))
+    asked = "\n".join((explain.cause_text(rule), pages.page(rule, CATALOGUE)))
     examples = "\n".join(one.example for one in rule.signatures)
     open_places = set(PLACE.findall(asked)) - set(PLACE.findall(examples))
     assert [line for line in shown if PLACE.search(line)] == []
@@ -101,7 +102,7 @@ def test_a_title_names_the_problem_and_no_cure(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)
 def test_a_rule_tells_what_to_do_for_a_stage_and_where_it_is_from(rule: Rule) -> None:
     found = diagnose(
-        StageEvidence("probe", "failed", cause=rule.id, message="It is broken"),
+        StageEvidence("probe", "failed", StageFault(rule.id, "It is broken")),
         CATALOGUE,
     )
     assert found is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pytest_gkd.diagnosis import catalogue
 from pytest_gkd.diagnosis.diagnose import (
     StageEvidence,
@@ -9,6 +11,7 @@ from pytest_gkd.diagnosis.diagnose import (
     diagnose,
     telling_lines,
 )
+from pytest_gkd.stage_api import StageFault
 
 CATALOGUE = catalogue.load()
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. GPU 3"
@@ -19,9 +22,16 @@ WATCHDOG = (
 )
 
 
-def failed(*texts: tuple[str, str], **more: object) -> StageEvidence:
+def failed(
+    *texts: tuple[str, str],
+    cause: str | None = None,
+    message: str = "",
+    facts: Mapping[str, object] | None = None,
+    stage: str = "nccl",
+) -> StageEvidence:
     sources = tuple(TextSource(name, text) for name, text in texts)
-    return StageEvidence("nccl", "failed", texts=sources, **more)  # type: ignore[arg-type]
+    fault = StageFault(cause, message, facts)
+    return StageEvidence(stage, "failed", fault, message, texts=sources)
 
 
 def test_the_rank_out_of_memory_explains_the_watchdogs_of_the_others() -> None:
@@ -145,8 +155,7 @@ def test_a_fix_that_asks_for_facts_comes_first_with_them_and_not_at_all_without(
 
 def test_no_stage_is_told_to_run_itself() -> None:
     def said(stage: str) -> bool:
-        evidence = StageEvidence(stage, "failed", cause="data.empty")
-        found = diagnose(evidence, CATALOGUE)
+        found = diagnose(failed(cause="data.empty", stage=stage), CATALOGUE)
         assert found is not None
         return any("--gkd-stages=data" in line for line in found.advice)
 
@@ -181,11 +190,16 @@ def test_the_most_telling_line_is_the_last_exception() -> None:
 
 
 def test_a_deeper_cause_replaces_the_death_of_a_process_and_leads_the_advice() -> None:
-    died = {"cause": "ray.actor-died", "message": "the trainer actor died"}
-    found = diagnose(failed(("output", OOM), **died), CATALOGUE)
+    said = "the trainer actor died"
+    found = diagnose(
+        failed(("output", OOM), cause="ray.actor-died", message=said), CATALOGUE
+    )
     assert found is not None
     assert found.cause == "cuda.oom"
-    alone = diagnose(failed(facts={"died_actor": "trainer"}, **died), CATALOGUE)
+    facts = {"died_actor": "trainer"}
+    alone = diagnose(
+        failed(cause="ray.actor-died", message=said, facts=facts), CATALOGUE
+    )
     assert alone is not None
     assert alone.cause == "ray.actor-died"
     assert alone.advice[0].startswith("Read the last lines of the trainer actor")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from pytest_gkd.diagnosis.catalogue import load
+from pytest_gkd.diagnosis.diagnose import Diagnosis
 from pytest_gkd.processes.stacks import Stack
 from pytest_gkd.report.record import FAILED, TIMEOUT, StageRecord
 from pytest_gkd.run import findings
 from pytest_gkd.run.findings import Findings
+from pytest_gkd.run.pytest_report import Traceback
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.inject.data import without_rights_of_root
 
@@ -41,7 +43,7 @@ def record(outcome: str = FAILED, message: str = "it broke") -> StageRecord:
     return made
 
 
-def diagnosis(made: StageRecord) -> dict[str, Any]:
+def diagnosis(made: StageRecord) -> Diagnosis:
     assert made.diagnosis is not None
     return made.diagnosis
 
@@ -52,25 +54,23 @@ def diagnosis(made: StageRecord) -> dict[str, Any]:
 def test_a_known_line_of_output_gives_its_cause_with_the_line(found: Findings) -> None:
     made = record()
     found.settle(made, f"step 1\n{DISK_FULL}\n")
-    assert diagnosis(made)["cause"] == "env.disk-full"
-    assert diagnosis(made)["advice"]
-    assert {"source": "output", "line": 2, "text": DISK_FULL} in diagnosis(made)[
-        "evidence"
-    ]
+    assert diagnosis(made).cause == "env.disk-full"
+    assert diagnosis(made).advice
+    assert ("output", 2, DISK_FULL) in diagnosis(made).evidence
 
 
 def test_a_diagnosis_has_the_keys_that_other_programs_read(found: Findings) -> None:
     made = record()
     found.settle(made, DISK_FULL)
-    keys = {"cause", "confidence", "evidence", "advice", "also"}
-    assert set(diagnosis(made)) >= keys
-    assert set(diagnosis(made)["evidence"][0]) == {"source", "line", "text"}
+    told = made.to_json()["diagnosis"]
+    assert set(told) >= {"cause", "confidence", "evidence", "advice", "also"}
+    assert set(told["evidence"][0]) == {"source", "line", "text"}
 
 
 def test_the_exceptions_text_is_looked_at_too(found: Findings) -> None:
     made = record()
     found.settle(made, "", error=DISK_FULL)
-    assert diagnosis(made)["cause"] == "env.disk-full"
+    assert diagnosis(made).cause == "env.disk-full"
 
 
 def test_what_the_stages_children_wrote_is_looked_at_too(
@@ -81,9 +81,9 @@ def test_what_the_stages_children_wrote_is_looked_at_too(
     (output / "rank1.log").write_text(f"one\ntwo\n{DISK_FULL}\n")
     made = record()
     found.settle(made, "nothing here")
-    assert diagnosis(made)["cause"] == "env.disk-full"
-    assert diagnosis(made)["evidence"][0]["source"] == "rank1.log"
-    assert diagnosis(made)["evidence"][0]["line"] == 3
+    assert diagnosis(made).cause == "env.disk-full"
+    assert diagnosis(made).evidence[0].source == "rank1.log"
+    assert diagnosis(made).evidence[0].line == 3
 
 
 def test_another_stages_output_is_not_looked_at(
@@ -103,32 +103,24 @@ def test_a_cause_that_the_stage_named_stands_with_its_evidence_first(
     proof = load()["data.file-missing"].signatures[0].example
     made = record(message="there is no file trian.jsonl")
     found.settle(made, f"{DISK_FULL}\n{proof}", fault=FAULT, error=made.message)
-    assert diagnosis(made)["cause"] == "data.file-missing"
-    assert diagnosis(made)["confidence"] == "certain"
-    assert diagnosis(made)["evidence"][0] == {
-        "source": "--gkd-train-files",
-        "line": None,
-        "text": "trian.jsonl",
-    }
+    assert diagnosis(made).cause == "data.file-missing"
+    assert diagnosis(made).confidence == "certain"
     # Its own output and traceback would only repeat it.
-    assert len(diagnosis(made)["evidence"]) == 1
+    assert diagnosis(made).evidence == (("--gkd-train-files", None, "trian.jsonl"),)
 
 
 def test_without_a_cause_the_telling_lines_are_kept(found: Findings) -> None:
     made = record()
     found.settle(made, "fine\nZorkError: the quux is frobbed\nfine\n")
     assert made.diagnosis is None
-    assert made.telling[0] == {
-        "source": "output",
-        "line": 2,
-        "text": "ZorkError: the quux is frobbed",
-    }
+    assert made.telling[0] == ("output", 2, "ZorkError: the quux is frobbed")
+    assert made.to_json()["telling"][0]["line"] == 2
 
 
 def test_without_a_word_of_trouble_the_last_lines_are_kept(found: Findings) -> None:
     made = record()
     found.settle(made, "one\ntwo\nthree\n\nfour\n")
-    assert {"source": "output", "line": 5, "text": "four"} in made.telling
+    assert ("output", 5, "four") in made.telling
 
 
 def test_a_stage_that_left_nothing_is_unknown_without_lines(found: Findings) -> None:
@@ -142,14 +134,14 @@ def test_a_process_that_was_killed_by_the_kernel_is_told_by_its_signal(
 ) -> None:
     made = record(message="the process that ran it died: signal SIGKILL")
     found.settle(made, "", exit_signal="SIGKILL", crashed=True)
-    assert diagnosis(made)["cause"] == "env.host-oom"
+    assert diagnosis(made).cause == "env.host-oom"
 
 
 def test_a_hang_is_told_by_what_the_stage_was_doing(found: Findings) -> None:
     made = StageRecord("weight_sync", "stages/test_weight_sync.py", "rollout", 60.0)
     made.outcome, made.step = TIMEOUT, "pushing the weights"
     found.settle(made, "")
-    assert diagnosis(made)["cause"] == "sync.stuck"
+    assert diagnosis(made).cause == "sync.stuck"
 
 
 def test_a_hang_is_told_by_its_stacks(found: Findings, report_dir: Path) -> None:
@@ -157,7 +149,7 @@ def test_a_hang_is_told_by_its_stacks(found: Findings, report_dir: Path) -> None
     made = record(TIMEOUT)
     found.keep_stacks(made, [Stack(7, "7 python", report_dir / "7.txt", text)])
     found.settle(made, "")
-    assert diagnosis(made)["cause"] == "data.loader-stall"
+    assert diagnosis(made).cause == "data.loader-stall"
 
 
 # -- what is kept ------------------------------------------------------------------
@@ -189,8 +181,8 @@ def test_of_a_huge_error_the_ends_are_looked_at_and_little_is_kept(
     )
     found.settle(made, "", error=error)
     assert made.diagnosis is not None
-    assert made.diagnosis["cause"] == "cuda.oom"
-    assert made.diagnosis["evidence"][0]["line"] < 100
+    assert diagnosis(made).cause == "cuda.oom"
+    assert (diagnosis(made).evidence[0].line or 0) < 100
     assert len(made.message) <= findings.MESSAGE_CHARS
 
 
@@ -222,7 +214,7 @@ def test_a_childs_file_that_is_no_text_is_read_all_the_same(
     (output / "rank0.log").write_bytes(b"\xff\xfe\0\n" + DISK_FULL.encode())
     made = record()
     found.settle(made, "")
-    assert diagnosis(made)["cause"] == "env.disk-full"
+    assert diagnosis(made).cause == "env.disk-full"
 
 
 def test_a_path_elsewhere_is_given_whole(found: Findings) -> None:
@@ -246,21 +238,45 @@ def test_half_a_surrogate_pair_in_the_output_is_no_obstacle(found: Findings) -> 
     assert made.telling
 
 
+def raised(error: Exception, style: Literal["long", "short"]) -> Traceback:
+    """As pytest shows that it was raised, with this code on its way to another:
+    OSError: [Errno 24] Too many open files
+    """
+    try:
+        try:
+            raise error
+        except ValueError as first:
+            raise OSError(24, "Too many open files") from first
+    except Exception:
+        shown = pytest.ExceptionInfo.from_current().getrepr(style=style)
+    place = ("t", 0, "t")
+    return Traceback.of(pytest.TestReport("t", place, {}, "failed", shown, "call"))
+
+
 def test_source_code_in_a_traceback_proves_nothing(found: Findings) -> None:
-    traceback = (
-        '        raise OSError("[Errno 28] No space left on device")\n'
-        ">       ValueError: the moon is full\n"
-        "E       ValueError: the moon is full\n"
-        "here.py:7: ValueError"
-    )
     made = record()
-    lines = traceback.count("\n") + 1
-    found.settle(made, f"{traceback}\nall is well", source_lines=lines)
+    traceback = raised(KeyError("the moon"), "long")
+    assert "Too many open files" in traceback.text
+    found.settle(made, "all is well", traceback=traceback)
     assert made.diagnosis is None
-    raised = traceback.replace("ValueError: the moon is full", DISK_FULL)
-    found.settle(made, f"{raised}\nall is well", source_lines=lines)
-    assert diagnosis(made)["cause"] == "env.disk-full"
-    assert diagnosis(made)["evidence"][0]["line"] == 3
+
+
+@pytest.mark.parametrize("style", ["long", "short"])
+def test_what_was_raised_is_looked_at_with_its_place_in_the_log(
+    found: Findings, report_dir: Path, style: Literal["long", "short"]
+) -> None:
+    made = record()
+    traceback = raised(ValueError("the moon"), style)
+    found.settle(made, "all is well", traceback=traceback)
+    assert diagnosis(made).cause == "env.too-many-files"
+    _, line, text = diagnosis(made).evidence[0]
+    log = (report_dir / "output/data/stage.log").read_text().split("\n")
+    assert line is not None
+    assert log[line - 1].split() == text.split()
+    assert log[-1] == "all is well"
+    kept = [line for line in traceback.said.split("\n") if line]
+    assert sum(line.startswith("E ") for line in kept) == 2
+    assert sum("test_findings.py:" in line for line in kept) == 2
 
 
 def test_a_stopped_process_comes_first_in_the_advice(found: Findings) -> None:
@@ -268,7 +284,7 @@ def test_a_stopped_process_comes_first_in_the_advice(found: Findings) -> None:
     made.name, made.step = "vllm", "starting the engine"
     made.progress = {"stopped_pids": [4711]}
     found.settle(made, "")
-    assert "kill -CONT 4711" in diagnosis(made)["advice"][0]
+    assert "kill -CONT 4711" in diagnosis(made).advice[0]
 
 
 def test_a_diagnosis_is_whole_when_another_thread_can_see_it(found: Findings) -> None:

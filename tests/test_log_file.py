@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd.diagnosis import catalogue, log_file, log_report, logs
+from pytest_gkd.diagnosis import catalogue, log_file, logs
+from pytest_gkd.report import render
 
 CATALOGUE = catalogue.load()
 OOM = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. GPU 0\n"
@@ -77,7 +78,7 @@ def test_a_pipe_without_a_writer_is_refused(
     with pytest.raises(
         log_file.LogError, match="is a pipe that nobody opened to write"
     ):
-        logs.diagnose([pipe], CATALOGUE)
+        logs.examine([pipe], CATALOGUE)
 
 
 def test_a_pipe_with_a_writer_is_read(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_a_pipe_with_a_writer_is_read(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     writer = threading.Thread(target=lambda: pipe.write_bytes(OOM))
     writer.start()
-    found = logs.diagnose([pipe], CATALOGUE)
+    found = logs.examine([pipe], CATALOGUE)
     writer.join()
     assert found.causes[0].cause == "cuda.oom"
 
@@ -102,7 +103,7 @@ def test_what_is_no_file_is_refused_at_once(
             ("/dev/zero", "device"),
         ):
             with pytest.raises(log_file.LogError, match=f"is a {kind}, not a log"):
-                logs.diagnose([Path(path)], CATALOGUE)
+                logs.examine([Path(path)], CATALOGUE)
 
 
 @pytest.mark.parametrize("start", [OOM, OOM + FILLER, OOM + FILLER * 10])
@@ -121,7 +122,7 @@ def test_a_file_is_read_as_far_as_it_was_when_it_was_opened(
     writer = threading.Thread(target=write)
     report: list[logs.LogReport] = []
     reader = threading.Thread(
-        target=lambda: report.append(logs.diagnose([path], CATALOGUE)), daemon=True
+        target=lambda: report.append(logs.examine([path], CATALOGUE)), daemon=True
     )
     writer.start()
     while path.stat().st_size < len(start) + len(FILLER):
@@ -139,7 +140,7 @@ def test_a_file_is_read_as_far_as_it_was_when_it_was_opened(
     )
     assert judged is not None
     assert size <= int(judged[1]) < path.stat().st_size
-    assert said in log_report.report_text(report[0])
+    assert said in render.log_text(report[0])
 
 
 def test_a_stream_without_an_end_is_read_up_to_a_limit_that_is_said(
@@ -148,7 +149,7 @@ def test_a_stream_without_an_end_is_read_up_to_a_limit_that_is_said(
     monkeypatch.setattr(log_file, "STREAM_BYTES", 64 << 20)
     with subprocess.Popen(["yes", OOM.decode().strip()], stdout=-1) as endless:
         assert endless.stdout is not None
-        report = logs.diagnose([endless.stdout], CATALOGUE)
+        report = logs.examine([endless.stdout], CATALOGUE)
         endless.stdout.close()
     assert [one.cause for one in report.causes] == ["cuda.oom"]
     assert report.partial == (

@@ -35,7 +35,7 @@ def judged(text: bytes, name: str = "a.log") -> logs.LogReport:
 
 @pytest.mark.parametrize("path", ALL, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_a_log_gets_its_verdict(path: Path) -> None:
-    report = logs.diagnose([path], CATALOGUE)
+    report = logs.examine([path], CATALOGUE)
     expected = path.parent.name
     if expected == "healthy":
         assert report.verdict == "healthy"
@@ -55,7 +55,7 @@ def test_the_first_in_time_across_files_is_the_root(tmp_path: Path) -> None:
     early.write_text(
         "2026-11-21 10:00:03,000 OSError: [Errno 28] No space left on device\n"
     )
-    report = logs.diagnose([late, early], CATALOGUE)
+    report = logs.examine([late, early], CATALOGUE)
     assert report.causes[0].cause == "env.disk-full"
     assert report.causes[0].evidence[0].source == str(early)
 
@@ -68,7 +68,7 @@ def test_consequences_name_their_file_and_line(tmp_path: Path) -> None:
     )
     oom = tmp_path / "rank3.log"
     oom.write_bytes(OOM)
-    (root,) = logs.diagnose([wait, oom], CATALOGUE).to_json()["causes"]
+    (root,) = logs.examine([wait, oom], CATALOGUE).to_json()["causes"]
     assert root["cause"] == "cuda.oom"
     assert {"cause": "comm.collective-timeout", "file": str(wait), "line": 2} in root[
         "consequences"
@@ -95,7 +95,7 @@ def test_a_large_file_says_the_same_as_a_stream(tmp_path: Path) -> None:
     text = FILLER + b"batch size must be seen\n" * 30_000 + OOM + FILLER
     path = tmp_path / "large.log"
     path.write_bytes(text)
-    (of_file,) = logs.diagnose([path], CATALOGUE).causes
+    (of_file,) = logs.examine([path], CATALOGUE).causes
     assert of_file.cause == "cuda.oom"
     assert of_file.evidence[0].line == 50_001
     assert of_file.evidence[0].text == judged(text).causes[0].evidence[0].text
@@ -198,13 +198,13 @@ def test_an_empty_or_binary_file_is_refused(tmp_path: Path, content: bytes) -> N
     with pytest.raises(
         log_file.LogError, match=r"x\.log: (is empty|holds binary data)"
     ):
-        logs.diagnose([path], CATALOGUE)
+        logs.examine([path], CATALOGUE)
 
 
 def test_one_bad_file_does_not_lose_the_others(tmp_path: Path) -> None:
     good = tmp_path / "good.log"
     good.write_bytes(OOM)
-    report = logs.diagnose([tmp_path / "none.log", tmp_path, good], CATALOGUE)
+    report = logs.examine([tmp_path / "none.log", tmp_path, good], CATALOGUE)
     assert report.causes[0].cause == "cuda.oom"
     assert [text.partition(": ")[2] for text in report.unreadable] == [
         "no such file or directory",
@@ -244,7 +244,7 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(FILLER + OOM,))
     writer.start()
-    (root,) = logs.diagnose([pipe], CATALOGUE).causes
+    (root,) = logs.examine([pipe], CATALOGUE).causes
     writer.join()
     assert root.cause == "cuda.oom"
     assert root.evidence[0].line == 20_001
@@ -260,7 +260,7 @@ def test_a_file_that_grows_while_it_is_read_is_judged_as_far_as_it_was(
         with path.open("ab") as stream:
             stream.write(FILLER[:64000])
 
-    assert logs.diagnose([path], CATALOGUE, grow).causes[0].cause == "cuda.oom"
+    assert logs.examine([path], CATALOGUE, grow).causes[0].cause == "cuda.oom"
 
 
 def test_a_terminal_is_told_how_far_the_reading_is(
@@ -334,9 +334,9 @@ def test_a_live_file_that_no_longer_grows_is_hung(tmp_path: Path) -> None:
     path = tmp_path / "live.log"
     path.write_text(GAP.format(stamp, 1) + GAP.format(stamp, 2))
     os.utime(path, (now - 7200, now - 7200))
-    assert logs.diagnose([path], CATALOGUE).verdict == "hung"
+    assert logs.examine([path], CATALOGUE).verdict == "hung"
     os.utime(path, (now - 60, now - 60))
-    assert logs.diagnose([path], CATALOGUE).verdict == "healthy"
+    assert logs.examine([path], CATALOGUE).verdict == "healthy"
 
 
 def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

@@ -9,7 +9,8 @@ import model_page
 import pages
 import pytest
 
-from pytest_gkd.diagnosis import catalogue, log_report
+from pytest_gkd.diagnosis import catalogue
+from pytest_gkd.report import explain
 
 DOCS = Path(__file__).parent.parent / "docs"
 CATALOGUE = catalogue.load()
@@ -66,7 +67,7 @@ def test_a_fix_that_needs_a_fact_comes_last_and_says_which() -> None:
     shown = with_fixes("sync.stuck", CONDITIONAL, GENERAL)
     for text in (
         pages.page(shown["sync.stuck"], shown),
-        log_report.cause_text(shown["sync.stuck"]),
+        explain.cause_text(shown["sync.stuck"]),
     ):
         general, conditional = map(text.index, ("1. Dump", "2. Continue"))
         assert general < conditional
@@ -77,7 +78,7 @@ def test_every_placeholder_is_said_to_be_one_beside_its_command() -> None:
     shown = with_fixes("sync.stuck", GENERAL)
     assert "`py-spy dump --pid PID` (fill in PID)" in pages.card(shown)
     assert "   Fill in: PID.\n" in pages.page(shown["sync.stuck"], shown)
-    assert "     fill in: PID\n" in log_report.cause_text(shown["sync.stuck"])
+    assert "     fill in: PID\n" in explain.cause_text(shown["sync.stuck"])
 
 
 def test_pages_that_were_not_made_here_are_left(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import catalogue
+from pytest_gkd.diagnosis.diagnose import Diagnosis, EvidenceLine
 from pytest_gkd.options import Settings
 from pytest_gkd.report import render
 from pytest_gkd.report.record import (
@@ -21,19 +23,19 @@ from pytest_gkd.report.record import (
 )
 
 REPORT = ".gkd/last/report.json"
-DIAGNOSIS: dict[str, Any] = {
-    "cause": "comm.collective-timeout",
-    "confidence": "certain",
-    "title": "a rank never came",
-    "why": "A collective ends only when every rank has entered it.",
-    "evidence": [
-        {"source": "rank1.log", "line": 812, "text": "Watchdog caught a timeout"},
-        {"source": "error", "line": None, "text": "no number here"},
-    ],
-    "advice": ["Read the stack of rank 0.", "Check the network alone."],
-    "also": ["env.disk-full"],
-    "explain": "gkd explain comm.collective-timeout",
-}
+DIAGNOSIS = Diagnosis(
+    "comm.collective-timeout",
+    "certain",
+    "a rank never came",
+    "A collective ends only when every rank has entered it.",
+    (
+        EvidenceLine("rank1.log", 812, "Watchdog caught a timeout"),
+        EvidenceLine("error", None, "no number here"),
+    ),
+    ("Read the stack of rank 0.", "Check the network alone."),
+    "gkd explain comm.collective-timeout",
+    also=("env.disk-full",),
+)
 
 
 def record(outcome: str | None = FAILED, **values: Any) -> StageRecord:
@@ -197,8 +199,9 @@ def test_advice_is_numbered_in_its_order() -> None:
 def test_a_command_is_shown_to_its_end() -> None:
     """The longest advice of the catalogue is some 330 characters and a path."""
     for rule in catalogue.load().rules.values():
-        advice = [fix.line({"path": "/data/" + "x" * 200}) for fix in rule.fixes]
-        lines = block(record(diagnosis=DIAGNOSIS | {"advice": advice}))
+        path = {"path": "/data/" + "x" * 200}
+        advice = tuple(fix.line(path) for fix in rule.fixes)
+        lines = block(record(diagnosis=replace(DIAGNOSIS, advice=advice)))
         shown = " ".join(" ".join(lines).split())
         for text in advice:
             assert " ".join(sanitize.line(text).split()) in shown
@@ -211,7 +214,7 @@ def test_the_last_line_says_where_the_rest_is() -> None:
 
 
 def test_without_a_cause_the_block_says_so_and_shows_what_was_seen() -> None:
-    seen = [{"source": "output", "line": 3, "text": "last words"}]
+    seen = [EvidenceLine("output", 3, "last words")]
     lines = block(record(message="it broke", telling=seen))
     assert labels(lines) == ["cause", "saw", "why", "more"]
     assert words(lines, "saw") == ["output:3 last words"]
@@ -219,8 +222,8 @@ def test_without_a_cause_the_block_says_so_and_shows_what_was_seen() -> None:
 
 
 def test_no_more_than_four_lines_of_evidence_are_shown() -> None:
-    many = [{"source": "s", "line": n, "text": f"line {n}"} for n in range(1, 9)]
-    lines = block(record(diagnosis={**DIAGNOSIS, "evidence": many}))
+    many = tuple(EvidenceLine("s", n, f"line {n}") for n in range(1, 9))
+    lines = block(record(diagnosis=replace(DIAGNOSIS, evidence=many)))
     assert len(words(lines, "saw")) == 4
 
 
@@ -241,18 +244,18 @@ def test_the_block_fits_80_columns() -> None:
     made = record(
         message=long,
         stuck=[long],
-        diagnosis={
-            **DIAGNOSIS,
-            "why": long,
-            "advice": [long],
-            "evidence": [{"source": "s", "line": 1, "text": long}],
-        },
+        diagnosis=replace(
+            DIAGNOSIS,
+            why=long,
+            advice=(long,),
+            evidence=(EvidenceLine("s", 1, long),),
+        ),
     )
     assert max(map(len, block(made))) <= 80
 
 
 def test_lines_that_go_on_stand_under_the_text() -> None:
-    made = record(diagnosis={**DIAGNOSIS, "why": "word " * 30})
+    made = record(diagnosis=replace(DIAGNOSIS, why="word " * 30))
     lines = block(made)
     at = next(n for n, line in enumerate(lines) if line.startswith("  why"))
     assert lines[at + 1].startswith(" " * 9 + "word")

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gkd.diagnosis.diagnose import Diagnosis, EvidenceLine
 from pytest_gkd.report import step_summary
 from pytest_gkd.report.record import FAILED, PASSED, RunRecord, StageRecord
 
-ADVICE = ["Halve the micro batch: actor.micro_batch=1", "Ask <whoever> knows | this"]
+ADVICE = ("Halve the micro batch: actor.micro_batch=1", "Ask <whoever> knows | this")
 
 
 def run(*, message: str = "GPU 0 is full", step: str = "") -> RunRecord:
@@ -27,15 +28,15 @@ def run(*, message: str = "GPU 0 is full", step: str = "") -> RunRecord:
             duration_s=7.5,
             step=step,
             message=message,
-            diagnosis={
-                "cause": "cuda.oom",
-                "why": "It did not fit.",
-                "evidence": [
-                    {"source": "stage.log", "line": 3, "text": "OOM **here**"}
-                ],
-                "advice": ADVICE,
-                "also": [],
-            },
+            diagnosis=Diagnosis(
+                "cuda.oom",
+                "certain",
+                "the GPU is full",
+                "It did not fit.",
+                (EvidenceLine("stage.log", 3, "OOM **here**"),),
+                ADVICE,
+                "gkd explain cuda.oom",
+            ),
         ),
     ]
     return RunRecord("2026-11-21T10:00:00", {}, {}, stages=stages)

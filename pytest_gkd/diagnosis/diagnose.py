@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from pytest_gkd import sanitize
-from pytest_gkd.diagnosis.catalogue import Catalogue, Fix, Rule, Signature
+from pytest_gkd.diagnosis.catalogue import (
+    Catalogue,
+    Fix,
+    Rule,
+    Signature,
+    explain_command,
+)
 from pytest_gkd.diagnosis.patterns import Pattern, pattern_of
-from pytest_gkd.diagnosis.root_cause import Found, choose
+from pytest_gkd.diagnosis.root_cause import Candidate, choose
 from pytest_gkd.diagnosis.scan import Hit, scan_texts
+from pytest_gkd.stage_api import StageFault
 
 MAX_FIXES = 3
 MAX_EVIDENCE = 4
 # A stage runs our own code: its reader has no verl or TRL configuration at hand.
 STAGE_FRAMEWORKS = ("vllm", "ray")
 TRAINERS = ("verl", "trl", "lightrft", "deepspeed")
+
+# The texts in which a stage tells of its failure itself.
+OWN = ("failure", "error", "output")
 
 _EXCEPTION = Pattern(rb"^(?:E +)?[\w.]*(?:Error|Exception|Fault|Timeout)\b")
 _TROUBLE = Pattern(
@@ -37,26 +48,27 @@ class TextSource:
 class StageEvidence:
     """What is known of a stage that did not pass.
 
-    ``outcome`` is ``failed``, ``timeout`` or ``crashed``. ``cause`` is the id that
-    the stage itself named, if it knew. ``texts`` are the failure text, the captured
-    output of all processes, the ranks' logs and the stacks; a source whose name holds
-    ``stack`` counts as stacks. ``exit_signal`` is a name such as ``SIGKILL``.
+    ``outcome`` is ``failed``, ``timeout`` or ``crashed``. ``fault`` is what the stage
+    found itself, if it did. ``texts`` are the failure text, the captured output of all
+    processes, the ranks' logs and the stacks; a source whose name holds ``stack``
+    counts as stacks. The first ``traceback_lines`` of the text ``output`` are the
+    stage's own traceback. ``exit_signal`` is a name such as ``SIGKILL``.
     ``alive`` says that a stage whose time was up still made progress.
     """
 
     stage: str
     outcome: str
-    cause: str | None = None
+    fault: StageFault | None = None
     message: str = ""
     texts: tuple[TextSource, ...] = ()
+    traceback_lines: int = 0
     facts: Mapping[str, Any] = field(default_factory=dict)
     exit_signal: str | None = None
     doing: str = ""
     alive: bool = False
 
 
-@dataclass(frozen=True)
-class EvidenceLine:
+class EvidenceLine(NamedTuple):
     """A line that proves the cause, with its source and number where it has one."""
 
     source: str
@@ -68,8 +80,10 @@ class EvidenceLine:
 class Diagnosis:
     """One cause: its headline, why it matters, what proves it, what to do.
 
-    ``advice`` is in order, the most likely first, a line each. ``also`` names other
-    causes that were found and are not explained by this one.
+    ``advice`` is in order, the most likely first, a line each; ``explain`` is the
+    command that tells more. ``also`` names other causes that were found in a stage and
+    are not explained by this one, ``consequences`` what followed from it in a log, each
+    with the line that tells of it.
     """
 
     cause: str
@@ -78,76 +92,89 @@ class Diagnosis:
     why: str
     evidence: tuple[EvidenceLine, ...]
     advice: tuple[str, ...]
+    explain: str
     also: tuple[str, ...] = ()
+    consequences: tuple[tuple[str, EvidenceLine], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The diagnosis as the report holds it."""
+        """The diagnosis of a stage as report.json holds it."""
         return {
             "cause": self.cause,
             "confidence": self.confidence,
             "title": self.title,
             "why": self.why,
-            "evidence": [
-                {"source": line.source, "line": line.line, "text": line.text}
-                for line in self.evidence
-            ],
+            "evidence": [line._asdict() for line in self.evidence],
             "advice": list(self.advice),
             "also": list(self.also),
+            "explain": self.explain,
         }
 
 
-def diagnose(evidence: StageEvidence, catalogue: Catalogue) -> Diagnosis | None:
+def diagnose(
+    evidence: StageEvidence, catalogue: Catalogue, shown: Callable[[Path], str] = str
+) -> Diagnosis | None:
     """The cause of the stage's failure, or None when nothing known fits.
 
     A cause that the stage named stands, unless the texts prove another that is known
-    to bring it about.
+    to bring it about. ``shown`` is how the path of a rule is to be told.
     """
-    found = choose(_stage_hits(evidence, catalogue), catalogue)
-    found = [one for one in found if not one.weak]
-    if evidence.cause is None or evidence.cause not in catalogue:
-        return _of_texts(found, evidence, catalogue) if found else None
-    deeper = [one for one in found if _explains(one, evidence.cause, catalogue)]
-    if deeper:
-        return _of_texts(deeper, evidence, catalogue, also=(evidence.cause,))
-    rule = catalogue[evidence.cause]
-    own = [hit for one in found if one.cause == rule.id for hit in one.hits]
+    candidates = choose(_stage_hits(evidence, catalogue), catalogue)
+    candidates = [one for one in candidates if not one.weak]
+    facts, also = dict(evidence.facts), list[str]()
+    if evidence.fault is not None:
+        facts |= evidence.fault.facts
+        cause = evidence.fault.cause
+        if cause is not None and cause in catalogue:
+            own = [hit for one in candidates if one.cause == cause for hit in one.hits]
+            candidates = [one for one in candidates if _explains(one, cause, catalogue)]
+            also = [cause]
+    if candidates:
+        root, *rest = candidates
+        rule, confidence = catalogue[root.cause], root.confidence
+        title, hits = headline(rule, root.best), root.hits
+        facts |= root.best.facts
+        also += [one.cause for one in rest if not one.explained and one.rank == 0]
+    elif also:
+        rule, confidence = catalogue[also.pop()], "certain"
+        title = evidence.message.strip().partition("\n")[0] or rule.title
+        hits = tuple(own)
+    else:
+        return None
     return Diagnosis(
         cause=rule.id,
-        confidence="certain",
-        title=_first_line(evidence.message) or rule.title,
+        confidence=confidence,
+        title=title,
         why=rule.why,
-        evidence=tuple(evidence_lines(own)),
-        advice=advice(rule, STAGE_FRAMEWORKS, evidence.facts, stage=evidence.stage),
-        also=(),
+        evidence=tuple(_proofs(evidence, rule, hits)),
+        advice=advice(rule, STAGE_FRAMEWORKS, facts, stage=evidence.stage),
+        explain=explain_command(rule, shown),
+        also=tuple(dict.fromkeys(also)),
     )
 
 
-def _explains(one: Found, cause: str, catalogue: Catalogue) -> bool:
+def _explains(one: Candidate, cause: str, catalogue: Catalogue) -> bool:
     if one.cause == cause or one.rank > 0 or one.confidence == "guess":
         return False
     known = catalogue[cause].consequence_of
     return one.cause in known or "*" in known
 
 
-def _of_texts(
-    found: Sequence[Found],
-    evidence: StageEvidence,
-    catalogue: Catalogue,
-    also: tuple[str, ...] = (),
-) -> Diagnosis:
-    root = found[0]
-    rule = catalogue[root.cause]
-    facts = {**evidence.facts, **root.best.facts}
-    others = (one.cause for one in found[1:] if not one.explained and one.rank == 0)
-    return Diagnosis(
-        cause=rule.id,
-        confidence=root.confidence,
-        title=headline(rule, root.best),
-        why=rule.why,
-        evidence=tuple(evidence_lines(root.hits)),
-        advice=advice(rule, STAGE_FRAMEWORKS, facts, stage=evidence.stage),
-        also=tuple(dict.fromkeys((*also, *others))),
-    )
+def _proofs(
+    evidence: StageEvidence, rule: Rule, hits: Iterable[Hit]
+) -> Iterator[EvidenceLine]:
+    """What the stage itself has shown, then what the texts say beyond that."""
+    fault = evidence.fault
+    if fault is None or fault.cause is None:
+        yield from evidence_lines(hits)
+        return
+    yield from (EvidenceLine(*line) for line in fault.evidence)
+    # The stage knows; lines of its own traceback would only repeat it. Unless it knows
+    # only that a process ended: what that printed says more.
+    asks = rule.id != fault.cause or rule.tier == "fallback"
+    for line in evidence_lines(hits):
+        beyond = asks and (line.line or 0) > evidence.traceback_lines
+        if line.source not in OWN or (line.source == "output" and beyond):
+            yield line
 
 
 def _stage_hits(evidence: StageEvidence, catalogue: Catalogue) -> Iterator[Hit]:
@@ -298,7 +325,3 @@ def telling_lines(texts: Iterable[TextSource], limit: int = 6) -> list[EvidenceL
     for _, _, entry in ranked:
         told.setdefault(entry.text, entry)
     return list(told.values())[:limit]
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]

@@ -11,6 +11,7 @@ from typing import IO, Any
 from pytest_gkd.diagnosis import log_end, log_phases
 from pytest_gkd.diagnosis.catalogue import Catalogue, explain_command
 from pytest_gkd.diagnosis.diagnose import (
+    Diagnosis,
     EvidenceLine,
     TextSource,
     advice,
@@ -20,7 +21,7 @@ from pytest_gkd.diagnosis.diagnose import (
 )
 from pytest_gkd.diagnosis.log_file import Log, LogError, opened, read
 from pytest_gkd.diagnosis.patterns import Pattern
-from pytest_gkd.diagnosis.root_cause import Found, choose
+from pytest_gkd.diagnosis.root_cause import Candidate, choose
 from pytest_gkd.diagnosis.scan import Hit, shown
 
 MAX_CAUSES = 3
@@ -43,20 +44,6 @@ _SPECIFIC = ("verl", "trl", "lightrft", "deepspeed")
 
 
 @dataclass(frozen=True)
-class CauseFound:
-    """A cause in a log, with its proof, its advice and what followed from it."""
-
-    cause: str
-    confidence: str
-    title: str
-    why: str
-    evidence: tuple[EvidenceLine, ...]
-    advice: tuple[str, ...]
-    consequences: tuple[tuple[str, EvidenceLine], ...] = ()
-    explain: str = ""
-
-
-@dataclass(frozen=True)
 class LogReport:
     """The verdict over all files.
 
@@ -69,7 +56,7 @@ class LogReport:
 
     verdict: str
     phase: str
-    causes: tuple[CauseFound, ...] = ()
+    causes: tuple[Diagnosis, ...] = ()
     last: EvidenceLine | None = None
     waits_for: str = ""
     telling: tuple[EvidenceLine, ...] = ()
@@ -221,39 +208,37 @@ def _telling(logs: list[Log]) -> tuple[EvidenceLine, ...]:
 
 
 def _causes(
-    strong: list[Found],
-    found: list[Found],
+    strong: list[Candidate],
+    found: list[Candidate],
     frameworks: set[str],
     catalogue: Catalogue,
-) -> tuple[CauseFound, ...]:
+) -> tuple[Diagnosis, ...]:
     root = strong[0]
     guesses = [one for one in found if not one.weak and one.confidence == "guess"]
     also = [one for one in (*strong[1:], *guesses) if not one.explained]
     also = sorted(also, key=lambda one: one.rank > root.rank)[: MAX_CAUSES - 1]
-    followed = [one for one in found if one is not root and one not in also]
-    reports = []
-    for one in (root, *also):
-        rule = catalogue[one.cause]
-        consequences = [
-            (other.cause, EvidenceLine(other.best.source, other.best.line, ""))
-            for other in (followed if one is root else [])
-        ]
-        reports.append(
-            CauseFound(
-                cause=rule.id,
-                confidence=one.confidence if one is root else "guess",
-                title=headline(rule, one.best),
-                why=rule.why,
-                evidence=tuple(evidence_lines(one.hits)),
-                advice=advice(rule, frameworks, one.best.facts, of_stage=False),
-                consequences=tuple(consequences),
-                explain=explain_command(rule),
-            )
+    consequences = [
+        (one.cause, EvidenceLine(one.best.source, one.best.line, ""))
+        for one in found
+        if one is not root and one not in also
+    ]
+    rules = [catalogue[one.cause] for one in (root, *also)]
+    return tuple(
+        Diagnosis(
+            cause=rule.id,
+            confidence=one.confidence if one is root else "guess",
+            title=headline(rule, one.best),
+            why=rule.why,
+            evidence=tuple(evidence_lines(one.hits)),
+            advice=advice(rule, frameworks, one.best.facts, of_stage=False),
+            explain=explain_command(rule),
+            consequences=tuple(consequences) if one is root else (),
         )
-    return tuple(reports)
+        for rule, one in zip(rules, (root, *also), strict=True)
+    )
 
 
-def diagnose(
+def examine(
     paths: Iterable[Path | IO[bytes]],
     catalogue: Catalogue,
     progress: Callable[[int], None] | None = None,

@@ -10,7 +10,7 @@ from pytest_gkd.diagnosis.scan import Hit
 
 
 @dataclass(frozen=True)
-class Found:
+class Candidate:
     """One cause with its hits, the best first, and how far it explains the failure.
 
     ``rank`` is the position in TIERS of its strongest hit; ``explained`` says that
@@ -38,7 +38,7 @@ class Found:
         return "guess" if self.weak else self.best.signature.confidence
 
 
-def choose(hits: Iterable[Hit], catalogue: Catalogue) -> list[Found]:
+def choose(hits: Iterable[Hit], catalogue: Catalogue) -> list[Candidate]:
     """The causes found, the root first.
 
     The tier decides first: a cause before a symptom before a fallback, and what
@@ -51,7 +51,7 @@ def choose(hits: Iterable[Hit], catalogue: Catalogue) -> list[Found]:
     strong = {cause for cause, own in grouped.items() if not all(h.weak for h in own)}
     timed = all(hit.time_s is not None for own in grouped.values() for hit in own)
     found = [
-        Found(
+        Candidate(
             cause=cause,
             hits=tuple(sorted(own, key=lambda hit: _hit_key(hit, timed))),
             rank=min(TIERS.index(hit.tier) for hit in own),
@@ -102,7 +102,9 @@ def _brings(other: str, cause: str, catalogue: Catalogue) -> bool:
     return "*" in known and "*" not in catalogue[other].consequence_of
 
 
-def _explains(other: Found, one: Found, catalogue: Catalogue, timed: bool) -> bool:
+def _explains(
+    other: Candidate, one: Candidate, catalogue: Catalogue, timed: bool
+) -> bool:
     """Whether ``one`` followed from ``other``.
 
     Of two that can bring each other about, the better one explains the other.
@@ -126,7 +128,7 @@ def _when(hit: Hit, timed: bool) -> tuple[float, int, int]:
     return (hit.time_s or 0.0 if timed else 0.0, hit.source_index, hit.order)
 
 
-def _key(found: Found, timed: bool) -> tuple[object, ...]:
+def _key(found: Candidate, timed: bool) -> tuple[object, ...]:
     return (
         found.weak,
         found.explained,

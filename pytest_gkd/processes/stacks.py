@@ -29,7 +29,7 @@ SPY_END_S = 0.2
 LIMIT = 32
 XDIST_TITLE = "[pytest-xdist"
 _PYTEST_FRAME = Pattern(
-    rb"[(/](?:(?:_pytest|pluggy|xdist|execnet)/|pytest_gkd/run/worker\.py)|\(<string>"
+    rb"[(/](?:(?:_pytest|pluggy|xdist|execnet)/|pytest_gkd/run/)|\(<string>"
 )
 # py-spy's: a title, then frames; faulthandler's: titles, and frames of another form.
 _SPY_THREAD = Pattern(rb"(?m)^Thread (.*)\n((?:    .+(?:\n|$))+)")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gkd import sanitize
+
+if TYPE_CHECKING:
+    from pytest_gkd.diagnosis.diagnose import Diagnosis, EvidenceLine
 
 SCHEMA = 1
 # What is kept of a stage's output, the end of it.
@@ -26,8 +29,7 @@ class StageRecord:
     """One stage as it stands now. Seconds throughout; ``outcome`` None while open.
 
     ``step`` is what the stage was doing last. ``message`` says in one line what went
-    wrong. ``diagnosis`` has the shape of the report contract: cause, confidence,
-    evidence, advice, also; ``telling`` are evidence lines where there is none.
+    wrong. ``telling`` are the lines to read where there is no ``diagnosis``.
     ``also`` are further findings, a line each. ``stuck`` says for each process where
     its stack stood, ``state`` in a line whether it still made progress, and the proof;
     ``progress`` has its numbers (see stall.Progress). ``injected`` names the fault
@@ -43,8 +45,8 @@ class StageRecord:
     step: str = ""
     message: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
-    diagnosis: dict[str, Any] | None = None
-    telling: list[dict[str, Any]] = field(default_factory=list)
+    diagnosis: Diagnosis | None = None
+    telling: list[EvidenceLine] = field(default_factory=list)
     also: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
     state: str = ""
@@ -80,8 +82,8 @@ class StageRecord:
             "step": self.step,
             "message": self.message,
             "facts": self.facts,
-            "diagnosis": self.diagnosis,
-            "telling": self.telling,
+            "diagnosis": self.diagnosis and self.diagnosis.to_json(),
+            "telling": [line._asdict() for line in self.telling],
             "also": self.also,
             "stuck": self.stuck,
             "progress": self.progress,

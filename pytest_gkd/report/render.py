@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pytest_gkd import sanitize
 from pytest_gkd.report.record import (
@@ -17,9 +17,14 @@ from pytest_gkd.report.record import (
     StageRecord,
 )
 
+if TYPE_CHECKING:
+    from pytest_gkd.diagnosis.diagnose import Diagnosis, EvidenceLine
+    from pytest_gkd.diagnosis.logs import LogReport
+
 WIDTH = 80
 LABEL = 7  # "  saw  ", "  fix  "
 EVIDENCE_LINES = 4
+LOG_LINE = 160
 ADVICE = 12 * WIDTH  # half a command is none
 NOTES = 6
 SLOW_IMPORTS_S = 30.0
@@ -54,7 +59,7 @@ def budget(value: float) -> str:
 
 def headline(record: StageRecord) -> str:
     """One line that stands alone: what is true, then the cause."""
-    cause = f" [{record.diagnosis['cause']}]" if record.diagnosis else " [unknown]"
+    cause = f" [{record.diagnosis.cause}]" if record.diagnosis else " [unknown]"
     return sanitize.line(f"{record.message or ending(record)}{cause}")
 
 
@@ -134,30 +139,24 @@ def failure_block(
     needs to read it twice.
     """
     what = "was ended" if record.outcome == TIMEOUT else "failed"
-    lines = _wrapped(
-        f"stage {record.name} {what} after {seconds(record.duration_s)} (budget "
-        f"{budget(record.budget_s)}){doing(record)}",
-        then="  ",
-    )
+    after = f"after {seconds(record.duration_s)} (budget {budget(record.budget_s)})"
+    head = sanitize.line(f"stage {record.name} {what} {after}{doing(record)}")
+    lines = wrapped("", head, "  ")
     found = record.diagnosis
     lines += _labelled("cause", headline(record))
     if found:
-        before = (told or {}).get(tuple(found["advice"]))
-        new = [line for line in found["evidence"] if _says_more(line, record)]
-        lines += _evidence(new, EVIDENCE_LINES)
-        if found.get("why") and not before:
-            lines += _labelled("why", found["why"])
-        for text in record.also[:EVIDENCE_LINES]:
-            lines += _labelled("also", text)
-        if before:
-            lines += _labelled("fix", f"as for {before}")
-        for number, advice in enumerate(() if before else found["advice"], 1):
-            label = "fix" if number == 1 else ""
-            lines += _labelled(label, f"{number}. {advice}", ADVICE)
-        if found.get("also"):
-            lines += _labelled("also", ", ".join(found["also"]))
+        new = [line for line in found.evidence if _says_more(line, record)]
+        before = (told or {}).get(found.advice, "")
+        for label, group in _grouped(
+            found, new[:EVIDENCE_LINES], record.also[:EVIDENCE_LINES], before
+        ):
+            for number, text in enumerate(group):
+                again = label == "fix" and number > 0
+                limit = ADVICE if label == "fix" else 3 * WIDTH
+                lines += _labelled("" if again else label, text, limit)
     else:
-        lines += _evidence(record.telling, 2 * EVIDENCE_LINES)
+        for line in record.telling[: 2 * EVIDENCE_LINES]:
+            lines += _labelled("saw", _place(line))
         lines += _labelled("why", "no cause in the catalogue matches what was seen")
     state = "; ".join(part for part in (record.state, slow_imports(record)) if part)
     if state:
@@ -173,21 +172,82 @@ def failure_block(
     lines += _labelled("more", f"report: {report}")
     if found:
         # A command must stay on one line to be copied.
-        lines.append(f"{' ' * (LABEL + 2)}{found['explain']}")
+        lines.append(f"{' ' * (LABEL + 2)}{found.explain}")
     return lines
 
 
-def _evidence(found: list[dict[str, Any]], limit: int) -> list[str]:
-    lines = []
-    for line in found[:limit]:
-        number = "" if line["line"] is None else f":{line['line']}"
-        lines += _labelled("saw", f"{line['source']}{number}  {line['text']}")
-    return lines
+def log_text(report: LogReport) -> str:
+    """What ``gkd diagnose`` tells of logs: what, proof, why, what to do."""
+    lines = [f"{name}: left out" for name in report.unreadable]
+    lines += report.partial
+    if report.causes:
+        root, *others = report.causes
+        lines += _log_cause(root)
+        if others:
+            lines.append("  or    " + ", ".join(one.cause for one in others))
+        lines.append(f"  phase {report.phase}")
+        lines.append(f"  more  {root.explain}")
+    elif report.verdict == "healthy":
+        if report.still:
+            lines.append("healthy: the run works where the log ends; nothing failed")
+        else:
+            lines.append("healthy: the run reached its end, and nothing failed")
+    elif report.verdict == "hung":
+        lines.append(f"hung: the log stops in the phase {report.phase}")
+        lines += wrapped("  waits ", "for " + report.waits_for)
+        lines += [f"  last  {_place(report.last, LOG_LINE)}"] if report.last else []
+        lines.append(
+            "  fix   1. See what each process waits for: py-spy dump --pid PID "
+            "(fill in PID)"
+        )
+        lines.append("        2. See whether Ray waits for resources: ray status")
+    else:
+        lines.append("unknown: nothing in this log is known; the most telling lines:")
+        lines += [f"  {_place(line, LOG_LINE)}" for line in report.telling]
+    return "\n".join(lines)
 
 
-def _says_more(line: dict[str, Any], record: StageRecord) -> bool:
+def _log_cause(found: Diagnosis) -> Iterator[str]:
+    guess = "" if found.confidence == "certain" else f" ({found.confidence})"
+    head = f"{found.title}{guess}"
+    yield f"{head:<{WIDTH - len(found.cause) - 3}} [{found.cause}]"
+    for label, group in _grouped(found, found.evidence, length=LOG_LINE):
+        for number, text in enumerate(group):
+            first = f"  {'' if number else label:<6}"
+            # A command must stay on one line to be copied.
+            yield from [first + text] if label == "fix" else wrapped(first, text)
+
+
+def _grouped(
+    found: Diagnosis,
+    evidence: Iterable[EvidenceLine],
+    besides: Sequence[str] = (),
+    as_for: str = "",
+    length: int | None = None,
+) -> Iterator[tuple[str, list[str]]]:
+    """A diagnosis as labels with their texts, in the order in which it is told.
+
+    ``besides`` are further findings; ``as_for`` names the stage under which the advice
+    stands already; of each line of evidence ``length`` characters are told.
+    """
+    yield "saw", [_place(line, length) for line in evidence]
+    followed = dict.fromkeys(cause for cause, _ in found.consequences)
+    yield "then", [", ".join(followed)] if followed else []
+    yield "why", [] if as_for else [found.why]
+    yield "also", list(besides)
+    numbered = [f"{number}. {text}" for number, text in enumerate(found.advice, 1)]
+    yield "fix", [f"as for {as_for}"] if as_for else numbered
+    yield "also", [", ".join(found.also)] if found.also else []
+
+
+def _place(line: EvidenceLine, length: int | None = None) -> str:
+    number = "" if line.line is None else f":{line.line}"
+    return f"{line.source}{number}  {line.text[:length]}"
+
+
+def _says_more(line: EvidenceLine, record: StageRecord) -> bool:
     """Whether a line of evidence is more than the headline in other clothes."""
-    text = line["text"].removeprefix("E ").strip()
+    text = line.text.removeprefix("E ").strip()
     if not record.message:
         return True
     return text not in record.message and record.message not in text
@@ -208,15 +268,16 @@ def _labelled(label: str, text: str, limit: int = 3 * WIDTH) -> list[str]:
     one_line = sanitize.line(text)
     if len(one_line) > limit:
         one_line = one_line[: limit - 3] + "..."
-    return _wrapped(one_line, f"  {label:<{LABEL}}", " " * (LABEL + 2))
+    return wrapped(f"  {label:<{LABEL}}", one_line)
 
 
-def _wrapped(text: str, first: str = "", then: str = "") -> list[str]:
+def wrapped(first: str, text: str, rest: str | None = None) -> list[str]:
+    """The text in lines of 80 columns, after ``first`` and then ``rest`` or blanks."""
     return textwrap.wrap(
-        sanitize.line(text),
+        text,
         WIDTH,
         initial_indent=first,
-        subsequent_indent=then,
+        subsequent_indent=" " * len(first) if rest is None else rest,
         # A word that is cut in two may be a path, or begin the next line with ::.
         break_long_words=False,
         break_on_hyphens=False,
@@ -262,7 +323,7 @@ def summary(record: RunRecord, report: str) -> list[str]:
     for stage in record.stages:
         notes = [n for n in _notes(stage.facts) if n["id"] not in REPORT_ONLY]
         for note in notes[:NOTES]:
-            lines += _wrapped(f"gkd: note: {note['text']}", then="     ")
+            lines += wrapped("", sanitize.line(f"gkd: note: {note['text']}"), "     ")
     if record.cleaned:
         lines.append(
             f"gkd: {len(record.cleaned)} process(es) were left running and were ended: "

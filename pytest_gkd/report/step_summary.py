@@ -69,19 +69,17 @@ def _row(stage: StageRecord) -> str:
 def _failure(stage: StageRecord) -> Iterator[str]:
     yield from ("", f"#### {literal(stage.name)}: {literal(render.headline(stage))}")
     found = stage.diagnosis
-    if found is None:
-        evidence, advice = stage.telling, []
-    else:
-        evidence, advice = found["evidence"], found["advice"]
-        yield from ("", literal(found["why"]))
+    if found is not None:
+        yield from ("", literal(found.why))
     yield ""
+    evidence = found.evidence if found else stage.telling
     for line in evidence[: render.EVIDENCE_LINES]:
-        yield f"- saw in {literal(line['source'])}: {literal(line['text'])}"
+        yield f"- saw in {literal(line.source)}: {literal(line.text)}"
     yield ""
-    for number, text in enumerate(advice, 1):
+    for number, text in enumerate(found.advice if found else (), 1):
         yield f"{number}. {literal(text)}"
     if found is not None:
-        yield from ("", f"`gkd explain {found['cause']}`")
+        yield from ("", f"`gkd explain {found.cause}`")
 
 
 def literal(text: str) -> str:

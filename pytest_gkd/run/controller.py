@@ -41,6 +41,7 @@ from pytest_gkd.run.events import EventPaths, EventReader, EventWriter, MemoryFi
 from pytest_gkd.run.findings import Findings
 from pytest_gkd.run.pytest_report import (
     StageFailure,
+    Traceback,
     add_to_junit,
     closing_message,
     ending_of,
@@ -767,7 +768,7 @@ class StageController:
         sections = "\n".join(
             f"-- {name}\n{text}" for name, text in report.sections if text.strip()
         )
-        traceback = report.longrepr
+        whole = report.longrepr
         if record.outcome == TIMEOUT:
             # Where it was interrupted says nothing that the stacks do not say better.
             record.cleaned = list(found["ended"])
@@ -775,15 +776,15 @@ class StageController:
         else:
             self._findings.settle(
                 record,
-                f"{report.longreprtext}\n{sections}",
-                source_lines=report.longreprtext.count("\n") + 1,
+                sections,
+                traceback=Traceback.of(report),
                 fault=fault,
                 error=found["error"],
             )
         shown = self._shows_output()
         if not shown:
             report.sections = []  # in the report directory; -v shows them here too
-        report.longrepr = self._failure(record, traceback if shown else None)
+        report.longrepr = self._failure(record, whole if shown else None)
 
     def _shows_output(self) -> bool:
         return self.config.get_verbosity() > 0 or self._asked_for_tracebacks()
@@ -793,7 +794,7 @@ class StageController:
         return shown not in ("auto", "no", "line")
 
     def _failure(self, record: StageRecord, traceback: Any) -> Any:
-        advice = tuple(record.diagnosis["advice"]) if record.diagnosis else ()
+        advice = record.diagnosis.advice if record.diagnosis else ()
         report = self._findings.relative(self._report_file)
         block = render.failure_block(record, report, self._told)
         if advice:

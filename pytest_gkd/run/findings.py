@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import stat
@@ -13,23 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd import sanitize
-from pytest_gkd.diagnosis.catalogue import Catalogue, explain_command, load
+from pytest_gkd.diagnosis.catalogue import Catalogue, load
 from pytest_gkd.diagnosis.diagnose import (
     StageEvidence,
     TextSource,
     diagnose,
     telling_lines,
 )
-from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.files import make_way, write_private
 from pytest_gkd.processes import background, stacks
 from pytest_gkd.report.record import OUTPUT_BYTES, TIMEOUT, StageRecord
+from pytest_gkd.run.pytest_report import Traceback
 from pytest_gkd.stage_api import NO_STAGE, StageFault
 
 # What children of stages have written here in words, and how much is read at a time.
 TEXTS = (".log", ".txt", ".out", ".err")
 BLOCK_CHARACTERS = 1 << 20
-_SAID = Pattern(rb"^(?:E |\S+:\d+: |[A-Z].*:$)")
 MESSAGE_CHARS = 8000
 
 
@@ -93,68 +91,45 @@ class Findings:
         record: StageRecord,
         text: str,
         *,
+        traceback: Traceback | None = None,
         fault: StageFault | None = None,
         error: str = "",
         exit_signal: str | None = None,
         crashed: bool = False,
-        source_lines: int = 0,
     ) -> None:
         """Store what the stage printed and write the diagnosis into its record.
 
-        The first ``source_lines`` lines of ``text`` are a traceback as pytest prints
-        it, with source code in between.
+        ``text`` is what it printed, ``traceback`` what pytest shows before that,
         ``fault`` is what the stage found itself, ``error`` the exception's text,
         ``exit_signal`` the name of the signal that ended its process.
         """
         text = sanitize.text(text)
-        self._keep_output(record, text)
-        text, error = _ends(text), _ends(error)
+        shown, said, lines = text, text, 0
+        if traceback is not None:
+            shown, said = f"{traceback.text}\n{text}", f"{traceback.said}\n{text}"
+            lines = traceback.text.count("\n") + 1
+        self._keep_output(record, shown)
         record.message = record.message[:MESSAGE_CHARS]
-        texts = [TextSource("error", error)] if error else []
-        said = without_source(text, source_lines)
-        texts += [TextSource("output", said), *self._child_output(record)]
+        texts = [TextSource("output", _ends(said)), *self._child_output(record)]
         stacks_of = self._stack_texts.get(record.name, [])
-        self.texts[record.name] = [*texts[bool(error) :], *stacks_of]
+        self.texts[record.name] = [*texts, *stacks_of]
+        texts = [TextSource("error", _ends(error))] * bool(error) + texts
         kind = "timeout" if record.outcome == TIMEOUT else "failed"
         evidence = StageEvidence(
             stage=record.name,
             outcome="crashed" if crashed else kind,
-            cause=fault.cause if fault else None,
+            fault=fault,
             message=record.message,
             texts=(*texts, *stacks_of),
-            facts={
-                **record.facts,
-                **_stopped(record.progress),
-                **(fault.facts if fault else {}),
-            },
+            traceback_lines=lines,
+            facts={**record.facts, **_stopped(record.progress)},
             exit_signal=exit_signal,
             doing=record.step,
             alive=(record.progress or {}).get("verdict") == "alive",
         )
-        diagnosis = diagnose(evidence, self._catalogue)
-        if diagnosis is None:
-            lines = telling_lines(texts, 8)
-            record.telling = [dataclasses.asdict(line) for line in lines]
-            return
-        shown = diagnosis.to_json()
-        rule = self._catalogue[diagnosis.cause]
-        shown["explain"] = explain_command(rule, self.relative)
-        if fault and fault.cause:
-            proofs = [
-                {"source": source, "line": line, "text": said}
-                for source, line, said in fault.evidence
-            ]
-            # The stage knows; lines of its own traceback would only repeat it. Unless
-            # it knows only that a process ended: what that printed says more.
-            asks = rule.id != fault.cause or rule.tier == "fallback"
-            others = [
-                line
-                for line in shown["evidence"]
-                if line["source"] not in ("error", "failure", "output")
-                or (asks and line["source"] == "output" and line["line"] > source_lines)
-            ]
-            shown["evidence"] = proofs + others
-        record.diagnosis = shown  # whole: the teller's thread may copy it at once
+        record.diagnosis = diagnose(evidence, self._catalogue, self.relative)
+        if record.diagnosis is None:
+            record.telling = telling_lines(texts, 8)
 
     def _keep_output(self, record: StageRecord, text: str) -> None:
         if text.strip():
@@ -239,17 +214,6 @@ def sanitize_file(path: Path) -> None:
             part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-
-
-def without_source(text: str, lines: int) -> str:
-    """Empty the source code in the first ``lines`` lines, pytest's long traceback.
-
-    Code names errors that did not happen: those it would raise, imports or documents.
-    What was raised stands in lines that begin with E or name a file.
-    """
-    parts = text.split("\n")
-    said = [line if _SAID.search(line.encode()) else "" for line in parts[:lines]]
-    return "\n".join(said + parts[lines:])
 
 
 def _stopped(progress: dict[str, Any] | None) -> dict[str, int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
@@ -47,13 +47,42 @@ class StageFailure(TerminalRepr):
             tw.line(str(self._traceback))
 
 
+class Traceback(NamedTuple):
+    """pytest's traceback: ``text`` as it is shown, ``said`` without the source code.
+
+    Line for line. Code names errors that did not happen: those it would raise, imports
+    or documents.
+    """
+
+    text: str
+    said: str
+
+    @classmethod
+    def of(cls, report: pytest.TestReport) -> Traceback:
+        """The traceback of a report that has come from its worker."""
+        text, said = report.longreprtext, set(_between_code(report.longrepr))
+        lines = text.split("\n")
+        kept = (one if one.startswith("E ") or one in said else "" for one in lines)
+        return cls(text, "\n".join(kept))
+
+
+def _between_code(shown: object) -> Iterator[str]:
+    """The lines that say where something was raised, and of what it was the cause."""
+    for frames, _, description in getattr(shown, "chain", ()):
+        yield description or ""
+        for entry in frames.reprentries:
+            if place := getattr(entry, "reprfileloc", None):
+                message = place.message.partition("\n")[0]
+                yield f"{place.path}:{place.lineno}: {message}"
+
+
 def properties(record: StageRecord, report: str) -> dict[str, str]:
     """What reporters such as JUnit get to know of a stage, each value in 1000
     characters. Facts are ``gkd_NAME``; the others are set where they say something."""
     facts = {f"gkd_{name}": _plain(value) for name, value in record.facts.items()}
     others = {
         "gkd_outcome": record.outcome or "",
-        "gkd_cause": record.diagnosis["cause"] if record.diagnosis else "",
+        "gkd_cause": record.diagnosis.cause if record.diagnosis else "",
         "gkd_step": record.step,
         "gkd_budget_s": f"{record.budget_s:g}",
         "gkd_blocked_by": ", ".join(record.blocked_by),

@@ -1,110 +1,41 @@
-"""Renders a log's report, a cause or the list of causes as text."""
+"""Renders a cause, the list of causes and the faults that can be injected."""
 
 from __future__ import annotations
 
 import difflib
-import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from pytest_gkd.diagnosis.catalogue import Catalogue, Rule, formed
-from pytest_gkd.diagnosis.diagnose import EvidenceLine
-from pytest_gkd.diagnosis.logs import CauseFound, LogReport
 from pytest_gkd.fault_specs import FaultSpec
-
-WIDTH = 80
-
-
-def report_text(report: LogReport) -> str:
-    """A report on at most some twenty lines: what, proof, why, what to do."""
-    lines = [f"{name}: left out" for name in report.unreadable]
-    lines += report.partial
-    if report.causes:
-        root, *others = report.causes
-        lines += _cause_lines(root)
-        if others:
-            lines.append("  or    " + ", ".join(one.cause for one in others))
-        lines.append(f"  phase {report.phase}")
-        lines.append(f"  more  {root.explain}")
-    elif report.verdict == "healthy":
-        if report.still:
-            lines.append("healthy: the run works where the log ends; nothing failed")
-        else:
-            lines.append("healthy: the run reached its end, and nothing failed")
-    elif report.verdict == "hung":
-        lines.append(f"hung: the log stops in the phase {report.phase}")
-        lines += _wrapped("  waits ", "for " + report.waits_for)
-        lines += [f"  last  {_place(report.last)}"] if report.last else []
-        lines.append(
-            "  fix   1. See what each process waits for: py-spy dump --pid PID "
-            "(fill in PID)"
-        )
-        lines.append("        2. See whether Ray waits for resources: ray status")
-    else:
-        lines.append("unknown: nothing in this log is known; the most telling lines:")
-        lines += [f"  {_place(line)}" for line in report.telling]
-    return "\n".join(lines)
-
-
-def _cause_lines(one: CauseFound) -> Iterator[str]:
-    guess = "" if one.confidence == "certain" else f" ({one.confidence})"
-    head = f"{one.title}{guess}"
-    yield f"{head:<{WIDTH - len(one.cause) - 3}} [{one.cause}]"
-    for number, line in enumerate(one.evidence):
-        yield from _wrapped("  saw   " if not number else "        ", _place(line))
-    if one.consequences:
-        names = ", ".join(dict.fromkeys(cause for cause, _ in one.consequences))
-        yield from _wrapped("  then  ", names)
-    yield from _wrapped("  why   ", one.why)
-    for number, fix in enumerate(one.advice, 1):
-        # A command must stay on one line to be copied.
-        yield f"  fix   {number}. {fix}" if number == 1 else f"        {number}. {fix}"
-
-
-def _place(line: EvidenceLine | None) -> str:
-    if line is None:
-        return ""
-    where = line.source if line.line is None else f"{line.source}:{line.line}"
-    return f"{where}  {line.text[:160]}"
-
-
-def _wrapped(first: str, text: str) -> list[str]:
-    rest = " " * len(first)
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+from pytest_gkd.report.render import wrapped
 
 
 def cause_text(rule: Rule) -> str:
     """Everything the catalogue knows of one cause."""
     lines = [f"{rule.id}: {rule.title}", ""]
-    lines += _wrapped("", rule.why)
+    lines += wrapped("", rule.why)
     if rule.tier != "cause":
         lines += ["", "Usually it follows from something else; look for that first."]
     after = [cause for cause in rule.consequence_of if cause != "*"]
     if after:
-        lines += _wrapped("Often after: ", ", ".join(after))
+        lines += wrapped("Often after: ", ", ".join(after))
     examples = [one.example for one in rule.signatures if one.example]
     if examples:
         lines += ["", "How it looks:", *(f"  {text}" for text in examples)]
     lines += ["", "What to do:"]
     for number, fix in enumerate(rule.general_first, 1):
         of = "" if fix.framework in ("any", "env") else f" [{fix.framework}]"
-        lines += _wrapped(f"  {number}. ", formed(fix.do) + of)
+        lines += wrapped(f"  {number}. ", formed(fix.do) + of)
         lines += [f"     when: {fix.condition}"] if fix.condition else []
         lines += [f"     versions: {fix.versions}"] if fix.versions else []
         lines += [f"     fill in: {fix.blanks}"] if fix.blanks else []
         lines += [f"       {fix.form}"] if fix.run else []
     if rule.confirm:
-        lines += ["", *_wrapped("Verify the fix: ", formed(rule.confirm))]
+        lines += ["", *wrapped("Verify the fix: ", formed(rule.confirm))]
     for myth in rule.myths:
-        lines += ["", *_wrapped("Common misconception: ", myth.claim)]
-        lines += _wrapped("  ", myth.truth)
+        lines += ["", *wrapped("Common misconception: ", myth.claim)]
+        lines += wrapped("  ", myth.truth)
     if rule.sources:
         lines += ["", "Sources:"]
         lines += [f"  {one.ref}: {one.says}" for one in rule.sources]
