@@ -182,7 +182,7 @@ def test_an_engine_that_keeps_what_the_old_weights_made_is_told_of() -> None:
             return False
 
     made = engine.Engine.__new__(engine.Engine)
-    made._llm = Busy()
+    made.llm = Busy()
     with pytest.raises(StageFault, match="did not drop the keys and values") as told:
         made.forget_prefixes()
     assert told.value.cause == "sync.not-applied"

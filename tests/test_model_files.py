@@ -427,7 +427,7 @@ def test_one_address_that_answers_is_enough(monkeypatch: pytest.MonkeyPatch) -> 
     found = [(0, 0, 0, "", (host, 443)) for host in ("2001:db8::1", "192.0.2.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     monkeypatch.setattr(socket, "create_connection", connect)
-    assert model_paths._refused("hub.example", 443) == ""
+    assert model_paths.refused_connection("hub.example", 443) == ""
     over.set()
 
 

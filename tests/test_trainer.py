@@ -437,8 +437,8 @@ def test_parameters_that_an_optimizer_lacks_are_named(
     trainer = Trainer(models["tied"], dtype=dtype)
     signal = teacher.topk(SEQUENCES, 64)
     assert trainer.gkd_step(SEQUENCES, signal).unmoved == []
-    assert trainer._optimizer is not None
-    held = trainer._optimizer.groups[0]["params"]
+    assert trainer.optimizer is not None
+    held = trainer.optimizer.groups[0]["params"]
     matrices = [n for n, p in enumerate(held) if p.dim() == 2]
     names = [name for name, _ in trainer.model.named_parameters()]
     for number in reversed(matrices[1::2]):

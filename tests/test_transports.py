@@ -268,7 +268,7 @@ def test_weights_arrive_whole_by_every_transport(
     # Each push has a communicator a side, given back after it.
     assert len(nccl) == (4 if transport == "nccl" else 0)
     assert all(one.disabled for one in nccl)
-    assert source._shared == []
+    assert source.shared == []
 
 
 @pytest.mark.parametrize("transport", ["gloo", "nccl"])
@@ -339,7 +339,7 @@ def test_an_engine_that_does_not_open_the_memory_in_time_is_named() -> None:
     with pytest.raises(StageFault, match="the trainer's GPU memory") as told:
         push("cuda-ipc", Hung(), source, budget_s=0.2)
     assert told.value.cause == "sync.stuck"
-    assert source._shared  # the engine may still read it
+    assert source.shared  # the engine may still read it
     go_on.set()
 
 
@@ -414,5 +414,5 @@ def test_the_engine_has_the_processes_that_were_asked_for(
     config = EngineConfig(
         *("m", device, "float32", 128, None, 0.3, size, False, multiprocess, "/s", True)
     )
-    found = engine._arguments(config).get("distributed_executor_backend")
+    found = engine.arguments(config).get("distributed_executor_backend")
     assert found == executor

@@ -129,7 +129,7 @@ class Engine:
 
             with exit_reasons.recorded() as self._cores:
                 try:
-                    self._llm: Any = LLM(**_arguments(config))
+                    self.llm: Any = LLM(**arguments(config))
                 except RuntimeError as error:
                     codes = exit_reasons.exit_codes(self._cores)
                     if not codes:
@@ -164,7 +164,7 @@ class Engine:
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Token ids of ``texts`` by the tokenizer that the engine loaded."""
-        tokenizer = self._llm.get_tokenizer()
+        tokenizer = self.llm.get_tokenizer()
         return [list(tokenizer.encode(text)) for text in texts]
 
     def generate(
@@ -190,7 +190,7 @@ class Engine:
         asked = [{"prompt_token_ids": ids} for ids in prompts]
 
         def call() -> list[Any]:
-            return self._llm.generate(asked, sampling, use_tqdm=False)  # type: ignore[no-any-return]
+            return self.llm.generate(asked, sampling, use_tqdm=False)  # type: ignore[no-any-return]
 
         if self.config.multiprocess:
             outputs = self._watched(call, "generation")
@@ -243,7 +243,7 @@ class Engine:
         Raises StageFault ``sync.not-applied`` where the engine keeps them.
         """
         # False, or None before it told: vllm/v1/core/block_pool.py, reset_prefix_cache.
-        if self._llm.reset_prefix_cache() is False:
+        if self.llm.reset_prefix_cache() is False:
             raise StageFault(
                 "sync.not-applied",
                 "the engine did not drop the keys and values that it cached for the "
@@ -253,7 +253,7 @@ class Engine:
 
     def close(self) -> None:
         """End the engine's processes, or free its memory in this one."""
-        llm, self._llm = self._llm, None
+        llm, self.llm = self.llm, None
         if llm is None:
             return
         # Its shutdown waits for the core, which a stuck one never answers.
@@ -266,7 +266,7 @@ class Engine:
 
     def _rpc(self, method: str, *args: Any) -> list[Any]:
         def call() -> list[Any]:
-            return self._llm.collective_rpc(method, args=args)  # type: ignore[no-any-return]
+            return self.llm.collective_rpc(method, args=args)  # type: ignore[no-any-return]
 
         if not self.config.multiprocess:
             return call()
@@ -319,8 +319,9 @@ def _completion(output: Any) -> Completion:
     return Completion(tokens, logprobs, str(output.finish_reason))
 
 
-def _arguments(config: EngineConfig) -> dict[str, Any]:
-    arguments: dict[str, Any] = {
+def arguments(config: EngineConfig) -> dict[str, Any]:
+    """What ``vllm.LLM`` is made with."""
+    given: dict[str, Any] = {
         "model": config.model,
         "dtype": config.dtype,
         "enforce_eager": True,
@@ -334,9 +335,9 @@ def _arguments(config: EngineConfig) -> dict[str, Any]:
     }
     if config.tensor_parallel_size > 1:
         # In a placement group of Ray's vLLM would have Ray start the workers.
-        arguments["distributed_executor_backend"] = "mp"
+        given["distributed_executor_backend"] = "mp"
     elif config.device == "cpu" and not config.multiprocess:
-        arguments["distributed_executor_backend"] = UNIPROC
+        given["distributed_executor_backend"] = UNIPROC
     if config.kv_cache_bytes is not None:
-        arguments["kv_cache_memory_bytes"] = config.kv_cache_bytes
-    return arguments
+        given["kv_cache_memory_bytes"] = config.kv_cache_bytes
+    return given

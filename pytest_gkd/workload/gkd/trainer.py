@@ -72,7 +72,7 @@ class Trainer:
         self.vocab_size = embedding_rows(self.model)
         self.pad_id = pad_token_id(self.model)
         self.dtype = str(self.model.dtype).removeprefix("torch.")
-        self._optimizer: Optimizer | None = None
+        self.optimizer: Optimizer | None = None
         self._saved: dict[str, Tensor] | None = None
 
     # -- weights, as a checkpoint names them ------------------------------------------
@@ -99,7 +99,7 @@ class Trainer:
 
     def optimizer_note(self) -> str:
         """What the optimizer could not do as real ones do; empty for nothing."""
-        return self._optimizer.note if self._optimizer is not None else ""
+        return self.optimizer.note if self.optimizer is not None else ""
 
     def nonfinite(self) -> list[str]:
         """Names of the weights that hold NaN or Inf."""
@@ -121,7 +121,7 @@ class Trainer:
             raise RuntimeError("there is no snapshot to restore; call snapshot() first")
         for name, tensor in weights.own_tensors(self.model).items():
             tensor.copy_(self._saved[name])
-        self._optimizer = None
+        self.optimizer = None
 
     def perturb(self, seed: int = 0, scale: float = 0.1) -> None:
         """Change every weight by noise; see ``weights.perturb``."""
@@ -201,8 +201,8 @@ class Trainer:
         bad = [name for name, norm in norms.items() if not math.isfinite(norm)]
         without = [name for name, p in named if p.requires_grad and not norms.get(name)]
         idle = [name for name in without if name not in took_part.names]
-        self._optimizer = self._optimizer or Optimizer(self.model, self.learning_rate)
-        moved, unmoved = (0, []) if bad else self._update(self._optimizer, named)
+        self.optimizer = self.optimizer or Optimizer(self.model, self.learning_rate)
+        moved, unmoved = (0, []) if bad else self._update(self.optimizer, named)
         self.model.zero_grad(set_to_none=True)
         del logits, value, part
         if collect:

@@ -94,13 +94,13 @@ def reach_hub(name: str, origin: str) -> None:
         asked = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         what += f" by way of the proxy {asked.hostname}"
     port = asked.port or PORTS.get(asked.scheme, 1080)
-    problem = _refused(asked.hostname or "", port)
+    problem = refused_connection(asked.hostname or "", port)
     if problem:
         problem = f"is not here, and {what} cannot be reached: {problem}"
         raise unreachable(name, origin, problem)
 
 
-def _refused(host: str, port: int) -> str:
+def refused_connection(host: str, port: int) -> str:
     """Why no connection can be made within REACH_S, empty where one can.
 
     In threads, since the resolver has no bound of ours, and all of a name's addresses

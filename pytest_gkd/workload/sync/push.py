@@ -252,7 +252,8 @@ class WeightSource:
 
     trainer: Trainer
     _store: Any = field(default=None, repr=False)
-    _shared: list[Any] = field(default_factory=list, repr=False)
+    # What the engine may still read through CUDA IPC.
+    shared: list[Any] = field(default_factory=list, repr=False)
 
     def infos(self, dtypes: Mapping[str, str]) -> list[Info]:
         """Name, dtype and shape of each tensor as it is sent: in the engine's dtype."""
@@ -347,11 +348,11 @@ class WeightSource:
         import torch
         from torch.multiprocessing.reductions import reduce_tensor
 
-        self._shared = tensors
+        self.shared = tensors
         torch.cuda.synchronize(self.device())
         handles = [reduce_tensor(tensor)[1] for tensor in tensors]
         return base64.b64encode(pickle.dumps(handles)).decode("ascii")
 
     def unshare(self) -> None:
         """Let go of the memory that ``share`` kept."""
-        self._shared = []
+        self.shared = []
