@@ -27,7 +27,9 @@ from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import guardian_start, procfs
 from pytest_gkd.processes.guardian import Watch
 from pytest_gkd.processes.heartbeat import Pulse, Sign
-from pytest_gkd.run.controller import StageController
+from pytest_gkd.report.record import RunRecord
+from pytest_gkd.run.guardian_watch import GuardianWatch
+from pytest_gkd.run.recorder import Recorder
 from pytest_gkd.run.run_directory import RunDir
 from pytest_gkd.run.watchdog import WorkerWatch
 
@@ -433,16 +435,13 @@ def test_whom_its_guardian_ended_is_found_by_pid_and_start_and_under_the_lock() 
         "gw1": WorkerWatch("gw1", os.getpid(), start=here.start - 1),
     }
     signs = Signs({Sign.WAITED_S: 0.0, Sign.RESUMED: 0.0, Sign.GAVE_UP_S: 61.0})
-    controller: Any = types.SimpleNamespace(
-        home=types.SimpleNamespace(guard=types.SimpleNamespace(pulse=signs)),
-        watchdog=types.SimpleNamespace(lock=lock, workers=workers),
-        _heard=dict.fromkeys(signs, 0.0),
-        _ended_by_guardian=set(),
-        _note=lambda text: None,
-        _stood_still=lambda: "",
-    )
-    StageController._hear_guardian(controller)
-    assert controller._ended_by_guardian == {"gw1"}
+    home: Any = types.SimpleNamespace(guard=types.SimpleNamespace(pulse=signs))
+    watchdog: Any = types.SimpleNamespace(lock=lock, workers=workers)
+    recorder = Recorder(RunRecord("now", {}, {}))
+    watch = GuardianWatch(home, watchdog, recorder, set())
+    watch.hear()
+    assert watch.ended == {"gw1"}
+    assert any("its guardian ended the workers" in one for one in recorder.record.notes)
     assert all(read_locked)
 
 

@@ -14,7 +14,7 @@ from test_plugin import Run, write
 from test_tree import MAY_NOT_KILL, root_only
 
 from pytest_gkd.processes import tree
-from pytest_gkd.run.controller import _until_down
+from pytest_gkd.run.nodes import until_down
 
 # C code that keeps the GIL and never ends.
 HANG_IN_C = """
@@ -462,7 +462,7 @@ def test_a_child_that_does_not_die_and_holds_a_dead_workers_pipe_stops_no_run(
 
 def test_of_a_worker_that_was_given_up_nothing_more_is_heard() -> None:
     heard: list[str] = []
-    notify = _until_down(lambda eventname, **values: heard.append(eventname))
+    notify = until_down(lambda eventname, **values: heard.append(eventname))
     for eventname in ("testreport", "errordown", "errordown", "testreport"):
         notify(eventname, node=None)
     assert heard == ["testreport", "errordown"]
@@ -476,7 +476,7 @@ DIES = """
 from pathlib import Path
 from pytest_gkd.run.watchdog import Watchdog
 
-judge, written = Watchdog._judge, Path("{stage}")
+judge, written = Watchdog.judge, Path("{stage}")
 
 def dies(self, worker, now):
     runs = worker.stage == "{stage}" and worker.phase == "running"
@@ -484,7 +484,7 @@ def dies(self, worker, now):
         raise SystemExit("by another hand")
     judge(self, worker, now)
 
-Watchdog._judge = dies
+Watchdog.judge = dies
 """
 
 

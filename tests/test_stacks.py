@@ -316,7 +316,7 @@ Thread 12 (idle): "MainThread"
     generate (engine.py:40)
     test_vllm (stages/test_vllm.py:12)
     pytest_pyfunc_call (_pytest/python.py:166)
-    RunOnce.pytest_runtest_protocol (pytest_gkd/run/worker.py:109)
+    RunOnce.pytest_runtest_protocol (pytest_gkd/run/other_plugins.py:109)
 """
 OF_FAULTHANDLER = """\
 Thread 0x01 (most recent call first):

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import stall, tree
 from pytest_gkd.run import watchdog
-from pytest_gkd.run.controller import LOST_EARLY, StageController
 from pytest_gkd.run.events import EventReader, EventWriter
 from pytest_gkd.run.watchdog import (
     CLOSE_BUDGET_S,
@@ -402,7 +400,7 @@ def test_what_a_look_shows_is_its_own_stages_also_when_the_next_has_begun(
 ) -> None:
     worker = follow(still, "hello", "start")
     worker.looked_at = "s"
-    note = still.watchdog._sample(worker, still.directory, None)
+    note = still.watchdog.sample(worker, still.directory, None)
     still.start("gw0", "next", 9, t=100.0)
     still.watchdog.drain()
     note()
@@ -670,7 +668,7 @@ def test_after_a_stop_stillness_counts_from_then(
     seen = stall.look(watch.pid, bench.directory / "armed", bench.directory)
     proof = (stall.compare(seen, seen), seen)
     monkeypatch.setattr(before, "look", lambda now, said: proof)
-    note = bench.watchdog._prove_stuck(watch, before)
+    note = bench.watchdog.prove_stuck(watch, before)
     bench.watchdog.wait_longer(7)
     note()
     assert watch.quiet is not before
@@ -678,17 +676,9 @@ def test_after_a_stop_stillness_counts_from_then(
 
 
 def test_a_worker_whose_word_lies_unread_has_not_died_early(bench: Bench) -> None:
-    controller: Any = types.SimpleNamespace(
-        watchdog=bench.watchdog,
-        _check_watchdog=lambda: None,
-        _overruns={},
-        _lost_early=LOST_EARLY - 1,
-    )
     bench.say("gw0", Hello(bench.child("").pid))
     bench.say("gw0", Collected())
-    node = types.SimpleNamespace(gateway=types.SimpleNamespace(id="gw0"))
-    StageController.pytest_testnodedown(controller, node, "crashed")
-    assert controller._lost_early == 0
+    assert bench.watchdog.gone("gw0") == "idle"
     assert bench.watchdog.workers["gw0"].noticed
 
 

@@ -18,8 +18,7 @@ from pytest_gkd import sanitize
 from pytest_gkd.diagnosis.diagnose import TextSource
 from pytest_gkd.processes import tree
 from pytest_gkd.report import render
-from pytest_gkd.report.record import FAILED, TIMEOUT, StageRecord
-from pytest_gkd.run.watchdog import Overrun
+from pytest_gkd.report.record import StageRecord
 
 # What JUnit gets of a value, of a text and of all texts, in characters.
 PROPERTY = 1_000
@@ -138,23 +137,6 @@ def add_to_junit(config: pytest.Config, report: pytest.TestReport) -> None:
     xml = config.stash.get(xml_key, None)
     if xml is not None:
         xml.pytest_runtest_logreport(report)
-
-
-def closing_message(record: StageRecord, overrun: Overrun | None, died: str) -> str:
-    """What is wrong with a stage that had its verdict when its process was ended."""
-    failed = record.outcome in (FAILED, TIMEOUT)
-    verdict = record.message if failed and record.message else "it passed"
-    if overrun is None:
-        return f"{verdict}, then while it closed {died}"
-    return f"{verdict}, then did not close within {render.budget(overrun.limit_s)}"
-
-
-def raised_message(raised: str, overrun: Overrun | None, died: str) -> str:
-    """What is wrong with a stage whose process ended before it could report it."""
-    if overrun is None:
-        return f"{raised}; while its traceback was made {died}"
-    limit = render.budget(overrun.limit_s)
-    return f"{raised}; to make its traceback took over {limit} (a slow __repr__?)"
 
 
 def raised_in(excinfo: pytest.ExceptionInfo[BaseException]) -> tuple[Path, int, str]:

@@ -18,7 +18,9 @@ from pytest_gkd.processes import gpus, host_capabilities
 from pytest_gkd.processes.heartbeat import Standstill
 from pytest_gkd.run import option_origins, selection, surroundings, user_settings
 from pytest_gkd.run.assignment import SAFE_PATH, Assignment, Link
+from pytest_gkd.run.controller import StageController
 from pytest_gkd.run.events import EventWriter, VerdictReader
+from pytest_gkd.run.parts import RunParts
 from pytest_gkd.run.report_directory import (
     DEFAULT,
     ReportDir,
@@ -195,9 +197,7 @@ def register(config: pytest.Config, prepared: Prepared | None) -> None:
         link = Link(_refuse, lambda name: None)
     else:
         request, run = prepared.request, prepared.run
-        from pytest_gkd.run.controller import StageController  # no worker needs it
-
-        controller = StageController(
+        parts = RunParts(
             config,
             request,
             run.directory,
@@ -206,7 +206,7 @@ def register(config: pytest.Config, prepared: Prepared | None) -> None:
             notes=run.notes,
             rules=run.rules,
         )
-        config.pluginmanager.register(controller, "gkd-controller")
+        config.pluginmanager.register(StageController(parts), "gkd-controller")
         creations = run.directory.creations.handle
         context = StageContext(
             request.settings,
@@ -214,7 +214,7 @@ def register(config: pytest.Config, prepared: Prepared | None) -> None:
             run.report.path,
             restore=run.report.restore,
         )
-        link = Link(controller.hear, controller.verdict)
+        link = Link(parts.hear, parts.verdict)
     config.args = request.selection.args()
     if prepared is not None and prepared.run is not None and prepared.run.workers:
         return

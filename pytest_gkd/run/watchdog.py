@@ -173,9 +173,10 @@ class Watchdog(threading.Thread):
         *,
         end_stuck: bool = True,
         prepare: stacks.Prepare = make_way,
+        lock: threading.RLock | None = None,
     ) -> None:
         super().__init__(name="gkd-watchdog", daemon=True)
-        self.lock = threading.RLock()
+        self.lock = lock or threading.RLock()
         self.workers: dict[str, WorkerWatch] = {}
         self._reader = reader
         self._armed = armed
@@ -260,7 +261,7 @@ class Watchdog(threading.Thread):
         # however much, puts none of them off.
         for worker in list(self.workers.values()) if judges else ():
             about = f"worker {worker.name} could not be looked after"
-            self._attempt(about, self._judge, worker, now)
+            self._attempt(about, self.judge, worker, now)
         names = self._reader.names()
         with self.lock:  # the guardian is to know of a stage before anybody is shown it
             for name in names:
@@ -326,7 +327,8 @@ class Watchdog(threading.Thread):
         worker.samples.pop(worker.stage, None)
         worker.earlier, worker.has_sample, worker.wants_sample = None, False, True
 
-    def _judge(self, worker: WorkerWatch, now: float) -> None:
+    def judge(self, worker: WorkerWatch, now: float) -> None:
+        """Hold one worker to its deadline."""
         if worker.ended:
             if now > worker.give_up_at:
                 worker.give_up_at = float("inf")
@@ -442,11 +444,15 @@ class Watchdog(threading.Thread):
                 silent=True,
             )
 
-    def gone(self, name: str) -> None:
-        """pytest-xdist has noticed by itself that a worker is gone."""
+    def gone(self, name: str) -> str:
+        """pytest-xdist has noticed by itself that a worker is gone; in which phase."""
+        self.drain(name)
         with self.lock:
-            if name in self.workers:
-                self.workers[name].ended = self.workers[name].noticed = True
+            worker = self.workers.get(name)
+            if worker is None:
+                return "starting"
+            worker.ended = worker.noticed = True
+            return worker.phase
 
     def _bury(self, worker: WorkerWatch) -> None:
         """End what a dead worker left, since pytest-xdist does not see that it died.
@@ -501,14 +507,14 @@ class Watchdog(threading.Thread):
         out = self._stacks_of(worker)
         if now >= worker.deadline:
             due, worker.wants_sample = worker.wants_sample, False
-            return partial(self._sample, worker, out, worker.earlier) if due else None
+            return partial(self.sample, worker, out, worker.earlier) if due else None
         if worker.silent and now >= worker.next_wake:
             worker.next_wake = now + WAKE_S
             return partial(self._see_start, worker)
         if worker.phase != "running" or worker.stuck_at is not None:
             return None
         if worker.quiet is not None and worker.quiet.is_due(now):
-            return partial(self._prove_stuck, worker, worker.quiet)
+            return partial(self.prove_stuck, worker, worker.quiet)
         lead_s = min(LOOK_BEFORE_S, LOOK_BEFORE_SHARE * worker.limit_s)
         if worker.earlier is None and now >= worker.deadline - lead_s:
             return partial(self._look_earlier, worker, out / "earlier")
@@ -531,9 +537,7 @@ class Watchdog(threading.Thread):
 
         return note
 
-    def _prove_stuck(
-        self, worker: WorkerWatch, quiet: QuietWatch
-    ) -> Callable[[], None]:
+    def prove_stuck(self, worker: WorkerWatch, quiet: QuietWatch) -> Callable[[], None]:
         stage = worker.looked_at
         proof = quiet.look(monotonic(), worker.said)
 
@@ -558,7 +562,7 @@ class Watchdog(threading.Thread):
 
         return note
 
-    def _sample(
+    def sample(
         self, worker: WorkerWatch, out: Path, earlier: Look | None
     ) -> Callable[[], None]:
         stage = worker.looked_at

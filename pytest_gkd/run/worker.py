@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import pytest
 
-from pytest_gkd import sanitize
+from pytest_gkd import sanitize, typed_json
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import cgroup, prctl, procfs, stacks, tree
 from pytest_gkd.processes.import_clock import ImportClock, ImportsBelow
@@ -45,6 +45,7 @@ from pytest_gkd.run.exception_text import (
     told,
 )
 from pytest_gkd.run.other_plugins import GentleTimeout, RunOnce, gentle_s
+from pytest_gkd.run.outcome import StageResult
 from pytest_gkd.run.selection import Request
 from pytest_gkd.run.stage_cleanup import Leftovers, may_outlive_it
 from pytest_gkd.run.surroundings import IN_STAGE
@@ -444,53 +445,52 @@ class StageWorker:
             # No budget is lifted by xfail: nor could it be for a hang in C.
             del report.wasxfail
             report.outcome = "failed"
-        found: dict[str, Any] = {
-            "stage": stage.name,
-            "outcome": self._outcome(report, stage, duration_s),
-            "duration_s": duration_s,
-            "blocked_by": self._blocked[item.nodeid],
-            "fault": None,
-            "error": "",
-            "ended": [],
-            "unsaid": self._unsaid,
-        }
+        result = StageResult(
+            stage.name,
+            self._outcome(report, stage, duration_s),
+            duration_s,
+            tuple(self._blocked[item.nodeid]),
+            unsaid=self._unsaid,
+        )
         if report.failed and call.excinfo is None:
-            found["error"] = report.longreprtext  # an xfail that is strict, and passed
+            result.error = report.longreprtext  # an xfail that is strict, and passed
         elif call.excinfo is not None and not report.skipped:
             error = call.excinfo.value
-            found["error"] = error_text(call.excinfo)
+            result.error = error_text(call.excinfo)
             if isinstance(error, StageQuitError):
-                found["error"] = str(error)
+                result.error = str(error)
             if self._streams_closed:
-                found["error"] = f"{self._streams_closed}: {found['error']}"
+                result.error = f"{self._streams_closed}: {result.error}"
             fault = error if isinstance(error, StageFault) else None
             if isinstance(error, (ImportError, AttributeError)):
                 fault = shadowed(error, report.longreprtext)
             elif fault is not None:
-                found["error"] = str(fault)
-            found["fault"] = fault and fault.to_json()
+                result.error = str(fault)
+            result.fault = fault.to_json() if fault else None
         if failed_parts:
             first, _ = failed_parts[0]
             assert first.excinfo is not None
             said = error_text(first.excinfo)
             if call is not first:  # then it failed by itself as well
-                said = f"{said.partition(chr(10))[0]}; then: {found['error']}"
+                said = f"{said.partition(chr(10))[0]}; then: {result.error}"
             count = f"{len(failed_parts)} subtest(s) failed"
-            found["error"] = f"{count}; the first: {said}"
+            result.error = f"{count}; the first: {said}"
         if report.when == "call" or not report.passed:
             self._turn(runs=False)
             self._finished.setdefault(item.nodeid, monotonic())
-            self._send(Finish(stage.name, found["outcome"], duration_s))
+            self._send(Finish(stage.name, result.outcome, duration_s))
             self.context.release()
-        found |= sanitize.data({name: found[name] for name in ("error", "fault")})
-        if found["outcome"] == TIMEOUT:
+        result.error = sanitize.data(result.error)
+        result.fault = sanitize.data(result.fault)
+        if result.outcome == TIMEOUT:
             # What it started would go on, and hold ports and memory of later stages.
             assert self._leftovers is not None
-            found["ended"], _ = tree.stop(
+            ended, _ = tree.stop(
                 os.getpid(), itself=False, spare=self._leftovers.before
             )
+            result.ended = tuple(ended)
         sanitize_report(item.config, report)
-        report.gkd = found  # type: ignore[attr-defined]
+        report.gkd = typed_json.dumps(result)  # type: ignore[attr-defined]
         self._unsaid = ""
         return report
 

