@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -42,33 +43,38 @@ PACKAGES = (
 )
 
 
+@dataclass(frozen=True)
+class Preparation:
+    """What is there before pytest is configured: directories, and so many ``workers``
+    to start (0: stages run in this process). ``notes`` are for the header, ``rules``
+    files of users' own."""
+
+    directory: RunDir
+    report: ReportDir
+    workers: int
+    notes: tuple[str, ...]
+    rules: tuple[Path, ...]
+
+
 class RunParts:
-    """The parts of a run with so many ``workers`` (0: stages run in this process).
+    """The parts of a run, which hook calls share.
 
     ``before`` are the pids of processes that are not the run's; ``overruns`` and
     pytest-xdist's ``nodes`` are by worker, ``on_lost`` gets one whose end xdist missed.
-    ``notes`` are for the header, ``rules`` files of users' own.
     """
 
     def __init__(
-        self,
-        config: pytest.Config,
-        request: Request,
-        home: RunDir,
-        report: ReportDir,
-        *,
-        workers: int,
-        notes: Iterable[str] = (),
-        rules: Iterable[Path] = (),
+        self, config: pytest.Config, request: Request, made: Preparation
     ) -> None:
+        home, report = made.directory, made.report
         self.config = config
         self.request = request
         self.home = home
         self.report = report
         self.report_file = report.path / "report.json"
         self.armed = home.path / "armed"
-        self.workers = workers
-        self.notes = list(notes)
+        self.workers = made.workers
+        self.notes = list(made.notes)
         self.overruns: dict[str, Overrun] = {}
         self.nodes: dict[str, Any] = {}
         self.on_lost: Callable[[str], None] = lambda worker: None
@@ -85,7 +91,7 @@ class RunParts:
         self.verdicts = EventWriter(EventPaths(self.verdicts_file.path))
         self.events = EventReader()
         base = config.invocation_params.dir
-        self.findings = Findings(report.path, base, rules, note, report.restore)
+        self.findings = Findings(report.path, base, made.rules, note, report.restore)
         self.watchdog = Watchdog(
             self.events,
             self.armed,
@@ -108,7 +114,7 @@ class RunParts:
             self.before,
             self._running,
             note,
-            itself=not workers,
+            itself=not made.workers,
         )
         self.closing = Closing(home, self.tracker, self.before)
         self._pid = os.getpid()

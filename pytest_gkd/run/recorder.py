@@ -5,23 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
+from pytest_gkd import stage_events as events
 from pytest_gkd.processes import oom
 from pytest_gkd.report.record import RunRecord, StageRecord
-from pytest_gkd.stage_events import (
-    Broken,
-    Collected,
-    Event,
-    Extra,
-    Fact,
-    Finish,
-    Forked,
-    Left,
-    Raised,
-    StageEvent,
-    Start,
-    Step,
-    Struck,
-)
 from pytest_gkd.stage_plan import PlannedStage
 
 
@@ -43,23 +29,23 @@ class Recorder:
         self.kills_before: dict[str, oom.Count] = {}
         self._survivors: set[str] = set()
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: events.Event) -> None:
         """One event of a worker; the lock is held."""
-        if isinstance(event, Collected):
+        if isinstance(event, events.Collected):
             self._collected(event)
             return
-        if not isinstance(event, StageEvent):
+        if not isinstance(event, events.StageEvent):
             return
         record = self.record.stage(event.stage)
         if record is None:
             return
         match event:
-            case Left():
+            case events.Left():
                 self.note_left(record, event.processes, event.memory)
                 self.changed()
-            case Broken():
+            case events.Broken():
                 record.broken = event.text
-            case Forked():
+            case events.Forked():
                 self.note(
                     f"{record.name}: a process that it forked came back from the "
                     "stage's code instead of ending by os._exit(), and was ended there"
@@ -67,27 +53,27 @@ class Recorder:
         if record.outcome is not None:
             return
         match event:
-            case Start():
+            case events.Start():
                 record.started = event.t
                 self.kills_before[record.name] = oom.Count.now()
-            case Step():
+            case events.Step():
                 record.step = event.text
-            case Struck():
+            case events.Struck():
                 record.struck = record.struck or event.at
                 record.injected = (self.record.injected or {}).get("fault", "")
-            case Raised():
+            case events.Raised():
                 record.raised = record.raised or event.text
                 _ended(record, event.t)
-            case Finish():
+            case events.Finish():
                 record.ended_with = event.outcome
                 _ended(record, event.t)
-            case Fact():
+            case events.Fact():
                 record.facts[event.name] = event.value
-            case Extra():
+            case events.Extra():
                 extend(record, event.what, event.s)
         self.changed()
 
-    def _collected(self, event: Collected) -> None:
+    def _collected(self, event: events.Collected) -> None:
         if event.error:
             self.problem = event.error
         if self.plan or event.error:

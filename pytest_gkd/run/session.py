@@ -20,7 +20,7 @@ from pytest_gkd.run import option_origins, selection, surroundings, user_setting
 from pytest_gkd.run.assignment import SAFE_PATH, Assignment, Link
 from pytest_gkd.run.controller import StageController
 from pytest_gkd.run.events import EventWriter, VerdictReader
-from pytest_gkd.run.parts import RunParts
+from pytest_gkd.run.parts import Preparation, RunParts
 from pytest_gkd.run.report_directory import (
     DEFAULT,
     ReportDir,
@@ -36,22 +36,11 @@ from pytest_gkd.stage_specs import BY_NAME
 
 
 @dataclass(frozen=True)
-class Run:
-    """What the controlling process made for a run before pytest was configured."""
-
-    directory: RunDir
-    report: ReportDir
-    workers: int
-    notes: tuple[str, ...]
-    rules: tuple[Path, ...]
-
-
-@dataclass(frozen=True)
 class Prepared:
     """What was asked for; no ``run`` where pytest is to show something only."""
 
     request: Request
-    run: Run | None = None
+    run: Preparation | None = None
 
 
 def prepare(config: pytest.Config) -> Prepared | None:
@@ -102,7 +91,7 @@ def prepare(config: pytest.Config) -> Prepared | None:
         *run_dir.notes,
         *host_capabilities.lacking(makes_models=made),
     )
-    return Prepared(request, Run(run_dir, report, workers, notes, rules))
+    return Prepared(request, Preparation(run_dir, report, workers, notes, rules))
 
 
 def _own_rules(config: pytest.Config) -> tuple[Path, ...]:
@@ -197,15 +186,7 @@ def register(config: pytest.Config, prepared: Prepared | None) -> None:
         link = Link(_refuse, lambda name: None)
     else:
         request, run = prepared.request, prepared.run
-        parts = RunParts(
-            config,
-            request,
-            run.directory,
-            run.report,
-            workers=run.workers,
-            notes=run.notes,
-            rules=run.rules,
-        )
+        parts = RunParts(config, request, run)
         config.pluginmanager.register(StageController(parts), "gkd-controller")
         creations = run.directory.creations.handle
         context = StageContext(

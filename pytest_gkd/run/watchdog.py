@@ -15,25 +15,13 @@ from typing import Any, BinaryIO, NamedTuple
 
 import psutil
 
+from pytest_gkd import stage_events as events
 from pytest_gkd.clock import monotonic
 from pytest_gkd.files import make_way
 from pytest_gkd.processes import background, procfs, resource_use, stacks, stall, tree
 from pytest_gkd.processes.stall import Look, Progress, QuietWatch
 from pytest_gkd.run.events import EventReader
 from pytest_gkd.stage_api import EXTRA_LIMIT_S
-from pytest_gkd.stage_events import (
-    Bye,
-    Closed,
-    Collected,
-    Event,
-    Extra,
-    Fact,
-    Finish,
-    Hello,
-    Raised,
-    Start,
-    Step,
-)
 
 # pytest-timeout, inside the worker, is the gentle line: a hang in Python ends with its
 # fixtures torn down. It fires a little after the budget, when the stacks have been
@@ -165,7 +153,7 @@ class Watchdog(threading.Thread):
         reader: EventReader,
         armed: Path,
         stacks_dir: Path,
-        on_event: Callable[[Event], None],
+        on_event: Callable[[events.Event], None],
         on_overrun: Callable[[Overrun], None],
         on_tick: Callable[[float], None],
         on_lost: Callable[[str], None],
@@ -279,13 +267,13 @@ class Watchdog(threading.Thread):
             with self.lock:
                 self._on_problem(text)
 
-    def _take_in(self, event: Event) -> None:
+    def _take_in(self, event: events.Event) -> None:
         self._follow(event)
         self._on_event(event)
 
-    def _follow(self, event: Event) -> None:
+    def _follow(self, event: events.Event) -> None:
         name, now = event.worker, event.t
-        if isinstance(event, Hello):
+        if isinstance(event, events.Hello):
             self.workers[name] = WorkerWatch(
                 name, event.pid, since=now, start=event.start or None
             )
@@ -293,9 +281,9 @@ class Watchdog(threading.Thread):
         if worker is None:
             return
         match event:
-            case Collected() | Closed():
+            case events.Collected() | events.Closed():
                 worker.phase = "idle"
-            case Start():
+            case events.Start():
                 worker.phase, worker.stage, worker.since = "running", event.stage, now
                 worker.limit_s = event.budget_s
                 worker.sampled, worker.has_sample, worker.wants_sample = [], False, True
@@ -305,15 +293,15 @@ class Watchdog(threading.Thread):
                 _close(worker)
                 worker.output = _captured(worker.pid, event.captured)
                 worker.extra_s = {}
-            case Step() | Fact():
+            case events.Step() | events.Fact():
                 worker.said = now
-            case Extra():
+            case events.Extra():
                 self._extend(worker, event.what, event.s)
                 worker.said = now
-            case Raised() | Finish():
+            case events.Raised() | events.Finish():
                 worker.phase, worker.since, worker.extra_s = "closing", now, {}
                 worker.limit_s, worker.stuck_at = CLOSE_BUDGET_S, None
-            case Bye():
+            case events.Bye():
                 worker.phase = "done"
 
     def _extend(self, worker: WorkerWatch, what: str, seconds: float) -> None:

@@ -18,6 +18,7 @@ from typing import IO, Any
 import pytest
 
 from pytest_gkd import sanitize, typed_json
+from pytest_gkd import stage_events as events
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import cgroup, prctl, procfs, stacks, tree
 from pytest_gkd.processes.import_clock import ImportClock, ImportsBelow
@@ -51,21 +52,6 @@ from pytest_gkd.run.stage_cleanup import Leftovers, may_outlive_it
 from pytest_gkd.run.surroundings import IN_STAGE
 from pytest_gkd.run.watchdog import CLOSE_BUDGET_S, GENTLE_AFTER_S
 from pytest_gkd.stage_api import StageContext, StageFault
-from pytest_gkd.stage_events import (
-    Broken,
-    Bye,
-    Closed,
-    Collected,
-    Event,
-    Extra,
-    Finish,
-    Forked,
-    Hello,
-    Left,
-    Raised,
-    Start,
-    Waiting,
-)
 from pytest_gkd.stage_plan import PlannedStage
 
 CONTEXT = pytest.StashKey[StageContext]()
@@ -73,7 +59,7 @@ POLL_S = 0.02
 # Taken hold of before any stage replaces it, for the while of its test or for good.
 _exit = os._exit
 # The events without which the controller holds a worker to no budget.
-BUDGETS = (Hello, Collected, Start)
+BUDGETS = (events.Hello, events.Collected, events.Start)
 
 
 class StageQuitError(Exception):
@@ -130,7 +116,7 @@ class StageWorker:
         self._imported_s = 0.0
         self._runs = False
 
-    def _send(self, event: Event) -> None:
+    def _send(self, event: events.Event) -> None:
         event.t = monotonic()
         try:
             self._link.emit(event)
@@ -160,7 +146,7 @@ class StageWorker:
         tempfile.tempdir = None
         here = procfs.stat(os.getpid())
         start = here.start if here else 0
-        self._send(Hello(os.getpid(), start))
+        self._send(events.Hello(os.getpid(), start))
 
     def _make_directories(self) -> None:
         """Also once a stage has cleared the run's directory, which costs no other."""
@@ -176,7 +162,7 @@ class StageWorker:
         if self._runs:
             self.context.allow("imports", seconds)
         else:
-            self._send(Extra("", "imports", seconds))
+            self._send(events.Extra("", "imports", seconds))
 
     def _turn(self, *, runs: bool) -> None:
         """A stage begins to run, or has run."""
@@ -226,7 +212,7 @@ class StageWorker:
             os.environ.pop(IN_STAGE, None)  # a stage may have cleared all of it
             self._end_leftovers(item, stage)
         self._current = None
-        self._send(Closed(stage.name))
+        self._send(events.Closed(stage.name))
         return result
 
     def _ends_at(self, stage: PlannedStage) -> float:
@@ -248,7 +234,7 @@ class StageWorker:
             return
         left = before.end(stage.name)
         if left.processes or left.memory:
-            self._send(Left(stage.name, tuple(left.processes), tuple(left.memory)))
+            self._send(events.Left(stage.name, **vars(left)))
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
@@ -348,7 +334,7 @@ class StageWorker:
         finally:
             if os.getpid() != self._pid:
                 assert self._current is not None
-                self._send(Forked(self._current.name))
+                self._send(events.Forked(self._current.name))
                 _exit(code if isinstance(code, int) else code is not None)
 
     def pytest_keyboard_interrupt(
@@ -370,7 +356,7 @@ class StageWorker:
         """
         if self._isolated and self._current is not None:
             try:
-                self._send(Broken(self._current.name, why))
+                self._send(events.Broken(self._current.name, why))
             finally:
                 _exit(pytest.ExitCode.INTERNAL_ERROR)
 
@@ -394,7 +380,7 @@ class StageWorker:
         self.context.begin(stage.name, stage.budget_s)
         self._turn(runs=True)
         captured = tuple(one.number for one in self._captured)
-        self._send(Start(stage.name, stage.budget_s, captured))
+        self._send(events.Start(stage.name, stage.budget_s, captured))
 
     def _await_needs(self, stage: PlannedStage) -> list[str]:
         """The needs that did not pass, once they and what comes before have a verdict.
@@ -412,7 +398,7 @@ class StageWorker:
                 return failed
             if not said:
                 said = True
-                self._send(Waiting(stage.name, tuple(waiting)))
+                self._send(events.Waiting(stage.name, tuple(waiting)))
             if self._isolated and os.getppid() != self._parent:
                 raise RuntimeError(
                     f"the pytest process {self._parent} is gone; nobody is left who "
@@ -478,7 +464,7 @@ class StageWorker:
         if report.when == "call" or not report.passed:
             self._turn(runs=False)
             self._finished.setdefault(item.nodeid, monotonic())
-            self._send(Finish(stage.name, result.outcome, duration_s))
+            self._send(events.Finish(stage.name, result.outcome, duration_s))
             self.context.release()
         result.error = sanitize.data(result.error)
         result.fault = sanitize.data(result.fault)
@@ -528,7 +514,7 @@ class StageWorker:
             return
         self._turn(runs=False)
         self._finished.setdefault(item.nodeid, monotonic())
-        self._send(Raised(stage.name, raised(call.excinfo)))
+        self._send(events.Raised(stage.name, raised(call.excinfo)))
 
     def _outcome(
         self, report: pytest.TestReport, stage: PlannedStage, duration_s: float
@@ -550,7 +536,7 @@ class StageWorker:
         self._imports.stop()
         if not self._isolated:
             return
-        self._send(Bye())
+        self._send(events.Bye())
         # Everything is delivered. The interpreter would spend seconds on taking torch
         # and vLLM down; the controller ends what this process has started.
         os._exit(0)
