@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from pytest_gkd import typed_json
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import tree
 from pytest_gkd.stage_api import StageFault
@@ -226,7 +227,7 @@ class Launcher:
     def _send(self, plan: RankPlan, fds: list[int]) -> None:
         # A launcher that is gone is told of by the events' end of file, with its log.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._control, [plan.to_json().encode()], fds)
+            socket.send_fds(self._control, [typed_json.dumps(plan).encode()], fds)
 
     def _watch(
         self,

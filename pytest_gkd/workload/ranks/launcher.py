@@ -21,6 +21,7 @@ import socket
 import sys
 from typing import Any
 
+from pytest_gkd import typed_json
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import kill, prctl
 from pytest_gkd.workload.ranks import rank as program
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> None:
         if pid == 0:
             parent = os.getppid()
             control.close()
-            host = Host(RankPlan.from_json(message.decode()), *fds)
+            host = Host(typed_json.loads(RankPlan, message.decode()), *fds)
             host.end_with(parent)
             host.emit("ready", import_s=round(import_s, 2), pid=os.getpid())
             host.run()

@@ -5,8 +5,6 @@ Plain data that the stage, the launcher and the ranks share.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +43,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What all ranks of one run do; plain data that travels as JSON.
+    """What all ranks of one run do; plain data that travels as JSON (typed_json).
 
     ``backend`` is ``gloo`` (tensors on the CPU) or ``nccl`` (on GPUs).
     ``timeout_s`` bounds the rendezvous and each collective; gloo may take 2.6 times as
@@ -65,19 +63,6 @@ class RankPlan:
     def call_off_s(self) -> float:
         """What ranks get to leave their stacks in once a run is called off."""
         return max(1.0, self.timeout_s / 10)
-
-    def to_json(self) -> str:
-        """As one line of JSON."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> RankPlan:
-        """The inverse of ``to_json``."""
-        data = json.loads(text)
-        for name in ("sizes_bytes", "devices"):
-            data[name] = tuple(data[name])
-        data["fault"] = Fault(**data["fault"]) if data["fault"] else None
-        return cls(**data)
 
     def file(self, kind: str, rank: int) -> Path:
         """Where a rank's ``log``, ``marks`` or ``flight`` (recorder) is."""
