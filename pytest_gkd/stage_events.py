@@ -141,3 +141,22 @@ _ALL = (
 KINDS: dict[str, type[Event]] = {one.__name__.lower(): one for one in _ALL}
 # Of these only the newest counts: a stage may say a million of them.
 STATES = (Step,)
+
+
+@dataclass
+class StageResult:
+    """What a worker says of a stage with pytest's report, and no event.
+
+    ``fault`` is what the stage found itself, ``error`` the text of its exception,
+    ``ended`` are processes that were ended with it, ``unsaid`` is why events of it
+    could not be written.
+    """
+
+    stage: str
+    outcome: str
+    duration_s: float
+    blocked_by: tuple[str, ...] = ()
+    error: str = ""
+    fault: dict[str, Any] | None = None
+    ended: tuple[str, ...] = ()
+    unsaid: str = ""

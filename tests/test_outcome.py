@@ -16,9 +16,11 @@ from pytest_gkd.report.record import (
     TIMEOUT,
     StageRecord,
 )
-from pytest_gkd.run.outcome import Loss, Outcome, StageResult, of_loss, of_report
+from pytest_gkd.run import outcome as decided
+from pytest_gkd.run.outcome import Loss, Outcome, of_loss, of_report
 from pytest_gkd.run.watchdog import Overrun
 from pytest_gkd.stage_api import StageFault
+from pytest_gkd.stage_events import StageResult
 
 DIED = "the process that ran it died: signal SIGKILL"
 
@@ -81,7 +83,7 @@ def test_a_failure_is_told_by_its_first_line_and_what_was_found_besides() -> Non
     found = of_report(record(), sent, failed=True)
     assert found.message == "no GPU"
     assert found.changes["also"] == ["[env.disk-full] no room"]
-    assert str(sent.found()) == str(fault)
+    assert str(decided.found(sent)) == str(fault)
 
 
 def test_a_timeout_is_told_by_its_budget_and_with_what_was_ended() -> None:

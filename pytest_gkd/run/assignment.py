@@ -1,4 +1,4 @@
-"""What a process that runs stages is told, ready-made by the controlling one."""
+"""What the processes of a run are given, ready-made, before pytest is configured."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_gkd.run.events import EventPaths
+from pytest_gkd.run.report_directory import ReportDir
+from pytest_gkd.run.run_directory import RunDir
 from pytest_gkd.run.selection import Request
 from pytest_gkd.stage_events import Event
 
@@ -34,6 +36,19 @@ class Assignment:
     verdicts: Path
     pulse: Path | None
     safe_path: str | None
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is there before pytest is configured: directories, and so many ``workers``
+    to start (0: stages run in this process). ``notes`` are for the header, ``rules``
+    files of users' own."""
+
+    directory: RunDir
+    report: ReportDir
+    workers: int
+    notes: tuple[str, ...]
+    rules: tuple[Path, ...]
 
 
 class Link(NamedTuple):

@@ -10,29 +10,7 @@ from pytest_gkd.report import render
 from pytest_gkd.report.record import BLOCKED, FAILED, PASSED, TIMEOUT, StageRecord
 from pytest_gkd.run.watchdog import Overrun
 from pytest_gkd.stage_api import StageFault
-
-
-@dataclass
-class StageResult:
-    """What a worker says of a stage with pytest's report; see StageRecord.
-
-    ``fault`` is what the stage found itself, ``error`` the text of its exception,
-    ``ended`` are processes that were ended with it, ``unsaid`` is why events of it
-    could not be written.
-    """
-
-    stage: str
-    outcome: str
-    duration_s: float
-    blocked_by: tuple[str, ...] = ()
-    error: str = ""
-    fault: dict[str, Any] | None = None
-    ended: tuple[str, ...] = ()
-    unsaid: str = ""
-
-    def found(self) -> StageFault | None:
-        """The fault that the stage found, if it found one."""
-        return None if self.fault is None else StageFault.from_json(self.fault)
+from pytest_gkd.stage_events import StageResult
 
 
 @dataclass(frozen=True)
@@ -70,6 +48,11 @@ class Outcome:
             setattr(record, name, value)
 
 
+def found(result: StageResult) -> StageFault | None:
+    """The fault that the stage found itself, if it found one."""
+    return None if result.fault is None else StageFault.from_json(result.fault)
+
+
 def of_report(
     record: StageRecord,
     result: StageResult,
@@ -98,7 +81,7 @@ def of_report(
     if failed and outcome == TIMEOUT:
         changes["cleaned"] = list(result.ended)
     elif failed:
-        fault = result.found()
+        fault = found(result)
         message, *_ = result.error.strip().splitlines() or [message]
         also = fault.also if fault else ()
         changes["also"] = [one.with_cause().partition("\n")[0] for one in also]

@@ -6,7 +6,6 @@ import datetime
 import os
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,11 @@ from pytest_gkd.processes import tree
 from pytest_gkd.processes.manifest_writer import Tracker
 from pytest_gkd.report.live import Teller
 from pytest_gkd.report.record import RunRecord
+from pytest_gkd.run.assignment import Preparation
 from pytest_gkd.run.events import EventPaths, EventReader, EventWriter, MemoryFile
 from pytest_gkd.run.findings import Findings
 from pytest_gkd.run.guardian_watch import GuardianWatch
 from pytest_gkd.run.recorder import Recorder
-from pytest_gkd.run.report_directory import ReportDir
-from pytest_gkd.run.run_directory import RunDir
 from pytest_gkd.run.selection import Request
 from pytest_gkd.run.shutdown import Closing
 from pytest_gkd.run.watchdog import Overrun, Watchdog
@@ -41,19 +39,6 @@ PACKAGES = (
     "transformers",
     "datasets",
 )
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """What is there before pytest is configured: directories, and so many ``workers``
-    to start (0: stages run in this process). ``notes`` are for the header, ``rules``
-    files of users' own."""
-
-    directory: RunDir
-    report: ReportDir
-    workers: int
-    notes: tuple[str, ...]
-    rules: tuple[Path, ...]
 
 
 class RunParts:

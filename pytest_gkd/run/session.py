@@ -17,10 +17,8 @@ from pytest_gkd.options import REPORT, RULES, Settings, SettingsError
 from pytest_gkd.processes import gpus, host_capabilities
 from pytest_gkd.processes.heartbeat import Standstill
 from pytest_gkd.run import option_origins, selection, surroundings, user_settings
-from pytest_gkd.run.assignment import SAFE_PATH, Assignment, Link
-from pytest_gkd.run.controller import StageController
+from pytest_gkd.run.assignment import SAFE_PATH, Assignment, Link, Preparation
 from pytest_gkd.run.events import EventWriter, VerdictReader
-from pytest_gkd.run.parts import Preparation, RunParts
 from pytest_gkd.run.report_directory import (
     DEFAULT,
     ReportDir,
@@ -186,6 +184,10 @@ def register(config: pytest.Config, prepared: Prepared | None) -> None:
         link = Link(_refuse, lambda name: None)
     else:
         request, run = prepared.request, prepared.run
+        # No worker needs these.
+        from pytest_gkd.run.controller import StageController
+        from pytest_gkd.run.parts import RunParts
+
         parts = RunParts(config, request, run)
         config.pluginmanager.register(StageController(parts), "gkd-controller")
         creations = run.directory.creations.handle

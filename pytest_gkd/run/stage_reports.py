@@ -12,7 +12,7 @@ from pytest_gkd.processes import cleanup, oom, stacks, tree
 from pytest_gkd.report import render
 from pytest_gkd.report.record import FAILED, PASSED, SKIPPED, TIMEOUT, StageRecord
 from pytest_gkd.run import pytest_report
-from pytest_gkd.run.outcome import Loss, StageResult, of_loss, of_report
+from pytest_gkd.run.outcome import Loss, found, of_loss, of_report
 from pytest_gkd.run.parts import RunParts
 from pytest_gkd.run.pytest_report import (
     StageFailure,
@@ -24,7 +24,7 @@ from pytest_gkd.run.pytest_report import (
 from pytest_gkd.run.run_directory import temporary_name
 from pytest_gkd.run.watchdog import read_output
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.stage_events import Verdict
+from pytest_gkd.stage_events import StageResult, Verdict
 
 
 class StageReports:
@@ -72,8 +72,8 @@ class StageReports:
             output = read_output(watch) if watch else ""
             if watch is not None:
                 out = run.report.path / "stacks" / record.name
-                found = stacks.of_crash(watch.pid, run.armed, out, run.make_way)
-                run.findings.keep_stacks(record, found)
+                left = stacks.of_crash(watch.pid, run.armed, out, run.make_way)
+                run.findings.keep_stacks(record, left)
         self._sweep_worker(record, worker)
         run.findings.settle(
             record,
@@ -189,7 +189,7 @@ class StageReports:
                 record,
                 sections,
                 traceback=Traceback.of(report),
-                fault=result.found(),
+                fault=found(result),
                 error=result.error,
             )
         shown = self._shows_output()

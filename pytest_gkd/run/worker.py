@@ -46,7 +46,6 @@ from pytest_gkd.run.exception_text import (
     told,
 )
 from pytest_gkd.run.other_plugins import GentleTimeout, RunOnce, gentle_s
-from pytest_gkd.run.outcome import StageResult
 from pytest_gkd.run.selection import Request
 from pytest_gkd.run.stage_cleanup import Leftovers, may_outlive_it
 from pytest_gkd.run.surroundings import IN_STAGE
@@ -431,7 +430,7 @@ class StageWorker:
             # No budget is lifted by xfail: nor could it be for a hang in C.
             del report.wasxfail
             report.outcome = "failed"
-        result = StageResult(
+        result = events.StageResult(
             stage.name,
             self._outcome(report, stage, duration_s),
             duration_s,
