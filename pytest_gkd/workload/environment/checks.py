@@ -47,6 +47,9 @@ IMPORTS: tuple[str, ...] = (
     "vllm",
 )
 
+# For what the engine's lane imports, before a child begins with it anew.
+PATIENCE = 1 / 3
+
 
 class Imports:
     """The imports of the heavy packages: by a child, or by the engine's lane.
@@ -62,7 +65,9 @@ class Imports:
         self._wanted = [name for name in IMPORTS if name not in here]
         gkd.fact("imported_before", here)
         self._probe: Probe | None = None
-        self._engine = engine_imports.EngineImports(gkd.run_dir)
+        self._engine = engine_imports.EngineImports(
+            gkd.run_dir, gkd.working_s() * PATIENCE
+        )
         self._settle()
 
     def _settle(self) -> None:

@@ -28,8 +28,6 @@ from pytest_gkd.workload.environment.probe import Outcome
 
 # vLLM, and what it imports itself, from the bottom up.
 MODULES = ("torch", "safetensors", "tokenizers", "transformers", "vllm")
-# Nothing is told while a library of 500 MB comes from a slow disk.
-SILENT_S = 5.0
 
 
 def _path(run_dir: Path) -> Path:
@@ -92,9 +90,14 @@ def _look_in_fork(reporter: Reporter) -> None:
 
 
 class EngineImports:
-    """What the lane of the engine has told so far of its imports in this run."""
+    """What the lane of the engine has told so far of its imports in this run.
 
-    def __init__(self, run_dir: Path) -> None:
+    It may be silent for ``patience_s`` seconds, as it is while a library of 500 MB
+    comes from a slow disk.
+    """
+
+    def __init__(self, run_dir: Path, patience_s: float) -> None:
+        self._patience_s = patience_s
         self._path = _path(run_dir)
         self._began = self._advanced = monotonic()
         self._events: tuple[dict[str, Any], ...] = ()
@@ -137,5 +140,5 @@ class EngineImports:
             and not self._told("end")
             and not self._told("given_up")
             and psutil.pid_exists(self._events[0]["pid"])
-            and monotonic() - self._advanced < SILENT_S
+            and monotonic() - self._advanced < self._patience_s
         )
