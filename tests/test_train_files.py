@@ -1307,3 +1307,20 @@ def test_the_bound_is_never_below_the_length(prompt: Any) -> None:
     renderer = prompts.Renderer(Tokens())
     (bound,) = renderer.bounds(survey.survey_values([prompt]).sizes)
     assert bound >= renderer.lengths([prompt])[0]
+
+
+def test_rows_are_read_without_torch(tmp_path: Path) -> None:
+    # datasets would import it for each stream; there it takes longer than all the rest.
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "one"}\n')
+    code = (
+        "import sys; from pathlib import Path; "
+        "from pytest_gkd.workload.data import dataset_load, train_files; "
+        f"files = train_files.check_files([{str(path)!r}], 'x'); "
+        f"rows = dataset_load.open_rows(files, Path({str(tmp_path)!r})); "
+        "print([rows.values(t) for t in rows.tables(rows.columns)]); "
+        "import datasets; print(datasets.config.TORCH_AVAILABLE); "
+        "print('torch' in sys.modules)"
+    )
+    said = fresh_python.output(code).splitlines()
+    assert said == ["[[{'prompt': 'one'}]]", "True", "False"]

@@ -6,9 +6,11 @@ copied into a cache, no lock is met, and memory does not grow with the data.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import lzma
 import re
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +41,24 @@ if TYPE_CHECKING:
 TABLE_ROWS = 10_000
 # Of a dataset on the hub no more rows than this are read: they come over the network.
 HUB_ROWS = 20_000
+
+
+@contextlib.contextmanager
+def _torch_left_out() -> Iterator[None]:
+    """No stream that is made inside has torch imported for it.
+
+    datasets does so to make it one of torch's (datasets 5.2, iterable_dataset.py,
+    _maybe_add_torch_iterable_dataset_parent_class), which a DataLoader asks for and
+    reading does not; it takes 1 s of processor time beside an engine that starts.
+    """
+    with collector.paused():
+        from datasets import config
+    known = config.TORCH_AVAILABLE
+    config.TORCH_AVAILABLE = known and "torch" in sys.modules
+    try:
+        yield
+    finally:
+        config.TORCH_AVAILABLE = known
 
 
 @dataclass(frozen=True)
@@ -87,8 +107,10 @@ class Rows:
 
         for part in self.parts:
             own = [name for name in columns if name in part.columns]
-            narrow = part.stream.select_columns(own or list(part.columns[:1]))
-            for table in narrow.with_format("arrow").iter(batch_size=size):
+            with _torch_left_out():
+                narrow = part.stream.select_columns(own or list(part.columns[:1]))
+                stream = narrow.with_format("arrow")
+            for table in stream.iter(batch_size=size):
                 if len(self.parts) == 1:
                     yield table
                 else:
@@ -112,14 +134,14 @@ class Rows:
         ]
 
 
+@_torch_left_out()
 def open_rows(files: Sequence[DataFile], cache_dir: Path | None) -> Rows:
     """All files as one stream of rows, in their order.
 
     ``cache_dir`` is the caller's own, None for the user's; nothing large is written
     there. Raises what ``Rows.tables`` raises, and StageFault ``env.hub-unreachable``.
     """
-    with collector.paused():
-        import datasets
+    import datasets
 
     datasets.disable_progress_bars()
     streams: list[tuple[DataFile, Any]] = []
