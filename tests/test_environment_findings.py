@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.environment.findings import Findings, Note, most_fundamental
+from pytest_gkd.workload.environment.findings import (
+    FaultsAndNotes,
+    Note,
+    most_fundamental,
+)
 
 FULL = StageFault("env.disk-full", "the disk is full.", {"free_bytes": 0})
 PROOF = (("pip", 3, "a wants b<2"),)
@@ -42,7 +46,7 @@ def test_an_unknown_cause_alone_has_none() -> None:
 
 
 def test_a_package_that_two_checks_find_missing_is_told_once() -> None:
-    found = Findings()
+    found = FaultsAndNotes()
     found.add(
         [
             StageFault("env.package-missing", "import ray failed", {"package": "ray"}),
@@ -53,6 +57,6 @@ def test_a_package_that_two_checks_find_missing_is_told_once() -> None:
 
 
 def test_a_note_is_kept_once() -> None:
-    found = Findings()
+    found = FaultsAndNotes()
     found.add([Note("a", "text"), Note("a", "text")])
     assert len(found.notes) == 1

@@ -28,7 +28,7 @@ from pytest_gkd.workload.environment import (
     variables,
 )
 from pytest_gkd.workload.environment.bytecode import judge_bytecode
-from pytest_gkd.workload.environment.findings import Findings
+from pytest_gkd.workload.environment.findings import FaultsAndNotes
 from pytest_gkd.workload.environment.package_damage import judge_damage
 from pytest_gkd.workload.environment.probe import Outcome, Probe
 from pytest_gkd.workload.environment.probe_judge import (
@@ -125,10 +125,10 @@ class Examination:
 
     def __init__(self, gkd: StageContext) -> None:
         self.gkd = gkd
-        self.found = Findings()
+        self.found = FaultsAndNotes()
         self._deadline = monotonic() + gkd.working_s()
 
-    def run(self) -> Findings:
+    def run(self) -> FaultsAndNotes:
         """Judge everything. Facts go to the report as they become known."""
         gkd = self.gkd
         gkd.step("starting the import of torch, transformers, datasets and vLLM")

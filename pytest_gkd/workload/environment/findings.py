@@ -1,4 +1,4 @@
-"""What the environment stage found, and which finding is the most fundamental."""
+"""The faults and notes of the environment stage, the most fundamental fault first."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Note:
 
 
 @dataclass
-class Findings:
+class FaultsAndNotes:
     """Everything found so far."""
 
     faults: list[StageFault] = field(default_factory=list)
