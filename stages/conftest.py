@@ -37,7 +37,7 @@ class JobKeeper:
         if self.job is None:
             self.job = layout.open_job(self._gkd.settings, self._gkd, inputs)
         if self._estimate is None:  # of the memory that is free before the first job
-            self._estimate = estimate.Estimate(self.job.plan, inputs)
+            self._estimate = estimate.Estimate(self.job.config, inputs)
         self._estimate.check(self._gkd)
         return self.job
 

@@ -57,7 +57,7 @@ def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
 
     started = monotonic()
     reports = [step(number + 1) for number in range(STEPS)]
-    while needs_another(reports, job.plan.engine.dtype):
+    while needs_another(reports, job.config.engine.dtype):
         # Not at the cost of what follows, a push and a generation.
         if gkd.working_s() < ROOM * (monotonic() - started) / len(reports):
             break

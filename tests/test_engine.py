@@ -143,7 +143,7 @@ def test_a_tensor_only_one_side_has_is_a_difference() -> None:
 
 def test_both_sides_plan_the_same_buckets_in_order() -> None:
     infos = [(f"t{n}", "bfloat16", (n, 100)) for n in range(1, 9)]
-    buckets = broadcast.plan(infos, bucket_bytes=1600)
+    buckets = broadcast.buckets_of(infos, bucket_bytes=1600)
     assert [info for bucket in buckets for info in bucket] == infos
     sizes = [sum(map(broadcast.nbytes, bucket)) for bucket in buckets]
     assert (

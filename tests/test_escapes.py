@@ -126,10 +126,10 @@ from pytest_gkd.processes import cgroup; from pytest_gkd.processes import procfs
 from pytest_gkd.run.events import EventWriter
 
 def dies(self, event):
-    mark = os.environ[procfs.MARK]
-    (group,) = cgroup.of_run(str(cgroup.base()), mark)
+    run_id = os.environ[procfs.RUN_ID]
+    (group,) = cgroup.of_run(str(cgroup.base()), run_id)
     assert cgroup.members(group) == [os.getpid()]
-    Path("mark").write_text(mark)
+    Path("run_id").write_text(run_id)
     raise OSError("nobody hears this")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -151,15 +151,15 @@ def test_no_group_is_left_behind(tmp_path: Path, heard: bool) -> None:
 
         @pytest.mark.gkd_stage("joins", timeout=60)
         def test_joins():
-            Path("mark").write_text(os.environ[procfs.MARK])
+            Path("run_id").write_text(os.environ[procfs.RUN_ID])
         """,
     )
     if not heard:
         (tmp_path / "conftest.py").write_text(UNHEARD)
     run = Run(tmp_path, "--gkd-stages=joins", "test_probe.py")
     assert (run.code == pytest.ExitCode.OK) == heard, run.text
-    mark = (tmp_path / "mark").read_text()
-    assert cgroup.of_run(str(cgroup.base()), mark) == []
+    run_id = (tmp_path / "run_id").read_text()
+    assert cgroup.of_run(str(cgroup.base()), run_id) == []
 
 
 def test_a_guardian_ends_them_by_their_group(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from pytest_gkd.workload.environment import gpu
 from pytest_gkd.workload.environment import memory as env_memory
 from pytest_gkd.workload.layouts import estimate
 from pytest_gkd.workload.layouts.estimate import GIB, HOST
-from pytest_gkd.workload.layouts.plan import make_plan
+from pytest_gkd.workload.layouts.job_config import job_config
 from pytest_gkd.workload.models import model_files, tiny
 from pytest_gkd.workload.models.inputs import Inputs
 
@@ -103,7 +103,7 @@ class Stage:
 def judged(student: Path, chosen: Settings, tmp_path: Path) -> dict[str, Any]:
     """For each stage the fault, or the notes."""
     inputs = Inputs(str(student), str(student), ())
-    made = estimate.Estimate(make_plan(chosen, inputs, tmp_path), inputs)
+    made = estimate.Estimate(job_config(chosen, inputs, tmp_path), inputs)
     found: dict[str, Any] = {}
     for name in STEPS:
         stage: Any = Stage(name)

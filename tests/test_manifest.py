@@ -28,7 +28,7 @@ from pytest_gkd.processes.procfs import Identity
 SLEEPER = "print(flush=True); import time; time.sleep(60)"
 
 
-def the_list(path: Path) -> manifest.Created:
+def the_list(path: Path) -> manifest.Manifest:
     return manifest.read(path.read_text())
 
 
@@ -73,7 +73,7 @@ def test_the_list_reads_back_as_it_was_written(creations: CreationList) -> None:
     creations.process(process)
     creations.segment(segment)
     creations.folder(folder)
-    assert the_list(creations.path) == manifest.Created(
+    assert the_list(creations.path) == manifest.Manifest(
         run, [process], [segment], [folder], {Identity(8, 9)}
     )
 
@@ -89,7 +89,7 @@ def test_a_line_that_was_cut_off_costs_only_itself(creations: CreationList) -> N
 
 def test_a_line_of_a_later_version_is_passed_over(creations: CreationList) -> None:
     creations.path.write_text('{"kind": "process", "new": 1}\n[1]\n{"kind": "x"}\n')
-    assert the_list(creations.path) == manifest.Created(None, [], [], [], set())
+    assert the_list(creations.path) == manifest.Manifest(None, [], [], [], set())
 
 
 def test_a_full_disk_costs_the_line_and_not_the_run() -> None:

@@ -18,7 +18,7 @@ from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.ranks import flight_recorder, group
 from pytest_gkd.workload.ranks.allreduce import KIB, MIB
 from pytest_gkd.workload.ranks.rank import Rank
-from pytest_gkd.workload.ranks.rank_plan import Fault, RankPlan
+from pytest_gkd.workload.ranks.rank_plan import RankFault, RankPlan
 from pytest_gkd.workload.ranks.rank_records import RankRecord, RankRun
 from pytest_gkd.workload.ranks.rank_verdict import RankError, judge
 
@@ -37,7 +37,10 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[group.Launche
 
 
 def _run(
-    launcher: group.Launcher, directory: Path, fault: Fault | None, world_size: int = 2
+    launcher: group.Launcher,
+    directory: Path,
+    fault: RankFault | None,
+    world_size: int = 2,
 ) -> RankRun:
     plan = RankPlan(
         world_size, "gloo", TIMEOUT_S, str(directory), (4 * KIB, MIB), fault
@@ -72,7 +75,7 @@ def test_sound_ranks_find_every_value_right(
 def test_a_killed_rank_is_named_with_its_signal(
     launcher: group.Launcher, tmp_path: Path, at: str
 ) -> None:
-    fault = _fault(_run(launcher, tmp_path, Fault(1, "kill", at), 3))
+    fault = _fault(_run(launcher, tmp_path, RankFault(1, "kill", at), 3))
     assert fault.cause == "comm.peer-died"
     assert fault.message.startswith("rank 1 ")
     assert "SIGKILL" in fault.message
@@ -82,7 +85,7 @@ def test_a_killed_rank_is_named_with_its_signal(
 def test_a_rank_killed_before_the_rendezvous_is_named(
     launcher: group.Launcher, tmp_path: Path
 ) -> None:
-    fault = _fault(_run(launcher, tmp_path, Fault(0, "kill", "rendezvous")))
+    fault = _fault(_run(launcher, tmp_path, RankFault(0, "kill", "rendezvous")))
     assert fault.cause == "comm.peer-died"
     assert fault.message.startswith("rank 0 ")
     assert "in the rendezvous" in fault.message
@@ -91,7 +94,7 @@ def test_a_rank_killed_before_the_rendezvous_is_named(
 def test_a_rank_that_leaves_early_is_named_with_its_exit_code(
     launcher: group.Launcher, tmp_path: Path
 ) -> None:
-    fault = _fault(_run(launcher, tmp_path, Fault(0, "exit")))
+    fault = _fault(_run(launcher, tmp_path, RankFault(0, "exit")))
     assert fault.cause == "comm.peer-died"
     assert fault.message.startswith("rank 0 ")
     assert "exit code 3" in fault.message
@@ -113,7 +116,7 @@ def test_time_to_end_ranks_and_to_tell_grows_with_the_budget(
 def test_a_stopped_rank_is_named_with_the_operation_that_waits_for_it(
     launcher: group.Launcher, tmp_path: Path, at: str
 ) -> None:
-    fault = _fault(_run(launcher, tmp_path, Fault(1, "stop", at)))
+    fault = _fault(_run(launcher, tmp_path, RankFault(1, "stop", at)))
     assert fault.cause == "comm.collective-timeout"
     assert fault.facts["late_ranks"] == [1]
     assert "stopped" in fault.message
@@ -123,7 +126,7 @@ def test_a_stopped_rank_is_named_with_the_operation_that_waits_for_it(
 def test_a_late_rank_is_named_and_its_stack_shown(
     launcher: group.Launcher, tmp_path: Path
 ) -> None:
-    fault = _fault(_run(launcher, tmp_path, Fault(0, "late")))
+    fault = _fault(_run(launcher, tmp_path, RankFault(0, "late")))
     assert fault.cause == "comm.collective-timeout"
     assert fault.facts["late_ranks"] == [0]
     assert any("threading.py" in text for _, _, text in fault.evidence)
@@ -138,7 +141,7 @@ def test_a_late_rank_is_named_and_its_stack_shown(
 def test_a_rank_that_calls_something_else_is_named_with_what_it_called(
     launcher: group.Launcher, tmp_path: Path, kind: str, called: str
 ) -> None:
-    fault = _fault(_run(launcher, tmp_path, Fault(1, kind), 3))
+    fault = _fault(_run(launcher, tmp_path, RankFault(1, kind), 3))
     assert fault.cause == "comm.mismatch"
     assert fault.message.startswith("rank 1 called ")
     assert called in fault.message.partition(" while ")[0]
@@ -149,7 +152,7 @@ def test_an_abort_inside_gloo_counts_as_a_mismatch(
 ) -> None:
     # The plain group's first check; torch's own comparison is off there.
     plain = f"all_reduce float32[{KIB}]"
-    run = _run(launcher, tmp_path, Fault(1, "shape", plain))
+    run = _run(launcher, tmp_path, RankFault(1, "shape", plain))
     assert -signal.SIGABRT in [record.code for record in run.records]
     fault = _fault(run)
     assert fault.cause == "comm.mismatch"
@@ -159,7 +162,7 @@ def test_an_abort_inside_gloo_counts_as_a_mismatch(
 def test_a_rank_that_was_never_started_is_missed_in_the_rendezvous(
     launcher: group.Launcher, tmp_path: Path
 ) -> None:
-    fault = _fault(_run(launcher, tmp_path, Fault(2, "missing"), 3))
+    fault = _fault(_run(launcher, tmp_path, RankFault(2, "missing"), 3))
     assert fault.cause == "comm.rendezvous"
     assert "2 of 3 ranks" in fault.message
     assert fault.facts["missing_ranks"] == [2]
@@ -168,7 +171,7 @@ def test_a_rank_that_was_never_started_is_missed_in_the_rendezvous(
 def test_a_wrong_value_is_shown_with_rank_operation_and_index(
     launcher: group.Launcher, tmp_path: Path
 ) -> None:
-    run = _run(launcher, tmp_path, Fault(1, "garbage", "all_reduce bfloat16[1023]"))
+    run = _run(launcher, tmp_path, RankFault(1, "garbage", "all_reduce bfloat16[1023]"))
     error = judge(run)
     assert isinstance(error, StageFault)
     assert error.cause == "comm.wrong-result"
@@ -181,7 +184,7 @@ def test_a_wrong_value_is_shown_with_rank_operation_and_index(
 def test_a_rank_that_gives_something_wrong_is_found_by_all_gather(
     launcher: group.Launcher, tmp_path: Path
 ) -> None:
-    error = _fault(_run(launcher, tmp_path, Fault(2, "contribution"), 3))
+    error = _fault(_run(launcher, tmp_path, RankFault(2, "contribution"), 3))
     assert error.cause == "comm.wrong-result"
     assert error.message.startswith("rank 2's own part is wrong")
 
@@ -189,7 +192,7 @@ def test_a_rank_that_gives_something_wrong_is_found_by_all_gather(
 def test_ranks_with_different_world_sizes_are_told_apart(
     launcher: group.Launcher, tmp_path: Path
 ) -> None:
-    error = _fault(_run(launcher, tmp_path, Fault(1, "world-size", "rendezvous")))
+    error = _fault(_run(launcher, tmp_path, RankFault(1, "world-size", "rendezvous")))
     assert error.cause == "comm.world-size"
     assert "rank 0 with 2; rank 1 with 3" in error.message
 
@@ -197,7 +200,7 @@ def test_ranks_with_different_world_sizes_are_told_apart(
 def test_ranks_that_look_for_each_other_in_different_places_say_where(
     launcher: group.Launcher, tmp_path: Path
 ) -> None:
-    error = _fault(_run(launcher, tmp_path, Fault(1, "address", "rendezvous")))
+    error = _fault(_run(launcher, tmp_path, RankFault(1, "address", "rendezvous")))
     assert error.cause == "comm.rendezvous"
     assert "rank 1 at 192.0.2.1:" in error.message
 
@@ -205,7 +208,7 @@ def test_ranks_that_look_for_each_other_in_different_places_say_where(
 def test_the_flight_recorders_show_who_is_behind(
     launcher: group.Launcher, tmp_path: Path
 ) -> None:
-    fault = Fault(1, "late", "timed")  # a barrier comes before checked collectives
+    fault = RankFault(1, "late", "timed")  # a barrier comes before checked collectives
     error = _fault(_run(launcher, tmp_path, fault, 3))
     found = error.facts["flight_recorder"]
     assert found["entered_by"] == [0, 2]
@@ -217,7 +220,7 @@ def test_the_flight_recorders_show_who_is_behind(
 def test_a_rank_that_left_no_record_is_named_as_such(
     launcher: group.Launcher, tmp_path: Path
 ) -> None:
-    fault = Fault(1, "stop", "all_reduce bfloat16")
+    fault = RankFault(1, "stop", "all_reduce bfloat16")
     error = _fault(_run(launcher, tmp_path, fault, 3))
     assert error.facts["flight_recorder"]["without_record"] == [1]
 
@@ -225,7 +228,7 @@ def test_a_rank_that_left_no_record_is_named_as_such(
 def test_a_ranks_own_exception_is_told_rather_than_what_its_peers_saw(
     launcher: group.Launcher, tmp_path: Path
 ) -> None:
-    error = judge(_run(launcher, tmp_path, Fault(1, "raise")))
+    error = judge(_run(launcher, tmp_path, RankFault(1, "raise")))
     assert isinstance(error, RankError)
     assert str(error).startswith(f"rank 1 failed in {FIRST}: MemoryError: ")
 
@@ -233,7 +236,7 @@ def test_a_ranks_own_exception_is_told_rather_than_what_its_peers_saw(
 def test_ranks_end_with_the_process_that_started_them(
     launcher: group.Launcher, tmp_path: Path
 ) -> None:
-    run = _run(launcher, tmp_path, Fault(1, "kill-host"), 3)
+    run = _run(launcher, tmp_path, RankFault(1, "kill-host"), 3)
     error = judge(run)
     assert isinstance(error, StageFault)
     assert "was ended from outside, and the ranks with it" in error.message
@@ -243,7 +246,7 @@ def test_ranks_end_with_the_process_that_started_them(
 def test_the_budget_holds_where_the_ranks_own_timeout_is_longer(
     launcher: group.Launcher, tmp_path: Path
 ) -> None:
-    at = Fault(1, "stop", "timed")
+    at = RankFault(1, "stop", "timed")
     plan = RankPlan(2, "gloo", 600.0, str(tmp_path), (4 * KIB,), at)
     fault = _fault(launcher.run(plan, 1.5))
     assert fault.cause == "comm.collective-timeout"

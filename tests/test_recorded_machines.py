@@ -55,13 +55,13 @@ ENGINE = """
 import pytest
 from gpu import hear, touching
 from pytest_gkd.workload.layouts import local_layouts
-from pytest_gkd.workload.layouts.plan import make_plan
+from pytest_gkd.workload.layouts.job_config import job_config
 from pytest_gkd.workload.models import inputs
 
 @pytest.mark.gkd_stage("vllm")
 def test_vllm(gkd):
     found = inputs.Inputs("model", "model", ("prompts.jsonl",))
-    made = make_plan(gkd.settings, found, gkd.run_dir)
+    made = job_config(gkd.settings, found, gkd.run_dir)
     split = local_layouts.Split(made, gkd)
     gkd.fact("dtype", made.engine.dtype)
     gkd.fact("share", made.engine.gpu_memory_utilization)

@@ -41,7 +41,7 @@ class Place:
     def run(self, name: str = "gkd-1", **changes: Any) -> tuple[Path, CreationList]:
         run_dir = self.path / name
         run_dir.mkdir(mode=0o700)
-        line = manifest.this_run("no process has this mark", "", "")
+        line = manifest.this_run("no process has this id", "", "")
         values = {**line._asdict(), "pid": DEAD_PID, **changes}
         creations = CreationList(run_dir / manifest.LIST)
         creations.run(RunLine(**values))
@@ -179,11 +179,11 @@ def test_what_a_listed_process_has_started_goes_with_it(place: Place) -> None:
 
 
 def test_a_process_that_carries_the_runs_mark_is_its_own(place: Place) -> None:
-    place.run(mark="7c4f")
+    place.run(run_id="7c4f")
     marked = subprocess.Popen(
         [sys.executable, "-c", SLEEPER],
         stdout=subprocess.PIPE,
-        env={**os.environ, procfs.MARK: "7c4f"},
+        env={**os.environ, procfs.RUN_ID: "7c4f"},
     )
     assert marked.stdout is not None
     marked.stdout.readline()

@@ -367,9 +367,9 @@ def test_an_actor_touches_nothing_before_it_is_asked() -> None:
         def parts(self) -> dict[str, Any]:
             raise AssertionError("made too early")
 
-    plan: Any = None
+    config: Any = None
     with pytest.raises(AssertionError, match="too early"):
-        Probe(plan).made()
+        Probe(config).made()
 
 
 @pytest.mark.parametrize(

@@ -82,24 +82,24 @@ def _character(escaped: re.Match[str]) -> str:
     return chr(int(escaped[1], 8))
 
 
-def of(mark: str, pid: int) -> Path | None:
-    """The group that a worker of the run with this mark has made, if it could."""
+def of(run_id: str, pid: int) -> Path | None:
+    """The group that a worker of the run with this id has made, if it could."""
     place = base()
-    group = place and place / f"{PREFIX}{mark}-{pid}"
+    group = place and place / f"{PREFIX}{run_id}-{pid}"
     return group if group and group.is_dir() else None
 
 
-def of_run(place: str, mark: str) -> list[Path]:
+def of_run(place: str, run_id: str) -> list[Path]:
     """All groups of a run whose pytest process was in the group ``place``."""
-    return sorted(Path(place).glob(f"{PREFIX}{mark}-*")) if place and mark else []
+    return sorted(Path(place).glob(f"{PREFIX}{run_id}-*")) if place and run_id else []
 
 
-def join(mark: str) -> bool:
+def join(run_id: str) -> bool:
     """Put this process, and so all it starts, into a group of its own, if it may."""
     place = base()
     if place is None:
         return False
-    group = place / f"{PREFIX}{mark}-{os.getpid()}"
+    group = place / f"{PREFIX}{run_id}-{os.getpid()}"
     try:
         group.mkdir()
         (group / "cgroup.procs").write_text(str(os.getpid()))

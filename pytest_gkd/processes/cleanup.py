@@ -14,15 +14,15 @@ from typing import NamedTuple
 from pytest_gkd.processes import cgroup, kill, procfs
 from pytest_gkd.processes.kill import Found
 from pytest_gkd.processes.manifest import (
-    Created,
     FolderLine,
+    Manifest,
     ProcessLine,
     RunLine,
     SegmentLine,
     boot,
     pid_namespace,
 )
-from pytest_gkd.processes.procfs import MARK, Identity, Stat
+from pytest_gkd.processes.procfs import RUN_ID, Identity, Stat
 
 END_LIMIT_S = 10.0
 
@@ -63,7 +63,7 @@ def state(run: RunLine) -> tuple[str, str]:
 
 class Search:
     """Finds the run's living processes: those on the list, those below them, and
-    those in its workers' control groups, and those that carry its mark.
+    those in its workers' control groups, and those that carry its id.
 
     A process counts as listed only while pid and start time are the listed ones.
     """
@@ -71,10 +71,10 @@ class Search:
     def __init__(
         self, run: RunLine, processes: Iterable[ProcessLine], spare: Collection[int]
     ) -> None:
-        self._mark = run.mark
+        self._run_id = run.run_id
         # A run that was before the last boot has no process; its pids are others' now.
         self._known = run.boot == boot()
-        self.groups = cgroup.of_run(run.groups, run.mark) if self._known else []
+        self.groups = cgroup.of_run(run.groups, run.run_id) if self._known else []
         self._seeds = {(p.pid, p.start): p for p in processes}
         self._spare = {*spare, *procfs.above(os.getpid()), run.pid}
         self._looked: dict[tuple[int, int], bool] = {}
@@ -87,7 +87,7 @@ class Search:
         seeds = [
             s.pid
             for s in table.values()
-            if (s.pid, s.start) in self._seeds or self._is_marked(s)
+            if (s.pid, s.start) in self._seeds or self._carries_id(s)
         ]
         # What its workers' groups hold is below none of these, once orphaned.
         seeds += [n for group in self.groups for n in cgroup.members(group)]
@@ -104,11 +104,11 @@ class Search:
                 )
         return found
 
-    def _is_marked(self, s: Stat) -> bool:
+    def _carries_id(self, s: Stat) -> bool:
         key = (s.pid, s.start)
         if key not in self._looked or not self._looked[key]:
             # One that has just forked has its parent's; exec may bring another.
-            self._looked[key] = procfs.carries(s.pid, MARK, self._mark)
+            self._looked[key] = procfs.carries(s.pid, RUN_ID, self._run_id)
         return self._looked[key]
 
     def describe(self, s: Stat) -> Found:
@@ -213,7 +213,7 @@ def remove_segments(segments: Iterable[SegmentLine]) -> tuple[list[str], list[st
 
 
 def newcomers(
-    created: Created, held: Collection[Identity], stage: str = ""
+    created: Manifest, held: Collection[Identity], stage: str = ""
 ) -> list[SegmentLine]:
     """Segments that came up during the run and that its processes held just now."""
     known = {s.identity for s in created.segments} | created.before

@@ -69,7 +69,7 @@ def main(
         Path(link).unlink(missing_ok=True)
 
 
-def _read(file: TextIO) -> manifest.Created:
+def _read(file: TextIO) -> manifest.Manifest:
     file.seek(0)
     return manifest.read(file.read())
 
@@ -168,7 +168,7 @@ def _handle(pid: int) -> int | None:
         return None
 
 
-def clean(found: manifest.Created, run: manifest.RunLine, run_dir: Path) -> None:
+def clean(found: manifest.Manifest, run: manifest.RunLine, run_dir: Path) -> None:
     """End and remove all of it, then say so in the run's report."""
     result = cleanup.end(cleanup.Search(run, found.processes, ()))
     late = cleanup.newcomers(found, result.held)
@@ -183,7 +183,7 @@ def clean(found: manifest.Created, run: manifest.RunLine, run_dir: Path) -> None
     cleanup.remove_tree(run_dir)
 
 
-def end_workers(found: manifest.Created, pid: int, still_s: float) -> None:
+def end_workers(found: manifest.Manifest, pid: int, still_s: float) -> None:
     """End all that the pytest process, which stands still, has started; say so."""
     if found.run is None:
         return

@@ -11,7 +11,7 @@ from pathlib import Path
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import procfs
 from pytest_gkd.processes.heartbeat import LOOK_S, Pulse, Sign
-from pytest_gkd.processes.procfs import MARK
+from pytest_gkd.processes.procfs import RUN_ID
 
 CODE = "GKD_GUARDIAN"
 GOODBYE = b"g"
@@ -64,7 +64,7 @@ class Guard:
             f"main({str(self._run_dir)!r}, {os.getpid()}, {theirs}, {creations}, "
             f"{pulse}, {link!r}, {STILL_LIMIT_S})"
         )
-        environ = {name: text for name, text in os.environ.items() if name != MARK}
+        environ = {name: text for name, text in os.environ.items() if name != RUN_ID}
         try:
             self._process = subprocess.Popen(
                 [

@@ -23,7 +23,7 @@ class RunLine(NamedTuple):
 
     pid: int
     start: int
-    mark: str
+    run_id: str
     boot: str
     pid_namespace: str
     host: str
@@ -66,7 +66,7 @@ class FolderLine(NamedTuple):
     worker: int
 
 
-class Created(NamedTuple):
+class Manifest(NamedTuple):
     """A list as it was read; ``before`` was in /dev/shm when the run began."""
 
     run: RunLine | None
@@ -120,9 +120,9 @@ class CreationList:
             self.problem = f"{self.path}: {error.strerror}"
 
 
-def read(text: str) -> Created:
+def read(text: str) -> Manifest:
     """The list from its text; lines that are not whole are passed over."""
-    found = Created(None, [], [], [], set())
+    found = Manifest(None, [], [], [], set())
     for line in text.splitlines():
         try:
             entry = json.loads(line) if line.strip() else {}
@@ -142,13 +142,13 @@ def read(text: str) -> Created:
     return found
 
 
-def this_run(mark: str, report: str, started: str) -> RunLine:
+def this_run(run_id: str, report: str, started: str) -> RunLine:
     """The line for a run that this process controls."""
     here = procfs.stat(os.getpid())
     return RunLine(
         os.getpid(),
         here.start if here else 0,
-        mark,
+        run_id,
         boot(),
         pid_namespace(),
         os.uname().nodename,

@@ -20,10 +20,10 @@ SHM = Path("/dev/shm")  # noqa: S108 - where the system keeps it
 COMMAND_LENGTH = 100
 DEAD = ("Z", "X")
 STOPPED = "T"  # by a signal; a debugger's is "t"
-# In the environment of everything a run starts; its value is the run's mark. What the
+# In the environment of everything a run starts; its value is the run's id. What the
 # pytest process itself starts, beside its workers, has THEIRS behind it: it is no part
 # of the run.
-MARK = "PYTEST_GKD_RUN"
+RUN_ID = "PYTEST_GKD_RUN"
 THEIRS = "-pytest"
 # Linux takes any signal with a number of 0 as a question.
 PIDFD = hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
@@ -215,9 +215,9 @@ def _has(pid: int, field: str, bit: int) -> bool:
     return bool(int(_status(pid, field) or "0", 16) >> bit & 1)
 
 
-def own_mark() -> str:
-    """The mark of the run that this process belongs to; empty outside of one."""
-    return os.environ.get(MARK, "").removesuffix(THEIRS)
+def own_run_id() -> str:
+    """The id of the run that this process belongs to; empty outside of one."""
+    return os.environ.get(RUN_ID, "").removesuffix(THEIRS)
 
 
 def carries(pid: int, variable: str, value: str) -> bool:

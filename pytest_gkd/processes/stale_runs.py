@@ -13,7 +13,7 @@ import psutil
 
 from pytest_gkd.processes import cleanup, manifest, procfs
 from pytest_gkd.processes.kill import Found
-from pytest_gkd.processes.manifest import Created, RunLine
+from pytest_gkd.processes.manifest import Manifest, RunLine
 
 SCHEMA = 1
 NOTHING_LEFT, LEFT = 0, 1
@@ -99,7 +99,7 @@ def _look(path: Path, *, yes: bool) -> Run | None:
     return run
 
 
-def _processes(found: Created, run: RunLine, *, yes: bool) -> Iterator[Thing]:
+def _processes(found: Manifest, run: RunLine, *, yes: bool) -> Iterator[Thing]:
     search = cleanup.Search(run, found.processes, ())
     ports = _ports(list(search.now()))
     if not yes:
@@ -148,7 +148,7 @@ def _ports(pids: list[int]) -> dict[int, list[int]]:
     return found
 
 
-def _memory(found: Created, run: RunLine, *, yes: bool) -> Iterator[Thing]:
+def _memory(found: Manifest, run: RunLine, *, yes: bool) -> Iterator[Thing]:
     if run.boot != manifest.boot():
         return  # it went with the machine
     present = [s for s in found.segments if (procfs.SHM / s.name).exists()]
@@ -174,7 +174,7 @@ def _memory(found: Created, run: RunLine, *, yes: bool) -> Iterator[Thing]:
         )
 
 
-def _folders(found: Created, run_dir: Path, *, yes: bool) -> Iterator[Thing]:
+def _folders(found: Manifest, run_dir: Path, *, yes: bool) -> Iterator[Thing]:
     for folder in found.folders:
         if not cleanup.is_same(folder):
             continue

@@ -12,7 +12,7 @@ import psutil
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import cgroup, kill, procfs
-from pytest_gkd.processes.procfs import MARK, THEIRS
+from pytest_gkd.processes.procfs import RUN_ID, THEIRS
 
 ORPHAN_GRACE_S = 0.5
 
@@ -51,12 +51,12 @@ def is_plugins(s: procfs.Stat) -> bool:
     A worker leads a session of its own, and marks what it starts. What has left this
     process's session and wiped its environment is taken for a worker's orphan.
     """
-    mark = procfs.own_mark()
+    run_id = procfs.own_run_id()
     if s.ppid != os.getpid():
         return False
     if s.session == os.getsid(0):
-        return not procfs.carries(s.pid, MARK, mark)
-    return bool(mark) and procfs.carries(s.pid, MARK, mark + THEIRS)
+        return not procfs.carries(s.pid, RUN_ID, run_id)
+    return bool(run_id) and procfs.carries(s.pid, RUN_ID, run_id + THEIRS)
 
 
 def is_child(s: procfs.Stat) -> bool:
@@ -106,7 +106,7 @@ def stop(
     ``limit_s`` seconds (to stop them all may take longer), or that may not be
     signalled: one of another user's, such as what sudo has started.
     """
-    group = cgroup.of(procfs.own_mark(), pid)
+    group = cgroup.of(procfs.own_run_id(), pid)
     root = _this(pid, start)
     if root is None and group is None:
         return [], []

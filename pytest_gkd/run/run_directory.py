@@ -44,10 +44,10 @@ class RunDir:
         (self.path / "armed").mkdir()
         self.started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.notes: list[str] = []
-        mark = uuid.uuid4().hex
+        run_id = uuid.uuid4().hex
         self.creations = manifest.CreationList(self.path / manifest.LIST)
         report = str(report_dir / "report.json")
-        self._line = manifest.this_run(mark, report, self.started)
+        self._line = manifest.this_run(run_id, report, self.started)
         self.creations.run(self._line)
         self._link = manifest.note(self.path)
         self.guard: Guard | None = None
@@ -58,15 +58,15 @@ class RunDir:
                 f"no guardian process could be started ({error.strerror}): should this "
                 "pytest be killed, run gkd clean afterwards"
             )
-        self._old_mark = os.environ.get(procfs.MARK)
+        self._old_run_id = os.environ.get(procfs.RUN_ID)
         self._open = True
         self.hand_on_mark(of_run=False)
 
     def hand_on_mark(self, *, of_run: bool) -> None:
         """Whether what this process starts from here on is the run's, or the user's."""
         if self._open:
-            mark = self._line.mark
-            os.environ[procfs.MARK] = mark if of_run else mark + procfs.THEIRS
+            run_id = self._line.run_id
+            os.environ[procfs.RUN_ID] = run_id if of_run else run_id + procfs.THEIRS
 
     def search(self, spare: Collection[int]) -> cleanup.Search:
         """Finds the run's processes wherever they are, but for those in ``spare``."""
@@ -82,11 +82,11 @@ class RunDir:
         if not self._open:
             return ""
         self._open = False
-        if self._old_mark is None:
-            os.environ.pop(procfs.MARK, None)
+        if self._old_run_id is None:
+            os.environ.pop(procfs.RUN_ID, None)
         else:
-            os.environ[procfs.MARK] = self._old_mark
-        for group in cgroup.of_run(self._line.groups, self._line.mark):
+            os.environ[procfs.RUN_ID] = self._old_run_id
+        for group in cgroup.of_run(self._line.groups, self._line.run_id):
             if finished:  # also one whose worker nobody heard of
                 cgroup.remove(group)
         self.creations.close()

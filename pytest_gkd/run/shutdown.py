@@ -20,7 +20,7 @@ class Closing:
 
     That is what was there ``before`` it, and what this process itself has started, for
     a plugin or a conftest.py. ``adopts`` is False where orphans do not become children
-    of this process; they are then looked for by the run's mark.
+    of this process; they are then looked for by the run's id.
     """
 
     def __init__(self, home: RunDir, tracker: Tracker, before: set[int]) -> None:

@@ -132,7 +132,7 @@ class StageWorker:
         """
         os.setsid()  # Ctrl-C is the controller's; it ends the workers itself
         prctl.become_subreaper()
-        cgroup.join(procfs.own_mark())
+        cgroup.join(procfs.own_run_id())
         if not guarded:
             prctl.die_with_parent()
         self._armed = armed

@@ -12,8 +12,8 @@ from typing import Any
 from pytest_gkd.options import Settings
 from pytest_gkd.stage_api import StageContext, StageFault
 from pytest_gkd.workload.layouts import layout as layouts
+from pytest_gkd.workload.layouts.job_config import job_config
 from pytest_gkd.workload.layouts.local_layouts import Colocated
-from pytest_gkd.workload.layouts.plan import make_plan
 from pytest_gkd.workload.models import inputs
 
 
@@ -74,9 +74,9 @@ def main(base: Path) -> dict[str, Any]:
     settings = Settings(layout="colocated")
     gkd = StageContext(settings, base, base / "report")
     given = inputs.resolve(settings, base)
-    plan = make_plan(settings, given, base)
-    layout = Dropping(plan, gkd)
-    job = layouts.Job(gkd, plan, layout)
+    config = job_config(settings, given, base)
+    layout = Dropping(config, gkd)
+    job = layouts.Job(gkd, config, layout)
     found: dict[str, Any] = {}
 
     loaded = job.check_served("at the start")
@@ -112,7 +112,7 @@ def main(base: Path) -> dict[str, Any]:
 
     # Another engine takes the place of the broken one, in this very process.
     job.close(for_another=True)
-    fresh = layouts.Job(gkd, plan, Colocated(plan, gkd))
+    fresh = layouts.Job(gkd, config, Colocated(config, gkd))
     found["fresh"] = fresh.check_served("in the new engine") == loaded
     found["answers"] = len(fresh.generate([[1, 2, 3]], 4)[0].token_ids)
     return found

@@ -18,8 +18,8 @@ from pytest_gkd.workload.layouts.ray_layout import RayLayout
 
 with tempfile.TemporaryDirectory(prefix="r") as temporary:
     gkd = StageContext(Settings(), Path(temporary), Path(temporary))
-    plan: Any = SimpleNamespace(settings=gkd.settings)
-    layout = RayLayout(plan, gkd)
+    config: Any = SimpleNamespace(settings=gkd.settings)
+    layout = RayLayout(config, gkd)
     layout._connect()
     here = psutil.Process()
     found = [

@@ -10,8 +10,8 @@ from typing import Any
 from pytest_gkd.options import Settings
 from pytest_gkd.stage_api import StageContext
 from pytest_gkd.workload.layouts import layout
+from pytest_gkd.workload.layouts.job_config import job_config
 from pytest_gkd.workload.layouts.local_layouts import Colocated
-from pytest_gkd.workload.layouts.plan import make_plan
 from pytest_gkd.workload.models import inputs, tiny_text
 
 
@@ -46,8 +46,8 @@ def main(base: Path) -> dict[str, Any]:
     model = str(tiny(base / "m"))
     settings = Settings(layout="colocated", student=model, teacher=model)
     gkd = StageContext(settings, base, base / "report")
-    plan = make_plan(settings, inputs.resolve(settings, base), base)
-    job = layout.Job(gkd, plan, Colocated(plan, gkd))
+    config = job_config(settings, inputs.resolve(settings, base), base)
+    job = layout.Job(gkd, config, Colocated(config, gkd))
     job.check_served("at the start")
     trainer = job.trainer
     found = {

@@ -190,9 +190,8 @@ class Probe:
 
     def _tail(self) -> Evidence:
         lines = self.output_path.read_text(errors="replace").splitlines()
-        return tuple(
-            (str(self.output_path), number, line) for number, line in telling(lines)
-        )
+        source = str(self.output_path)
+        return tuple((source, number, line) for number, line in relevant_lines(lines))
 
 
 def busy_share(before: Any, after: Any) -> float:
@@ -207,7 +206,7 @@ def busy_share(before: Any, after: Any) -> float:
     return 1 - idle / total if total > 0 else 0.0
 
 
-def telling(lines: Sequence[str]) -> list[tuple[int, str]]:
+def relevant_lines(lines: Sequence[str]) -> list[tuple[int, str]]:
     """The lines of a child's output that matter, with their numbers from 1.
 
     Of a stack that faulthandler printed these are its innermost frames, which come

@@ -15,7 +15,7 @@ from pytest_gkd.workload.inject.site import LATER, Site
 from pytest_gkd.workload.layouts import ray_actors, ray_layout
 
 if TYPE_CHECKING:
-    from pytest_gkd.workload.layouts.plan import Plan
+    from pytest_gkd.workload.layouts.job_config import JobConfig
 
 POLL_S = 0.01
 
@@ -29,9 +29,9 @@ def replace_role(
     site.replace(ray_actors, role.__name__, other)
 
 
-def leave_mark(plan: Plan) -> None:
+def leave_mark(config: JobConfig) -> None:
     """In an actor: the fault takes effect now."""
-    path = _mark(Path(plan.engine.socket_dir).parent)
+    path = _mark(Path(config.engine.socket_dir).parent)
     draft = path.with_suffix(".part")
     draft.write_text(repr(monotonic()))
     draft.rename(path)

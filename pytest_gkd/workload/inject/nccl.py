@@ -11,8 +11,8 @@ from pytest_gkd.workload.ranks import group, rank_plan
 
 
 def rank_fault(site: Site, *, rank: int, kind: str, at: str = "") -> object:
-    """One rank does ``kind`` at the operation ``at``; see ``rank_plan.Fault``."""
-    fault = rank_plan.Fault(rank, kind, at)
+    """One rank does ``kind`` at the operation ``at``; see ``rank_plan.RankFault``."""
+    fault = rank_plan.RankFault(rank, kind, at)
     plan = functools.partial(rank_plan.RankPlan, fault=fault)
     site.replace(rank_plan, "RankPlan", plan)
     if kind == "missing":

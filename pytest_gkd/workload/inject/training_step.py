@@ -18,7 +18,7 @@ from pytest_gkd.workload.layouts import local_layouts, ray_actors
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pytest_gkd.workload.layouts.plan import Plan
+    from pytest_gkd.workload.layouts.job_config import JobConfig
 
 
 SLOW_S = 600.0
@@ -156,7 +156,7 @@ def wrong_teacher(site: Site) -> object:
     load = local_layouts._Local.load_teacher
 
     def load_and_wrap(self: Any) -> WrongTeacher:
-        return WrongTeacher(load(self), self.plan)
+        return WrongTeacher(load(self), self.config)
 
     site.replace(local_layouts._Local, "load_teacher", load_and_wrap)
     return await_mark(site)
@@ -168,21 +168,21 @@ class Teacher(ray_actors.Teacher):
     def parts(self) -> dict[str, Any]:
         """The teacher, without an answer or with a wrong one."""
         made = super().parts()
-        name = str(self.plan.settings.inject).rpartition("-")[2]
+        name = str(self.config.settings.inject).rpartition("-")[2]
         if name not in ORDEALS:
-            return {"": WrongTeacher(made[""], self.plan)}
-        return {"": SilentTeacher(made[""], self.plan, ORDEALS[name])}
+            return {"": WrongTeacher(made[""], self.config)}
+        return {"": SilentTeacher(made[""], self.config, ORDEALS[name])}
 
 
 class WrongTeacher:
     """Answers at once and in the right shape, but not what it was asked for."""
 
-    def __init__(self, teacher: Any, plan: Plan) -> None:
+    def __init__(self, teacher: Any, config: JobConfig) -> None:
         self._teacher = teacher
-        self._plan = plan
-        self._late = "off-by-one" in str(plan.settings.inject)
-        self._factor = 2.0 if "temperature" in str(plan.settings.inject) else 1.0
-        self._worst = "tokens" in str(plan.settings.inject)
+        self._config = config
+        self._late = "off-by-one" in str(config.settings.inject)
+        self._factor = 2.0 if "temperature" in str(config.settings.inject) else 1.0
+        self._worst = "tokens" in str(config.settings.inject)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._teacher, name)
@@ -191,7 +191,7 @@ class WrongTeacher:
         """The top k of the token before, of another temperature, or the bottom k."""
         import numpy as np
 
-        leave_mark(self._plan)
+        leave_mark(self._config)
         asked = kwargs.pop("temperature")
         heat = asked * self._factor
         if self._worst:
@@ -207,7 +207,7 @@ class WrongTeacher:
         """The distributions of the token before."""
         import numpy as np
 
-        leave_mark(self._plan)
+        leave_mark(self._config)
         found = self._teacher.full(sequences, **kwargs)
         return TeacherFull(np.roll(found.logprobs, self._late, axis=1), found.mask)
 
@@ -215,14 +215,16 @@ class WrongTeacher:
 class SilentTeacher:
     """Goes through an ordeal when it is asked for anything."""
 
-    def __init__(self, teacher: Any, plan: Plan, ordeal: Callable[[], None]) -> None:
+    def __init__(
+        self, teacher: Any, config: JobConfig, ordeal: Callable[[], None]
+    ) -> None:
         self._teacher = teacher
-        self._plan = plan
+        self._config = config
         self._ordeal = ordeal
 
     def topk(self, *args: Any, **kwargs: Any) -> Any:
         """The teacher's top-k, if this lives to give it."""
-        leave_mark(self._plan)
+        leave_mark(self._config)
         self._ordeal()
         return self._teacher.topk(*args, **kwargs)
 

@@ -18,7 +18,7 @@ from pytest_gkd.workload.sync import broadcast, push, weights
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pytest_gkd.workload.layouts.plan import Plan
+    from pytest_gkd.workload.layouts.job_config import JobConfig
     from pytest_gkd.workload.sync.broadcast import Info, Rendezvous
 
 MATRIX = "model.layers.0.mlp.up_proj.weight"
@@ -139,15 +139,15 @@ class Trainer(ray_actors.Trainer):
     def parts(self) -> dict[str, Any]:
         """The trainer, and a weight source that ends the process."""
         made = super().parts()
-        return made | {"source": DyingSource(made["source"].trainer, self.plan)}
+        return made | {"source": DyingSource(made["source"].trainer, self.config)}
 
 
 class DyingSource(push.WeightSource):
     """Ends its process half-way through a push."""
 
-    def __init__(self, trainer: Any, plan: Plan) -> None:
+    def __init__(self, trainer: Any, config: JobConfig) -> None:
         super().__init__(trainer)
-        self._plan = plan
+        self._config = config
         self._sending = False
 
     def send(self, rendezvous: Rendezvous, infos: list[Info]) -> int:
@@ -160,6 +160,6 @@ class DyingSource(push.WeightSource):
         infos = list(infos)
         for number, pair in enumerate(super().tensors(infos)):
             if self._sending and number == len(infos) // 2:
-                leave_mark(self._plan)
+                leave_mark(self._config)
                 os.kill(os.getpid(), signal.SIGKILL)
             yield pair

@@ -31,7 +31,7 @@ from pytest_gkd.workload.models.weight_files import read_safetensors_header
 
 if TYPE_CHECKING:
     from pytest_gkd.stage_api import StageContext
-    from pytest_gkd.workload.layouts.plan import Plan
+    from pytest_gkd.workload.layouts.job_config import JobConfig
     from pytest_gkd.workload.models.inputs import Inputs
 
 GIB = 1 << 30
@@ -218,16 +218,16 @@ def rooms(settings: Settings) -> dict[int | str, Room]:
 class Estimate:
     """What a job's roles take, read before any of them is made."""
 
-    def __init__(self, plan: Plan, inputs: Inputs) -> None:
+    def __init__(self, job: JobConfig, inputs: Inputs) -> None:
         """Read headers and the free memory. See ``model_files.inspect`` for faults."""
-        self.plan = plan
-        self.settings = plan.settings
-        self.rooms = rooms(plan.settings)
+        self.job = job
+        self.settings = job.settings
+        self.rooms = rooms(job.settings)
         self.sizes: dict[str, Size] = {}
         self.config: Mapping[str, Any] = {}
         for role in ("student", "teacher"):
             files = model_files.inspect(getattr(inputs, role), inputs.origin(role))
-            size = files and count(files, plan.engine.dtype)
+            size = files and count(files, job.engine.dtype)
             if files and size:
                 self.sizes[role] = size
                 if role == "student":
@@ -271,14 +271,14 @@ class Estimate:
                 break
         trainer = [HOST if on_cpu else number for number in where["student"]]
         untouched = on_cpu and student.mapped and stage == "vllm"
-        what = f"the student's weights in training ({self.plan.engine.dtype})"
+        what = f"the student's weights in training ({self.job.engine.dtype})"
         weights = Part(what, student.nbytes, 0 if untouched else student.least)
         found[trainer[0]].append(weights)
         if stage == "weight_sync":
             copy = Part("the trainer's copy of its weights", student.nbytes, 0)
             found[HOST].append(Part(copy.what, copy.usual, student.least))
         if stage == "training_step":
-            dtype, device = self.plan.engine.dtype, self.settings.device
+            dtype, device = self.job.engine.dtype, self.settings.device
             found[trainer[0]] += training(student, dtype, device)
         if stage == "training_step" and teacher:
             place = HOST if on_cpu else where["teacher"][0]
@@ -288,9 +288,9 @@ class Estimate:
 
     def _engine(self, student: Size) -> list[Part]:
         """The engine's parts on each of its GPUs, or all on a CPU."""
-        plan, size = self.plan.engine, self.settings.tensor_parallel_size
+        engine, size = self.job.engine, self.settings.tensor_parallel_size
         if self.settings.device == "cpu":
-            reserved = plan.kv_cache_bytes or 0
+            reserved = engine.kv_cache_bytes or 0
             return [
                 Part("the engine's weights", student.nbytes, student.least),
                 Part("its KV cache", reserved, reserved if self._may_serve() else 0),
@@ -302,7 +302,7 @@ class Estimate:
         return [
             Part("the engine's weights", own, certain),
             Part(
-                f"its KV cache up to {plan.gpu_memory_utilization:g} of the card",
+                f"its KV cache up to {engine.gpu_memory_utilization:g} of the card",
                 max(0, claim - own),
                 max(0, int(claim * (1 - UNSEEN)) - own) // 2,
             ),
@@ -312,7 +312,7 @@ class Estimate:
         """The engine's share of its smallest GPU, in bytes."""
         numbers = placement(self.settings)["engine"]
         totals = [self.rooms[n].total for n in numbers if n in self.rooms]
-        return int(self.plan.engine.gpu_memory_utilization * min(totals, default=0))
+        return int(self.job.engine.gpu_memory_utilization * min(totals, default=0))
 
     def _judge(
         self, gkd: StageContext, place: int | str, room: Room, parts: list[Part]
@@ -345,11 +345,11 @@ class Estimate:
         """Raise where the engine's share cannot hold its weights and one sequence, or
         is more than is free, where vLLM gives up (v1/worker/utils.py, request_memory).
         """
-        size, plan = self.sizes["student"], self.plan.engine
+        size, engine = self.sizes["student"], self.job.engine
         ranks = self.settings.tensor_parallel_size
         one = self._sequence()
         least = size.least // ranks + one.least
-        share = plan.gpu_memory_utilization
+        share = engine.gpu_memory_utilization
         if least <= self._claim():
             if room.most >= self._claim() * (1 - UNSEEN):
                 return
@@ -365,7 +365,7 @@ class Estimate:
             f"the engine cannot fit, by the model's files: its share of {room.name}, "
             f"{share:g} of {size_text(room.total)}, is {size_text(self._claim())}; its "
             f"weights take {size_text(size.nbytes // ranks)} of each of {ranks} GPU(s) "
-            f"({plan.dtype}) and one sequence of {plan.max_model_len} tokens "
+            f"({engine.dtype}) and one sequence of {engine.max_model_len} tokens "
             f"{size_text(one.usual)} of KV cache",
             facts={
                 "place": room.name,
@@ -376,8 +376,8 @@ class Estimate:
         )
 
     def _sequence(self) -> Part:
-        width = 4 if self.plan.engine.dtype == "float32" else 2
-        whole = cache(self.config, self.plan.engine.max_model_len, width)
+        width = 4 if self.job.engine.dtype == "float32" else 2
+        whole = cache(self.config, self.job.engine.max_model_len, width)
         ranks = self.settings.tensor_parallel_size
         least = whole.least // ranks if self._may_serve() else 0
         return Part(whole.what, whole.usual // ranks, least)
@@ -385,7 +385,7 @@ class Estimate:
     def _may_serve(self) -> bool:
         """Whether the model has the positions; without them vLLM refuses the length."""
         positions = model_files.positions(self.config)
-        return positions is None or self.plan.engine.max_model_len <= positions
+        return positions is None or self.job.engine.max_model_len <= positions
 
     def _engine_wants(self) -> int:
         """Bytes on each GPU for weights, one sequence and as much again as a rule."""
@@ -417,7 +417,7 @@ class Estimate:
         rest += CONTEXT_BYTES * len(self._processes(place))
         share = math.floor((room.free - rest) / room.total / STEP) * STEP
         wanted = self._engine_wants() / room.total
-        if wanted <= share < self.plan.engine.gpu_memory_utilization:
+        if wanted <= share < self.job.engine.gpu_memory_utilization:
             return {"share": f"{share:.2f}"}
         return {}
 

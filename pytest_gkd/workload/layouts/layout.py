@@ -17,7 +17,7 @@ from pytest_gkd.options import BESIDE_THE_ENGINE, Settings
 from pytest_gkd.stage_api import StageContext, StageFault
 from pytest_gkd.workload.engine.engine import Completion
 from pytest_gkd.workload.layouts import local_layouts, ray_layout
-from pytest_gkd.workload.layouts.plan import Plan, make_plan
+from pytest_gkd.workload.layouts.job_config import JobConfig, job_config
 from pytest_gkd.workload.models import model_files
 from pytest_gkd.workload.models.inputs import Inputs
 from pytest_gkd.workload.sync import push
@@ -72,8 +72,8 @@ class Job:
     the engine: it may then hold half of the weights, or never answer again.
     """
 
-    def __init__(self, gkd: StageContext, plan: Plan, layout: Layout) -> None:
-        self.plan = plan
+    def __init__(self, gkd: StageContext, config: JobConfig, layout: Layout) -> None:
+        self.config = config
         self.layout = layout
         self.broken = False
         self._gkd = gkd
@@ -216,7 +216,7 @@ class Job:
         """What runs, as findings for the report."""
         facts: dict[str, Any] = {
             "layout": self.layout.name,
-            "layout_why": self.plan.settings.layout_why,
+            "layout_why": self.config.settings.layout_why,
             "transport": self.transfer.transport,
             "transport_why": self.transfer.why,
             **self.engine.describe(),
@@ -264,13 +264,13 @@ def open_job(settings: Settings, gkd: StageContext, inputs: Inputs) -> Job:
         if untied := model_files.untied_head(found, inputs.origin(name)):
             gkd.note("model.untied-head", untied)
     check_layout(settings)
-    plan = make_plan(settings, inputs, gkd.run_dir)
-    makers: Mapping[str, Callable[[Plan, StageContext], Layout]] = {
+    config = job_config(settings, inputs, gkd.run_dir)
+    makers: Mapping[str, Callable[[JobConfig, StageContext], Layout]] = {
         "colocated": local_layouts.Colocated,
         "split": local_layouts.Split,
         "ray": ray_layout.RayLayout,
     }
-    return Job(gkd, plan, makers[settings.layout](plan, gkd))
+    return Job(gkd, config, makers[settings.layout](config, gkd))
 
 
 def check_layout(settings: Settings) -> None:

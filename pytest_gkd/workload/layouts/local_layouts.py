@@ -9,7 +9,7 @@ from pytest_gkd.workload.engine import compiling
 from pytest_gkd.workload.engine import engine as engines
 from pytest_gkd.workload.environment import engine_imports
 from pytest_gkd.workload.layouts.estimate import placement
-from pytest_gkd.workload.layouts.plan import Plan
+from pytest_gkd.workload.layouts.job_config import JobConfig
 from pytest_gkd.workload.sync import transfer
 from pytest_gkd.workload.sync.transfer import InProcess, Transfer
 
@@ -27,25 +27,25 @@ SHARED_CLASS = (
 class _Local:
     """Trainer and teacher in this process."""
 
-    def __init__(self, plan: Plan, gkd: StageContext) -> None:
-        self.plan = plan
+    def __init__(self, config: JobConfig, gkd: StageContext) -> None:
+        self.config = config
         self.gkd = gkd
         self._engine: engines.Engine | None = None
-        engines.prepare_torch(plan.engine)
+        engines.prepare_torch(config.engine)
 
     def start_engine(self) -> engines.Engine:
         self.gkd.step("importing vLLM")
-        engines.prepare_environment(self.plan.engine)
+        engines.prepare_environment(self.config.engine)
         with engine_imports.told(self.gkd.run_dir):
             engines.import_vllm()
         with compiling.told(
-            self.gkd.step, "starting the engine", on_gpu=self.plan.settings.gpus > 0
+            self.gkd.step, "starting the engine", on_gpu=self.config.settings.gpus > 0
         ):
             self._engine = self.new_engine()
         return self._engine
 
     def new_engine(self) -> engines.Engine:
-        return engines.Engine(self.plan.engine, self.budget_s)
+        return engines.Engine(self.config.engine, self.budget_s)
 
     def budget_s(self) -> float:
         return self.gkd.working_s()
@@ -55,11 +55,11 @@ class _Local:
         from pytest_gkd.workload.sync.push import WeightSource
 
         trainer = Trainer(
-            self.plan.student,
+            self.config.student,
             device=self.devices()["student"],
-            dtype=self.plan.engine.dtype,
-            learning_rate=self.plan.settings.learning_rate,
-            trust_remote_code=self.plan.settings.trust_remote_code,
+            dtype=self.config.engine.dtype,
+            learning_rate=self.config.settings.learning_rate,
+            trust_remote_code=self.config.settings.trust_remote_code,
         )
         return trainer, WeightSource(trainer)
 
@@ -67,14 +67,14 @@ class _Local:
         from pytest_gkd.workload.gkd.teacher import Teacher
 
         return Teacher(
-            self.plan.teacher,
+            self.config.teacher,
             device=self.devices()["teacher"],
-            dtype=self.plan.engine.dtype,
-            trust_remote_code=self.plan.settings.trust_remote_code,
+            dtype=self.config.engine.dtype,
+            trust_remote_code=self.config.settings.trust_remote_code,
         )
 
     def devices(self) -> dict[str, str]:
-        return dict.fromkeys(("student", "teacher"), self.plan.settings.device)
+        return dict.fromkeys(("student", "teacher"), self.config.settings.device)
 
     def close(self) -> None:
         engine, self._engine = self._engine, None
@@ -92,7 +92,7 @@ class Colocated(_Local):
         from pytest_gkd.workload.engine import engine_worker
 
         with engine_worker.trainers_classes_kept(
-            self.plan.engine.architectures
+            self.config.engine.architectures
         ) as kept:
             engine = super().new_engine()
         if kept:
@@ -111,7 +111,7 @@ class Split(_Local):
 
     def devices(self) -> dict[str, str]:
         """The first GPUs are the engine's; trainer and teacher get what is left."""
-        settings = self.plan.settings
+        settings = self.config.settings
         if settings.device == "cpu":
             return super().devices()
         return {role: f"cuda:{at[0]}" for role, at in placement(settings).items()}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gkd.stage_api import StageFault
 
 if TYPE_CHECKING:
-    from pytest_gkd.workload.layouts.plan import Plan
+    from pytest_gkd.workload.layouts.job_config import JobConfig
 
 
 class Role(abc.ABC):
@@ -20,8 +20,8 @@ class Role(abc.ABC):
     Ray only says that it died.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, config: JobConfig) -> None:
+        self.config = config
         self._parts: dict[str, Any] | None = None
 
     @abc.abstractmethod
@@ -72,9 +72,9 @@ class Rollout(Role):
         """The engine."""
         from pytest_gkd.workload.engine import engine
 
-        engine.prepare_environment(self.plan.engine)
+        engine.prepare_environment(self.config.engine)
         engine.import_vllm()
-        return {"": engine.Engine(self.plan.engine)}
+        return {"": engine.Engine(self.config.engine)}
 
 
 class Trainer(Role):
@@ -86,11 +86,11 @@ class Trainer(Role):
         from pytest_gkd.workload.sync.push import WeightSource
 
         made = trainer.Trainer(
-            self.plan.student,
-            device=self.plan.settings.device,
-            dtype=self.plan.engine.dtype,
-            learning_rate=self.plan.settings.learning_rate,
-            trust_remote_code=self.plan.settings.trust_remote_code,
+            self.config.student,
+            device=self.config.settings.device,
+            dtype=self.config.engine.dtype,
+            learning_rate=self.config.settings.learning_rate,
+            trust_remote_code=self.config.settings.trust_remote_code,
         )
         return {"": made, "source": WeightSource(made)}
 
@@ -103,9 +103,9 @@ class Teacher(Role):
         from pytest_gkd.workload.gkd import teacher
 
         made = teacher.Teacher(
-            self.plan.teacher,
-            device=self.plan.settings.device,
-            dtype=self.plan.engine.dtype,
-            trust_remote_code=self.plan.settings.trust_remote_code,
+            self.config.teacher,
+            device=self.config.settings.device,
+            dtype=self.config.engine.dtype,
+            trust_remote_code=self.config.settings.trust_remote_code,
         )
         return {"": made}

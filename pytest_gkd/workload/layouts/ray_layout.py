@@ -17,7 +17,7 @@ from pytest_gkd.stage_api import StageContext, StageFault
 from pytest_gkd.workload.engine import compiling
 from pytest_gkd.workload.environment import ray_cluster
 from pytest_gkd.workload.layouts import ray_actors
-from pytest_gkd.workload.layouts.plan import Plan
+from pytest_gkd.workload.layouts.job_config import JobConfig
 from pytest_gkd.workload.ranks import exit_reasons
 from pytest_gkd.workload.sync import transfer
 from pytest_gkd.workload.sync.transfer import Transfer
@@ -35,8 +35,8 @@ class RayLayout:
     name = "ray"
     ends_by_itself = False
 
-    def __init__(self, plan: Plan, gkd: StageContext) -> None:
-        self.plan = plan
+    def __init__(self, config: JobConfig, gkd: StageContext) -> None:
+        self.config = config
         self.gkd = gkd
         self._group: Any = None
         self._trainer: Remote | None = None
@@ -48,7 +48,7 @@ class RayLayout:
         with compiling.told(
             self.gkd.step,
             "starting the rollout actor and its engine",
-            on_gpu=self.plan.settings.gpus > 0,
+            on_gpu=self.config.settings.gpus > 0,
         ):
             # The trainer's process imports meanwhile; it is needed right after.
             self._trainer = self._trainer or self._actor(ray_actors.Trainer)
@@ -89,7 +89,7 @@ class RayLayout:
         self.gkd.step("starting Ray")
         import ray
 
-        settings = self.plan.settings
+        settings = self.config.settings
         temporary = self.gkd.run_dir / "r"
         temporary.mkdir(exist_ok=True)
         self._started = True
@@ -112,7 +112,7 @@ class RayLayout:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        settings = self.plan.settings
+        settings = self.config.settings
         number = ROLES.index(role)
         needs = bundles(settings.gpus, settings.tensor_parallel_size)[number]
         title = role.__name__.lower()
@@ -124,7 +124,7 @@ class RayLayout:
                 self._group, placement_group_bundle_index=number
             ),
         )
-        remote = Remote(actor.remote(self.plan), title, self.gkd)
+        remote = Remote(actor.remote(self.config), title, self.gkd)
         self._remotes.append(remote)
         return remote
 

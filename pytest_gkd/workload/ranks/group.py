@@ -47,7 +47,7 @@ THREADS = dict.fromkeys(
 )
 # What torch itself can tell about a collective that goes wrong: who calls what, who is
 # missing, and the last operations of each rank.
-TELLING = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_FR_BUFFER_SIZE": "2000"}
+DEBUGGING = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_FR_BUFFER_SIZE": "2000"}
 
 
 def choose_backend(gpus: int) -> tuple[str, str]:
@@ -119,7 +119,7 @@ class Launcher:
     def __init__(self, output_dir: Path) -> None:
         output_dir.mkdir(parents=True, exist_ok=True)
         self._log = output_dir / "launcher.log"
-        environment = {**os.environ, **THREADS, **TELLING}
+        environment = {**os.environ, **THREADS, **DEBUGGING}
         environment.setdefault("NCCL_DEBUG", "WARN")
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with self._log.open("ab") as log, theirs:

@@ -24,7 +24,7 @@ RENDEZVOUS, JOINED, ENTERED, RAISED, STRUCK, FINISHED = (
 
 
 @dataclass(frozen=True)
-class Fault:
+class RankFault:
     """A fault that one rank commits for real, to see how it is reported.
 
     ``kind``: ``exit``, ``kill``, ``stop``, ``late``, ``raise``, ``shape``, ``dtype``,
@@ -56,7 +56,7 @@ class RankPlan:
     timeout_s: float
     output_dir: str
     sizes_bytes: tuple[int, ...] = allreduce.BANDWIDTH_BYTES
-    fault: Fault | None = None
+    fault: RankFault | None = None
     devices: tuple[int, ...] = ()
 
     @property

@@ -162,7 +162,9 @@ def join(
     return GlooGroup(rendezvous, rank, store)
 
 
-def plan(infos: Iterable[Info], bucket_bytes: int = BUCKET_BYTES) -> list[list[Info]]:
+def buckets_of(
+    infos: Iterable[Info], bucket_bytes: int = BUCKET_BYTES
+) -> list[list[Info]]:
     """The buckets that both sides derive from the same list; none is empty.
 
     A bucket is at most ``bucket_bytes`` unless a single tensor is larger.
@@ -204,7 +206,7 @@ def send(group: Group, infos: list[Info], tensors: Iterable[tuple[str, Tensor]])
 
     source = iter(tensors)
     sent = 0
-    for bucket in plan(infos):
+    for bucket in buckets_of(infos):
         buffer = torch.zeros(
             sum(_aligned(nbytes(info)) for info in bucket),
             dtype=torch.uint8,
@@ -239,7 +241,7 @@ def receive(
     """
     import torch
 
-    for number, bucket in enumerate(plan(infos)):
+    for number, bucket in enumerate(buckets_of(infos)):
         size = sum(_aligned(nbytes(info)) for info in bucket)
         buffer = torch.empty(size, dtype=torch.uint8, device=group.device)
         header = torch.zeros_like(_header(buffer[:0]))

@@ -17,7 +17,7 @@ CHECK_TOKENS = 16
 
 
 @dataclass(frozen=True)
-class Plan:
+class JobConfig:
     """What a layout builds from: plain data, so that any process can."""
 
     settings: Settings
@@ -26,7 +26,7 @@ class Plan:
     engine: EngineConfig
 
 
-def make_plan(settings: Settings, inputs: Inputs, run_dir: Path) -> Plan:
+def job_config(settings: Settings, inputs: Inputs, run_dir: Path) -> JobConfig:
     """How the engine is to be started for these settings and models."""
     config = engine_config.model_config(
         inputs.student, trust_remote_code=settings.trust_remote_code
@@ -40,7 +40,7 @@ def make_plan(settings: Settings, inputs: Inputs, run_dir: Path) -> Plan:
     on_cpu = settings.device == "cpu"
     cache = engine_config.cache_bytes(config, tokens) if on_cpu else None
     local = all(Path(model).is_dir() for model in (inputs.student, inputs.teacher))
-    return Plan(
+    return JobConfig(
         settings,
         inputs.student,
         inputs.teacher,
