@@ -87,7 +87,7 @@ def _read(path: Path, entry: Mapping[str, Any]) -> FaultSpec:
 
 
 def find(name: str) -> FaultSpec:
-    """The fault ``name``, or ``NAME@STAGE`` for one that may strike in any stage.
+    """The fault ``name``, or ``NAME@STAGE`` for one that may be injected in any stage.
 
     Raises UnknownFaultError.
     """

@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.options import Settings
-from pytest_gkd.stage_events import Event, Extra, Fact, Step, Struck
+from pytest_gkd.stage_events import Event, Extra, Fact, Step, Triggered
 
 # What a stage may take on top of its budget, in seconds: for slow imports, as on
 # a slow disk or with nothing cached, and for train files, by their size.
@@ -199,12 +199,12 @@ class StageContext:
         """Seconds that the stage has been given on top of its budget, so far."""
         return sum(self.extra_s.values())
 
-    def struck(self, at: float | None = None) -> None:
+    def triggered(self, at: float | None = None) -> None:
         """Say that an injected fault took effect (see --gkd-inject).
 
         ``at`` is in seconds of ``time.monotonic()``; None is now.
         """
-        self._send(Struck(self.stage, monotonic() if at is None else at))
+        self._send(Triggered(self.stage, monotonic() if at is None else at))
 
     def remaining_s(self, default: float = 60.0) -> float:
         """Seconds left of the stage's budget, at least 1; ``default`` without one."""

@@ -83,7 +83,7 @@ class Extra(StageEvent):
 
 
 @dataclass
-class Struck(StageEvent):
+class Triggered(StageEvent):
     """An injected fault took effect ``at`` (seconds of clock.monotonic())."""
 
     at: float
@@ -135,7 +135,7 @@ class Verdict(StageEvent):
 
 
 _ALL = (
-    *(Hello, Collected, Bye, Waiting, Start, Step, Fact, Extra, Struck),
+    *(Hello, Collected, Bye, Waiting, Start, Step, Fact, Extra, Triggered),
     *(Raised, Finish, Closed, Left, Forked, Broken, Verdict),
 )
 KINDS: dict[str, type[Event]] = {one.__name__.lower(): one for one in _ALL}

@@ -82,7 +82,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     from pytest_gkd.workload.inject.site import Site
 
     site = item.stash[SITE] = Site(gkd, fault)
-    site.strike()
+    site.inject()
 
 
 @pytest.hookimpl(wrapper=True)

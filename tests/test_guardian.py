@@ -388,9 +388,9 @@ def test_the_workers_of_a_pytest_that_stands_still_are_ended_and_it_is_said(
 SLOW_TO_START = """
 import os, signal, time
 from pathlib import Path
-from pytest_gkd.processes.guardian_start import Guard
+from pytest_gkd.processes.guardian_start import Guardian
 
-start, places = Guard._start, []
+start, places = Guardian._start, []
 
 def start_late(guard):
     places.append(guard)
@@ -404,7 +404,7 @@ def start_late(guard):
     if len(places) == 1:
         os.kill(guard.pid, signal.SIGKILL)
 
-Guard._start = start_late
+Guardian._start = start_late
 """
 
 
@@ -494,7 +494,7 @@ from pytest_gkd.run.run_directory import RunDir
 run = RunDir(Path.cwd())
 run.hand_on_mark(of_run=True)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print(json.dumps([str(run.path), run.guard.pid, child.pid]), flush=True)
+print(json.dumps([str(run.path), run.guardian.pid, child.pid]), flush=True)
 """
 
 
@@ -527,7 +527,7 @@ def test_after_a_goodbye_the_guardian_goes_and_ends_nothing(tmp_path: Path) -> N
     process, (path, guardian, child) = holder(
         tmp_path,
         "assert run.close() == ''",
-        "print(os.path.exists(f'/proc/{run.guard.pid}'), flush=True)",
+        "print(os.path.exists(f'/proc/{run.guardian.pid}'), flush=True)",
         "sys.stdin.read()",
     )
     assert process.stdout is not None
@@ -572,7 +572,7 @@ def test_a_process_that_closes_its_files_and_lives_on_keeps_its_run(
         # More often than the guardian looks; it must have seen the pipe's end.
         "import psutil",
         f"deadline = time.monotonic() + {LIMIT_S}",
-        "slow = psutil.Process(run.guard.pid)",
+        "slow = psutil.Process(run.guardian.pid)",
         "while slow.num_ctx_switches().voluntary < 20 and time.monotonic() < deadline:",
         "    time.sleep(0.01)",
         "print('saw it', flush=True)",
@@ -592,18 +592,18 @@ def test_a_guardian_that_stands_still_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunDir(tmp_path)
-    assert run.guard is not None
-    first = run.guard.pid
+    assert run.guardian is not None
+    first = run.guardian.pid
     monkeypatch.setattr(
         guardian_start, "STILL_LIMIT_S", 0.01
     )  # it moves twice a second
     why = ""
     while not why:
-        why = run.guard.problem()
+        why = run.guardian.problem()
     assert why == "stood still"
-    run.guard.replace()
+    run.guardian.replace()
     assert gone(first)
-    assert not gone(run.guard.pid)
+    assert not gone(run.guardian.pid)
     run.close()
 
 
@@ -614,7 +614,7 @@ def test_a_report_says_of_a_pytest_that_stands_still_what_was_ended(
         tmp_path,
         "report = {'started': run.started, 'ended': None, 'notes': [], 'cleaned': []}",
         "Path('report.json').write_text(json.dumps(report))",
-        "run.guard.beat(time.monotonic())",
+        "run.guardian.beat(time.monotonic())",
         "sys.stdin.read()",
         before="from pytest_gkd.processes import guardian_start; "
         "guardian_start.STILL_LIMIT_S = 1",
@@ -635,7 +635,7 @@ def test_a_report_says_of_a_pytest_that_stands_still_what_was_ended(
 
 def test_without_descriptors_to_spare_none_is_lost(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    assert run.guard is not None
+    assert run.guardian is not None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         before = set(Path("/proc/self/fd").iterdir())
@@ -643,11 +643,11 @@ def test_without_descriptors_to_spare_none_is_lost(tmp_path: Path) -> None:
         os.close(spare)
         resource.setrlimit(resource.RLIMIT_NOFILE, (spare + 1, hard))
         with pytest.raises(OSError, match="Too many open files"):
-            run.guard.replace()
+            run.guardian.replace()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         # The end of the pipe to the one that it has ended is closed.
         assert set(Path("/proc/self/fd").iterdir()) < before
-        run.guard.replace()
+        run.guardian.replace()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         run.close()
@@ -656,8 +656,8 @@ def test_without_descriptors_to_spare_none_is_lost(tmp_path: Path) -> None:
 def test_the_guardians_command_line_does_not_name_pytest(tmp_path: Path) -> None:
     # pkill -f pytest is what people do to a run that hangs.
     run = RunDir(tmp_path)
-    assert run.guard is not None
-    ours = psutil.Process(run.guard.pid).cmdline()[1:]
+    assert run.guardian is not None
+    ours = psutil.Process(run.guardian.pid).cmdline()[1:]
     run.close()
     assert "pytest" not in " ".join(ours)
 

@@ -17,12 +17,12 @@ import pytest
 
 from pytest_gkd.processes import manifest, procfs
 from pytest_gkd.processes.manifest import (
-    CreationList,
     FolderLine,
+    ManifestFile,
     ProcessLine,
     SegmentLine,
 )
-from pytest_gkd.processes.manifest_writer import Tracker
+from pytest_gkd.processes.manifest_writer import ManifestWriter
 from pytest_gkd.processes.procfs import Identity
 
 SLEEPER = "print(flush=True); import time; time.sleep(60)"
@@ -33,8 +33,8 @@ def the_list(path: Path) -> manifest.Manifest:
 
 
 @pytest.fixture
-def creations(tmp_path: Path) -> CreationList:
-    return CreationList(tmp_path / manifest.LIST)
+def manifest_file(tmp_path: Path) -> ManifestFile:
+    return ManifestFile(tmp_path / manifest.LIST)
 
 
 @pytest.fixture
@@ -52,57 +52,59 @@ def child() -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-def tracker(
-    creations: CreationList,
+def writer(
+    manifest_file: ManifestFile,
     run_dir: Path,
     before: set[int],
     workers: dict[int, str],
     **options: Any,
-) -> Tracker:
+) -> ManifestWriter:
     options = {"itself": False, **options}
-    return Tracker(creations, run_dir, before, lambda: workers, print, **options)
+    return ManifestWriter(
+        manifest_file, run_dir, before, lambda: workers, print, **options
+    )
 
 
-def test_the_list_reads_back_as_it_was_written(creations: CreationList) -> None:
+def test_the_list_reads_back_as_it_was_written(manifest_file: ManifestFile) -> None:
     run = manifest.this_run("a mark", "/report.json", "now")
     process = ProcessLine(1, 2, "python", "vllm", 3)
     segment = SegmentLine("psm_1", 4, 5, "vllm", 3)
     folder = FolderLine("/tmp/ray", 6, 7, "", 0)
-    creations.run(run)
-    creations.before({"old": Identity(8, 9)})
-    creations.process(process)
-    creations.segment(segment)
-    creations.folder(folder)
-    assert the_list(creations.path) == manifest.Manifest(
+    manifest_file.run(run)
+    manifest_file.before({"old": Identity(8, 9)})
+    manifest_file.process(process)
+    manifest_file.segment(segment)
+    manifest_file.folder(folder)
+    assert the_list(manifest_file.path) == manifest.Manifest(
         run, [process], [segment], [folder], {Identity(8, 9)}
     )
 
 
-def test_a_line_that_was_cut_off_costs_only_itself(creations: CreationList) -> None:
+def test_a_line_that_was_cut_off_costs_only_itself(manifest_file: ManifestFile) -> None:
     first, last = (ProcessLine(n, 1, "sleep", "", 0) for n in (1, 3))
-    creations.process(first)
-    with creations.path.open("a") as file:
+    manifest_file.process(first)
+    with manifest_file.path.open("a") as file:
         file.write('\n{"kind": "process", "pid": 2, "st')
-    creations.process(last)
-    assert the_list(creations.path).processes == [first, last]
+    manifest_file.process(last)
+    assert the_list(manifest_file.path).processes == [first, last]
 
 
-def test_a_line_of_a_later_version_is_passed_over(creations: CreationList) -> None:
-    creations.path.write_text('{"kind": "process", "new": 1}\n[1]\n{"kind": "x"}\n')
-    assert the_list(creations.path) == manifest.Manifest(None, [], [], [], set())
+def test_a_line_of_a_later_version_is_passed_over(manifest_file: ManifestFile) -> None:
+    manifest_file.path.write_text('{"kind": "process", "new": 1}\n[1]\n{"kind": "x"}\n')
+    assert the_list(manifest_file.path) == manifest.Manifest(None, [], [], [], set())
 
 
 def test_a_full_disk_costs_the_line_and_not_the_run() -> None:
-    creations = CreationList(Path("/dev/full"))
-    creations.process(ProcessLine(1, 1, "", "", 0))
-    assert creations.problem == "/dev/full: No space left on device"
+    manifest_file = ManifestFile(Path("/dev/full"))
+    manifest_file.process(ProcessLine(1, 1, "", "", 0))
+    assert manifest_file.problem == "/dev/full: No space left on device"
 
 
 def test_a_new_process_is_listed_with_its_stage_and_its_start_time(
-    creations: CreationList, tmp_path: Path, child: subprocess.Popen[str]
+    manifest_file: ManifestFile, tmp_path: Path, child: subprocess.Popen[str]
 ) -> None:
-    tracker(creations, tmp_path, set(), {os.getpid(): "vllm"}, itself=True).scan()
-    (line,) = [p for p in the_list(creations.path).processes if p.pid == child.pid]
+    writer(manifest_file, tmp_path, set(), {os.getpid(): "vllm"}, itself=True).scan()
+    (line,) = [p for p in the_list(manifest_file.path).processes if p.pid == child.pid]
     here = procfs.stat(child.pid)
     assert here is not None
     assert (line.start, line.stage, line.worker) == (here.start, "vllm", os.getpid())
@@ -110,23 +112,23 @@ def test_a_new_process_is_listed_with_its_stage_and_its_start_time(
 
 
 def test_a_process_is_listed_once(
-    creations: CreationList, tmp_path: Path, child: subprocess.Popen[str]
+    manifest_file: ManifestFile, tmp_path: Path, child: subprocess.Popen[str]
 ) -> None:
-    follows = tracker(creations, tmp_path, set(), {})
+    follows = writer(manifest_file, tmp_path, set(), {})
     follows.scan()
     follows.scan()
-    assert [p.pid for p in the_list(creations.path).processes].count(child.pid) == 1
+    assert [p.pid for p in the_list(manifest_file.path).processes].count(child.pid) == 1
 
 
 def test_what_was_there_before_the_run_is_not_listed(
-    creations: CreationList, tmp_path: Path, child: subprocess.Popen[str]
+    manifest_file: ManifestFile, tmp_path: Path, child: subprocess.Popen[str]
 ) -> None:
-    tracker(creations, tmp_path, {child.pid}, {}).scan()
-    assert child.pid not in {p.pid for p in the_list(creations.path).processes}
+    writer(manifest_file, tmp_path, {child.pid}, {}).scan()
+    assert child.pid not in {p.pid for p in the_list(manifest_file.path).processes}
 
 
 def test_what_a_worker_starts_is_listed_under_that_worker(
-    creations: CreationList, tmp_path: Path
+    manifest_file: ManifestFile, tmp_path: Path
 ) -> None:
     code = f"""
     import subprocess, sys
@@ -143,18 +145,18 @@ def test_what_a_worker_starts_is_listed_under_that_worker(
     )
     assert worker.stdout is not None
     below = int(next(line for line in worker.stdout if line.strip()))
-    tracker(creations, tmp_path, set(), {worker.pid: "nccl"}).scan()
+    writer(manifest_file, tmp_path, set(), {worker.pid: "nccl"}).scan()
     worker.communicate("")
-    listed = {p.pid: p for p in the_list(creations.path).processes}
+    listed = {p.pid: p for p in the_list(manifest_file.path).processes}
     assert (listed[below].stage, listed[below].worker) == ("nccl", worker.pid)
 
 
 @pytest.mark.skipif(not procfs.shares_memory(), reason="/dev/shm is no tmpfs")
 def test_shared_memory_is_listed_when_a_process_of_the_run_holds_it(
-    creations: CreationList, tmp_path: Path
+    manifest_file: ManifestFile, tmp_path: Path
 ) -> None:
     old = shared_memory.SharedMemory(create=True, size=8)
-    follows = tracker(creations, tmp_path, set(), {os.getpid(): "vllm"}, itself=True)
+    follows = writer(manifest_file, tmp_path, set(), {os.getpid(): "vllm"}, itself=True)
     new = shared_memory.SharedMemory(create=True, size=8)
     stranger = procfs.SHM / f"gkd-test-{os.getpid()}"
     stranger.write_bytes(b"nobody has it open")
@@ -166,7 +168,7 @@ def test_shared_memory_is_listed_when_a_process_of_the_run_holds_it(
         for memory in (old, new):
             memory.close()
             memory.unlink()
-    found = the_list(creations.path)
+    found = the_list(manifest_file.path)
     ours = [s for s in found.segments if s.worker == os.getpid()]
     assert ours == [
         SegmentLine(new.name, here.st_dev, here.st_ino, "vllm", os.getpid())
@@ -176,9 +178,9 @@ def test_shared_memory_is_listed_when_a_process_of_the_run_holds_it(
 @pytest.mark.skipif(not procfs.shares_memory(), reason="/dev/shm is no tmpfs")
 @pytest.mark.parametrize("reads", ["open", "mmap"])
 def test_what_a_process_of_the_run_only_reads_is_not_listed(
-    creations: CreationList, tmp_path: Path, reads: str
+    manifest_file: ManifestFile, tmp_path: Path, reads: str
 ) -> None:
-    follows = tracker(creations, tmp_path, set(), {})
+    follows = writer(manifest_file, tmp_path, set(), {})
     theirs = procfs.SHM / f"gkd-test-{os.getpid()}-{reads}"
     theirs.write_bytes(b"a train file that was put there during the run")
     code = f"import mmap; file = open({str(theirs)!r}, 'rb')\n"
@@ -195,7 +197,7 @@ def test_what_a_process_of_the_run_only_reads_is_not_listed(
         theirs.unlink()
         reader.kill()
         reader.communicate()
-    names = [s.name for s in the_list(creations.path).segments]
+    names = [s.name for s in the_list(manifest_file.path).segments]
     assert theirs.name not in names
 
 
@@ -221,34 +223,34 @@ def ray_node(argument: str) -> subprocess.Popen[bytes]:
 
 
 def listed_folders(
-    creations: CreationList, run_dir: Path, *arguments: str
+    manifest_file: ManifestFile, run_dir: Path, *arguments: str
 ) -> list[FolderLine]:
-    follows = tracker(creations, run_dir, set(), {})
+    follows = writer(manifest_file, run_dir, set(), {})
     nodes = [ray_node(argument) for argument in arguments]
     follows.scan()
     for node in nodes:
         node.kill()
         node.communicate()
-    return the_list(creations.path).folders
+    return the_list(manifest_file.path).folders
 
 
 def test_a_session_of_ray_outside_the_runs_own_is_listed(
-    creations: CreationList, tmp_path: Path
+    manifest_file: ManifestFile, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "gkd-1"
     within, without = run_dir / "ray/NAME", tmp_path / "ray/NAME"
     places = (f"--session-dir={within}", f"--session-dir={without}")
-    (line,) = listed_folders(creations, run_dir, *places)
+    (line,) = listed_folders(manifest_file, run_dir, *places)
     (session,) = (tmp_path / "ray").iterdir()
     assert (line.path, line.ino) == (str(session), session.stat().st_ino)
 
 
 def test_the_directory_that_a_run_made_for_ray_is_listed(
-    creations: CreationList, tmp_path: Path
+    manifest_file: ManifestFile, tmp_path: Path
 ) -> None:
     place = manifest.ray_folder(tmp_path)
     try:
-        (line,) = listed_folders(creations, tmp_path, f"--temp-dir={place}")
+        (line,) = listed_folders(manifest_file, tmp_path, f"--temp-dir={place}")
     finally:
         place.rmdir()
     assert line.path == str(place)
@@ -265,19 +267,19 @@ def test_the_directory_that_a_run_made_for_ray_is_listed(
     ],
 )
 def test_a_directory_that_ray_was_given_and_did_not_make_is_not_listed(
-    creations: CreationList, tmp_path: Path, name: str
+    manifest_file: ManifestFile, tmp_path: Path, name: str
 ) -> None:
     """Such as the user's own store, or the session of a Ray that was there before."""
     argument = name.format(tmp_path / "theirs", os.getpid())
-    assert listed_folders(creations, tmp_path / "gkd-1", argument) == []
+    assert listed_folders(manifest_file, tmp_path / "gkd-1", argument) == []
 
 
 ADOPTS = '''
 import json, os, subprocess, sys
 from pathlib import Path
 from pytest_gkd.processes import prctl, procfs
-from pytest_gkd.processes.manifest import CreationList
-from pytest_gkd.processes.manifest_writer import Tracker
+from pytest_gkd.processes.manifest import ManifestFile
+from pytest_gkd.processes.manifest_writer import ManifestWriter
 
 prctl.become_subreaper()
 reader, writer = os.pipe()
@@ -294,7 +296,8 @@ parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE,
                           start_new_session=True)
 orphan = int(parent.stdout.readline())
 base = Path(sys.argv[1])
-follows = Tracker(CreationList(base / "l"), base, set(), dict, print, itself=False)
+file = ManifestFile(base / "l")
+follows = ManifestWriter(file, base, set(), dict, print, itself=False)
 follows.scan()
 parent.stdin.close()
 parent.wait()
@@ -319,7 +322,7 @@ def test_a_dead_orphan_is_reaped_while_the_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_walk_that_fails_is_told_and_the_next_one_is_made(
-    creations: CreationList, tmp_path: Path, child: subprocess.Popen[str]
+    manifest_file: ManifestFile, tmp_path: Path, child: subprocess.Popen[str]
 ) -> None:
     told: list[str] = []
     walks: list[int] = []
@@ -333,13 +336,15 @@ def test_a_walk_that_fails_is_told_and_the_next_one_is_made(
             over.set()
         return {child.pid: "vllm"}
 
-    follows = Tracker(creations, tmp_path, set(), workers, told.append, itself=False)
+    follows = ManifestWriter(
+        manifest_file, tmp_path, set(), workers, told.append, itself=False
+    )
     follows.start()
     try:
         assert over.wait(60)
     finally:
         follows.stop()
-    assert child.pid in [line.pid for line in the_list(creations.path).processes]
+    assert child.pid in [line.pid for line in the_list(manifest_file.path).processes]
     assert told == [
         "not all that the run created could be written down: "
         "RuntimeError: the first walk"

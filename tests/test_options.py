@@ -281,7 +281,7 @@ def test_what_was_asked_for_survives_the_way_to_a_worker() -> None:
         Request(chosen, (Budget("all", 2.5, "--gkd-timeout"),), settings),
         Path("run"),
         Path("report"),
-        Path("creations"),
+        Path("manifest"),
         EventPaths(Path("events"), Path("states")),
         Path("verdicts"),
         None,

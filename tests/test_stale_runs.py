@@ -19,7 +19,7 @@ import pytest
 from pytest_gkd import __main__
 from pytest_gkd.processes import manifest, procfs, stale_runs
 from pytest_gkd.processes.manifest import (
-    CreationList,
+    ManifestFile,
     ProcessLine,
     RunLine,
     SegmentLine,
@@ -38,14 +38,14 @@ class Place:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def run(self, name: str = "gkd-1", **changes: Any) -> tuple[Path, CreationList]:
+    def run(self, name: str = "gkd-1", **changes: Any) -> tuple[Path, ManifestFile]:
         run_dir = self.path / name
         run_dir.mkdir(mode=0o700)
         line = manifest.this_run("no process has this id", "", "")
         values = {**line._asdict(), "pid": DEAD_PID, **changes}
-        creations = CreationList(run_dir / manifest.LIST)
-        creations.run(RunLine(**values))
-        return run_dir, creations
+        manifest_file = ManifestFile(run_dir / manifest.LIST)
+        manifest_file.run(RunLine(**values))
+        return run_dir, manifest_file
 
 
 @pytest.fixture
@@ -107,8 +107,8 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(
     sleeper: subprocess.Popen[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run_dir, creations = place.run()
-    creations.process(line_of(sleeper.pid))
+    run_dir, manifest_file = place.run()
+    manifest_file.process(line_of(sleeper.pid))
     assert gkd_clean() == 1
     assert sleeper.poll() is None
     assert run_dir.exists()
@@ -122,8 +122,8 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(
 def test_with_yes_process_and_directory_go_and_nothing_is_left_to_do(
     place: Place, sleeper: subprocess.Popen[str]
 ) -> None:
-    run_dir, creations = place.run()
-    creations.process(line_of(sleeper.pid))
+    run_dir, manifest_file = place.run()
+    manifest_file.process(line_of(sleeper.pid))
     assert gkd_clean("--yes") == 0
     assert sleeper.wait() == -signal.SIGKILL
     assert not run_dir.exists()
@@ -136,8 +136,8 @@ def test_a_run_whose_pytest_process_lives_is_left_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     me = line_of(os.getpid())
-    run_dir, creations = place.run(pid=me.pid, start=me.start)
-    creations.process(line_of(sleeper.pid))
+    run_dir, manifest_file = place.run(pid=me.pid, start=me.start)
+    manifest_file.process(line_of(sleeper.pid))
     assert gkd_clean("--yes") == 0
     assert sleeper.poll() is None
     assert run_dir.exists()
@@ -155,8 +155,8 @@ def test_the_pid_of_the_pytest_process_may_be_another_ones_by_now(place: Place) 
 def test_a_process_with_a_listed_pid_and_another_start_time_lives_on(
     place: Place, sleeper: subprocess.Popen[str]
 ) -> None:
-    _, creations = place.run()
-    creations.process(line_of(sleeper.pid, later=-1))
+    _, manifest_file = place.run()
+    manifest_file.process(line_of(sleeper.pid, later=-1))
     assert gkd_clean("--yes") == 0
     assert sleeper.poll() is None
 
@@ -170,8 +170,8 @@ def test_what_a_listed_process_has_started_goes_with_it(place: Place) -> None:
     )
     assert parent.stdout is not None
     parent.stdout.readline()
-    _, creations = place.run()
-    creations.process(line_of(parent.pid))
+    _, manifest_file = place.run()
+    manifest_file.process(line_of(parent.pid))
     assert gkd_clean("--yes") == 0
     # Both held the pipe's other end.
     assert parent.stdout.read() == ""
@@ -204,8 +204,8 @@ def test_ports_that_would_become_free_are_named(
         )
         assert holder.stdout is not None
         holder.stdout.readline()
-    _, creations = place.run()
-    creations.process(line_of(holder.pid))
+    _, manifest_file = place.run()
+    manifest_file.process(line_of(holder.pid))
     assert gkd_clean("--format=json") == 1
     holder.kill()
     holder.communicate()
@@ -218,8 +218,8 @@ def test_shared_memory_that_nobody_uses_is_removed(
     place: Place, memory: shared_memory.SharedMemory
 ) -> None:
     memory.close()
-    _, creations = place.run()
-    creations.segment(segment_of(memory))
+    _, manifest_file = place.run()
+    manifest_file.segment(segment_of(memory))
     assert gkd_clean("--yes") == 0
     assert not (procfs.SHM / memory.name).exists()
 
@@ -230,8 +230,8 @@ def test_shared_memory_that_somebody_maps_stays_and_is_named(
     memory: shared_memory.SharedMemory,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _, creations = place.run()
-    creations.segment(segment_of(memory))
+    _, manifest_file = place.run()
+    manifest_file.segment(segment_of(memory))
     assert gkd_clean("--yes") == 1
     assert (procfs.SHM / memory.name).exists()
     out = capsys.readouterr().out
@@ -244,8 +244,8 @@ def test_shared_memory_of_the_same_name_with_another_inode_is_not_touched(
     place: Place, memory: shared_memory.SharedMemory
 ) -> None:
     memory.close()
-    _, creations = place.run()
-    creations.segment(segment_of(memory, other=1))
+    _, manifest_file = place.run()
+    manifest_file.segment(segment_of(memory, other=1))
     assert gkd_clean("--yes") == 0
     assert (procfs.SHM / memory.name).exists()
 
@@ -263,9 +263,9 @@ def test_memory_that_only_the_runs_own_processes_use_goes_after_them(
     assert holder.stdout is not None
     holder.stdout.readline()
     memory.close()
-    _, creations = place.run()
-    creations.process(line_of(holder.pid))
-    creations.segment(segment_of(memory))
+    _, manifest_file = place.run()
+    manifest_file.process(line_of(holder.pid))
+    manifest_file.segment(segment_of(memory))
     assert gkd_clean("--yes") == 0
     holder.communicate()
     assert not (procfs.SHM / memory.name).exists()
@@ -285,8 +285,8 @@ def test_a_run_from_elsewhere_is_left_alone(
     changes: dict[str, Any],
     reason: str,
 ) -> None:
-    run_dir, creations = place.run(**changes)
-    creations.process(line_of(sleeper.pid))
+    run_dir, manifest_file = place.run(**changes)
+    manifest_file.process(line_of(sleeper.pid))
     assert gkd_clean("--yes") == 0
     assert sleeper.poll() is None
     assert run_dir.exists()
@@ -296,8 +296,8 @@ def test_a_run_from_elsewhere_is_left_alone(
 def test_of_a_run_before_the_last_boot_only_the_directory_goes(
     place: Place, sleeper: subprocess.Popen[str]
 ) -> None:
-    run_dir, creations = place.run(boot="an earlier one")
-    creations.process(line_of(sleeper.pid))
+    run_dir, manifest_file = place.run(boot="an earlier one")
+    manifest_file.process(line_of(sleeper.pid))
     assert gkd_clean("--yes") == 0
     assert sleeper.poll() is None
     assert not run_dir.exists()
@@ -306,8 +306,8 @@ def test_of_a_run_before_the_last_boot_only_the_directory_goes(
 def test_a_directory_that_others_may_write_to_is_not_believed(
     place: Place, sleeper: subprocess.Popen[str]
 ) -> None:
-    run_dir, creations = place.run()
-    creations.process(line_of(sleeper.pid))
+    run_dir, manifest_file = place.run()
+    manifest_file.process(line_of(sleeper.pid))
     run_dir.chmod(0o770)
     assert gkd_clean("--yes") == 0
     assert sleeper.poll() is None
@@ -342,9 +342,9 @@ def test_the_json_says_it_all(
     sleeper: subprocess.Popen[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run_dir, creations = place.run()
+    run_dir, manifest_file = place.run()
     line = line_of(sleeper.pid)
-    creations.process(line)
+    manifest_file.process(line)
     gkd_clean("--format=json")
     found = json.loads(capsys.readouterr().out)
     assert (found["schema"], found["dry_run"]) == (1, True)

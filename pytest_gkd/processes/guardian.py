@@ -35,15 +35,15 @@ def main(
     run_dir: str,
     pid: int,
     life: int,
-    creations: int,
+    manifest_file: int,
     pulse: int,
     link: str,
     still_limit_s: float,
 ) -> None:
     """Guard the run of process ``pid``; ``life`` is the read end of a pipe from it.
 
-    ``creations`` is the run's list, open: it must be there even if somebody clears the
-    directory. ``pulse`` is the descriptor of a ``Pulse``; for ``still_limit_s`` see
+    ``manifest_file`` is the run's list, open: it must be there even if somebody clears
+    the directory. ``pulse`` is the descriptor of a ``Pulse``; for ``still_limit_s`` see
     ``Watch``.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
@@ -54,7 +54,7 @@ def main(
         Path("/proc/self/comm").write_text(NAME)
     here = procfs.stat(pid)
     start = here.start if here else 0
-    with os.fdopen(creations, encoding="utf-8", errors="replace") as file:
+    with os.fdopen(manifest_file, encoding="utf-8", errors="replace") as file:
 
         def give_up(still_s: float) -> None:
             end_workers(_read(file), pid, still_s)

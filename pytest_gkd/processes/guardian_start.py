@@ -23,17 +23,17 @@ STILL_LIMIT_S = 60.0
 STOOD_LEAST_S = 2.0
 
 
-class Guard:
+class Guardian:
     """The guardian of one run, as the pytest process sees it."""
 
-    def __init__(self, run_dir: Path, creations: Path, link: Path | None) -> None:
+    def __init__(self, run_dir: Path, manifest_file: Path, link: Path | None) -> None:
         """Start it; it comes up beside what this process does next.
 
-        ``creations`` is the run's list, which is there also when ``run_dir`` is not.
+        ``manifest_file`` is the run's list, there also when ``run_dir`` is not.
         Raises OSError where no process can be started.
         """
         self._run_dir = run_dir
-        self._creations = creations
+        self._manifest_file = manifest_file
         self._link = link
         self._over = self._dismissed = False
         self._life: int | None = None
@@ -46,11 +46,11 @@ class Guard:
         return self._process.pid
 
     def _start(self) -> None:
-        creations = os.open(self._creations, os.O_RDONLY)
+        manifest_file = os.open(self._manifest_file, os.O_RDONLY)
         try:
             theirs, self._life = os.pipe()
         except OSError:
-            os.close(creations)
+            os.close(manifest_file)
             raise
         pulse = self.pulse.descriptor
         self._beat, self._moved = self.pulse[Sign.GUARD_BEAT], monotonic()
@@ -61,7 +61,7 @@ class Guard:
         code = (
             f"import sys; sys.path.insert(0, {place!r}); "
             "from pytest_gkd.processes.guardian import main; "
-            f"main({str(self._run_dir)!r}, {os.getpid()}, {theirs}, {creations}, "
+            f"main({str(self._run_dir)!r}, {os.getpid()}, {theirs}, {manifest_file}, "
             f"{pulse}, {link!r}, {STILL_LIMIT_S})"
         )
         environ = {name: text for name, text in os.environ.items() if name != RUN_ID}
@@ -77,7 +77,7 @@ class Guard:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=[theirs, creations, pulse],
+                pass_fds=[theirs, manifest_file, pulse],
                 start_new_session=True,
                 cwd="/",
                 env={**environ, CODE: code},
@@ -87,7 +87,7 @@ class Guard:
             raise
         finally:
             os.close(theirs)
-            os.close(creations)
+            os.close(manifest_file)
 
     def beat(self, due: float) -> None:
         """This process makes progress, and must at ``due`` (``clock.monotonic()``)."""

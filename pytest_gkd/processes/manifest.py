@@ -76,7 +76,7 @@ class Manifest(NamedTuple):
     before: set[Identity]
 
 
-class CreationList:
+class ManifestFile:
     """Appends to the list, one line and one write for each thing.
 
     A disk that is full costs the line, not the run; ``problem`` then says so. This

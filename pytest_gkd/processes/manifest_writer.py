@@ -13,8 +13,8 @@ from pathlib import Path
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import manifest, procfs
 from pytest_gkd.processes.manifest import (
-    CreationList,
     FolderLine,
+    ManifestFile,
     ProcessLine,
     SegmentLine,
 )
@@ -43,7 +43,7 @@ class Member:
     worker: int
 
 
-class Tracker(threading.Thread):
+class ManifestWriter(threading.Thread):
     """Walks the tree below this process and appends what is new to the list.
 
     ``before`` are the processes that are not the run's: they are passed over, with all
@@ -55,7 +55,7 @@ class Tracker(threading.Thread):
 
     def __init__(
         self,
-        creations: CreationList,
+        manifest_file: ManifestFile,
         run_dir: Path,
         before: set[int],
         workers: Callable[[], dict[int, str]],
@@ -63,8 +63,8 @@ class Tracker(threading.Thread):
         *,
         itself: bool,
     ) -> None:
-        super().__init__(name="gkd-tracker", daemon=True)
-        self._list = creations
+        super().__init__(name="gkd-manifest", daemon=True)
+        self._list = manifest_file
         self._run_dir = run_dir
         self._workers = workers
         self._tell = tell
@@ -76,7 +76,7 @@ class Tracker(threading.Thread):
         self._shares = procfs.shares_memory()
         known = procfs.segments() if self._shares else {}
         if known:
-            creations.before(known)
+            manifest_file.before(known)
         self._known: set[Identity] = set(known.values())
         self._itself = itself
         self._folders: set[str] = set()

@@ -60,7 +60,7 @@ class StageRecord:
     raised: str = ""  # likewise, and before any text was made of it
     broken: str = ""  # likewise: why its process cannot go on
     extra_s: dict[str, float] = field(default_factory=dict)  # on top of its budget
-    struck: float | None = None  # likewise: when an injected fault took effect
+    triggered: float | None = None  # likewise: when an injected fault took effect
     verdict_after_s: float | None = None  # from then until the outcome was known
     injected: str = ""
 

@@ -22,7 +22,7 @@ SAFE_PATH = "PYTHONSAFEPATH"
 class Assignment:
     """What a ``worker`` process (pytest-xdist's name for it) works on, and with.
 
-    ``creations`` is the list of what the run has created. ``events`` are the files
+    ``manifest_path`` is the list of what the run has created. ``events`` are the files
     that it writes, ``verdicts`` and ``pulse`` those that it reads; without a
     guardian there is no pulse. ``safe_path`` is SAFE_PATH as the user has it.
     """
@@ -31,7 +31,7 @@ class Assignment:
     request: Request
     run_dir: Path
     report_dir: Path
-    creations: Path
+    manifest_path: Path
     events: EventPaths
     verdicts: Path
     pulse: Path | None

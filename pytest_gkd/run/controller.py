@@ -62,8 +62,8 @@ class StageController:
     def _begin(self) -> None:
         reporter = self._run.config.pluginmanager.getplugin("terminalreporter")
         self._run.teller.console = Console(reporter)
-        self._run.closing.adopts = prctl.become_subreaper()
-        if not self._run.closing.adopts:
+        self._run.shutdown.adopts = prctl.become_subreaper()
+        if not self._run.shutdown.adopts:
             self._run.notes.append(
                 "orphans cannot be adopted (prctl is refused): a daemon that wipes its "
                 "environment may outlive its stage"
@@ -78,7 +78,7 @@ class StageController:
         self._nodes.starts = True
         self._run.watchdog.start()
         self._run.teller.start()
-        self._run.tracker.start()
+        self._run.manifest_writer.start()
         self._nodes.starts = False
 
     def pytest_report_header(self) -> list[str]:
@@ -194,10 +194,10 @@ class StageController:
             self._ended = True
             run.watchdog.stop()
             run.guardian.end()
-            run.tracker.stop()
-            run.tracker.scan()
+            run.manifest_writer.stop()
+            run.manifest_writer.scan()
             workers = {(w.pid, w.start) for w in run.watchdog.workers.values()}
-            ended, survived = run.closing.end_all(workers)
+            ended, survived = run.shutdown.end_all(workers)
             run.record.cleaned += ended
             run.recorder.note_survivors(survived)
             run.watchdog.drain()  # now that nobody says anything any more
@@ -210,7 +210,7 @@ class StageController:
             run.teller.stop()
         if run.record.ended is None:
             # In one process it is this one that still has it.
-            run.record.notes += run.closing.sweep_memory(tell=bool(run.workers))
+            run.record.notes += run.shutdown.remove_memory(tell=bool(run.workers))
         for stage in run.record.stages:
             if stage.outcome is None and stage.started is None:
                 stage.outcome, stage.message = SKIPPED, render.NOT_REACHED
@@ -248,14 +248,14 @@ class StageController:
     def pytest_unconfigure(self) -> None:
         run = self._run
         self._nodes.end()
-        left = run.closing.end_late() if run.workers else []
-        is_clean = not left and not (run.workers and run.closing.left())
+        left = run.shutdown.end_late() if run.workers else []
+        is_clean = not left and not (run.workers and run.shutdown.left())
         if not is_clean:
             run.teller.console.line(
                 "gkd: processes of this run are left; its guardian ends them as soon "
                 f"as pytest is gone: {'; '.join(left)}"
             )
-        theirs = run.closing.theirs() if run.workers and is_clean else []
+        theirs = run.shutdown.theirs() if run.workers and is_clean else []
         if theirs:
             run.teller.console.line(
                 "gkd: left running, since a plugin or conftest.py in pytest's own "

@@ -6,7 +6,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 
 from pytest_gkd.processes import background, guardian, tree
-from pytest_gkd.processes.guardian_start import GOODBYE_LIMIT_S, Guard
+from pytest_gkd.processes.guardian_start import GOODBYE_LIMIT_S, Guardian
 from pytest_gkd.processes.heartbeat import Sign
 from pytest_gkd.report import render
 from pytest_gkd.run.recorder import Recorder, extend
@@ -34,7 +34,7 @@ class GuardianWatch:
 
     def on_tick(self, now: float) -> None:
         """Hear it, tell it of the deadlines, and replace it where it is gone."""
-        guard = self._home.guard
+        guard = self._home.guardian
         if guard is None:
             return
         self.hear()
@@ -55,7 +55,7 @@ class GuardianWatch:
             work = partial(self._replace, guard, why)
             self._replacing = background.begin("gkd-guardian", work)
 
-    def _wait_longer(self, guard: Guard, seconds: float) -> None:
+    def _wait_longer(self, guard: Guardian, seconds: float) -> None:
         """All of the run stood still for so long."""
         guard.pulse[Sign.STOOD_S] += seconds
         self._watchdog.wait_longer(seconds)
@@ -68,7 +68,7 @@ class GuardianWatch:
             "waited as long"
         )
 
-    def _replace(self, guard: Guard, why: str) -> None:
+    def _replace(self, guard: Guardian, why: str) -> None:
         try:
             guard.replace()
         except OSError:
@@ -83,11 +83,11 @@ class GuardianWatch:
 
     def hear(self) -> None:
         """What it has done since for this process, which could not know of it."""
-        if self._home.guard is None:
+        if self._home.guardian is None:
             return
         with self._watchdog.lock:
             before = self._heard
-            self._heard = {sign: self._home.guard.pulse[sign] for sign in before}
+            self._heard = {sign: self._home.guardian.pulse[sign] for sign in before}
             new = {sign: self._heard[sign] - before[sign] for sign in before}
             waited_s = new[Sign.WAITED_S]
             if waited_s:
@@ -115,7 +115,7 @@ class GuardianWatch:
 
     def end(self) -> None:
         """No deadline is held any more."""
-        if self._home.guard is not None:
-            self._home.guard.beat(float("inf"))
+        if self._home.guardian is not None:
+            self._home.guardian.beat(float("inf"))
         if self._replacing is not None:
             wait([self._replacing], GOODBYE_LIMIT_S)

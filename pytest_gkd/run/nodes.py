@@ -64,10 +64,10 @@ class Nodes:
             self._run.request,
             self._run.home.path,
             self._run.report.path,
-            self._run.home.creations.handle,
+            self._run.home.manifest.handle,
             self._run.events.add(node.gateway.id),
             self._run.verdicts_file.path,
-            self._run.home.guard.pulse.path if self._run.home.guard else None,
+            self._run.home.guardian.pulse.path if self._run.home.guardian else None,
             self._safe_path,
         )
         node.workerinput["gkd"] = typed_json.dumps(assignment)
@@ -80,7 +80,7 @@ class Nodes:
         if popen is not None:
             self._run.watchdog.spared.add(popen.pid)
             self._run.watchdog.expect(gateway.id, popen.pid)
-            self._run.tracker.note(popen.pid)
+            self._run.manifest_writer.note(popen.pid)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self) -> Any:

@@ -16,7 +16,7 @@ from pytest_gkd import fault_specs
 from pytest_gkd.clock import monotonic
 from pytest_gkd.files import make_way
 from pytest_gkd.processes import tree
-from pytest_gkd.processes.manifest_writer import Tracker
+from pytest_gkd.processes.manifest_writer import ManifestWriter
 from pytest_gkd.report.live import Teller
 from pytest_gkd.report.record import RunRecord
 from pytest_gkd.run.assignment import Preparation
@@ -25,7 +25,7 @@ from pytest_gkd.run.findings import Findings
 from pytest_gkd.run.guardian_watch import GuardianWatch
 from pytest_gkd.run.recorder import Recorder
 from pytest_gkd.run.selection import Request
-from pytest_gkd.run.shutdown import Closing
+from pytest_gkd.run.shutdown import Shutdown
 from pytest_gkd.run.watchdog import Overrun, Watchdog
 from pytest_gkd.stage_events import Collected, Event
 
@@ -93,15 +93,15 @@ class RunParts:
         self.guardian = GuardianWatch(home, self.watchdog, self.recorder, self.before)
         self.teller = Teller(self.record, self.report_file, lock, note, report.restore)
         self.recorder.changed = self.teller.changed
-        self.tracker = Tracker(
-            home.creations,
+        self.manifest_writer = ManifestWriter(
+            home.manifest,
             home.path,
             self.before,
             self._running,
             note,
             itself=not made.workers,
         )
-        self.closing = Closing(home, self.tracker, self.before)
+        self.shutdown = Shutdown(home, self.manifest_writer, self.before)
         self._pid = os.getpid()
         self._last_scan = 0.0
 
@@ -144,7 +144,7 @@ class RunParts:
             if monotonic() > self._last_scan + 1:
                 # There is no thread for it: stages may want to fork.
                 self._last_scan = monotonic()
-                self.tracker.scan()
+                self.manifest_writer.scan()
 
     def verdict(self, name: str) -> str | None:
         """A stage's outcome, for a stage that waits for it."""

@@ -58,8 +58,8 @@ class Recorder:
                 self.kills_before[record.name] = oom.Count.now()
             case events.Step():
                 record.step = event.text
-            case events.Struck():
-                record.struck = record.struck or event.at
+            case events.Triggered():
+                record.triggered = record.triggered or event.at
                 record.injected = (self.record.injected or {}).get("fault", "")
             case events.Raised():
                 record.raised = record.raised or event.text

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pytest_gkd.processes import cgroup, cleanup, manifest, procfs
-from pytest_gkd.processes.guardian_start import Guard
+from pytest_gkd.processes.guardian_start import Guardian
 
 # With less, pytest itself cannot start; what the stages need they judge themselves.
 LEAST_FREE_BYTES = 1_000_000
@@ -45,14 +45,14 @@ class RunDir:
         self.started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.notes: list[str] = []
         run_id = uuid.uuid4().hex
-        self.creations = manifest.CreationList(self.path / manifest.LIST)
+        self.manifest = manifest.ManifestFile(self.path / manifest.LIST)
         report = str(report_dir / "report.json")
         self._line = manifest.this_run(run_id, report, self.started)
-        self.creations.run(self._line)
+        self.manifest.run(self._line)
         self._link = manifest.note(self.path)
-        self.guard: Guard | None = None
+        self.guardian: Guardian | None = None
         try:
-            self.guard = Guard(self.path, self.creations.handle, self._link)
+            self.guardian = Guardian(self.path, self.manifest.handle, self._link)
         except OSError as error:
             self.notes.append(
                 f"no guardian process could be started ({error.strerror}): should this "
@@ -70,7 +70,7 @@ class RunDir:
 
     def search(self, spare: Collection[int]) -> cleanup.Search:
         """Finds the run's processes wherever they are, but for those in ``spare``."""
-        found = manifest.read(self.creations.handle.read_text("utf-8", "replace"))
+        found = manifest.read(self.manifest.handle.read_text("utf-8", "replace"))
         return cleanup.Search(self._line, found.processes, spare)
 
     def close(self, *, finished: bool = True) -> str:
@@ -89,13 +89,13 @@ class RunDir:
         for group in cgroup.of_run(self._line.groups, self._line.run_id):
             if finished:  # also one whose worker nobody heard of
                 cgroup.remove(group)
-        self.creations.close()
+        self.manifest.close()
         problem = cleanup.remove_tree(self.path)
-        if self.guard is not None:
+        if self.guardian is not None:
             if finished:
-                self.guard.goodbye()
+                self.guardian.goodbye()
             else:
-                self.guard.leave()
+                self.guardian.leave()
         if self._link is not None and not problem:
             with contextlib.suppress(OSError):
                 self._link.unlink(missing_ok=True)

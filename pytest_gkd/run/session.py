@@ -167,7 +167,7 @@ def register(config: pytest.Config, prepared: Prepared | None) -> None:
     handed = getattr(config, "workerinput", {}).get("gkd")
     told = None if handed is None else typed_json.loads(Assignment, handed)
     if told is not None:
-        request, creations = told.request, told.creations
+        request, manifest_path = told.request, told.manifest_path
         context = StageContext(
             request.settings, told.run_dir, told.report_dir, restore=restore
         )
@@ -179,7 +179,7 @@ def register(config: pytest.Config, prepared: Prepared | None) -> None:
     elif prepared is None:
         return
     elif prepared.run is None:
-        request, creations = prepared.request, Path()
+        request, manifest_path = prepared.request, Path()
         context = StageContext(request.settings, Path(), Path())
         link = Link(_refuse, lambda name: None)
     else:
@@ -190,7 +190,7 @@ def register(config: pytest.Config, prepared: Prepared | None) -> None:
 
         parts = RunParts(config, request, run)
         config.pluginmanager.register(StageController(parts), "gkd-controller")
-        creations = run.directory.creations.handle
+        manifest_path = run.directory.manifest.handle
         context = StageContext(
             request.settings,
             run.directory.path,
@@ -201,7 +201,9 @@ def register(config: pytest.Config, prepared: Prepared | None) -> None:
     config.args = request.selection.args()
     if prepared is not None and prepared.run is not None and prepared.run.workers:
         return
-    worker = StageWorker(request, context, link, creations, isolated=told is not None)
+    worker = StageWorker(
+        request, context, link, manifest_path, isolated=told is not None
+    )
     if told is not None:
         if told.safe_path is None:  # as it was, for what the stages start
             os.environ.pop(SAFE_PATH, None)

@@ -8,14 +8,14 @@ from collections.abc import Collection
 import psutil
 
 from pytest_gkd.processes import cleanup, procfs, tree
-from pytest_gkd.processes.manifest_writer import Tracker
+from pytest_gkd.processes.manifest_writer import ManifestWriter
 from pytest_gkd.run.run_directory import RunDir
 
 # Of one worker, and of all that they left.
 END_LIMIT_S = 5.0
 
 
-class Closing:
+class Shutdown:
     """Ends what is below this process, but for what is not the run's.
 
     That is what was there ``before`` it, and what this process itself has started, for
@@ -23,10 +23,12 @@ class Closing:
     of this process; they are then looked for by the run's id.
     """
 
-    def __init__(self, home: RunDir, tracker: Tracker, before: set[int]) -> None:
+    def __init__(
+        self, home: RunDir, manifest_writer: ManifestWriter, before: set[int]
+    ) -> None:
         self.adopts = True
         self._home = home
-        self._tracker = tracker
+        self._manifest_writer = manifest_writer
         self._before = before
 
     def end_all(
@@ -78,20 +80,20 @@ class Closing:
             if child.pid not in self._before and tree.alive(child)
         ]
 
-    def sweep_memory(self, *, tell: bool) -> list[str]:
+    def remove_memory(self, *, tell: bool) -> list[str]:
         """Remove shared memory and Ray's directories; notes on what was there.
 
         And on a list that did not get to know all of it.
         ``tell`` also what was left alone, and why.
         """
         notes = []
-        if self._tracker.problem:
+        if self._manifest_writer.problem:
             notes.append(
                 "the list of what this run created is not whole, and gkd clean would "
-                f"not see all of it: {self._tracker.problem}"
+                f"not see all of it: {self._manifest_writer.problem}"
             )
-        removed, kept = cleanup.remove_segments(self._tracker.segments)
-        for folder in self._tracker.folders:
+        removed, kept = cleanup.remove_segments(self._manifest_writer.segments)
+        for folder in self._manifest_writer.folders:
             if cleanup.remove_folder(folder) == "":
                 removed.append(folder.path)
         if removed:

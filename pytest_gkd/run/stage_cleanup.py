@@ -30,14 +30,14 @@ class Left:
     memory: list[str] = field(default_factory=list)
 
 
-class Leftovers:
+class StageCleanup:
     """Remembers what was there when a stage began; ``before`` are the processes.
 
-    ``creations`` is the run's list (see ``manifest.CreationList``).
+    ``manifest_path`` is the run's list (see ``manifest.ManifestFile``).
     """
 
-    def __init__(self, creations: Path) -> None:
-        self._list = creations
+    def __init__(self, manifest_path: Path) -> None:
+        self._list = manifest_path
         self.before = {p.pid for p in tree.descendants(os.getpid())}
         self._segments = set(procfs.segments().values())
 

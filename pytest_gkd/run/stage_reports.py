@@ -74,7 +74,7 @@ class StageReports:
                 out = run.report.path / "stacks" / record.name
                 left = stacks.of_crash(watch.pid, run.armed, out, run.make_way)
                 run.findings.keep_stacks(record, left)
-        self._sweep_worker(record, worker)
+        self._clean_up_worker(record, worker)
         run.findings.settle(
             record,
             output,
@@ -105,7 +105,7 @@ class StageReports:
         facts = {"oom_kills": kills}
         return StageFault("env.host-oom", counted, facts, evidence), f"; {counted}"
 
-    def _sweep_worker(self, record: StageRecord, worker: str) -> None:
+    def _clean_up_worker(self, record: StageRecord, worker: str) -> None:
         """Remove what a dead worker left on disk and in memory, before the next one."""
         watch = self._run.watchdog.workers.get(worker)
         if watch is not None:
@@ -113,7 +113,9 @@ class StageReports:
             ended, left = tree.stop(watch.pid, itself=True, start=watch.start)
             record.cleaned += ended
             self._run.recorder.note_survivors(left)
-            theirs = [s for s in self._run.tracker.segments if s.worker == watch.pid]
+            theirs = [
+                s for s in self._run.manifest_writer.segments if s.worker == watch.pid
+            ]
             self._run.recorder.note_left(record, [], cleanup.remove_segments(theirs)[0])
         cleanup.remove_tree(self._run.home.path / temporary_name(worker))
 
@@ -213,8 +215,8 @@ class StageReports:
         return StageFailure(record, block, traceback)
 
     def _finish(self, record: StageRecord, report: pytest.TestReport) -> None:
-        if record.struck is not None:
-            record.verdict_after_s = monotonic() - record.struck
+        if record.triggered is not None:
+            record.verdict_after_s = monotonic() - record.triggered
         where = self._run.shown(self._run.report_file)
         report.user_properties += properties(record, where).items()
         self._run.verdicts.write(Verdict(record.name, record.outcome or SKIPPED))

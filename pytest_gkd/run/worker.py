@@ -47,7 +47,7 @@ from pytest_gkd.run.exception_text import (
 )
 from pytest_gkd.run.other_plugins import GentleTimeout, RunOnce, gentle_s
 from pytest_gkd.run.selection import Request
-from pytest_gkd.run.stage_cleanup import Leftovers, may_outlive_it
+from pytest_gkd.run.stage_cleanup import StageCleanup, may_outlive_it
 from pytest_gkd.run.surroundings import IN_STAGE
 from pytest_gkd.run.watchdog import CLOSE_BUDGET_S, GENTLE_AFTER_S
 from pytest_gkd.stage_api import StageContext, StageFault
@@ -68,8 +68,8 @@ class StageQuitError(Exception):
 class StageWorker:
     """Collects and runs stages, and says by ``link`` what happens, as it happens.
 
-    ``creations`` is the list of what the run has created; ``isolated`` says that this
-    process has nothing else to do.
+    ``manifest_path`` is the list of what the run has created; ``isolated`` says that
+    this process has nothing else to do.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class StageWorker:
         request: Request,
         context: StageContext,
         link: Link,
-        creations: Path,
+        manifest_path: Path,
         *,
         isolated: bool,
     ) -> None:
@@ -85,7 +85,7 @@ class StageWorker:
         self._isolated = isolated
         self._link = link
         self._stood_s = 0.0
-        self._creations = creations
+        self._manifest_path = manifest_path
         self._collection = StageCollection(request, self._send)
         self._started: dict[str, float] = {}
         self._finished: dict[str, float] = {}
@@ -94,7 +94,7 @@ class StageWorker:
         self._armed: Path = Path()
         self._arms = False
         self._temporary: Path | None = None
-        self._leftovers: Leftovers | None = None
+        self._cleanup: StageCleanup | None = None
         self._current: PlannedStage | None = None
         self._in_call = False
         # The subtests of the running stage that failed, and how they are shown.
@@ -209,7 +209,7 @@ class StageWorker:
             raise
         finally:
             os.environ.pop(IN_STAGE, None)  # a stage may have cleared all of it
-            self._end_leftovers(item, stage)
+            self._clean_up(item, stage)
         self._current = None
         self._send(events.Closed(stage.name))
         return result
@@ -224,9 +224,9 @@ class StageWorker:
             return monotonic() + gentle_s(stage)
         return started + self._limit_s(stage) + GENTLE_AFTER_S
 
-    def _end_leftovers(self, item: pytest.Item, stage: PlannedStage) -> None:
+    def _clean_up(self, item: pytest.Item, stage: PlannedStage) -> None:
         """Before the next stage: what a fixture of a wider scope may own is its own."""
-        before, self._leftovers = self._leftovers, None
+        before, self._cleanup = self._cleanup, None
         info = getattr(item, "_fixtureinfo", None)
         definitions = () if info is None else info.name2fixturedefs.values()
         if before is None or may_outlive_it(d for some in definitions for d in some):
@@ -364,7 +364,7 @@ class StageWorker:
         if blocked_by:
             pytest.skip(f"blocked by {', '.join(blocked_by)}")
         self._make_directories()
-        self._leftovers = Leftovers(self._creations)
+        self._cleanup = StageCleanup(self._manifest_path)
         if self._isolated:
             self._captured = captured_descriptors()
             self._channel = channel_descriptors(item.config)
@@ -469,10 +469,8 @@ class StageWorker:
         result.fault = sanitize.data(result.fault)
         if result.outcome == TIMEOUT:
             # What it started would go on, and hold ports and memory of later stages.
-            assert self._leftovers is not None
-            ended, _ = tree.stop(
-                os.getpid(), itself=False, spare=self._leftovers.before
-            )
+            assert self._cleanup is not None
+            ended, _ = tree.stop(os.getpid(), itself=False, spare=self._cleanup.before)
             result.ended = tuple(ended)
         sanitize_report(item.config, report)
         report.gkd = typed_json.dumps(result)  # type: ignore[attr-defined]

@@ -46,7 +46,7 @@ def await_mark(site: Site) -> object:
     def watch() -> None:
         while not over.wait(POLL_S):
             if path.exists():
-                site.struck(float(path.read_text()))
+                site.triggered(float(path.read_text()))
                 return
 
     threading.Thread(target=watch, name="fault: mark", daemon=True).start()
@@ -54,4 +54,4 @@ def await_mark(site: Site) -> object:
 
 
 def _mark(run_dir: Path) -> Path:
-    return run_dir / "fault" / "struck"
+    return run_dir / "fault" / "triggered"

@@ -36,7 +36,7 @@ def native_hang_without_gil(site: Site) -> object:
 def _lock_twice(site: Site, libc: ctypes.CDLL) -> object:
     mutex = ctypes.create_string_buffer(64)
     site.gkd.step("waiting for a lock in C code")
-    site.struck()
+    site.triggered()
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
     return LATER
@@ -45,7 +45,7 @@ def _lock_twice(site: Site, libc: ctypes.CDLL) -> object:
 def endless_loop(site: Site) -> object:
     """Run in a circle."""
     site.gkd.step("running in a circle")
-    site.struck()
+    site.triggered()
     while True:
         pass
 
@@ -53,7 +53,7 @@ def endless_loop(site: Site) -> object:
 def fork_bomb(site: Site) -> object:
     """Start children, a thousand at most, and wait for them."""
     site.gkd.step(f"starting {CHILDREN} children")
-    site.struck()
+    site.triggered()
     for _ in range(CHILDREN):
         if os.fork() == 0:
             signal.pause()
@@ -84,7 +84,7 @@ def child_that_ignores_sigterm(site: Site) -> object:
     assert child.stdout is not None
     child.stdout.readline()
     site.gkd.step("waiting for a child")
-    site.struck()
+    site.triggered()
     child.wait()
     return LATER
 
@@ -106,14 +106,14 @@ def output_then_hang(site: Site) -> object:
 
 def worker_killed(site: Site) -> object:
     """End this process as the kernel's OOM killer does."""
-    site.struck()
+    site.triggered()
     os.kill(os.getpid(), signal.SIGKILL)
     return LATER
 
 
 def worker_crashes(site: Site) -> object:
     """Read address 0."""
-    site.struck()
+    site.triggered()
     ctypes.string_at(0)
     return LATER
 
@@ -121,7 +121,7 @@ def worker_crashes(site: Site) -> object:
 def signal_controller(site: Site, *, name: str) -> object:
     """Send pytest a signal from within the stage, and wait for the end."""
     site.gkd.step(f"waiting for the end after {name}")
-    site.struck()
+    site.triggered()
     os.kill(os.getppid(), signal.Signals[name])
     signal.pause()
     return LATER

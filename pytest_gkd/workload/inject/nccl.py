@@ -22,8 +22,8 @@ def rank_fault(site: Site, *, rank: int, kind: str, at: str = "") -> object:
         found = before(*args, **options)
         for record in found.records:
             for mark in record.marks:
-                if mark["what"] == rank_plan.STRUCK:
-                    site.struck(mark["t"])
+                if mark["what"] == rank_plan.TRIGGERED:
+                    site.triggered(mark["t"])
         return found
 
     before = site.replace(group.Launcher, "run", run)

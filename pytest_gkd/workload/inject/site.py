@@ -27,20 +27,20 @@ class Site(contextlib.ExitStack):
         self.folder = gkd.run_dir / "fault"
         self.folder.mkdir(exist_ok=True)
 
-    def strike(self) -> None:
+    def inject(self) -> None:
         """Do it. One that takes effect at once is told of here, others tell later."""
         module = importlib.import_module(f"{__package__}.{self.fault.group}")
         does = getattr(module, self.fault.does)
         later = does(self, **self.fault.arguments)
         if later is not LATER:
-            self.struck()
+            self.triggered()
 
-    def struck(self, at: float | None = None) -> None:
+    def triggered(self, at: float | None = None) -> None:
         """The fault took effect; forked processes may say so as well.
 
         ``at`` is in seconds of ``time.monotonic()``; None is now.
         """
-        self.gkd.struck(at)
+        self.gkd.triggered(at)
 
     def settings(self, **values: Any) -> None:
         """Let the stage see other settings."""

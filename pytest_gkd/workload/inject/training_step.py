@@ -70,7 +70,7 @@ def optimizer_of_a_copy(site: Site) -> object:
     """The optimizer was made for a copy of the student, as before a wrapper's."""
 
     def make_for_copy(model: Any, learning_rate: float) -> Any:
-        site.struck()
+        site.triggered()
         return make(copy.deepcopy(model), learning_rate)
 
     make = site.replace(trainer, "Optimizer", make_for_copy)
@@ -81,7 +81,7 @@ def half_optimizer(site: Site) -> object:
     """The optimizer holds every other parameter, as after a filter gone wrong."""
 
     def make_and_drop(model: Any, learning_rate: float) -> Any:
-        site.struck()
+        site.triggered()
         made = make(model, learning_rate)
         for group in made.groups:
             group["params"] = group["params"][::2]
@@ -101,7 +101,7 @@ def nan_in_second_step(site: Site) -> object:
         value = loss(self, *args)
         if len(calls) != 2:
             return value
-        site.struck()
+        site.triggered()
         return value * float("nan")
 
     site.replace(trainer.Trainer, "_loss", spoil_the_second)
@@ -124,7 +124,7 @@ def kept_logits(site: Site) -> object:
     loss = trainer.Trainer._loss
 
     def keep_and_go_on(self: Any, logits: Tensor, *args: Any) -> Tensor:
-        site.struck()
+        site.triggered()
         kept.append(logits)
         return loss(self, logits, *args)
 
@@ -248,7 +248,7 @@ def _to_student(site: Site, change: Callable[[Any], object]) -> object:
     def load_and_change(*args: Any, **kwargs: Any) -> Any:
         model = load(*args, **kwargs)
         change(model)
-        site.struck()
+        site.triggered()
         return model
 
     load = site.replace(trainer, "load_model", load_and_change)

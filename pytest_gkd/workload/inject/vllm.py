@@ -14,7 +14,7 @@ from typing import Any
 from pytest_gkd.workload.engine import engine as engines
 from pytest_gkd.workload.engine import engine_config
 from pytest_gkd.workload.inject.site import LATER, Site
-from pytest_gkd.workload.inject.watch import below, strike_process
+from pytest_gkd.workload.inject.watch import below, signal_process
 
 ENGINE_TITLE = "VLLM::EngineCore"
 WORKER_TITLE = "VLLM::Worker"
@@ -85,17 +85,17 @@ def settings_alone(site: Site) -> None:
 
 def engine_killed(site: Site) -> object:
     """The engine's process is ended from outside as soon as it is there."""
-    return strike_process(site, ENGINE_TITLE, signal.SIGKILL)
+    return signal_process(site, ENGINE_TITLE, signal.SIGKILL)
 
 
 def worker_killed(site: Site) -> object:
     """The worker of the engine is ended from outside as soon as it is there."""
-    return strike_process(site, WORKER_TITLE, signal.SIGKILL)
+    return signal_process(site, WORKER_TITLE, signal.SIGKILL)
 
 
 def engine_stopped(site: Site) -> object:
     """The engine's process is stopped as soon as it is there, and stays."""
-    return strike_process(site, ENGINE_TITLE, signal.SIGSTOP)
+    return signal_process(site, ENGINE_TITLE, signal.SIGSTOP)
 
 
 def scrambled_weights(site: Site) -> object:
@@ -123,7 +123,7 @@ def engine_killed_serving(site: Site) -> object:
 
     def kill_and_ask(self: Any, *args: Any, **kwargs: Any) -> Any:
         for core in below(ENGINE_TITLE):
-            site.struck()
+            site.triggered()
             core.kill()
         return generate(self, *args, **kwargs)
 
@@ -155,7 +155,7 @@ def _after_start(site: Site, change: Callable[[Any], None]) -> object:
     def start_and_change(self: Any, *args: Any, **kwargs: Any) -> None:
         start(self, *args, **kwargs)
         self._llm.apply_model(change)
-        site.struck()
+        site.triggered()
 
     start = site.replace(engines.Engine, "__init__", start_and_change)
     return LATER

@@ -14,7 +14,7 @@ from pytest_gkd.workload.inject.site import LATER, Site
 POLL_S = 0.01
 
 
-def strike_process(
+def signal_process(
     site: Site,
     title: str,
     number: int,
@@ -32,7 +32,7 @@ def strike_process(
         while not over.wait(POLL_S):
             found = below(title) if ready() else []
             if found:
-                site.struck()
+                site.triggered()
                 found[0].send_signal(number)
                 return
 

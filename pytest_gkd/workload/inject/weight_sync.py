@@ -44,7 +44,7 @@ def resized_embedding(site: Site, *, rows: int) -> object:
         model = load(*args, **kwargs)
         size = model.get_input_embeddings().weight.shape[0] + rows
         model.resize_token_embeddings(size, mean_resizing=False)
-        site.struck()
+        site.triggered()
         return model
 
     load = site.replace(trainer, "load_model", load_and_resize)
@@ -69,7 +69,7 @@ def nan_weight(site: Site) -> object:
     def perturb_and_spoil(model: Any, seed: int, scale: float) -> None:
         perturb(model, seed, scale)
         weights.own_tensors(model)[MATRIX][0, 0] = float("nan")
-        site.struck()
+        site.triggered()
 
     site.replace(weights, "perturb", perturb_and_spoil)
     return LATER
@@ -80,7 +80,7 @@ def dropped(site: Site) -> object:
 
     def drop(self: Any, sent: Iterable[tuple[str, Tensor]]) -> None:
         for _ in sent:
-            site.struck()
+            site.triggered()
 
     site.replace(engines.Engine, "load", drop)
     return LATER
@@ -92,7 +92,7 @@ def half_loaded(site: Site) -> object:
 
     def receive_half(*args: Any) -> Generator[tuple[str, Tensor], None, None]:
         arrived = list(receive(*args))
-        site.struck()
+        site.triggered()
         yield from arrived[: len(arrived) // 2]
 
     site.replace(broadcast, "receive", receive_half)
@@ -119,7 +119,7 @@ def receiver_stopped(site: Site) -> object:
     def stop_in_the_second(self: Any, tensor: Tensor) -> None:
         calls.append(1)
         if os.getpid() != stage_pid and len(calls) == 2:
-            site.struck()
+            site.triggered()
             os.kill(os.getpid(), signal.SIGSTOP)
         broadcast_one(self, tensor)
 

@@ -30,7 +30,7 @@ from pytest_gkd.workload.ranks.rank_plan import (
     JOINED,
     RAISED,
     RENDEZVOUS,
-    STRUCK,
+    TRIGGERED,
     RankPlan,
 )
 
@@ -280,7 +280,7 @@ class Rank:
         if not name.startswith(fault.at):
             return ""
         self._fault = None
-        self.mark(STRUCK, kind=fault.kind)
+        self.mark(TRIGGERED, kind=fault.kind)
         actions: Mapping[str, Any] = {
             "exit": lambda: os._exit(LEFT),
             "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),

@@ -13,12 +13,12 @@ from pytest_gkd.workload.ranks import allreduce
 HOST = "127.0.0.1"
 
 # What a line of a rank's marks tells of, in the order of a run.
-RENDEZVOUS, JOINED, ENTERED, RAISED, STRUCK, FINISHED = (
+RENDEZVOUS, JOINED, ENTERED, RAISED, TRIGGERED, FINISHED = (
     "rendezvous",
     "joined",
     "entered",
     "failed",
-    "struck",
+    "triggered",
     "done",
 )
 
