@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pytest_gkd.processes import cgroup, cleanup, manifest, procfs
 from pytest_gkd.processes.guardian_start import Guardian
+from pytest_gkd.run.report_directory import REPORT
 
 # With less, pytest itself cannot start; what the stages need they judge themselves.
 LEAST_FREE_BYTES = 1_000_000
@@ -46,7 +47,7 @@ class RunDir:
         self.notes: list[str] = []
         run_id = uuid.uuid4().hex
         self.manifest = manifest.ManifestFile(self.path / manifest.LIST)
-        report = str(report_dir / "report.json")
+        report = str(report_dir / REPORT)
         self._line = manifest.this_run(run_id, report, self.started)
         self.manifest.run(self._line)
         self._link = manifest.note(self.path)
