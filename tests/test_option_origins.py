@@ -147,11 +147,22 @@ def test_an_error_of_the_ini_is_not_blamed_on_the_command_line(
     assert f"ERROR: {says}" in done.stdout
 
 
-def test_a_stage_that_complains_names_the_ini(job: Path) -> None:
-    (job / "pytest.ini").write_text("[pytest]\ngkd_train_files = trian.jsonl\n")
-    done = run(job, "--gkd-stages=data")
+@pytest.mark.parametrize(
+    ("stage", "line", "says"),
+    [
+        ("data", "gkd_train_files = trian.jsonl", "trian.jsonl does not exist"),
+        ("tokenizer", "gkd_student = ./models/none", "models/none does not exist"),
+    ],
+)
+def test_a_stage_that_complains_names_the_ini(
+    job: Path, stage: str, line: str, says: str
+) -> None:
+    (job / "pytest.ini").write_text(f"[pytest]\n{line}\n")
+    done = run(job, f"--gkd-stages={stage}")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "gkd_train_files in pytest.ini: trian.jsonl does not exist" in done.stdout
+    told = " ".join(done.stdout.split())  # the terminal breaks lines
+    assert f"{line.split()[0]} in pytest.ini: " in told
+    assert says in told
 
 
 @pytest.mark.parametrize("given", ["addopts", "PYTEST_ADDOPTS", "beside another"])

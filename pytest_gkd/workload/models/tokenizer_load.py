@@ -55,8 +55,8 @@ def load(name: str, origin: str, *, trust_remote_code: bool) -> Any:
         if "trust_remote_code" in str(error):
             raise StageFault(
                 "model.trust-remote-code",
-                f"{origin}: {name} comes with code of its own, and "
-                "--gkd-trust-remote-code is off",
+                f"{origin}: {name} comes with code of its own, which runs only with "
+                "--gkd-trust-remote-code",
                 facts={"path": name, "origin": origin},
             ) from error
         if found is None:
