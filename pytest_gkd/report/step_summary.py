@@ -68,13 +68,13 @@ def _row(stage: StageRecord) -> str:
 
 def _failure(stage: StageRecord) -> Iterator[str]:
     yield from ("", f"#### {literal(stage.name)}: {literal(render.headline(stage))}")
-    found = stage.diagnosis
-    if found is not None:
-        yield from ("", literal(found.why))
     yield ""
+    found = stage.diagnosis
     evidence = found.evidence if found else stage.telling
     for line in evidence[: render.EVIDENCE_LINES]:
         yield f"- saw in {literal(line.source)}: {literal(line.text)}"
+    if found is not None:
+        yield from ("", literal(found.why))
     yield ""
     for number, text in enumerate(found.advice if found else (), 1):
         yield f"{number}. {literal(text)}"
