@@ -65,7 +65,7 @@ def test_vllm(gkd):
     split = local_layouts.Split(made, gkd)
     gkd.fact("dtype", made.engine.dtype)
     gkd.fact("share", made.engine.gpu_memory_utilization)
-    gkd.fact("trainer", split.device(trainer=True))
+    gkd.fact("trainer", split.devices()["student"])
     with touching(gkd.settings, alone=True):
         hear("environment is over", 60)
         hear("nccl has begun", 1)
