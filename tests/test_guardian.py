@@ -435,7 +435,7 @@ def test_whom_its_guardian_ended_is_found_by_pid_and_start_and_under_the_lock() 
         "gw1": WorkerWatch("gw1", os.getpid(), start=here.start - 1),
     }
     signs = Signs({Sign.WAITED_S: 0.0, Sign.RESUMED: 0.0, Sign.GAVE_UP_S: 61.0})
-    home: Any = types.SimpleNamespace(guard=types.SimpleNamespace(pulse=signs))
+    home: Any = types.SimpleNamespace(guardian=types.SimpleNamespace(pulse=signs))
     watchdog: Any = types.SimpleNamespace(lock=lock, workers=workers)
     recorder = Recorder(RunRecord("now", {}, {}))
     watch = GuardianWatch(home, watchdog, recorder, set())
