@@ -41,9 +41,16 @@ engine_config.choose_dtype = lambda *args, **options: {dtype!r}
 """
 TRANSPORT = """
 from pytest_gkd.workload.engine import engine
-from pytest_gkd.workload.layouts import local_layouts
+from pytest_gkd.workload.sync import transfer
 
-local_layouts.choose_transport = lambda *args, **options: ({transport!r}, "a twin")
+def choose(engine, source, budget_s, *, opens_memory):
+    if {transport!r} == "cuda-ipc":
+        return transfer.SharedMemory(engine, source, budget_s, "a twin")
+    ranks = 1 + len(engine.identities())
+    return transfer.Broadcast(engine, source, budget_s, "a twin", {transport!r}, ranks)
+
+assert transfer.choose
+transfer.choose = choose
 import_vllm = engine.import_vllm
 
 def import_with_twins():

@@ -220,7 +220,8 @@ def _automaton(texts: tuple[bytes, ...]) -> BytesAhoCorasick:
 
 def _line_start(text: bytes, position: int) -> int:
     low = max(0, position - LONG)
-    return max(low, text.rfind(b"\n", low, position) + 1)
+    low = max(low, text.rfind(b"\n", low, position) + 1)
+    return max(low, text.rfind(b"\r", low, position) + 1)
 
 
 def index(catalogue: Catalogue, *, of_stage: bool = False) -> dict[bytes, list[Entry]]:
