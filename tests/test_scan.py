@@ -83,3 +83,14 @@ def test_a_line_takes_its_time_from_one_before_it_in_an_earlier_part() -> None:
     whole = hits(iter([dated + OOM]))
     assert {hit.time_s is None for hit in whole} == {False}
     assert hits(iter([dated, OOM])) == whole
+
+
+def test_the_causes_of_a_line_keep_the_catalogues_order_behind_a_long_bar() -> None:
+    last = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
+    last += b"GPU 0 has a total capacity of 79.11 GiB of which 1.00 GiB is free.\n"
+    told = [
+        [(hit.signature, hit.facts) for hit in hits(iter([before + last]))]
+        for before in (b"", BAR * (2 * scan.LONG // len(BAR)))
+    ]
+    assert len(told[0]) > 1
+    assert told[1] == told[0]
