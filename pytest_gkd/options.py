@@ -342,13 +342,15 @@ def check_names(
 
     ``asked`` are names of stages, each with who named it.
     """
-    names = [*BY_NAME, *sorted(set(known) - set(BY_NAME))]
+    found = [*BY_NAME, *sorted(set(known) - set(BY_NAME))]
+    names = [*found, "all"]
     for name, origin in asked:
         if name not in names:
             raise SettingsError(
                 f"{origin}: there is no stage {name!r}{near(name, names)} Stages "
-                f"found: {', '.join(names)}. A stage of your own is found in the files "
-                "given on the command line or in gkd_stage_files."
+                f"found: {', '.join(found)}; all stands for every one. A stage of your "
+                "own is found in the files given on the command line or in "
+                "gkd_stage_files."
             )
 
 

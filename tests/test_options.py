@@ -146,13 +146,14 @@ def test_a_budget_without_a_name_is_shown_how_it_should_be() -> None:
 
 
 def test_an_unknown_stage_is_told_with_who_named_it_and_lists_the_stages() -> None:
-    asked = [("data", "a"), ("nccl", "b"), ("ncl", "gkd_timeout in tox.ini")]
-    with pytest.raises(SettingsError) as caught:
-        options.check_names(asked)
-    text = str(caught.value)
-    assert text.startswith("gkd_timeout in tox.ini: there is no stage 'ncl'")
-    assert "did you mean 'nccl'?" in text
-    assert f"Stages found: {', '.join(BY_NAME)}. A stage of your own" in text
+    for wrong, right in (("ncl", "nccl"), ("al", "all")):
+        asked = [("data", "a"), ("all", "b"), (wrong, "gkd_timeout in tox.ini")]
+        with pytest.raises(SettingsError) as caught:
+            options.check_names(asked)
+        text = str(caught.value)
+        assert text.startswith(f"gkd_timeout in tox.ini: there is no stage {wrong!r}")
+        assert f"did you mean {right!r}?" in text
+        assert f"Stages found: {', '.join(BY_NAME)}; all stands for" in text
 
 
 # -- stage names -------------------------------------------------------------------

@@ -48,7 +48,7 @@ class Request:
     def check_names(self, known: Iterable[str] = BY_NAME) -> None:
         """Raise SettingsError for a stage that is not among those ``known``."""
         named = [(name, self.selection.origin) for name in self.selection.names or ()]
-        named += [(one.stage, one.origin) for one in self.budgets if one.stage != "all"]
+        named += [(one.stage, one.origin) for one in self.budgets]
         options.check_names(named, known)
 
 
