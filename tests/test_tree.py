@@ -430,3 +430,19 @@ def test_another_process_that_has_the_pid_by_now_is_not_touched() -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_session_of_another_that_got_the_leaders_pid_is_left_alone() -> None:
+    """As after a leader that was waited for, once its session is empty."""
+    theirs = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
+    )
+    try:
+        leader = tree.leader(theirs.pid)
+        assert tree.stop_session(leader._replace(start=leader.start - 1)) == []
+        assert theirs.poll() is None
+        assert tree.stop_session(leader) == []
+        assert theirs.wait(30) == -signal.SIGKILL
+    finally:
+        theirs.kill()
+        theirs.wait()

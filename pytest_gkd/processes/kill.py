@@ -241,14 +241,21 @@ class Below:
 
 
 class Session(Below):
-    """Finds the processes of a session, also when its leader is gone, and all below."""
+    """Finds the processes of a session, also when its leader is gone, and all below.
 
-    def __init__(self, session: int) -> None:
+    The kernel gives the leader's pid to another only when the session is empty; then
+    nothing is found, whatever sessions that one begins.
+    """
+
+    def __init__(self, leader: Stat) -> None:
         super().__init__(None)
-        self._session = session
+        self._leader = leader
 
     def now(self) -> dict[int, Stat]:
         table = procfs.table(dead=True)
-        members = [s.pid for s in table.values() if s.session == self._session]
+        pid, start = self._leader.pid, self._leader.start
+        if pid in table and table[pid].start != start:
+            return {}
+        members = [s.pid for s in table.values() if s.session == pid]
         pids = procfs.below(members, table) - procfs.above(os.getpid())
         return {pid: table[pid] for pid in pids}

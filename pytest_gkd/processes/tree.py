@@ -12,7 +12,7 @@ import psutil
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import cgroup, kill, procfs
-from pytest_gkd.processes.procfs import RUN_ID, THEIRS
+from pytest_gkd.processes.procfs import RUN_ID, THEIRS, Stat
 
 ORPHAN_GRACE_S = 0.5
 
@@ -125,12 +125,22 @@ def stop(
     return [str(found) for found in killed.ended], left
 
 
-def stop_session(session: int, limit_s: float = 10.0) -> None:
-    """Kill every process of a session, which a child of this process began.
+def leader(child: int) -> Stat:
+    """Of the session that a child began, which has not been waited for yet.
 
-    Its leader may be gone. They are looked for as in ``stop``.
+    Where SIGCHLD is ignored it may be gone already; nothing has that start.
     """
-    _reap_orphans(kill.everything(kill.Session(session), limit_s=limit_s), session)
+    return procfs.stat(child) or Stat(child, 0, "X", -1)
+
+
+def stop_session(leader: Stat, limit_s: float = 10.0) -> list[str]:
+    """Kill the processes of the session of ``leader``, which may be gone, and below.
+
+    Returns a line for each that survived ``limit_s`` seconds.
+    """
+    killed = kill.everything(kill.Session(leader), limit_s=limit_s)
+    _reap_orphans(killed, leader.pid)
+    return [f"{found} ({why})" for found, why in killed.left]
 
 
 def _reap_orphans(killed: kill.Killed, leader: int | None = None) -> None:

@@ -117,6 +117,7 @@ class Probe:
                 pass_fds=(descriptor,),
                 start_new_session=True,
             )
+        self._leader = tree.leader(self.process.pid)
         self._events.close()
 
     def events(self) -> tuple[dict[str, Any], ...]:
@@ -182,7 +183,7 @@ class Probe:
         for member in self.family():
             with contextlib.suppress(psutil.NoSuchProcess):
                 names.append(member.name())
-        tree.stop_session(self.process.pid, limit_s=5)
+        tree.stop_session(self._leader, limit_s=5)
         # A process that waits inside the kernel cannot be ended by anyone.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=1)

@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from pytest_gkd.processes import tree
+from pytest_gkd.processes.procfs import Stat
 from pytest_gkd.workload.environment import package_versions, ray_cluster
 from pytest_gkd.workload.environment.variables import RAY_DIRECTORY_BYTES
 from pytest_gkd.workload.inject.site import Site
@@ -234,11 +235,15 @@ def ray_left_running(site: Site) -> None:
 
 def ray_left_dead(site: Site) -> None:
     """``kill -9`` ends a Ray, and its file still says where to find it."""
-    session = _start_ray(site)
-    tree.stop_session(session)
+    _end(_start_ray(site))
 
 
-def _start_ray(site: Site) -> int:
+def _end(session: Stat) -> None:
+    if left := tree.stop_session(session):
+        raise TimeoutError(f"a Ray of our own did not end: {', '.join(left)}")
+
+
+def _start_ray(site: Site) -> Stat:
     """The session that a Ray of our own runs in, ended with the stage."""
     # Beside the run's own directory: in there it would be taken for one of the run.
     folder = site.gkd.run_dir.with_name(site.gkd.run_dir.name + "-r")
@@ -262,8 +267,9 @@ def _start_ray(site: Site) -> int:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        site.callback(tree.stop_session, started.pid)
+        leader = tree.leader(started.pid)
+        site.callback(_end, leader)
         code = started.wait(timeout=60)
     if code != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {code}")
-    return started.pid
+    return leader

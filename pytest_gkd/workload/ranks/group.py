@@ -137,6 +137,7 @@ class Launcher:
                 start_new_session=True,
                 pass_fds=(theirs.fileno(),),
             )
+        self._leader = tree.leader(self._process.pid)
 
     def __enter__(self) -> Launcher:
         return self
@@ -221,7 +222,7 @@ class Launcher:
         self._control.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.5)
-        tree.stop_session(self._process.pid)
+        tree.stop_session(self._leader)
         self._process.wait(5)
 
     def _send(self, plan: RankPlan, fds: list[int]) -> None:
