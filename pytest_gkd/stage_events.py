@@ -10,9 +10,12 @@ from pytest_gkd.stage_plan import PlannedStage
 
 @dataclass
 class Event:
-    """Said at ``t`` (clock.monotonic()) by ``worker`` (pytest-xdist's name for it)."""
+    """Said at ``t`` (clock.monotonic()) by ``worker`` (pytest-xdist's name for it).
 
-    t: float = field(default=0.0, kw_only=True)
+    A ``t`` that is no time does not lose the event: the reader gives it one.
+    """
+
+    t: Any = field(default=0.0, kw_only=True)
     worker: str = field(default="", kw_only=True)
 
     @property

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+PLAIN: dict[Any, Any] = {str: str, int: int, float: (float, int), bool: bool}
 # Taken hold of before any stage replaces them, for the while of its test or for good.
 _dumps, _loads = json.dumps, json.loads
 
@@ -29,7 +30,8 @@ def read(kind: type[T], values: Mapping[str, Any]) -> T:
     """The dataclass ``kind`` with these values of its fields.
 
     Lists become tuples, texts become paths and mappings dataclasses where a field is
-    one. Raises ValueError for unknown or missing keys, and names them.
+    one. Raises ValueError for unknown or missing keys, and names them, and TypeError
+    for a text, number or truth value that is none.
     """
     known, needed = _keys(kind)  # type: ignore[arg-type]
     if unknown := sorted(set(values) - set(known)):
@@ -59,4 +61,6 @@ def _as(kind: Any, value: Any) -> Any:
         return Path(value)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return read(kind, value)
+    if kind in PLAIN and not isinstance(value, PLAIN[kind]):
+        raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
     return value

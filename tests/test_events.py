@@ -112,9 +112,12 @@ def test_what_is_no_event_is_not_read(reader: EventReader) -> None:
         file.write(
             '{"event": "helo", "pid": 1}\n{"event": "hello"}\n{"pid": 1}\n'
             '{"event": "hello", "pid": 1, "more": 2}\n{"event": [], "pid": 1}\n'
+            '{"event": "hello", "pid": "1; rm"}\n'
+            '{"event": "start", "stage": ["x"], "budget_s": 1}\n'
+            '{"event": "start", "stage": "x", "budget_s": "abc"}\n'
         )
     assert list(reader.read()) == []
-    assert reader.unreadable == 5
+    assert reader.unreadable == 8
 
 
 def test_an_event_is_read_once(reader: EventReader, writer: EventWriter) -> None:
