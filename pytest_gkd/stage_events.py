@@ -1,4 +1,4 @@
-"""What is said of stages while they run: one dataclass an event."""
+"""Events from the workers to the controller, one dataclass each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dataclasses as JSON or TOML: their fields are the keys, written nowhere else."""
+"""Dataclasses as JSON or TOML; their fields are the only list of the keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kills processes: all that a search finds are stopped, then killed, till none is new.
+"""Stops, then kills, all processes that a search finds, until no new one turns up.
 
 Standard library only: the guardian runs this without site-packages.
 """
@@ -76,8 +76,8 @@ def everything(
     """Kill what ``search`` finds, and ``root`` after it, within ``limit_s`` seconds.
 
     To stop them all may take longer. ``before`` gets each one that was stopped and is
-    about to be killed. Signals go by pid and start time; what may not be signalled,
-    being another user's, is left.
+    about to be killed. Signals go by pid and start time. Processes of other users
+    cannot be signalled and are reported as left.
     """
     deadline = monotonic() + limit_s
     stopped_by = monotonic() + STORM_LIMITS * limit_s
@@ -90,7 +90,7 @@ def everything(
             for s in stopped:
                 before(s)
             hunt.signal(stopped, signal.SIGKILL)
-            # One that was amid a fork when it was stopped shows its child only now.
+            # The child of one that was stopped while it forked shows only now.
             _await_end(stopped, deadline)
     last = [root] if root is not None else []
     hunt.signal(last, signal.SIGKILL)
@@ -130,7 +130,7 @@ class _Hunt:
         return new
 
     def stop_new(self, deadline: float) -> list[Stat]:
-        """Stop all that is new, until nothing is; trackers are set aside."""
+        """Stop all that is new, until nothing is; resource trackers go on for now."""
         stopped: list[Stat] = []
         while monotonic() < deadline and (new := self._new()):
             trackers = [s for s in new if procfs.is_tracker(s.pid)]
@@ -164,7 +164,9 @@ class _Hunt:
         for s in [*self.found.values(), *last]:
             here = procfs.stat(s.pid)
             if here is not None and here.start == s.start and here.state not in DEAD:
-                why = f"it did not end (state {here.state}; D waits inside the kernel)"
+                why = f"still alive, state {here.state}"
+                if here.state == "D":
+                    why += ": it waits inside the kernel"
                 left.append((name(s), self._refused.get(s, why)))
         if not self.is_over:
             why = "what starts others faster than they can be ended had started it"

@@ -1,4 +1,4 @@
-"""What a process asks of the kernel about parents and children (Linux' prctl(2))."""
+"""Parent-death signal and child subreaper (Linux' prctl(2))."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class MemoryFile:
 
 @dataclass(frozen=True)
 class EventPaths:
-    """Where a process writes what it has to say, and what counts only while newest."""
+    """Where a process writes its events, and states of which only the latest counts."""
 
     events: Path
     states: Path | None = None
@@ -177,7 +177,7 @@ class EventReader:
         """New events, each with its ``worker``: of each, or of the ``only`` one,
         ``limit_bytes`` and the rest of a line.
 
-        One counts as read when the next is asked for: an interrupt amid its handling
+        One counts as read when the next is asked for: an interrupt while it is handled
         loses nothing, it comes again. Lines that are no events are counted in
         ``unreadable``.
         """
