@@ -90,7 +90,7 @@ class ReportDir:
     def restore(self, path: Path) -> None:
         """See that ``path``, which is this one's, is there and this run's still.
 
-        One that a stage has removed is made anew and held. Raises OSError where
+        One that a stage has removed is recreated and held. Raises OSError where
         something else has its place by now: that is the user's, or another run's.
         """
         with self._one:

@@ -483,7 +483,7 @@ class StageWorker:
         call: pytest.CallInfo[None],
         report: pytest.TestReport,
     ) -> pytest.TestReport:
-        """A subtest's report, which pytest asks for amid the stage's own call.
+        """A subtest's report, which pytest asks for during the stage's own call.
 
         The stage fails with it; it is no test of its own that would be told twice.
         """

@@ -56,7 +56,7 @@ class Imports:
 
     What an earlier stage of this lane has imported has been shown to import. torch and
     vLLM the engine's lane imports meanwhile, where it runs; they, too, are asked what
-    they were built for. If it fails or does not get on, a child imports them.
+    they were built for. If it fails or makes no progress, a child imports them.
     """
 
     def __init__(self, gkd: StageContext) -> None:
