@@ -142,5 +142,5 @@ def test_a_ranks_own_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[object] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *on: waited.extend(on))
     for name in ("cuda:3", "cpu"):
-        allreduce._synchronize(SimpleNamespace(device=torch.device(name)))
+        allreduce.synchronize(SimpleNamespace(device=torch.device(name)))
     assert waited == [torch.device("cuda:3")]

@@ -159,7 +159,8 @@ def test_memory_that_the_driver_does_not_tell_is_not_given_back(
     usable = machine(
         Recorded("580.95.05", (recorded.gpu(0, "GB10", "12 1", total=0, free=0),))
     ).usable
-    run = {"used_before_mib": gpu_runs._used(), "used_after_mib": gpu_runs._used()}
+    used = gpu_runs.used_mib()
+    run = {"used_before_mib": used, "used_after_mib": used}
     assert result_page.given_back(run) is None
     assert gpu_runs.describe(usable)["gpus"][0]["memory_mib"] is None
 
@@ -172,7 +173,7 @@ def test_of_a_package_that_is_there_twice_the_one_that_is_imported_is_named(
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Name: torch\nVersion: {version}\n")
         monkeypatch.syspath_prepend(str(tmp_path / version))
-    assert gpu_runs._versions()["torch"] == "2.1"
+    assert gpu_runs.installed_versions()["torch"] == "2.1"
 
 
 @needs_compiler
@@ -207,9 +208,9 @@ def test_cold_runs_share_their_kernels_with_the_warm_run_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", "/the/users")
-    cold, warm = gpu_runs._passes("split", "split")
-    (other, _) = gpu_runs._passes("ray", "ray")
-    made = [gpu_runs._environment(run, tmp_path) for run in (cold, warm, other)]
+    cold, warm = gpu_runs.passes("split", "split")
+    (other, _) = gpu_runs.passes("ray", "ray")
+    made = [gpu_runs.environment(run, tmp_path) for run in (cold, warm, other)]
     for name in gpu_runs.CACHES:
         assert made[0][name] == made[1][name] != made[2][name]
         assert Path(made[0][name]).is_relative_to(tmp_path)
@@ -225,7 +226,7 @@ def test_ready_made_kernels_are_those_of_their_package_or_the_users(
     if packaged:
         (tmp_path / "flashinfer_cubin.py").touch()
         monkeypatch.syspath_prepend(str(tmp_path))
-    given = gpu_runs._environment(Run("one"), tmp_path).get("FLASHINFER_CUBIN_DIR")
+    given = gpu_runs.environment(Run("one"), tmp_path).get("FLASHINFER_CUBIN_DIR")
     assert given == (None if packaged else "/the/users/.cache/flashinfer/cubins")
 
 
@@ -519,10 +520,10 @@ def test_the_time_that_it_takes_is_that_of_the_same_kind_of_gpu(
     monkeypatch.setattr(result_files, "directory", lambda: tmp_path)
     made = Plan((Run("loss full"), Run("busy gpu")))
     known: dict[str, Any] = gpu_files.everything()
-    before = list(gpu_runs._announced(made, known))
+    before = list(gpu_runs.announced(made, known))
     assert "how long it takes on this GPU is not known yet" in before[-1]
     gpu_files.write(tmp_path)
-    (told,) = [s for s in gpu_runs._announced(made, known) if "minutes" in s]
+    (told,) = [s for s in gpu_runs.announced(made, known) if "minutes" in s]
     assert told.startswith("gkd: about 2 minutes, as in h100.json; at most")
     known["gpus"][0]["name"] = "Tesla T4"
-    assert list(gpu_runs._announced(made, known))[-1] == before[-1]
+    assert list(gpu_runs.announced(made, known))[-1] == before[-1]

@@ -70,7 +70,7 @@ def test_every_limit_of_the_groups_above_is_told(
     (inner.parent / "memory.max").write_text("1073741824\n")
     (inner.parent / "cpu.max").write_text("200000 100000\n")
     monkeypatch.setattr(cgroup, "base", lambda: inner)
-    assert list(host_summary._limits()) == [
+    assert list(host_summary.cgroup_limits()) == [
         f"cgroup      memory.max 1073741824 in {inner.parent}",
         f"cgroup      cpu.max 200000 100000 in {inner.parent}",
     ]

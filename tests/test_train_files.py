@@ -1309,6 +1309,7 @@ def test_the_bound_is_never_below_the_length(prompt: Any) -> None:
     assert bound >= renderer.lengths([prompt])[0]
 
 
+@pytest.mark.needs("datasets")
 def test_rows_are_read_without_torch(tmp_path: Path) -> None:
     # datasets would import it for each stream; there it takes longer than all the rest.
     path = tmp_path / "rows.jsonl"

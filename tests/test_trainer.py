@@ -473,9 +473,9 @@ def test_a_gpu_without_room_for_float32_copies_goes_without_and_says_so(
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1 << 20)
     for free, told in ((14 << 20, ""), (13 << 20, "16 MiB and 15 MiB are free")):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, f=free: (f, 99))
-        assert told in optimizer._no_room([on_gpu])
-        assert bool(optimizer._no_room([on_gpu])) == bool(told)
-    assert optimizer._no_room([torch.ones(4, dtype=torch.bfloat16)]) == ""
+        assert told in optimizer.no_room([on_gpu])
+        assert bool(optimizer.no_room([on_gpu])) == bool(told)
+    assert optimizer.no_room([torch.ones(4, dtype=torch.bfloat16)]) == ""
 
 
 def test_an_update_that_rounds_to_nothing_is_no_fault() -> None:

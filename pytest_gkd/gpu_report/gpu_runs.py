@@ -104,7 +104,7 @@ def plan(usable: gpus.Usable, *, has_ray: bool, may_mount: bool) -> Plan:
         if fits[layout]:
             left_out[f"{layout}, cold"] = left_out[f"{layout}, warm"] = fits[layout]
         else:
-            runs += _passes(layout, layout)
+            runs += passes(layout, layout)
     mig = any(card.instances is not None for card in usable.cards)
     one_gpu = "split on one gpu"
     if usable.ranks > 1 and usable.exclusive:
@@ -112,7 +112,7 @@ def plan(usable: gpus.Usable, *, has_ray: bool, may_mount: bool) -> Plan:
     elif usable.ranks > 1 and not mig:
         given = os.environ.get("CUDA_VISIBLE_DEVICES")
         first = "0" if given is None else given.split(",")[0].strip()
-        runs += _passes(one_gpu, "split", visible=first)
+        runs += passes(one_gpu, "split", visible=first)
 
     chosen, _ = choose_layout(
         "auto", usable.ranks, has_ray=has_ray, exclusive=usable.exclusive
@@ -161,7 +161,8 @@ def _layouts(usable: gpus.Usable, has_ray: bool) -> dict[str, str]:
     return found if has_ray else {**found, "ray": "Ray is not installed"}
 
 
-def _passes(name: str, layout: str, visible: str | None = None) -> Iterator[Run]:
+def passes(name: str, layout: str, visible: str | None = None) -> Iterator[Run]:
+    """All stages in a layout, with cold caches and then with warm ones."""
     for which in result_files.PASSES:
         yield Run(
             f"{name}, {which}",
@@ -224,14 +225,14 @@ def perform(run: Run, work: Path) -> tuple[dict[str, Any], bool]:
         *run.options,
         *(Path(file).name for file in run.files),
     ]
-    before = _used()
+    before = used_mib()
     started = monotonic()
     interrupted = False
     with (base / "output.txt").open("wb") as output:
         child = subprocess.Popen(
             command,
             cwd=base,
-            env=_environment(run, work),
+            env=environment(run, work),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -253,7 +254,7 @@ def perform(run: Run, work: Path) -> tuple[dict[str, Any], bool]:
     try:
         after = _settled(before)
     except KeyboardInterrupt:
-        interrupted, after = True, _used()
+        interrupted, after = True, used_mib()
     done = {
         "name": run.name,
         "layout": found.get("settings", {}).get("layout", run.layout),
@@ -269,7 +270,7 @@ def perform(run: Run, work: Path) -> tuple[dict[str, Any], bool]:
     return done, interrupted
 
 
-def _environment(run: Run, work: Path) -> dict[str, str]:
+def environment(run: Run, work: Path) -> dict[str, str]:
     """The user's, with caches of its own and without what steers another pytest."""
     mine = {
         name: value
@@ -307,7 +308,7 @@ def _cards() -> tuple[gpus.Card, ...]:
     return tuple({card.index: card for card in seen}.values())
 
 
-def _used() -> list[int]:
+def used_mib() -> list[int]:
     """MiB of each GPU; empty where NVML does not tell, as of a GB10, which shares the
     host's memory."""
     cards = _cards()
@@ -323,7 +324,7 @@ def _settled(before: Sequence[int]) -> list[int]:
     """
     until = monotonic() + SETTLE_S
     while True:
-        now = _used()
+        now = used_mib()
         grown = (a - b for b, a in zip(before, now, strict=False))
         if max(grown, default=0) <= result_page.GIVEN_BACK_MIB or monotonic() > until:
             return now
@@ -405,11 +406,12 @@ def describe(usable: gpus.Usable) -> dict[str, Any]:
         "links": gpus.links(cards),
         "driver": machine.driver,
         "cuda": machine.cuda,
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), **installed_versions()},
     }
 
 
-def _versions() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
+    """The releases of the packages that matter, by name."""
     named = [(d.metadata["Name"] or "", d.version) for d in metadata.distributions()]
     # Of one name twice the first is imported, as in a venv over the system's packages.
     found = {name.lower(): version for name, version in reversed(named)}
@@ -495,7 +497,7 @@ def check(usable: gpus.Usable) -> None:
         raise NotHereError(
             f"no GPU can be used: {why}. {fix} Without a GPU: pytest --gkd-stages"
         )
-    versions = _versions()
+    versions = installed_versions()
     lack = [name for name in ("torch", "vllm") if name not in versions]
     if lack:
         raise NotHereError(
@@ -512,7 +514,7 @@ def make(place: Path, say: Callable[[str], None]) -> bool:
     """
     usable = gpus.usable()
     check(usable)
-    has_ray = "ray" in _versions()
+    has_ray = "ray" in installed_versions()
     made = plan(usable, has_ray=has_ray, may_mount=host_capabilities.may_mount())
     report = Report(place, describe(usable))
     mig = any(card.instances is not None for card in usable.cards)
@@ -523,7 +525,7 @@ def fill(report: Report, made: Plan, ranks: int, say: Callable[[str], None]) -> 
     """Run a plan and write the report; see ``make``."""
     work = Path(tempfile.mkdtemp(prefix="gkd-gpu-"))
     report.found["not_run"] = dict(made.left_out)
-    say("\n".join(_announced(made, report.found)))
+    say("\n".join(announced(made, report.found)))
     good = False
     try:
         with _interrupts():
@@ -575,7 +577,8 @@ def _interrupts() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _announced(made: Plan, found: Mapping[str, Any]) -> Iterator[str]:
+def announced(made: Plan, found: Mapping[str, Any]) -> Iterator[str]:
+    """What is about to run, and for how long at most."""
     result = result_files.Result("", found)
     yield f"gkd: {len(made.runs)} runs on {result.machine}:"
     names = "; ".join(run.name for run in made.runs)

@@ -45,7 +45,7 @@ def lines() -> Iterator[str]:
     memory = psutil.virtual_memory()
     room = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB available"
     yield f"memory      {room}"
-    limits = list(_limits())
+    limits = list(cgroup_limits())
     yield from limits or ["cgroup      no limit that can be seen"]
     for place in dict.fromkeys((SHM, Path(os.environ.get("TMPDIR") or "/tmp"))):  # noqa: S108
         yield _room(place)
@@ -64,7 +64,8 @@ def _release() -> Iterator[str]:
         return  # a system without the file
 
 
-def _limits() -> Iterator[str]:
+def cgroup_limits() -> Iterator[str]:
+    """A line for each limit that holds this process, of its cgroup and those above."""
     place = cgroup.base()
     for directory in (place, *place.parents) if place else ():
         for name in LIMITS:

@@ -31,7 +31,7 @@ class Optimizer:
         self.parameters: list[Tensor] = [
             p for p in model.parameters() if p.requires_grad
         ]
-        self.note = _no_room(self.parameters)
+        self.note = no_room(self.parameters)
         self.masters = [
             p.detach().float()
             if p.dtype == torch.float16 or (p.dtype == torch.bfloat16 and not self.note)
@@ -75,7 +75,7 @@ class Optimizer:
                 master.grad = None
 
 
-def _no_room(parameters: list[Tensor]) -> str:
+def no_room(parameters: list[Tensor]) -> str:
     """Why bfloat16 ``parameters`` get no float32 copies; empty where they do.
 
     Copy, two moments and, while a step is made, the gradient: 16 bytes an element.

@@ -157,7 +157,7 @@ def time_all_reduce(buffer: Tensor, group: Any) -> float:
     for _ in range(WARM_UP):
         started = time.perf_counter()
         dist.all_reduce(buffer, group=group)
-        _synchronize(buffer)
+        synchronize(buffer)
     count = iterations(time.perf_counter() - started)
     times = torch.tensor([count], dtype=torch.int64, device=buffer.device)
     dist.broadcast(times, 0, group=group)
@@ -170,7 +170,7 @@ def time_all_reduce(buffer: Tensor, group: Any) -> float:
             dist.all_reduce(buffer, group=group)
             end.record()
             pairs.append((start, end))
-        _synchronize(buffer)
+        synchronize(buffer)
         return float(statistics.median(s.elapsed_time(e) / 1e3 for s, e in pairs))
     seconds = []
     for _ in range(int(times)):
@@ -180,7 +180,8 @@ def time_all_reduce(buffer: Tensor, group: Any) -> float:
     return statistics.median(seconds)
 
 
-def _synchronize(buffer: Tensor) -> None:
+def synchronize(buffer: Tensor) -> None:
+    """Wait for all work on the GPU that holds ``buffer``, if one does."""
     import torch
 
     if buffer.device.type == "cuda":
