@@ -27,7 +27,6 @@ DUMP_SIGNAL = signal.SIGUSR1
 SIGNAL_GRACE_S = 0.2
 SPY_END_S = 0.2
 LIMIT = 32
-XDIST_TITLE = "[pytest-xdist"
 _PYTEST_FRAME = Pattern(
     rb"[(/](?:(?:_pytest|pluggy|xdist|execnet)/|pytest_gkd/run/)|\(<string>"
 )
@@ -44,7 +43,8 @@ _MODULE = Pattern(rb"\((?:.*/lib/python[\d.]+/)?([\w/]+)\.py:\d+\)$")
 class Stack:
     """The stacks of one process: the file they are in, and their text.
 
-    ``problem`` is why there is no such file.
+    ``problem`` is why there is no such file; ``is_root`` says that the process is the
+    stage's own.
     """
 
     pid: int
@@ -52,11 +52,12 @@ class Stack:
     path: Path
     text: str
     problem: str = ""
+    is_root: bool = False
 
     def where(self) -> str:
         """The process and its main thread's innermost frames, in one line."""
         name = self.command[:60].rstrip()
-        if XDIST_TITLE in self.command:
+        if self.is_root:
             name = f"{self.pid} (the stage's own process)"
         return f"{name}: {innermost(self.text, self.pid)}"
 
@@ -125,7 +126,7 @@ def of_crash(
     problem = _keep(path, text, prepare)
     current = _CURRENT.search(text.encode("utf-8", "replace"))
     shown = current[0].decode("utf-8", "replace") if current else text
-    return [Stack(pid, XDIST_TITLE, path, shown, problem)]
+    return [Stack(pid, str(pid), path, shown, problem, is_root=True)]
 
 
 def _keep(path: Path, text: str, prepare: Prepare) -> str:
@@ -174,7 +175,8 @@ def collect(
         command = processes.describe(process)
         path = out / f"{process.pid}.txt"
         problem = _keep(path, f"{command}\n{text.rstrip()}\n", prepare)
-        found.append(Stack(process.pid, command, path, text, problem))
+        is_root = process.pid == pid
+        found.append(Stack(process.pid, command, path, text, problem, is_root))
     if dropped:
         lines = [processes.describe(process) for process in dropped]
         text = "\n".join([f"{len(dropped)} more processes, without stacks:", *lines])

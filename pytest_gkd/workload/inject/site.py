@@ -43,9 +43,11 @@ class Site(contextlib.ExitStack):
         self.gkd.triggered(at)
 
     def settings(self, **values: Any) -> None:
-        """Let the stage see other settings."""
+        """Let the stage see other settings, given by whoever asked for the fault."""
         before = self.gkd.settings
-        self.gkd.settings = dataclasses.replace(before, **values)
+        given = dict.fromkeys(values, before.origin("inject"))
+        origins = {**before.origins, **given}
+        self.gkd.settings = dataclasses.replace(before, **values, origins=origins)
         self.callback(setattr, self.gkd, "settings", before)
 
     def environ(self, name: str, value: str | None) -> None:

@@ -154,7 +154,7 @@ def gpu_taken(site: Site) -> None:
 def _after_start(site: Site, change: Callable[[Any], None]) -> object:
     def start_and_change(self: Any, *args: Any, **kwargs: Any) -> None:
         start(self, *args, **kwargs)
-        self._llm.apply_model(change)
+        self.llm.apply_model(change)
         site.triggered()
 
     start = site.replace(engines.Engine, "__init__", start_and_change)
