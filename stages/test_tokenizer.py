@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gkd.stage_api import StageContext, StageFault
+from pytest_gkd.workload.data import first_prompts
 from pytest_gkd.workload.models import inputs, model_files, model_paths, tokenizer_load
 from pytest_gkd.workload.models import tokenizer_check as check
 
@@ -66,7 +67,7 @@ def test_tokenizer(gkd: StageContext) -> None:
 def _chats(gkd: StageContext, job: inputs.Inputs) -> str:
     """Train files whose prompts need a chat template; says so where that is unknown."""
     try:
-        return inputs.chat_prompts(job, gkd.settings)
+        return first_prompts.chat_prompts(job, gkd.settings)
     except Exception as error:  # whatever the loader of the files raises
         why = error.message if isinstance(error, StageFault) else repr(error)[:300]
         gkd.note(

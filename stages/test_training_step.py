@@ -21,10 +21,10 @@ SEED = 20
 
 @pytest.mark.gkd_stage("training_step")
 def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
+    from pytest_gkd.workload.data.first_prompts import prompt_ids
     from pytest_gkd.workload.engine import reference
     from pytest_gkd.workload.gkd import memory_use, rollouts
     from pytest_gkd.workload.gkd.step import judge_steps, needs_another
-    from pytest_gkd.workload.models.inputs import prompt_ids
 
     settings = gkd.settings
     rollouts.check_batch(settings)

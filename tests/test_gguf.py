@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_gkd.options import Settings
-from pytest_gkd.workload.data import train_files
+from pytest_gkd.workload.data import first_prompts, train_files
 from pytest_gkd.workload.models import gguf, inputs, model_files, tiny_text
 
 HIDDEN, HEADS, WIDTH, ROWS = 64, 2, 32, 64
@@ -176,6 +176,6 @@ def test_the_command_prints_the_directory_and_writes_prompts(
     assert train_files.check_files([str(prompts)], "x")[0].kind == "json"
     settings = Settings(student=str(out), train_files=(str(prompts),))
     job = inputs.resolve(settings, tmp_path)
-    assert len(inputs.prompt_ids(job, settings, 3)) == 3
+    assert len(first_prompts.prompt_ids(job, settings, 3)) == 3
     row = json.loads(prompts.read_text().splitlines()[0])
     assert row["prompt"][0]["role"] == "user"

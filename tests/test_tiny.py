@@ -11,6 +11,7 @@ import pytest
 
 from pytest_gkd import files
 from pytest_gkd.options import Settings
+from pytest_gkd.workload.data import first_prompts
 from pytest_gkd.workload.models import inputs, model_files, tiny, tiny_text
 
 
@@ -144,9 +145,8 @@ def test_transformers_loads_the_student_and_its_greedy_tokens_are_no_near_ties(
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
     tensors = {name for name, _ in model.named_parameters()}
     assert len(tensors) == 2 + 12 * model.config.num_hidden_layers
-    ids = inputs.prompt_ids(
-        inputs.resolve(Settings(), tmp_path), Settings(), 4, tokenizer
-    )
+    job = inputs.resolve(Settings(), tmp_path)
+    ids = first_prompts.prompt_ids(job, Settings(), 4)
     for prompt in ids:
         output = model.generate(
             torch.tensor([prompt]), max_new_tokens=16, do_sample=False

@@ -23,6 +23,7 @@ from pytest_gkd.options import Settings
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.data import (
     dataset_load,
+    first_prompts,
     json_lines,
     prompts,
     survey,
@@ -1132,17 +1133,20 @@ def test_data_that_cannot_be_read_are_told_where_chats_are_looked_for(
     packed.write_bytes(GZIP_CUT)
     columns = tmp_path / "columns.json"
     columns.write_text('[{"answer": 4}]')
+    empty = tmp_path / "empty.json"
+    empty.write_text("[]")
     found = {}
-    for bad in (path, packed, columns, tmp_path / "none.jsonl"):
+    for bad in (path, packed, columns, empty, tmp_path / "none.jsonl"):
         job = inputs.Inputs("s", "s", (str(bad),))
         with pytest.raises(StageFault) as caught:
-            inputs.chat_prompts(job, Settings())
+            first_prompts.chat_prompts(job, Settings())
         assert str(bad) in caught.value.message
         found[bad.stem.partition(".")[0]] = caught.value.cause
     assert found == {
         "a": "data.corrupt",
         "packed": "data.corrupt",
         "columns": "data.schema",
+        "empty": "data.empty",
         "none": "data.file-missing",
     }
 
@@ -1260,14 +1264,24 @@ def test_the_first_prompts_within_the_limit_are_taken_in_order(
         path = write(name, json.dumps([{"question": t} for t in texts], indent=1))
     settings = Settings(train_files=(str(path),), max_prompt_length=60)
     job = inputs.resolve(settings, tmp_path)
-    tokenizer = Tokens()
-    assert inputs.prompt_ids(job, settings, 2, tokenizer) == [
-        list(b"<first>"),
-        list(b"<second>"),
-    ]
+    tokenizer = tokenizer_load.load(job.student, "x", trust_remote_code=False)
+    ids = prompts.Renderer(tokenizer).ids(["first", "second"])
+    assert first_prompts.prompt_ids(job, settings, 2) == ids
     with pytest.raises(StageFault) as caught:
-        inputs.prompt_ids(job, settings, 4, tokenizer)
+        first_prompts.prompt_ids(job, settings, 4)
     assert caught.value.cause == "data.too-long"
+
+
+def test_an_unusable_one_of_the_first_prompts_is_named_by_file_and_line(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    second = write("second.jsonl", '{"prompt": "one"}\n{"prompt": ""}\n')
+    named = str(write("first.jsonl", GOOD)), str(second)
+    job = inputs.resolve(Settings(train_files=named), tmp_path)
+    with pytest.raises(StageFault) as caught:
+        first_prompts.prompt_ids(job, Settings(), 3)
+    assert caught.value.message == f"{second}:2: column 'prompt' is empty"
 
 
 class Tokens:

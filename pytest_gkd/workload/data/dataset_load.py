@@ -225,16 +225,20 @@ def first_rows(files: Sequence[DataFile]) -> Iterator[dict[str, Any]]:
     """The rows one after the other, where that can be without importing ``datasets``.
 
     For the first few prompts of files that the data stage looks at in full. Raises
-    StageFault where a file cannot be read.
+    StageFault where a file cannot be read, and ``data.empty`` where none has a row.
     """
+    is_empty = True
     for file in files:
         try:
             for row in _rows_of(file):
+                is_empty = False
                 # A list of texts has no columns; this is what datasets makes of it.
                 yield row if isinstance(row, dict) else {"text": row}
         except _unreadable() as error:
             fault = _reason([file], error)
             raise fault or corrupt(file.path, f"cannot be read: {error}") from error
+    if is_empty:
+        raise _no_rows(files[0].path)
 
 
 def _unreadable() -> tuple[type[Exception], ...]:

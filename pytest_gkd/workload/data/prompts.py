@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.options import near
 from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.models.tokenizer_load import refusals
 
 if TYPE_CHECKING:
     from pytest_gkd.workload.data.sizes import Numbers, Sizes
@@ -125,13 +126,6 @@ def choose_column(
             "path": where.split(", ")[0],
         },
     )
-
-
-def refusals() -> tuple[type[Exception], ...]:
-    """What templates and tokenizers raise for what they do not know, such as a role."""
-    from jinja2 import TemplateError
-
-    return TemplateError, LookupError, TypeError, ValueError
 
 
 def kind_of(value: Any) -> str:

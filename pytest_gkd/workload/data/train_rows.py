@@ -19,8 +19,8 @@ from pytest_gkd.workload.data.prompts import (
     kind_of,
     problem,
     problem_facts,
-    refusals,
 )
+from pytest_gkd.workload.models.tokenizer_load import refusals
 
 if TYPE_CHECKING:
     import pyarrow

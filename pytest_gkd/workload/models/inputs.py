@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pytest_gkd.options import Settings
-from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.models import model_files, tiny
-
-# Rows looked through for short prompts; the data stage looks at every one.
-MOST_ROWS = 20_000
 
 
 @dataclass(frozen=True)
@@ -89,84 +83,3 @@ def prompt_limit(inputs: Inputs, settings: Settings) -> int:
     if context is None or limit != Settings.max_prompt_length:
         return limit
     return max(1, min(limit, context - settings.max_new_tokens))
-
-
-def chat_prompts(inputs: Inputs, settings: Settings) -> str:
-    """The user's train files, if the first prompt in them is chat messages.
-
-    Empty for plain text and for prompts made here. Raises StageFault for files that
-    cannot be read, or have no prompts.
-    """
-    from pytest_gkd.workload.data import dataset_load, prompts, train_files
-
-    if "train_files" in inputs.made:
-        return ""
-    where = ", ".join(inputs.train_files[:3])
-    files = train_files.check_files(inputs.train_files, inputs.origin("train_files"))
-    row = next(dataset_load.first_rows(files), {})
-    column = prompts.choose_column(
-        list(row),
-        prompt_column(inputs, settings),
-        where,
-        settings.origin("prompt_column"),
-    )
-    chats = prompts.kind_of(column.of(row)) == "messages"
-    return where if chats else ""
-
-
-def prompt_ids(
-    inputs: Inputs, settings: Settings, n: int, tokenizer: Any = None
-) -> list[list[int]]:
-    """Token ids of the first ``n`` prompts that are within the length limit.
-
-    The chat template is applied, with the generation prompt. ``tokenizer`` saves
-    loading the student's again. Raises StageFault ``data.too-long`` or ``data.empty``
-    when there are fewer than ``n``, and what ``train_files.check_files`` raises.
-    """
-    from pytest_gkd.workload.data import dataset_load, prompts, train_files
-    from pytest_gkd.workload.models import tokenizer_load
-
-    files = train_files.check_files(inputs.train_files, inputs.origin("train_files"))
-    if tokenizer is None:
-        tokenizer = tokenizer_load.load(
-            inputs.student,
-            inputs.origin("student"),
-            trust_remote_code=settings.trust_remote_code,
-        )
-    renderer = prompts.Renderer(tokenizer)
-    limit = prompt_limit(inputs, settings)
-    found: list[list[int]] = []
-    column: prompts.PromptColumn | None = None
-    looked = 0
-    for row in itertools.islice(dataset_load.first_rows(files), MOST_ROWS):
-        if len(found) == n:
-            break
-        column = column or prompts.choose_column(
-            list(row),
-            prompt_column(inputs, settings),
-            ", ".join(inputs.train_files),
-            settings.origin("prompt_column"),
-        )
-        looked += 1
-        prompt = column.of(row)
-        kind = prompts.kind_of(prompt)
-        wrong = prompts.problem(prompt, kind)
-        if wrong:
-            raise StageFault(
-                "data.schema",
-                f"{files[0].path} row {looked - 1}: column {column.name!r} is {wrong}",
-                facts={"column": column.name, "row": looked - 1},
-            )
-        ids = renderer.ids([prompt])[0]
-        if len(ids) <= limit:
-            found.append(ids)
-    if len(found) < n:
-        cause = "data.too-long" if looked > len(found) else "data.empty"
-        raise StageFault(
-            cause,
-            f"{', '.join(inputs.train_files[:3])}: {len(found)} of the first {looked} "
-            f"prompts are within {limit} tokens "
-            f"({settings.origin('max_prompt_length')}), wanted {n}",
-            facts={"rows": looked, "fitting_rows": len(found), "limit_tokens": limit},
-        )
-    return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.data.prompts import refusals
+from pytest_gkd.workload.models.tokenizer_load import refusals
 
 SAMPLES = {
     "ascii": "The quick brown fox jumps over 13 lazy dogs.",

@@ -21,6 +21,13 @@ _REQUIRED = re.compile(r"(\w+) requires the ([\w-]+) library")
 PIP_NAMES = {"pil": "pillow", "jinja": "jinja2", "pytorch": "torch"}
 
 
+def refusals() -> tuple[type[Exception], ...]:
+    """What templates and tokenizers raise for what they do not know, such as a role."""
+    from jinja2 import TemplateError
+
+    return TemplateError, LookupError, TypeError, ValueError
+
+
 def load(name: str, origin: str, *, trust_remote_code: bool) -> Any:
     """The tokenizer of a model directory or hub id, as transformers loads it.
 
