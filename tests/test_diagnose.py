@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
+
 from pytest_gkd.diagnosis import catalogue
 from pytest_gkd.diagnosis.diagnose import (
     StageEvidence,
@@ -15,6 +17,7 @@ from pytest_gkd.stage_api import StageFault
 
 CATALOGUE = catalogue.load()
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. GPU 3"
+EAGAIN = "BlockingIOError: [Errno 11] Resource temporarily unavailable"
 WATCHDOG = (
     "[rank1]:[E1121 10:10:00.000000000 ProcessGroupNCCL.cpp:685] [Rank 1] Watchdog "
     "caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, "
@@ -72,6 +75,27 @@ def test_an_unrelated_line_does_not_replace_what_the_stage_named() -> None:
 
 def test_nothing_known_is_no_diagnosis() -> None:
     assert diagnose(failed(("out", "ValueError: the moon is full")), CATALOGUE) is None
+
+
+@pytest.mark.parametrize(
+    ("frame", "error", "cause"),
+    [
+        ("fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)", EAGAIN, None),
+        ("self.pid = _fork_exec(", EAGAIN, "env.too-many-files"),
+        ("self.pid = os.fork()", EAGAIN, "env.too-many-files"),
+        (
+            "self.pid = os.fork()",
+            "OSError: [Errno 12] Cannot allocate memory",
+            "env.host-oom",
+        ),
+    ],
+)
+def test_a_lock_that_is_held_is_no_limit_though_a_fork_fails_with_the_same_error(
+    frame: str, error: str, cause: str | None
+) -> None:
+    head = 'Traceback (most recent call last):\n  File "job.py", line 7, in start\n'
+    found = diagnose(failed(("out", f"{head}    {frame}\n{error}")), CATALOGUE)
+    assert (found and found.cause) == cause
 
 
 def test_a_warning_is_no_cause() -> None:
