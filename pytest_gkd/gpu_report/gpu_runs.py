@@ -29,6 +29,7 @@ from pytest_gkd.clock import monotonic
 from pytest_gkd.gpu_report import result_files, result_page
 from pytest_gkd.options import BESIDE_THE_ENGINE, choose_layout
 from pytest_gkd.processes import gpus, host_capabilities, prctl
+from pytest_gkd.report.record import REPORT
 from pytest_gkd.stage_specs import BY_NAME, LAYOUTS
 
 # What keeps compiled kernels: Triton, TorchInductor, torch's extensions, FlashInfer,
@@ -250,7 +251,7 @@ def perform(run: Run, work: Path) -> tuple[dict[str, Any], bool]:
     seconds = monotonic() - started
     found: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):  # it ended before it had a report
-        found = json.loads((report / "report.json").read_text("utf-8"))
+        found = json.loads((report / REPORT).read_text("utf-8"))
     try:
         after = _settled(before)
     except KeyboardInterrupt:

@@ -10,6 +10,7 @@ from pytest_gkd import sanitize
 if TYPE_CHECKING:
     from pytest_gkd.diagnosis.diagnose import Diagnosis, EvidenceLine
 
+REPORT = "report.json"  # its name in the directory of a run's report
 SCHEMA = 1
 # What is kept of a stage's output, the end of it.
 OUTPUT_BYTES = 4 * 1024 * 1024

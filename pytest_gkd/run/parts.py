@@ -18,13 +18,12 @@ from pytest_gkd.files import make_way
 from pytest_gkd.processes import tree
 from pytest_gkd.processes.manifest_writer import ManifestWriter
 from pytest_gkd.report.live import Teller
-from pytest_gkd.report.record import RunRecord
+from pytest_gkd.report.record import REPORT, RunRecord
 from pytest_gkd.run.assignment import Preparation
 from pytest_gkd.run.events import EventPaths, EventReader, EventWriter, MemoryFile
 from pytest_gkd.run.findings import Findings
 from pytest_gkd.run.guardian_watch import GuardianWatch
 from pytest_gkd.run.recorder import Recorder
-from pytest_gkd.run.report_directory import REPORT
 from pytest_gkd.run.selection import Request
 from pytest_gkd.run.shutdown import Shutdown
 from pytest_gkd.run.watchdog import Overrun, Watchdog

@@ -23,11 +23,11 @@ from typing import Any
 
 from pytest_gkd.files import make_way, write_json
 from pytest_gkd.processes import cleanup, procfs
+from pytest_gkd.report.record import REPORT
 
 DEFAULT = ".gkd/last"
 MARKER = ".pytest-gkd-report"
 SIGNATURE = "Made by pytest-gkd, which may move and remove the report in here.\n"
-REPORT = "report.json"
 FOLDERS = ("stacks", "output")
 PARTS = (REPORT, f"{REPORT}.part", *FOLDERS)
 # Earlier reports, and those of runs that begin while another one has the directory.

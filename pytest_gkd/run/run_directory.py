@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pytest_gkd.processes import cgroup, cleanup, manifest, procfs
 from pytest_gkd.processes.guardian_start import Guardian
-from pytest_gkd.run.report_directory import REPORT
+from pytest_gkd.report.record import REPORT
 
 # With less, pytest itself cannot start; what the stages need they judge themselves.
 LEAST_FREE_BYTES = 1_000_000
