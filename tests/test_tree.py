@@ -292,6 +292,17 @@ def test_a_process_is_described_on_one_line(sleeper: subprocess.Popen[str]) -> N
     assert len(line) == 100
 
 
+def test_a_process_that_is_just_being_started_is_described_by_what_it_runs() -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    for _ in range(20):
+        # Returns while the kernel still loads the program: vfork(2).
+        pid = os.posix_spawn(sys.executable, command, os.environ)
+        described = tree.describe(psutil.Process(pid))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert described.endswith("time.sleep(60)")
+
+
 def test_a_process_that_is_gone_is_described_as_gone(
     sleeper: subprocess.Popen[str],
 ) -> None:

@@ -9,15 +9,18 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from pytest_gkd import sanitize
+from pytest_gkd.clock import monotonic
 
 PROC = Path("/proc")
 SHM = Path("/dev/shm")  # noqa: S108 - where the system keeps it
 COMMAND_LENGTH = 100
+EXEC_LIMIT_S = 0.1  # for what a process within execve(2) lacks
 DEAD = ("Z", "X")
 STOPPED = "T"  # by a signal; a debugger's is "t"
 # In the environment of everything a run starts; its value is the run's id. What the
@@ -169,11 +172,27 @@ def above(pid: int) -> set[int]:
 def full_command(pid: int) -> str:
     """What it runs, on one line; empty when it is gone."""
     place = PROC / str(pid)
+    until = monotonic() + EXEC_LIMIT_S
     try:
-        text = (place / "cmdline").read_bytes() or (place / "comm").read_bytes()
+        # Within execve(2) it has a program and no arguments yet (fs/binfmt_elf.c); who
+        # waits for it to begin, as subprocess does, may have gone on by then.
+        while not (text := (place / "cmdline").read_bytes()) and _has_program(place):
+            if monotonic() > until:
+                break
+            time.sleep(0.001)
+        text = text or (place / "comm").read_bytes()
     except OSError:
         return ""
     return " ".join(text.replace(b"\0", b" ").decode("utf-8", "replace").split())
+
+
+def _has_program(place: Path) -> bool:
+    """Whether it is neither a zombie nor a thread of the kernel's."""
+    try:
+        (place / "exe").readlink()
+    except OSError:
+        return False
+    return True
 
 
 def command(pid: int) -> str:
