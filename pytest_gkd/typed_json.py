@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+Reader = Callable[[Any], Any]
 PLAIN: dict[Any, Any] = {str: str, int: int, float: (float, int), bool: bool}
 # Taken hold of before any stage replaces them, for the while of its test or for good.
 _dumps, _loads = json.dumps, json.loads
@@ -33,34 +34,45 @@ def read(kind: type[T], values: Mapping[str, Any]) -> T:
     one. Raises ValueError for unknown or missing keys, and names them, and TypeError
     for a text, number or truth value that is none.
     """
-    known, needed = _keys(kind)  # type: ignore[arg-type]
-    if unknown := sorted(set(values) - set(known)):
-        raise ValueError(f"unknown keys {', '.join(unknown)}")
-    if missing := sorted(needed - set(values)):
-        raise ValueError(f"{', '.join(missing)} missing")
-    return kind(**{name: _as(known[name], value) for name, value in values.items()})
+    readers, needed = _fields(kind)  # type: ignore[arg-type]
+    if unknown := [name for name in values if name not in readers]:
+        raise ValueError(f"unknown keys {', '.join(sorted(unknown))}")
+    if missing := needed.difference(values):
+        raise ValueError(f"{', '.join(sorted(missing))} missing")
+    return kind(**{name: readers[name](value) for name, value in values.items()})
 
 
 @cache
-def _keys(kind: type) -> tuple[dict[str, Any], set[str]]:
-    """The types of a dataclass's fields, and the names of those without a default."""
+def _fields(kind: type) -> tuple[dict[str, Reader], set[str]]:
+    """What reads each field of a dataclass, and the names of those without a default.
+
+    Worked out once a kind: there is one of every event.
+    """
     hints = get_type_hints(kind)
     fields = dataclasses.fields(kind)
     none = dataclasses.MISSING
     needed = {f.name for f in fields if f.default is f.default_factory is none}
-    return {f.name: hints[f.name] for f in fields}, needed
+    return {f.name: _reader(hints[f.name]) for f in fields}, needed
 
 
-def _as(kind: Any, value: Any) -> Any:
+def _reader(kind: Any) -> Reader:
     if isinstance(kind, types.UnionType):
         (kind,) = (one for one in get_args(kind) if one is not type(None))
-        return None if value is None else _as(kind, value)
+        some = _reader(kind)
+        return lambda value: None if value is None else some(value)
     if get_origin(kind) is tuple:
-        return tuple(_as(get_args(kind)[0], one) for one in value)
+        one = _reader(get_args(kind)[0])
+        return lambda values: tuple(map(one, values))
     if kind is Path:
-        return Path(value)
+        return Path
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return read(kind, value)
-    if kind in PLAIN and not isinstance(value, PLAIN[kind]):
+        return partial(read, kind)
+    if kind in PLAIN:
+        return partial(_plain, kind)
+    return lambda value: value
+
+
+def _plain(kind: type, value: Any) -> Any:
+    if not isinstance(value, PLAIN[kind]):
         raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
     return value

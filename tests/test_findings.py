@@ -247,7 +247,7 @@ def raised(error: Exception, style: Literal["long", "short"]) -> Traceback:
             raise error
         except ValueError as first:
             raise OSError(24, "Too many open files") from first
-    except Exception:
+    except (KeyError, OSError):
         shown = pytest.ExceptionInfo.from_current().getrepr(style=style)
     place = ("t", 0, "t")
     return Traceback.of(pytest.TestReport("t", place, {}, "failed", shown, "call"))
