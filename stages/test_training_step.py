@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 STEPS = 3  # or more in half precision
 ROOM = 10  # times a step
 SEED = 20
+DISTANCE = 0.05
 
 
 @pytest.mark.gkd_stage("training_step")
 def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
     from pytest_gkd.workload.data.first_prompts import prompt_ids
-    from pytest_gkd.workload.engine import reference
     from pytest_gkd.workload.gkd import memory_use, rollouts
     from pytest_gkd.workload.gkd.step import judge_steps, needs_another
+    from pytest_gkd.workload.layouts import reference
 
     settings = gkd.settings
     rollouts.check_batch(settings)
@@ -33,7 +34,13 @@ def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
     gkd.fact("prompt_tokens", sum(map(len, prompts)))
 
     if inputs.student == inputs.teacher:
-        rollouts.move_away_from_teacher(gkd, job)
+        # The two would agree on every token: no loss, and gradients of rounding.
+        job.trainer.perturb(seed=2, scale=DISTANCE)
+        job.push_weights()
+        gkd.fact(
+            "student_perturbed",
+            f"teacher and student are one model, so the student got noise ({DISTANCE})",
+        )
     job.check_served("before the rollouts")
     completions = job.generate(
         prompts, settings.max_new_tokens, temperature=1.0, seed=SEED
@@ -41,7 +48,9 @@ def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
     sequences = rollouts.sequences(prompts, completions)
     gkd.fact("rollout_tokens", sum(len(s.response_ids) for s in sequences))
 
-    signal = rollouts.teacher_signal(gkd, job, sequences)
+    signal = rollouts.teacher_signal(
+        gkd, job.teacher, sequences, job.source.vocab_size()
+    )
 
     def step(number: int, *, collect: bool = False) -> StepReport:
         gkd.step(f"running training step {number}")

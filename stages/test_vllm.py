@@ -17,7 +17,7 @@ NEW_TOKENS = 16
 
 @pytest.mark.gkd_stage("vllm")
 def test_vllm(gkd: StageContext, job: Job) -> None:
-    from pytest_gkd.workload.engine import reference
+    from pytest_gkd.workload.layouts import reference
 
     prompts = job.engine.encode(list(reference.PROMPTS))
     completions = job.generate(prompts, NEW_TOKENS)

@@ -16,7 +16,7 @@ NEW_TOKENS = 16
 
 @pytest.mark.gkd_stage("weight_sync")
 def test_weight_sync(gkd: StageContext, job: Job) -> None:
-    from pytest_gkd.workload.engine import reference
+    from pytest_gkd.workload.layouts import reference
 
     prompts = job.engine.encode(list(reference.PROMPTS))
     original = job.generate(prompts, NEW_TOKENS)

@@ -11,9 +11,9 @@ import pytest
 
 from pytest_gkd.options import Settings
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.engine import reference
 from pytest_gkd.workload.engine.greedy import GreedyCheck
 from pytest_gkd.workload.gkd import rollouts
+from pytest_gkd.workload.layouts import reference
 from pytest_gkd.workload.sync import push
 from pytest_gkd.workload.sync.push import ParameterMap
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.workload.engine import reference
+from pytest_gkd.workload.layouts import reference
 from stages import test_vllm as vllm
 from stages import test_weight_sync as weight_sync
 

@@ -30,8 +30,8 @@ torch = pytest.importorskip("torch")
 import gpu_twins  # noqa: E402
 
 from pytest_gkd.workload.engine.engine_worker import WeightReceiver  # noqa: E402
+from pytest_gkd.workload.gkd.weight_source import WeightSource  # noqa: E402
 from pytest_gkd.workload.layouts.ray_actors import Role  # noqa: E402
-from pytest_gkd.workload.sync.push import WeightSource  # noqa: E402
 
 VALUES = [float(number) for number in range(8)]
 

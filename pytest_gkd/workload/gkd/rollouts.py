@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from pytest_gkd.stage_api import StageContext
     from pytest_gkd.workload.engine.engine import Completion
     from pytest_gkd.workload.gkd.teacher_targets import Signal
-    from pytest_gkd.workload.layouts.layout import Job
-
-DISTANCE = 0.05
 
 
 def check_batch(settings: Settings) -> None:
@@ -59,26 +56,26 @@ def sequences(
     return found
 
 
-def teacher_signal(gkd: StageContext, job: Job, batch: list[Sequence]) -> Signal:
+def teacher_signal(
+    gkd: StageContext, teacher: Any, batch: list[Sequence], vocab_size: int
+) -> Signal:
     """The teacher's log-probabilities of ``batch``, as the loss in use wants them.
 
-    Raises StageFault ``teacher.wrong-output`` when they are not the teacher's own.
+    ``vocab_size`` is the rows of the student's embedding. Raises StageFault
+    ``teacher.wrong-output`` when they are not the teacher's own.
     """
     settings = gkd.settings
-    teacher = job.teacher
     gkd.step("computing the teacher's log-probabilities")
-    vocab_size: int = job.source.vocab_size()
-    found: Any
+    signal: Signal
     if settings.loss == "topk":
-        found = teacher.topk(
+        signal = teacher.topk(
             batch,
             settings.top_k,
             temperature=settings.temperature,
             vocab_size=vocab_size,
         )
     else:
-        found = teacher.full(batch, vocab_size=vocab_size)
-    signal: Signal = found
+        signal = teacher.full(batch, vocab_size=vocab_size)
     gkd.step("checking the teacher's answer against a forward pass")
     difference = target_check.check_answer(
         teacher,
@@ -89,16 +86,3 @@ def teacher_signal(gkd: StageContext, job: Job, batch: list[Sequence]) -> Signal
     )
     gkd.fact("teacher_max_difference_nats", difference)
     return signal
-
-
-def move_away_from_teacher(gkd: StageContext, job: Job) -> None:
-    """Give a student that is its own teacher something to learn.
-
-    The two would agree on every token: a loss of zero, and gradients of rounding.
-    """
-    job.trainer.perturb(seed=2, scale=DISTANCE)
-    job.push_weights()
-    gkd.fact(
-        "student_perturbed",
-        f"teacher and student are one model, so the student got noise ({DISTANCE:g})",
-    )

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.workload.engine import engine as engines
 from pytest_gkd.workload.gkd import trainer
+from pytest_gkd.workload.gkd.weight_source import WeightSource
 from pytest_gkd.workload.inject.actors import await_mark, leave_mark, replace_role
 from pytest_gkd.workload.inject.site import LATER, Site
 from pytest_gkd.workload.layouts import ray_actors
-from pytest_gkd.workload.sync import broadcast, push, weights
+from pytest_gkd.workload.sync import broadcast, weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -142,7 +143,7 @@ class Trainer(ray_actors.Trainer):
         return made | {"source": DyingSource(made["source"].trainer, self.config)}
 
 
-class DyingSource(push.WeightSource):
+class DyingSource(WeightSource):
     """Ends its process half-way through a push."""
 
     def __init__(self, trainer: Any, config: JobConfig) -> None:

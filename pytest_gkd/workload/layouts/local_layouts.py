@@ -52,7 +52,7 @@ class _Local:
 
     def load_trainer(self) -> tuple[Any, Any]:
         from pytest_gkd.workload.gkd.trainer import Trainer
-        from pytest_gkd.workload.sync.push import WeightSource
+        from pytest_gkd.workload.gkd.weight_source import WeightSource
 
         trainer = Trainer(
             self.config.student,

@@ -83,7 +83,7 @@ class Trainer(Role):
     def parts(self) -> dict[str, Any]:
         """The trainer and its weight source."""
         from pytest_gkd.workload.gkd import trainer
-        from pytest_gkd.workload.sync.push import WeightSource
+        from pytest_gkd.workload.gkd.weight_source import WeightSource
 
         made = trainer.Trainer(
             self.config.student,
