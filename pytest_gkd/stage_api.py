@@ -33,6 +33,14 @@ Emit = Callable[[Event], None]
 Evidence = tuple[tuple[str, int | None, str], ...]
 
 
+@dataclass(frozen=True)
+class Note:
+    """Something the user should know that does not stop the job by itself."""
+
+    id: str
+    text: str
+
+
 class StageFault(Exception):  # noqa: N818 - a finding, not a bug of ours
     """A stage found the cause itself and names it.
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pytest_gkd.stage_api import StageFault
+from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment.findings import (
     FaultsAndNotes,
-    Note,
     most_fundamental,
 )
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import recorded
 
-from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.environment.findings import Note
+from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment.gpu import (
     Gpu,
     GpuProcess,

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.environment.findings import Note
+from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment.host import (
     GIB,
     MIB,

@@ -13,8 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.environment.findings import Note
+from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment.probe import Outcome, Probe, busy_share
 from pytest_gkd.workload.environment.probe_judge import judge_imports, judge_ray
 

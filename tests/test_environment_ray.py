@@ -15,9 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_gkd.stage_api import StageFault
+from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment import ray_cluster
-from pytest_gkd.workload.environment.findings import Note
 from pytest_gkd.workload.environment.probe import Probe
 from pytest_gkd.workload.environment.ray_cluster import judge_clusters
 

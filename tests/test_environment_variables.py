@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.environment.findings import Note
+from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment.variable_names import (
     read_interfaces,
     read_real_names,

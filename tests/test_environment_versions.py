@@ -6,8 +6,7 @@ import pytest
 
 from pytest_gkd.diagnosis import diagnose
 from pytest_gkd.diagnosis.catalogue import load
-from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.environment.findings import Note
+from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment.package_versions import (
     Installed,
     judge_versions,

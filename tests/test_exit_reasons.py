@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from pytest_gkd.processes import oom
-from pytest_gkd.workload.ranks import exit_reasons
+from pytest_gkd.workload import exit_reasons
 
 DEAD_ACTOR = "The actor died unexpectedly.\n\tclass_name: Teacher\n\tpid: 3820\n"
 

@@ -11,8 +11,7 @@ import pytest
 from test_plugin import Run, write
 
 from pytest_gkd.diagnosis import shadowed_imports
-from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.environment.findings import Note
+from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment.probe_judge import judge_shadows
 
 LIBRARY = sysconfig.get_path("stdlib")

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.ranks import exit_reasons
+from pytest_gkd.workload import exit_reasons
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.options import Settings
-from pytest_gkd.stage_api import StageFault
+from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.data.dataset_load import Rows
 from pytest_gkd.workload.data.prompts import COLUMNS, CONVERSATIONS, MATERIAL
 from pytest_gkd.workload.data.train_rows import VERLS_OWN, DataReport
-from pytest_gkd.workload.environment.findings import Note
 from pytest_gkd.workload.models import model_files, model_paths
 from pytest_gkd.workload.models.inputs import Inputs
 

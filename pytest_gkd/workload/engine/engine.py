@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import procfs, tree
 from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload import exit_reasons
 from pytest_gkd.workload.deadline import GRACE_S, Call, late_fault
 from pytest_gkd.workload.engine import engine_errors
 from pytest_gkd.workload.engine.engine_config import EngineConfig
-from pytest_gkd.workload.ranks import exit_reasons
 from pytest_gkd.workload.sync import push
 from pytest_gkd.workload.sync.broadcast import Info, Rendezvous
 from pytest_gkd.workload.sync.push import ParameterMap

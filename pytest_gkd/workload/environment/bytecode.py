@@ -6,8 +6,7 @@ import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.environment.findings import Note
+from pytest_gkd.stage_api import Note, StageFault
 
 
 def uncompiled(packages: Iterable[str]) -> list[str]:

@@ -9,6 +9,7 @@ import platform
 import shutil
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ class Examination:
         self._judge_gpus(machine, outcome, versions)
         if ray_outcome and ray_directory:
             self._judge_ray(ray_outcome, ray_directory)
-        gkd.fact("notes", [note.to_json() for note in self.found.notes])
+        gkd.fact("notes", [asdict(note) for note in self.found.notes])
         return self.found
 
     def _stacks_s(self) -> float:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pytest_gkd.stage_api import StageFault
+from pytest_gkd.stage_api import Note, StageFault
 
 # What breaks everything comes before what breaks something. A full disk or a missing
 # limit makes imports and Ray fail in ways that look like other causes; a missing or
@@ -35,18 +35,6 @@ RANKING: tuple[str, ...] = (
     "ray.connection",
     "ray.worker-start",
 )
-
-
-@dataclass(frozen=True)
-class Note:
-    """Something the user should know that does not stop the job by itself."""
-
-    id: str
-    text: str
-
-    def to_json(self) -> dict[str, str]:
-        """As the report holds it."""
-        return {"id": self.id, "text": self.text}
 
 
 @dataclass

@@ -8,8 +8,7 @@ from typing import Any
 from packaging.version import Version
 
 from pytest_gkd.processes import gpus
-from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.environment.findings import Note
+from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment.gpu import Gpu, Machine, TorchBuild
 
 # The oldest Linux driver that runs any release of a CUDA major version: "CUDA Toolkit

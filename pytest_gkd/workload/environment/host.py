@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.environment.findings import Note, size_text
+from pytest_gkd.stage_api import Note, StageFault
+from pytest_gkd.workload.environment.findings import size_text
 from pytest_gkd.workload.environment.memory import judge_memory, read_memory
 
 KIB = 1024

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.environment.findings import Note, size_text
+from pytest_gkd.stage_api import Note, StageFault
+from pytest_gkd.workload.environment.findings import size_text
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -19,8 +19,8 @@ import psutil
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import procfs, tree
 from pytest_gkd.stage_api import Evidence
+from pytest_gkd.workload import exit_reasons
 from pytest_gkd.workload.environment import children
-from pytest_gkd.workload.ranks import exit_reasons
 
 TAIL_LINES = 6
 # Ray's processes end by themselves shortly after ray.shutdown() has returned.

@@ -10,8 +10,7 @@ from typing import Any
 
 from pytest_gkd.diagnosis import shadowed_imports
 from pytest_gkd.diagnosis.shadowed_imports import Shadow
-from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.environment.findings import Note
+from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment.probe import TAIL_LINES, Outcome
 
 # On a machine this busy, a start that has not returned may just be waiting its turn.

@@ -13,8 +13,7 @@ from pathlib import Path
 import psutil
 
 from pytest_gkd.processes import manifest
-from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.environment.findings import Note
+from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment.variables import RAY_DIRECTORY_BYTES
 
 SOCKET_OPTION = "--raylet_socket_name="

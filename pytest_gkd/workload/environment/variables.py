@@ -6,8 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.environment.findings import Note
+from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment.variable_names import PLACES
 from pytest_gkd.workload.environment.variable_table import (
     GONE_FROM_VLLM,

@@ -14,11 +14,11 @@ from typing import Any
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import stacks, tree
 from pytest_gkd.stage_api import StageContext, StageFault
+from pytest_gkd.workload import exit_reasons
 from pytest_gkd.workload.engine import compiling
 from pytest_gkd.workload.environment import ray_cluster
 from pytest_gkd.workload.layouts import ray_actors
 from pytest_gkd.workload.layouts.job_config import JobConfig
-from pytest_gkd.workload.ranks import exit_reasons
 from pytest_gkd.workload.sync import transfer
 from pytest_gkd.workload.sync.transfer import Transfer
 

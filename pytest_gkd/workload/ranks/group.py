@@ -22,7 +22,7 @@ from pytest_gkd import typed_json
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import tree
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.ranks import exit_reasons
+from pytest_gkd.workload import exit_reasons
 from pytest_gkd.workload.ranks.rank_plan import HOST, RankPlan
 from pytest_gkd.workload.ranks.rank_records import (
     TAIL_LINES,
