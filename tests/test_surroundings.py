@@ -335,6 +335,21 @@ def test_the_guardian_ends_nothing_that_a_conftest_has_started(
     assert not ended(tmp_path / "started")
 
 
+@pytest.mark.parametrize("args", [(), ("-n0",)])
+def test_the_report_of_a_session_that_fails_as_it_begins_has_its_end(
+    tmp_path: Path, args: tuple[str, ...]
+) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "import os\n"
+        "def pytest_sessionstart():\n"
+        "    assert 'PYTEST_XDIST_WORKER' in os.environ, 'no licence'\n"
+    )
+    done = run(tmp_path, "passes", *args)
+    assert done.code == pytest.ExitCode.INTERNAL_ERROR
+    assert done.report["ended"]
+    assert any("no licence" in note for note in done.report["notes"])
+
+
 def test_workers_that_die_as_they_start_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "import os\nif 'PYTEST_XDIST_WORKER' in os.environ: os._exit(7)\n"

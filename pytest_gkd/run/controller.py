@@ -32,7 +32,7 @@ class StageController:
         self._run = run
         self._reports = StageReports(run)
         self._interrupts = Interrupts(lambda: run.record.interrupted)
-        self._ended = False
+        self._begun = self._ended = False
         self._lost_early = 0
         self._given_up = False
         self._nodes = Nodes(run)
@@ -43,6 +43,7 @@ class StageController:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionstart(self) -> Generator[None, None, None]:
         self._begin()
+        self._begun = True
         try:
             if self._run.workers:
                 self._start_threads()
@@ -186,9 +187,23 @@ class StageController:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         run = self._run
-        if run.record.interrupted and session.exitstatus == pytest.ExitCode.OK:
-            # pytest.exit(returncode=0) in a stage, in one process: not all have passed.
+        self._finish()
+        unreached = any(s.message == render.NOT_REACHED for s in run.record.stages)
+        if session.exitstatus == pytest.ExitCode.OK and (
+            unreached or run.record.interrupted
+        ):
+            # Whoever did that, as by pytest.exit(returncode=0): not all have passed.
             session.exitstatus = pytest.ExitCode.INTERRUPTED
+        self._sanitize_warnings()
+        reporter = run.config.pluginmanager.getplugin("terminalreporter")
+        if session.exitstatus == pytest.ExitCode.INTERNAL_ERROR and reporter:
+            self.pytest_terminal_summary(reporter)  # which pytest then leaves out
+
+    def _finish(self) -> None:
+        """End what is left of the run and write the whole report, once."""
+        run = self._run
+        if run.record.ended is not None:
+            return
         if run.workers and run.watchdog.ident and not self._ended:
             # Also when its thread has ended by an error of its own.
             self._ended = True
@@ -208,28 +223,18 @@ class StageController:
                 )
             self._reports.close_open()
             run.teller.stop()
-        if run.record.ended is None:
-            # In one process it is this one that still has it.
-            run.record.notes += run.shutdown.remove_memory(tell=bool(run.workers))
+        # In one process it is this one that still has it.
+        run.record.notes += run.shutdown.remove_memory(tell=bool(run.workers))
         for stage in run.record.stages:
             if stage.outcome is None and stage.started is None:
                 stage.outcome, stage.message = SKIPPED, render.NOT_REACHED
-        if session.exitstatus == pytest.ExitCode.OK and any(
-            stage.message == render.NOT_REACHED for stage in run.record.stages
-        ):
-            session.exitstatus = pytest.ExitCode.INTERRUPTED  # whoever did that
-        if run.record.ended is None:
-            ran = (stage.name for stage in run.record.stages if stage.ran)
-            run.record.notes += run.findings.sanitize_output(ran)
-            self._tell_github()
-            run.record.ended = now()
+        ran = (stage.name for stage in run.record.stages if stage.ran)
+        run.record.notes += run.findings.sanitize_output(ran)
+        self._tell_github()
+        run.record.ended = now()
         run.teller.write()
         if not run.workers:
             run.teller.stop()
-        self._sanitize_warnings()
-        reporter = run.config.pluginmanager.getplugin("terminalreporter")
-        if session.exitstatus == pytest.ExitCode.INTERNAL_ERROR and reporter:
-            self.pytest_terminal_summary(reporter)  # which pytest then leaves out
 
     def _tell_github(self) -> None:
         page = os.environ.get(step_summary.VARIABLE)
@@ -247,6 +252,8 @@ class StageController:
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         run = self._run
+        if self._begun:
+            self._finish()  # pytest does not finish a session that failed as it began
         self._nodes.end()
         left = run.shutdown.end_late() if run.workers else []
         is_clean = not left and not (run.workers and run.shutdown.left())
