@@ -14,7 +14,7 @@ import lzma
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -31,25 +31,37 @@ MOST_LEVELS = 62
 GZIP, XZ, BZIP2, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh", b"\x28\xb5\x2f\xfd"
 ZIP = b"PK\x03\x04"
 TAR, TAR_AT = b"ustar", 257  # POSIX.1-1988, ustar Interchange Format
-_BAD = object()
+# What opens a packed file that starts with these bytes, for its content.
+_OPENERS: dict[bytes, Callable[..., Any]] = {
+    GZIP: gzip.open,
+    XZ: lzma.open,
+    BZIP2: bz2.open,
+}
 _BEFORE = b"\xef\xbb\xbf \r\n\t"  # what may stand before the first value
 _BLANKS = re.compile(r"[ \t\n\r]*")
-_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
-def corrupt(
-    path: Path | str, problem: str, line: int | None = None, text: str = ""
+def corrupt(path: Path | str, problem: str, **facts: Any) -> StageFault:
+    """``data.corrupt`` of a file as a whole; ``problem`` follows its name."""
+    facts = {"path": str(path), **facts}
+    return StageFault("data.corrupt", f"{path} {problem}", facts=facts)
+
+
+def _at_line(
+    cause: str, path: Path | str, line: int, problem: str, raw: bytes, **facts: Any
 ) -> StageFault:
-    """``data.corrupt`` at a file or a line of it, with the line as evidence."""
-    where = f"{path}:{line}" if line else str(path)
-    facts: dict[str, Any] = {"path": str(path)}
-    evidence: tuple[tuple[str, int | None, str], ...] = ()
-    if line:
-        facts["line"] = line
-        evidence = ((str(path), line, text[:200]),)
+    """The fault of one line, which is its evidence; ``problem`` follows its number."""
     return StageFault(
-        "data.corrupt", f"{where} {problem}", facts=facts, evidence=evidence
+        cause,
+        f"{path}:{line}{problem}",
+        facts={"path": str(path), "line": line, **facts},
+        evidence=((str(path), line, _text(raw)[:200]),),
     )
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace").strip()
 
 
 def first_bad_line(path: Path | str) -> StageFault | None:
@@ -58,7 +70,7 @@ def first_bad_line(path: Path | str) -> StageFault | None:
     The whole file is read; None when every line is one. Raises StageFault
     ``data.corrupt`` where it cannot be unpacked.
     """
-    with _unpacking(Path(path)), open_text(Path(path)) as file:
+    with _unpacking(path), open_text(path) as file:
         for number, raw in enumerate(file, 1):
             fault = _line_fault(path, number, raw, last=False)
             if fault is not None:
@@ -79,13 +91,11 @@ def first_changed_type(path: Path | str) -> StageFault | None:
                 continue
             before, line = seen.setdefault(column, (kind, number))
             if before != kind:
-                return StageFault(
-                    "data.schema",
-                    f"{path}:{number}: column {column!r} is {_short(repr(value))}, a "
-                    f"{kind}; in line {line} it is a {before}",
-                    facts={"path": str(path), "line": number, "changed": column},
-                    evidence=((str(path), number, raw.decode().strip()[:200]),),
+                what = (
+                    f": column {column!r} is {_short(repr(value))}, a {kind}; in line "
+                    f"{line} it is a {before}"
                 )
+                return _at_line("data.schema", path, number, what, raw, changed=column)
     return None
 
 
@@ -105,23 +115,16 @@ def first_late_value(paths: Iterable[Path | str]) -> StageFault | None:
             if new and (index or read > TYPED_BYTES):
                 place = min(new, key=len)
                 what = (
-                    f"{place!r} has a value here, and is null or absent in all of the "
-                    "rows from which datasets takes the columns' types, the first "
+                    f": {place!r} has a value here, and is null or absent in all of "
+                    "the rows from which datasets takes the columns' types, the first "
                     f"{TYPED_BYTES >> 20} MB of the first file; it cannot change a "
                     "type later"
                 )
                 if index and place in row and place not in columns:
                     found = ", ".join(sorted(columns))
-                    what = (
-                        f"column {place!r} is not in the first file, which has {found}"
-                    )
-                shown = raw.decode("utf-8", "replace").strip()
-                return StageFault(
-                    "data.schema",
-                    f"{path}:{number}: {what}",
-                    facts={"path": str(path), "line": number, "late": place},
-                    evidence=((str(path), number, shown[:200]),),
-                )
+                    what = f": column {place!r} is not in the first file, which has "
+                    what += found
+                return _at_line("data.schema", path, number, what, raw, late=place)
             columns |= set() if index else row.keys()
             filled |= new
             read += len(raw) * (number != last)
@@ -143,31 +146,29 @@ def _filled(value: Any, place: str = "") -> Iterator[str]:
 
 def first_too_deep(path: Path | str) -> StageFault | None:
     """The first row that is nested deeper than Arrow can hand it over."""
-    with open_text(Path(path)) as file:
+    with open_text(path) as file:
         lines = [file.read()] if is_spread(path) else file
         for number, raw in enumerate(lines, 1):
-            if raw.count(b"{") + raw.count(b"[") > MOST_LEVELS:
-                text = raw.decode("utf-8", "replace")
-                if _levels(text) > MOST_LEVELS:
-                    return _too_deep(path, number, text)
+            brackets = raw.count(b"{") + raw.count(b"[")  # quick to have
+            if brackets > MOST_LEVELS and _levels(raw) > MOST_LEVELS:
+                return _too_deep(path, number, raw)
     return None
 
 
-def _too_deep(path: Path | str, number: int, text: str) -> StageFault:
-    return StageFault(
-        "data.schema",
-        f"{path}:{number} holds a value that is nested {_levels(text)} levels deep; "
-        f"Arrow, in which datasets keeps the rows, takes {MOST_LEVELS}",
-        facts={"path": str(path), "line": number, "too_deep": _levels(text)},
-        evidence=((str(path), number, text.strip()[:200]),),
+def _too_deep(path: Path | str, number: int, raw: bytes) -> StageFault:
+    levels = _levels(raw)
+    what = (
+        f" holds a value that is nested {levels} levels deep; Arrow, in which datasets "
+        f"keeps the rows, takes {MOST_LEVELS}"
     )
+    return _at_line("data.schema", path, number, what, raw, too_deep=levels)
 
 
-def _levels(text: str) -> int:
+def _levels(raw: bytes) -> int:
     """How deep objects and lists stand in each other, the row itself not counted."""
     depth = deepest = 0
-    for found in _BRACKETS.finditer(text):
-        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(found[0], 0)
+    for found in _BRACKETS.finditer(raw):
+        depth += {b"{": 1, b"[": 1, b"}": -1, b"]": -1}.get(found[0], 0)
         deepest = max(deepest, depth)
     return deepest - 1
 
@@ -177,7 +178,7 @@ def objects_of(path: Path | str) -> Iterator[tuple[int, Any, bytes]]:
 
     Raises ValueError or RecursionError for a line that is no JSON.
     """
-    with open_text(Path(path)) as file:
+    with open_text(path) as file:
         for number, raw in enumerate(file, 1):
             for value in values(raw.decode("utf-8-sig")):
                 yield number, value, raw
@@ -200,62 +201,51 @@ def values(text: str, decoder: json.JSONDecoder | None = None) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _unpacking(path: Path) -> Iterator[None]:
+def _unpacking(path: Path | str) -> Iterator[None]:
     """What goes wrong with a packed file is told of the file."""
     try:
         yield
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-        with path.open("rb") as file:
-            if not file.read(8).startswith((GZIP, XZ, BZIP2)):
-                raise
+        if not _start(path).startswith(tuple(_OPENERS)):
+            raise
         raise corrupt(path, f"cannot be unpacked: {error}") from error
 
 
-def open_text(path: Path) -> IO[bytes]:
+def open_text(path: Path | str) -> IO[bytes]:
     """The bytes of a file, uncompressed where it is gzip, xz or bzip2."""
-    with path.open("rb") as file:
-        start = file.read(8)
-    opened: Any
-    if start.startswith(GZIP):
-        opened = gzip.open(path)  # noqa: SIM115 - the caller closes it
-    elif start.startswith(XZ):
-        opened = lzma.open(path)  # noqa: SIM115
-    elif start.startswith(BZIP2):
-        opened = bz2.open(path)  # noqa: SIM115
-    else:
-        opened = path.open("rb")
-    return cast(IO[bytes], opened)
+    start = _start(path)
+    found = (opener for magic, opener in _OPENERS.items() if start.startswith(magic))
+    return cast(IO[bytes], next(found, Path.open)(Path(path), "rb"))
+
+
+def _start(path: Path | str) -> bytes:
+    with Path(path).open("rb") as file:
+        return file.read(8)
 
 
 def is_disguised(path: Path | str) -> bool:
     """Whether the file is compressed, and its name does not say so."""
-    with Path(path).open("rb") as file:
-        start = file.read(8)
-    packed = (
-        *((GZIP, ".gz"), (XZ, ".xz"), (BZIP2, ".bz2"), (ZSTD, ".zst")),
-        (ZIP, ".zip"),
-    )
-    return any(start.startswith(m) and Path(path).suffix != end for m, end in packed)
+    start, end = _start(path), Path(path).suffix
+    ends = {GZIP: ".gz", XZ: ".xz", BZIP2: ".bz2", ZSTD: ".zst", ZIP: ".zip"}
+    return any(start.startswith(m) and end != own for m, own in ends.items())
 
 
 def is_sealed(path: Path | str) -> bool:
     """Whether only ``datasets`` unpacks the file: zstd, or a zip archive."""
-    with Path(path).open("rb") as file:
-        return file.read(4) in (ZSTD, ZIP)
+    return _start(path).startswith((ZSTD, ZIP))
 
 
 def is_spread(path: Path | str) -> bool:
     """Whether rows are not lines: a JSON array, or objects over several lines."""
-    path = Path(path)
     with open_text(path) as file:
         start = file.read(PEEK_BYTES)
     if start.lstrip(_BEFORE).startswith(b"["):
         return True
     first, newline, _ = start.lstrip().partition(b"\n")
-    if not newline or _parsed(first) is not _BAD:
+    if not newline or isinstance(_parsed(first), list):
         return False
-    if path.stat().st_size <= WHOLE_BYTES:
-        return _parsed_whole(path) is not _BAD
+    if Path(path).stat().st_size <= WHOLE_BYTES:
+        return isinstance(_parsed_whole(path), list)
     return _starts_with_value(start)
 
 
@@ -283,12 +273,8 @@ def check_json(path: Path) -> None:
         start = file.read(PEEK_BYTES)
         whole = not file.read(1)
     if start[TAR_AT:].startswith(TAR) and b"\0" in start[:TAR_AT]:
-        archive = corrupt(
-            path,
-            "is a tar archive, as of WebDataset; expected the files that are in it",
-        )
-        archive.facts["archive"] = True
-        raise archive
+        what = "is a tar archive, as of WebDataset; expected the files that are in it"
+        raise corrupt(path, what, archive=True)
     if whole and not start.strip():
         raise StageFault(
             "data.empty",
@@ -298,9 +284,9 @@ def check_json(path: Path) -> None:
     if is_spread(path):
         is_array = start.lstrip(_BEFORE).startswith(b"[")
         whole_fits = path.stat().st_size <= WHOLE_BYTES
-        parsed: Any = _parsed_whole(path) if whole_fits else _BAD
+        parsed = _parsed_whole(path) if whole_fits else []
         # A single object is read as a whole, by pandas, which datasets falls back on.
-        single = parsed is not _BAD and len(parsed) == 1
+        single = isinstance(parsed, list) and len(parsed) == 1
         if not is_array and not single and _is_long(path):
             raise corrupt(
                 path,
@@ -308,11 +294,9 @@ def check_json(path: Path) -> None:
                 f"{TYPED_BYTES >> 20} MB: datasets cuts such files in the middle of an "
                 "object; expected one object a line",
             )
-        if not whole_fits:
-            return
-        if parsed is _BAD:
-            fault = first_too_deep(path)
-            raise fault or corrupt(path, "is not a JSON array: " + _whole_error(path))
+        if isinstance(parsed, Exception):
+            problem = f"is not a JSON array: {parsed}"
+            raise first_too_deep(path) or corrupt(path, problem)
         if is_array and len(parsed) > 1:
             problem = f"holds {len(parsed)} JSON values after each other"
             raise corrupt(path, f"{problem}; expected one array, or one object a line")
@@ -331,13 +315,13 @@ def check_json(path: Path) -> None:
 
 def _check_last_line(path: Path) -> None:
     """A download that stopped early ends inside a line."""
+    if _start(path).startswith(tuple(_OPENERS)):
+        return  # only unpacking all of it would tell
     with path.open("rb") as file:
-        if file.read(8).startswith((GZIP, XZ, BZIP2)):
-            return  # only unpacking all of it would tell
         file.seek(-PEEK_BYTES, os.SEEK_END)
         tail = file.read().rstrip()
     _, newline, last = tail.rpartition(b"\n")
-    if newline and _parsed(last) is _BAD:
+    if newline and isinstance(_parsed(last), Exception):
         with path.open("rb") as file:
             number = max(n for n, line in enumerate(file, 1) if line.strip())
         fault = _line_fault(path, number, last, last=True)
@@ -345,27 +329,17 @@ def _check_last_line(path: Path) -> None:
             raise fault
 
 
-def _parsed(raw: bytes) -> Any:
-    """The values that bytes hold, or _BAD."""
+def _parsed(raw: bytes) -> list[Any] | Exception:
+    """The values that bytes hold, or why they are no JSON."""
     try:
         return list(values(raw.decode("utf-8-sig")))
-    except (ValueError, RecursionError):
-        return _BAD
+    except (ValueError, RecursionError) as error:
+        return error
 
 
-def _parsed_whole(path: Path) -> Any:
+def _parsed_whole(path: Path | str) -> list[Any] | Exception:
     with open_text(path) as file:
         return _parsed(file.read())
-
-
-def _whole_error(path: Path) -> str:
-    with open_text(path) as file:
-        raw = file.read()
-    try:
-        list(values(raw.decode("utf-8-sig")))
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 class _Twice(Exception):  # noqa: N818 - told on, not shown
@@ -390,40 +364,38 @@ def _line_fault(
     """What is wrong with one line of JSON lines, if anything."""
     if not raw.strip():
         return None
-    shown = raw.decode("utf-8", "replace").strip()
+    shown = _text(raw)
     try:
         text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
         found = list(values(text, _DECODER))
         json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
-        return _too_deep(path, number, shown)
+        return _too_deep(path, number, raw)
     except _Twice as error:
-        return corrupt(path, f"has the key {error} twice in an object", number, shown)
+        problem = f" has the key {error} twice in an object"
     except UnicodeEncodeError as error:
         half = error.object[error.start].encode("ascii", "backslashreplace").decode()
         problem = (
-            f"holds {half}, half of a surrogate pair (a cut emoji), which is no text"
+            f" holds {half}, half of a surrogate pair (a cut emoji), which is no text"
         )
-        return corrupt(path, problem, number, shown)
     except UnicodeDecodeError as error:
-        problem = f"is not UTF-8: byte {raw[error.start]:#04x} at column {error.start}"
-        return corrupt(path, problem, number, shown)
+        problem = f" is not UTF-8: byte {raw[error.start]:#04x} at column {error.start}"
     except json.JSONDecodeError as error:
         # A line that breaks at its very end, in the last line, was cut off.
         cut = last and not raw.endswith(b"\n")
-        problem = "is cut off" if cut else "is not JSON"
+        problem = " is cut off" if cut else " is not JSON"
         detail = f"{error.msg.removesuffix(' at')} at column {error.colno}"
-        return corrupt(path, f"{problem} ({detail}): {_short(shown)}", number, shown)
-    for value in found:
-        if not isinstance(value, dict):
-            return StageFault(
-                "data.schema",
-                f"{path}:{number} holds a JSON {type(value).__name__}; expected an "
-                f"object with named columns: {_short(shown)}",
-                facts={"path": str(path), "line": number},
-                evidence=((str(path), number, shown[:200]),),
-            )
-    return None
+        problem += f" ({detail}): {_short(shown)}"
+    else:
+        for value in found:
+            if not isinstance(value, dict):
+                what = (
+                    f" holds a JSON {type(value).__name__}; expected an object with "
+                    f"named columns: {_short(shown)}"
+                )
+                return _at_line("data.schema", path, number, what, raw)
+        return None
+    return _at_line("data.corrupt", path, number, problem, raw)
 
 
 def _short(text: str) -> str:
