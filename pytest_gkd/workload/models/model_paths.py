@@ -170,10 +170,7 @@ def hub_cache() -> Path:
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(variable):
             return Path(os.environ[variable]).expanduser()
-    if os.environ.get("HF_HOME"):
-        return Path(os.environ["HF_HOME"]).expanduser() / "hub"
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(base), "huggingface", "hub")  # noqa: PTH111
+    return paths.hugging_face_home(os.environ) / "hub"
 
 
 def is_offline() -> bool:
