@@ -18,7 +18,7 @@ from pytest_gkd.workload.data import (
     train_rows,
     trainer_notes,
 )
-from pytest_gkd.workload.data.prompts import RoughRenderer
+from pytest_gkd.workload.data.prompts import Renderer
 from pytest_gkd.workload.models import inputs
 
 TELL_S = 1.0
@@ -50,7 +50,7 @@ def test_data(gkd: StageContext) -> None:
     measure, how = lengths.best(job, settings)
     gkd.fact("lengths_by", how)
     media = trainer_notes.check_media(rows, job, inputs.prompt_column(job, settings))
-    measured = not isinstance(measure, RoughRenderer)
+    measured = isinstance(measure, Renderer)
     if not measured:
         gkd.note(
             "data.lengths-estimated",

@@ -31,7 +31,6 @@ from pytest_gkd.workload.data import (
     train_rows,
     trainer_notes,
 )
-from pytest_gkd.workload.data.sizes import Sizes
 from pytest_gkd.workload.inject.data import without_rights_of_root
 from pytest_gkd.workload.models import inputs, tiny, tokenizer_load
 
@@ -80,7 +79,7 @@ def report(
     column: str | None = None,
     limit: int = 100,
     batch_size: int = 1,
-    lengths: train_rows.Lengths | None = None,
+    lengths: prompts.RoughRenderer | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> train_rows.DataReport:
     found = train_files.check_files([str(file) for file in files], "--gkd-train-files")
@@ -470,10 +469,8 @@ def test_fewer_rows_than_a_batch_are_too_few(write: Write) -> None:
     assert fault.facts == {"rows": 3, "batch_size": 4}
 
 
-class Words:
+class Words(prompts.RoughRenderer):
     """One token per word; the bound is the number of bytes."""
-
-    controls = ()
 
     def __init__(self) -> None:
         self.measured = 0
@@ -482,11 +479,8 @@ class Words:
         self.measured += len(prompts)
         return [len(prompt.split()) for prompt in prompts]
 
-    def bounds(self, sizes: Sizes) -> Any:
+    def bounds(self, sizes: prompts.Sizes) -> Any:
         return sizes.ascii_bytes + sizes.other_bytes
-
-    def takes(self, role: str) -> bool:
-        return True
 
 
 class Turns(Words):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pytest_gkd.options import Settings
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.data.prompts import Renderer, RoughRenderer
-from pytest_gkd.workload.data.train_rows import Lengths
 from pytest_gkd.workload.models import model_files, tokenizer_load
 from pytest_gkd.workload.models.inputs import Inputs
 
 
-def best(inputs: Inputs, settings: Settings) -> tuple[Lengths, str]:
+def best(inputs: Inputs, settings: Settings) -> tuple[RoughRenderer, str]:
     """What measures, and in words what it is.
 
     A tokenizer that fails is not this one's to report: the tokenizer stage does. The

@@ -17,7 +17,9 @@ from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.models.tokenizer_load import refusals
 
 if TYPE_CHECKING:
-    from pytest_gkd.workload.data.sizes import Numbers, Sizes
+    import numpy
+
+    Numbers = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
 
 # The names that public datasets and the trainers use, in the order they are tried:
 # verl and TRL (prompt, messages), ShareGPT (conversations), OpenRLHF
@@ -62,6 +64,19 @@ ENCODED = r"""\[\s*\{\s*["'](role|from|content|value)["']\s*:"""
 # The most by which Unicode normalisation can lengthen UTF-8 text: 11 times for NFKC, 3
 # times for NFC (unicode.org, FAQ on normalization, maximum expansion factors).
 _GROWTH, _NFC_GROWTH = 11, 3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large prompts are, told without a tokenizer: three numbers for each.
+
+    ``ascii_bytes`` and ``other_bytes`` are the UTF-8 bytes of the texts that are ASCII
+    and of those that are not; ``messages`` counts the messages, 1 for a text.
+    """
+
+    ascii_bytes: Numbers
+    other_bytes: Numbers
+    messages: Numbers
 
 
 @dataclass(frozen=True)
@@ -192,12 +207,41 @@ def as_messages(prompt: Any) -> list[dict[str, Any]]:
     return messages
 
 
-class Renderer:
+class RoughRenderer:
+    """Lengths without a tokenizer: a quarter of the bytes, as English has it.
+
+    ``controls`` are tokens that are for the chat template to write, and not for a
+    prompt; none if unknown.
+    """
+
+    controls: tuple[str, ...] = ()
+
+    def lengths(self, prompts: Sequence[Any]) -> list[int]:
+        """Length of each prompt in tokens."""
+        sizes = [
+            sum(
+                len(text.encode("utf-8", "replace"))
+                for text in contents(as_messages(p))
+            )
+            for p in prompts
+        ]
+        return [(size + 3) // 4 for size in sizes]
+
+    def bounds(self, sizes: Sizes) -> Numbers:
+        """Numbers of tokens that the prompts cannot exceed, without cutting them."""
+        tokens: Numbers = (sizes.ascii_bytes + sizes.other_bytes + 3) // 4
+        return tokens
+
+    def takes(self, role: str) -> bool:
+        """Whether the chat template has a use for this role; True if unknown."""
+        return True
+
+
+class Renderer(RoughRenderer):
     """Prompts to token ids with one tokenizer.
 
     ``has_template`` is False where the tokenizer has no chat template: the contents
-    are then joined, as the job would do with plain text. ``controls`` are tokens that
-    are for the template to write, and not for a prompt.
+    are then joined, as the job would do with plain text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -224,14 +268,13 @@ class Renderer:
         return [list(map(int, ids)) for ids in encoded["input_ids"]]
 
     def lengths(self, prompts: Sequence[Any]) -> list[int]:
-        """Length of each prompt in tokens."""
         return [len(ids) for ids in self.ids(prompts)]
 
     def bounds(self, sizes: Sizes) -> Numbers:
-        """Numbers of tokens that the prompts cannot exceed, without cutting them.
+        """A token covers a byte at least.
 
-        A token covers a byte at least. A message costs what the whole frame of a
-        one-message conversation costs, or less.
+        A message costs what the whole frame of a one-message conversation costs, or
+        less.
         """
         if self._frame_tokens is None:
             self._frame_tokens = self.lengths([[{"role": "user", "content": "x"}]])[0]
@@ -283,32 +326,6 @@ class Renderer:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         normaliser = type(getattr(backend, "normalizer", self)).__name__
         return {"NoneType": 1, "NFC": _NFC_GROWTH}.get(normaliser, _GROWTH)
-
-
-class RoughRenderer:
-    """Lengths without a tokenizer: a quarter of the bytes, as English has it."""
-
-    controls = ()
-
-    def takes(self, role: str) -> bool:
-        """Nothing here knows a role."""
-        return True
-
-    def lengths(self, prompts: Sequence[Any]) -> list[int]:
-        """Estimated length of each prompt in tokens."""
-        sizes = [
-            sum(
-                len(text.encode("utf-8", "replace"))
-                for text in contents(as_messages(p))
-            )
-            for p in prompts
-        ]
-        return [(size + 3) // 4 for size in sizes]
-
-    def bounds(self, sizes: Sizes) -> Numbers:
-        """The same estimate."""
-        tokens: Numbers = (sizes.ascii_bytes + sizes.other_bytes + 3) // 4
-        return tokens
 
 
 def _text_problem(text: str) -> str:

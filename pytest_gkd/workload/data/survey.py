@@ -11,14 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_gkd.workload.data.prompts import ENCODED, SILENT, UNASKED, contents
-from pytest_gkd.workload.data.sizes import Sizes
+from pytest_gkd.workload.data.prompts import (
+    ENCODED,
+    SILENT,
+    UNASKED,
+    Sizes,
+    contents,
+)
 
 if TYPE_CHECKING:
     import numpy
     import pyarrow
 
-    from pytest_gkd.workload.data.sizes import Numbers
+    from pytest_gkd.workload.data.prompts import Numbers
 
     Mask = numpy.ndarray[Any, numpy.dtype[numpy.bool_]]
 
@@ -136,6 +141,7 @@ def _texts(column: pyarrow.Array, controls: str) -> Survey:
 
 def _messages(column: pyarrow.Array, controls: str) -> Survey:
     import numpy
+    import pyarrow
     import pyarrow.compute as pc
 
     count = len(column)
@@ -145,13 +151,13 @@ def _messages(column: pyarrow.Array, controls: str) -> Survey:
     role, content = pc.struct_field(flat, "role"), pc.struct_field(flat, "content")
     by_name = pc.fill_null(role, "")
     silent = pc.equal(pc.utf8_ltrim_whitespace(pc.fill_null(content, "")), "")
-    speechless = pc.is_in(by_name, _strings(*SILENT))
+    speechless = pc.is_in(by_name, pyarrow.array(SILENT))
     wrong = pc.or_(
         pc.equal(by_name, ""),
         pc.or_(pc.is_null(content), pc.and_(silent, pc.invert(speechless))),
     )
     theirs = pc.not_equal(by_name, "assistant").to_numpy(zero_copy_only=False)
-    mute = pc.is_in(by_name, _strings(*UNASKED)).to_numpy(zero_copy_only=False)
+    mute = pc.is_in(by_name, pyarrow.array(UNASKED)).to_numpy(zero_copy_only=False)
     asked = numpy.bincount(parents[~mute], minlength=count) > 0
     odd: Mask = numpy.zeros(count, dtype=bool)
     odd[parents[_where(wrong)]] = True
@@ -184,12 +190,6 @@ def _sizes(texts: pyarrow.Array, rows: Numbers, count: int) -> Sizes:
         return counts
 
     return Sizes(total(length * plain), total(length * ~plain), total(None))
-
-
-def _strings(*values: str) -> pyarrow.Array:
-    import pyarrow
-
-    return pyarrow.array(values)
 
 
 def _where(mask: Any) -> Any:

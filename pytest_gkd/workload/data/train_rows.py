@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.data import survey
@@ -15,6 +16,8 @@ from pytest_gkd.workload.data.prompts import (
     CONVERSATIONS,
     ROLES,
     PromptColumn,
+    RoughRenderer,
+    Sizes,
     choose_column,
     kind_of,
     problem,
@@ -25,7 +28,7 @@ from pytest_gkd.workload.models.tokenizer_load import refusals
 if TYPE_CHECKING:
     import pyarrow
 
-    from pytest_gkd.workload.data.sizes import Numbers, Sizes
+_Entry = tuple[int, int, Any]  # row, bound in tokens, prompt
 
 # Rows that are cut into tokens: drawn by chance from all rows, and again from those
 # that may be too long by their size. 1000 tell a share to within 3 in 100 (95 % of
@@ -38,23 +41,6 @@ LONGEST_TOKEN = 11 * 512
 # Columns that only verl's own preparation writes (verl, docs/preparation).
 VERLS_OWN = {"data_source", "reward_model"}
 SEED = 0  # two runs draw the same rows
-
-
-class Lengths(Protocol):
-    """What measures prompts: exactly, and by a bound that is quick to have."""
-
-    def lengths(self, prompts: Sequence[Any]) -> list[int]:
-        """Tokens of each prompt."""
-
-    def bounds(self, sizes: Sizes) -> Numbers:
-        """Tokens that each prompt cannot exceed."""
-
-    def takes(self, role: str) -> bool:
-        """Whether the chat template has a use for this role; True if unknown."""
-
-    @property
-    def controls(self) -> Sequence[str]:
-        """Tokens that are for the chat template to write; none if unknown."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +87,7 @@ class DataReport:
 
 def check_rows(
     rows: Rows,
-    lengths: Lengths,
+    lengths: RoughRenderer,
     *,
     prompt_column: str | None,
     max_prompt_length: int,
@@ -124,16 +110,16 @@ def check_rows(
     for table in rows.tables(column.columns):
         look.at(table)
         progress(look.rows)
-    if look.bad:
-        raise _unusable(rows, look)
-    _check_form(rows, look, prompt_column)
+    if look.worst is not None:
+        raise _unusable(look, *look.worst)
+    _check_form(look, prompt_column)
     if look.rows < batch_size:
         raise StageFault(
             "data.empty",
             f"{where}: {look.rows} rows; expected at least one batch of {batch_size}",
             facts={"rows": look.rows, "batch_size": batch_size},
         )
-    found = _measured(rows, look, batch_size)
+    found = _measured(look, batch_size)
     longest = max(length for length, _ in found.values())
     unsure = {
         row: length for row, (length, bound) in found.items() if bound > look.limit
@@ -188,38 +174,25 @@ class _Kept:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.entries: list[tuple[int, int, Any]] = []  # row, bound in tokens, prompt
-        self._keys: list[float] = []
+        self._best: list[tuple[float, _Entry]] = []  # by their keys
+
+    @property
+    def entries(self) -> list[_Entry]:
+        return [entry for _, entry in self._best]
 
     def offer(
-        self, keys: Any, part: _Part, among: Any, values: Callable[[Any], list[Any]]
+        self, keys: Any, places: Any, entries: Callable[[Any], Iterable[_Entry]]
     ) -> None:
-        """Rows of a part, by their place in it; ``keys`` has one for each of them."""
+        """Rows of a table by their ``places`` in it; ``keys`` has one for each."""
         import numpy
 
-        if len(self._keys) == self.size:
-            small = keys < max(self._keys)
-            keys, among = keys[small], among[small]
+        if len(self._best) == self.size:
+            small = keys < self._best[-1][0]
+            keys, places = keys[small], places[small]
         order = numpy.argsort(keys, kind="stable")[: self.size]
-        keys, among = keys[order], among[order]
-        if not len(keys):
-            return
-        self._keys += keys.tolist()
-        self.entries += [
-            (part.first + int(place), int(part.bounds[place]), value)
-            for place, value in zip(among, values(among), strict=True)
-        ]
-        best = numpy.argsort(self._keys, kind="stable")[: self.size]
-        self._keys = [self._keys[place] for place in best]
-        self.entries = [self.entries[place] for place in best]
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Some rows in a row: the number of the first, and how long each may be."""
-
-    first: int
-    bounds: Any
+        if len(order):
+            new = zip(keys[order].tolist(), entries(places[order]), strict=True)
+            self._best = sorted([*self._best, *new], key=itemgetter(0))[: self.size]
 
 
 class _Look:
@@ -229,7 +202,7 @@ class _Look:
         self,
         source: Rows,
         column: PromptColumn,
-        lengths: Lengths,
+        lengths: RoughRenderer,
         limit: int,
         batch_size: int,
     ) -> None:
@@ -249,7 +222,7 @@ class _Look:
         self.smallest_unsure = _Kept(max(2 * MEASURED_ROWS, batch_size))
         self.largest = _Kept(1)
         self.lengths = lengths
-        self._source, self.column = source, column
+        self.source, self.column = source, column
         self._controls = "|".join(map(re.escape, lengths.controls))
         self._random = numpy.random.default_rng(SEED)
 
@@ -259,7 +232,7 @@ class _Look:
         import pyarrow
 
         def values(places: Any) -> list[Any]:
-            found = self._source.values(table.take(pyarrow.array(places)))
+            found = self.source.values(table.take(pyarrow.array(places)))
             return [self.column.of(row) for row in found]
 
         everyone = numpy.arange(len(table))
@@ -299,7 +272,7 @@ class _Look:
         """Where the first row with a control token lies."""
         if self.first_controlled is None:
             return ""
-        return locate(self._source.files, self.first_controlled)
+        return locate(self.source.files, self.first_controlled)
 
     def _not_text(self, table: pyarrow.Table, error: Exception) -> StageFault:
         """The fault for the first row whose text is not UTF-8."""
@@ -309,9 +282,9 @@ class _Look:
             try:
                 table.slice(place, 1).validate(full=True)
             except pyarrow.ArrowInvalid:
-                where = locate(self._source.files, self.rows + place)
+                where = locate(self.source.files, self.rows + place)
                 return corrupt(where, f"is not UTF-8 in column {self.column.name!r}")
-        return corrupt(self._source.files[0].path, f"is damaged: {error}")
+        return corrupt(self.source.files[0].path, f"is damaged: {error}")
 
     def _judge(self, row: int, value: Any) -> None:
         if not self.kind and value is not None:
@@ -326,22 +299,26 @@ class _Look:
         self, sizes: Sizes, everyone: Any, values: Callable[[Any], list[Any]]
     ) -> None:
         bounds = self.lengths.bounds(sizes)
-        part = _Part(self.rows, bounds)
         unsure = everyone[bounds > self.limit]
         self.unsure += len(unsure)
+
+        def entries(places: Any) -> Iterable[_Entry]:
+            rows = (self.rows + places).tolist()
+            return zip(rows, bounds[places].tolist(), values(places), strict=True)
+
         chance = self._random.random
-        self.sample.offer(chance(len(everyone)), part, everyone, values)
-        self.unsure_sample.offer(chance(len(unsure)), part, unsure, values)
-        self.smallest_unsure.offer(bounds[unsure], part, unsure, values)
-        self.largest.offer(-bounds, part, everyone, values)
+        self.sample.offer(chance(len(everyone)), everyone, entries)
+        self.unsure_sample.offer(chance(len(unsure)), unsure, entries)
+        self.smallest_unsure.offer(bounds[unsure], unsure, entries)
+        self.largest.offer(-bounds, everyone, entries)
 
 
-def _measured(source: Rows, look: _Look, batch_size: int) -> dict[int, tuple[int, int]]:
+def _measured(look: _Look, batch_size: int) -> dict[int, tuple[int, int]]:
     """Row to its length in tokens and what bounds that; a batch that fits, if any."""
     entries = [*look.sample.entries, *look.unsure_sample.entries, *look.largest.entries]
     found: dict[int, tuple[int, int]] = {}
     for part in _parts(entries):
-        found |= _measure(source, look, part)
+        found |= _measure(look, part)
     fitting = look.rows - look.unsure
     fitting += sum(n <= look.limit < bound for n, bound in found.values())
     # No batch yet: one may be among the others, the smallest of them first.
@@ -349,15 +326,13 @@ def _measured(source: Rows, look: _Look, batch_size: int) -> dict[int, tuple[int
     for part in _parts(others):
         if fitting >= batch_size:
             break
-        more = _measure(source, look, part)
+        more = _measure(look, part)
         found |= more
         fitting += sum(length <= look.limit for length, _ in more.values())
     return found
 
 
-def _measure(
-    source: Rows, look: _Look, entries: Sequence[tuple[int, int, Any]]
-) -> dict[int, tuple[int, int]]:
+def _measure(look: _Look, entries: Sequence[_Entry]) -> dict[int, tuple[int, int]]:
     """Row to its length in tokens, at least, and its bound."""
     huge = {
         row: (bound // LONGEST_TOKEN, bound)
@@ -374,11 +349,8 @@ def _measure(
             try:
                 look.lengths.lengths([prompt])
             except refusals() as error:
-                look.bad, look.worst = (
-                    1,
-                    (row, f"refused by the chat template: {error}", {}),
-                )
-                raise _unusable(source, look) from error
+                wrong = f"refused by the chat template: {error}"
+                raise _unusable(look, row, wrong, {}) from error
         raise
     return huge | {
         row: (length, bound)
@@ -386,19 +358,19 @@ def _measure(
     }
 
 
-def _parts(entries: Sequence[Any]) -> Iterator[Sequence[Any]]:
+def _parts(entries: Sequence[_Entry]) -> Iterator[Sequence[_Entry]]:
     for start in range(0, len(entries), PART_ROWS):
         yield entries[start : start + PART_ROWS]
 
 
-def _check_form(source: Rows, look: _Look, named: str | None) -> None:
+def _check_form(look: _Look, named: str | None) -> None:
     """Conversations are such as trainers and the chat template read them.
 
     An answer at the end of a prompt stays in it: verl (utils/dataset/rl_dataset.py)
     and TRL (experimental/distillation) have the student answer once more, below it.
     Where only a few rows are so, that is for a note.
     """
-    name = look.column.name
+    name, source = look.column.name, look.source
     strange = [
         role
         for role in look.roles
@@ -441,25 +413,23 @@ def _check_form(source: Rows, look: _Look, named: str | None) -> None:
         )
 
 
-def _unusable(source: Rows, look: _Look) -> StageFault:
+def _unusable(look: _Look, row: int, wrong: str, facts: dict[str, Any]) -> StageFault:
     """The fault for rows that the job cannot use, told by the first of them."""
-    assert look.worst is not None, "no row is bad"
-    row, wrong, facts = look.worst
-    name = look.column.name
-    place = locate(source.files, row)
-    more = f"; {look.bad} of {look.rows} rows are like this" if look.bad > 1 else ""
+    name, files, bad = look.column.name, look.source.files, max(look.bad, 1)
+    place = locate(files, row)
+    more = f"; {bad} of {look.rows} rows are like this" if bad > 1 else ""
     # Where every row is bad, dropping those that are is no advice.
-    some = {"some_rows": True} if look.bad < look.rows else {}
+    some = {"some_rows": True} if bad < look.rows else {}
     return StageFault(
         "data.schema",
         f"{place}: column {name!r} is {wrong}{more}",
         facts={
             "prompt_column": name,
-            "path": source.files[0].path,
+            "path": files[0].path,
             "row": row,
             "place": place,
             "problem": wrong,
-            "bad_rows": look.bad,
+            "bad_rows": bad,
             **some,
             **facts,
         },
