@@ -139,3 +139,64 @@ def test_of_a_worker_that_died_neither_memory_nor_temporary_files_are_left(
     assert stage(report, "dies")["outcome"] == "failed"
     assert stage(report, "finds")["outcome"] == "passed", report["out"]
     assert any(n.startswith("dies left shared memory") for n in report["notes"])
+
+
+# A process of each stage puts new memory in the place of the last, 50 times a second:
+# the run's list, which is written once a second, does not know the one of the end.
+CHANGING = """
+import ctypes, os, signal, subprocess, sys, time
+import pytest
+
+CHILD = '''
+import os, sys, time
+last, number = "", 0
+while True:
+    name = f"/dev/shm/gkd-test-{os.getpid()}-{number}"
+    held = open(name, "wb", opener=lambda path, flags: os.open(path, flags, 0o600))
+    last and os.unlink(last)
+    last, number = name, number + 1
+    number == 5 and print(flush=True)
+    time.sleep(0.02)
+'''
+
+def begin(gkd):
+    child = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    gkd.fact("child", child.pid)
+
+def stage(name, **options):
+    return pytest.mark.gkd_stage(name, **{"lane": name, "timeout": 30, **options})
+
+@stage("leaves")
+def test_leaves(gkd): begin(gkd)
+
+@stage("sleeps", timeout=4)
+def test_sleeps(gkd):
+    begin(gkd)
+    time.sleep(100)
+
+@stage("hangs", timeout=4)
+def test_hangs(gkd):
+    begin(gkd)
+    ctypes.PyDLL(None).sleep(100)  # with the GIL held
+
+@stage("dies")
+def test_dies(gkd):
+    begin(gkd)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(scope="module")
+def changing(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    place = tmp_path_factory.mktemp("changing")
+    (place / "test_changing.py").write_text(CHANGING)
+    return Run(place, "--gkd-stages=leaves,sleeps,hangs,dies", "test_changing.py")
+
+
+@pytest.mark.parametrize("name", ["leaves", "sleeps", "hangs", "dies"])
+def test_memory_goes_that_was_made_just_before_its_process_was_killed(
+    changing: Run, name: str
+) -> None:
+    child = changing.stage(name)["facts"]["child"]
+    assert list(procfs.SHM.glob(f"gkd-test-{child}-*")) == [], changing.text

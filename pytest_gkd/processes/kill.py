@@ -75,9 +75,9 @@ def everything(
 ) -> Killed:
     """Kill what ``search`` finds, and ``root`` after it, within ``limit_s`` seconds.
 
-    To stop them all may take longer. ``before`` gets each one that was stopped and is
-    about to be killed. Signals go by pid and start time. Processes of other users
-    cannot be signalled and are reported as left.
+    To stop them all may take longer. ``before`` gets each one that is about to be
+    killed, once it is stopped. Signals go by pid and start time. Processes of other
+    users cannot be signalled and are reported as left.
     """
     deadline = monotonic() + limit_s
     stopped_by = monotonic() + STORM_LIMITS * limit_s
@@ -93,6 +93,8 @@ def everything(
             # The child of one that was stopped while it forked shows only now.
             _await_end(stopped, deadline)
     last = [root] if root is not None else []
+    for s in last:
+        before(s)
     hunt.signal(last, signal.SIGKILL)
     hunt.signal(hunt.trackers, signal.SIGCONT)
     _await_end(hunt.trackers, monotonic() + TRACKER_GRACE_S)

@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -238,21 +238,35 @@ class ManifestWriter(threading.Thread):
         begun = monotonic()
         if begun < self._next_look:
             return
+        holders = [self._me] if self._itself else []
+        if self._note_memory([*holders, *self._members], workers):
+            self._next_look = monotonic() + REST * (monotonic() - begun)
+
+    def note_memory(self, s: Stat) -> None:
+        """Note down the new shared memory of a process that is about to be killed.
+
+        What it made since the last walk nobody else may know: its resource tracker,
+        where it has one, may be killed before it is through.
+        """
+        with self._one:
+            if self._shares:
+                self._note_memory([s.pid], self._workers())
+
+    def _note_memory(self, pids: Iterable[int], workers: dict[int, str]) -> bool:
+        """Note down what these processes hold of new files; whether there were any."""
         new = {
             identity: name
             for name, identity in procfs.segments().items()
             if identity not in self._known
         }
-        if not new:
-            return
-        holders = [self._me] if self._itself else []
-        for pid in (*holders, *self._members):
+        for pid in pids if new else ():
             member = self._members.get(pid)
             worker = member.worker if member else pid
             stage = workers.get(worker) or (member.stage if member else "")
-            for identity in (procfs.held(pid, writing=True) or set()) & new.keys():
-                line = SegmentLine(new.pop(identity), *identity, stage, worker)
+            held = procfs.held(pid, writing=True) or set()
+            for identity in (held & new.keys()) - self._known:
+                line = SegmentLine(new[identity], *identity, stage, worker)
                 self.segments.append(line)
                 self._list.segment(line)
                 self._known.add(identity)
-        self._next_look = monotonic() + REST * (monotonic() - begun)
+        return bool(new)

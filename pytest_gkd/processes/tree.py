@@ -91,6 +91,7 @@ def stop(
     start: int | None = None,
     spare: Collection[int] = (),
     own: Callable[[procfs.Stat], bool] | None = None,
+    before: Callable[[procfs.Stat], None] = lambda _: None,
     limit_s: float = 10.0,
 ) -> tuple[list[str], list[str]]:
     """Kill everything below ``pid`` (and ``pid`` too where ``itself``).
@@ -102,6 +103,7 @@ def stop(
     has its pid by now: one that did not begin at ``start`` (see ``procfs.Stat``).
     Processes whose pid is in ``spare`` are left alone, with all that is theirs (see
     ``procfs.owned``); so are those for which ``own`` is true (see ``is_plugins``).
+    ``before`` gets each one that is about to be killed (see ``kill.everything``).
     Returns a line for each descendant that was ended and for each that survived
     ``limit_s`` seconds (to stop them all may take longer), or that may not be
     signalled: one of another user's, such as what sudo has started.
@@ -114,7 +116,8 @@ def stop(
         _signal(root, signal.SIGSTOP)
     below = None if root is None else pid
     search = kill.Below(below, group, spare, own)
-    killed = kill.everything(search, root=root if itself else None, limit_s=limit_s)
+    last = root if itself else None
+    killed = kill.everything(search, root=last, limit_s=limit_s, before=before)
     left = [f"{found} ({why})" for found, why in killed.left]
     if not killed.is_over and not left:
         left = [f"what forks and exits below {pid} faster than it can be ended"]

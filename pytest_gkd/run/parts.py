@@ -77,6 +77,14 @@ class RunParts:
         self.events = EventReader()
         base = config.invocation_params.dir
         self.findings = Findings(report.path, base, made.rules, note, report.restore)
+        self.manifest_writer = ManifestWriter(
+            home.manifest,
+            home.path,
+            self.before,
+            self._running,
+            note,
+            itself=not made.workers,
+        )
         self.watchdog = Watchdog(
             self.events,
             self.armed,
@@ -88,19 +96,12 @@ class RunParts:
             note,
             end_stuck=not settings.full_budget,
             prepare=self.make_way,
+            on_kill=self.manifest_writer.note_memory,
             lock=lock,
         )
         self.guardian = GuardianWatch(home, self.watchdog, self.recorder, self.before)
         self.teller = Teller(self.record, self.report_file, lock, note, report.restore)
         self.recorder.changed = self.teller.changed
-        self.manifest_writer = ManifestWriter(
-            home.manifest,
-            home.path,
-            self.before,
-            self._running,
-            note,
-            itself=not made.workers,
-        )
         self.shutdown = Shutdown(home, self.manifest_writer, self.before)
         self._pid = os.getpid()
         self._last_scan = 0.0

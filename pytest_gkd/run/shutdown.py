@@ -40,7 +40,13 @@ class Shutdown:
         """
         ended: list[str] = []
         for pid, start in workers:
-            found = tree.stop(pid, itself=True, start=start, limit_s=END_LIMIT_S)
+            found = tree.stop(
+                pid,
+                itself=True,
+                start=start,
+                before=self._manifest_writer.note_memory,
+                limit_s=END_LIMIT_S,
+            )
             ended += found[0]
         more, left = self._end_below()
         ended += more
@@ -65,6 +71,7 @@ class Shutdown:
             itself=False,
             spare=self._before,
             own=tree.is_plugins,
+            before=self._manifest_writer.note_memory,
             limit_s=END_LIMIT_S,
         )
 

@@ -40,21 +40,22 @@ class StageCleanup:
         self._list = manifest_path
         self.before = {p.pid for p in tree.descendants(os.getpid())}
         self._segments = set(procfs.segments().values())
+        self._held: set[Identity] = set()
 
     def end(self, stage: str) -> Left:
         """End what the stage started and did not end; remove the memory it shared.
 
         What stands below an older process is that one's business.
         """
-        left = self._left()
-        held: set[Identity] = set()
-        for found in left:
-            held |= procfs.held(found.pid, writing=True) or set()
         lines = []
-        for found in left:
+        for found in self._left():
             lines.append(tree.describe(found))
-            lines += tree.stop(found.pid, itself=True)[0]
-        return Left(list(dict.fromkeys(lines)), self._memory(stage, held))
+            lines += tree.stop(found.pid, itself=True, before=self.note_memory)[0]
+        return Left(list(dict.fromkeys(lines)), self._memory(stage))
+
+    def note_memory(self, s: procfs.Stat) -> None:
+        """Remember what a process of the stage shares that is about to be killed."""
+        self._held |= procfs.held(s.pid, writing=True) or set()
 
     def _left(self) -> list[psutil.Process]:
         table = procfs.table()
@@ -68,7 +69,7 @@ class StageCleanup:
             and not HELPERS.search(procfs.full_command(found.pid))
         ]
 
-    def _memory(self, stage: str, held: set[Identity]) -> list[str]:
+    def _memory(self, stage: str) -> list[str]:
         if not procfs.shares_memory():
             return []
         new = {
@@ -78,9 +79,9 @@ class StageCleanup:
         }
         if not new:
             return []
-        # Whose it is: held by what was just ended, or seen and listed before.
+        # Whose it is: held by what was ended, or seen and listed before.
         listed = manifest.read(self._list.read_text("utf-8", "replace")).segments
-        proven = held | {
+        proven = self._held | {
             s.identity for s in listed if s.stage == stage and s.worker == os.getpid()
         }
         lines = [

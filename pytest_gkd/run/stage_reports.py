@@ -110,7 +110,10 @@ class StageReports:
         watch = self._run.watchdog.workers.get(worker)
         if watch is not None:
             # Whatever is left in its control group, where it had one.
-            ended, left = tree.stop(watch.pid, itself=True, start=watch.start)
+            note = self._run.manifest_writer.note_memory
+            ended, left = tree.stop(
+                watch.pid, itself=True, start=watch.start, before=note
+            )
             record.cleaned += ended
             self._run.recorder.note_survivors(left)
             theirs = [

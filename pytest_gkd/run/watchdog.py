@@ -144,6 +144,7 @@ class Watchdog(threading.Thread):
     itself, ``on_problem`` what went wrong here, which holds up nothing else.
     ``end_stuck`` lets a stage that is proven to be stuck be ended before its budget is
     over (see ``stall.QuietWatch``). ``prepare`` makes the way to a file of stacks.
+    ``on_kill`` gets each process that is about to be killed, from any thread.
     All are called with ``lock`` held and must not block, as is true of the methods for
     other threads. What may block, a look at a tree and its end, has threads of its own.
     """
@@ -161,6 +162,7 @@ class Watchdog(threading.Thread):
         *,
         end_stuck: bool = True,
         prepare: stacks.Prepare = make_way,
+        on_kill: Callable[[procfs.Stat], None] = lambda _: None,
         lock: threading.RLock | None = None,
     ) -> None:
         super().__init__(name="gkd-watchdog", daemon=True)
@@ -176,6 +178,7 @@ class Watchdog(threading.Thread):
         self._on_problem = on_problem
         self._end_stuck = end_stuck
         self._prepare = prepare
+        self._on_kill = on_kill
         self.spared = {child.pid for child in tree.children(os.getpid())}
         self._over = threading.Event()
         self.error: BaseException | None = None
@@ -360,15 +363,24 @@ class Watchdog(threading.Thread):
             tree.resume(worker.pid, worker.start)
             return
         try:
-            ended, survived = tree.stop(
-                worker.pid, itself=False, start=worker.start, limit_s=END_LIMIT_S
-            )
+            ended, survived = self._kill(worker, itself=False)
         finally:
             # Only then may pytest-xdist see the worker go, with everything known.
             self._tell(worker, ended, survived)
-            tree.stop(worker.pid, itself=True, start=worker.start, limit_s=END_LIMIT_S)
+            self._kill(worker)
             worker.give_up_at = float("inf")
             self._see_off(worker)
+
+    def _kill(
+        self, worker: WorkerWatch, *, itself: bool = True
+    ) -> tuple[list[str], list[str]]:
+        return tree.stop(
+            worker.pid,
+            itself=itself,
+            start=worker.start,
+            before=self._on_kill,
+            limit_s=END_LIMIT_S,
+        )
 
     def _is_in_time(self, worker: WorkerWatch) -> bool:
         """Whether it had finished before it was stopped; then it is left alone."""
@@ -450,9 +462,10 @@ class Watchdog(threading.Thread):
         """
         workers = {other.pid for other in self.workers.values()}
         # Its control group, if it had one.
-        tree.stop(worker.pid, itself=True, start=worker.start)
+        self._kill(worker)
         spare = workers | self.spared
-        tree.stop(os.getpid(), itself=False, spare=spare, own=tree.is_child)
+        me, before = os.getpid(), self._on_kill
+        tree.stop(me, itself=False, spare=spare, own=tree.is_child, before=before)
         self._see_off(worker)
 
     def _quiet_watch(self, worker: WorkerWatch) -> QuietWatch | None:

@@ -470,7 +470,10 @@ class StageWorker:
         if result.outcome == TIMEOUT:
             # What it started would go on, and hold ports and memory of later stages.
             assert self._cleanup is not None
-            ended, _ = tree.stop(os.getpid(), itself=False, spare=self._cleanup.before)
+            mine = self._cleanup
+            ended, _ = tree.stop(
+                os.getpid(), itself=False, spare=mine.before, before=mine.note_memory
+            )
             result.ended = tuple(ended)
         sanitize_report(item.config, report)
         report.gkd = typed_json.dumps(result)  # type: ignore[attr-defined]
