@@ -31,7 +31,7 @@ from pytest_gkd.report.record import RunRecord
 from pytest_gkd.run.guardian_watch import GuardianWatch
 from pytest_gkd.run.recorder import Recorder
 from pytest_gkd.run.run_directory import RunDir
-from pytest_gkd.run.watchdog import WorkerWatch
+from pytest_gkd.run.worker_watch import WorkerWatch
 
 LIMIT_S = 120
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gkd.files import make_way
 from pytest_gkd.processes import gpus, resource_use, stall, tree
 from pytest_gkd.processes.resource_use import Usage
 from pytest_gkd.processes.stacks import Stack
@@ -99,6 +100,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall, "LOOK_S", 0.2)
 
 
+def taken_of(pid: int, place: Path) -> stall.Take:
+    return lambda below: stall.look(pid, place / "armed", place / below, make_way)
+
+
 @pytest.fixture
 def watch(
     tmp_path: Path, quick: None
@@ -108,7 +113,7 @@ def watch(
     def look(code: str, for_s: float) -> tuple[Progress | None, QuietWatch]:
         child = subprocess.Popen([sys.executable, "-c", code])
         started.append(child)
-        quiet = QuietWatch(child.pid, 5.0, tmp_path / "armed", tmp_path / "stacks")
+        quiet = QuietWatch(child.pid, 5.0, taken_of(child.pid, tmp_path))
         until = time.monotonic() + for_s
         while time.monotonic() < until:
             found = quiet.look(time.monotonic(), 0.0)
@@ -157,7 +162,7 @@ def test_a_process_that_sleeps_for_a_set_time_is_not(watch: Watch) -> None:
 def test_a_word_of_the_stage_starts_the_wait_anew(tmp_path: Path, quick: None) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     try:
-        quiet = QuietWatch(child.pid, 5.0, tmp_path / "armed", tmp_path / "stacks")
+        quiet = QuietWatch(child.pid, 5.0, taken_of(child.pid, tmp_path))
         until = time.monotonic() + 4
         while time.monotonic() < until:
             said = float(int(time.monotonic()))  # another word each second
@@ -174,7 +179,8 @@ def test_a_word_of_the_stage_starts_the_wait_anew(tmp_path: Path, quick: None) -
 def test_the_longer_the_budget_the_longer_the_proof(
     tmp_path: Path, budget_s: float, window_s: float
 ) -> None:
-    assert QuietWatch(1, budget_s, tmp_path, tmp_path).window_s == window_s
+    take = taken_of(1, tmp_path)
+    assert QuietWatch(1, budget_s, take).window_s == window_s
 
 
 @pytest.mark.parametrize(
@@ -186,7 +192,7 @@ def test_the_longer_the_budget_the_longer_the_proof(
     ],
 )
 def test_a_busy_gpu_is_no_proof_of_work_in_a_collective(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frame: str, is_stuck: bool
+    monkeypatch: pytest.MonkeyPatch, frame: str, is_stuck: bool
 ) -> None:
     """NCCL's kernel keeps a GPU busy while it waits for a rank that never comes."""
     busy = "GPU 0 is at work (100 %)"
@@ -195,8 +201,7 @@ def test_a_busy_gpu_is_no_proof_of_work_in_a_collective(
     first, second = (
         dataclasses.replace(one, stacks=(stack(7, frame),)) for one in looks()
     )
-    monkeypatch.setattr(stall, "look", lambda *_: second)
-    quiet = QuietWatch(7, 30.0, tmp_path / "armed", tmp_path / "stacks")
+    quiet = QuietWatch(7, 30.0, lambda _: second)
     quiet._first = first
     found = quiet._prove(10.0)
     assert (found is not None) == is_stuck

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -14,14 +15,14 @@ import psutil
 import pytest
 
 from pytest_gkd.clock import monotonic
-from pytest_gkd.processes import stall, tree
+from pytest_gkd.processes import resource_use, stall, tree
 from pytest_gkd.run import watchdog
 from pytest_gkd.run.events import EventReader, EventWriter
-from pytest_gkd.run.watchdog import (
+from pytest_gkd.run.watchdog import Overrun, Watchdog
+from pytest_gkd.run.worker_watch import (
     CLOSE_BUDGET_S,
     END_AFTER_S,
-    Overrun,
-    Watchdog,
+    Sample,
     WorkerWatch,
 )
 from pytest_gkd.stage_api import EXTRA_LIMIT_S
@@ -256,7 +257,7 @@ def test_a_worker_that_finishes_while_its_stacks_are_taken_is_left_alone(
 
     monkeypatch.setattr(stall, "look", finish)
     bench.watchdog.start()
-    while not bench.ticks or not bench.watchdog.workers["gw0"].has_sample:
+    while not bench.ticks or not bench.watchdog.workers["gw0"].samples:
         bench.await_ticks(1)
     assert bench.watchdog.workers["gw0"].phase == "closing"
     assert bench.overruns == []
@@ -400,12 +401,13 @@ def test_what_a_look_shows_is_its_own_stages_also_when_the_next_has_begun(
 ) -> None:
     worker = follow(still, "hello", "start")
     worker.looked_at = "s"
-    note = still.watchdog.sample(worker, still.directory, None)
+    seen = stall.Look(resource_use.read(os.getpid(), 0.0), ())
+    note = still.watchdog.sample(worker, lambda _: seen, None)
     still.start("gw0", "next", 9, t=100.0)
     still.watchdog.drain()
     note()
     assert set(worker.samples) == {"s"}
-    assert not worker.has_sample
+    assert worker.sample is not worker.samples["s"]
 
 
 def test_no_number_that_is_no_time_moves_a_deadline(still: Bench) -> None:
@@ -472,9 +474,11 @@ def test_each_phase_has_its_deadline(
 
 def test_the_next_stage_is_sampled_anew(bench: Bench) -> None:
     worker = follow(bench, "hello", "start")
-    worker.has_sample = True
-    assert follow(bench, "finish", "closed").has_sample
-    assert not follow(bench, "start").has_sample
+    worker.wants_sample = False
+    worker.samples["s"] = Sample((), None)
+    assert not follow(bench, "finish", "closed").wants_sample
+    assert follow(bench, "start").wants_sample
+    assert not worker.samples
 
 
 def test_a_word_of_a_worker_that_never_said_hello_changes_nothing(
@@ -665,7 +669,7 @@ def test_after_a_stop_stillness_counts_from_then(
     watch = bench.watchdog.workers["gw0"]
     watch.looked_at, before = watch.stage, watch.quiet
     assert before is not None
-    seen = stall.look(watch.pid, bench.directory / "armed", bench.directory)
+    seen = stall.Look(resource_use.read(watch.pid, 0.0), ())
     proof = (stall.compare(seen, seen), seen)
     monkeypatch.setattr(before, "look", lambda now, said: proof)
     note = bench.watchdog.prove_stuck(watch, before)

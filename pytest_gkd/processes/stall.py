@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import psutil
 
 from pytest_gkd.clock import monotonic
-from pytest_gkd.files import make_way
 from pytest_gkd.processes import gpus, resource_use, stacks
 from pytest_gkd.processes.resource_use import Usage
 from pytest_gkd.processes.stacks import Prepare, Stack
@@ -39,6 +39,10 @@ class Look:
 
     usage: Usage
     stacks: tuple[Stack, ...]
+
+
+# Looks at a tree now; its stacks go to a directory of that name, or to the one above.
+Take = Callable[[str], Look]
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ class Progress:
         return f"{word}: {spent} and stood in the same place before and after{held}"
 
 
-def look(pid: int, armed: Path, out: Path, prepare: Prepare = make_way) -> Look:
+def look(pid: int, armed: Path, out: Path, prepare: Prepare) -> Look:
     """Look at the tree of ``pid`` now; see ``stacks.collect`` for the rest."""
     # Usage first: taking stacks makes the processes run.
     usage = resource_use.read(pid, monotonic())
@@ -158,22 +162,13 @@ class QuietWatch:
 
     The main thread of the stage's process is looked at every second. Only when it has
     not woken for half of ``window_s`` is the whole tree looked at, and again at the
-    end of it. Any waking in between starts the wait anew.
+    end of it. Any waking in between starts the wait anew. ``take`` takes those looks.
     """
 
-    def __init__(
-        self,
-        pid: int,
-        budget_s: float,
-        armed: Path,
-        out: Path,
-        prepare: Prepare = make_way,
-    ) -> None:
+    def __init__(self, pid: int, budget_s: float, take: Take) -> None:
         self.window_s = max(QUIET_S, min(QUIET_MOST_S, QUIET_SHARE * budget_s))
         self._pid = pid
-        self._armed = armed
-        self._out = out
-        self._prepare = prepare
+        self._take = take
         self._next = 0.0
         self._seen: object = None
         self._since = 0.0
@@ -206,8 +201,7 @@ class QuietWatch:
         quiet_s = now - self._since
         if self._first is None:
             if quiet_s >= self.window_s / 2:
-                out = self._out / "earlier"
-                self._first = look(self._pid, self._armed, out, self._prepare)
+                self._first = self._take("earlier")
                 # Being looked at wakes it.
                 self._seen = (*resource_use.main_thread(self._pid), said)
             return None
@@ -222,7 +216,7 @@ class QuietWatch:
         if not self.doubt and not _in_a_collective(self._first.stacks):
             self.doubt = gpus.at_work(self._first.usage.pids)
         if not self.doubt:
-            second = look(self._pid, self._armed, self._out, self._prepare)
+            second = self._take("")
             progress = compare(self._first, second)
             if progress.verdict == "stuck":
                 return progress, second

@@ -11,7 +11,8 @@ from pytest_gkd.processes.heartbeat import Sign
 from pytest_gkd.report import render
 from pytest_gkd.run.recorder import Recorder, extend
 from pytest_gkd.run.run_directory import RunDir
-from pytest_gkd.run.watchdog import COLLECT_BUDGET_S, Watchdog
+from pytest_gkd.run.watchdog import Watchdog
+from pytest_gkd.run.worker_watch import COLLECT_BUDGET_S
 
 
 class GuardianWatch:

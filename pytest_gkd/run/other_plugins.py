@@ -11,7 +11,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from pytest_gkd.clock import monotonic
-from pytest_gkd.run.watchdog import GENTLE_AFTER_S, STOPPED_S
+from pytest_gkd.run.worker_watch import GENTLE_AFTER_S, STOPPED_S
 from pytest_gkd.stage_plan import PlannedStage
 
 LEAST_S = 0.02

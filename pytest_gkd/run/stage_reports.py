@@ -22,7 +22,7 @@ from pytest_gkd.run.pytest_report import (
     properties,
 )
 from pytest_gkd.run.run_directory import temporary_name
-from pytest_gkd.run.watchdog import read_output
+from pytest_gkd.run.worker_watch import read_output
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.stage_events import StageResult, Verdict
 

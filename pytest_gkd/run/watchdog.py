@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from concurrent.futures import wait
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, TypeVar
 
 import psutil
 
@@ -21,15 +20,17 @@ from pytest_gkd.files import make_way
 from pytest_gkd.processes import background, procfs, resource_use, stacks, stall, tree
 from pytest_gkd.processes.stall import Look, Progress, QuietWatch
 from pytest_gkd.run.events import EventReader
+from pytest_gkd.run.worker_watch import (
+    END_AFTER_S,
+    STOPPED_S,
+    Sample,
+    WorkerWatch,
+    read_output,
+)
 from pytest_gkd.stage_api import EXTRA_LIMIT_S
 
-# pytest-timeout, inside the worker, is the gentle line: a hang in Python ends with its
-# fixtures torn down. It fires a little after the budget, when the stacks have been
-# taken, and the tree is ended a little after that, whatever the worker does.
-GENTLE_AFTER_S = 0.4
-END_AFTER_S = 0.8
-COLLECT_BUDGET_S = 60.0
-CLOSE_BUDGET_S = 15.0
+T = TypeVar("T")
+
 TICK_S = 0.1
 # Of all workers' events in one tick, and of one worker's while the lock is held: some
 # three thousand, and a few hundredths of a second.
@@ -46,73 +47,8 @@ LOOK_LIMIT_S = 4.0
 END_LIMIT_S = 5.0
 # An ending that takes longer is held by the kernel; the run goes on without it.
 GIVE_UP_S = 3 * END_LIMIT_S
-OUTPUT_BYTES = 64 * 1024
 # How often a worker that has said nothing yet is looked at.
 WAKE_S = 1.0
-# A tick that begins so long after the last one has begun may come after a stop.
-STOPPED_S = 1.0
-
-
-class Sample(NamedTuple):
-    """The stacks of a stage's process tree at the end of its budget.
-
-    ``progress`` compares it with a look before that, if there was one.
-    """
-
-    stacks: list[stacks.Stack]
-    progress: Progress | None
-
-
-@dataclass
-class WorkerWatch:
-    """What the watchdog knows of one worker process. Times are ``clock.monotonic()``.
-
-    ``phase`` is starting, idle, running, closing (the stage's result is known; a
-    traceback is made of it, its fixtures are being torn down) or done. ``ended`` is set
-    as soon as its end begins, ``told`` when ``on_overrun`` knows of it, ``noticed``
-    when pytest-xdist does.
-    ``samples`` are of all its stages: a look may be over when the next has begun.
-    ``silent`` is one that has not said hello: it may import what a conftest.py needs.
-    ``woke`` is how often its main thread had been switched when it was last looked at.
-    """
-
-    name: str
-    pid: int
-    phase: str = "starting"
-    stage: str = ""
-    since: float = 0.0
-    limit_s: float = COLLECT_BUDGET_S
-    extra_s: dict[str, float] = field(default_factory=dict)
-    said: float = 0.0
-    earlier: Look | None = None
-    quiet: QuietWatch | None = None
-    stuck_at: float | None = None
-    progress: Progress | None = None
-    looking: Future[Callable[[], None]] | None = None
-    looked_at: str = ""
-    wants_sample: bool = True
-    sampled: list[stacks.Stack] = field(default_factory=list)
-    has_sample: bool = False
-    samples: dict[str, Sample] = field(default_factory=dict)
-    ended: bool = False
-    give_up_at: float = float("inf")
-    told: bool = False
-    noticed: bool = False
-    dead_since: float | None = None
-    output: list[BinaryIO] = field(default_factory=list)
-    start: int | None = None
-    silent: bool = False
-    woke: int = 0
-    next_wake: float = 0.0
-
-    @property
-    def deadline(self) -> float:
-        """When the present phase should be over; infinite while idle."""
-        if self.phase in ("idle", "done"):
-            return float("inf")
-        if self.stuck_at is not None:
-            return self.stuck_at
-        return self.since + self.limit_s + sum(self.extra_s.values())
 
 
 @dataclass(frozen=True)
@@ -205,7 +141,7 @@ class Watchdog(threading.Thread):
         self._over.set()
         self.join()
         for worker in self.workers.values():
-            _close(worker)
+            worker.close()
 
     def due(self, now: float, least_s: float) -> float:
         """When the first of the workers has to be ended, if it makes no progress.
@@ -215,7 +151,7 @@ class Watchdog(threading.Thread):
         open_now = [
             worker.deadline
             for worker in self.workers.values()
-            if not worker.ended and worker.phase not in ("idle", "done")
+            if not worker.ended and worker.has_deadline
         ]
         return min([*open_now, now + least_s]) + END_AFTER_S
 
@@ -225,7 +161,7 @@ class Watchdog(threading.Thread):
         for worker in self.workers.values():
             worker.extra_s["stop"] = worker.extra_s.get("stop", 0.0) + seconds
             worker.give_up_at += seconds
-            self._look_anew(worker)
+            worker.look_anew()
             if worker.quiet is not None:
                 worker.quiet = self._quiet_watch(worker)
 
@@ -261,62 +197,28 @@ class Watchdog(threading.Thread):
             about = "the guardian could not be looked after"
             self._attempt(about, self._on_tick, monotonic())
 
-    def _attempt(self, what: str, work: Callable[..., None], *args: Any) -> None:
+    def _attempt(self, what: str, work: Callable[..., T], *args: Any) -> T | None:
         """Do what must not keep this thread from anything else that it does."""
         try:
-            work(*args)
+            return work(*args)
         except Exception as error:
             text = f"{what}: {type(error).__name__}: {error}"
             with self.lock:
                 self._on_problem(text)
+        return None
 
     def _take_in(self, event: events.Event) -> None:
-        self._follow(event)
-        self._on_event(event)
-
-    def _follow(self, event: events.Event) -> None:
-        name, now = event.worker, event.t
+        name = event.worker
         if isinstance(event, events.Hello):
             self.workers[name] = WorkerWatch(
-                name, event.pid, since=now, start=event.start or None
+                name, event.pid, since=event.t, start=event.start or None
             )
         worker = self.workers.get(name)
-        if worker is None:
-            return
-        match event:
-            case events.Collected() | events.Closed():
-                worker.phase = "idle"
-            case events.Start():
-                worker.phase, worker.stage, worker.since = "running", event.stage, now
-                worker.limit_s = event.budget_s
-                worker.sampled, worker.has_sample, worker.wants_sample = [], False, True
-                worker.earlier = worker.progress = worker.stuck_at = None
-                worker.said = now
+        if worker is not None:
+            worker.follow(event)
+            if isinstance(event, events.Start):
                 worker.quiet = self._quiet_watch(worker)
-                _close(worker)
-                worker.output = _captured(worker.pid, event.captured)
-                worker.extra_s = {}
-            case events.Step() | events.Fact():
-                worker.said = now
-            case events.Extra():
-                self._extend(worker, event.what, event.s)
-                worker.said = now
-            case events.Raised() | events.Finish():
-                worker.phase, worker.since, worker.extra_s = "closing", now, {}
-                worker.limit_s, worker.stuck_at = CLOSE_BUDGET_S, None
-            case events.Bye():
-                worker.phase = "done"
-
-    def _extend(self, worker: WorkerWatch, what: str, seconds: float) -> None:
-        """More time than the budget, within its bound."""
-        if not float(seconds) >= 0:
-            raise ValueError(f"{seconds!r} is no time that a stage may be given")
-        worker.extra_s[what] = min(float(seconds), EXTRA_LIMIT_S[what])
-        self._look_anew(worker)
-
-    def _look_anew(self, worker: WorkerWatch) -> None:
-        worker.samples.pop(worker.stage, None)
-        worker.earlier, worker.has_sample, worker.wants_sample = None, False, True
+        self._on_event(event)
 
     def judge(self, worker: WorkerWatch, now: float) -> None:
         """Hold one worker to its deadline."""
@@ -326,16 +228,16 @@ class Watchdog(threading.Thread):
                 what = worker.stage or worker.name
                 hangs = f"the processes of {what}; even a look at them hangs"
                 self._tell(worker, (), (hangs,))
-                self._begin(worker, "loss", partial(self._see_off, worker))
+                self._begin(worker, "loss", self._see_off)
             return
         if worker.phase != "done" and tree.is_dead(worker.pid, worker.start):
             worker.dead_since = worker.dead_since or now
             if now > worker.dead_since + NOTICE_S:
                 worker.ended = True
-                self._begin(worker, "burial", partial(self._bury, worker))
+                self._begin(worker, "burial", self._bury)
             return
         self._see(worker)
-        if worker.phase in ("idle", "done"):
+        if not worker.has_deadline:
             return
         if now >= worker.deadline:
             self._hear(worker.name, TICK_BYTES)  # it may have said that it is done
@@ -345,15 +247,14 @@ class Watchdog(threading.Thread):
             return
         worker.ended = True
         worker.give_up_at = now + GIVE_UP_S
-        self._begin(worker, "end", partial(self._end, worker))
+        self._begin(worker, "end", self._end)
 
     def _begin(
-        self, worker: WorkerWatch, what: str, work: Callable[[], None]
-    ) -> Future[None]:
+        self, worker: WorkerWatch, what: str, work: Callable[[WorkerWatch], None]
+    ) -> None:
         about = f"the {what} of worker {worker.name} went wrong"
-        return background.begin(
-            f"gkd-{what}-{worker.name}", partial(self._attempt, about, work)
-        )
+        work_on_it = partial(self._attempt, about, work, worker)
+        background.begin(f"gkd-{what}-{worker.name}", work_on_it)
 
     def _end(self, worker: WorkerWatch) -> None:
         ended: Iterable[str] = ()
@@ -398,11 +299,8 @@ class Watchdog(threading.Thread):
             if worker.told:
                 return
             worker.told = True
-            output: list[str] = []
-            self._attempt(
-                "what a stage printed could not be read",
-                lambda: output.append(read_output(worker)),
-            )
+            about = "what a stage printed could not be read"
+            output = self._attempt(about, read_output, worker) or ""
             self._on_overrun(
                 Overrun(
                     worker.name,
@@ -410,11 +308,11 @@ class Watchdog(threading.Thread):
                     worker.phase,
                     worker.limit_s,
                     monotonic() - worker.since,
-                    tuple(worker.sampled),
+                    worker.sample.stacks,
                     tuple(ended),
                     tuple(survived),
-                    "".join(output),
-                    worker.progress,
+                    output,
+                    worker.sample.progress,
                     worker.stuck_at is not None,
                 )
             )
@@ -469,16 +367,17 @@ class Watchdog(threading.Thread):
         self._see_off(worker)
 
     def _quiet_watch(self, worker: WorkerWatch) -> QuietWatch | None:
-        watch = QuietWatch(
-            worker.pid,
-            worker.limit_s,
-            self._armed,
-            self._stacks_of(worker),
-            self._prepare,
-        )
+        watch = QuietWatch(worker.pid, worker.limit_s, self._takes(worker))
         # With little left of the budget by then there is nothing to be gained.
         gains = watch.window_s < worker.limit_s - LOOK_BEFORE_S
         return watch if self._end_stuck and gains else None
+
+    def _takes(self, worker: WorkerWatch) -> stall.Take:
+        """What takes a look at the tree of its present stage."""
+        out = self._stacks_dir / (worker.stage or worker.name)
+        return lambda below: stall.look(
+            worker.pid, self._armed, out / below, self._prepare
+        )
 
     def _look(self, worker: WorkerWatch, now: float) -> None:
         """Begin the look at the worker's tree that is due, one at a time."""
@@ -505,10 +404,10 @@ class Watchdog(threading.Thread):
         self, worker: WorkerWatch, now: float
     ) -> Callable[[], Callable[[], None]] | None:
         """The look at a tree that is due; it gives what is then to be noted."""
-        out = self._stacks_of(worker)
         if now >= worker.deadline:
             due, worker.wants_sample = worker.wants_sample, False
-            return partial(self.sample, worker, out, worker.earlier) if due else None
+            take = self._takes(worker)
+            return partial(self.sample, worker, take, worker.earlier) if due else None
         if worker.silent and now >= worker.next_wake:
             worker.next_wake = now + WAKE_S
             return partial(self._see_start, worker)
@@ -518,7 +417,7 @@ class Watchdog(threading.Thread):
             return partial(self.prove_stuck, worker, worker.quiet)
         lead_s = min(LOOK_BEFORE_S, LOOK_BEFORE_SHARE * worker.limit_s)
         if worker.earlier is None and now >= worker.deadline - lead_s:
-            return partial(self._look_earlier, worker, out / "earlier")
+            return partial(self._look_earlier, worker, self._takes(worker))
         return None
 
     def _see_start(self, worker: WorkerWatch) -> Callable[[], None]:
@@ -546,16 +445,17 @@ class Watchdog(threading.Thread):
             current = worker.phase == "running" and worker.quiet is quiet
             if proof is not None and current:
                 progress, last = proof
-                self._note(worker, stage, Sample(list(last.stacks), progress))
+                worker.samples[stage] = Sample(last.stacks, progress)
                 worker.wants_sample = False
                 # Its last second to end by itself runs from here.
                 worker.stuck_at = monotonic()
 
         return note
 
-    def _look_earlier(self, worker: WorkerWatch, out: Path) -> Callable[[], None]:
-        stage = worker.looked_at
-        seen = stall.look(worker.pid, self._armed, out, self._prepare)
+    def _look_earlier(
+        self, worker: WorkerWatch, take: stall.Take
+    ) -> Callable[[], None]:
+        stage, seen = worker.looked_at, take("earlier")
 
         def note() -> None:
             if worker.stage == stage:
@@ -564,51 +464,9 @@ class Watchdog(threading.Thread):
         return note
 
     def sample(
-        self, worker: WorkerWatch, out: Path, earlier: Look | None
+        self, worker: WorkerWatch, take: stall.Take, earlier: Look | None
     ) -> Callable[[], None]:
-        stage = worker.looked_at
-        last = stall.look(worker.pid, self._armed, out, self._prepare)
+        stage, last = worker.looked_at, take("")
         progress = stall.compare(earlier, last) if earlier is not None else None
-        sample = Sample(list(last.stacks), progress)
-        return partial(self._note, worker, stage, sample)
-
-    def _note(self, worker: WorkerWatch, stage: str, sample: Sample) -> None:
-        worker.samples[stage] = sample
-        if worker.stage == stage:
-            worker.sampled, worker.progress = sample
-            worker.has_sample = True
-
-    def _stacks_of(self, worker: WorkerWatch) -> Path:
-        return self._stacks_dir / (worker.stage or worker.name)
-
-
-def _captured(pid: int, descriptors: Iterable[int]) -> list[BinaryIO]:
-    """The files that pytest captures a worker's stdout and stderr in, kept open.
-
-    They have no name; a handle from /proc still reads them when the worker is dead.
-    A pipe or a terminal is left alone: to read it would be to steal from it.
-    """
-    files: list[BinaryIO] = []
-    for number in descriptors:
-        path = Path(f"/proc/{pid}/fd/{number}")
-        try:
-            if stat.S_ISREG(path.stat().st_mode):
-                files.append(path.open("rb"))
-        except OSError:
-            continue  # it ended meanwhile
-    return files
-
-
-def _close(worker: WorkerWatch) -> None:
-    while worker.output:
-        worker.output.pop().close()
-
-
-def read_output(worker: WorkerWatch) -> str:
-    """The end of what the worker's stage printed, at most 64 KiB a stream."""
-    parts = []
-    for file in worker.output:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - OUTPUT_BYTES))
-        parts.append(file.read().decode("utf-8", "replace"))
-    return "\n".join(part for part in parts if part.strip())
+        sample = Sample(last.stacks, progress)
+        return partial(worker.samples.__setitem__, stage, sample)

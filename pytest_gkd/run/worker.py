@@ -49,7 +49,7 @@ from pytest_gkd.run.other_plugins import GentleTimeout, RunOnce, gentle_s
 from pytest_gkd.run.selection import Request
 from pytest_gkd.run.stage_cleanup import StageCleanup, may_outlive_it
 from pytest_gkd.run.surroundings import IN_STAGE
-from pytest_gkd.run.watchdog import CLOSE_BUDGET_S, GENTLE_AFTER_S
+from pytest_gkd.run.worker_watch import CLOSE_BUDGET_S, GENTLE_AFTER_S
 from pytest_gkd.stage_api import StageContext, StageFault
 from pytest_gkd.stage_plan import PlannedStage
 
