@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pytest_gkd.stage_api import StageFault
 
@@ -65,6 +66,14 @@ def first_missing(path: Path) -> Path:
     return path
 
 
+def fault(
+    cause: str, path: Path | str, origin: str, problem: str, /, **facts: Any
+) -> StageFault:
+    """The fault for ``path``, named by ``origin``; ``problem`` follows its name."""
+    facts = {"path": str(path), "origin": origin, **facts}
+    return StageFault(cause, f"{origin}: {path} {problem}", facts=facts)
+
+
 def missing(
     cause: str,
     path: Path,
@@ -79,40 +88,32 @@ def missing(
     """
     near = near_names(path, suffixes=suffixes)
     gap = first_missing(path)
-    broken = path.is_symlink()
-    if broken:
+    if path.is_symlink():
         what = f"is a link to {path.readlink()}, which does not exist"
     else:
         what = "does not exist"
         if gap != path.absolute():
             what += f", nor does {gap}"
-    return StageFault(
+    return fault(
         cause,
-        f"{origin}: {path} {what}; expected {expected}{did_you_mean(near)}",
-        facts={
-            "path": str(path),
-            "origin": origin,
-            "near": near,
-            "nearest": next(iter(near), ""),
-            "directory": str(gap.parent),
-            "absent": True,
-        },
+        path,
+        origin,
+        f"{what}; expected {expected}{did_you_mean(near)}",
+        near=near,
+        nearest=next(iter(near), ""),
+        directory=str(gap.parent),
+        absent=True,
     )
 
 
 def denied(path: Path, origin: str, error: OSError) -> StageFault:
     """The fault for ``path``, which this user may not read."""
-    shown = f"{origin}: {path} cannot be read by user id {os.geteuid()}: "
-    shown += str(error.strerror)
+    what = f"cannot be read by user id {os.geteuid()}: {error.strerror}"
     with contextlib.suppress(OSError):
         status = path.stat()
         mode = stat.S_IMODE(status.st_mode)
-        shown += f" (its mode is {mode:03o}, its owner user id {status.st_uid})"
-    return StageFault(
-        "env.permission",
-        shown,
-        facts={"path": str(path), "origin": origin, "user_id": os.geteuid()},
-    )
+        what += f" (its mode is {mode:03o}, its owner user id {status.st_uid})"
+    return fault("env.permission", path, origin, what, user_id=os.geteuid())
 
 
 def is_lfs_pointer(start: bytes) -> bool:

@@ -16,7 +16,6 @@ import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload import paths
@@ -118,25 +117,26 @@ def _expanded(path: Path, origin: str) -> list[Path]:
         return [path]
     found = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute too
     if os.path.lexists(path) and str(path) not in found:
-        raise StageFault(
-            "data.file-missing",
-            f"{origin}: {path} is there, but datasets takes its name for a pattern, "
-            "which does not match it; expected a name without [, ] and *",
-            facts=_elsewhere(path, origin),
+        what = (
+            "is there, but datasets takes its name for a pattern, which does not match "
+            "it; expected a name without [, ] and *"
         )
+        raise _no_data(path, origin, what)
     if not found:
         raise StageFault(
             "data.file-missing",
             f"{origin}: no file matches {path}",
-            facts=_elsewhere(path, origin),
+            facts=_no_data(path, origin, "").facts,
         )
     return [Path(name) for name in found]
 
 
-def _elsewhere(path: Path, origin: str) -> dict[str, Any]:
-    """Facts of a path that is not what holds the data: where to look instead."""
+def _no_data(path: Path, origin: str, problem: str) -> StageFault:
+    """The fault for a path that is not what holds the data, and where to look."""
     place = path if path.is_dir() else paths.first_missing(path).parent
-    return {"path": str(path), "origin": origin, "near": [], "directory": str(place)}
+    return paths.fault(
+        "data.file-missing", path, origin, problem, near=[], directory=str(place)
+    )
 
 
 def _checked(path: Path, origin: str) -> DataFile:
@@ -145,29 +145,19 @@ def _checked(path: Path, origin: str) -> DataFile:
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise
+        expected = f"a file or directory of {EXPECTED}"
         raise paths.missing(
-            "data.file-missing",
-            path,
-            origin,
-            f"a file or directory of {EXPECTED}",
-            SUFFIXES,
+            "data.file-missing", path, origin, expected, SUFFIXES
         ) from None
     if stat.S_ISDIR(status.st_mode):
         return _directory(path, origin)
     if not stat.S_ISREG(status.st_mode):
         kind = "a pipe" if stat.S_ISFIFO(status.st_mode) else "a device or socket"
-        raise StageFault(
-            "data.loader-stall",
-            f"{origin}: {path} is {kind}, on which a reader may wait for ever; "
-            "expected a regular file",
-            facts={"path": str(path), "origin": origin, "file_type": kind},
-        )
+        what = f"is {kind}, on which a reader may wait for ever; expected a "
+        what += "regular file"
+        raise paths.fault("data.loader-stall", path, origin, what, file_type=kind)
     if status.st_size == 0:
-        raise StageFault(
-            "data.empty",
-            f"{origin}: {path} is empty (0 bytes)",
-            facts={"path": str(path), "origin": origin, "rows": 0},
-        )
+        raise paths.fault("data.empty", path, origin, "is empty (0 bytes)", rows=0)
     with path.open("rb") as file:
         start = file.read(64)
     kind = _kind(path, start, status.st_size)
@@ -185,11 +175,7 @@ def _directory(path: Path, origin: str) -> DataFile:
     )
     if not inside or (path / "config.json").is_file():
         what = "a model's directory" if inside else "a directory without data files"
-        raise StageFault(
-            "data.file-missing",
-            f"{origin}: {path} is {what}; expected {EXPECTED}",
-            facts=_elsewhere(path, origin),
-        )
+        raise _no_data(path, origin, f"is {what}; expected {EXPECTED}")
     size = sum(_checked(one, origin).size_bytes for one in inside)
     return DataFile(str(path), "folder", size, origin)
 
@@ -217,9 +203,8 @@ def _kind(path: Path, start: bytes, size: int) -> str:
     """What a file is, by its content; the name may not say something else."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if paths.is_lfs_pointer(start):
-        fault = corrupt(path, "is a git-lfs pointer, not the data itself")
-        fault.facts["lfs_pointer"] = True
-        raise fault
+        what = "is a git-lfs pointer, not the data itself"
+        raise corrupt(path, what, lfs_pointer=True)
     if start.startswith(PARQUET_MAGIC):
         if any(suffix in JSON_SUFFIXES for suffix in suffixes):
             raise corrupt(path, "holds parquet, but its name says JSON")

@@ -115,29 +115,31 @@ def check_student(files: ModelFiles, origin: str, device: str) -> None:
     ``vllm.attention-backend``; an engine would tell after half a minute.
     """
     config = {**files.config, **text_part(files.config)}
-    facts: dict[str, Any] = {"path": str(files.directory), "origin": origin}
+    directory = files.directory
     quantized = config.get("quantization_config")
     if isinstance(quantized, dict):
         method = str(quantized.get("quant_method", "unnamed"))
-        raise StageFault(
+        raise paths.fault(
             "vllm.quantization",
-            f"{origin}: {files.directory} is quantized ({method}): such weights cannot "
-            "be trained in place, nor pushed to an engine; expected the unquantized "
-            "checkpoint (a quantized teacher is fine)",
-            facts={**facts, "quant_method": method, "quantized_student": True},
+            directory,
+            origin,
+            f"is quantized ({method}): such weights cannot be trained in place, nor "
+            "pushed to an engine; expected the unquantized checkpoint (a quantized "
+            "teacher is fine)",
+            quant_method=method,
+            quantized_student=True,
         )
     # transformers has video processors for torchvision only, and vLLM serves the
     # text models of Qwen3.5 from the module of its vision-language ones.
     sees = [name for name in files.config if name.startswith("video_token_")]
     sees += [name for name in [str(config.get("model_type"))] if "qwen3_5" in name]
     if sees and importlib.util.find_spec("torchvision") is None:
-        raise StageFault(
-            "env.package-missing",
-            f"{origin}: {files.directory} is served by the code of a vision-language "
-            f"model ({sees[0]} in config.json), and torchvision, which that imports, "
-            "is not installed",
-            facts={**facts, "package": "torchvision"},
+        what = (
+            f"is served by the code of a vision-language model ({sees[0]} in "
+            "config.json), and torchvision, which that imports, is not installed"
         )
+        facts = {"package": "torchvision"}
+        raise paths.fault("env.package-missing", directory, origin, what, **facts)
     if not _has_latent_attention(config):
         return
     widths = [config.get(name) for name in ("kv_lora_rank", "qk_rope_head_dim")]
@@ -146,10 +148,10 @@ def check_student(files: ModelFiles, origin: str, device: str) -> None:
     if all(widths) and latent not in known:
         raise StageFault(
             "vllm.attention-backend",
-            f"{origin}: the latent attention of {files.directory} is {latent} wide "
+            f"{origin}: the latent attention of {directory} is {latent} wide "
             f"(kv_lora_rank {widths[0]} and qk_rope_head_dim {widths[1]}); vLLM has "
             f"it for {', '.join(map(str, known))} on this device",
-            facts={**facts, "head_size": latent},
+            facts={"path": str(directory), "origin": origin, "head_size": latent},
         )
 
 
@@ -251,27 +253,26 @@ def read_config(directory: Path, origin: str) -> dict[str, Any]:
     if adapter.is_file() and not path.is_file():
         settings = _read_object(adapter, origin, "checkpoint.corrupt")
         base = settings.get("base_model_name_or_path") or "an unnamed model"
-        raise StageFault(
-            "checkpoint.missing",
-            f"{origin}: {directory} holds a LoRA adapter of {base}, and not a model; "
-            "expected the adapter merged into its base, or the base",
-            facts={"path": str(directory), "origin": origin, "adapter_of": str(base)},
+        what = (
+            f"holds a LoRA adapter of {base}, and not a model; expected the adapter "
+            "merged into its base, or the base"
+        )
+        raise paths.fault(
+            "checkpoint.missing", directory, origin, what, adapter_of=str(base)
         )
     if not path.is_file():
         deeper = sorted(str(found.parent) for found in directory.glob("*/config.json"))
         names = sorted(entry.name for entry in directory.iterdir())
         found_text = ", ".join(names[:6]) or "nothing"
-        raise StageFault(
+        near = paths.did_you_mean(deeper[:3])
+        raise paths.fault(
             "checkpoint.missing",
-            f"{origin}: {directory} has no config.json; found {found_text}"
-            f"{paths.did_you_mean(deeper[:3])}",
-            facts={
-                "path": str(directory),
-                "origin": origin,
-                "found": names[:20],
-                "near": deeper[:3],
-                "absent": True,
-            },
+            directory,
+            origin,
+            f"has no config.json; found {found_text}{near}",
+            found=names[:20],
+            near=deeper[:3],
+            absent=True,
         )
     return _read_object(path, origin, "checkpoint.corrupt")
 
@@ -282,8 +283,8 @@ def check_tokenizer_files(directory: Path, origin: str) -> tuple[Path, ...]:
     Raises StageFault ``tokenizer.load`` when there is none, or one is empty, cut off
     or a git-lfs pointer.
     """
-    found = [directory / name for name in TOKENIZER_FILES]
-    found = [path for path in found if path.is_file()]
+    named = (directory / name for name in TOKENIZER_FILES)
+    found = [path for path in named if path.is_file()]
     found += sorted(directory.glob("*.tiktoken"))
     config: dict[str, Any] = {}
     if (directory / "tokenizer_config.json").is_file():
@@ -292,29 +293,21 @@ def check_tokenizer_files(directory: Path, origin: str) -> tuple[Path, ...]:
         )
     if not found and not config.get("auto_map"):
         names = sorted(entry.name for entry in directory.iterdir())
-        raise StageFault(
-            "tokenizer.load",
-            f"{origin}: {directory} has no tokenizer; expected one of "
-            f"{', '.join(TOKENIZER_FILES)}",
-            facts={
-                "path": str(directory),
-                "origin": origin,
-                "found": names[:20],
-                "absent": True,
-            },
+        what = f"has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}"
+        raise paths.fault(
+            "tokenizer.load", directory, origin, what, found=names[:20], absent=True
         )
     for path in found:
         problem = _outside(path, origin)
         if problem:
-            raise StageFault(
+            raise paths.fault(
                 "tokenizer.load",
-                f"{origin}: {path} {problem}",
-                facts={
-                    "path": str(directory),
-                    "file": path.name,
-                    "origin": origin,
-                    "size_bytes": path.stat().st_size,
-                },
+                path,
+                origin,
+                problem,
+                path=str(directory),
+                file=path.name,
+                size_bytes=path.stat().st_size,
             )
     return tuple(found)
 
@@ -368,31 +361,27 @@ def _outside(path: Path, origin: str) -> str:
 
 
 def _read_object(path: Path, origin: str, cause: str) -> dict[str, Any]:
-    facts: dict[str, Any] = {"path": str(path), "origin": origin}
     try:
         raw = path.read_bytes()
     except PermissionError as error:
         raise paths.denied(path, origin, error) from error
     if paths.is_lfs_pointer(raw):
-        raise StageFault(cause, f"{origin}: {path} is a git-lfs pointer", facts=facts)
+        raise paths.fault(cause, path, origin, "is a git-lfs pointer")
     try:
         value = json.loads(raw)
     except json.JSONDecodeError as error:
-        text = error.doc.splitlines()[error.lineno - 1 : error.lineno]
+        line = error.lineno
+        text = error.doc.splitlines()[line - 1 : line]
         raise StageFault(
             cause,
-            f"{origin}: {path}:{error.lineno} is not JSON: {error.msg}",
-            facts={**facts, "line": error.lineno},
-            evidence=tuple((str(path), error.lineno, line[:200]) for line in text),
+            f"{origin}: {path}:{line} is not JSON: {error.msg}",
+            facts={"path": str(path), "origin": origin, "line": line},
+            evidence=tuple((str(path), line, one[:200]) for one in text),
         ) from error
     except UnicodeDecodeError as error:
-        raise StageFault(
-            cause, f"{origin}: {path} is not UTF-8 text: {error}", facts=facts
-        ) from error
+        what = f"is not UTF-8 text: {error}"
+        raise paths.fault(cause, path, origin, what) from error
     if not isinstance(value, dict):
-        raise StageFault(
-            cause,
-            f"{origin}: {path} holds a JSON {type(value).__name__}; expected an object",
-            facts=facts,
-        )
+        what = f"holds a JSON {type(value).__name__}; expected an object"
+        raise paths.fault(cause, path, origin, what)
     return value

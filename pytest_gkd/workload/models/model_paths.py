@@ -49,11 +49,8 @@ def locate(name: str, origin: str) -> Located | None:
     except PermissionError as error:
         raise paths.denied(path, origin, error) from error
     if exists:
-        raise StageFault(
-            "checkpoint.missing",
-            f"{origin}: {path} is a file; expected a model directory with config.json",
-            facts={"path": str(path), "origin": origin},
-        )
+        what = "is a file; expected a model directory with config.json"
+        raise paths.fault("checkpoint.missing", path, origin, what)
     if "://" in name or is_of_modelscope():
         return None
     if not is_hub_id(name):
@@ -153,11 +150,8 @@ def is_of_modelscope() -> bool:
 
 def unreachable(name: str, origin: str, problem: str) -> StageFault:
     """The fault for ``name``, which only the hub knows; ``problem`` follows it."""
-    return StageFault(
-        "env.hub-unreachable",
-        f"{origin}: {name} {problem}",
-        facts={"path": name, "origin": origin, "hub_cache": str(hub_cache())},
-    )
+    cache = str(hub_cache())
+    return paths.fault("env.hub-unreachable", name, origin, problem, hub_cache=cache)
 
 
 def is_hub_id(name: str) -> bool:

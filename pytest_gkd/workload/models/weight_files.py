@@ -19,6 +19,7 @@ from pytest_gkd.workload import paths
 
 # The most that the safetensors format allows for a header (safetensors, README).
 MAX_HEADER_BYTES = 100_000_000
+POINTER = "is a git-lfs pointer, not the weights"
 SAMPLES, SAMPLE_BYTES = 256, 4096
 _SHARD = re.compile(
     r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})(?P<suffix>\..+)"
@@ -33,71 +34,51 @@ def check_weights(directory: Path, origin: str) -> tuple[Path, ...]:
     ``env.permission``.
     """
     for pattern, check in (
-        ("*.safetensors", check_safetensors),
+        ("*.safetensors", read_safetensors_header),
         ("pytorch_model*.bin", check_pickle),
     ):
         files = _listed(directory, pattern, origin)
         if files:
             for path in files:
                 if not path.is_file():
-                    raise paths.missing(
-                        "checkpoint.missing", path, origin, "a file of weights"
-                    )
+                    expected = "a file of weights"
+                    raise paths.missing("checkpoint.missing", path, origin, expected)
                 try:
                     check(path, origin)
                 except PermissionError as error:
                     raise paths.denied(path, origin, error) from error
             return files
     names = sorted(entry.name for entry in directory.iterdir())
-    raise StageFault(
-        "checkpoint.missing",
-        f"{origin}: {directory} has no weights; expected *.safetensors or "
-        f"pytorch_model*.bin, found {_some(names)}{_training_state(names)}",
-        facts={
-            "path": str(directory),
-            "origin": origin,
-            "found": names[:20],
-            "absent": True,
-        },
+    what = "has no weights; expected *.safetensors or pytorch_model*.bin, found "
+    what += _some(names) + _training_state(names)
+    raise paths.fault(
+        "checkpoint.missing", directory, origin, what, found=names[:20], absent=True
     )
 
 
-def check_safetensors(path: Path, origin: str) -> None:
-    """The file is as long as its own header says, and the header can be read.
-
-    Layout (safetensors, README): 8 bytes of little-endian header length, a JSON header
-    with the offsets of each tensor, then the data. Raises StageFault
-    ``checkpoint.corrupt``.
-    """
-    read_safetensors_header(path, origin)
-
-
 def read_safetensors_header(path: Path, origin: str) -> dict[str, Any]:
-    """Tensor name to ``{"dtype", "shape", "data_offsets"}``."""
+    """Tensor name to ``{"dtype", "shape", "data_offsets"}`` of a file that is whole.
+
+    It is as long as its header says. Layout (safetensors, README): 8 bytes of
+    little-endian header length, a JSON header with the offsets of each tensor, then
+    the data. Raises StageFault ``checkpoint.corrupt``.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(64)
         if paths.is_lfs_pointer(start):
-            raise _corrupt(path, origin, size, "is a git-lfs pointer, not the weights")
+            raise _corrupt(path, origin, POINTER)
         if size < 8:
-            raise _corrupt(path, origin, size, f"is {size} bytes long")
+            raise _corrupt(path, origin, f"is {size} bytes long")
         (header_bytes,) = struct.unpack("<Q", start[:8])
         if header_bytes > MAX_HEADER_BYTES:
-            raise _corrupt(
-                path,
-                origin,
-                size,
-                f"is not a safetensors file: it starts with {start[:8]!r}, which would "
-                f"be a header of {header_bytes} bytes",
-            )
+            problem = f"is not a safetensors file: it starts with {start[:8]!r}, which "
+            problem += f"would be a header of {header_bytes} bytes"
+            raise _corrupt(path, origin, problem)
         if 8 + header_bytes > size:
-            raise _corrupt(
-                path,
-                origin,
-                size,
-                f"ends inside its header: it is {size} bytes long, the header alone "
-                f"takes {8 + header_bytes}",
-            )
+            problem = f"ends inside its header: it is {size} bytes long, the header "
+            problem += f"alone takes {8 + header_bytes}"
+            raise _corrupt(path, origin, problem)
         file.seek(8)
         raw = file.read(header_bytes)
     try:
@@ -106,17 +87,12 @@ def read_safetensors_header(path: Path, origin: str) -> dict[str, Any]:
         ends = [int(tensor["data_offsets"][1]) for tensor in tensors.values()]
     except (ValueError, AttributeError, KeyError, TypeError, IndexError) as error:
         problem = f"has no readable header: {type(error).__name__}: {error}"
-        raise _corrupt(path, origin, size, problem) from error
+        raise _corrupt(path, origin, problem) from error
     promised = 8 + header_bytes + max(ends, default=0)
     if size != promised:
-        kind = "is truncated" if size < promised else "has bytes after its tensors"
-        raise _corrupt(
-            path,
-            origin,
-            size,
-            f"{kind}: it is {size} bytes long, its header promises {promised}",
-            expected_bytes=promised,
-        )
+        problem = "is truncated" if size < promised else "has bytes after its tensors"
+        problem += f": it is {size} bytes long, its header promises {promised}"
+        raise _corrupt(path, origin, problem, expected_bytes=promised)
     return tensors
 
 
@@ -180,17 +156,14 @@ def check_pickle(path: Path, origin: str) -> None:
 
     torch.save writes zip archives since torch 1.6; older files are left to torch.
     """
-    size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(64)
     if paths.is_lfs_pointer(start):
-        raise _corrupt(path, origin, size, "is a git-lfs pointer, not the weights")
+        raise _corrupt(path, origin, POINTER)
     if not start:
-        raise _corrupt(path, origin, size, "is empty")
+        raise _corrupt(path, origin, "is empty")
     if start.startswith(b"PK") and not zipfile.is_zipfile(path):
-        raise _corrupt(
-            path, origin, size, "is truncated: its archive has no end record"
-        )
+        raise _corrupt(path, origin, "is truncated: its archive has no end record")
 
 
 def _listed(directory: Path, pattern: str, origin: str) -> tuple[Path, ...]:
@@ -214,7 +187,7 @@ def _shards_of(index: Path, origin: str) -> list[str]:
         raise paths.denied(index, origin, error) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"is no index of weights: {type(error).__name__}: {error}"
-        raise _corrupt(index, origin, index.stat().st_size, problem) from error
+        raise _corrupt(index, origin, problem) from error
 
 
 def _siblings_of(files: Iterable[Path]) -> list[Path]:
@@ -229,19 +202,11 @@ def _siblings_of(files: Iterable[Path]) -> list[Path]:
     return list(wanted)
 
 
-def _corrupt(
-    path: Path, origin: str, size: int, problem: str, **facts: int
-) -> StageFault:
-    return StageFault(
-        "checkpoint.corrupt",
-        f"{origin}: {path} {problem}",
-        facts={
-            "path": str(path),
-            "directory": str(path.parent),
-            "origin": origin,
-            "size_bytes": size,
-            **facts,
-        },
+def _corrupt(path: Path, origin: str, problem: str, **facts: int) -> StageFault:
+    facts["size_bytes"] = path.stat().st_size
+    directory = str(path.parent)
+    return paths.fault(
+        "checkpoint.corrupt", path, origin, problem, directory=directory, **facts
     )
 
 
