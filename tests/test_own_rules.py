@@ -22,17 +22,8 @@ import pytest
 def test_probe():
     raise RuntimeError("reward server r1.example said 503")
 """
-KEYS = {
-    key
-    for keys in (
-        catalogue._RULE_KEYS,
-        catalogue._SIGNATURE_KEYS,
-        catalogue._FIX_KEYS,
-        catalogue._MYTH_KEYS,
-        catalogue._SOURCE_KEYS,
-    )
-    for key in keys
-}
+TABLES = (catalogue.Signature, catalogue.Fix, catalogue.Myth, catalogue.Source)
+KEYS = {key for kind in (catalogue.Rule, *TABLES) for key in catalogue.keys(kind)}
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,32 +25,10 @@ PLACE = re.compile(r"<([a-z]\w*)>")  # in a fix, for a fact of that name
 
 TIERS = ("cause", "symptom", "fallback")
 CONFIDENCES = ("certain", "likely", "guess")
-FRAMEWORKS = (
-    "any",
-    "env",
-    "pytorch",
-    "vllm",
-    "ray",
-    "verl",
-    "trl",
-    "lightrft",
-    "deepspeed",
-)
-KNOB_KINDS = (
-    "env",
-    "vllm",
-    "ray",
-    "torch",
-    "verl",
-    "trl",
-    "lightrft",
-    "deepspeed",
-    "peft",
-    "hydra",
-    "hf",
-    "cmd",
-    "gkd",
-)
+TRAINERS = ("verl", "trl", "lightrft", "deepspeed")
+FRAMEWORKS = ("any", "env", "pytorch", "vllm", "ray", *TRAINERS)
+_LIBRARIES = (*TRAINERS, "peft", "hydra", "hf")
+KNOB_KINDS = ("env", "vllm", "ray", "torch", *_LIBRARIES, "cmd", "gkd")
 # A stage is stuck when its time was up and it made no visible progress.
 OUTCOMES = ("failed", "timeout", "crashed", "stuck")
 _OF_STAGE = ("outcomes", "stages", "signals", "doing")
@@ -234,10 +212,10 @@ class Rule:
     title: str
     tier: str
     why: str
-    signatures: tuple[Signature, ...] = ()
-    fixes: tuple[Fix, ...] = ()
     confirm: str = ""
     consequence_of: tuple[str, ...] = ()
+    signatures: tuple[Signature, ...] = ()
+    fixes: tuple[Fix, ...] = ()
     myths: tuple[Myth, ...] = ()
     sources: tuple[Source, ...] = ()
     file: str = ""
@@ -269,48 +247,34 @@ class Catalogue:
         return len(self.rules)
 
 
-_TEXT, _TEXTS, _FLAG, _TABLES = "a text", "a list of texts", "true or false", "tables"
+# What a key must hold, in words, by the type of its field.
+_HOLDS = {
+    "str": "a text",
+    "tuple[str, ...]": "a list of texts",
+    "bool": "true or false",
+}
+# The fields of a rule that are lists of tables: their key, and what each table is.
+_TABLES = {
+    "signatures": ("signature", Signature),
+    "fixes": ("fix", Fix),
+    "myths": ("myth", Myth),
+    "sources": ("source", Source),
+}
 
-_RULE_KEYS = {
-    "title": _TEXT,
-    "tier": _TEXT,
-    "why": _TEXT,
-    "confirm": _TEXT,
-    "consequence_of": _TEXTS,
-    "signature": _TABLES,
-    "fix": _TABLES,
-    "myth": _TABLES,
-    "source": _TABLES,
-}
-_SIGNATURE_KEYS = {
-    "text": _TEXTS,
-    "pattern": _TEXT,
-    "unless": _TEXTS,
-    "unless_pattern": _TEXT,
-    "example": _TEXT,
-    "near_miss": _TEXTS,
-    "say": _TEXT,
-    "confidence": _TEXT,
-    "tier": _TEXT,
-    "source": _TEXT,
-    "loud": _FLAG,
-    "silent": _FLAG,
-    "outcomes": _TEXTS,
-    "stages": _TEXTS,
-    "signals": _TEXTS,
-    "doing": _TEXT,
-}
-_FIX_KEYS = {
-    "do": _TEXT,
-    "run": _TEXT,
-    "when": _TEXT,
-    "framework": _TEXT,
-    "versions": _TEXT,
-    "knobs": _TEXTS,
-    "facts": _TEXTS,
-}
-_MYTH_KEYS = {"claim": _TEXT, "truth": _TEXT}
-_SOURCE_KEYS = {"ref": _TEXT, "says": _TEXT}
+
+@functools.cache
+def keys(kind: type) -> Mapping[str, str]:
+    """The keys of a Rule's file or of one of its tables, each with what it must hold.
+
+    They are the fields; ``id`` and ``file`` of a rule come from elsewhere.
+    """
+    found = {}
+    for one in fields(kind):
+        if one.name in _TABLES:
+            found[_TABLES[one.name][0]] = "tables"
+        elif one.name not in ("id", "file"):
+            found[one.name] = _HOLDS[str(one.type)]
+    return found
 
 
 def load(extra: Iterable[Path] = ()) -> Catalogue:
@@ -353,18 +317,10 @@ def parse_rule(data: Mapping[str, Any], cause: Any, where: str) -> Rule:
     """TOML data as a Rule. Raises RuleError with all that is wrong, a line each."""
     if wrong := list(_wrong(data, cause, where)):
         raise RuleError("\n".join(wrong))
-    return Rule(
-        id=cause,
-        title=data["title"],
-        tier=data["tier"],
-        why=" ".join(data["why"].split()),
-        confirm=data.get("confirm", ""),
-        consequence_of=tuple(data.get("consequence_of", ())),
-        signatures=tuple(_made(Signature, one) for one in data.get("signature", ())),
-        fixes=tuple(_made(Fix, one) for one in data.get("fix", ())),
-        myths=tuple(_made(Myth, one) for one in data.get("myth", ())),
-        sources=tuple(_made(Source, one) for one in data.get("source", ())),
-    )
+    made = {**data, "id": cause, "why": " ".join(data["why"].split())}
+    for name, (key, kind) in _TABLES.items():
+        made[name] = [_made(kind, one) for one in made.pop(key, ())]
+    return _made(Rule, made)
 
 
 def _made(kind: type[Made], table: Mapping[str, Any]) -> Made:
@@ -376,22 +332,22 @@ def _wrong(data: Mapping[str, Any], cause: Any, where: str) -> Iterator[str]:
         yield f"{where}: id is missing: a rule of your own says its area.some-name"
     elif not isinstance(cause, str) or not _ID.fullmatch(cause):
         yield f"{where}: id {cause!r} is not of the form area.some-name"
-    yield from _form(data, _RULE_KEYS, where, ("title", "tier", "why"))
+    yield from _form(data, Rule, where)
     yield from _choice(data, "tier", TIERS, where)
-    for number, table in enumerate(_tables(data, "signature"), 1):
-        yield from _wrong_signature(table, f"{where}: signature {number}")
-    for number, table in enumerate(_tables(data, "fix"), 1):
-        yield from _wrong_fix(table, f"{where}: fix {number}")
-    for number, table in enumerate(_tables(data, "myth"), 1):
-        yield from _form(
-            table, _MYTH_KEYS, f"{where}: myth {number}", ("claim", "truth")
-        )
-    for number, table in enumerate(_tables(data, "source"), 1):
-        yield from _form(table, _SOURCE_KEYS, f"{where}: source {number}", ("ref",))
+    for key, kind in _TABLES.values():
+        for number, table in enumerate(_tables(data, key), 1):
+            yield from _wrong_table(table, kind, f"{where}: {key} {number}")
+
+
+def _wrong_table(table: Mapping[str, Any], kind: type, where: str) -> Iterator[str]:
+    yield from _form(table, kind, where)
+    if kind is Signature:
+        yield from _wrong_signature(table, where)
+    elif kind is Fix:
+        yield from _wrong_fix(table, where)
 
 
 def _wrong_signature(table: Mapping[str, Any], where: str) -> Iterator[str]:
-    yield from _form(table, _SIGNATURE_KEYS, where, ())
     yield from _choice(table, "confidence", CONFIDENCES, where)
     yield from _choice(table, "tier", TIERS, where)
     yield from _choice(table, "source", ("stacks",), where)
@@ -409,7 +365,6 @@ def _wrong_signature(table: Mapping[str, Any], where: str) -> Iterator[str]:
 
 
 def _wrong_fix(table: Mapping[str, Any], where: str) -> Iterator[str]:
-    yield from _form(table, _FIX_KEYS, where, ("do",))
     yield from _choice(table, "framework", FRAMEWORKS, where)
     knobs = table.get("knobs")
     for knob in knobs if isinstance(knobs, list) else ():
@@ -423,29 +378,27 @@ def _wrong_fix(table: Mapping[str, Any], where: str) -> Iterator[str]:
 
 def _tables(data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     tables = data.get(key)
-    return tables if tables is not None and _is(tables, _TABLES) else []
+    return tables if tables is not None and _is(tables, "tables") else []
 
 
-def _form(
-    table: Mapping[str, Any], keys: Mapping[str, str], where: str, needed: Iterable[str]
-) -> Iterator[str]:
+def _form(table: Mapping[str, Any], kind: type, where: str) -> Iterator[str]:
+    known = keys(kind)
     for key, value in table.items():
-        kind = keys.get(key)
-        if kind is None:
-            yield f"{where}: unknown key {key!r}; known: {', '.join(keys)}"
-        elif not _is(value, kind):
-            yield f"{where}: {key}: {value!r} is not {kind}"
-    for key in needed:
-        if not table.get(key):
-            yield f"{where}: {key} is missing"
+        if key not in known:
+            yield f"{where}: unknown key {key!r}; known: {', '.join(known)}"
+        elif not _is(value, known[key]):
+            yield f"{where}: {key}: {value!r} is not {known[key]}"
+    for one in fields(kind):
+        if one.default is MISSING and one.name in known and not table.get(one.name):
+            yield f"{where}: {one.name} is missing"
 
 
-def _is(value: Any, kind: str) -> bool:
-    if kind == _TEXT:
+def _is(value: Any, what: str) -> bool:
+    if what == _HOLDS["str"]:
         return isinstance(value, str)
-    if kind == _FLAG:
+    if what == _HOLDS["bool"]:
         return isinstance(value, bool)
-    item = str if kind == _TEXTS else dict
+    item = dict if what == "tables" else str
     return isinstance(value, list) and all(isinstance(part, item) for part in value)
 
 
@@ -475,7 +428,7 @@ def check(path: Path) -> list[str]:
         return proofread(read_rule(path), str(path))
     for number, table in enumerate(_tables(data, "signature"), 1):
         at = f"{path}: signature {number}"
-        if not any(_wrong_signature(table, at)):
+        if not any(_wrong_table(table, Signature, at)):
             wrong += _proofread(_made(Signature, table), at)
     return wrong
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from pytest_gkd import sanitize
 from pytest_gkd.diagnosis.catalogue import (
+    TRAINERS,
     Catalogue,
     Fix,
     Rule,
@@ -25,7 +26,6 @@ MAX_FIXES = 3
 MAX_EVIDENCE = 4
 # A stage runs our own code: its reader has no verl or TRL configuration at hand.
 STAGE_FRAMEWORKS = ("vllm", "ray")
-TRAINERS = ("verl", "trl", "lightrft", "deepspeed")
 
 # The texts in which a stage tells of its failure itself.
 OWN = ("failure", "error", "output")

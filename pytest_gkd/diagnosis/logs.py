@@ -40,7 +40,6 @@ _FRAMEWORKS = {
     "ray": Pattern(rb"ray::|\(raylet|\bRay\b|ray\.exceptions|\(\w+ pid=\d+"),
     "vllm": Pattern(rb"(?i)vllm|EngineCore"),
 }
-_SPECIFIC = ("verl", "trl", "lightrft", "deepspeed")
 
 
 @dataclass(frozen=True)
