@@ -60,7 +60,7 @@ def finished(tail: bytes) -> int:
 
 def _broken(before: bytes) -> bool:
     """Whether a server's engine has died since the last request that it answered."""
-    answered = max((m.start() for m in log_phases.WORKING.finditer(before)), default=0)
+    answered = max(0, log_phases.WORKING.last(before))
     return _DEAD.search(before, answered) is not None
 
 
@@ -89,9 +89,7 @@ def went_on(tail: bytes, at: int) -> bool:
 @functools.lru_cache(maxsize=64)
 def _last_work(tail: bytes) -> int:
     """Where the last line begins that shows work; asked for every hit of a log."""
-    return max(
-        (match.start() for match in log_phases.WORKING.finditer(tail)), default=-1
-    )
+    return log_phases.WORKING.last(tail)
 
 
 def at_rest(tail: bytes) -> bool:
@@ -106,13 +104,13 @@ def at_rest(tail: bytes) -> bool:
 
 def stuck(tail: bytes) -> bytes:
     """The line that proves that nothing moves any more, or nothing."""
-    since = max([_last_work(tail), *steps(tail)[-1:]])
+    since = max(0, _last_work(tail), log_phases.STEP.last(tail))
     for mark, times in (
         (log_phases.WAITING, 2),
         (log_phases.IDLE, 3),
         (log_phases.STACKS, 1),
     ):
-        found = [match.start() for match in mark.finditer(tail, max(0, since))]
+        found = [match.start() for match in mark.finditer(tail, since)]
         if len(found) >= times:
             return _line(tail, found[-1])
     silent = _silence_s(tail)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import functools
 import itertools
 import lzma
 import os
@@ -173,45 +174,50 @@ def _size(stream: IO[bytes]) -> int | None:
 
 
 class _Source:
-    """The bytes of a file or a stream up to a limit, of which some are ``left``."""
+    """The bytes of a file or a stream up to a limit: ``taken`` and ``left``."""
 
     def __init__(self, stream: IO[bytes], limit_bytes: int) -> None:
         self.stream = stream
         self.left = limit_bytes
+        self.taken = 0
+        self._ahead = b""
 
-    def read(self, size: int) -> bytes:
-        """The next block of that size, shorter at the end only."""
-        parts = []
-        size = min(size, self.left)
+    def read(self) -> bytes:
+        """The next block, shorter than BLOCK at the end only."""
+        parts = [self._ahead]
+        size = 0 if self._ahead else min(BLOCK, self.left)
         while size and (part := self.stream.read(size)):
             parts.append(part)
             size -= len(part)
             self.left -= len(part)
+            self.taken += len(part)
+        self._ahead = b""
         return b"".join(parts)
 
+    def peek(self) -> bytes:
+        """The next block, which ``read`` gives again."""
+        self._ahead = self.read()
+        return self._ahead
 
-def _text_blocks(stream: _Source, name: str) -> Iterator[bytes]:
+
+def _text_blocks(source: _Source, name: str) -> Iterator[bytes]:
     """The bytes of the log, decompressed, as UTF-8 where it was UTF-16."""
-    first = stream.read(BLOCK)
-    packing = next((one for one in PACKINGS if first.startswith(one.mark)), None)
+    mark = source.peek()[:8]
+    packing = next((one for one in PACKINGS if mark.startswith(one.mark)), None)
+    blocks: Iterator[bytes] = iter(source.read, b"")
     if packing is not None:
-        source = _Packed(first, stream)
         unpacked = _unpack(packing, source, name)
         blocks = _no_bomb(unpacked, source, name, packing.command)
-    elif first.startswith(ZSTD):
-        source = _Packed(first, stream)
+    elif mark.startswith(ZSTD):
         blocks = _no_bomb(_unzstd(source, name), source, name, "zstd -dc")
-    else:
-        blocks = _plain(first, stream)
     start = next(blocks, b"")
     if _is_utf16(start):
         decoder = codecs.getincrementaldecoder("utf-16")("replace")
         for block in itertools.chain([start], blocks):
             yield decoder.decode(block).encode()
-        return
-    _refuse_binary(start, name)
-    yield start
-    yield from blocks
+    else:
+        _refuse_binary(start, name)
+        yield from itertools.chain([start], blocks)
 
 
 def _is_utf16(start: bytes) -> bool:
@@ -229,30 +235,8 @@ def _refuse_binary(start: bytes, name: str) -> None:
         raise LogError(f"{name}: holds binary data, not the text of a log")
 
 
-def _plain(first: bytes, stream: _Source | IO[bytes]) -> Iterator[bytes]:
-    block = first
-    while block:
-        yield block
-        block = stream.read(BLOCK)
-
-
-class _Packed:
-    """A packed source from its start, though its first block was read before."""
-
-    def __init__(self, first: bytes, rest: _Source) -> None:
-        self.taken = 0
-        self._first = first
-        self._rest = rest
-
-    def read(self) -> bytes:
-        """The next block, empty at the end."""
-        block, self._first = self._first or self._rest.read(BLOCK), b""
-        self.taken += len(block)
-        return block
-
-
 def _no_bomb(
-    blocks: Iterator[bytes], source: _Packed, name: str, command: str
+    blocks: Iterator[bytes], source: _Source, name: str, command: str
 ) -> Iterator[bytes]:
     given = 0
     for block in blocks:
@@ -265,7 +249,7 @@ def _no_bomb(
         yield block
 
 
-def _unpack(packing: Packing, source: _Packed, name: str) -> Iterator[bytes]:
+def _unpack(packing: Packing, source: _Source, name: str) -> Iterator[bytes]:
     """The content, member by member; what is cut off at the end is left out."""
     reader = packing.reader()
     data = source.read()
@@ -288,7 +272,7 @@ def _unpack(packing: Packing, source: _Packed, name: str) -> Iterator[bytes]:
                 return
 
 
-def _unzstd(source: _Packed, name: str) -> Iterator[bytes]:
+def _unzstd(source: _Source, name: str) -> Iterator[bytes]:
     tool = shutil.which("zstd")
     if tool is None:
         raise LogError(
@@ -313,7 +297,7 @@ def _unzstd(source: _Packed, name: str) -> Iterator[bytes]:
     thread = threading.Thread(target=feed, args=(process.stdin,), daemon=True)
     thread.start()
     try:
-        yield from _plain(process.stdout.read(BLOCK), process.stdout)
+        yield from iter(functools.partial(process.stdout.read, BLOCK), b"")
     finally:
         process.stdout.close()
         process.kill()

@@ -8,8 +8,6 @@ transformers 5, LightRFT.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pytest_gkd.diagnosis.patterns import Pattern
 
 PHASES = (
@@ -53,7 +51,6 @@ MARKERS: dict[str, tuple[str, ...]] = {
         "Generating test split",
         "dataset len:",
         "Filtering prompts longer than",
-        "filter dataset len:",
         "Size of train dataloader",
         "train and validate dataloader initialized",
         "Tokenizing train dataset",
@@ -193,6 +190,12 @@ MARKERS: dict[str, tuple[str, ...]] = {
         "Checkpoint saved",
         "[Rank 0] Saved",
     ),
+    "first-step": (
+        "Training from scratch",
+        "Setting global step to",
+        "setting global step to",
+        "Training Progress:   0%",
+    ),
 }
 
 WAITS_FOR: dict[str, str] = {
@@ -211,13 +214,6 @@ WAITS_FOR: dict[str, str] = {
     "unknown": "something that leaves no mark in this log",
 }
 
-# A step begins: what it does first depends on what kind of job it is.
-FIRST_STEP = (
-    "Training from scratch",
-    "Setting global step to",
-    "setting global step to",
-)
-_BAR = "Training Progress:   0%"
 NCCL = Pattern(rb"\bNCCL (?:INFO|version) ?")
 
 # One completed step of training, however the framework prints it.
@@ -297,43 +293,26 @@ FAILED = Pattern(
 )
 
 
-@dataclass(frozen=True)
-class Marker:
-    """A phase marker in a text: at which byte, in which phase the run is after it."""
+def last_phase(text: bytes) -> str:
+    """The phase after the last marker of a text.
 
-    at: int
-    phase: str
-
-
-def last_marker(text: bytes) -> Marker | None:
-    """The last phase marker of a text, or None."""
-    found = [
-        Marker(text.rfind(mark.encode()), phase)
-        for phase, marks in MARKERS.items()
-        for mark in marks
-    ]
-    best = max(found, key=lambda marker: marker.at)
-    first = max(text.rfind(mark.encode()) for mark in (*FIRST_STEP, _BAR))
-    best = max(best, Marker(first, "first-step"), key=lambda marker: marker.at)
-    steps = [match.start() for match in STEP.finditer(text)]
-    if steps and steps[-1] >= best.at:
-        return Marker(steps[-1], "after-step")
-    if best.at >= 0:
-        return best
+    Also ``first-step`` where the first step begins, and ``after-step`` after a
+    completed one: what a run does there depends on what kind of job it is.
+    """
+    at, phase = max(
+        (
+            (text.rfind(mark.encode()), phase)
+            for phase, marks in MARKERS.items()
+            for mark in marks
+        ),
+        key=lambda found: found[0],
+    )
+    step = STEP.last(text)
+    if max(at, step) >= 0:
+        return phase if at > step else "after-step"
     # NCCL's own lines stand for the workers' start where nothing else is said.
     waits = NCCL.search(text) and b"Init COMPLETE" not in text
-    return Marker(0, "actor-init") if waits else None
-
-
-def phase_of(marker: Marker | None, after_step: str) -> str:
-    """The phase after a marker; ``after_step`` is what follows a completed step.
-
-    verl's GKD recipe pushes weights first, a trainer with rollouts generates, others
-    go on training. The same holds where the first step begins.
-    """
-    if marker is None:
-        return "unknown"
-    return marker.phase if marker.phase in PHASES else after_step
+    return "actor-init" if waits else "unknown"
 
 
 def ended(line: bytes) -> bool:

@@ -122,10 +122,8 @@ def judge(logs: list[Log], catalogue: Catalogue) -> LogReport:
 
 def _moves(log: Log) -> bool:
     """Whether the program works, rests or has just made a step where its log ends."""
-    if log_end.works(log.tail) or log_end.at_rest(log.tail):
-        return True
-    marker = log_phases.last_marker(log.tail)
-    return marker is not None and marker.phase == "after-step"
+    rests = log_end.works(log.tail) or log_end.at_rest(log.tail)
+    return rests or log_phases.last_phase(log.tail) == "after-step"
 
 
 def _stopped(log: Log) -> bool:
@@ -169,7 +167,11 @@ def _that_count(logs: list[Log]) -> Iterator[Hit]:
 
 
 def _next_phase(text: bytes) -> str:
-    """What a job like this does after a completed step, and first of all."""
+    """What a job like this does after a completed step, and first of all.
+
+    verl's GKD recipe pushes weights first, a trainer with rollouts generates, others
+    go on training.
+    """
     if _DISTILS.search(text):
         return "weight-sync"
     return "generation" if _ROLLS_OUT.search(text) else "training-step"
@@ -177,15 +179,9 @@ def _next_phase(text: bytes) -> str:
 
 def _phase(logs: list[Log], after_step: str) -> str:
     """The phase of the log that came farthest."""
-    found = []
-    for log in logs:
-        marker = log_phases.last_marker(log.edges)
-        found.append(log_phases.phase_of(marker, after_step))
-    return max(found, key=_far)
-
-
-def _far(phase: str) -> int:
-    return -1 if phase == "unknown" else log_phases.PHASES.index(phase)
+    found = {log_phases.last_phase(log.edges) for log in logs} - {"unknown"}
+    phases = [one if one in log_phases.PHASES else after_step for one in found]
+    return max(phases, key=log_phases.PHASES.index, default="unknown")
 
 
 def _last(logs: list[Log]) -> EvidenceLine | None:

@@ -62,6 +62,10 @@ class Pattern:
         """The first find between two places of the text."""
         return next(self.finditer(text, start, end), None)
 
+    def last(self, text: bytes) -> int:
+        """Where the last find begins, or -1."""
+        return max((match.start() for match in self.finditer(text)), default=-1)
+
     def without(self, text: bytes, fill: bytes = b"") -> bytes:
         """The text without what is found in it, ``fill`` for each byte of it."""
         kept = []
