@@ -70,7 +70,7 @@ class LogReport:
             "verdict": self.verdict,
             "phase": self.phase,
             "waits_for": self.waits_for,
-            "last": _line_json(self.last) if self.last else None,
+            "last": self.last and _line_json(self.last),
             "causes": [
                 {
                     "cause": one.cause,

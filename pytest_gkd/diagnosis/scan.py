@@ -43,8 +43,6 @@ _NOTE = Pattern(
 # What Ray, vLLM and torchrun put before the lines of their processes.
 _PREFIX = Pattern(rb"^(?:\([\w.:]+ (?:rank=\d+ )?pid=\d+[^)]*\) *|\[default\d+\]:)+")
 _ALARM = Pattern(rb"\b(?:ERROR|CRITICAL|FATAL)\b|\b[EF]\d{3,4} ")
-_ACTOR = Pattern(rb"\(([\w.:]+) pid=(\d+)(?:, ip=([\d.]+))?\)")
-_RANK = Pattern(rb"\[?\b[Rr]ank ?(\d+)\]|\[default(\d+)\]:|\bTP(\d+) pid=")
 _REPEATED = Pattern(rb" *\[repeated \d+x across cluster\].*")
 # 2026-11-21 10:00:00,123 | 11-21 10:00:00 (vLLM) | E1121 10:00:00.123456 or E918 (glog)
 _TIME = Pattern(
@@ -74,7 +72,6 @@ class Hit:
     source_index: int = 0
     order: int = 0
     time_s: float | None = None
-    process: str = ""
 
 
 # A cause's id, one of its signatures, and the cause's tier.
@@ -206,7 +203,6 @@ class Scanner:
                     source_index=self.source_index,
                     order=place,
                     time_s=time_of(text, start),
-                    process=process_of(clean),
                 )
             )
         return start, end
@@ -282,19 +278,6 @@ def shown(line: bytes, width: int = 400) -> str:
     """The line as a report shows it."""
     text = sanitize.line(line.decode("utf-8", "replace"))
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def process_of(line: bytes) -> str:
-    """Which process wrote the line, as ``rank 3`` or ``WorkerDict 4711``."""
-    rank = _RANK.search(line)
-    if rank is not None:
-        number = next(group for group in rank.groups() if group is not None)
-        return f"rank {int(number)}"
-    actor = _ACTOR.search(line)
-    if actor is None:
-        return ""
-    name, pid, host = (part.decode() if part else "" for part in actor.groups())
-    return f"{name} {pid}" + (f" on {host}" if host else "")
 
 
 def time_of(block: bytes, start: int) -> float | None:

@@ -18,34 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 # What a job imports. Each is a package, so that a single file of its name is another's.
-PACKAGES = frozenset(
-    [
-        "accelerate",
-        "datasets",
-        "deepspeed",
-        "flash_attn",
-        "huggingface_hub",
-        "numpy",
-        "pandas",
-        "peft",
-        "pyarrow",
-        "pydantic",
-        "ray",
-        "safetensors",
-        "tokenizers",
-        "torch",
-        "transformers",
-        "triton",
-        "trl",
-        "verl",
-        "vllm",
-        "wandb",
-    ]
-)
+PACKAGES = {
+    *("accelerate", "datasets", "deepspeed", "flash_attn", "huggingface_hub", "numpy"),
+    *("pandas", "peft", "pyarrow", "pydantic", "ray", "safetensors", "tokenizers"),
+    *("torch", "transformers", "triton", "trl", "verl", "vllm", "wandb"),
+}
 # Not what anybody's program imports.
-UNUSED = frozenset(
-    ["antigravity", "idlelib", "lib2to3", "test", "this", "turtle", "turtledemo"]
-)
+UNUSED = {"antigravity", "idlelib", "lib2to3", "test", "this", "turtle", "turtledemo"}
 SUFFIXES = tuple(importlib.machinery.all_suffixes())
 
 
@@ -120,19 +99,18 @@ def _modules(directory: Path) -> Iterator[tuple[str, Path]]:
         return
     for entry in entries:
         name = entry.name.partition(".")[0]
-        if name in PACKAGES or name in sys.stdlib_module_names:
-            file = _look(name, [directory])
-            if file is not None:
-                yield name, file
+        known = name in PACKAGES or name in sys.stdlib_module_names
+        if known and (file := _look(name, [directory])) is not None:
+            yield name, file
 
 
 def _look(name: str, places: Iterable[Path]) -> Path | None:
     """The file that an import of the name would run, a package before a module."""
-    for place in places:
-        for suffix in SUFFIXES:
-            if (file := place / name / f"__init__{suffix}").is_file():
-                return file
-        for suffix in SUFFIXES:
-            if (file := place / f"{name}{suffix}").is_file():
-                return file
-    return None
+    kinds = (f"{name}/__init__", name)
+    tried = (
+        Path(f"{place}/{kind}{suffix}")
+        for place in places
+        for kind in kinds
+        for suffix in SUFFIXES
+    )
+    return next((file for file in tried if file.is_file()), None)
