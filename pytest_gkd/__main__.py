@@ -163,10 +163,7 @@ def _diagnose(asked: argparse.Namespace) -> int:
         ) from None
     finally:
         _end_progress()
-    if asked.format == "json":
-        _say_json(report.to_json())
-    else:
-        _say(render.log_text(report))
+    _answer(asked, report.to_json(), render.log_text(report))
     for text in report.unreadable:
         _say_error(text)
     return UNUSABLE if report.unreadable else EXITS[report.verdict]
@@ -194,45 +191,32 @@ def _end_progress() -> None:
 def _explain(asked: argparse.Namespace) -> int:
     catalogue = _catalogue(asked)
     if asked.list:
-        if asked.format == "json":
-            titles = {rule.id: rule.title for rule in catalogue.rules.values()}
-            _say_json({"schema": 1, "causes": titles})
-        else:
-            _say(explain.list_text(catalogue))
-        return 0
+        titles = {rule.id: rule.title for rule in catalogue.values()}
+        causes = {"schema": 1, "causes": titles}
+        return _answer(asked, causes, explain.list_text(catalogue))
     if asked.cause is None:
         _say_error("explain: name a cause, or ask for all of them with --list")
         return UNUSABLE
     if asked.cause not in catalogue:
-        hint = near(asked.cause, catalogue.rules)
+        hint = near(asked.cause, catalogue)
         others = explain.near_causes(asked.cause, catalogue)
         told = [f"explain: there is no cause {asked.cause!r}{hint}"]
         told += [f"  {rule.id}  {rule.title}" for rule in others]
         _say_error("\n".join(told))
         return UNUSABLE
     rule = catalogue[asked.cause]
-    if asked.format == "json":
-        _say_json(explain.cause_json(rule))
-    else:
-        _say(explain.cause_text(rule))
-    return 0
+    return _answer(asked, explain.cause_json(rule), explain.cause_text(rule))
 
 
 def _faults(asked: argparse.Namespace) -> int:
     found = fault_specs.load().values()
-    if asked.format == "json":
-        _say(json.dumps(explain.faults_json(found), indent=2, ensure_ascii=False))
-    else:
-        _say(explain.faults_text(found))
-    return 0
+    return _answer(asked, explain.faults_json(found), explain.faults_text(found))
 
 
 def _clean(asked: argparse.Namespace) -> int:
     runs = stale_runs.clean(yes=asked.yes)
-    if asked.format == "json":
-        _say_json(stale_runs.to_json(runs, yes=asked.yes))
-    else:
-        _say(stale_runs.report_text(runs, yes=asked.yes))
+    told = stale_runs.to_json(runs, yes=asked.yes)
+    _answer(asked, told, stale_runs.report_text(runs, yes=asked.yes))
     return stale_runs.exit_status(runs, yes=asked.yes)
 
 
@@ -262,8 +246,12 @@ def _check(asked: argparse.Namespace) -> int:
     return FOUND if wrong else 0
 
 
-def _say_json(data: dict[str, Any]) -> None:
-    _say(json.dumps(sanitize.data(data), indent=2, ensure_ascii=False))
+def _answer(asked: argparse.Namespace, data: dict[str, Any], text: str) -> int:
+    """Say it in the format that was asked for; 0 for who has no more to tell."""
+    if asked.format == "json":
+        text = json.dumps(sanitize.data(data), indent=2, ensure_ascii=False)
+    _say(text)
+    return 0
 
 
 def _say(text: str) -> None:

@@ -26,14 +26,14 @@ RECORDED = json.loads((Path(__file__).parent / "knobs" / "recorded.json").read_t
 KNOBS = sorted(
     {
         knob
-        for rule in catalogue.load().rules.values()
+        for rule in catalogue.load().values()
         for fix in rule.fixes
         for knob in fix.knobs
     }
 )
 
 
-@pytest.mark.parametrize("rule", catalogue.load().rules.values(), ids=lambda r: r.id)
+@pytest.mark.parametrize("rule", catalogue.load().values(), ids=lambda r: r.id)
 def test_our_own_options_have_their_value_after_an_equals_sign(
     rule: catalogue.Rule,
 ) -> None:
@@ -274,7 +274,7 @@ SETTINGS = {
 
 def test_a_fix_names_the_variables_it_sets() -> None:
     """``export X=1`` without ``env:X`` among its knobs would escape the checks."""
-    for rule in catalogue.load().rules.values():
+    for rule in catalogue.load().values():
         for fix in rule.fixes:
             for name in re.findall(r"\b([A-Z][A-Z_]{3,}\w*)=", fix.run):
                 assert f"env:{name}" in fix.knobs, (rule.id, name)
@@ -283,7 +283,7 @@ def test_a_fix_names_the_variables_it_sets() -> None:
 @pytest.mark.parametrize("framework", SETTINGS)
 def test_a_fix_names_the_settings_it_changes(framework: str) -> None:
     pattern, knob = SETTINGS[framework]
-    for rule in catalogue.load().rules.values():
+    for rule in catalogue.load().values():
         for fix in rule.fixes:
             if fix.framework != framework or fix.run.startswith("vllm serve"):
                 continue
@@ -297,7 +297,7 @@ def test_a_fix_names_the_settings_it_changes(framework: str) -> None:
 def test_no_text_writes_an_option_of_ours_with_a_space() -> None:
     """pytest would take a path behind a space for the place to look for its ini."""
     root = Path(__file__).parent.parent
-    texts = [fix.run for rule in catalogue.load().rules.values() for fix in rule.fixes]
+    texts = [fix.run for rule in catalogue.load().values() for fix in rule.fixes]
     texts += [path.read_text() for path in (root / ".github/workflows").iterdir()]
     texts += re.findall(
         r"^(?:pytest| {7,}--gkd).*", (root / "README.md").read_text(), re.M

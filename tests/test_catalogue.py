@@ -15,7 +15,7 @@ from pytest_gkd.report import explain
 from pytest_gkd.stage_api import StageFault
 
 CATALOGUE = catalogue.load()
-ALL = list(CATALOGUE.rules.values())
+ALL = list(CATALOGUE.values())
 CURES = re.compile(
     r"^(use|avoid|set|increase|raise|lower|reduce|install|check)\b", re.I
 )
@@ -114,7 +114,7 @@ def test_a_rule_tells_what_to_do_for_a_stage_and_where_it_is_from(rule: Rule) ->
 
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)
 def test_consequences_name_causes_that_exist(rule: Rule) -> None:
-    assert set(rule.consequence_of) <= {*CATALOGUE.rules, "*"}
+    assert set(rule.consequence_of) <= {*CATALOGUE, "*"}
 
 
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)

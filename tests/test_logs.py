@@ -284,7 +284,7 @@ def test_a_failure_at_the_end_is_seen_though_its_words_came_often_before() -> No
     """Words that were looked at in vain for long are looked for again at the end."""
     signature = {"text": ["the teacher "], "pattern": "teacher broke", "example": "x"}
     data = {"title": "t", "tier": "cause", "why": "w", "signature": [signature]}
-    own = catalogue.Catalogue({"my.own": catalogue.parse_rule(data, "my.own", "here")})
+    own = {"my.own": catalogue.parse_rule(data, "my.own", "here")}
     for often in (1000, 30_000):
         text = b"the teacher and its student share a card\n" * often
         stream = io.BytesIO(text + b"the teacher broke\n")
@@ -395,8 +395,8 @@ def test_every_cause_is_listed_and_explained(
 ) -> None:
     status, out, _ = run("explain", "--list", capsys=capsys)
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == list(CATALOGUE.rules)
-    for cause in CATALOGUE.rules:
+    assert [line.split()[0] for line in out.splitlines()] == list(CATALOGUE)
+    for cause in CATALOGUE:
         status, out, _ = run("explain", cause, capsys=capsys)
         assert status == 0
         assert out.startswith(f"{cause}: ")

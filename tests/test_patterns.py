@@ -31,7 +31,7 @@ READERS = (
 CPU_S = 20.0
 
 
-@pytest.mark.parametrize("rule", CATALOGUE.rules.values(), ids=lambda rule: rule.id)
+@pytest.mark.parametrize("rule", CATALOGUE.values(), ids=lambda rule: rule.id)
 def test_no_rule_is_slow_on_hostile_lines(rule: Rule) -> None:
     started = time.process_time()
     for signature in rule.signatures:

@@ -198,7 +198,7 @@ def test_advice_is_numbered_in_its_order() -> None:
 
 def test_a_command_is_shown_to_its_end() -> None:
     """The longest advice of the catalogue is some 330 characters and a path."""
-    for rule in catalogue.load().rules.values():
+    for rule in catalogue.load().values():
         path = {"path": "/data/" + "x" * 200}
         advice = tuple(fix.line(path) for fix in rule.fixes)
         lines = block(record(diagnosis=replace(DIAGNOSIS, advice=advice)))

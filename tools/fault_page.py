@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from pytest_gkd.fault_specs import FaultSpec
@@ -44,14 +42,10 @@ def page(faults: Iterable[FaultSpec], recorded: Mapping[str, Any]) -> str:
     for fault in faults:
         by_group.setdefault(fault.group, []).append(fault)
     for group in sorted(by_group, key=ORDER.index):
-        lines += [
-            f"## {'any stage' if group == 'any' else group}",
-            "",
-            "| fault | what is done | found as | after |",
-        ]
+        lines += [f"## {'any stage' if group == 'any' else group}", ""]
+        lines += ["| fault | what is done | found as | after |"]
         lines += ["| --- | --- | --- | --- |"]
-        lines += [_row(fault, recorded) for fault in by_group[group]]
-        lines.append("")
+        lines += [*(_row(fault, recorded) for fault in by_group[group]), ""]
     return "\n".join(lines)
 
 
@@ -70,12 +64,3 @@ def _row(fault: FaultSpec, recorded: Mapping[str, Any]) -> str:
         if fault.outcome == "timeout" and fault.budget_s:
             shown += f" (budget {fault.budget_s:g})"
     return f"| `{fault.name}` | {fault.how}{needs} | {found} | {shown} |"
-
-
-def read_times(docs: Path) -> Mapping[str, Any]:
-    """What a matrix run recorded; empty where none did."""
-    path = docs / TIMES
-    if not path.exists():
-        return {}
-    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return found

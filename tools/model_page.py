@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 NOTE = "<!-- Made by python tools/pages.py from model-runs.json; do not edit. -->"
@@ -59,12 +57,3 @@ def _cell(run: Mapping[str, Any] | None) -> str:
     if run is None:
         return "not run"
     return "passed" if run["failed"] is None else f"{run['failed']} failed"
-
-
-def read_runs(docs: Path) -> dict[str, Any]:
-    """What runs of the models recorded; empty where none did."""
-    path = docs / RUNS
-    if not path.exists():
-        return {}
-    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return found

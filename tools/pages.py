@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import fault_page
 import model_page
@@ -20,30 +22,14 @@ MADE = "python tools/pages.py"
 NOTE = f"<!-- Made from the advice files by {MADE}; do not edit. -->"
 # The quick card: what is met most often, in the order in which a run comes to it.
 CARD = (
-    "env.package-conflict",
-    "env.no-gpu",
-    "env.gpu-busy",
-    "data.file-missing",
-    "data.schema",
-    "data.empty",
-    "data.loader-stall",
-    "tokenizer.vocab-mismatch",
-    "ray.no-resources",
-    "ray.memory-monitor",
-    "vllm.kv-cache",
-    "vllm.gpu-memory-utilization",
-    "vllm.engine-start-timeout",
-    "cuda.oom",
-    "comm.collective-timeout",
-    "comm.rendezvous",
-    "sync.stuck",
-    "sync.not-applied",
-    "teacher.unreachable",
-    "train.nan",
-    "train.batch-size",
-    "config.unknown-option",
-    "config.framework-version",
-    "env.variable-not-propagated",
+    *("env.package-conflict", "env.no-gpu", "env.gpu-busy"),
+    *("data.file-missing", "data.schema", "data.empty", "data.loader-stall"),
+    *("tokenizer.vocab-mismatch", "ray.no-resources", "ray.memory-monitor"),
+    *("vllm.kv-cache", "vllm.gpu-memory-utilization", "vllm.engine-start-timeout"),
+    *("cuda.oom", "comm.collective-timeout", "comm.rendezvous"),
+    *("sync.stuck", "sync.not-applied", "teacher.unreachable"),
+    *("train.nan", "train.batch-size", "config.unknown-option"),
+    *("config.framework-version", "env.variable-not-propagated"),
 )
 
 
@@ -53,19 +39,26 @@ def pages(catalogue: Catalogue, docs: Path | None = None) -> dict[str, str]:
     The pages of faults and of models show what is recorded there, that of GPUs what is
     recorded beside it.
     """
-    recorded = fault_page.read_times(docs) if docs else {}
     made = {
-        f"causes/{rule.id}.md": page(rule, catalogue)
-        for rule in catalogue.rules.values()
+        f"causes/{rule.id}.md": page(rule, catalogue) for rule in catalogue.values()
     }
     made["causes/README.md"] = index(catalogue)
     made["quick-card.md"] = card(catalogue)
-    made["faults.md"] = fault_page.page(fault_specs.load().values(), recorded)
+    times = _recorded(docs, fault_page.TIMES)
+    made["faults.md"] = fault_page.page(fault_specs.load().values(), times)
     results = result_files.load(docs.parent / result_files.DIRECTORY) if docs else ()
     made["gpu-results.md"] = result_page.page(results)
-    if docs and (runs := model_page.read_runs(docs)):
+    if runs := _recorded(docs, model_page.RUNS):
         made["models.md"] = model_page.page(runs)
     return made
+
+
+def _recorded(docs: Path | None, name: str) -> dict[str, Any]:
+    """What runs recorded in a file of ``docs``; empty where none did."""
+    if docs is None or not (docs / name).exists():
+        return {}
+    found: dict[str, Any] = json.loads((docs / name).read_text("utf-8"))
+    return found
 
 
 def page(rule: Rule, catalogue: Catalogue) -> str:
@@ -86,13 +79,10 @@ def page(rule: Rule, catalogue: Catalogue) -> str:
     if rule.confirm:
         lines += ["## Verify the fix", "", formed(rule.confirm), ""]
     if rule.myths:
-        lines += ["## Common misconceptions", ""]
-        lines += [f"- *{myth.claim}* {myth.truth}" for myth in rule.myths]
-        lines += [""]
+        lines += ["## Common misconceptions", "", *_myths([rule]), ""]
     if rule.sources:
         lines += ["## Sources", ""]
-        lines += [f"- {one.ref}: {one.says}" for one in rule.sources]
-        lines += [""]
+        lines += [*(f"- {one.ref}: {one.says}" for one in rule.sources), ""]
     return "\n".join(lines)
 
 
@@ -120,7 +110,7 @@ def index(catalogue: Catalogue) -> str:
         "| The log says | Cause | First step |",
         "| --- | --- | --- |",
     ]
-    for rule in catalogue.rules.values():
+    for rule in catalogue.values():
         text = next((one.text[0] for one in rule.signatures if one.text), rule.title)
         link = f"[{rule.id}]({rule.id}.md)"
         lines.append(
@@ -152,13 +142,12 @@ def card(catalogue: Catalogue) -> str:
         lines.append(
             f"| {_cell(rule.title)} | {_cell(formed(first.do))}{run} | {link} |"
         )
-    lines += ["", "## Common misconceptions", ""]
-    lines += [
-        f"- *{myth.claim}* {myth.truth}"
-        for rule in catalogue.rules.values()
-        for myth in rule.myths
-    ]
-    return "\n".join([*lines, ""])
+    lines += ["", "## Common misconceptions", "", *_myths(catalogue.values()), ""]
+    return "\n".join(lines)
+
+
+def _myths(rules: Iterable[Rule]) -> list[str]:
+    return [f"- *{myth.claim}* {myth.truth}" for rule in rules for myth in rule.myths]
 
 
 def _cell(text: str) -> str:

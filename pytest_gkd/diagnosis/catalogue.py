@@ -12,7 +12,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -231,21 +231,8 @@ class Rule:
         return min(self.fixes, key=lambda fix: (bool(fix.facts), bool(fix.when)))
 
 
-@dataclass(frozen=True)
-class Catalogue:
-    """All rules by id, in the order of their ids."""
-
-    rules: Mapping[str, Rule] = field(default_factory=dict)
-
-    def __getitem__(self, cause: str) -> Rule:
-        return self.rules[cause]
-
-    def __contains__(self, cause: object) -> bool:
-        return cause in self.rules
-
-    def __len__(self) -> int:
-        return len(self.rules)
-
+# All rules by id, in the order of their ids.
+Catalogue = Mapping[str, Rule]
 
 # What a key must hold, in words, by the type of its field.
 _HOLDS = {
@@ -284,16 +271,14 @@ def load(extra: Iterable[Path] = ()) -> Catalogue:
     by path and key.
     """
     own = {rule.id: rule for rule in (read_rule(path) for path in extra)}
-    return Catalogue({**_built_in(), **own}) if own else Catalogue(_built_in())
+    return {**_built_in(), **own}
 
 
 @functools.cache
 def _built_in() -> dict[str, Rule]:
-    rules = {}
-    for path in sorted(ADVICE_DIR.glob("*/*.toml")):
-        rule = read_rule(path, f"{path.parent.name}.{path.stem}")
-        rules[rule.id] = rule
-    return rules
+    paths = sorted(ADVICE_DIR.glob("*/*.toml"))
+    rules = (read_rule(path, f"{path.parent.name}.{path.stem}") for path in paths)
+    return {rule.id: rule for rule in rules}
 
 
 def read_rule(path: Path, cause: str | None = None) -> Rule:

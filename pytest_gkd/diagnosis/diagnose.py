@@ -187,7 +187,7 @@ def _stage_hits(evidence: StageEvidence, catalogue: Catalogue) -> Iterator[Hit]:
         wanted = hit.signature.source == "stacks"
         if in_stacks == wanted and _holds(hit.signature, evidence):
             yield hit
-    for rule in catalogue.rules.values():
+    for rule in catalogue.values():
         for signature in rule.signatures:
             if not signature.text and _holds(signature, evidence):
                 yield Hit(

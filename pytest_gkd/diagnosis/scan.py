@@ -226,7 +226,7 @@ def index(catalogue: Catalogue, *, of_stage: bool = False) -> dict[bytes, list[E
     Those that ask about a stage or its stacks are left out unless ``of_stage``.
     """
     found: dict[bytes, list[Entry]] = {}
-    for rule in catalogue.rules.values():
+    for rule in catalogue.values():
         for signature in rule.signatures:
             if not of_stage and (signature.of_stage or signature.source):
                 continue

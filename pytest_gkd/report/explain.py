@@ -71,10 +71,10 @@ def cause_json(rule: Rule) -> dict[str, Any]:
 
 def near_causes(word: str, catalogue: Catalogue) -> list[Rule]:
     """The rules that a word may mean: of an area, in an id, in a title; at most ten."""
-    rules = catalogue.rules.values()
+    rules = catalogue.values()
     word = word.lower()
     in_id = [rule for rule in rules if word in rule.id]
-    close = difflib.get_close_matches(word, list(catalogue.rules), n=3)
+    close = difflib.get_close_matches(word, list(catalogue), n=3)
     in_title = [rule for rule in rules if word in rule.title.lower()]
     found = [*in_id, *(catalogue[cause] for cause in close), *in_title]
     return list({rule.id: rule for rule in found}.values())[:10]
@@ -102,7 +102,5 @@ def faults_json(faults: Iterable[FaultSpec]) -> dict[str, Any]:
 
 def list_text(catalogue: Catalogue) -> str:
     """An id and its title a line."""
-    width = max(len(cause) for cause in catalogue.rules)
-    return "\n".join(
-        f"{rule.id:<{width}}  {rule.title}" for rule in catalogue.rules.values()
-    )
+    width = max(len(cause) for cause in catalogue)
+    return "\n".join(f"{rule.id:<{width}}  {rule.title}" for rule in catalogue.values())

@@ -120,7 +120,7 @@ def of_transformers(name: str) -> bool:
 def wanted() -> dict[str, set[str]]:
     """The names to prove, by the kind of archive."""
     names: dict[str, set[str]] = {kind: set() for kind in KINDS}
-    for rule in catalogue.load().rules.values():
+    for rule in catalogue.load().values():
         for fix in rule.fixes:
             for knob in fix.knobs:
                 kind, _, name = knob.partition(":")
