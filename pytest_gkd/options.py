@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -247,6 +248,10 @@ def near(word: str, known: Iterable[str]) -> str:
     return "; did you mean " + " or ".join(repr(name) for name in found) + "?"
 
 
+TRUTH = {"1": True, "true": True, "yes": True, "on": True}
+TRUTH |= {"0": False, "false": False, "no": False, "off": False}
+
+
 def read_value(option: Option, raw: Any, origin: str) -> Any:
     """One raw value (from ``origin``, such as ``--gkd-top-k``) as its kind.
 
@@ -269,13 +274,9 @@ def read_value(option: Option, raw: Any, origin: str) -> Any:
     if option.kind == "number":
         return _number(raw, origin, float, "a number, 0 or more", lambda n: n >= 0)
     if option.kind == "flag":
-        if isinstance(raw, bool):
-            return raw
-        if str(raw).lower() in ("1", "true", "yes", "on"):
-            return True
-        if str(raw).lower() in ("0", "false", "no", "off"):
-            return False
-        raise SettingsError(f"{origin}: {raw!r} is neither true nor false")
+        if str(raw).lower() not in TRUTH:
+            raise SettingsError(f"{origin}: {raw!r} is neither true nor false")
+        return TRUTH[str(raw).lower()]
     return str(raw)
 
 
@@ -289,8 +290,8 @@ def _number(
     try:
         value = kind(raw)
     except ValueError:
-        raise SettingsError(f"{origin}: {raw!r} is not {expected}") from None
-    if not holds(value) or value != value or value == float("inf"):
+        value = math.nan  # which nothing holds for
+    if not holds(value) or value == math.inf:
         raise SettingsError(f"{origin}: {raw!r} is not {expected}")
     return value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from pytest_gkd.diagnosis.catalogue import Catalogue, Rule, formed
@@ -44,6 +45,7 @@ def cause_text(rule: Rule) -> str:
 
 def cause_json(rule: Rule) -> dict[str, Any]:
     """One cause as ``gkd explain --format json`` prints it."""
+    told = ("do", "run", "when", "framework", "versions", "knobs")
     return {
         "schema": 1,
         "cause": rule.id,
@@ -54,18 +56,11 @@ def cause_json(rule: Rule) -> dict[str, Any]:
         "consequence_of": list(rule.consequence_of),
         "examples": [one.example for one in rule.signatures if one.example],
         "fixes": [
-            {
-                "do": fix.do,
-                "run": fix.form,
-                "when": fix.when,
-                "framework": fix.framework,
-                "versions": fix.versions,
-                "knobs": list(fix.knobs),
-            }
+            {key: getattr(fix, key) for key in told} | {"run": fix.form}
             for fix in rule.fixes
         ],
-        "myths": [{"claim": one.claim, "truth": one.truth} for one in rule.myths],
-        "sources": [{"ref": one.ref, "says": one.says} for one in rule.sources],
+        "myths": [asdict(one) for one in rule.myths],
+        "sources": [asdict(one) for one in rule.sources],
     }
 
 

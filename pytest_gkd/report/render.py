@@ -110,7 +110,11 @@ def result_line(record: StageRecord) -> str:
     if outcome == BLOCKED:
         time = " " * len(time)
     line = f"{record.name:<14} {outcome:<8}{time} {remark(record)}".rstrip()
-    return line if len(line) <= 160 else line[:157] + "..."
+    return _cut(line, 160)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def remark(record: StageRecord) -> str:
@@ -187,11 +191,10 @@ def log_text(report: LogReport) -> str:
             lines.append("  or    " + ", ".join(one.cause for one in others))
         lines.append(f"  phase {report.phase}")
         lines.append(f"  more  {root.explain}")
+    elif report.verdict == "healthy" and report.still:
+        lines.append("healthy: the run works where the log ends; nothing failed")
     elif report.verdict == "healthy":
-        if report.still:
-            lines.append("healthy: the run works where the log ends; nothing failed")
-        else:
-            lines.append("healthy: the run reached its end, and nothing failed")
+        lines.append("healthy: the run reached its end, and nothing failed")
     elif report.verdict == "hung":
         lines.append(f"hung: the log stops in the phase {report.phase}")
         lines += wrapped("  waits ", "for " + report.waits_for)
@@ -265,10 +268,7 @@ def _files(paths: Sequence[str]) -> str:
 
 
 def _labelled(label: str, text: str, limit: int = 3 * WIDTH) -> list[str]:
-    one_line = sanitize.line(text)
-    if len(one_line) > limit:
-        one_line = one_line[: limit - 3] + "..."
-    return wrapped(f"  {label:<{LABEL}}", one_line)
+    return wrapped(f"  {label:<{LABEL}}", _cut(sanitize.line(text), limit))
 
 
 def wrapped(first: str, text: str, rest: str | None = None) -> list[str]:
@@ -286,13 +286,12 @@ def wrapped(first: str, text: str, rest: str | None = None) -> list[str]:
 
 def live_line(open_stages: Iterable[StageRecord], now: float, width: int) -> str:
     """The stages that run now, with time against budget and step, in one line."""
-    parts = []
-    for record in open_stages:
-        if record.started is None:
-            continue
-        spent = f"{now - record.started:.0f}/{record.budget_s:g} s"
-        parts.append(f"{record.name} {spent} {sanitize.line(record.step)}".rstrip())
-    line = " | ".join(parts)
+    line = " | ".join(
+        f"{one.name} {now - one.started:.0f}/{one.budget_s:g} s "
+        f"{sanitize.line(one.step)}".rstrip()
+        for one in open_stages
+        if one.started is not None
+    )
     return line if len(line) < width else line[: max(0, width - 2)] + "~"
 
 
