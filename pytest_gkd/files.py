@@ -20,6 +20,15 @@ def json_text(data: Any) -> str:
     return json.dumps(_finite(data), indent=1, default=str) + "\n"
 
 
+def read_json_lines(path: Path) -> tuple[dict[str, Any], ...]:
+    """The objects of a file, one a line; one still being written is left out.
+
+    None where there is no file.
+    """
+    whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
+    return tuple(json.loads(line) for line in whole.splitlines())
+
+
 def make_way(path: Path) -> None:
     """Make the directory that a file goes to; ``path`` is absolute and without links.
 

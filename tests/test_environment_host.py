@@ -9,8 +9,6 @@ import pytest
 
 from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment.host import (
-    GIB,
-    MIB,
     Disk,
     judge_compiler,
     judge_disk,
@@ -22,7 +20,13 @@ from pytest_gkd.workload.environment.host import (
     read_host,
     shadowing,
 )
-from pytest_gkd.workload.environment.memory import Memory, judge_memory, read_memory
+from pytest_gkd.workload.environment.memory import (
+    GIB,
+    MIB,
+    Memory,
+    judge_memory,
+    read_memory,
+)
 
 
 def disk(free: int = 50 * GIB, inodes: int = 10**6, writable: bool = True) -> Disk:

@@ -29,10 +29,10 @@ def memory_events() -> Path | None:
     place = base()
     if place is not None and (place / "memory.events").exists():
         return place / "memory.events"
-    return _first_version("memory", "memory.oom_control")
+    return first_version("memory", "memory.oom_control")
 
 
-def _first_version(controller: str, file: str) -> Path | None:
+def first_version(controller: str, file: str) -> Path | None:
     """A file of this process's group of version 1."""
     try:
         own = Path("/proc/self/cgroup").read_text("utf-8", "replace")

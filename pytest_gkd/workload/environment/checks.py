@@ -11,9 +11,8 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from pytest_gkd import fault_specs
+from pytest_gkd import fault_specs, typed_json
 from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis import shadowed_imports
 from pytest_gkd.stage_api import StageContext, StageFault
@@ -95,14 +94,13 @@ class Imports:
         """How long the imports have taken so far, in seconds."""
         if self._probe is None:
             return self._engine.importing_s()
-        told = (event.get("importing", 0.0) for event in self._probe.events())
-        return max(told, default=0.0)
+        return self._probe.so_far().importing_s
 
     def phase(self) -> str:
         """What is being imported."""
         if self._probe is None:
             return f"{self._engine.outcome().phase} in the engine's lane"
-        return Outcome(self._probe.events(), None, 0.0).phase
+        return self._probe.so_far().phase
 
     def finish(self, stacks_s: float) -> Outcome:
         """What came of it; see ``Probe.finish``."""
@@ -174,9 +172,8 @@ class Examination:
             return None, None
         directory = ray_cluster.make_directory(self.gkd.run_dir)
         environ = {**os.environ, **ray_cluster.own_environ(os.environ)}
-        arguments = [str(directory)]
-        probe = Probe("start_ray", arguments, self.gkd.output_dir, environ)
-        return probe, directory
+        output = self.gkd.output_dir
+        return Probe("start_ray", [str(directory)], output, environ), directory
 
     def _judge_versions(self) -> dict[str, str]:
         self.gkd.step("judging versions against each other")
@@ -228,7 +225,7 @@ class Examination:
             self._allow_for(imports)
             running = [imports.phase()] if imports.running() else []
             if ray and ray.running():
-                running.append(Outcome(ray.events(), None, 0.0).phase)
+                running.append(ray.so_far().phase)
             if not running:
                 return
             if (doing := " and ".join(running)) != said:
@@ -269,28 +266,23 @@ class Examination:
     def _judge_gpus(
         self, machine: gpu.Machine, outcome: Outcome, versions: dict[str, str]
     ) -> None:
-        build: dict[str, Any] | None = outcome.found("torch")
-        torch = None
-        if build:
-            lists = {"archs": (), "complaints": ()} | {
-                name: tuple(value)
-                for name, value in build.items()
-                if isinstance(value, list)
-            }
-            torch = gpu.TorchBuild(**{**build, **lists})
+        build = outcome.found("torch")
+        torch = typed_json.read(gpu.TorchBuild, build) if build else None
+        if torch:
             self.gkd.fact("torch_cuda", torch.cuda)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        for_cuda = gpu_judge.built_for_cuda(versions)
         items = gpu_judge.judge_gpus(
             machine,
             torch,
-            visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-            vllm_for_cuda=gpu_judge.built_for_cuda(versions),
+            visible=visible,
+            vllm_for_cuda=for_cuda,
             memory_fraction=self.gkd.settings.gpu_memory_utilization,
             engine_gpus=self.gkd.settings.tensor_parallel_size,
             own_pids=gpu.run_pids(),
         )
         self.found.add(items)
-        if gpu_judge.built_for_cuda(versions):
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if for_cuda:
             names = gpu_judge.judge_names(visible, machine.gpus, versions["vllm"])
             self.found.add(names)
         for name, value in gpu.gpu_facts(machine).items():

@@ -13,7 +13,7 @@ import faulthandler
 import gc
 import importlib
 import json
-import logging
+import logging.handlers
 import os
 import signal
 import sys
@@ -61,14 +61,7 @@ class Reporter:
                 **found,
             )
         else:
-            seconds = round(monotonic() - start, 2)
-            self.say(done=what, seconds=seconds, **found)
-
-
-def read_events(path: Path) -> tuple[dict[str, Any], ...]:
-    """What was reported in a file so far; a line that is being written is left."""
-    lines = path.read_text().splitlines(keepends=True)
-    return tuple(json.loads(line) for line in lines if line.endswith("\n"))
+            self.say(done=what, seconds=round(monotonic() - start, 2), **found)
 
 
 def prepare(descriptor: int) -> Reporter:
@@ -128,24 +121,14 @@ def _torch_build() -> dict[str, Any]:
     return build
 
 
-class _Complaints(logging.Handler):
-    """Keeps the text of warnings."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
 def _vllm_platform() -> tuple[str, list[str]]:
     """vLLM's platform, and what failed while it loaded its kernels.
 
     vLLM chooses one of several libraries by platform and CPU, and logs a failure as a
     warning instead of raising it; an engine would fail later, on the first operator.
     """
-    complaints = _Complaints()
+    complaints = logging.handlers.BufferingHandler(sys.maxsize)
+    complaints.setLevel(logging.WARNING)
     logger = logging.getLogger("vllm")
     logger.addHandler(complaints)
     from vllm.platforms import current_platform
@@ -155,7 +138,7 @@ def _vllm_platform() -> tuple[str, list[str]]:
     # A build for another platform has no such library: nothing is wrong with it.
     failed = [
         text
-        for text in complaints.texts
+        for text in map(logging.LogRecord.getMessage, complaints.buffer)
         if "Failed to import" in text and "No module named 'vllm." not in text
     ]
     return str(current_platform.device_name or current_platform.device_type), failed
@@ -214,7 +197,6 @@ def start_ray(descriptor: int, directory: str) -> None:
             found["version"] = ray.__version__
         if "ray" not in sys.modules:
             return
-        ready = False
         with reporter.doing("ray.init") as found:
             found["left_out"] = _leave_out_helpers()
             # "local" starts a new one whatever RAY_ADDRESS says. The object store
@@ -227,8 +209,7 @@ def start_ray(descriptor: int, directory: str) -> None:
                 log_to_driver=False,
                 _temp_dir=directory,
             )
-            ready = True
-        if ready:
+        if ray.is_initialized():
             with reporter.doing("a Ray task") as found:
 
                 def where() -> int:

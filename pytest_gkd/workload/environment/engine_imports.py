@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from pytest_gkd import files
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import background, prctl
 from pytest_gkd.processes.import_clock import ImportClock
@@ -101,21 +102,16 @@ class EngineImports:
         self._path = _path(run_dir)
         self._began = self._advanced = monotonic()
         self._events: tuple[dict[str, Any], ...] = ()
-        self._look()
-        self._before_s = self._seconds()
+        self._before_s = self.outcome().importing_s
 
     def _look(self) -> None:
-        if self._path.exists():
-            events = children.read_events(self._path)
-            if len(events) > len(self._events):
-                self._advanced = monotonic()
-            self._events = events
+        events = files.read_json_lines(self._path)
+        if len(events) > len(self._events):
+            self._advanced = monotonic()
+        self._events = events
 
     def _told(self, what: str) -> bool:
         return any(what in event for event in self._events)
-
-    def _seconds(self) -> float:
-        return max((event.get("importing", 0.0) for event in self._events), default=0.0)
 
     def outcome(self) -> Outcome:
         """What was told so far, as of a child that imports."""
@@ -125,7 +121,7 @@ class EngineImports:
 
     def importing_s(self) -> float:
         """Spent on imports since somebody waits for them."""
-        return self._seconds() - self._before_s
+        return self.outcome().importing_s - self._before_s
 
     def proven(self) -> bool:
         """Whether everything was imported and looked at, and nothing failed."""

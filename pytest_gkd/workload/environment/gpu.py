@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ class Gpu:
     driver: str
     total_mib: int
     used_mib: int
-    capability: str
+    capability: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,26 +72,30 @@ class Machine:
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
     """The answer to ``--query-gpu=GPU_FIELDS --format=csv,noheader,nounits``."""
-    gpus = []
-    for line in text.strip().splitlines():
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) not in (6, 7) or not cells[0].isdigit():
-            continue
-        index, uuid, name, driver, total, used, capability = (*cells, "")[:7]
-        gpus.append(
-            Gpu(int(index), uuid, name, driver, _mib(total), _mib(used), capability)
+    return tuple(
+        Gpu(
+            int(index), uuid, name, driver, _mib(total), _mib(used), "".join(capability)
         )
-    return tuple(gpus)
+        for index, uuid, name, driver, total, used, *capability in _rows(text, 6, 7)
+        if index.isdigit()
+    )
 
 
 def parse_processes(text: str) -> tuple[GpuProcess, ...]:
     """The answer to ``--query-compute-apps=APP_FIELDS``."""
-    processes = []
-    for line in text.strip().splitlines():
+    return tuple(
+        GpuProcess(uuid, int(pid), _mib(used))
+        for uuid, pid, used in _rows(text, 3)
+        if pid.isdigit()
+    )
+
+
+def _rows(text: str, *lengths: int) -> Iterator[list[str]]:
+    """The cells of each line that has one of so many; others are messages."""
+    for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 3 and cells[1].isdigit():
-            processes.append(GpuProcess(cells[0], int(cells[1]), _mib(cells[2])))
-    return tuple(processes)
+        if len(cells) in lengths:
+            yield cells
 
 
 def _mib(text: str) -> int:
@@ -128,7 +132,7 @@ class NvidiaSmi:
 
     def read(self, timeout_s: float) -> Machine:
         """What it said, waiting at most ``timeout_s`` in all."""
-        loaded = Path("/proc/driver/nvidia/version").exists()
+        machine = Machine(driver_loaded=Path("/proc/driver/nvidia/version").exists())
         outputs = []
         until = monotonic() + timeout_s
         for call in self._calls:
@@ -137,16 +141,16 @@ class NvidiaSmi:
             except subprocess.TimeoutExpired:
                 self.stop()
                 error = f"nvidia-smi gave no answer in {timeout_s:.1f} s"
-                return Machine(error=error, driver_loaded=loaded)
+                return replace(machine, error=error)
             if call.returncode != 0 and UNKNOWN_FIELD not in output:
                 error = " ".join(output.split()) or f"exit status {call.returncode}"
-                return Machine(error=error, driver_loaded=loaded)
+                return replace(machine, error=error)
             outputs.append(output)
         if not outputs:
-            return Machine(driver_loaded=loaded)
-        processes = tuple(map(_named, parse_processes(outputs[1])))
+            return machine
         listed = parse_gpus(outputs[0]) or parse_gpus(outputs[2])
-        return Machine(listed, processes, "", loaded)
+        processes = tuple(map(_named, parse_processes(outputs[1])))
+        return replace(machine, gpus=listed, processes=processes)
 
     def stop(self) -> None:
         """End it; one that sits inside the driver is left to the kernel."""
@@ -158,13 +162,7 @@ class NvidiaSmi:
 def _named(process: GpuProcess) -> GpuProcess:
     try:
         known = psutil.Process(process.pid)
-        return GpuProcess(
-            process.gpu_uuid,
-            process.pid,
-            process.used_mib,
-            known.username(),
-            known.name(),
-        )
+        return replace(process, user=known.username(), name=known.name())
     except psutil.Error:
         # It belongs to another container, or has just ended.
         return process
@@ -172,11 +170,9 @@ def _named(process: GpuProcess) -> GpuProcess:
 
 def run_pids() -> frozenset[int]:
     """The processes of this run: everything below the outermost pytest above us."""
-    me = psutil.Process(os.getpid())
-    top = me
-    for parent in me.parents():
-        if "pytest" in " ".join(_command(parent)):
-            top = parent
+    me = psutil.Process()
+    ours = [one for one in me.parents() if "pytest" in " ".join(_command(one))]
+    top = [me, *ours][-1]
     return frozenset({top.pid, *(child.pid for child in top.children(recursive=True))})
 
 

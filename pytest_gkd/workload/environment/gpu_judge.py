@@ -39,10 +39,6 @@ def chosen_gpus(value: str | None, listed: Sequence[Gpu]) -> tuple[list[Gpu], st
     return [gpu for gpu in chosen if isinstance(gpu, Gpu)], wrong
 
 
-def _names_mig(value: str | None) -> bool:
-    return value is not None and "MIG-" in value
-
-
 def judge_gpus(
     machine: Machine,
     torch: TorchBuild | None,
@@ -67,26 +63,18 @@ def judge_gpus(
             return [Note("gpu.nvidia-smi", text)]
         # The kernel module and the libraries are of two releases.
         mismatch = "version mismatch" in machine.error
-        return [
-            StageFault(
-                "env.driver-too-old" if mismatch else "env.no-gpu",
-                text,
-                {"nvidia_smi": machine.error},
-                (("nvidia-smi", None, machine.error),),
-            )
-        ]
+        cause = "env.driver-too-old" if mismatch else "env.no-gpu"
+        evidence = (("nvidia-smi", None, machine.error),)
+        return [StageFault(cause, text, {"nvidia_smi": machine.error}, evidence)]
     chosen, wrong = chosen_gpus(visible, machine.gpus)
     if machine.gpus and wrong:
-        items.append(
-            StageFault(
-                "env.no-gpu",
-                f"CUDA_VISIBLE_DEVICES={visible}: {wrong}; this machine has GPUs "
-                f"{', '.join(str(gpu.index) for gpu in machine.gpus)}, and "
-                f"{len(chosen)} stay(s) visible.",
-                {"visible": visible, "gpus": len(machine.gpus)},
-                (("environment", None, f"CUDA_VISIBLE_DEVICES={visible}"),),
-            )
-        )
+        said = f"CUDA_VISIBLE_DEVICES={visible}"
+        text = f"{said}: {wrong}; this machine has GPUs "
+        text += f"{', '.join(str(gpu.index) for gpu in machine.gpus)}, and "
+        text += f"{len(chosen)} stay(s) visible."
+        facts = {"visible": visible, "gpus": len(machine.gpus)}
+        evidence = (("environment", None, said),)
+        items.append(StageFault("env.no-gpu", text, facts, evidence))
     if torch is not None:
         items += _judge_torch(machine, chosen, torch, visible, vllm_for_cuda, wrong)
     if vllm_for_cuda:
@@ -109,10 +97,8 @@ def judge_names(
     # A build of a checkout without tags is 0.1.dev and says nothing.
     if Version(vllm) >= UUIDS_SINCE or Version(vllm).is_devrelease:
         return []
-    text = (
-        f"CUDA_VISIBLE_DEVICES={visible} names GPUs by UUID, which vLLM {vllm} takes "
-    )
-    text += f"for numbers; {UUIDS_SINCE} is the first release that does not."
+    text = f"CUDA_VISIBLE_DEVICES={visible} names GPUs by UUID, which vLLM {vllm} "
+    text += f"takes for numbers; {UUIDS_SINCE} is the first release that does not."
     chosen, wrong = chosen_gpus(visible, listed)
     if len(chosen) == len(words) and not wrong:
         numbers = ",".join(str(gpu.index) for gpu in chosen)
@@ -183,7 +169,7 @@ def _judge_no_cuda(
         return [StageFault("env.gpu-hardware", text, facts, evidence)]
     if wrong:
         return []
-    if _names_mig(visible):
+    if "MIG-" in (visible or ""):
         text = f"CUDA_VISIBLE_DEVICES={visible}: torch sees no device of that name."
         return [StageFault("env.no-gpu", text, facts, evidence)]
     if chosen:
@@ -247,26 +233,15 @@ def _judge_memory(
 ) -> list[StageFault | Note]:
     items: list[StageFault | Note] = []
     for gpu in chosen:
-        theirs = [
-            process
-            for process in machine.processes
-            if process.gpu_uuid == gpu.uuid and process.pid not in own_pids
-        ]
-        ours = [
-            process
-            for process in machine.processes
-            if process.gpu_uuid == gpu.uuid and process.pid in own_pids
-        ]
+        users = [one for one in machine.processes if one.gpu_uuid == gpu.uuid]
+        theirs = [one for one in users if one.pid not in own_pids]
         held = sum(process.used_mib for process in theirs)
-        if not theirs and not ours:
-            # No process shows, from inside a container: count all of it, as a note.
-            if gpu.used_mib > BUSY_NOTE_MIB:
-                text = f"GPU {gpu.index} has {gpu.used_mib} MiB of {gpu.total_mib} MiB "
-                text += "in use, by no process that is visible from here."
-                items.append(Note("gpu.in-use", text))
-            continue
-        free = gpu.total_mib - held
-        if not theirs or held <= BUSY_NOTE_MIB:
+        # No process shows, from inside a container: count all of it, as a note.
+        if not users and gpu.used_mib > BUSY_NOTE_MIB:
+            text = f"GPU {gpu.index} has {gpu.used_mib} MiB of {gpu.total_mib} MiB "
+            text += "in use, by no process that is visible from here."
+            items.append(Note("gpu.in-use", text))
+        if held <= BUSY_NOTE_MIB:
             continue
         text = f"GPU {gpu.index} has {held} of {gpu.total_mib} MiB taken by "
         text += ", ".join(
@@ -274,21 +249,18 @@ def _judge_memory(
             f"{p.user or 'unknown'}, {p.used_mib} MiB)"
             for p in theirs
         )
-        if gpu.uuid not in engines or free >= memory_fraction * gpu.total_mib:
+        asked = memory_fraction * gpu.total_mib
+        if gpu.uuid not in engines or gpu.total_mib - held >= asked:
             items.append(Note("gpu.in-use", text + "."))
             continue
-        asked = round(memory_fraction * gpu.total_mib)
-        text += f"; the rollout engine asks for {asked} MiB (gpu_memory_utilization "
-        facts = {
-            "gpu": gpu.index,
-            "held_mib": held,
-            "pids": [process.pid for process in theirs],
-        }
-        items.append(StageFault("env.gpu-busy", f"{text}{memory_fraction}).", facts))
+        text += f"; the rollout engine asks for {round(asked)} MiB "
+        text += f"(gpu_memory_utilization {memory_fraction})."
+        pids = [process.pid for process in theirs]
+        facts = {"gpu": gpu.index, "held_mib": held, "pids": pids}
+        items.append(StageFault("env.gpu-busy", text, facts))
     return items
 
 
 def built_for_cuda(versions: Mapping[str, str]) -> bool:
     """Whether the installed vLLM is the CUDA build."""
-    version = versions.get("vllm")
-    return version is not None and gpus.builds_for_cuda(version)
+    return "vllm" in versions and gpus.builds_for_cuda(versions["vllm"])

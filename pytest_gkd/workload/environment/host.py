@@ -13,11 +13,7 @@ from pathlib import Path
 from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload import paths
 from pytest_gkd.workload.environment.findings import size_text
-from pytest_gkd.workload.environment.memory import judge_memory, read_memory
-
-KIB = 1024
-MIB = 1024 * KIB
-GIB = 1024 * MIB
+from pytest_gkd.workload.environment.memory import GIB, MIB, judge_memory, read_memory
 
 SHM = Path("/dev/shm")  # noqa: S108 - the place itself is what is judged
 
@@ -94,25 +90,16 @@ def judge_disk(disk: Disk, *, ours: bool) -> list[StageFault | Note]:
     items: list[StageFault | Note] = []
     facts = {"path": disk.path, "free_bytes": disk.free_bytes}
     if disk.free_bytes < DISK_FREE_BYTES:
-        items.append(
-            StageFault(
-                "env.disk-full",
-                f"{where} has {size_text(disk.free_bytes)} free of "
-                f"{size_text(disk.total_bytes)}; at least "
-                f"{size_text(DISK_FREE_BYTES)} is expected.",
-                facts,
-            )
-        )
+        text = f"{where} has {size_text(disk.free_bytes)} free of "
+        text += f"{size_text(disk.total_bytes)}; at least "
+        text += f"{size_text(DISK_FREE_BYTES)} is expected."
+        items.append(StageFault("env.disk-full", text, facts))
     # Some file systems (btrfs, overlay on some hosts) do not count inodes: total 0.
     if disk.total_inodes and disk.free_inodes < INODES_FREE:
-        items.append(
-            StageFault(
-                "env.disk-full",
-                f"{where} has {disk.free_inodes} inodes free of "
-                f"{disk.total_inodes}; at least {INODES_FREE} are expected.",
-                {**facts, "free_inodes": disk.free_inodes},
-            )
-        )
+        text = f"{where} has {disk.free_inodes} inodes free of {disk.total_inodes}; "
+        text += f"at least {INODES_FREE} are expected."
+        inodes = {**facts, "free_inodes": disk.free_inodes}
+        items.append(StageFault("env.disk-full", text, inodes))
     if not disk.writable:
         text = f"{where} is not writable by user id {os.getuid()}."
         if ours:
@@ -142,24 +129,12 @@ def judge_shm(
 
 def judge_files(soft: int, hard: int) -> list[StageFault | Note]:
     """The limits on open files of this process (RLIMIT_NOFILE)."""
-    facts = {"soft": soft, "hard": hard}
+    text = f"the open file limit (ulimit -n) is {soft}, hard limit {hard}; "
     if soft < FILES_FAIL:
-        return [
-            StageFault(
-                "env.too-many-files",
-                f"the open file limit (ulimit -n) is {soft}, hard limit {hard}; at "
-                f"least {FILES_FAIL} is expected.",
-                facts,
-            )
-        ]
+        text += f"at least {FILES_FAIL} is expected."
+        return [StageFault("env.too-many-files", text, {"soft": soft, "hard": hard})]
     if max(soft, min(hard, 65536)) < FILES_NOTE:
-        return [
-            Note(
-                "files.low",
-                f"the open file limit (ulimit -n) is {soft}, hard limit {hard}; Ray "
-                f"recommends {FILES_NOTE}.",
-            )
-        ]
+        return [Note("files.low", f"{text}Ray recommends {FILES_NOTE}.")]
     return []
 
 
@@ -170,8 +145,7 @@ def judge_file_size(limit_bytes: int) -> list[StageFault | Note]:
     text = f"the file size limit (ulimit -f) is {size_text(limit_bytes)}"
     if limit_bytes >= FILE_SIZE_FAIL_BYTES:
         return [Note("file-size.limited", f"{text}; checkpoints may be larger.")]
-    expected = size_text(FILE_SIZE_FAIL_BYTES)
-    text += f"; at least {expected} is expected."
+    text += f"; at least {size_text(FILE_SIZE_FAIL_BYTES)} is expected."
     return [StageFault("env.file-size-limit", text, {"limit_bytes": limit_bytes})]
 
 
@@ -181,19 +155,11 @@ def read_compiler(environ: Mapping[str, str]) -> tuple[str | None, str]:
     Triton takes CC as it stands, else clang or gcc on PATH (triton/runtime/build.py);
     cc is what Inductor falls back on.
     """
-    asked = environ.get("CC")
-    if asked:
-        return shutil.which(asked.split()[0], path=environ.get("PATH")), f"CC={asked}"
-    for name in ("gcc", "clang", "cc"):
-        path = shutil.which(name, path=environ.get("PATH"))
-        if path:
-            return path, "PATH"
-    return None, "PATH"
-
-
-def python_header() -> Path:
-    """Where Python.h belongs for this interpreter."""
-    return Path(sysconfig.get_path("include")) / "Python.h"
+    path = environ.get("PATH")
+    if asked := environ.get("CC"):
+        return shutil.which(asked.split()[0], path=path), f"CC={asked}"
+    found = (shutil.which(name, path=path) for name in ("gcc", "clang", "cc"))
+    return next(filter(None, found), None), "PATH"
 
 
 def judge_compiler(
@@ -202,10 +168,10 @@ def judge_compiler(
     """Triton compiles a launcher per kernel: on GPUs it needs both, on CPU neither
     until torch.compile is used."""
     texts = []
-    if compiler is None:
-        named = source.startswith("CC=")
-        nothing = "no C compiler was found on PATH (gcc, clang or cc)"
-        texts.append(f"{source} names no program" if named else nothing)
+    if compiler is None and source == "PATH":
+        texts.append("no C compiler was found on PATH (gcc, clang or cc)")
+    elif compiler is None:
+        texts.append(f"{source} names no program")
     if not header.exists():
         texts.append(f"the Python header {header} does not exist")
     if gpus:
@@ -236,12 +202,11 @@ def read_host(
     Returns what was found, and the facts for the report.
     """
     items: list[StageFault | Note] = []
-    disks = [(read_disk(label, path), True) for label, path in ours.items()]
-    caches = cache_dirs(environ)
-    disks += [(read_disk(label, path), False) for label, path in caches.items()]
+    places = {**ours, **cache_dirs(environ)}
+    disks = [read_disk(label, path) for label, path in places.items()]
     full: set[int] = set()
-    for disk, is_ours in disks:
-        for item in judge_disk(disk, ours=is_ours):
+    for disk in disks:
+        for item in judge_disk(disk, ours=disk.label in ours):
             # One full disk is one finding, however many directories are on it.
             if isinstance(item, StageFault) and item.cause == "env.disk-full":
                 if disk.device in full:
@@ -251,32 +216,26 @@ def read_host(
     shm = read_disk("shared memory", SHM)
     items += judge_shm(shm.total_bytes, shm.free_bytes, gpus=gpus)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = 2**31
-    soft, hard = (unlimited if n == resource.RLIM_INFINITY else n for n in (soft, hard))
+    soft, hard = (2**31 if n == resource.RLIM_INFINITY else n for n in (soft, hard))
     items += judge_files(soft, hard)
     file_size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     items += judge_file_size(file_size)
     memory = read_memory()
     items += judge_memory(memory)
     compiler, source = read_compiler(environ)
-    items += judge_compiler(compiler, source, python_header(), gpus=gpus)
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    items += judge_compiler(compiler, source, header, gpus=gpus)
     facts: dict[str, object] = {
         "disk": {
-            disk.label: {
-                "path": disk.path,
-                "free_gib": round(disk.free_bytes / GIB, 1),
-            }
-            for disk, _ in disks
+            disk.label: {"path": disk.path, "free_gib": round(disk.free_bytes / GIB, 1)}
+            for disk in disks
         },
         "shm_mib": round(shm.total_bytes / MIB),
         "open_files": {"soft": soft, "hard": hard},
         "file_size_bytes": None if file_size == resource.RLIM_INFINITY else file_size,
         "memory": {
-            name: None if value is None else round(value / MIB)
-            for name, value in (
-                (name.replace("_bytes", "_mib"), value)
-                for name, value in asdict(memory).items()
-            )
+            name.replace("_bytes", "_mib"): value and round(value / MIB)
+            for name, value in asdict(memory).items()
         },
         "compiler": compiler,
     }

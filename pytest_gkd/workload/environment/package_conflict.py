@@ -22,18 +22,21 @@ class Demand:
     requirement: Requirement
     line: str
 
+    @property
+    def wanted(self) -> str:
+        """The other package, with the extras and releases that are required."""
+        extras = ",".join(sorted(self.requirement.extras))
+        name = self.requirement.name + (f"[{extras}]" if extras else "")
+        return f"{name}{self.requirement.specifier}"
+
     def __str__(self) -> str:
-        wanted = self.requirement
-        return f"{self.name} {self.version} requires {wanted.name}{wanted.specifier}"
+        return f"{self.name} {self.version} requires {self.wanted}"
 
     @property
     def evidence(self) -> tuple[str, int | None, str]:
         """The line and where it stands."""
-        return (
-            f"{self.name} {self.version} METADATA",
-            None,
-            f"Requires-Dist: {self.line}",
-        )
+        source = f"{self.name} {self.version} METADATA"
+        return source, None, f"Requires-Dist: {self.line}"
 
 
 def judge_conflict(

@@ -15,7 +15,11 @@ from packaging.utils import canonicalize_name
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.environment.package_versions import NEEDED, active
+from pytest_gkd.workload.environment.package_versions import (
+    NEEDED,
+    active,
+    read_installed,
+)
 
 # Rewritten whenever its source is compiled again, and never missed.
 COMPILED = ".pyc"
@@ -76,20 +80,6 @@ def differences(
 
 def _with_requirements(module: str) -> Iterator[str]:
     """The installed distributions of a module, and what they require directly."""
-    for name in NEEDED.get(module, (module,)):
-        try:
-            requires = importlib.metadata.distribution(name).requires or ()
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        yield canonicalize_name(name)
-        for requirement in map(active, requires):
-            if requirement and _is_installed(requirement.name):
-                yield canonicalize_name(requirement.name)
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+    for package in read_installed(NEEDED.get(module, (module,))).values():
+        needed = (one.name for one in map(active, package.requires) if one)
+        yield from read_installed(map(canonicalize_name, (package.name, *needed)))

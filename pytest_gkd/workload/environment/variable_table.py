@@ -7,7 +7,9 @@ are not listed here: they are read from it (see variables.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Variable:
 
     name: str
     always: str = ""
-    when: tuple[tuple[str, str], ...] = ()
+    when: Mapping[str, str] = field(default_factory=dict)
     valid: str = ""
     expected: str = ""
     ends_job: str = ""
@@ -31,7 +33,6 @@ class Variable:
 
 
 FLAG = r"y|yes|1|t|true|n|no|0|f|false"
-FLAG_WORDS = "0 or 1"
 # Nothing, and the words by which launchers hide every GPU on purpose.
 DEVICE = r"\s*(-?\d+|(gpu|mig)-[\w/-]+)\s*"
 VISIBLE = rf"|none|void|nodevfiles|{DEVICE}(,{DEVICE})*"
@@ -49,14 +50,14 @@ def _alias(old: str) -> Variable:
     )
 
 
-def _torch_flag(name: str, when: tuple[tuple[str, str], ...] = ()) -> Variable:
+def _torch_flag(name: str, **options: Any) -> Variable:
     return Variable(
         name,
-        when=when,
         valid=FLAG,
-        expected=FLAG_WORDS,
+        expected="0 or 1",
         ends_job=TORCH_STOPS,
         gpu_only=True,
+        **options,
     )
 
 
@@ -100,25 +101,19 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "TORCH_DISTRIBUTED_DEBUG",
-        when=(
-            (
-                "DETAIL",
-                "checks every collective over an extra gloo group, which is slow.",
-            ),
-        ),
+        when={
+            "DETAIL": "checks every collective over an extra gloo group, which is slow."
+        },
         valid="OFF|INFO|DETAIL",
         expected="OFF, INFO or DETAIL",
         ends_job="torch.distributed does not import",
     ),
     Variable(
         "NCCL_DEBUG",
-        when=(
-            (
-                "TRACE",
-                "prints no more than INFO in the released NCCL builds, which leave "
-                "tracing out.",
-            ),
-        ),
+        when={
+            "TRACE": "prints no more than INFO in the released NCCL builds, which "
+            "leave tracing out."
+        },
         valid="VERSION|WARN|INFO|ABORT|TRACE",
         expected="VERSION, WARN, INFO or TRACE",
     ),
@@ -130,29 +125,23 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     _torch_flag(
         "TORCH_NCCL_BLOCKING_WAIT",
-        (("1", "makes waits block and turns the watchdog's error handling off."),),
+        when={"1": "makes waits block and turns the watchdog's error handling off."},
     ),
     _torch_flag(
         "TORCH_NCCL_ENABLE_MONITORING",
-        (
-            (
-                "0",
-                "turns off the monitor that ends a process whose watchdog thread is "
-                "stuck.",
-            ),
-        ),
+        when={
+            "0": "turns off the monitor that ends a process whose watchdog thread is "
+            "stuck."
+        },
     ),
     _torch_flag("TORCH_NCCL_DUMP_ON_TIMEOUT"),
     _torch_flag("TORCH_NCCL_DESYNC_DEBUG"),
     Variable(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-        when=(
-            (
-                "0",
-                "turns off the watchdog's abort: a collective that no peer joins "
-                "waits for ever.",
-            ),
-        ),
+        when={
+            "0": "turns off the watchdog's abort: a collective that no peer joins "
+            "waits for ever."
+        },
         valid=NUMBER,
         expected="0, 1, 2 or 3",
         ends_job=TORCH_STOPS,
@@ -180,25 +169,22 @@ VARIABLES: tuple[Variable, ...] = (
     # -- diagnostics that stay switched on -------------------------------------------
     Variable(
         "CUDA_LAUNCH_BLOCKING",
-        when=(("1", "waits after every kernel, which is slow and hides races."),),
+        when={"1": "waits after every kernel, which is slow and hides races."},
     ),
     Variable(
         "NCCL_IB_DISABLE",
-        when=(
-            (
-                "1",
-                "takes InfiniBand and RoCE away: nodes talk over sockets. It changes "
-                "nothing on a single node.",
-            ),
-        ),
+        when={
+            "1": "takes InfiniBand and RoCE away: nodes talk over sockets. It changes "
+            "nothing on a single node."
+        },
     ),
     Variable(
         "NCCL_P2P_DISABLE",
-        when=(("1", "takes NVLink and PCIe peer access away between GPUs of a node."),),
+        when={"1": "takes NVLink and PCIe peer access away between GPUs of a node."},
     ),
     Variable(
         "NCCL_SHM_DISABLE",
-        when=(("1", "takes shared memory away as a path between GPUs of a node."),),
+        when={"1": "takes shared memory away as a path between GPUs of a node."},
     ),
     Variable(
         "RAY_IGNORE_UNHANDLED_ERRORS",
@@ -207,33 +193,24 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "RAY_memory_monitor_refresh_ms",
-        when=(
-            (
-                "0",
-                "turns Ray's memory monitor off: the kernel then picks which process "
-                "to kill.",
-            ),
-        ),
+        when={
+            "0": "turns Ray's memory monitor off: the kernel then picks which process "
+            "to kill."
+        },
     ),
     Variable(
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
-        when=(
-            (
-                "1",
-                "leaves every Ray worker with all GPUs visible; each has to choose its "
-                "own.",
-            ),
-        ),
+        when={
+            "1": "leaves every Ray worker with all GPUs visible; each has to choose "
+            "its own."
+        },
     ),
     Variable(
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
-        when=(
-            (
-                "1",
-                "lets max_model_len exceed what the model was made for, where its "
-                "output may be NaN.",
-            ),
-        ),
+        when={
+            "1": "lets max_model_len exceed what the model was made for, where its "
+            "output may be NaN."
+        },
     ),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment.variable_names import PLACES
@@ -23,7 +23,7 @@ def judge_variables(
     environ: Mapping[str, str],
     *,
     gpus: int,
-    interfaces: Iterable[str],
+    interfaces: Collection[str],
     vllm_source: str | None = None,
     vllm_version: str = "",
     real_names: Callable[[str], frozenset[str]] = lambda prefix: frozenset(),
@@ -43,9 +43,10 @@ def judge_variables(
         items += _judge_vllm(environ, vllm_source, vllm_version)
     for prefix in ("TORCH_NCCL_", "NCCL_", "RAY_"):
         items += _judge_spelling(environ, prefix, real_names)
-    names = tuple(interfaces)
-    items += _judge_interface(environ, "GLOO_SOCKET_IFNAME", names, ends_job=True)
-    items += _judge_interface(environ, "NCCL_SOCKET_IFNAME", names, ends_job=gpus > 1)
+    items += _judge_interface(environ, "GLOO_SOCKET_IFNAME", interfaces, ends_job=True)
+    items += _judge_interface(
+        environ, "NCCL_SOCKET_IFNAME", interfaces, ends_job=gpus > 1
+    )
     items += _judge_ray(environ)
     items += _judge_ranks(environ)
     return items
@@ -62,11 +63,8 @@ def _judge_row(row: Variable, value: str, *, gpus: int) -> list[StageFault | Not
     items: list[StageFault | Note] = []
     if row.always:
         items.append(Note("variable.misread", f"{row.name} {row.always}"))
-    items += [
-        Note("variable.setting", f"{said} {text}")
-        for setting, text in row.when
-        if value.upper() == setting
-    ]
+    if text := row.when.get(value.upper(), ""):
+        items.append(Note("variable.setting", f"{said} {text}"))
     return items
 
 
@@ -108,11 +106,9 @@ def _judge_vllm(
     names = vllm_names(source)
     for name in sorted(n for n in environ if n.startswith("VLLM_") and n not in names):
         text = f"{name} is not known to the installed vllm {version} (vllm/envs.py)"
-        if name in GONE_FROM_VLLM:
-            text += f": {GONE_FROM_VLLM[name]}"
-        else:
-            text += _near(name, names)
-        items.append(Note("variable.unknown", text + "."))
+        gone = GONE_FROM_VLLM.get(name)
+        text += f": {gone}." if gone else f"{_near(name, names)}."
+        items.append(Note("variable.unknown", text))
     for name, (values, case_matters) in vllm_choices(source).items():
         if name not in environ:
             continue
@@ -148,23 +144,18 @@ def _judge_spelling(
     real = real_names(prefix) if suspects else frozenset()
     if not real:
         return []
-    notes = []
-    for name in sorted(suspects):
-        near = "" if name in real else _near(name, real | _known(prefix))
-        if near:
-            text = f"{name} is not in {PLACES[prefix]}{near}."
-            notes.append(Note("variable.spelling", text))
-    return notes
-
-
-def _known(prefix: str) -> frozenset[str]:
-    return frozenset(name for name in KNOWN if name.startswith(prefix))
+    right = real.union(name for name in KNOWN if name.startswith(prefix))
+    return [
+        Note("variable.spelling", f"{name} is not in {PLACES[prefix]}{near}.")
+        for name in sorted(suspects)
+        if name not in real and (near := _near(name, right))
+    ]
 
 
 def _judge_interface(
     environ: Mapping[str, str],
     name: str,
-    interfaces: tuple[str, ...],
+    interfaces: Collection[str],
     *,
     ends_job: bool,
 ) -> list[StageFault | Note]:
@@ -174,27 +165,20 @@ def _judge_interface(
     if not value:
         return []
     if name.startswith("NCCL"):
-        rule, out = value, value.startswith("^")
-        exact = rule.removeprefix("^").startswith("=")
-        words = [w for w in rule.lstrip("^=").split(",") if w]
+        exact = value.removeprefix("^").startswith("=")
         # A port may follow the name after a colon.
-        words = [word.partition(":")[0] for word in words]
+        words = [w.partition(":")[0] for w in value.lstrip("^=").split(",") if w]
 
         def hit(interface: str) -> bool:
-            if exact:
-                return interface in words
-            return any(interface.startswith(word) for word in words)
+            return interface in words if exact else interface.startswith((*words,))
 
-        left = [i for i in interfaces if hit(i) != out]
-        missing = [] if left else [value]
+        fits = any(hit(i) != value.startswith("^") for i in interfaces)
     else:
-        missing = [w for w in value.split(",") if w not in interfaces]
-    if not missing:
+        fits = set(value.split(",")) <= {*interfaces}
+    if fits:
         return []
-    text = (
-        f"{name}={value} names no network interface of this machine; it has "
-        f"{', '.join(interfaces)}."
-    )
+    text = f"{name}={value} names no network interface of this machine; it has "
+    text += f"{', '.join(interfaces)}."
     if not ends_job:
         return [Note("variable.value", text)]
     facts = {"variable": name, "value": value, "interfaces": list(interfaces)}
@@ -209,14 +193,13 @@ RAY_DIRECTORY_BYTES = 107 - 64
 
 def _judge_ray(environ: Mapping[str, str]) -> list[Note]:
     notes = []
-    address = environ.get("RAY_ADDRESS")
-    if address:
+    if address := environ.get("RAY_ADDRESS"):
         text = f"RAY_ADDRESS={address}: ray.init() joins that cluster, whose workers "
         text += "do not see variables exported in this shell."
         notes.append(Note("ray.address", text))
     directory = environ.get("RAY_TMPDIR", "")
-    if len(directory.encode()) > RAY_DIRECTORY_BYTES:
-        text = f"RAY_TMPDIR={directory} has {len(directory.encode())} bytes; Ray's "
+    if (size := len(directory.encode())) > RAY_DIRECTORY_BYTES:
+        text = f"RAY_TMPDIR={directory} has {size} bytes; Ray's "
         text += f"sockets need it at {RAY_DIRECTORY_BYTES} or fewer."
         notes.append(Note("ray.long-path", text))
     return notes
@@ -225,9 +208,6 @@ def _judge_ray(environ: Mapping[str, str]) -> list[Note]:
 def _judge_ranks(environ: Mapping[str, str]) -> list[Note]:
     """RANK and the like in the shell are taken by everything that starts there."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    there = [name for name in names if environ.get(name)]
-    if not there:
-        return []
-    said = ", ".join(f"{name}={environ[name]}" for name in there)
+    said = ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
     text = f"{said} in the environment: launchers set these for each rank themselves."
-    return [Note("variable.rank", text)]
+    return [Note("variable.rank", text)] if said else []
