@@ -98,6 +98,14 @@ def crashes_late():
 @stage("crash_late")
 def test_crash_late(crashes_late): pass
 
+@pytest.fixture
+def skips_late():
+    yield
+    pytest.skip("too late")
+
+@stage("skip_late")
+def test_skip_late(skips_late): raise ValueError("not right")
+
 @stage("memory")
 def test_memory(): bytearray(1 << 60)
 
@@ -161,6 +169,7 @@ def endings(endings_dir: Path) -> Run:
         ("close_and_work_on", "failed", "closed its connection to pytest"),
         ("clears_environment", "passed", ""),
         ("crash_late", "failed", "it passed, then while it closed the process that"),
+        ("skip_late", "failed", "ValueError: not right"),
         ("memory", "failed", "MemoryError"),
         ("hook", "failed", "OSError: a plugin fell over"),
         ("last", "passed", ""),

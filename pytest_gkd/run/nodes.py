@@ -121,7 +121,7 @@ class Nodes:
 
 
 def until_down(notify: Callable[..., None]) -> Callable[..., None]:
-    """A worker's voice in pytest-xdist's queue: of its end, and what follows, one.
+    """A worker's voice in pytest-xdist's queue: its end is told once, and no more after.
 
     xdist, in a thread of its own, and the watchdog may come to know of it at once; and
     one that was given up may find its voice again.
@@ -129,11 +129,11 @@ def until_down(notify: Callable[..., None]) -> Callable[..., None]:
     one = threading.Lock()
     is_down = False
 
-    def notifyuntil_down(eventname: str, **values: Any) -> None:
+    def notify_until_down(eventname: str, **values: Any) -> None:
         nonlocal is_down
         with one:
             if not is_down:
                 is_down = eventname == "errordown"
                 notify(eventname, **values)
 
-    return notifyuntil_down
+    return notify_until_down

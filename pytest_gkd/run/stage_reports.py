@@ -147,7 +147,8 @@ class StageReports:
             return None
         if record.outcome in (FAILED, TIMEOUT):
             # Its verdict stands; what its fixtures then ran into is told beside it.
-            record.also.append(f"teardown: {result.error.strip().splitlines()[0]}")
+            first, *_ = result.error.strip().splitlines() or [report.outcome]
+            record.also.append(f"teardown: {first}")
             run.teller.changed()
             return None
         if report.when == "setup":

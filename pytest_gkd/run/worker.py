@@ -8,10 +8,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import (
-    Generator,
-    Iterator,
-)
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO, Any
 
