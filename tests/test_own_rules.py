@@ -73,6 +73,36 @@ def test_a_run_names_the_example_and_a_command_that_explains_it(
     assert explained.stdout.startswith("reward.server-down: the reward server ")
 
 
+@pytest.mark.parametrize("by", ["ini", "entry point"])
+def test_a_rule_that_cannot_be_used_ends_the_run_by_who_gave_it(
+    tmp_path: Path, by: str
+) -> None:
+    rules = tmp_path / "theirs"
+    rules.mkdir()
+    (rules / "bad.toml").write_text('id = "a.b"')
+    (tmp_path / "test_probe.py").write_text(STAGE)
+    ini, origin = "", "rules of an installed package"
+    if by == "ini":
+        ini, origin = "gkd_rules = theirs/bad.toml", "gkd_rules in pytest.ini"
+    else:
+        info = tmp_path / "theirs-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Name: theirs\nVersion: 1\n")
+        (info / "entry_points.txt").write_text("[pytest_gkd.rules]\nx = theirs\n")
+        (rules / "__init__.py").touch()
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\n{ini}\n")
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "--gkd-stages=probe", "test_probe.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == pytest.ExitCode.USAGE_ERROR
+    said = f"ERROR: {origin}: {rules / 'bad.toml'}: title is missing"
+    assert said in ran.stderr.splitlines()
+
+
 def test_a_diagnosed_log_tells_how_to_explain_it(
     tmp_path: Path, example: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

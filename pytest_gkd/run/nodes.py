@@ -121,7 +121,7 @@ class Nodes:
 
 
 def until_down(notify: Callable[..., None]) -> Callable[..., None]:
-    """A worker's voice in pytest-xdist's queue: its end is told once, and no more after.
+    """A worker's voice in pytest-xdist's queue: of its end, and after it, no word.
 
     xdist, in a thread of its own, and the watchdog may come to know of it at once; and
     one that was given up may find its voice again.

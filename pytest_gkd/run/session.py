@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from pytest_gkd import sanitize, typed_json
 from pytest_gkd.diagnosis import own_rules
-from pytest_gkd.diagnosis.catalogue import RuleError, load
+from pytest_gkd.diagnosis.catalogue import RuleError, read_rule
 from pytest_gkd.gpu_report import result_files
 from pytest_gkd.options import REPORT, RULES, Settings, SettingsError
 from pytest_gkd.processes import gpus, host_capabilities
@@ -95,13 +96,20 @@ def prepare(config: pytest.Config) -> Prepared | None:
 def _own_rules(config: pytest.Config) -> tuple[Path, ...]:
     """The users' rules, read once here so that a bad one ends the run at once."""
     named = option_origins.given(config, RULES)
+    own = [named.base / name for name in named.value or ()]
+    return (
+        *_read_rules("rules of an installed package", own_rules.installed),
+        *_read_rules(named.origin, lambda: own),
+    )
+
+
+def _read_rules(origin: str, find: Callable[[], list[Path]]) -> list[Path]:
     try:
-        own = (named.base / name for name in named.value or ())
-        found = (*own_rules.installed(), *own)
-        if found:  # else it is read while the workers start
-            load(found)
+        found = find()
+        for path in found:
+            read_rule(path)
     except (RuleError, LookupError) as error:
-        raise SettingsError(f"{named.origin}: {error}") from None
+        raise SettingsError(f"{origin}: {error}") from None
     return found
 
 
