@@ -57,7 +57,6 @@ def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
         report: StepReport = job.trainer.gkd_step(
             sequences,
             signal,
-            loss=settings.loss,
             beta=settings.beta,
             temperature=settings.temperature,
             collect=collect,

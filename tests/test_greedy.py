@@ -57,10 +57,6 @@ def test_logits_made_float32_at_the_end_keep_the_tolerance_of_the_models_dtype()
     assert compare(half, [0], model_dtype=torch.float32).agree
 
 
-def test_a_given_tolerance_wins() -> None:
-    assert compare(rows([1.0, 1.5]), [0], tolerance=1.0).agree
-
-
 def test_nan_logits_agree_with_nothing() -> None:
     check = compare(rows([float("nan"), 0, 0], [0, 1, 0]), [0, 1])
     assert check.disagreements == (0,)

@@ -87,10 +87,6 @@ def test_a_nan_is_not_pushed(pushes: dict[str, Any]) -> None:
     assert "model.embed_tokens.weight" in pushes["nan"]["message"]
 
 
-def test_a_job_is_broken_after_an_error(pushes: dict[str, Any]) -> None:
-    assert pushes["broken"] is True
-
-
 def test_a_new_engine_starts_where_a_broken_one_was(pushes: dict[str, Any]) -> None:
     assert pushes["fresh"] is True
     assert pushes["answers"] == 4

@@ -64,7 +64,7 @@ def test_vllm(gkd):
     made = job_config(gkd.settings, found, gkd.run_dir)
     split = local_layouts.Split(made, gkd)
     gkd.fact("dtype", made.engine.dtype)
-    gkd.fact("share", made.engine.gpu_memory_utilization)
+    gkd.fact("share", made.settings.gpu_memory_utilization)
     gkd.fact("trainer", split.devices()["student"])
     with touching(gkd.settings, alone=True):
         hear("environment is over", 60)

@@ -246,7 +246,7 @@ def push(
 ) -> int:
     made: transfer.Transfer
     if transport == "in-process":
-        made = transfer.InProcess(engine, source)
+        made = transfer.InProcess(engine, source, lambda: budget_s)
     elif transport == "cuda-ipc":
         made = transfer.SharedMemory(engine, source, lambda: budget_s, "")
     else:
@@ -369,7 +369,7 @@ def test_an_actor_touches_nothing_before_it_is_asked() -> None:
 
     config: Any = None
     with pytest.raises(AssertionError, match="too early"):
-        Probe(config).made()
+        Probe(config).call("", "")
 
 
 @pytest.mark.parametrize(
@@ -411,8 +411,9 @@ def test_the_engine_has_the_processes_that_were_asked_for(
 ) -> None:
     """Within a placement group of Ray's vLLM would have Ray start several ranks; on a
     CPU vLLM 0.22 would start another process for one."""
-    config = EngineConfig(
-        *("m", device, "float32", 128, None, 0.3, size, False, multiprocess, "/s", True)
-    )
+    layout = "split" if multiprocess else "ray"
+    gpus = 0 if device == "cpu" else size + 1
+    settings = Settings(gpus=gpus, layout=layout, tensor_parallel_size=size)
+    config = EngineConfig("m", settings, "float32", 128, None, "/s", offline=True)
     found = engine.arguments(config).get("distributed_executor_backend")
     assert found == executor

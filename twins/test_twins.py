@@ -54,12 +54,11 @@ transfer.choose = choose
 import_vllm = engine.import_vllm
 
 def import_with_twins():
-    version = import_vllm()
+    import_vllm()
     import gpu_twins
     from vllm.distributed.device_communicators import pynccl
     gpu_twins.install()
     pynccl.PyNcclCommunicator = gpu_twins.Communicator
-    return version
 
 engine.import_vllm = import_with_twins
 """

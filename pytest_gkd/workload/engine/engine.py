@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import procfs, tree
@@ -32,8 +32,6 @@ MAX_SEQUENCES = 16
 RPC_BUDGET_S = 120.0
 CLOSE_BUDGET_S = 5.0
 POLL_S = 0.2
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ def prepare_environment(config: EngineConfig) -> None:
     # Set, it keeps the tokenizers' threads from warning about every fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     prepare_torch(config)
-    if config.device == "cpu" and config.tensor_parallel_size > 1:
+    if config.settings.device == "cpu" and config.settings.tensor_parallel_size > 1:
         # A rank wants a NUMA node of its own; few machines have one to spare.
         os.environ.setdefault("VLLM_CPU_SIM_MULTI_NUMA", "1")
     if config.offline:
@@ -72,7 +70,7 @@ def prepare_torch(config: EngineConfig) -> None:
     """Set what torch and numpy read when they are imported, here by whatever comes
     first: the engine, the trainer, or a tokenizer.
     """
-    if config.device == "cpu":
+    if config.settings.device == "cpu":
         # Beside other work, OpenMP threads that spin while they wait cost the most.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         # A thread that numpy's OpenBLAS starts on import would forbid a fork.
@@ -83,8 +81,8 @@ def prepare_torch(config: EngineConfig) -> None:
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 
-def import_vllm() -> str:
-    """Import vLLM with the garbage collector off; its version.
+def import_vllm() -> None:
+    """Import vLLM with the garbage collector off.
 
     Collections during the imports find nothing and took 1.4 s of 6.4; what is frozen
     afterwards, vLLM's own collections do not walk again (1.2 s of its start).
@@ -92,14 +90,12 @@ def import_vllm() -> str:
     enabled = gc.isenabled()
     gc.disable()
     try:
-        import vllm
         from vllm.entrypoints.llm import LLM
     finally:
         if enabled:
             gc.enable()
     del LLM
     gc.freeze()
-    return str(vllm.__version__)
 
 
 class Engine:
@@ -119,6 +115,7 @@ class Engine:
         engine_worker.keep_weights_in_place()
         engine_errors.forget(config.socket_dir)
         self.config = config
+        self._shards = config.settings.tensor_parallel_size > 1
         self._budget_s = budget_s or (lambda: RPC_BUDGET_S)
         how = engine_fork.choose(config) if config.multiprocess else "in this process"
         started = monotonic()
@@ -189,13 +186,9 @@ class Engine:
         ]
         asked = [{"prompt_token_ids": ids} for ids in prompts]
 
-        def call() -> list[Any]:
-            return self.llm.generate(asked, sampling, use_tqdm=False)  # type: ignore[no-any-return]
-
-        if self.config.multiprocess:
-            outputs = self._watched(call, "generation")
-        else:
-            outputs = call()
+        outputs = self._watched(
+            lambda: self.llm.generate(asked, sampling, use_tqdm=False), "generation"
+        )
         return [_completion(output.outputs[0]) for output in outputs]
 
     def identities(self) -> list[dict[str, str]]:
@@ -205,13 +198,13 @@ class Engine:
     def parameter_map(self, names: list[str]) -> ParameterMap:
         """Where the engine keeps the trainer tensors ``names``."""
         answer = self._rpc("gkd_parameters", names)[0]
-        return push.read_map(names, answer, shards=self.config.tensor_parallel_size > 1)
+        return push.read_map(names, answer, shards=self._shards)
 
     def digests(self, mapped: ParameterMap) -> dict[str, str]:
         """A digest per trainer tensor, computed where the parameters are."""
         inexact = sorted(mapped.by_content)
         ranks = self._rpc("gkd_digests", dict(mapped.engine_names), inexact)
-        found = push.whole(ranks, shards=self.config.tensor_parallel_size > 1)
+        found = push.whole(ranks, shards=self._shards)
         if not mapped.unmapped:
             # Parameters that no tensor of the trainer's could mean, such as scales.
             found.pop("*", None)
@@ -265,23 +258,23 @@ class Engine:
         gc.collect()
 
     def _rpc(self, method: str, *args: Any) -> list[Any]:
-        def call() -> list[Any]:
-            return self.llm.collective_rpc(method, args=args)  # type: ignore[no-any-return]
-
-        if not self.config.multiprocess:
-            return call()
         # vLLM checks its own timeout in the engine core: stopped, it never returns.
-        what = f"the call of {method} in the engine's processes"
-        return self._watched(call, what, self._budget_s())
+        return self._watched(
+            lambda: self.llm.collective_rpc(method, args=args),
+            f"the call of {method} in the engine's processes",
+            self._budget_s(),
+        )
 
     def _watched(
-        self, call: Callable[[], T], what: str, budget_s: float = math.inf
-    ) -> T:
+        self, call: Callable[[], list[Any]], what: str, budget_s: float = math.inf
+    ) -> list[Any]:
         """``call()``, given up after ``budget_s`` or when an engine's process is gone.
 
         vLLM may wait for the answer of a dead process for ever, and otherwise only
         says that there is trouble, and to look above.
         """
+        if not self.config.multiprocess:
+            return call()
         kills = exit_reasons.oom_kills()
         until = monotonic() + budget_s
         running = Call(call, what)
@@ -327,16 +320,16 @@ def arguments(config: EngineConfig) -> dict[str, Any]:
         "enforce_eager": True,
         "max_model_len": config.max_model_len,
         "max_num_seqs": MAX_SEQUENCES,
-        "tensor_parallel_size": config.tensor_parallel_size,
-        "trust_remote_code": config.trust_remote_code,
-        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "tensor_parallel_size": config.settings.tensor_parallel_size,
+        "trust_remote_code": config.settings.trust_remote_code,
+        "gpu_memory_utilization": config.settings.gpu_memory_utilization,
         "worker_extension_cls": EXTENSION,
         "seed": 0,
     }
-    if config.tensor_parallel_size > 1:
+    if config.settings.tensor_parallel_size > 1:
         # In a placement group of Ray's vLLM would have Ray start the workers.
         given["distributed_executor_backend"] = "mp"
-    elif config.device == "cpu" and not config.multiprocess:
+    elif config.settings.device == "cpu" and not config.multiprocess:
         given["distributed_executor_backend"] = UNIPROC
     if config.kv_cache_bytes is not None:
         given["kv_cache_memory_bytes"] = config.kv_cache_bytes

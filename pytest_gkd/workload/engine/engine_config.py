@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_gkd.options import Settings
+
 CPU_CACHE_BYTES = 32 << 20
 CPU_CACHE_LIMIT = 1 << 30
 
@@ -17,23 +19,23 @@ class EngineConfig:
     """What an engine is started with; plain data, so that it can be sent.
 
     ``dtype`` is a torch name; ``max_model_len`` in tokens; ``kv_cache_bytes`` None
-    leaves the size to vLLM and ``gpu_memory_utilization``. ``multiprocess`` is vLLM's
-    default: engine core and workers as processes of their own. ``socket_dir`` has a
-    short path, since UNIX sockets lie there.
+    leaves the size to vLLM and ``gpu_memory_utilization``. ``socket_dir`` has a short
+    path, since UNIX sockets lie there.
     """
 
     model: str
-    device: str
+    settings: Settings
     dtype: str
     max_model_len: int
     kv_cache_bytes: int | None
-    gpu_memory_utilization: float
-    tensor_parallel_size: int
-    trust_remote_code: bool
-    multiprocess: bool
     socket_dir: str
     offline: bool
     architectures: tuple[str, ...] = ()
+
+    @property
+    def multiprocess(self) -> bool:
+        """vLLM's default: engine core and workers as processes of their own."""
+        return self.settings.layout == "split"
 
 
 def model_config(model: str, *, trust_remote_code: bool) -> dict[str, Any]:

@@ -32,7 +32,7 @@ HARMLESS_THREADS = ("jemalloc_bg_thd",)
 
 def choose(config: EngineConfig) -> str:
     """How the engine's processes are started; only the CPU's choice is ours."""
-    if config.device != "cpu":
+    if config.settings.device != "cpu":
         return VLLMS_CHOICE
     return FORKED if native_threads() == 0 else SPAWNED
 

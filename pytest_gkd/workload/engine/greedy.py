@@ -100,13 +100,12 @@ def compare(
     response_ids: Listing[int],
     response_logprobs: Listing[float] | None = None,
     *,
-    tolerance: float | None = None,
     model_dtype: dtype | None = None,
 ) -> GreedyCheck:
     """Judge ``response_ids`` by the reference's ``logits`` [tokens, vocab].
 
-    ``tolerance`` (nats) defaults to ``tolerance_of`` the logits and ``model_dtype``. A
-    NaN disagrees. Raises ValueError when the lengths differ.
+    Within ``tolerance_of`` the logits and ``model_dtype``. A NaN disagrees. Raises
+    ValueError when the lengths differ.
     """
     import torch
 
@@ -116,10 +115,9 @@ def compare(
                 f"the engine gave {len(given)} {name} and the reference "
                 f"{logits.shape[0]} logits; expected one for each"
             )
-    if tolerance is None:
-        tolerance = tolerance_of(logits, model_dtype)
+    tolerance = tolerance_of(logits, model_dtype)
     logprobs = torch.log_softmax(logits.float(), -1).cpu()
-    ids = torch.tensor(list(response_ids), dtype=torch.int64)
+    ids = torch.tensor(response_ids, dtype=torch.int64)
     best, expected = logprobs.max(-1)
     own = logprobs.gather(-1, ids[:, None])[:, 0]
     gap = best - own
@@ -128,7 +126,7 @@ def compare(
     wrong = (~exact & ~near).nonzero()[:, 0].tolist()
     difference = None
     if response_logprobs is not None:
-        difference = float((own - torch.tensor(list(response_logprobs))).abs().max())
+        difference = float((own - torch.tensor(response_logprobs)).abs().max())
     return GreedyCheck(
         positions=len(ids),
         exact=int(exact.sum()),

@@ -25,12 +25,10 @@ class Sequence:
     response_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Accept lists; refuse an empty side: there is nothing to predict, or from."""
-        for name in ("prompt_ids", "response_ids"):
-            ids = tuple(getattr(self, name))
+        """Refuse an empty side: there is nothing to predict, or to predict from."""
+        for name, ids in vars(self).items():
             if not ids:
                 raise ValueError(f"a sequence's {name} are empty; expected a token")
-            object.__setattr__(self, name, ids)
 
     def __len__(self) -> int:
         """Tokens of prompt and response together."""
@@ -42,65 +40,51 @@ class Batch:
     """Sequences as numpy arrays; ``tokens`` is the longest, ``response`` its like.
 
     - ``input_ids``, ``attention_mask``: int64 [batch, tokens].
-    - ``response_mask``: bool [batch, tokens], true at ``t`` where the logits at ``t``
-      predict a response token, which is ``input_ids[:, t + 1]``.
-    - ``positions``: int64 [batch, response], the ``t`` that predicts response token
-      ``j``; past the end of a response it repeats a valid position.
+    - ``positions``: int64 [batch, response], the ``t`` whose logits predict response
+      token ``j``, which is ``input_ids[:, t + 1]``; past the end of a response it
+      repeats a valid position.
     - ``response_ids``: int64 [batch, response]; ``mask``: bool [batch, response],
       true for real response tokens.
     """
 
     input_ids: Any
     attention_mask: Any
-    response_mask: Any
     positions: Any
     response_ids: Any
     mask: Any
 
 
-def pad(sequences: Listing[Sequence], pad_id: int | None = None) -> Batch:
-    """Join and pad ``sequences``; ``pad_id`` None or negative means token 0.
-
-    Raises ValueError when there are no sequences.
-    """
+def pad(sequences: Listing[Sequence], pad_id: int = 0) -> Batch:
+    """Join and pad ``sequences``, of which there is at least one."""
     import numpy as np
 
-    if not sequences:
-        raise ValueError("no sequences to train on; expected at least one")
     rows, tokens = len(sequences), max(len(s) for s in sequences)
     response = max(len(s.response_ids) for s in sequences)
-    filler = pad_id if pad_id is not None and pad_id >= 0 else 0
-    input_ids: Any = np.full((rows, tokens), filler, dtype=np.int64)
+    input_ids: Any = np.full((rows, tokens), pad_id, dtype=np.int64)
     attention_mask: Any = np.zeros((rows, tokens), dtype=np.int64)
-    response_mask: Any = np.zeros((rows, tokens), dtype=bool)
     positions: Any = np.zeros((rows, response), dtype=np.int64)
-    response_ids: Any = np.full((rows, response), filler, dtype=np.int64)
+    response_ids: Any = np.full((rows, response), pad_id, dtype=np.int64)
     mask: Any = np.zeros((rows, response), dtype=bool)
     for row, sequence in enumerate(sequences):
         start, length = len(sequence.prompt_ids), len(sequence.response_ids)
         input_ids[row, : start + length] = sequence.prompt_ids + sequence.response_ids
         attention_mask[row, : start + length] = 1
-        response_mask[row, start - 1 : start - 1 + length] = True
         positions[row] = start - 1
         positions[row, :length] += np.arange(length)
         response_ids[row, :length] = sequence.response_ids
         mask[row, :length] = True
-    return Batch(
-        input_ids, attention_mask, response_mask, positions, response_ids, mask
-    )
+    return Batch(input_ids, attention_mask, positions, response_ids, mask)
 
 
-def micro_batches(
-    sequences: Listing[Sequence], vocab_size: int, max_logits: int = MAX_LOGITS
-) -> Iterator[slice]:
-    """Consecutive rows whose padded logits stay within ``max_logits`` elements.
+def micro_batches(sequences: Listing[Sequence], vocab_size: int) -> Iterator[slice]:
+    """Consecutive rows whose padded logits stay within ``MAX_LOGITS`` elements.
 
     A sequence that is longer than that alone is a micro-batch of its own.
     """
     start, longest = 0, 0
     for row, sequence in enumerate(sequences):
         longest = max(longest, len(sequence))
-        if row > start and (row - start + 1) * longest * vocab_size > max_logits:
+        if row > start and (row - start + 1) * longest * vocab_size > MAX_LOGITS:
             yield slice(start, row)
             start, longest = row, len(sequence)
     if start < len(sequences):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from collections.abc import Sequence as Listing
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +20,17 @@ def load_model(
 ) -> Any:
     """The transformers model at ``path``, on ``device``, without dropout.
 
-    ``dtype`` is a torch name (``bfloat16``) or ``auto`` for the checkpoint's own.
-    Raises StageFault ``checkpoint.mismatch`` when weights are missing or have another
-    shape: transformers would fill them with random numbers and only warn.
+    ``dtype`` is a torch name (``bfloat16``). Raises StageFault
+    ``checkpoint.mismatch`` when weights are missing or have another shape:
+    transformers would fill them with random numbers and only warn.
     """
+    import torch
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     model, info = _model_class(config).from_pretrained(
         path,
-        dtype=dtype if dtype == "auto" else torch_dtype(dtype),
+        dtype=getattr(torch, dtype),
         trust_remote_code=trust_remote_code,
         output_loading_info=True,
     )
@@ -60,16 +63,6 @@ def _model_class(config: Any) -> Any:
     ):
         return transformers.AutoModelForImageTextToText
     return transformers.AutoModelForCausalLM
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """``bfloat16`` or ``torch.bfloat16`` as the torch type. Raises ValueError."""
-    import torch
-
-    found = getattr(torch, name.removeprefix("torch."), None)
-    if isinstance(found, torch.dtype):
-        return found
-    raise ValueError(f"{name!r} is not a torch dtype, such as bfloat16")
 
 
 def coarsest_dtype(model: Any) -> torch.dtype:
@@ -151,31 +144,19 @@ def response_logits(model: Any, batch: Batch) -> Tensor:
     return logits[rows, positions]
 
 
-class Participants:
-    """Which parameters' modules took part in the forward passes made inside ``with``.
-
-    ``names`` are the parameters that such a module owns itself.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.names: set[str] = set()
-        self._handles: list[Any] = []
-
-    def __enter__(self) -> Participants:
-        for prefix, module in self.model.named_modules():
-            own = {
-                f"{prefix}.{name}" if prefix else name
-                for name, _ in module.named_parameters(recurse=False)
-            }
-            if own:
-                self._handles.append(
-                    module.register_forward_hook(
-                        lambda *_, own=own: self.names.update(own)
-                    )
-                )
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for handle in self._handles:
+@contextlib.contextmanager
+def participants(model: Any) -> Iterator[set[str]]:
+    """Gives the names of the parameters whose own module took part in a forward pass
+    made inside ``with``."""
+    names: set[str] = set()
+    handles = []
+    for prefix, module in model.named_modules():
+        own = [name for name, _ in module.named_parameters(prefix, recurse=False)]
+        handles.append(
+            module.register_forward_hook(lambda *_, own=own: names.update(own))
+        )
+    try:
+        yield names
+    finally:
+        for handle in handles:
             handle.remove()

@@ -29,19 +29,17 @@ def generalized_jsd(
     ``KL(P_S || P_T)``. Student and teacher logits (or log-probabilities) are [batch,
     tokens, vocab], divided by ``temperature``; ``mask`` is bool [batch, tokens].
     Tokens that either side gives no probability (-inf) are allowed. Raises ValueError
-    for values or shapes that cannot be.
+    for shapes that cannot be.
     """
     import torch
     from torch.nn.functional import log_softmax
 
-    if not 0.0 <= beta <= 1.0:
-        raise ValueError(f"beta is {beta}; expected a number from 0 to 1")
     if student_logits.shape != teacher_logits.shape:
         raise ValueError(
             f"student logits are {tuple(student_logits.shape)} and teacher logits "
             f"{tuple(teacher_logits.shape)}; expected the same shape"
         )
-    _check(student_logits, mask, temperature)
+    _check(student_logits, mask)
     student = log_softmax(_rows(student_logits, mask) / temperature, -1)
     teacher = log_softmax(_rows(teacher_logits, mask) / temperature, -1)
     if beta == 0.0:
@@ -66,49 +64,39 @@ def topk_forward_kl(
     mask: Tensor,
     *,
     temperature: float = 1.0,
-    tail: bool = True,
 ) -> Tensor:
     """Forward KL over the teacher's top-k tokens, the sparse form of verl's GKD.
 
     ``sum_k p_k * (log p_k - log q_k)``, a scalar. Student logits are [batch, tokens,
     vocab] and divided by ``temperature``; the teacher's log-probabilities (of the full
     softmax, at that same temperature) and ids are [batch, tokens, k]; ``mask`` is bool
-    [batch, tokens]. With ``tail`` all other tokens count as one more, of probability
-    ``1 - sum_k p_k``, which keeps the value >= 0. Without it the value may be
-    negative: the ``p_k`` then sum to less than 1. Both equal the full forward KL when
-    k is the vocabulary. Raises ValueError for values or shapes that cannot be.
+    [batch, tokens]. All other tokens count as one more, of probability
+    ``1 - sum_k p_k``, which keeps the value >= 0. Equals the full forward KL when k is
+    the vocabulary. Raises ValueError for ids or shapes that cannot be.
     """
     import torch
     from torch.nn.functional import log_softmax
 
-    _check(student_logits, mask, temperature)
-    expected = tuple(student_logits.shape[:2])
-    for name, tensor in (
-        ("log-probabilities", teacher_topk_logprobs),
-        ("ids", teacher_topk_ids),
-    ):
-        if tensor.dim() != 3 or tuple(tensor.shape[:2]) != expected:
-            raise ValueError(
-                f"the teacher's top-k {name} are {tuple(tensor.shape)}; expected "
-                f"[batch, tokens, k] with batch and tokens {expected}"
-            )
-    if teacher_topk_logprobs.shape != teacher_topk_ids.shape:
+    _check(student_logits, mask)
+    given = [tuple(t.shape) for t in (teacher_topk_logprobs, teacher_topk_ids)]
+    expected = (*student_logits.shape[:2], given[1][-1])
+    if given != [expected, expected]:
         raise ValueError(
-            f"the teacher gave {teacher_topk_logprobs.shape[-1]} log-probabilities "
-            f"and {teacher_topk_ids.shape[-1]} ids per token; expected as many"
+            f"the teacher's top-k log-probabilities and ids are {given[0]} and "
+            f"{given[1]}; expected [batch, tokens, k], here {expected}, of both"
         )
     student = log_softmax(_rows(student_logits, mask) / temperature, -1)
     teacher = _rows(teacher_topk_logprobs, mask).to(student.dtype)
     ids = teacher_topk_ids[mask]
     vocab, top = student.shape[-1], ids.shape[-1]
-    if top == 0 or int(ids.min()) < 0 or int(ids.max()) >= vocab:
+    lowest, highest = int(ids.min()), int(ids.max())
+    if lowest < 0 or highest >= vocab:
         raise ValueError(
             f"the teacher's top-{top} ids must be from 0 to {vocab - 1}, the student's "
-            f"vocabulary"
-            + (f"; they reach {int(ids.min())} to {int(ids.max())}" if top else "")
+            f"vocabulary; they reach {lowest} to {highest}"
         )
     value = _kl(teacher, student.gather(-1, ids))
-    if tail and top < vocab:
+    if top < vocab:
         rest = (1.0 - teacher.exp().sum(-1)).clamp_min(0.0)
         # Summing what is left is exact where 1 - sum(q) would cancel to nothing.
         student_rest = student.scatter(-1, ids, float("-inf")).logsumexp(-1)
@@ -134,11 +122,9 @@ def _rows(logits: Tensor, mask: Tensor) -> Tensor:
     return logits[mask].to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _check(logits: Tensor, mask: Tensor, temperature: float) -> None:
+def _check(logits: Tensor, mask: Tensor) -> None:
     import torch
 
-    if not temperature > 0.0:
-        raise ValueError(f"temperature is {temperature}; expected a number above 0")
     if logits.dim() != 3:
         raise ValueError(
             f"logits are {tuple(logits.shape)}; expected [batch, tokens, vocab]"

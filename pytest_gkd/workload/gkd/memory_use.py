@@ -10,7 +10,7 @@ import ctypes
 import functools
 import itertools
 from collections.abc import Sequence as Listing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_gkd.stage_api import StageFault
 
@@ -30,16 +30,8 @@ class _Malloc(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_size_t)
         for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
         )
     ]
 
@@ -86,10 +78,11 @@ def growths(reports: Listing[StepReport]) -> list[int]:
     The first makes the optimizer's state and whatever else is made once.
     """
     held = [report.allocated_bytes for report in reports]
-    known = [count for count in held if count is not None]
-    if len(known) != len(held):
-        return []
-    return [now - before for before, now in itertools.pairwise(known)]
+    return [
+        now - before
+        for before, now in itertools.pairwise(held)
+        if now is not None and before is not None
+    ]
 
 
 def grows(reports: Listing[StepReport]) -> bool:
@@ -108,13 +101,12 @@ def judge_memory(reports: Listing[StepReport], device: str) -> None:
     found = growths(reports)
     where = "GPU" if device.startswith("cuda") else "host"
     shown = ", ".join(f"{count / 1e6:.1f}" for count in found)
-    facts: dict[str, Any] = {
-        "growth_bytes": found,
-        "allocated_bytes": [report.allocated_bytes for report in reports],
-    }
     raise StageFault(
         "train.memory-leak",
         f"allocated {where} memory grows with every training step on one batch: by "
         f"{shown} MB; expected it to be level after the first",
-        facts=facts,
+        facts={
+            "growth_bytes": found,
+            "allocated_bytes": [report.allocated_bytes for report in reports],
+        },
     )

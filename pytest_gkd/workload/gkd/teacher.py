@@ -9,7 +9,7 @@ from collections.abc import Sequence as Listing
 from typing import Any
 
 from pytest_gkd.workload.engine.greedy import tolerance_of
-from pytest_gkd.workload.gkd.batch import MAX_LOGITS, Sequence, micro_batches, pad
+from pytest_gkd.workload.gkd.batch import Sequence, micro_batches, pad
 from pytest_gkd.workload.gkd.forward import (
     check_ids,
     coarsest_dtype,
@@ -24,8 +24,6 @@ from pytest_gkd.workload.gkd.teacher_targets import (
     TeacherTopK,
 )
 
-__all__ = ["Teacher", "TeacherFull", "TeacherTopK"]
-
 
 class Teacher:
     """A frozen model that scores sequences; ``vocab_size`` is its embedding's rows."""
@@ -37,18 +35,13 @@ class Teacher:
         device: str = "cpu",
         dtype: str = "float32",
         trust_remote_code: bool = False,
-        max_logits: int = MAX_LOGITS,
     ) -> None:
-        """Load ``path`` in ``dtype``; see ``load_model`` for what it raises.
-
-        ``max_logits`` bounds the elements of one forward pass's logits.
-        """
+        """Load ``path`` in ``dtype``; see ``load_model`` for what it raises."""
         self.model = load_model(
-            str(path), device=device, dtype=dtype, trust_remote_code=trust_remote_code
+            path, device=device, dtype=dtype, trust_remote_code=trust_remote_code
         )
         self.model.requires_grad_(requires_grad=False)
         self.vocab_size = embedding_rows(self.model)
-        self.max_logits = max_logits
 
     def topk(
         self,
@@ -67,8 +60,6 @@ class Teacher:
         import numpy as np
         import torch
 
-        if k < 1:
-            raise ValueError(f"k is {k}; expected at least 1")
         logprobs, ids = [], []
         for chunk in self._logprobs(sequences, temperature, vocab_size):
             top = torch.topk(chunk, min(k, chunk.shape[-1]), dim=-1)
@@ -92,12 +83,6 @@ class Teacher:
 
         chunks = [c.cpu().numpy() for c in self._logprobs(sequences, 1.0, vocab_size)]
         return TeacherFull(np.concatenate(chunks), pad(sequences).mask)
-
-    def logits(self, sequences: Listing[Sequence]) -> Any:
-        """Float32 logits [batch, response, vocab] as a numpy array."""
-        import numpy as np
-
-        return np.concatenate([c.cpu().numpy() for c in self._logits(sequences)])
 
     def plain_logprobs(
         self,
@@ -129,26 +114,18 @@ class Teacher:
     def _logprobs(
         self, sequences: Listing[Sequence], temperature: float, vocab_size: int | None
     ) -> list[Any]:
-        from torch.nn.functional import log_softmax
-
-        if not temperature > 0.0:
-            raise ValueError(f"temperature is {temperature}; expected a number above 0")
-        return [
-            log_softmax(logits[..., :vocab_size] / temperature, -1)
-            for logits in self._logits(sequences)
-        ]
-
-    def _logits(self, sequences: Listing[Sequence]) -> list[Any]:
-        """Float32 logits per micro-batch, each padded to the whole batch's response."""
+        """Float32 per micro-batch, each padded to the whole batch's response."""
         import torch
+        from torch.nn.functional import log_softmax
         from torch.nn.functional import pad as pad_tensor
 
         check_ids(sequences, self.vocab_size, "teacher")
         longest = pad(sequences).mask.shape[1]
         chunks = []
         with torch.inference_mode():
-            for rows in micro_batches(sequences, self.vocab_size, self.max_logits):
+            for rows in micro_batches(sequences, self.vocab_size):
                 logits = response_logits(self.model, pad(sequences[rows])).float()
                 missing = longest - logits.shape[1]
-                chunks.append(pad_tensor(logits, (0, 0, 0, missing)))
+                whole = pad_tensor(logits, (0, 0, 0, missing))[..., :vocab_size]
+                chunks.append(log_softmax(whole / temperature, -1))
         return chunks

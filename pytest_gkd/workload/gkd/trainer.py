@@ -1,4 +1,4 @@
-"""What does the trainer's half of a job do: weights to push, and a GKD step."""
+"""The trainer's half of a job: weights to push, and a GKD step."""
 
 from __future__ import annotations
 
@@ -10,40 +10,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.workload.engine.greedy import GreedyCheck, compare
-from pytest_gkd.workload.gkd.batch import MAX_LOGITS, Sequence, micro_batches, pad
+from pytest_gkd.workload.gkd.batch import Sequence, micro_batches, pad
 from pytest_gkd.workload.gkd.forward import (
-    Participants,
     check_ids,
     coarsest_dtype,
     embedding_rows,
     load_model,
     pad_token_id,
+    participants,
     response_logits,
-    torch_dtype,
 )
 from pytest_gkd.workload.gkd.loss import generalized_jsd, topk_forward_kl
 from pytest_gkd.workload.gkd.memory_use import allocated_bytes
 from pytest_gkd.workload.gkd.optimizer import Optimizer, must_move
-from pytest_gkd.workload.gkd.step import StepReport, judge_steps
-from pytest_gkd.workload.gkd.teacher_targets import (
-    Signal,
-    TeacherTopK,
-    check_signal,
-    count_nonfinite,
-)
+from pytest_gkd.workload.gkd.step import StepReport
+from pytest_gkd.workload.gkd.teacher_targets import Signal, TeacherTopK, count_nonfinite
 from pytest_gkd.workload.sync import digest, weights
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["GreedyCheck", "StepReport", "Trainer", "judge_steps"]
-
 
 class Trainer:
     """The student with its optimizer.
 
-    ``vocab_size`` is the rows of its embedding, ``pad_id`` the token it pads with,
-    ``dtype`` the name of the type it trains in (``bfloat16``).
+    ``vocab_size`` is the rows of its embedding, ``pad_id`` the token it pads with.
     """
 
     def __init__(
@@ -54,12 +45,8 @@ class Trainer:
         dtype: str = "float32",
         learning_rate: float = 1e-3,
         trust_remote_code: bool = False,
-        max_logits: int = MAX_LOGITS,
     ) -> None:
-        """Load ``student`` in ``dtype``; see ``load_model`` for what it raises.
-
-        ``max_logits`` bounds the elements of one forward pass's logits.
-        """
+        """Load ``student`` in ``dtype``; see ``load_model`` for what it raises."""
         self.model = load_model(
             str(student),
             device=device,
@@ -68,10 +55,8 @@ class Trainer:
         )
         self.device = device
         self.learning_rate = learning_rate
-        self.max_logits = max_logits
         self.vocab_size = embedding_rows(self.model)
         self.pad_id = pad_token_id(self.model)
-        self.dtype = str(self.model.dtype).removeprefix("torch.")
         self.optimizer: Optimizer | None = None
         self._saved: dict[str, Tensor] | None = None
 
@@ -91,11 +76,6 @@ class Trainer:
             (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
             for name, tensor in self.named_tensors()
         ]
-
-    def digests(self, engine_dtype: str | None = None) -> dict[str, str]:
-        """sha256 (hex) per name over the bytes that an engine in that dtype holds."""
-        dtype = None if engine_dtype is None else torch_dtype(engine_dtype)
-        return digest.digests(self.named_tensors(), dtype)
 
     def optimizer_note(self) -> str:
         """What the optimizer could not do as real ones do; empty for nothing."""
@@ -134,8 +114,6 @@ class Trainer:
         prompt_ids: Listing[int],
         response_ids: Listing[int],
         response_logprobs: Listing[float] | None = None,
-        *,
-        tolerance: float | None = None,
     ) -> GreedyCheck:
         """Judge one greedy completion of the engine's by these weights.
 
@@ -152,7 +130,6 @@ class Trainer:
             logits,
             response_ids,
             response_logprobs,
-            tolerance=tolerance,
             model_dtype=coarsest_dtype(self.model),
         )
 
@@ -163,28 +140,26 @@ class Trainer:
         sequences: Listing[Sequence],
         signal: Signal,
         *,
-        loss: str = "topk",
         beta: float = 0.5,
         temperature: float = 1.0,
         collect: bool = False,
     ) -> StepReport:
         """One AdamW step (no weight decay) towards the teacher's ``signal``.
 
-        ``loss`` is ``topk`` (forward KL with a tail bucket over ``Teacher.topk``'s
-        tokens) or ``full`` (generalized JSD with ``beta`` over ``Teacher.full``). Bad
-        numbers are reported, not raised. ``collect`` collects garbage before memory is
-        counted. See ``check_ids`` and ``check_signal`` for what is raised.
+        The loss is the forward KL with a tail bucket over ``Teacher.topk``'s tokens,
+        or the generalized JSD with ``beta`` over ``Teacher.full``'s. Bad numbers are
+        reported, not raised. ``collect`` collects garbage before memory is counted.
+        See ``check_ids`` for what is raised.
         """
         import torch
 
         check_ids(sequences, self.vocab_size, "student")
-        check_signal(signal, sequences, loss, temperature, self.vocab_size)
         spoilt = [n for n, p in self.model.named_parameters() if weights.spoilt(p)]
         self.model.zero_grad(set_to_none=True)
         total = int(signal.mask.sum())
         mean_loss = 0.0
-        with Participants(self.model) as took_part:
-            for rows in micro_batches(sequences, self.vocab_size, self.max_logits):
+        with participants(self.model) as took_part:
+            for rows in micro_batches(sequences, self.vocab_size):
                 part = pad(sequences[rows], self.pad_id)
                 share = int(part.mask.sum()) / total
                 logits = response_logits(self.model, part)
@@ -200,7 +175,7 @@ class Trainer:
         }
         bad = [name for name, norm in norms.items() if not math.isfinite(norm)]
         without = [name for name, p in named if p.requires_grad and not norms.get(name)]
-        idle = [name for name in without if name not in took_part.names]
+        idle = [name for name in without if name not in took_part]
         self.optimizer = self.optimizer or Optimizer(self.model, self.learning_rate)
         moved, unmoved = (0, []) if bad else self._update(self.optimizer, named)
         self.model.zero_grad(set_to_none=True)
@@ -221,7 +196,7 @@ class Trainer:
             unmoved=unmoved,
             unused=len(idle),
             nonfinite_grads=bad,
-            zero_grads=[name for name in without if name in took_part.names],
+            zero_grads=[name for name in without if name in took_part],
             nonfinite_parameters=spoilt,
             nonfinite_teacher=count_nonfinite(signal),
             allocated_bytes=allocated_bytes(self.device),

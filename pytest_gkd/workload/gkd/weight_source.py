@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +22,15 @@ class WeightSource:
     """The trainer as one that gives weights away; lives in the trainer's process."""
 
     trainer: Trainer
-    _store: Any = field(default=None, repr=False)
+    _store: Any = None
     # What the engine may still read through CUDA IPC.
-    shared: list[Any] = field(default_factory=list, repr=False)
+    shared: list[Any] = field(default_factory=list)
 
-    def infos(self, dtypes: Mapping[str, str]) -> list[Info]:
+    def infos(self, mapped: ParameterMap) -> list[Info]:
         """Name, dtype and shape of each tensor as it is sent: in the engine's dtype."""
+        dtypes = mapped.dtypes()
         return [
-            (name, dtypes.get(name, dtype.removeprefix("torch.")), tuple(shape))
+            (name, dtypes.get(name, dtype), tuple(shape))
             for name, dtype, shape in self.trainer.parameter_info()
         ]
 
@@ -45,16 +46,15 @@ class WeightSource:
         for name, tensor in self.trainer.named_tensors():
             yield name, tensor.detach().to(dtypes[name])
 
-    def digests(self, infos: list[Info], mapped: ParameterMap) -> dict[str, str]:
-        """Digests to compare with the engine's, in the dtypes of ``infos``."""
+    def digests(self, mapped: ParameterMap) -> dict[str, str]:
+        """Digests to compare with the engine's, in its dtypes."""
+        tensors = dict(self.tensors(self.infos(mapped)))
         named = {
             n: parameters.as_engine_holds(mapped.engine_names[n], t)
-            for n, t in self.tensors(infos)
+            for n, t in tensors.items()
             if n in mapped.engine_names
         }
-        others: list[Tensor] = []
-        if mapped.unfilled:
-            others = [t for n, t in self.tensors(infos) if n not in mapped.engine_names]
+        others = [t for n, t in tensors.items() if n not in named and mapped.unfilled]
         return parameters.digests(named, mapped.by_content, others)
 
     def identity(self) -> str:

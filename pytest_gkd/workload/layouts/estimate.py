@@ -45,22 +45,17 @@ PASSING_BYTES = 4 * GIB
 UNSEEN = 0.05
 # Bytes of an element in safetensors files, by the format's names (safetensors, README).
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+FORMAT_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 # Parts that some loaders leave out: what sees or hears, and layers that draft tokens.
 _LEFT_OUT = re.compile(r"vision|visual|image|audio|speech|projector|mtp|nextn|eh_proj")
 _EXPERT = re.compile(r"\bexperts?\b")
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 # Model types whose cache is keys and values of every layer for every token.
-PLAIN_CACHE = (
-    "llama",
-    "qwen2",
-    "qwen3",
-    "qwen2_moe",
-    "qwen3_moe",
-    "mixtral",
-    "granite",
-)
+QWEN = ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe")
+PLAIN_CACHE = ("llama", "mixtral", "granite", *QWEN)
 STEP = 0.05
+STAGES = ("vllm", "weight_sync", "training_step")
+ROLES = ("engine", "student", "teacher")
 
 
 @dataclass(frozen=True)
@@ -116,21 +111,19 @@ def count(files: ModelFiles, dtype: str) -> Size | None:
         tensors |= read_safetensors_header(path, str(files.directory))
     if config.get("tie_word_embeddings") is not False:
         tensors.pop("lm_head.weight", None)
-    width = ITEM_BYTES[next(k for k, v in TORCH_NAMES.items() if v == dtype)]
+    stored_as = FORMAT_NAMES[dtype]
     quantized = "quantization_config" in config
     elements = nbytes = least = trained = 0
     for name, tensor in tensors.items():
         size = math.prod(tensor["shape"])
         low, high = tensor["data_offsets"]
         own = quantized or tensor["dtype"] not in ITEM_BYTES
-        taken = high - low if own else size * width
+        taken = high - low if own else size * ITEM_BYTES[stored_as]
         elements, nbytes = elements + size, nbytes + taken
         if not _may_be_left_out(name, config):
             least += taken
             trained += 0 if _EXPERT.search(name) or own else size
-    mapped = {tensor["dtype"] for tensor in tensors.values()} <= {
-        name for name, known in TORCH_NAMES.items() if known == dtype
-    }
+    mapped = all(tensor["dtype"] == stored_as for tensor in tensors.values())
     return Size(elements, nbytes, least, trained, mapped)
 
 
@@ -170,13 +163,16 @@ def cache(config: Mapping[str, Any], tokens: int, width: int) -> Part:
     return Part("KV cache", usual, usual if plain and not sliding else 0)
 
 
-def placement(settings: Settings) -> dict[str, tuple[int, ...]]:
+def placement(settings: Settings) -> dict[str, tuple[int | str, ...]]:
     """Which of the GPUs each role is on, counted from 0: the engine on the first ones,
-    trainer and teacher on one of the others each, as far as there are."""
+    trainer and teacher on one of the others each, as far as there are. On a CPU all
+    are in host memory."""
     last = settings.gpus - 1
     size = settings.tensor_parallel_size
+    if settings.device == "cpu":
+        return dict.fromkeys(ROLES, (HOST,))
     if settings.layout == "colocated":
-        return dict.fromkeys(("engine", "student", "teacher"), (0,))
+        return dict.fromkeys(ROLES, (0,))
     return {
         "engine": tuple(range(size)),
         "student": (min(size, last),),
@@ -220,9 +216,16 @@ class Estimate:
 
     def __init__(self, job: JobConfig, inputs: Inputs) -> None:
         """Read headers and the free memory. See ``model_files.inspect`` for faults."""
-        self.job = job
+        self.engine = job.engine
         self.settings = job.settings
+        self.on_cpu = job.settings.device == "cpu"
+        self.ranks = job.settings.tensor_parallel_size
+        self.share = job.settings.gpu_memory_utilization
+        self.where = placement(job.settings)
         self.rooms = rooms(job.settings)
+        totals = [self.rooms[n].total for n in self.where["engine"] if n in self.rooms]
+        # The engine's share of its smallest GPU, in bytes.
+        self.claim = int(self.share * min(totals, default=0))
         self.sizes: dict[str, Size] = {}
         self.config: Mapping[str, Any] = {}
         for role in ("student", "teacher"):
@@ -247,7 +250,7 @@ class Estimate:
                 **{part.what: _gib(part.usual) for part in needs[place]},
             }
             for place, room in self.rooms.items()
-            if needs.get(place)
+            if place in needs
         }
         if told:
             gkd.fact("memory_estimate_gib", told)
@@ -258,84 +261,68 @@ class Estimate:
 
     def needs(self, stage: str) -> dict[int | str, list[Part]]:
         """What one of our stages puts where; empty for a stage of the user's."""
-        steps = ("vllm", "weight_sync", "training_step")
         found: dict[int | str, list[Part]] = defaultdict(list)
         student, teacher = (self.sizes.get(role) for role in ("student", "teacher"))
-        if stage not in steps or student is None:
+        if stage not in STAGES or student is None:
             return found
-        on_cpu = self.settings.device == "cpu"
-        where = placement(self.settings)
-        for number in where["engine"]:
-            found[HOST if on_cpu else number] += self._engine(student)
-            if on_cpu:
-                break
-        trainer = [HOST if on_cpu else number for number in where["student"]]
-        untouched = on_cpu and student.mapped and stage == "vllm"
-        what = f"the student's weights in training ({self.job.engine.dtype})"
+        for place in self.where["engine"]:
+            found[place] += self._engine(student)
+        (trainer,), dtype = self.where["student"], self.engine.dtype
+        untouched = self.on_cpu and student.mapped and stage == "vllm"
+        what = f"the student's weights in training ({dtype})"
         weights = Part(what, student.nbytes, 0 if untouched else student.least)
-        found[trainer[0]].append(weights)
+        found[trainer].append(weights)
         if stage == "weight_sync":
-            copy = Part("the trainer's copy of its weights", student.nbytes, 0)
-            found[HOST].append(Part(copy.what, copy.usual, student.least))
+            what = "the trainer's copy of its weights"
+            found[HOST].append(Part(what, student.nbytes, student.least))
         if stage == "training_step":
-            dtype, device = self.job.engine.dtype, self.settings.device
-            found[trainer[0]] += training(student, dtype, device)
+            found[trainer] += training(student, dtype, self.settings.device)
         if stage == "training_step" and teacher:
-            place = HOST if on_cpu else where["teacher"][0]
-            least = 0 if on_cpu and teacher.mapped else teacher.least
-            found[place].append(Part("the teacher's weights", teacher.nbytes, least))
+            least = 0 if self.on_cpu and teacher.mapped else teacher.least
+            weights = Part("the teacher's weights", teacher.nbytes, least)
+            found[self.where["teacher"][0]].append(weights)
         return found
 
     def _engine(self, student: Size) -> list[Part]:
         """The engine's parts on each of its GPUs, or all on a CPU."""
-        engine, size = self.job.engine, self.settings.tensor_parallel_size
-        if self.settings.device == "cpu":
-            reserved = engine.kv_cache_bytes or 0
+        if self.on_cpu:
+            reserved = self.engine.kv_cache_bytes or 0
             return [
                 Part("the engine's weights", student.nbytes, student.least),
                 Part("its KV cache", reserved, reserved if self._may_serve() else 0),
             ]
         # vLLM fills its share of the card with cache; what its profile's activations
         # took is left free, and is taken to be less than half of that.
-        claim = self._claim()
-        own, certain = student.nbytes // size, student.least // size
+        own, certain = student.nbytes // self.ranks, student.least // self.ranks
         return [
             Part("the engine's weights", own, certain),
             Part(
-                f"its KV cache up to {engine.gpu_memory_utilization:g} of the card",
-                max(0, claim - own),
-                max(0, int(claim * (1 - UNSEEN)) - own) // 2,
+                f"its KV cache up to {self.share:g} of the card",
+                max(0, self.claim - own),
+                max(0, int(self.claim * (1 - UNSEEN)) - own) // 2,
             ),
         ]
-
-    def _claim(self) -> int:
-        """The engine's share of its smallest GPU, in bytes."""
-        numbers = placement(self.settings)["engine"]
-        totals = [self.rooms[n].total for n in numbers if n in self.rooms]
-        return int(self.job.engine.gpu_memory_utilization * min(totals, default=0))
 
     def _judge(
         self, gkd: StageContext, place: int | str, room: Room, parts: list[Part]
     ) -> None:
-        if place in placement(self.settings)["engine"]:
+        if place != HOST and place in self.where["engine"]:
             self._judge_engine(room)
         least, usual = sum(p.least for p in parts), sum(p.usual for p in parts)
-        if place != HOST:
-            usual += CONTEXT_BYTES * len(self._processes(place))
+        usual += self._contexts(place)
         listed = ", ".join(f"{p.what} {size_text(p.usual)}" for p in parts if p.usual)
         has = f"{room.name} has {size_text(room.free)} free of {size_text(room.total)}"
         if least > room.most:
-            facts = {
-                "place": room.name,
-                "needed_gib": _gib(least),
-                "free_gib": _gib(room.free),
-                **self._ways_out(place, room, parts),
-            }
             raise StageFault(
                 "env.host-oom" if place == HOST else "cuda.oom",
                 f"{gkd.stage} cannot fit, by the models' files: {has}, and at least "
                 f"{size_text(least)} of the following is certain: {listed}",
-                facts=facts,
+                facts={
+                    "place": room.name,
+                    "needed_gib": _gib(least),
+                    "free_gib": _gib(room.free),
+                    **self._smaller_share(place, room, parts),
+                },
             )
         if usual > room.free:
             text = f"{has}; {listed} make {size_text(usual)}, without activations."
@@ -345,86 +332,82 @@ class Estimate:
         """Raise where the engine's share cannot hold its weights and one sequence, or
         is more than is free, where vLLM gives up (v1/worker/utils.py, request_memory).
         """
-        size, engine = self.sizes["student"], self.job.engine
-        ranks = self.settings.tensor_parallel_size
-        one = self._sequence()
-        least = size.least // ranks + one.least
-        share = engine.gpu_memory_utilization
-        if least <= self._claim():
-            if room.most >= self._claim() * (1 - UNSEEN):
-                return
+        size, one = self.sizes["student"], self._sequence()
+        least = size.least // self.ranks + one.least
+        claims = (
+            f"its share of {room.name}, {self.share:g} of {size_text(room.total)}, is "
+            f"{size_text(self.claim)}"
+        )
+        if least > self.claim:
+            raise StageFault(
+                "vllm.kv-cache",
+                f"the engine cannot fit, by the model's files: {claims}; its weights "
+                f"take {size_text(size.nbytes // self.ranks)} of each of {self.ranks} "
+                f"GPU(s) ({self.engine.dtype}) and one sequence of "
+                f"{self.engine.max_model_len} tokens {size_text(one.usual)} of KV "
+                "cache",
+                facts={
+                    "place": room.name,
+                    "needed_gib": _gib(least),
+                    "share_gib": _gib(self.claim),
+                    **self._larger_share(room),
+                },
+            )
+        if room.most < self.claim * (1 - UNSEEN):
             raise StageFault(
                 "vllm.gpu-memory-utilization",
-                f"the engine cannot start: its share of {room.name}, {share:g} of "
-                f"{size_text(room.total)}, is {size_text(self._claim())}, and "
-                f"{size_text(room.free)} is free",
+                f"the engine cannot start: {claims}, and {size_text(room.free)} is "
+                "free",
                 facts={"place": room.name, "free_gib": _gib(room.free)},
             )
-        raise StageFault(
-            "vllm.kv-cache",
-            f"the engine cannot fit, by the model's files: its share of {room.name}, "
-            f"{share:g} of {size_text(room.total)}, is {size_text(self._claim())}; its "
-            f"weights take {size_text(size.nbytes // ranks)} of each of {ranks} GPU(s) "
-            f"({engine.dtype}) and one sequence of {engine.max_model_len} tokens "
-            f"{size_text(one.usual)} of KV cache",
-            facts={
-                "place": room.name,
-                "needed_gib": _gib(least),
-                "share_gib": _gib(self._claim()),
-                **self._larger_share(room),
-            },
-        )
 
     def _sequence(self) -> Part:
-        width = 4 if self.job.engine.dtype == "float32" else 2
-        whole = cache(self.config, self.job.engine.max_model_len, width)
-        ranks = self.settings.tensor_parallel_size
-        least = whole.least // ranks if self._may_serve() else 0
-        return Part(whole.what, whole.usual // ranks, least)
+        width = 4 if self.engine.dtype == "float32" else 2
+        whole = cache(self.config, self.engine.max_model_len, width)
+        least = whole.least // self.ranks if self._may_serve() else 0
+        return Part(whole.what, whole.usual // self.ranks, least)
 
     def _may_serve(self) -> bool:
         """Whether the model has the positions; without them vLLM refuses the length."""
         positions = model_files.positions(self.config)
-        return positions is None or self.job.engine.max_model_len <= positions
+        return positions is None or self.engine.max_model_len <= positions
 
     def _engine_wants(self) -> int:
         """Bytes on each GPU for weights, one sequence and as much again as a rule."""
-        ranks = self.settings.tensor_parallel_size
-        return self.sizes["student"].nbytes // ranks + 2 * self._sequence().usual + GIB
+        own = self.sizes["student"].nbytes // self.ranks
+        return own + 2 * self._sequence().usual + GIB
 
     def _larger_share(self, room: Room) -> dict[str, Any]:
         """What the engine would do with: a larger share, or more GPUs."""
         found: dict[str, Any] = {}
         share = math.ceil(self._engine_wants() / room.total / STEP) * STEP
-        where = placement(self.settings)
-        alone = not {*where["student"], *where["teacher"]} & set(where["engine"])
+        others = {*self.where["student"], *self.where["teacher"]}
+        alone = others.isdisjoint(self.where["engine"])
         if share <= (0.9 if alone else 0.5) and share * room.total <= room.free:
             found["share"] = f"{share:.2f}"
-        ranks = self.settings.tensor_parallel_size
-        heads = engine_config.heads(self.config)
-        more = 2 * ranks
+        heads, more = engine_config.heads(self.config), 2 * self.ranks
         if heads and heads % more == 0 and self.settings.gpus > more:
             found["tensor_parallel"] = more
         return found
 
-    def _ways_out(
+    def _smaller_share(
         self, place: int | str, room: Room, parts: list[Part]
     ) -> dict[str, Any]:
-        """A smaller share for the engine, where the rest may then fit beside it."""
-        if place not in placement(self.settings)["engine"]:
+        """A share for the engine with which the rest may fit beside it."""
+        if place == HOST or place not in self.where["engine"]:
             return {}
-        rest = sum(p.least for p in parts[2:]) + GIB
-        rest += CONTEXT_BYTES * len(self._processes(place))
+        rest = sum(p.least for p in parts[2:]) + GIB + self._contexts(place)
         share = math.floor((room.free - rest) / room.total / STEP) * STEP
-        wanted = self._engine_wants() / room.total
-        if wanted <= share < self.job.engine.gpu_memory_utilization:
+        if self._engine_wants() / room.total <= share < self.share:
             return {"share": f"{share:.2f}"}
         return {}
 
-    def _processes(self, place: int | str) -> list[str]:
-        """The roles on a GPU that have a process, and so a context, each."""
-        on = [role for role, at in placement(self.settings).items() if place in at]
-        return on[:1] if self.settings.layout == "colocated" else on
+    def _contexts(self, place: int | str) -> int:
+        """Bytes of the contexts on a GPU: one for each role that has a process."""
+        if place == HOST:
+            return 0
+        roles = sum(place in at for at in self.where.values())
+        return CONTEXT_BYTES * (1 if self.settings.layout == "colocated" else roles)
 
 
 def _gib(count: int) -> float:

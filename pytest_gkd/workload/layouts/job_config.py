@@ -1,15 +1,21 @@
-"""What a layout is built from."""
+"""What a layout builds from, and how each part is made of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_gkd.options import Settings
 from pytest_gkd.workload.engine import engine_config
 from pytest_gkd.workload.engine.engine_config import EngineConfig
 from pytest_gkd.workload.models import model_files
 from pytest_gkd.workload.models.inputs import Inputs
+
+if TYPE_CHECKING:
+    from pytest_gkd.workload.gkd.teacher import Teacher
+    from pytest_gkd.workload.gkd.trainer import Trainer
+    from pytest_gkd.workload.gkd.weight_source import WeightSource
 
 # A user's tiny prompt limit must still leave room for the stages' own prompts.
 MIN_MODEL_LEN = 128
@@ -18,12 +24,37 @@ CHECK_TOKENS = 16
 
 @dataclass(frozen=True)
 class JobConfig:
-    """What a layout builds from: plain data, so that any process can."""
+    """Plain data, so that any process can build from it."""
 
     settings: Settings
     student: str
     teacher: str
     engine: EngineConfig
+
+    def load_trainer(self, device: str) -> tuple[Trainer, WeightSource]:
+        """The trainer and its weight source."""
+        from pytest_gkd.workload.gkd.trainer import Trainer
+        from pytest_gkd.workload.gkd.weight_source import WeightSource
+
+        trainer = Trainer(
+            self.student,
+            device=device,
+            dtype=self.engine.dtype,
+            learning_rate=self.settings.learning_rate,
+            trust_remote_code=self.settings.trust_remote_code,
+        )
+        return trainer, WeightSource(trainer)
+
+    def load_teacher(self, device: str) -> Teacher:
+        """The teacher."""
+        from pytest_gkd.workload.gkd.teacher import Teacher
+
+        return Teacher(
+            self.teacher,
+            device=device,
+            dtype=self.engine.dtype,
+            trust_remote_code=self.settings.trust_remote_code,
+        )
 
 
 def job_config(settings: Settings, inputs: Inputs, run_dir: Path) -> JobConfig:
@@ -46,16 +77,12 @@ def job_config(settings: Settings, inputs: Inputs, run_dir: Path) -> JobConfig:
         inputs.teacher,
         EngineConfig(
             model=inputs.student,
-            device=settings.device,
+            settings=settings,
             dtype=engine_config.choose_dtype(
                 config, settings.device, bfloat16=settings.bfloat16
             ),
             max_model_len=tokens,
             kv_cache_bytes=cache,
-            gpu_memory_utilization=settings.gpu_memory_utilization,
-            tensor_parallel_size=settings.tensor_parallel_size,
-            trust_remote_code=settings.trust_remote_code,
-            multiprocess=settings.layout == "split",
             socket_dir=str(run_dir / "v"),
             offline=local,
             architectures=tuple(config.get("architectures") or ()),

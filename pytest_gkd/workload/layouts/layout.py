@@ -6,8 +6,7 @@ processes of their own (``split``), each a Ray actor (``ray``).
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pytest_gkd.clock import monotonic
 from pytest_gkd.options import BESIDE_THE_ENGINE, Settings
 from pytest_gkd.stage_api import StageContext, StageFault
-from pytest_gkd.workload.engine.engine import Completion
+from pytest_gkd.workload.engine.engine import Completion, Engine
 from pytest_gkd.workload.layouts import local_layouts, ray_layout
 from pytest_gkd.workload.layouts.job_config import JobConfig, job_config
 from pytest_gkd.workload.models import model_files
@@ -24,7 +23,9 @@ from pytest_gkd.workload.sync import push
 from pytest_gkd.workload.sync.transfer import Transfer
 
 if TYPE_CHECKING:
-    from pytest_gkd.workload.sync.broadcast import Info
+    from pytest_gkd.workload.gkd.teacher import Teacher
+    from pytest_gkd.workload.gkd.trainer import Trainer
+    from pytest_gkd.workload.gkd.weight_source import WeightSource
     from pytest_gkd.workload.sync.push import ParameterMap
 
 
@@ -41,24 +42,23 @@ class PushReport:
 class Layout(Protocol):
     """Builds the parts of a job where it wants them, and says how weights move.
 
-    The parts have the methods of ``Engine``, ``Trainer``, ``WeightSource`` and
-    ``Teacher``, whether they are these or stand for one in another process.
+    A part may stand for one of its class that is in another process.
     """
 
     name: str
     ends_by_itself: bool
     """Whether all of it ends with this process."""
 
-    def start_engine(self) -> Any:
+    def start_engine(self) -> Engine:
         """The rollout engine, started."""
 
-    def load_trainer(self) -> tuple[Any, Any]:
+    def load_trainer(self) -> tuple[Trainer, WeightSource]:
         """The trainer and its weight source."""
 
-    def load_teacher(self) -> Any:
+    def load_teacher(self) -> Teacher:
         """The teacher."""
 
-    def transfer(self, engine: Any, source: Any) -> Transfer:
+    def transfer(self, engine: Engine, source: WeightSource) -> Transfer:
         """How the trainer's weights get into the engine."""
 
     def close(self) -> None:
@@ -68,8 +68,8 @@ class Layout(Protocol):
 class Job:
     """A trainer, a teacher and a rollout engine that belong together.
 
-    Each part is made when first asked for. ``broken`` is set by any exception out of
-    the engine: it may then hold half of the weights, or never answer again.
+    Each part is made when first asked for. ``broken`` is set when a stage fails: the
+    engine may then hold half of the weights, or never answer again.
     """
 
     def __init__(self, gkd: StageContext, config: JobConfig, layout: Layout) -> None:
@@ -81,29 +81,28 @@ class Job:
     # -- parts -----------------------------------------------------------------------
 
     @cached_property
-    def engine(self) -> Any:
-        """The rollout engine (``Engine``)."""
-        with self._single_use():
-            return self.layout.start_engine()
+    def engine(self) -> Engine:
+        """The rollout engine."""
+        return self.layout.start_engine()
 
     @cached_property
-    def _training(self) -> tuple[Any, Any]:
+    def _training(self) -> tuple[Trainer, WeightSource]:
         self._gkd.step("loading the trainer")
         return self.layout.load_trainer()
 
     @property
-    def trainer(self) -> Any:
-        """The student in training (``Trainer``)."""
+    def trainer(self) -> Trainer:
+        """The student in training."""
         return self._training[0]
 
     @property
-    def source(self) -> Any:
-        """The trainer's side of a push (``WeightSource``)."""
+    def source(self) -> WeightSource:
+        """The trainer's side of a push."""
         return self._training[1]
 
     @cached_property
-    def teacher(self) -> Any:
-        """The teacher (``Teacher``)."""
+    def teacher(self) -> Teacher:
+        """The teacher."""
         self._gkd.step("loading the teacher")
         return self.layout.load_teacher()
 
@@ -119,18 +118,14 @@ class Job:
         Found out while both sides still hold that checkpoint.
         """
         self._gkd.step("matching parameters by name")
-        with self._single_use():
-            return push.by_content(self._parameter_map_now(), self._digests)
-
-    def _digests(self, mapped: ParameterMap) -> tuple[dict[str, str], dict[str, str]]:
-        engine: dict[str, str] = self.engine.digests(mapped)
-        trainer: dict[str, str] = self.source.digests(self.infos(mapped), mapped)
-        return engine, trainer
+        return push.by_content(
+            self._parameter_map_now(),
+            lambda now: (self.engine.digests(now), self.source.digests(now)),
+        )
 
     def _parameter_map_now(self) -> ParameterMap:
         names = [name for name, _, _ in self.trainer.parameter_info()]
-        mapped: ParameterMap = self.engine.parameter_map(names)
-        return mapped
+        return self.engine.parameter_map(names)
 
     # -- work ------------------------------------------------------------------------
 
@@ -144,17 +139,9 @@ class Job:
         """The engine's completions of ``prompts`` (token ids); greedy by default."""
         engine = self.engine
         self._gkd.step("generating")
-        with self._single_use():
-            found: list[Completion] = engine.generate(
-                prompts, max_new_tokens, temperature=temperature, seed=seed
-            )
-        return found
-
-    def infos(self, mapped: ParameterMap) -> list[Info]:
-        """The tensors as they are sent: name, the engine's dtype, shape."""
-        dtypes = {name: mapped.dtype(name) for name in mapped.engine_names}
-        found: list[Info] = self.source.infos(dtypes)
-        return found
+        return engine.generate(
+            prompts, max_new_tokens, temperature=temperature, seed=seed
+        )
 
     def push_weights(self) -> PushReport:
         """The trainer's weights into the engine, after a look at whether they fit.
@@ -164,37 +151,31 @@ class Job:
         """
         base = self.parameter_map
         transfer = self.transfer
-        with self._single_use():
-            now = self._parameter_map_now()
-            infos = self.infos(base)
-            push.check_set(infos, base, now)
-            push.check_finite(self.trainer.nonfinite(), len(infos))
-            self._gkd.step(f"pushing weights ({transfer.transport})")
-            started = monotonic()
-            try:
-                moved = transfer.push(infos)
-            except Exception as error:
-                fault = push.refusal(error, infos, base)
-                if fault is None or isinstance(error, StageFault):
-                    raise
-                raise fault from error
-            seconds = monotonic() - started
+        now = self._parameter_map_now()
+        infos = self.source.infos(base)
+        push.check_set(infos, base, now)
+        push.check_finite(self.trainer.nonfinite(), len(infos))
+        self._gkd.step(f"pushing weights ({transfer.transport})")
+        started = monotonic()
+        try:
+            moved = transfer.push(infos)
+        except Exception as error:
+            fault = push.refusal(error, infos, base)
+            if fault is None or isinstance(error, StageFault):
+                raise
+            raise fault from error
+        seconds = monotonic() - started
         return PushReport(len(infos), moved, seconds, transfer.transport)
 
     def engine_digests(self) -> dict[str, str]:
         """A digest per tensor name, of what the engine's processes hold."""
         mapped = self.parameter_map
         self._gkd.step("comparing checksums")
-        with self._single_use():
-            found: dict[str, str] = self.engine.digests(mapped)
-        return found
+        return self.engine.digests(mapped)
 
     def trainer_digests(self) -> dict[str, str]:
         """The same of what the trainer holds, in the engine's dtypes."""
-        found: dict[str, str] = self.source.digests(
-            self.infos(self.parameter_map), self.parameter_map
-        )
-        return found
+        return self.source.digests(self.parameter_map)
 
     def check_served(
         self, when: str, cause: str = "sync.not-applied"
@@ -204,12 +185,9 @@ class Job:
         Raises StageFault ``cause``, or ``sync.name-or-shape`` for a tensor of another
         shape, which cannot be equal.
         """
-        engine = self.engine_digests()
-        with self._single_use():
-            push.check_shapes(
-                self.infos(self.parameter_map), self.parameter_map, self.parameter_map
-            )
-            push.check_equal(engine, self.trainer_digests(), when, cause)
+        engine, mapped = self.engine_digests(), self.parameter_map
+        push.check_shapes(self.source.infos(mapped), mapped, mapped)
+        push.check_equal(engine, self.trainer_digests(), when, cause)
         return engine
 
     def describe(self) -> dict[str, Any]:
@@ -239,14 +217,6 @@ class Job:
                 self.__dict__.pop(part, None)
         if for_another or not self.layout.ends_by_itself:
             self.layout.close()
-
-    @contextlib.contextmanager
-    def _single_use(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.broken = True
-            raise
 
 
 def open_job(settings: Settings, gkd: StageContext, inputs: Inputs) -> Job:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.stage_api import StageContext
 from pytest_gkd.workload.engine import compiling
@@ -12,6 +12,11 @@ from pytest_gkd.workload.layouts.estimate import placement
 from pytest_gkd.workload.layouts.job_config import JobConfig
 from pytest_gkd.workload.sync import transfer
 from pytest_gkd.workload.sync.transfer import InProcess, Transfer
+
+if TYPE_CHECKING:
+    from pytest_gkd.workload.gkd.teacher import Teacher
+    from pytest_gkd.workload.gkd.trainer import Trainer
+    from pytest_gkd.workload.gkd.weight_source import WeightSource
 
 # Both texts seen with vLLM 0.32 and Olmo2ForCausalLM: the first of a model that was
 # loaded before the engine, the second of one that was loaded after.
@@ -50,28 +55,11 @@ class _Local:
     def budget_s(self) -> float:
         return self.gkd.working_s()
 
-    def load_trainer(self) -> tuple[Any, Any]:
-        from pytest_gkd.workload.gkd.trainer import Trainer
-        from pytest_gkd.workload.gkd.weight_source import WeightSource
+    def load_trainer(self) -> tuple[Trainer, WeightSource]:
+        return self.config.load_trainer(self.devices()["student"])
 
-        trainer = Trainer(
-            self.config.student,
-            device=self.devices()["student"],
-            dtype=self.config.engine.dtype,
-            learning_rate=self.config.settings.learning_rate,
-            trust_remote_code=self.config.settings.trust_remote_code,
-        )
-        return trainer, WeightSource(trainer)
-
-    def load_teacher(self) -> Any:
-        from pytest_gkd.workload.gkd.teacher import Teacher
-
-        return Teacher(
-            self.config.teacher,
-            device=self.devices()["teacher"],
-            dtype=self.config.engine.dtype,
-            trust_remote_code=self.config.settings.trust_remote_code,
-        )
+    def load_teacher(self) -> Teacher:
+        return self.config.load_teacher(self.devices()["teacher"])
 
     def devices(self) -> dict[str, str]:
         return dict.fromkeys(("student", "teacher"), self.config.settings.device)
@@ -100,7 +88,7 @@ class Colocated(_Local):
         return engine
 
     def transfer(self, engine: Any, source: Any) -> Transfer:
-        return InProcess(engine, source)
+        return InProcess(engine, source, self.budget_s)
 
 
 class Split(_Local):

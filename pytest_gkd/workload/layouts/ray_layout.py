@@ -211,7 +211,7 @@ class Remote:
 
     def wait_until_made(self) -> Remote:
         """Return once the actor's object is there; raises what its making raised."""
-        self._call("made")
+        self._call("", "")
         return self
 
     def of(self, part: str) -> Remote:
@@ -223,17 +223,17 @@ class Remote:
             raise AttributeError(name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self._call("call", self._part, name, *args, **kwargs)
+            return self._call(self._part, name, *args, **kwargs)
 
         return call
 
-    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, part: str, method: str, *args: Any, **kwargs: Any) -> Any:
         import ray
 
-        answer = getattr(self.actor, method).remote(*args, **kwargs)
+        answer = self.actor.call.remote(part, method, *args, **kwargs)
         budget_s, extra_s = call_budget_s(self._gkd), self._gkd.extra()
-        asked = ".".join(str(arg) for arg in args[:2] if arg) + "()"
-        asked = "its start" if method == "made" else asked
+        asked = ".".join(filter(None, (part, method)))
+        asked = f"{asked}()" if asked else "its start"
         try:
             found = self._get(answer, budget_s, extra_s)
         except ray.exceptions.GetTimeoutError as error:

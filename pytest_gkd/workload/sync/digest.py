@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 
-def digest(tensor: Tensor, dtype: torch.dtype | None = None) -> str:
-    """sha256 of the contiguous bytes of ``tensor``, cast to ``dtype`` if it is float.
+def digest(tensor: Tensor) -> str:
+    """sha256 of the contiguous bytes of ``tensor``, by way of the host.
 
-    Copies one tensor to the host, and to ``dtype``, at a time. Shape is not part of
-    the digest; compare shapes before.
+    Shape is not part of the digest; compare shapes before.
     """
     import hashlib
 
     import torch
 
-    tensor = tensor.detach()
-    if dtype is not None and tensor.is_floating_point():
-        tensor = tensor.to(dtype)
-    flat = tensor.cpu().contiguous().reshape(-1)
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
     # numpy has no bfloat16; its bytes it has.
     return hashlib.sha256(flat.view(torch.uint8).numpy()).hexdigest()
 
 
-def digests(
-    named: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None
-) -> dict[str, str]:
+def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """The digest of each named tensor, in the order given.
 
     hashlib lets go of the GIL, so several tensors are hashed at once: one core does
@@ -39,10 +32,8 @@ def digests(
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    tensors = dict(named)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        hashes = pool.map(lambda tensor: digest(tensor, dtype), tensors.values())
-        return dict(zip(tensors, hashes, strict=True))
+        return dict(zip(tensors, pool.map(digest, tensors.values()), strict=True))
 
 
 def fingerprint(tensor: Tensor) -> tuple[int, int]:

@@ -132,7 +132,7 @@ def digests(
     ``others`` have one checksum together, under ``OTHERS``, if there are any.
     """
     exact = {n: tensor for n, tensor in tensors.items() if n not in by_content}
-    found = digest.digests(exact.items())
+    found = digest.digests(exact)
     for name, tensor in tensors.items():
         if name in by_content:
             found[name] = f"{checksum([tensor]):016x}"

@@ -40,10 +40,9 @@ class ParameterMap:
     unfilled: tuple[str, ...] = ()
     by_content: frozenset[str] = frozenset()
 
-    def dtype(self, name: str) -> str | None:
-        """The dtype that the engine keeps tensor ``name`` in, None when unknown."""
-        partner = self.engine_names.get(name)
-        return None if partner is None else self.parameters[partner][0]
+    def dtypes(self) -> dict[str, str]:
+        """The dtype that the engine keeps each tensor in that has a partner."""
+        return {n: self.parameters[at][0] for n, at in self.engine_names.items()}
 
 
 def read_map(

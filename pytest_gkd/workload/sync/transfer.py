@@ -6,24 +6,28 @@ Both may be in another process: their methods are those of ``WeightSource`` and
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pytest_gkd.processes import gpus
 from pytest_gkd.workload.deadline import both, within
 from pytest_gkd.workload.sync.broadcast import Info, nbytes
 
 
-class Transfer(Protocol):
-    """One way for weights to move. ``why`` it was chosen is for people to read."""
+@dataclass(frozen=True)
+class Transfer(abc.ABC):
+    """One way for weights to move. ``why`` it was chosen is for people to read; a push
+    may take ``budget_s()`` seconds."""
 
-    @property
-    def transport(self) -> str: ...
+    engine: Any
+    source: Any
+    budget_s: Callable[[], float]
+    why: str
+    transport: str
 
-    @property
-    def why(self) -> str: ...
-
+    @abc.abstractmethod
     def push(self, infos: list[Info]) -> int:
         """Move the trainer's weights into the engine; the bytes moved.
 
@@ -32,27 +36,21 @@ class Transfer(Protocol):
 
 
 @dataclass(frozen=True)
-class InProcess:
+class InProcess(Transfer):
     """A load in place, of an engine in the trainer's process."""
 
-    engine: Any
-    source: Any
-    transport: str = "in-process"
     why: str = "trainer and engine share a process"
+    transport: str = "in-process"
 
     def push(self, infos: list[Info]) -> int:
         self.engine.load(self.source.tensors(infos))
-        return sum(nbytes(info) for info in infos)
+        return sum(map(nbytes, infos))
 
 
 @dataclass(frozen=True)
-class SharedMemory:
+class SharedMemory(Transfer):
     """The engine opens the trainer's memory of their GPU."""
 
-    engine: Any
-    source: Any
-    budget_s: Callable[[], float]
-    why: str
     transport: str = "cuda-ipc"
 
     def push(self, infos: list[Info]) -> int:
@@ -64,18 +62,13 @@ class SharedMemory:
             "sync.stuck",
         )
         self.source.unshare()
-        return sum(nbytes(info) for info in infos)
+        return sum(map(nbytes, infos))
 
 
 @dataclass(frozen=True)
-class Broadcast:
+class Broadcast(Transfer):
     """From the trainer to every rank of the engine, in a group of their own."""
 
-    engine: Any
-    source: Any
-    budget_s: Callable[[], float]
-    why: str
-    transport: str
     world_size: int
 
     def push(self, infos: list[Info]) -> int:
