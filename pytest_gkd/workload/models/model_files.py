@@ -1,6 +1,6 @@
 """Checks that a name stands for a model, before anything heavy is imported.
 
-Standard library only. A wrong path, a missing shard or a truncated file is reported in
+A wrong path, a missing shard or a truncated file is reported in
 milliseconds, where an engine would tell after half a minute, or not in these words.
 """
 

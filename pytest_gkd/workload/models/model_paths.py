@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import queue
 import re
 import socket
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload import paths
+from pytest_gkd.workload.deadline import Call
 
 # For the hub's first answer. A name server that gives none costs 5 s (resolv.conf(5)).
 REACH_S = 12.0
@@ -103,44 +103,33 @@ def refused_connection(host: str, port: int) -> str:
     In threads, since the resolver has no bound of ours, and all of a name's addresses
     at once: where IPv6 leads nowhere, IPv4 answers.
     """
-    answers: queue.Queue[str] = queue.Queue()
+    until = monotonic() + REACH_S
+    changed = threading.Condition()
 
     def connect(address: str) -> None:
-        try:
-            socket.create_connection((address, port), REACH_S).close()
-        except OSError as error:
-            answers.put(str(error))
-        else:
-            answers.put("")
+        socket.create_connection((address, port), REACH_S).close()
 
-    def resolve() -> None:
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            answers.put(str(error))
-            return
+    def begun() -> list[Call[None]]:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = {str(one[4][0]) for one in found}
-        awaited.extend(addresses)
-        for address in addresses:
-            _begin(connect, address)
+        return [Call(partial(connect, one), one, changed) for one in addresses]
 
-    awaited: list[str] = []
-    _begin(resolve)
-    until = monotonic() + REACH_S
-    problem, heard = "", 0
-    while not heard or heard < len(awaited):
-        try:
-            problem = answers.get(timeout=max(0.0, until - monotonic()))
-        except queue.Empty:
+    resolved = Call(begun, host)
+    if not resolved.join(REACH_S):
+        return f"no answer in {REACH_S:g} s"
+    if resolved.error is not None:
+        return str(resolved.error)
+    calls = resolved.result(0.0, "env.hub-unreachable")
+
+    def settled() -> bool:
+        made = any(call.is_done and call.error is None for call in calls)
+        return made or all(call.is_done for call in calls)
+
+    with changed:
+        if not changed.wait_for(settled, max(0.0, until - monotonic())):
             return f"no answer in {REACH_S:g} s"
-        if not problem:
-            return ""
-        heard += 1
-    return problem
-
-
-def _begin(work: Callable[..., None], *args: str) -> None:
-    threading.Thread(target=work, args=args, daemon=True).start()
+        errors = [str(call.error) for call in calls if call.error is not None]
+    return errors[-1] if len(errors) == len(calls) else ""
 
 
 def is_of_modelscope() -> bool:

@@ -28,15 +28,14 @@ MANIFEST = "manifest.json"
 class Tiny:
     """Where the made models and prompts lie; all paths are absolute.
 
-    ``train_file`` is JSONL with chat messages under ``prompt``; ``text_file`` holds
-    the same prompts as plain text. Both have 288 rows, shorter than 64 tokens.
+    ``train_file`` is JSONL with chat messages under ``prompt``, 288 rows that are
+    shorter than 64 tokens.
     """
 
     root: Path
     student: Path
     teacher: Path
     train_file: Path
-    text_file: Path
 
 
 def make(fallback_dir: Path) -> Tiny:
@@ -85,10 +84,7 @@ def write(root: Path) -> None:
         _write_json(at / "tokenizer.json", tiny_text.tokenizer())
         _write_json(at / "tokenizer_config.json", tiny_text.tokenizer_config())
         tiny_model.write_weights(at / "model.safetensors", shape)
-    texts = tiny_text.prompts()
-    chats = [[{"role": "user", "content": text}] for text in texts]
-    _write_lines(root / "prompts.jsonl", [{"prompt": chat} for chat in chats])
-    _write_lines(root / "prompts-text.jsonl", [{"prompt": text} for text in texts])
+    (root / "prompts.jsonl").write_text(tiny_text.prompt_lines(), "utf-8")
     files = sorted(path for path in root.rglob("*") if path.is_file())
     names = [path.relative_to(root).as_posix() for path in files]
     _write_json(root / MANIFEST, {name: _digest(root / name) for name in names})
@@ -109,7 +105,6 @@ def _kept(root: Path) -> Tiny:
         student=root / "student",
         teacher=root / "teacher",
         train_file=root / "prompts.jsonl",
-        text_file=root / "prompts-text.jsonl",
     )
 
 
@@ -140,8 +135,3 @@ def _digest(path: Path) -> str:
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=1), "utf-8")
-
-
-def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    path.write_text(text, "utf-8")

@@ -78,6 +78,9 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, Any]]:
     def normal(std: float, *size: int) -> Any:
         return rng.standard_normal(size, dtype=np.float32) * np.float32(std)
 
+    def projection(gain: float, rows: int, columns: int) -> Any:
+        return normal(gain * columns**-0.5, rows, columns)
+
     width = 32
     embedding = normal(0.5, tiny_text.VOCAB_SIZE, shape.hidden)
     # Special and padding rows are small: a sampled rollout rarely picks them, so it
@@ -94,26 +97,17 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, Any]]:
             ("k_proj", shape.kv_heads * width),
             ("v_proj", shape.kv_heads * width),
         ):
-            gain = 1.5 * shape.hidden**-0.5
-            yield at + f"self_attn.{name}.weight", normal(gain, rows, shape.hidden)
-            yield at + f"self_attn.{name}.bias", normal(0.1, rows)
-        gain = 2.0 * shape.hidden**-0.5
-        yield (
-            at + "self_attn.o_proj.weight",
-            normal(gain, shape.hidden, shape.heads * width),
-        )
+            name = f"{at}self_attn.{name}"
+            yield f"{name}.weight", projection(1.5, rows, shape.hidden)
+            yield f"{name}.bias", normal(0.1, rows)
+        out = projection(2.0, shape.hidden, shape.heads * width)
+        yield at + "self_attn.o_proj.weight", out
         yield at + "post_attention_layernorm.weight", np.ones(shape.hidden, np.float32)
         for name in ("gate_proj", "up_proj"):
-            gain = 1.5 * shape.hidden**-0.5
-            yield (
-                at + f"mlp.{name}.weight",
-                normal(gain, shape.intermediate, shape.hidden),
-            )
-        gain = 2.0 * shape.intermediate**-0.5
-        yield (
-            at + "mlp.down_proj.weight",
-            normal(gain, shape.hidden, shape.intermediate),
-        )
+            inner = projection(1.5, shape.intermediate, shape.hidden)
+            yield f"{at}mlp.{name}.weight", inner
+        down = projection(2.0, shape.hidden, shape.intermediate)
+        yield at + "mlp.down_proj.weight", down
     yield "model.norm.weight", np.ones(shape.hidden, np.float32)
 
 

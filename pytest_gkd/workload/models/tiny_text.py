@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 VOCAB_SIZE = 512  # embedding rows; the tokenizer has fewer entries, as Qwen's has
@@ -58,6 +59,12 @@ def prompts() -> list[str]:
     # 35 has no factor in common with 288, so every pair comes exactly once.
     mixed = [pairs[(index * 35) % len(pairs)] for index in range(len(pairs))]
     return [task.format(topic) for task, topic in mixed]
+
+
+def prompt_lines() -> str:
+    """The prompts as JSONL, as chat messages under ``prompt``."""
+    chats = ([{"role": "user", "content": text}] for text in prompts())
+    return "".join(json.dumps({"prompt": chat}) + "\n" for chat in chats)
 
 
 def token_ids() -> dict[str, int]:

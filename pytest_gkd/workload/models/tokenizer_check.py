@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.models.tokenizer_load import refusals
+from pytest_gkd.workload.models.tokenizer_load import refusals, special_tokens
 
 SAMPLES = {
     "ascii": "The quick brown fox jumps over 13 lazy dogs.",
@@ -63,11 +63,15 @@ def check_round_trip(tokenizer: Any, origin: str) -> dict[str, str]:
             f"{text!r} became {back!r}",
             facts={
                 "origin": origin,
-                "path": str(getattr(tokenizer, "name_or_path", "")),
+                "path": _path(tokenizer),
                 "changed_text": name,
             },
         )
     return lossy
+
+
+def _path(tokenizer: Any) -> str:
+    return str(getattr(tokenizer, "name_or_path", ""))
 
 
 def _marks(text: str) -> str:
@@ -89,16 +93,22 @@ def check_chat_template(tokenizer: Any, origin: str, needed_for: str) -> str | N
     and not there, when it fails, or when it drops the user's text.
     """
     asked = "What is the capital of France?"
-    facts = {"origin": origin, "path": str(getattr(tokenizer, "name_or_path", ""))}
+    path = _path(tokenizer)
+
+    def fault(problem: str) -> StageFault:
+        facts = {"origin": origin, "path": path}
+        return StageFault(
+            "tokenizer.chat-template", f"{origin}: the {problem}", facts=facts
+        )
+
     if not getattr(tokenizer, "chat_template", None):
         if not needed_for:
             return None
-        raise StageFault(
-            "tokenizer.chat-template",
-            f"{origin}: the tokenizer of {facts['path']} has no chat template, and the "
-            f"prompts of {needed_for} are chat messages",
-            facts=facts,
+        raise fault(
+            f"tokenizer of {path} has no chat template, and the prompts of "
+            f"{needed_for} are chat messages"
         )
+    template = f"chat template of {path}"
     try:
         rendered = tokenizer.apply_chat_template(
             [{"role": "user", "content": asked}],
@@ -106,19 +116,11 @@ def check_chat_template(tokenizer: Any, origin: str, needed_for: str) -> str | N
             add_generation_prompt=True,
         )
     except Exception as error:
-        raise StageFault(
-            "tokenizer.chat-template",
-            f"{origin}: the chat template of {facts['path']} fails on one turn of a "
-            f"user: {type(error).__name__}: {error}",
-            facts=facts,
-        ) from error
+        said = f"{type(error).__name__}: {error}"
+        raise fault(f"{template} fails on one turn of a user: {said}") from error
     if asked not in rendered:
-        raise StageFault(
-            "tokenizer.chat-template",
-            f"{origin}: the chat template of {facts['path']} drops the user's text: it "
-            f"rendered {rendered[:80]!r}",
-            facts=facts,
-        )
+        said = f"it rendered {rendered[:80]!r}"
+        raise fault(f"{template} drops the user's text: {said}")
     return str(rendered)
 
 
@@ -144,14 +146,10 @@ def check_generation_prompt(tokenizer: Any, origin: str) -> list[str]:
     except refusals():
         return []  # of conversations that go on; a prompt is one question
     between = whole.removeprefix(asked)
-    added = getattr(tokenizer, "added_tokens_decoder", None)
-    controls = added.values() if isinstance(added, Mapping) else ()
     if (
         asked != rendered([question], prompt=False)
         or not (found and whole.startswith(asked))
-        or not any(
-            token.special and str(token.content) in between for token in controls
-        )
+        or not any(text in between for text in special_tokens(tokenizer))
     ):
         return []
     return [
@@ -186,7 +184,7 @@ def check_special_tokens(
     configuration names one. Raises StageFault ``tokenizer.pad-token`` or
     ``tokenizer.eos-token``.
     """
-    path = str(getattr(tokenizer, "name_or_path", ""))
+    path = _path(tokenizer)
     notes = []
     if tokenizer.eos_token_id is None:
         problem = f"{origin}: the tokenizer of {path} names no end token"
@@ -224,15 +222,7 @@ def _idle_tokens(tokenizer: Any) -> frozenset[str]:
     """Special tokens that no text comes to, by their text.
 
     Neither padding, end or start, nor in the chat template or what it makes of a turn.
-    None of a tokenizer that has no table of its added tokens (transformers'
-    MistralCommonBackend).
     """
-    added = getattr(tokenizer, "added_tokens_decoder", None)
-    if not isinstance(added, Mapping):
-        return frozenset()
-    special = {
-        str(token.content): number for number, token in added.items() if token.special
-    }
     template = str(getattr(tokenizer, "chat_template", None) or "")
     named = {tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id}
     texts = [*SAMPLES.values(), ""]
@@ -243,7 +233,7 @@ def _idle_tokens(tokenizer: Any) -> frozenset[str]:
         named |= set(tokenizer.encode(text))
     return frozenset(
         token
-        for token, number in special.items()
+        for token, number in special_tokens(tokenizer).items()
         if number not in named and token not in template
     )
 

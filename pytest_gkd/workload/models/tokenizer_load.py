@@ -7,6 +7,7 @@ import fnmatch
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,17 @@ def refusals() -> tuple[type[Exception], ...]:
     from jinja2 import TemplateError
 
     return TemplateError, LookupError, TypeError, ValueError
+
+
+def special_tokens(tokenizer: Any) -> dict[str, int]:
+    """Text and id of a tokenizer's special tokens.
+
+    None of one that has no table of its added tokens (transformers'
+    MistralCommonBackend).
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", None)
+    table = added if isinstance(added, Mapping) else {}
+    return {str(token.content): i for i, token in table.items() if token.special}
 
 
 def load(name: str, origin: str, *, trust_remote_code: bool) -> Any:
