@@ -1,7 +1,7 @@
 """Checks that a name stands for a model, before anything heavy is imported.
 
-A wrong path, a missing shard or a truncated file is reported in
-milliseconds, where an engine would tell after half a minute, or not in these words.
+A wrong path, a missing shard or a truncated file is reported in milliseconds, where an
+engine would tell after half a minute, or not in these words.
 """
 
 from __future__ import annotations

@@ -223,6 +223,9 @@ def _idle_tokens(tokenizer: Any) -> frozenset[str]:
 
     Neither padding, end or start, nor in the chat template or what it makes of a turn.
     """
+    special = special_tokens(tokenizer)
+    if not special:
+        return frozenset()
     template = str(getattr(tokenizer, "chat_template", None) or "")
     named = {tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id}
     texts = [*SAMPLES.values(), ""]
@@ -233,7 +236,7 @@ def _idle_tokens(tokenizer: Any) -> frozenset[str]:
         named |= set(tokenizer.encode(text))
     return frozenset(
         token
-        for token, number in special_tokens(tokenizer).items()
+        for token, number in special.items()
         if number not in named and token not in template
     )
 
