@@ -1,6 +1,7 @@
 """Checks that the train files are there, and are what their names say.
 
-A wrong path is reported before ``datasets`` (one to two seconds) is imported, and a pipe that would stall its readers is never opened.
+A wrong path is reported before ``datasets`` (one to two seconds) is imported,
+and a pipe that would stall its readers is never opened.
 """
 
 from __future__ import annotations
