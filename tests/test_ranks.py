@@ -441,5 +441,5 @@ def test_what_gloo_checks_before_nccl_is_called_is_in_the_record_too(
     missing = flight_recorder.find_missing(plan)
     assert missing is not None
     assert (missing.group, missing.sequence) == ("fr:0", 4)
-    assert (missing.entered, missing.behind) == ((0,), {1: 3})
+    assert (missing.entered_by, missing.behind) == ([0], {"1": 3})
     assert json.loads(plan.file("flight", 0).read_text())["version"] == "2.10"

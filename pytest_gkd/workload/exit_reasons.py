@@ -115,20 +115,16 @@ def ended_fault(codes: Mapping[str, int], when: str, kills_before: int) -> Stage
     """
     name, code = min(codes.items(), key=lambda entry: entry[1])  # a signal first
     how = tree.exit_name(code).removeprefix("signal ")
-    kills = oom_kills() - kills_before
+    cause, kills = "vllm.engine-died", oom_kills() - kills_before
     if code > 0:
-        return StageFault(
-            "vllm.engine-died",
-            f"the engine's process {name} ended {when}, with {how}; its own output "
-            "says why",
-            facts={"exit_code": code},
-        )
-    cause = "env.host-oom" if kills > 0 and how == "SIGKILL" else "vllm.engine-died"
-    return StageFault(
-        "env.file-size-limit" if how == "SIGXFSZ" else cause,
-        f"the engine's process {name} was ended by {how} {when}{_for_memory(kills)}",
-        facts={"ended_by": how, "oom_kills": kills},
-    )
+        text = f"the engine's process {name} ended {when}, with {how}; its own output "
+        return StageFault(cause, f"{text}says why", {"exit_code": code})
+    if how == "SIGXFSZ":
+        cause = "env.file-size-limit"
+    elif how == "SIGKILL" and kills > 0:
+        cause = "env.host-oom"
+    text = f"the engine's process {name} was ended by {how} {when}{_for_memory(kills)}"
+    return StageFault(cause, text, {"ended_by": how, "oom_kills": kills})
 
 
 def actor_fault(role: str, asked: str, text: str, kills_before: int) -> StageFault:
@@ -151,8 +147,6 @@ def actor_fault(role: str, asked: str, text: str, kills_before: int) -> StageFau
 
 def _for_memory(kills: int) -> str:
     """What the kernel's own count says of it."""
-    return (
-        f"; meanwhile the kernel ended {kills} process(es) for want of memory"
-        if kills > 0
-        else "; by the kernel's count it was not for want of memory"
-    )
+    if kills > 0:
+        return f"; meanwhile the kernel ended {kills} process(es) for want of memory"
+    return "; by the kernel's count it was not for want of memory"

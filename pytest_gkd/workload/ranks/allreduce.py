@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -193,28 +193,23 @@ def bus_bandwidth_gb_s(size_bytes: int, seconds: float, world_size: int) -> floa
     return 2 * (world_size - 1) / world_size * size_bytes / seconds / 1e9
 
 
-def slowest(medians_s: Iterable[Mapping[int, float]]) -> dict[int, float]:
+def slowest(medians_s: Sequence[Mapping[int, float]]) -> dict[int, float]:
     """Of every rank's seconds per size in bytes, the slowest rank's.
 
     A collective is over when its last rank is, and that is what a job waits for.
     """
-    worst: dict[int, float] = {}
-    for table in medians_s:
-        for size_bytes, seconds in table.items():
-            worst[size_bytes] = max(worst.get(size_bytes, 0.0), seconds)
-    return worst
+    return {size: max(one[size] for one in medians_s) for size in medians_s[0]}
 
 
 def bandwidths(seconds: Mapping[int, float], world_size: int) -> dict[str, float]:
     """Bus bandwidth in GB/s by the size's name, to three figures; {} for one rank."""
     if world_size < 2:
         return {}
-    return {
-        size_name(size_bytes): float(
-            f"{bus_bandwidth_gb_s(size_bytes, taken_s, world_size):.3g}"
-        )
-        for size_bytes, taken_s in sorted(seconds.items())
+    found = {
+        size: bus_bandwidth_gb_s(size, seconds[size], world_size)
+        for size in sorted(seconds)
     }
+    return {size_name(size): float(f"{gb_s:.3g}") for size, gb_s in found.items()}
 
 
 def too_slow(

@@ -40,6 +40,7 @@ END_S = 0.6
 LOOK_S = 0.25
 STACKS_S = 0.5
 
+PROGRAM = "pytest_gkd.workload.ranks.launcher"
 # Threads of BLAS libraries would spin on the cores that the engine starts on, and one
 # that exists before a fork is lost in the child.
 THREADS = dict.fromkeys(
@@ -124,12 +125,7 @@ class Launcher:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with self._log.open("ab") as log, theirs:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "pytest_gkd.workload.ranks.launcher",
-                    str(theirs.fileno()),
-                ],
+                [sys.executable, "-m", PROGRAM, str(theirs.fileno())],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -174,9 +170,13 @@ class Launcher:
         events, events_end = os.pipe()
         watched = Watched()
         try:
-            with listen(port) as listener:
+            # A launcher that is gone is told by the events' end of file, and its log.
+            with (
+                listen(port) as listener,
+                contextlib.suppress(BrokenPipeError, ConnectionResetError),
+            ):
                 fds = [listener.fileno(), lifeline_end, events_end]
-                self._send(plan, fds)
+                socket.send_fds(self._control, [typed_json.dumps(plan).encode()], fds)
         except BaseException:
             os.close(lifeline)
             os.close(events)
@@ -189,7 +189,7 @@ class Launcher:
             waited_s = monotonic() - started
             import_stuck = self._import_is_stuck(watched)
             seen = collect(plan, watched)
-            fork_error, is_ready = watched.fork_error, watched.forked
+            is_ready = watched.forked
             doing = "importing torch" if watched.host_pid is None else "starting them"
             is_cut_off = watched.closed and (
                 not is_ready or watched.codes.keys() < watched.pids.keys()
@@ -211,7 +211,7 @@ class Launcher:
             started,
             waited_s,
             watched.import_s,
-            fork_error,
+            watched.fork_error,
             error,
             watched.host_pid if is_cut_off and is_ready else None,
             import_stuck,
@@ -224,11 +224,6 @@ class Launcher:
             self._process.wait(0.5)
         tree.stop_session(self._leader)
         self._process.wait(5)
-
-    def _send(self, plan: RankPlan, fds: list[int]) -> None:
-        # A launcher that is gone is told of by the events' end of file, with its log.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._control, [typed_json.dumps(plan).encode()], fds)
 
     def _watch(
         self,
@@ -250,8 +245,7 @@ class Launcher:
             if any(watched.codes.values()) or watched.fork_error:
                 first = min(watched.ends.values(), default=monotonic())
                 give_up = first + GRACE_S
-            now_at = progress(plan, watched)
-            if now_at != said:
+            if (now_at := progress(plan, watched)) != said:
                 said = now_at
                 say(said)
 

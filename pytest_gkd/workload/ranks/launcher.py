@@ -19,6 +19,7 @@ import select
 import signal
 import socket
 import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_gkd import typed_json
@@ -51,7 +52,9 @@ def main(arguments: list[str]) -> None:
             parent = os.getppid()
             control.close()
             host = Host(typed_json.loads(RankPlan, message.decode()), *fds)
-            host.end_with(parent)
+            prctl.die_with_parent()  # and the ranks with this process
+            if os.getppid() != parent:
+                os._exit(1)
             host.emit("ready", import_s=round(import_s, 2), pid=os.getpid())
             host.run()
             os._exit(0)
@@ -60,24 +63,16 @@ def main(arguments: list[str]) -> None:
         os.waitpid(pid, 0)
 
 
+@dataclass
 class Host:
     """One run: the store, the ranks, and what is told of them."""
 
-    def __init__(
-        self, plan: RankPlan, listener: int, lifeline: int, events: int
-    ) -> None:
-        self._plan = plan
-        self._listener = listener
-        self._lifeline = lifeline
-        self._events = events
-        self._rank_by_fd: dict[int, int] = {}
-        self._pids: dict[int, int] = {}
-
-    def end_with(self, parent: int) -> None:
-        """Die when the launcher does; the ranks then die with this process."""
-        prctl.die_with_parent()
-        if os.getppid() != parent:
-            os._exit(1)
+    _plan: RankPlan
+    _listener: int
+    _lifeline: int
+    _events: int
+    _rank_by_fd: dict[int, int] = field(default_factory=dict, init=False)
+    _pids: dict[int, int] = field(default_factory=dict, init=False)
 
     def emit(self, event: str, **more: Any) -> None:
         """One JSON line for the stage, which may be gone."""
@@ -91,9 +86,10 @@ class Host:
 
         with socket.socket(fileno=os.dup(self._listener)) as listening:
             port = listening.getsockname()[1]
+        fault = self._plan.fault
+        missing = fault.rank if fault and fault.kind == "missing" else None
         for rank in range(self._plan.world_size):
-            fault = self._plan.fault
-            if fault is not None and (fault.rank, fault.kind) == (rank, "missing"):
+            if rank == missing:
                 continue
             try:
                 self._start(rank, port)

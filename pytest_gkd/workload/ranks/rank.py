@@ -154,7 +154,7 @@ class Rank:
         import torch.distributed as dist
 
         plan = self.plan
-        device = torch.device("cpu")
+        device, device_name, nccl = torch.device("cpu"), "cpu", None
         options: dict[str, Any] = {}
         if plan.backend == "nccl":
             index = plan.devices[self.rank] if plan.devices else self.rank
@@ -162,6 +162,8 @@ class Rank:
                 index = 0
             device = options["device_id"] = torch.device("cuda", index)
             torch.cuda.set_device(device)
+            device_name = f"{device} {torch.cuda.get_device_name(device)}"
+            nccl = ".".join(map(str, torch.cuda.nccl.version()))
         timeout = datetime.timedelta(seconds=plan.timeout_s)
         kind = self._commit(RENDEZVOUS)
         host = NOBODY if kind == "address" else HOST
@@ -177,7 +179,8 @@ class Rank:
             **options,
         )
         self.mark(JOINED)
-        for operation in allreduce.checked_operations(plan.backend):
+        operations = allreduce.checked_operations(plan.backend)
+        for operation in operations:
             self._check(operation, device, None)
         # The checks of TORCH_DISTRIBUTED_DEBUG=DETAIL cost milliseconds per call: more
         # than a small all-reduce. A group made with them off measures the transport.
@@ -190,25 +193,16 @@ class Rank:
         self._enter("barrier")
         dist.barrier(group=plain)
         found = {
-            "device": self._device_name(device),
-            "operations": len(allreduce.checked_operations(plan.backend)),
+            "device": device_name,
+            "operations": len(operations),
             "medians_s": medians_s,
-            "wrong": self.wrong,
+            "wrong": self.wrong[:WRONG_LIMIT],
             "wrong_parts": sorted(self._wrong_parts),
-            "nccl": ".".join(map(str, torch.cuda.nccl.version()))
-            if plan.backend == "nccl"
-            else None,
+            "nccl": nccl,
         }
         if plan.backend == "nccl":
             dist.destroy_process_group()
         return found
-
-    def _device_name(self, device: Any) -> str:
-        import torch
-
-        if device.type == "cpu":
-            return "cpu"
-        return f"{device} {torch.cuda.get_device_name(device)}"
 
     def _enter(self, name: str) -> str:
         """Say where this rank is; returns the fault to commit inside, mostly none."""
@@ -249,18 +243,15 @@ class Rank:
         for number, (got, expected) in enumerate(pairs):
             if kind == "garbage":
                 got[0] += 1
-            is_right = self._compare(operation, got, expected)
-            if operation.kind == "all_gather" and not is_right:
+            found = allreduce.first_difference(got, expected)
+            if found is None:
+                continue
+            if operation.kind == "all_gather":
                 self._wrong_parts.add(number)
-        return own
-
-    def _compare(self, operation: Operation, got: Tensor, period: Tensor) -> bool:
-        found = allreduce.first_difference(got, period)
-        if found is not None and len(self.wrong) < WRONG_LIMIT:
             index, value, should = found
             entry = {"got": value, "expected": should, "index": index}
             self.wrong.append({**dataclasses.asdict(operation), **entry})
-        return found is None
+        return own
 
     def _measure(self, size_bytes: int, device: Any, group: Any) -> float:
         buffer = self._check(

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from pytest_gkd import files
 from pytest_gkd.workload.ranks.rank_plan import (
     ENTERED,
     FINISHED,
@@ -139,7 +140,7 @@ class Watched:
 def progress(plan: RankPlan, watched: Watched) -> str:
     if watched.host_pid is None:
         return "importing torch in the launcher"
-    marks = read_marks(plan.file("marks", 0))
+    marks = files.read_json_lines(plan.file("marks", 0))
     if not marks:
         return f"starting {plan.world_size} ranks"
     return f"rank 0: {marks[-1].get('op', marks[-1]['what'])}"
@@ -158,25 +159,16 @@ def _record(plan: RankPlan, watched: Watched, rank: int) -> RankRecord:
         code,
         watched.ends.get(rank),
         _status(pid) if pid is not None and code is None else "",
-        read_marks(plan.file("marks", rank)),
+        files.read_json_lines(plan.file("marks", rank)),
         log,
         read_tail(log),
     )
 
 
-def read_marks(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """The marks of one rank, oldest first; a line still being written is left out."""
-    if not path.exists():
-        return ()
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
-    return tuple(json.loads(line) for line in whole.splitlines())
-
-
 def read_tail(path: Path) -> tuple[tuple[int, str], ...]:
-    if not path.exists():
-        return ()
-    lines = path.read_text("utf-8", "replace").splitlines()
-    return tuple(enumerate(lines, 1))[-TAIL_LINES:]
+    """The last lines of a log, with their numbers from 1; none without the file."""
+    text = path.read_text("utf-8", "replace") if path.exists() else ""
+    return tuple(enumerate(text.splitlines(), 1))[-TAIL_LINES:]
 
 
 def _status(pid: int) -> str:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from pytest_gkd.stage_api import Evidence
 from pytest_gkd.workload.ranks.rank_records import RankRecord, RankRun
 
 # Texts of torch 2.13, gloo and NCCL (the second one since 2.30) that leave no doubt.
@@ -42,8 +43,6 @@ FRAME = re.compile(r'  File "(.*)", line (\d+) in (\S+)')
 
 NEVER = float("inf")
 
-Evidence = tuple[tuple[str, int | None, str], ...]
-
 
 def texts(run: RankRun) -> Iterator[tuple[RankRecord, str]]:
     """What every failed rank said (exception and log), the first to fail first."""
@@ -56,16 +55,6 @@ def texts(run: RankRun) -> Iterator[tuple[RankRecord, str]]:
 def raised_at(record: RankRecord) -> float:
     """When the rank said that it failed, on the marks' clock; far off if it did not."""
     return float(record.raised["t"]) if record.raised is not None else NEVER
-
-
-def told(run: RankRun) -> tuple[str, str, Evidence] | None:
-    """Cause id, message and proof, where a failed rank's text leaves no doubt."""
-    for cause, pattern, describe in TOLD:
-        for record, text in texts(run):
-            found = pattern.search(text)
-            if found is not None:
-                return cause, describe(run, record, found), evidence(record, pattern)
-    return None
 
 
 def evidence(record: RankRecord, pattern: re.Pattern[str]) -> Evidence:
@@ -87,12 +76,10 @@ def last_words(record: RankRecord) -> Evidence:
 def stack(record: RankRecord) -> Evidence:
     """The innermost two frames of the main thread, which faulthandler writes last."""
     starts = [at for at, (_, text) in enumerate(record.log_tail) if "hread 0x" in text]
-    if not starts:
-        return ()
     frames = [
         (str(record.log), number, text.strip())
-        for number, text in record.log_tail[starts[-1] :]
-        if FRAME.match(text)
+        for number, text in record.log_tail[starts[-1] if starts else 0 :]
+        if starts and FRAME.match(text)
     ]
     return tuple(frames[:2])
 

@@ -7,16 +7,18 @@ who failed for a reason of its own, and only then who was waited for.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from pytest_gkd.processes.tree import exit_name
-from pytest_gkd.stage_api import StageFault
+from pytest_gkd.stage_api import Evidence, StageFault
 from pytest_gkd.workload.ranks import flight_recorder
-from pytest_gkd.workload.ranks.rank_plan import RENDEZVOUS, RankPlan
+from pytest_gkd.workload.ranks.rank_plan import RENDEZVOUS
 from pytest_gkd.workload.ranks.rank_records import RankRecord, RankRun
 from pytest_gkd.workload.ranks.rank_texts import (
     ABSENT,
     OF_A_PEER,
+    TOLD,
     WATCHDOG,
     evidence,
     last_words,
@@ -24,7 +26,6 @@ from pytest_gkd.workload.ranks.rank_texts import (
     raised_at,
     stack,
     texts,
-    told,
 )
 
 
@@ -34,15 +35,11 @@ class RankError(RuntimeError):
 
 def judge(run: RankRun) -> Exception | None:
     """The error to raise for this run, None when every rank found everything right."""
-    plan, records = run.plan, run.records
     if run.fork_error:
-        return StageFault(
-            "comm.world-size",
-            f"a rank could not be forked ({run.fork_error}); expected room for "
-            f"{plan.world_size} processes",
-            facts=_facts(run),
-        )
-    if all(record.found is not None and record.code == 0 for record in records):
+        text = f"a rank could not be forked ({run.fork_error}); expected room for "
+        text += f"{run.plan.world_size} processes"
+        return _fault(run, "comm.world-size", text)
+    if all(record.found is not None and record.code == 0 for record in run.records):
         return _wrong(run)
     return (
         _sizes(run)
@@ -61,66 +58,60 @@ def _wrong(run: RankRun) -> StageFault | None:
     text = wrong_values(run.records)
     if not text:
         return None
-    parts = {
-        rank
-        for record in run.records
-        if record.found is not None
-        for rank in record.found.get("wrong_parts", ())
-    }
+    found = (record.found for record in run.records if record.found is not None)
+    parts = {rank for one in found for rank in one.get("wrong_parts", ())}
     if len(parts) == 1:
         text = f"rank {parts.pop()}'s own part is wrong wherever it is gathered; {text}"
-    return StageFault("comm.wrong-result", text, facts=_facts(run))
+    return _fault(run, "comm.wrong-result", text)
 
 
 def _sizes(run: RankRun) -> StageFault | None:
     """Ranks that were told different world sizes."""
-    told: dict[int, list[int]] = {}
-    for record in run.records:
-        for mark in record.marks:
-            if mark["what"] == RENDEZVOUS:
-                told.setdefault(mark.get("world_size", run.plan.world_size), []).append(
-                    record.rank
-                )
+    told = _met(run, "world_size")
     if len(told) < 2:
         return None
     states = "; ".join(
         f"{name_ranks(ranks)} with {size}" for size, ranks in sorted(told.items())
     )
-    return StageFault(
-        "comm.world-size",
-        f"the ranks were started with different world sizes: {states}; expected one "
-        "for all",
-        facts={**_facts(run), "world_sizes": {str(s): r for s, r in told.items()}},
-    )
+    text = f"the ranks were started with different world sizes: {states}; expected one "
+    sizes = {str(size): ranks for size, ranks in told.items()}
+    return _fault(run, "comm.world-size", f"{text}for all", world_sizes=sizes)
+
+
+def _met(run: RankRun, what: str) -> dict[Any, list[int]]:
+    """The ranks that came to the rendezvous, by ``what`` they said of it."""
+    found: dict[Any, list[int]] = {}
+    for record in run.records:
+        for mark in record.marks:
+            if mark["what"] == RENDEZVOUS and what in mark:
+                found.setdefault(mark[what], []).append(record.rank)
+    return found
 
 
 def wrong_values(records: tuple[RankRecord, ...]) -> str:
     """The first wrong value of each rank that saw one, a line each; empty if none."""
     lines = []
     for record in records:
-        wrong = record.found["wrong"] if record.found is not None else []
+        wrong = record.found["wrong"] if record.found else []
         for entry in wrong[:1]:
             more = f" ({len(wrong)} operations were wrong)" if len(wrong) > 1 else ""
-            lines.append(
-                f"rank {record.rank}: {entry['kind'].replace('_', '-')} of "
-                f"{entry['dtype']}[{entry['count']}] gave {entry['got']}, expected "
-                f"{entry['expected']} at index {entry['index']}{more}"
-            )
+            text = f"rank {record.rank}: {entry['kind'].replace('_', '-')} of "
+            text += f"{entry['dtype']}[{entry['count']}] gave {entry['got']}, expected "
+            lines.append(f"{text}{entry['expected']} at index {entry['index']}{more}")
     if lines and len(lines) < len(records):
-        right = [
-            r.rank for r in records if r.found is not None and not r.found["wrong"]
-        ]
+        right = [r.rank for r in records if r.found and not r.found["wrong"]]
         lines.append(f"right on {name_ranks(right)}")
     return "\n".join(lines)
 
 
 def _told(run: RankRun) -> StageFault | None:
     """The cause that a rank's own text names."""
-    found = told(run)
-    if found is None:
-        return None
-    cause, message, lines = found
-    return StageFault(cause, message, facts=_facts(run), evidence=lines)
+    for cause, pattern, describe in TOLD:
+        for record, text in texts(run):
+            if found := pattern.search(text):
+                message = describe(run, record, found)
+                return _fault(run, cause, message, evidence(record, pattern))
+    return None
 
 
 def _died(run: RankRun) -> StageFault | None:
@@ -136,20 +127,19 @@ def _died(run: RankRun) -> StageFault | None:
     if not dead:
         return None
     first = min(dead, key=lambda record: record.ended_at or 0.0)
-    place = "after" if first.found is not None or _is_behind(run, first) else "in"
     others = [record for record in run.records if record is not first]
-    at = ""
+    place, at = "after" if first.found is not None else "in", ""
     if others:
         furthest = max(others, key=_distance)
         at = f", while rank {furthest.rank} was in {furthest.operation}"
-    return StageFault(
-        "comm.peer-died",
-        f"rank {first.rank} (pid {first.pid}) ended with {exit_name(first.code)} "
-        f"{place} {first.operation}{at}; expected it to reach the end",
-        facts={**_facts(run), "rank": first.rank, "ended_with": exit_name(first.code)},
-        evidence=last_words(first)
-        + tuple(line for other in others[:2] for line in evidence(other, OF_A_PEER)),
-    )
+        if _distance(furthest) > _distance(first):
+            place = "after"
+    ended = exit_name(first.code)
+    text = f"rank {first.rank} (pid {first.pid}) ended with {ended} {place} "
+    text += f"{first.operation}{at}; expected it to reach the end"
+    lines = last_words(first) + _of_peers(others)
+    facts = {"rank": first.rank, "ended_with": ended}
+    return _fault(run, "comm.peer-died", text, lines, **facts)
 
 
 def _raised(run: RankRun) -> RankError | None:
@@ -163,34 +153,24 @@ def _raised(run: RankRun) -> RankError | None:
         return None
     first = min(own, key=raised_at)
     assert first.raised is not None
-    return RankError(
-        f"rank {first.rank} failed in {first.raised['at']}: {first.raised['error']}\n"
-        f"(its log: {first.log})"
-    )
+    text = f"rank {first.rank} failed in {first.raised['at']}: {first.raised['error']}"
+    return RankError(f"{text}\n(its log: {first.log})")
 
 
 def _launcher(run: RankRun) -> Exception | None:
     if not run.launcher_error:
         return None
     if run.host_lost is not None:
-        return StageFault(
-            "comm.peer-died",
-            f"process {run.host_lost}, which holds the ranks' store as torchrun's "
-            "agent does, was ended from outside, and the ranks with it; expected it to "
-            "outlive them",
-            facts={**_facts(run), "host_pid": run.host_lost},
-        )
+        text = f"process {run.host_lost}, which holds the ranks' store as torchrun's "
+        text += "agent does, was ended from outside, and the ranks with it; expected "
+        text += "it to outlive them"
+        return _fault(run, "comm.peer-died", text, host_pid=run.host_lost)
     if run.import_stuck:
-        return StageFault(
-            "env.import-stuck",
-            "import torch does not return in the launcher of the ranks: after "
-            f"{run.waited_s:.1f} s it uses no processor and waits",
-            facts={**_facts(run), "package": "torch"},
-        )
-    return RankError(
-        f"the {run.plan.world_size} ranks were not running after {run.waited_s:.1f} s: "
-        f"{run.launcher_error}"
-    )
+        text = "import torch does not return in the launcher of the ranks: after "
+        text += f"{run.waited_s:.1f} s it uses no processor and waits"
+        return _fault(run, "env.import-stuck", text, package="torch")
+    text = f"the {run.plan.world_size} ranks were not running after "
+    return RankError(f"{text}{run.waited_s:.1f} s: {run.launcher_error}")
 
 
 def _slow(run: RankRun) -> RankError | None:
@@ -210,10 +190,8 @@ def _slow(run: RankRun) -> RankError | None:
         f"rank {r.rank} was in {r.operation} for {since[r.rank]:.1f} s"
         for r in run.records[:8]
     )
-    return RankError(
-        f"the {run.plan.world_size} ranks were not done after {run.waited_s:.1f} s, "
-        f"all the time that the stage had for them: {places}"
-    )
+    text = f"the {run.plan.world_size} ranks were not done after {run.waited_s:.1f} s, "
+    return RankError(f"{text}all the time that the stage had for them: {places}")
 
 
 def _absent(run: RankRun) -> StageFault | None:
@@ -223,11 +201,7 @@ def _absent(run: RankRun) -> StageFault | None:
     came = [r for r in run.records if any(m["what"] == RENDEZVOUS for m in r.marks)]
     absent = [record for record in run.records if record not in came]
     states = "; ".join(f"rank {r.rank} {_state(r)}" for r in absent)
-    places: dict[str, list[int]] = {}
-    for record in run.records:
-        for mark in record.marks:
-            if mark["what"] == RENDEZVOUS and "at" in mark:
-                places.setdefault(mark["at"], []).append(record.rank)
+    places = _met(run, "at")
     if not states and len(places) > 1:
         states = "they looked for each other in different places, " + "; ".join(
             f"{name_ranks(ranks)} at {place}" for place, ranks in places.items()
@@ -235,19 +209,14 @@ def _absent(run: RankRun) -> StageFault | None:
     if not states:
         late = name_ranks([r.rank for r in run.records if not r.joined])
         states = f"all came, and {late} could not connect to the others"
-    return StageFault(
+    text = f"{len(came)} of {run.plan.world_size} ranks came to the rendezvous within "
+    return _fault(
+        run,
         "comm.rendezvous",
-        f"{len(came)} of {run.plan.world_size} ranks came to the rendezvous within "
-        f"{run.waited_s:.1f} s: {states}",
-        facts={
-            **_facts(run),
-            "joined": len(came),
-            "missing_ranks": [record.rank for record in absent],
-        },
-        evidence=tuple(
-            line for record in came[:2] for line in evidence(record, OF_A_PEER)
-        )
-        + tuple(line for record in absent[:2] for line in stack(record)),
+        f"{text}{run.waited_s:.1f} s: {states}",
+        _of_peers(came) + _stacks(absent),
+        joined=len(came),
+        missing_ranks=[record.rank for record in absent],
     )
 
 
@@ -257,33 +226,25 @@ def _stuck(run: RankRun) -> StageFault:
     waiting = [record for record in run.records if record not in suspects]
     furthest = max(waiting or run.records, key=_distance)
     place = furthest.operation
+    late_ranks = [record.rank for record in suspects]
     if waiting and suspects:
-        who = "; ".join(
+        message = f"{name_ranks([r.rank for r in waiting])} waited in {place} for "
+        message += f"{name_ranks(late_ranks)}: " + "; ".join(
             f"rank {r.rank} {_state(r)}, last in {r.operation}" for r in suspects
         )
-        message = (
-            f"{name_ranks([r.rank for r in waiting])} waited in {place} for "
-            f"{name_ranks([r.rank for r in suspects])}: {who}"
-        )
     else:
-        message = (
-            f"all {run.plan.world_size} ranks were in {place}, which did not end "
-            f"within {run.waited_s:.1f} s"
-        )
+        message = f"all {run.plan.world_size} ranks were in {place}, which did not end "
+        message += f"within {run.waited_s:.1f} s"
     missing = flight_recorder.find_missing(run.plan)
     recorded = () if missing is None else (("flight recorder", None, missing.text()),)
-    return StageFault(
+    return _fault(
+        run,
         "comm.collective-timeout",
         message,
-        facts={
-            **_facts(run),
-            "operation": place,
-            "late_ranks": [record.rank for record in suspects],
-            "flight_recorder": None if missing is None else missing.to_json(),
-        },
-        evidence=recorded
-        + tuple(line for record in waiting[:2] for line in evidence(record, OF_A_PEER))
-        + tuple(line for record in suspects[:2] for line in stack(record)),
+        recorded + _of_peers(waiting) + _stacks(suspects),
+        operation=place,
+        late_ranks=late_ranks,
+        flight_recorder=missing and asdict(missing),
     )
 
 
@@ -297,10 +258,12 @@ def _suspects(run: RankRun) -> list[RankRecord]:
     silent = [r for r in run.records if r.raised is None and r.code is None]
     if silent and len(silent) < len(run.records):
         return silent
-    missed: set[int] = set()
-    for _, text in texts(run):
-        for found in ABSENT.finditer(text):
-            missed.update(int(rank) for rank in found["ranks"].split(","))
+    missed = {
+        int(rank)
+        for _, text in texts(run)
+        for found in ABSENT.finditer(text)
+        for rank in found["ranks"].split(",")
+    }
     return [record for record in run.records if record.rank in missed]
 
 
@@ -311,22 +274,32 @@ def _distance(record: RankRecord) -> tuple[int, bool]:
     return record.entered, record.joined
 
 
-def _is_behind(run: RankRun, record: RankRecord) -> bool:
-    return any(_distance(other) > _distance(record) for other in run.records)
-
-
 def _state(record: RankRecord) -> str:
     if record.pid is None:
         return "was never started"
+    state = "did not arrive"
     if record.is_stopped:
-        return f"(pid {record.pid}) is stopped (SIGSTOP)"
-    if record.code is not None:
-        return f"(pid {record.pid}) ended with {exit_name(record.code)}"
-    return f"(pid {record.pid}) did not arrive"
+        state = "is stopped (SIGSTOP)"
+    elif record.code is not None:
+        state = f"ended with {exit_name(record.code)}"
+    return f"(pid {record.pid}) {state}"
 
 
-def _facts(run: RankRun) -> dict[str, Any]:
-    return {
+def _of_peers(records: list[RankRecord]) -> Evidence:
+    """What the first two of them say of another rank."""
+    return tuple(line for one in records[:2] for line in evidence(one, OF_A_PEER))
+
+
+def _stacks(records: list[RankRecord]) -> Evidence:
+    return tuple(line for one in records[:2] for line in stack(one))
+
+
+def _fault(
+    run: RankRun, cause: str, text: str, lines: Evidence = (), **more: Any
+) -> StageFault:
+    """The fault, with what is known of every rank among its facts."""
+    dumps = [run.plan.file("flight", rank) for rank in range(run.plan.world_size)]
+    facts = {
         "world_size": run.plan.world_size,
         "backend": run.plan.backend,
         "ranks": [
@@ -338,11 +311,6 @@ def _facts(run: RankRun) -> dict[str, Any]:
             }
             for record in run.records
         ],
-        "flight_records": flight_records(run.plan),
+        "flight_records": [str(path) for path in dumps if path.exists()],
     }
-
-
-def flight_records(plan: RankPlan) -> list[str]:
-    """The flight recorder dumps that ranks have left, by path."""
-    paths = [plan.file("flight", rank) for rank in range(plan.world_size)]
-    return [str(path) for path in paths if path.exists()]
+    return StageFault(cause, text, facts | more, lines)
