@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload import collector
+from pytest_gkd.workload import collector, paths
 from pytest_gkd.workload.data.json_lines import (
     corrupt,
     first_bad_line,
@@ -28,6 +28,7 @@ from pytest_gkd.workload.data.json_lines import (
     is_disguised,
     is_sealed,
     is_spread,
+    no_rows,
     objects_of,
     open_text,
     values,
@@ -95,11 +96,12 @@ class Rows:
         reason is found in a file; else the error of ``datasets`` itself.
         """
         left = self.limit
-        for table in _explained(self._aligned(columns, size or TABLE_ROWS), self.files):
-            yield table if left is None else table.slice(0, left)
-            left = left and max(0, left - len(table))
-            if left == 0:
-                return
+        with _explained(self.files):
+            for table in self._aligned(columns, size or TABLE_ROWS):
+                yield table if left is None else table.slice(0, left)
+                left = left and max(0, left - len(table))
+                if left == 0:
+                    return
 
     def _aligned(self, columns: Sequence[str], size: int) -> Iterator[pyarrow.Table]:
         """Tables of every part with all of these columns, null where it has none."""
@@ -150,29 +152,22 @@ def open_rows(files: Sequence[DataFile], cache_dir: Path | None) -> Rows:
         members = list(group)
         alike = [members] if kind in LOADERS else [[member] for member in members]
         for together in alike:
-            try:
+            with _explained(together):
                 stream, prepared = _opened(together, cache_dir)
-            except StageFault:
-                raise
-            except Exception as error:
-                raise _reason(together, error) or error from error
             for name, feature in (stream.features or {}).items():
                 if getattr(feature, "dtype", "") == "string_view":
                     # Little is done with it.
                     stream = stream.cast_column(name, datasets.Value("string"))
             streams.append((together[0], stream))
             cache_dirs += prepared
-    heads = [
-        next(_explained(stream.with_format("arrow").iter(batch_size=1), files), None)
-        for _, stream in streams
-    ]
-    filled = [
-        (file, stream, head)
-        for (file, stream), head in zip(streams, heads, strict=True)
-        if head is not None
-    ]
+    filled = []
+    for file, stream in streams:
+        with _explained(files):
+            head = next(stream.with_format("arrow").iter(batch_size=1), None)
+        if head is not None:
+            filled.append((file, stream, head))
     if not filled:
-        raise _reason(files, ValueError("no rows")) or _no_rows(files[0].path)
+        raise _reason(files, ValueError("no rows")) or no_rows(files[0].path)
     _, stream, head = filled[0]
     features = stream.features if len(filled) == 1 else _common_features(filled)
     return Rows(
@@ -238,7 +233,7 @@ def first_rows(files: Sequence[DataFile]) -> Iterator[dict[str, Any]]:
             fault = _reason([file], error)
             raise fault or corrupt(file.path, f"cannot be read: {error}") from error
     if is_empty:
-        raise _no_rows(files[0].path)
+        raise no_rows(files[0].path)
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
@@ -250,18 +245,18 @@ def _unreadable() -> tuple[type[Exception], ...]:
 
 
 def _rows_of(file: DataFile) -> Iterator[Any]:
-    if file.kind == "parquet" and "://" not in file.path:
+    if file.local_kind == "parquet":
         import pyarrow.parquet
 
         parquet = pyarrow.parquet.ParquetFile(file.path)
         for batch in parquet.iter_batches(batch_size=256):
             yield from batch.to_pylist()
-    elif file.kind != "json" or "://" in file.path or is_sealed(file.path):
+    elif file.path not in _local_json([file]):
         rows = open_rows([file], None)
         for table in rows.tables(rows.columns):
             yield from rows.values(table)
     elif is_spread(file.path):
-        with open_text(Path(file.path)) as opened:
+        with open_text(file.path) as opened:
             text = opened.read().decode("utf-8-sig")
         for value in values(text):
             yield from value if isinstance(value, list) else [value]
@@ -291,7 +286,7 @@ def locate(files: Sequence[DataFile], row: int) -> str:
 
 def _count(file: DataFile) -> int:
     """Rows of one file."""
-    if file.kind == "parquet" and "://" not in file.path:
+    if file.local_kind == "parquet":
         import pyarrow.parquet
 
         return int(pyarrow.parquet.read_metadata(file.path).num_rows)
@@ -310,7 +305,7 @@ def bad_text(files: Sequence[DataFile]) -> StageFault | None:
 
 
 def _local_json(files: Sequence[DataFile]) -> list[str]:
-    found = (f.path for f in files if f.kind == "json" and "://" not in f.path)
+    found = (file.path for file in files if file.local_kind == "json")
     return [path for path in found if not is_sealed(path)]
 
 
@@ -356,9 +351,13 @@ def _train(splits: Any, path: str) -> Any:
     )
 
 
-def _explained(tables: Iterator[Any], files: Sequence[DataFile]) -> Iterator[Any]:
+@contextlib.contextmanager
+def _explained(files: Sequence[DataFile]) -> Iterator[None]:
+    """A reader's error is raised as the reason that the files show for it."""
     try:
-        yield from tables
+        yield
+    except StageFault:
+        raise
     except Exception as error:
         raise _reason(files, error) or error from error
 
@@ -366,50 +365,36 @@ def _explained(tables: Iterator[Any], files: Sequence[DataFile]) -> Iterator[Any
 def _reason(files: Sequence[DataFile], error: Exception) -> StageFault | None:
     """The cause of a failed load, where the files or the error itself show it."""
     first = files[0]
+    said = " ".join(str(error).split())
+
+    def schema(problem: str) -> StageFault:
+        return StageFault("data.schema", problem, facts={"path": first.path})
+
     for file in files:
-        if file.kind == "parquet" and "://" not in file.path:
+        if file.local_kind == "parquet":
             fault = _parquet_fault(file.path)
             if fault is not None:
                 return fault
     if isinstance(error, RecursionError) or "Recursion level" in str(error):
         return next(filter(None, map(first_too_deep, _local_json(files))), None)
     if str(error).startswith(("Schema at index", "Failed to parse string")):
-        return StageFault(
-            "data.schema",
-            "the train files do not have the same types in the same columns: "
-            + " ".join(str(error).split()),
-            facts={"path": first.path},
-        )
+        what = "the train files do not have the same types in the same columns"
+        return schema(f"{what}: {said}")
     twice = re.match(r"Multiple matches for FieldRef\.Name\((.*?)\) in ", str(error))
     if twice is not None:
-        return StageFault(
-            "data.schema",
-            f"{first.path} has two columns of the name {twice[1]!r}",
-            facts={"path": first.path},
-        )
+        return schema(f"{first.path} has two columns of the name {twice[1]!r}")
     if type(error).__name__ in ("CastError", "DatasetGenerationCastError"):
         # It names both schemas, a line for each of their fields.
         why = str(error).strip().rpartition("\n")[2]
-        return bad_text(files) or StageFault(
-            "data.schema",
-            f"the train files do not have the same columns: {why}",
-            facts={"path": first.path},
-        )
+        what = f"the train files do not have the same columns: {why}"
+        return bad_text(files) or schema(what)
     if "does not have a datasets dtype equivalent" in str(error):
-        return StageFault(
-            "data.schema", f"{first.path}: {error}", facts={"path": first.path}
-        )
+        return schema(f"{first.path}: {error}")
     if str(error).startswith("Config name is missing"):
-        return StageFault(
-            "data.file-missing",
-            f"{first.origin}: {first.path} holds several configurations of a dataset; "
-            f"name the files of one. {' '.join(str(error).split())}",
-            facts={
-                "path": first.path,
-                "origin": first.origin,
-                "near": [],
-                "directory": first.path,
-            },
+        what = "holds several configurations of a dataset; name the files of one. "
+        facts = {"near": [], "directory": first.path}
+        return paths.fault(
+            "data.file-missing", first.path, first.origin, what + said, **facts
         )
     if first.kind == "hub" and isinstance(error, ConnectionError):
         return model_paths.unreachable(first.path, first.origin, str(error))
@@ -417,12 +402,6 @@ def _reason(files: Sequence[DataFile], error: Exception) -> StageFault | None:
         # pandas, which reads csv, and what it decodes
         return corrupt(first.path, f"cannot be read as {first.kind}: {error}".strip())
     return bad_text(files)
-
-
-def _no_rows(path: str) -> StageFault:
-    return StageFault(
-        "data.empty", f"{path} has no rows", facts={"path": path, "rows": 0}
-    )
 
 
 def _parquet_fault(path: str) -> StageFault | None:
@@ -439,4 +418,4 @@ def _parquet_fault(path: str) -> StageFault | None:
             pass
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         return corrupt(path, f"cannot be read: {str(error).splitlines()[0]}")
-    return None if file.metadata.num_rows else _no_rows(path)
+    return None if file.metadata.num_rows else no_rows(path)

@@ -48,6 +48,12 @@ def corrupt(path: Path | str, problem: str, **facts: Any) -> StageFault:
     return StageFault("data.corrupt", f"{path} {problem}", facts=facts)
 
 
+def no_rows(path: Path | str, more: str = "") -> StageFault:
+    """``data.empty`` of a file."""
+    facts = {"path": str(path), "rows": 0}
+    return StageFault("data.empty", f"{path} has no rows{more}", facts=facts)
+
+
 def _at_line(
     cause: str, path: Path | str, line: int, problem: str, raw: bytes, **facts: Any
 ) -> StageFault:
@@ -276,11 +282,7 @@ def check_json(path: Path) -> None:
         what = "is a tar archive, as of WebDataset; expected the files that are in it"
         raise corrupt(path, what, archive=True)
     if whole and not start.strip():
-        raise StageFault(
-            "data.empty",
-            f"{path} has no rows, only blank lines",
-            facts={"path": str(path), "rows": 0},
-        )
+        raise no_rows(path, ", only blank lines")
     if is_spread(path):
         is_array = start.lstrip(_BEFORE).startswith(b"[")
         whole_fits = path.stat().st_size <= WHOLE_BYTES

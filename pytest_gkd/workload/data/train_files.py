@@ -65,6 +65,11 @@ class DataFile:
     size_bytes: int
     origin: str
 
+    @property
+    def local_kind(self) -> str:
+        """Its kind, empty for an address (``s3://…``)."""
+        return "" if "://" in self.path else self.kind
+
 
 def check_files(files: Sequence[str], origin: str) -> tuple[DataFile, ...]:
     """Every train file, globs expanded, looked at from outside.
