@@ -15,7 +15,6 @@ from test_plugin import RULE, Run, write
 from pytest_gkd import fault_specs
 from pytest_gkd.options import Settings
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.data import dataset_load, train_files
 from pytest_gkd.workload.layouts import layout
 from pytest_gkd.workload.models import inputs
 
@@ -202,18 +201,6 @@ def test_a_layout_that_cannot_be_names_who_chose_it() -> None:
         layout.check_layout(settings)
     assert "2 (gkd_tensor_parallel_size in tox.ini) with" in caught.value.message
     assert "layout colocated (gkd_layout in tox.ini)" in caught.value.message
-
-
-def test_a_dataset_on_the_hub_names_the_ini(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What only the loader finds out is not blamed on the command line either."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    files = train_files.check_files(["nobody/nothing"], "gkd_train_files in tox.ini")
-    with pytest.raises(StageFault) as caught:
-        next(dataset_load.first_rows(files))
-    assert caught.value.message.startswith("gkd_train_files in tox.ini: nobody/nothing")
 
 
 def test_what_was_made_from_settings_keeps_their_origins(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from pytest_gkd.workload.inject.data import without_rights_of_root
 from pytest_gkd.workload.models import inputs, tiny, tokenizer_load
 
 GOOD = '{"prompt": "What is salt?"}\n'
+INI = "gkd_train_files in tox.ini"
 # Without the time, which would be in the names of tests.
 GZIP_CUT = gzip.compress(GOOD.encode() * 99, mtime=0)[:-9]
 
@@ -802,14 +803,14 @@ def test_a_name_that_no_hub_answers_for_is_told_at_once(
     code = (
         "from pathlib import Path; from pytest_gkd.stage_api import StageFault\n"
         "from pytest_gkd.workload.data import dataset_load, train_files\n"
-        "files = train_files.check_files(['no-such-lab/no-such-data'], 'x')\n"
+        f"files = train_files.check_files(['no-such-lab/no-such-data'], {INI!r})\n"
         f"try: dataset_load.open_rows(files, Path({str(tmp_path)!r}))\n"
         "except StageFault as fault: print(fault.cause, fault.message)"
     )
     environ = {variable: value, "NO_PROXY": "*", "HF_HOME": str(tmp_path)}
     said = fresh_python.output(code, environ, tmp_path)
-    assert said.startswith("env.hub-unreachable ")
-    assert "no-such-lab/no-such-data" in said
+    # What only the loader finds out is not blamed on the command line either.
+    assert said.startswith(f"env.hub-unreachable {INI}: no-such-lab/no-such-data ")
     assert part in said
 
 

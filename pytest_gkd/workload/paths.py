@@ -28,10 +28,8 @@ def hugging_face_home(environ: Mapping[str, str]) -> Path:
     return Path(os.path.expanduser(home))  # noqa: PTH111
 
 
-def near_names(
-    path: Path, limit: int = 3, suffixes: tuple[str, ...] = ("",)
-) -> list[str]:
-    """Paths that exist and whose name is like that of ``path``, best first.
+def near_names(path: Path, suffixes: tuple[str, ...]) -> list[str]:
+    """At most three paths that exist, of a name like that of ``path``, best first.
 
     They lie beside ``path``, or, where its parent does not exist either, beside the
     first part of it that does not. A file is one that ends in one of ``suffixes``.
@@ -49,7 +47,7 @@ def near_names(
         return []
     # Case is the commonest difference, and difflib counts it fully.
     folded = {name.lower(): name for name in siblings}
-    found = difflib.get_close_matches(path.name.lower(), folded, n=limit, cutoff=0.6)
+    found = difflib.get_close_matches(path.name.lower(), folded, n=3)
     return [str(path.parent / folded[name]) for name in found]
 
 
@@ -86,7 +84,7 @@ def missing(
     ``expected`` names what should have been there, such as ``a model directory``,
     and ``suffixes`` how the names of such files end.
     """
-    near = near_names(path, suffixes=suffixes)
+    near = near_names(path, suffixes)
     gap = first_missing(path)
     if path.is_symlink():
         what = f"is a link to {path.readlink()}, which does not exist"

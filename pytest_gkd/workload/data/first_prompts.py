@@ -8,8 +8,7 @@ from typing import Any
 
 from pytest_gkd.options import Settings
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.data import dataset_load, prompts, train_files
-from pytest_gkd.workload.models import tokenizer_load
+from pytest_gkd.workload.data import dataset_load, lengths, prompts, train_files
 from pytest_gkd.workload.models.inputs import Inputs, prompt_column, prompt_limit
 
 # Rows looked through for short prompts; the data stage looks at every one.
@@ -37,12 +36,7 @@ def prompt_ids(inputs: Inputs, settings: Settings, n: int) -> list[list[int]]:
     ``train_files.check_files`` and ``tokenizer_load.load`` raise.
     """
     files, column, taken = _opened(inputs, settings)
-    tokenizer = tokenizer_load.load(
-        inputs.student,
-        inputs.origin("student"),
-        trust_remote_code=settings.trust_remote_code,
-    )
-    renderer = prompts.Renderer(tokenizer)
+    renderer = lengths.renderer(inputs, settings)
     limit = prompt_limit(inputs, settings)
     found: list[list[int]] = []
     looked = 0

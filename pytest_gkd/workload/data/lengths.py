@@ -9,6 +9,17 @@ from pytest_gkd.workload.models import model_files, tokenizer_load
 from pytest_gkd.workload.models.inputs import Inputs
 
 
+def renderer(inputs: Inputs, settings: Settings) -> Renderer:
+    """Prompts as the student's tokenizer has them; raises what its load raises."""
+    return Renderer(
+        tokenizer_load.load(
+            inputs.student,
+            inputs.origin("student"),
+            trust_remote_code=settings.trust_remote_code,
+        )
+    )
+
+
 def best(inputs: Inputs, settings: Settings) -> tuple[RoughRenderer, str]:
     """What measures, and in words what it is.
 
@@ -16,18 +27,13 @@ def best(inputs: Inputs, settings: Settings) -> tuple[RoughRenderer, str]:
     words say that, and why.
     """
     try:
-        tokenizer = tokenizer_load.load(
-            inputs.student,
-            inputs.origin("student"),
-            trust_remote_code=settings.trust_remote_code,
-        )
-        renderer = Renderer(tokenizer)
-        renderer.lengths(["a prompt"])  # the chat template works
+        found = renderer(inputs, settings)
+        found.lengths(["a prompt"])  # the chat template works
     except Exception as error:
         problem = f"{type(error).__name__}: {str(error)[:200]}"
         return RoughRenderer(), f"characters divided by 4, because {problem}"
-    how = "chat template" if renderer.has_template else "no chat template"
-    return renderer, f"{type(tokenizer).__name__} of the student, {how}"
+    how = "chat template" if found.has_template else "no chat template"
+    return found, f"{type(found.tokenizer).__name__} of the student, {how}"
 
 
 def check_context(inputs: Inputs, settings: Settings, longest_tokens: int) -> None:

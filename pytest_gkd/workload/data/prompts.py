@@ -218,14 +218,8 @@ class RoughRenderer:
 
     def lengths(self, prompts: Sequence[Any]) -> list[int]:
         """Length of each prompt in tokens."""
-        sizes = [
-            sum(
-                len(text.encode("utf-8", "replace"))
-                for text in contents(as_messages(p))
-            )
-            for p in prompts
-        ]
-        return [(size + 3) // 4 for size in sizes]
+        texts = ("".join(contents(as_messages(prompt))) for prompt in prompts)
+        return [(len(text.encode("utf-8", "replace")) + 3) // 4 for text in texts]
 
     def bounds(self, sizes: Sizes) -> Numbers:
         """Numbers of tokens that the prompts cannot exceed, without cutting them."""

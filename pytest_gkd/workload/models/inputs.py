@@ -41,16 +41,15 @@ def resolve(settings: Settings, fallback_dir: Path) -> Inputs:
     teacher without a student is its own student for the same reason. ``fallback_dir``
     holds the made files when the cache directory cannot be written.
     """
-    student, teacher = settings.student, settings.teacher
+    student = settings.student or settings.teacher
+    teacher = settings.teacher or settings.student
     train_files = settings.train_files
     made: list[str] = []
     reasons: list[str] = []
-    if student and not teacher:
-        teacher = student
+    if student and not settings.teacher:
         made.append("teacher")
         reasons.append("teacher is the student itself: none was named")
-    elif teacher and not student:
-        student = teacher
+    elif student and not settings.student:
         made.append("student")
         reasons.append("student is the teacher itself: none was named")
     if not student or not teacher or not train_files:

@@ -53,13 +53,11 @@ def locate(name: str, origin: str) -> Located | None:
         raise paths.fault("checkpoint.missing", path, origin, what)
     if "://" in name or is_of_modelscope():
         return None
-    if not is_hub_id(name):
-        raise paths.missing("checkpoint.missing", path, origin, "a model directory")
-    snapshot = _snapshot(name)
+    snapshot = _snapshot(name) if is_hub_id(name) else None
     if snapshot is not None:
         return Located(snapshot, from_hub=True)
-    if "/" in name and path.parent.is_dir():
-        # The loaders would ask the hub for it; the user meant the directory here.
+    if not is_hub_id(name) or ("/" in name and path.parent.is_dir()):
+        # The loaders might ask the hub for it; the user meant the directory here.
         raise paths.missing("checkpoint.missing", path, origin, "a model directory")
     if is_offline():
         problem = (

@@ -19,7 +19,6 @@ from pytest_gkd.workload import paths
 
 # The most that the safetensors format allows for a header (safetensors, README).
 MAX_HEADER_BYTES = 100_000_000
-POINTER = "is a git-lfs pointer, not the weights"
 SAMPLES, SAMPLE_BYTES = 256, 4096
 _SHARD = re.compile(
     r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})(?P<suffix>\..+)"
@@ -64,21 +63,19 @@ def read_safetensors_header(path: Path, origin: str) -> dict[str, Any]:
     the data. Raises StageFault ``checkpoint.corrupt``.
     """
     size = path.stat().st_size
+    start = _start(path, origin)[:8]
+    if size < 8:
+        raise _corrupt(path, origin, f"is {size} bytes long")
+    (header_bytes,) = struct.unpack("<Q", start)
+    if header_bytes > MAX_HEADER_BYTES:
+        problem = f"is not a safetensors file: it starts with {start!r}, which would "
+        problem += f"be a header of {header_bytes} bytes"
+        raise _corrupt(path, origin, problem)
+    if 8 + header_bytes > size:
+        problem = f"ends inside its header: it is {size} bytes long, the header alone "
+        problem += f"takes {8 + header_bytes}"
+        raise _corrupt(path, origin, problem)
     with path.open("rb") as file:
-        start = file.read(64)
-        if paths.is_lfs_pointer(start):
-            raise _corrupt(path, origin, POINTER)
-        if size < 8:
-            raise _corrupt(path, origin, f"is {size} bytes long")
-        (header_bytes,) = struct.unpack("<Q", start[:8])
-        if header_bytes > MAX_HEADER_BYTES:
-            problem = f"is not a safetensors file: it starts with {start[:8]!r}, which "
-            problem += f"would be a header of {header_bytes} bytes"
-            raise _corrupt(path, origin, problem)
-        if 8 + header_bytes > size:
-            problem = f"ends inside its header: it is {size} bytes long, the header "
-            problem += f"alone takes {8 + header_bytes}"
-            raise _corrupt(path, origin, problem)
         file.seek(8)
         raw = file.read(header_bytes)
     try:
@@ -156,14 +153,19 @@ def check_pickle(path: Path, origin: str) -> None:
 
     torch.save writes zip archives since torch 1.6; older files are left to torch.
     """
-    with path.open("rb") as file:
-        start = file.read(64)
-    if paths.is_lfs_pointer(start):
-        raise _corrupt(path, origin, POINTER)
+    start = _start(path, origin)
     if not start:
         raise _corrupt(path, origin, "is empty")
     if start.startswith(b"PK") and not zipfile.is_zipfile(path):
         raise _corrupt(path, origin, "is truncated: its archive has no end record")
+
+
+def _start(path: Path, origin: str) -> bytes:
+    with path.open("rb") as file:
+        start = file.read(64)
+    if paths.is_lfs_pointer(start):
+        raise _corrupt(path, origin, "is a git-lfs pointer, not the weights")
+    return start
 
 
 def _listed(directory: Path, pattern: str, origin: str) -> tuple[Path, ...]:
