@@ -80,7 +80,7 @@ def converted(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_result_is_a_whole_model_directory(converted: Path) -> None:
     found = model_files.inspect(str(converted), "x")
     assert found is not None
-    assert found.vocab_size == 259
+    assert model_files.vocab_size(found.config) == 259
     assert "quantization_config" not in found.config
     assert found.weight_files[0].stat().st_mode & 0o044 == 0o044
     assert [path.name for path in converted.parent.iterdir()] == ["m"]  # no draft

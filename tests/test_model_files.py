@@ -221,7 +221,6 @@ def test_a_whole_model_is_described(model: Path) -> None:
     found = model_files.inspect(str(model), "--gkd-student")
     assert found is not None
     assert found.weight_files == (model / "model.safetensors",)
-    assert found.weight_bytes == (model / "model.safetensors").stat().st_size
     assert found.config["model_type"] == "qwen2"
 
 

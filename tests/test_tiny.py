@@ -129,7 +129,7 @@ def test_both_models_pass_our_own_inspection(tmp_path: Path) -> None:
     for directory in (made.student, made.teacher):
         found = model_files.inspect(str(directory), "test")
         assert found is not None
-        assert found.vocab_size == tiny_text.VOCAB_SIZE
+        assert model_files.vocab_size(found.config) == tiny_text.VOCAB_SIZE
 
 
 def test_transformers_loads_the_student_and_its_greedy_tokens_are_no_near_ties(

@@ -252,17 +252,7 @@ def is_spread(path: Path | str) -> bool:
         return False
     if Path(path).stat().st_size <= WHOLE_BYTES:
         return isinstance(_parsed_whole(path), list)
-    return _starts_with_value(start)
-
-
-def _is_long(path: Path) -> bool:
-    """Whether a file, unpacked, is more than datasets reads at once."""
-    with open_text(path) as file:
-        return len(file.read(TYPED_BYTES + 1)) > TYPED_BYTES
-
-
-def _starts_with_value(start: bytes) -> bool:
-    """Whether bytes, which may be cut off, begin with a JSON value."""
+    # The bytes may be cut off in the middle of the next value.
     try:
         next(values(start.decode("utf-8-sig", "ignore")))
     except (ValueError, RecursionError):
@@ -289,7 +279,9 @@ def check_json(path: Path) -> None:
         parsed = _parsed_whole(path) if whole_fits else []
         # A single object is read as a whole, by pandas, which datasets falls back on.
         single = isinstance(parsed, list) and len(parsed) == 1
-        if not is_array and not single and _is_long(path):
+        with open_text(path) as file:  # is it more than datasets reads at once?
+            is_long = len(file.read(TYPED_BYTES + 1)) > TYPED_BYTES
+        if not is_array and not single and is_long:
             raise corrupt(
                 path,
                 f"has objects that take several lines and more than "

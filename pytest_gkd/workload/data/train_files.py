@@ -233,10 +233,14 @@ def _kind(path: Path, start: bytes, size: int) -> str:
         return "arrow"
     if ".csv" in suffixes:
         return "csv"
-    if start.startswith(ZSTD):  # nothing here unpacks it
-        _check_zstd(path)
-    else:
+    if not start.startswith(ZSTD):  # nothing here unpacks it
         check_json(path)
+    elif importlib.util.find_spec("zstandard") is None:  # datasets 5.2, extract.py
+        raise StageFault(
+            "env.package-missing",
+            f"{path} is zstd, for which datasets needs the package zstandard",
+            facts={"package": "zstandard", "path": str(path)},
+        )
     return "json"
 
 
@@ -248,16 +252,6 @@ def _holds_json(path: Path) -> bool:
     except zipfile.BadZipFile:
         return False
     return bool(names) and all(name.lower().endswith(JSON_SUFFIXES) for name in names)
-
-
-def _check_zstd(path: Path) -> None:
-    """``datasets`` unpacks it with the package zstandard (datasets 5.2, extract.py)."""
-    if importlib.util.find_spec("zstandard") is None:
-        raise StageFault(
-            "env.package-missing",
-            f"{path} is zstd, for which datasets needs the package zstandard",
-            facts={"package": "zstandard", "path": str(path)},
-        )
 
 
 def _check_parquet(path: Path, size: int) -> None:

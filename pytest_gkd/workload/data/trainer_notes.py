@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.options import Settings
@@ -206,13 +205,9 @@ def _reads_text_only(job: Inputs) -> bool:
     found = model_paths.locate(job.student, job.origin("student"))
     if found is None:
         return False
-    config = model_files.read_config(Path(found.directory), job.origin("student"))
+    config = model_files.read_config(found.directory, job.origin("student"))
+    encoders = ("vision", "visual", "audio", "image", "thinker")
     return not model_files.has_processor(found.directory) and not any(
-        _is_part(name, value) for name, value in config.items()
+        isinstance(value, dict) and name.startswith(encoders)
+        for name, value in config.items()
     )
-
-
-def _is_part(name: str, value: Any) -> bool:
-    """Whether a key of a model's config describes an encoder of pictures or sounds."""
-    kinds = ("vision", "visual", "audio", "image", "thinker")
-    return isinstance(value, dict) and name.startswith(kinds)

@@ -65,16 +65,11 @@ LATENT_TYPES = {
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What a model directory holds. ``weight_bytes`` is the sum of its files' sizes.
-
-    ``vocab_size`` counts embedding rows; None where the config does not say.
-    """
+    """What a model directory holds."""
 
     directory: Path
     config: dict[str, Any]
     weight_files: tuple[Path, ...]
-    weight_bytes: int
-    vocab_size: int | None
 
 
 def inspect(name: str, origin: str) -> ModelFiles | None:
@@ -99,13 +94,7 @@ def inspect(name: str, origin: str) -> ModelFiles | None:
             return None
         raise
     check_embedding(config, weights, origin)
-    return ModelFiles(
-        directory=found.directory,
-        config=config,
-        weight_files=weights,
-        weight_bytes=sum(path.stat().st_size for path in weights),
-        vocab_size=vocab_size(config),
-    )
+    return ModelFiles(found.directory, config, weights)
 
 
 def check_student(files: ModelFiles, origin: str, device: str) -> None:
@@ -277,7 +266,7 @@ def read_config(directory: Path, origin: str) -> dict[str, Any]:
     return _read_object(path, origin, "checkpoint.corrupt")
 
 
-def check_tokenizer_files(directory: Path, origin: str) -> tuple[Path, ...]:
+def check_tokenizer_files(directory: Path, origin: str) -> None:
     """The files that hold the vocabulary, looked at from outside.
 
     Raises StageFault ``tokenizer.load`` when there is none, or one is empty, cut off
@@ -287,10 +276,9 @@ def check_tokenizer_files(directory: Path, origin: str) -> tuple[Path, ...]:
     found = [path for path in named if path.is_file()]
     found += sorted(directory.glob("*.tiktoken"))
     config: dict[str, Any] = {}
-    if (directory / "tokenizer_config.json").is_file():
-        config = _read_object(
-            directory / "tokenizer_config.json", origin, "tokenizer.load"
-        )
+    settings = directory / "tokenizer_config.json"
+    if settings.is_file():
+        config = _read_object(settings, origin, "tokenizer.load")
     if not found and not config.get("auto_map"):
         names = sorted(entry.name for entry in directory.iterdir())
         what = f"has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}"
@@ -309,7 +297,6 @@ def check_tokenizer_files(directory: Path, origin: str) -> tuple[Path, ...]:
                 file=path.name,
                 size_bytes=path.stat().st_size,
             )
-    return tuple(found)
 
 
 def has_processor(directory: Path) -> bool:
