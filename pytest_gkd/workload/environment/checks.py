@@ -144,17 +144,14 @@ class Examination:
             self._judge_variables()
             machine = smi.read(max(1.0, self._deadline - monotonic()))
             self._wait(imports, ray)
-            outcome = imports.finish(self._stacks_s())
-            ray_outcome = ray.finish(self._stacks_s()) if ray else None
+            outcome = imports.finish(gkd.remaining_s() / 3)
+            ray_outcome = ray.finish(gkd.remaining_s() / 3) if ray else None
         self._judge_imports(outcome)
         self._judge_gpus(machine, outcome, versions)
         if ray_outcome and ray_directory:
             self._judge_ray(ray_outcome, ray_directory)
         gkd.fact("notes", [asdict(note) for note in self.found.notes])
         return self.found
-
-    def _stacks_s(self) -> float:
-        return self.gkd.remaining_s() / 3
 
     def _start_ray(self) -> tuple[Probe | None, Path | None]:
         unreachable = loopback.problem()
@@ -211,12 +208,10 @@ class Examination:
         run_dir = self.gkd.run_dir
         raylets = ray_cluster.read_raylets((run_dir, ray_cluster.directory(run_dir)))
         self.found.add(ray_cluster.judge_raylets(raylets, getpass.getuser()))
-        needed = self.gkd.settings.layout == "ray" or bool(
-            package_versions.read_installed(ray_cluster.FRAMEWORKS)
-        )
-        self.found.add(
-            ray_cluster.judge_clusters(os.environ, run_dir.parent, needed=needed)
-        )
+        frameworks = package_versions.read_installed(ray_cluster.FRAMEWORKS)
+        needed = self.gkd.settings.layout == "ray" or bool(frameworks)
+        found = ray_cluster.judge_clusters(os.environ, run_dir.parent, needed=needed)
+        self.found.add(found)
 
     def _wait(self, imports: Imports, ray: Probe | None) -> None:
         """Until both have ended, or the stage's time is nearly up."""
@@ -255,11 +250,8 @@ class Examination:
         self.found.add(
             [*hidden, *absent, *judge_damage(failed, left_s), *imports, *known]
         )
-        seconds = {
-            event["done"].removeprefix("import "): event["seconds"]
-            for event in outcome.events
-            if str(event.get("done", "")).startswith("import ")
-        }
+        done = [e for e in outcome.events if e.get("done", "").startswith("import ")]
+        seconds = {one["done"].removeprefix("import "): one["seconds"] for one in done}
         self.gkd.fact("import_s", seconds)
         self.gkd.fact("vllm_platform", outcome.found("platform"))
 

@@ -52,10 +52,8 @@ def _imports(
         calls = [item.context_expr for item in node.items]
         borne |= any(_suppresses(call, error) for call in calls)
     for field, value in ast.iter_fields(node):
-        guarded = isinstance(node, ast.Try) and field == "body"
-        caught = guarded and any(
-            one.type is None or _catches(one.type, error)
-            for one in getattr(node, "handlers", ())
+        caught = (isinstance(node, ast.Try) and field == "body") and any(
+            one.type is None or _catches(one.type, error) for one in node.handlers
         )
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):

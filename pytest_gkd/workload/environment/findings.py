@@ -71,22 +71,20 @@ def _name(fault: StageFault) -> str:
     return re.split(r"[^\w.-]", str(fault.facts.get("package", "")))[0]
 
 
-def ranked(faults: Sequence[StageFault]) -> list[StageFault]:
-    """The most fundamental first; unknown causes last; found first wins a tie."""
+def most_fundamental(faults: Sequence[StageFault]) -> StageFault | None:
+    """The fault that ends the stage, with the others beside it; None without any.
+
+    By ``RANKING``; unknown causes come last, and found first wins a tie.
+    """
 
     def place(fault: StageFault) -> int:
         if fault.cause in RANKING:
             return RANKING.index(fault.cause)
         return len(RANKING) + (fault.cause is None)
 
-    return sorted(faults, key=place)
-
-
-def most_fundamental(faults: Sequence[StageFault]) -> StageFault | None:
-    """The fault that ends the stage, with the others beside it; None without any."""
     if not faults:
         return None
-    first, *rest = ranked(faults)
+    first, *rest = sorted(faults, key=place)
     evidence = first.evidence + tuple(line for one in rest for line in one.evidence)
     return StageFault(first.cause, first.message, first.facts, evidence, rest)
 

@@ -55,10 +55,8 @@ class Outcome:
         """What was begun and neither done nor failed; empty when nothing was."""
         begun = ""
         for event in self.events:
-            if "begin" in event:
-                begun = event["begin"]
-            elif "done" in event or "failed" in event:
-                begun = ""
+            if {"begin", "done", "failed"} & event.keys():
+                begun = event.get("begin", "")
         return begun
 
     @property
@@ -158,11 +156,10 @@ class Probe:
         return Outcome(events, code, wall_s, used, tail, left, busy, waits)
 
     def _used_cpu_s(self) -> float:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             times = psutil.Process(self.process.pid).cpu_times()
-        except psutil.NoSuchProcess:
-            return 0.0
-        return float(times.user + times.system)
+            return float(times.user + times.system)
+        return 0.0
 
     def _ask_for_stacks(self, limit_s: float) -> None:
         """SIGUSR1 ends a process that has no handler yet, so look first."""
@@ -213,11 +210,8 @@ def relevant_lines(lines: Sequence[str]) -> list[tuple[int, str]]:
         for number, line in enumerate(lines, 1)
         if line.strip() and "<frozen importlib" not in line
     ]
-    heads = [
-        place
-        for place, (_, line) in enumerate(numbered)
-        if line.startswith(("Current thread", "Fatal Python error"))
-    ]
+    starts = ("Current thread", "Fatal Python error")
+    heads = [n for n, (_, line) in enumerate(numbered) if line.startswith(starts)]
     # The error's line goes before its stack; of several stacks the last counts.
     start = heads[-1] if heads else max(0, len(numbered) - TAIL_LINES)
     if len(heads) > 1 and numbered[heads[-2]][1].startswith("Fatal"):

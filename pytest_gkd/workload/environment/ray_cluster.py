@@ -42,26 +42,23 @@ def read_raylets(own: Iterable[Path]) -> list[Raylet]:
         ours = any(Path(s).is_relative_to(place) for s in sockets for place in own)
         if process.info["name"] != "raylet" or ours:
             continue
-        found = [w.partition("=")[2] for w in words if w.startswith("--gcs-address=")]
+        found = (w.partition("=")[2] for w in words if w.startswith("--gcs-address="))
         user = process.info["username"] or ""
-        raylets.append(Raylet(process.pid, user, found[0] if found else "unknown"))
+        raylets.append(Raylet(process.pid, user, next(found, "unknown")))
     return raylets
 
 
 def judge_raylets(raylets: list[Raylet], user: str) -> list[StageFault | Note]:
     """A Ray of one's own that still runs is joined by ray.init(address="auto") and
     by jobs that find it through its files; one of another user holds ports."""
+    joined = "; a job started now may join it, with the environment it has. ray stop "
+    joined += "ends it"
     return [
         Note(
             "ray.running",
             f"a Ray is already running here: raylet pid {raylet.pid}, user "
             f"{raylet.user}, address {raylet.address}"
-            + (
-                "; a job started now may join it, with the environment it has. "
-                "ray stop ends it."
-                if raylet.user == user
-                else "."
-            ),
+            f"{joined if raylet.user == user else ''}.",
         )
         for raylet in raylets
     ]
@@ -129,9 +126,8 @@ def own_environ(environ: Mapping[str, str]) -> dict[str, str]:
 def directory(run_dir: Path) -> Path:
     """Where a run's Ray keeps its files: short enough for the sockets below it."""
     place = run_dir / "ray"
-    if len(os.fsencode(place)) > RAY_DIRECTORY_BYTES:
-        place = manifest.ray_folder(run_dir)
-    return place
+    fits = len(os.fsencode(place)) <= RAY_DIRECTORY_BYTES
+    return place if fits else manifest.ray_folder(run_dir)
 
 
 def make_directory(run_dir: Path) -> Path:
