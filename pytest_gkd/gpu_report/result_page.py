@@ -66,14 +66,9 @@ def _stage(run: Run, name: str) -> Mapping[str, Any] | None:
     """A stage that passed or failed, on a GPU and without a fault on purpose."""
     if run["fault"] or not run["gpus"]:
         return None
-    return next(
-        (
-            one
-            for one in run["stages"]
-            if one["name"] == name and one["outcome"] in ("passed", "failed", "timeout")
-        ),
-        None,
-    )
+    outcomes = ("passed", "failed", "timeout")
+    found = (one for one in run["stages"] if one["name"] == name)
+    return next((one for one in found if one["outcome"] in outcomes), None)
 
 
 def _stages(
@@ -81,17 +76,13 @@ def _stages(
 ) -> Callable[[Result], Verdict]:
     """Whether these stages passed wherever they ran in ``layout`` and as ``given``."""
 
-    def judge(result: Result) -> Verdict:
-        found = (
-            stage["outcome"] == "passed"
-            for run in result.runs
-            if layout in ("", run["layout"]) and given(run)
-            for name in names
-            if (stage := _stage(run, name)) is not None
-        )
-        return _any(found)
-
-    return judge
+    return lambda result: _any(
+        stage["outcome"] == "passed"
+        for run in result.runs
+        if layout in ("", run["layout"]) and given(run)
+        for name in names
+        if (stage := _stage(run, name)) is not None
+    )
 
 
 def _fact(run: Run, stage: str, name: str) -> Any:
@@ -124,13 +115,9 @@ def _both_losses(result: Result) -> Verdict:
 
 
 def _ray(result: Result) -> Verdict:
-    parts = [_stages(name, layout="ray")(result) for name in RAY_STAGES]
-    if False in parts:
-        return False
-    return None if None in parts else True
-
-
-RAY_STAGES = ("weight_sync", "training_step")
+    names = ("weight_sync", "training_step")
+    parts = {_stages(name, layout="ray")(result) for name in names}
+    return False if False in parts else None if None in parts else True
 
 
 def given_back(run: Run) -> Verdict:
@@ -268,11 +255,10 @@ def _row(run: Run) -> str:
         max(bus.values(), default=None),
     )
     memory = {True: "given back", False: "KEPT", None: "-"}[given_back(run)]
+    good = as_expected(run) and run["gpus"]
     cells = [
         run["name"],
-        "as expected"
-        if as_expected(run) and run["gpus"]
-        else f"NOT as expected: {outcomes(run)}",
+        "as expected" if good else f"NOT as expected: {outcomes(run)}",
         f"{run['seconds']:.0f}",
         *("-" if fact is None else f"{fact:g}" for fact in facts),
         memory,
@@ -282,12 +268,12 @@ def _row(run: Run) -> str:
 
 def outcomes(run: Run) -> str:
     """How a run ended, in a line: what did not pass, with its cause."""
-    stages = len(run["stages"])
     ended = (
         f"{one['name']} {one['outcome']}"
         + (f" [{one['cause']}]" if one["cause"] else "")
         for one in run["stages"]
         if one["outcome"] != "passed"
     )
-    told = ", ".join(ended) or f"{stages} stage(s) passed, exit code {run['exit']}"
+    passed = f"{len(run['stages'])} stage(s) passed, exit code {run['exit']}"
+    told = ", ".join(ended) or passed
     return told if run["gpus"] else f"{told}, no GPU used"
