@@ -6,18 +6,15 @@ name in its module, so it must stand at the top of one, and be named as the role
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gkd.clock import monotonic
-from pytest_gkd.workload.inject.site import LATER, Site
+from pytest_gkd.workload.inject.site import Site
 from pytest_gkd.workload.layouts import ray_actors, ray_layout
 
 if TYPE_CHECKING:
     from pytest_gkd.workload.layouts.job_config import JobConfig
-
-POLL_S = 0.01
 
 
 def replace_role(
@@ -39,18 +36,15 @@ def leave_mark(config: JobConfig) -> None:
 
 def await_mark(site: Site) -> object:
     """In the stage's process: tell of the mark once an actor has left it."""
-    over = threading.Event()
-    site.callback(over.set)
     path = _mark(site.gkd.run_dir)
 
-    def watch() -> None:
-        while not over.wait(POLL_S):
-            if path.exists():
-                site.triggered(float(path.read_text()))
-                return
+    def act() -> bool:
+        left = path.exists()
+        if left:
+            site.triggered(float(path.read_text()))
+        return left
 
-    threading.Thread(target=watch, name="fault: mark", daemon=True).start()
-    return LATER
+    return site.repeat(act)
 
 
 def _mark(run_dir: Path) -> Path:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd.workload.inject.site import Site
+from pytest_gkd.workload.inject.site import Site, changed
 from pytest_gkd.workload.models import tiny_text
 
 ROWS = 4000
@@ -24,7 +24,7 @@ CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
 
 def missing_file(site: Site) -> None:
     """A path where nothing is."""
-    site.settings(train_files=(str(site.folder / "train.parquet"),))
+    site.train_file("train.parquet")
 
 
 def truncated_parquet(site: Site) -> None:
@@ -44,9 +44,8 @@ def damaged_parquet(site: Site) -> None:
 def bad_row(site: Site) -> None:
     """Far from both ends, which are looked at before the file is read."""
     path = _jsonl(site, _prompts(ROWS))
-    lines = path.read_bytes().splitlines(keepends=True)
-    lines[ROWS // 2] = lines[ROWS // 2][:20] + b"\n"
-    path.write_bytes(b"".join(lines))
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(_with(lines, ROWS // 2, lines[ROWS // 2][:20])) + "\n")
 
 
 def missing_column(site: Site) -> None:
@@ -71,18 +70,16 @@ def null_prompt(site: Site) -> None:
 
 def human_roles(site: Site) -> None:
     """A chat template such as ChatML writes any role out as it is."""
-    turns = [("human", text) for text in _prompts(100)]
-    _rows(
-        site, "messages", [[_message(*turn), _message("gpt", "Yes.")] for turn in turns]
-    )
+    answer = _message("gpt", "Yes.")
+    turns = [[_message("human", text), answer] for text in _prompts(100)]
+    _rows(site, "messages", turns)
 
 
 def sharegpt(site: Site) -> None:
     """As many public conversations are spelled."""
-    said = [{"from": "human", "value": text} for text in _prompts(100)]
-    _rows(
-        site, "conversations", [[one, {"from": "gpt", "value": "Yes."}] for one in said]
-    )
+    answer = {"from": "gpt", "value": "Yes."}
+    turns = [[{"from": "human", "value": text}, answer] for text in _prompts(100)]
+    _rows(site, "conversations", turns)
 
 
 def encoded_messages(site: Site) -> None:
@@ -126,9 +123,7 @@ def late_value(site: Site) -> None:
         {"prompt": text, "error": None, "log": "x" * 99} for text in _prompts(80000)
     ]
     rows[-1]["error"] = {"code": 7}
-    path = site.folder / "train.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    site.settings(train_files=(str(path),))
+    _write_rows(site, rows)
 
 
 def nested_deeply(site: Site) -> None:
@@ -147,30 +142,25 @@ def rendered_prompts(site: Site) -> None:
 
 def short_context(site: Site) -> None:
     """As a student of few positions, with a limit of the user's own."""
-    path = site.copied_model() / "config.json"
-    config = json.loads(path.read_text("utf-8"))
-    path.write_text(json.dumps(config | {"max_position_embeddings": 40}), "utf-8")
+    with changed(site.copied_model() / "config.json") as config:
+        config["max_position_embeddings"] = 40
     _jsonl(site, [text * 3 for text in _prompts(100)])
 
 
 def tokenizer_broken(site: Site) -> None:
     """What the tokenizer stage would tell, if it were part of the run."""
-    path = site.copied_model() / "tokenizer.json"
-    path.write_text("{}", "utf-8")
+    (site.copied_model() / "tokenizer.json").write_text("{}", "utf-8")
 
 
 def hub_unreachable(site: Site) -> None:
-    """As on a node without a network; port 9 is for discarding."""
-    site.environ("HF_ENDPOINT", "http://127.0.0.1:9")
-    site.environ("NO_PROXY", "127.0.0.1")
+    """Prompts that are named as on the hub."""
+    site.no_hub()
     site.settings(train_files=("some-lab/some-prompts",))
 
 
 def empty_file(site: Site) -> None:
     """What a full disk leaves of a file that was being written."""
-    path = site.folder / "train.jsonl"
-    path.touch()
-    site.settings(train_files=(str(path),))
+    site.train_file().touch()
 
 
 def no_rows(site: Site) -> None:
@@ -207,9 +197,7 @@ def cache_locked(site: Site) -> None:
 
 def pipe(site: Site) -> None:
     """As ``<(zcat train.jsonl.gz)`` gives a program, with its writer gone."""
-    path = site.folder / "train.jsonl"
-    os.mkfifo(path)
-    site.settings(train_files=(str(path),))
+    os.mkfifo(site.train_file())
 
 
 def open_stalls(site: Site) -> None:
@@ -236,11 +224,9 @@ def _parquet(site: Site, columns: dict[str, Any]) -> Path:
     import pyarrow
     import pyarrow.parquet
 
-    path = site.folder / "train.parquet"
-    table = pyarrow.table(columns)
+    path, table = site.train_file("train.parquet"), pyarrow.table(columns)
     # The commonest codec keeps a checksum of nothing: what is damaged is found late.
     pyarrow.parquet.write_table(table, path, compression="snappy")
-    site.settings(train_files=(str(path),))
     return path
 
 
@@ -253,9 +239,12 @@ def _jsonl(site: Site, prompts: Iterable[Any]) -> Path:
 
 
 def _rows(site: Site, column: str, values: Iterable[Any]) -> Path:
-    path = site.folder / "train.jsonl"
-    path.write_text("".join(json.dumps({column: value}) + "\n" for value in values))
-    site.settings(train_files=(str(path),))
+    return _write_rows(site, ({column: value} for value in values))
+
+
+def _write_rows(site: Site, rows: Iterable[dict[str, Any]]) -> Path:
+    path = site.train_file()
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 

@@ -6,7 +6,7 @@ import functools
 import socket
 from typing import Any
 
-from pytest_gkd.workload.inject.site import LATER, Site
+from pytest_gkd.workload.inject.site import Site
 from pytest_gkd.workload.ranks import group, rank_plan
 
 
@@ -18,7 +18,7 @@ def rank_fault(site: Site, *, rank: int, kind: str, at: str = "") -> object:
     if kind == "missing":
         return None
 
-    def run(*args: Any, **options: Any) -> Any:
+    def run(before: Any, *args: Any, **options: Any) -> Any:
         found = before(*args, **options)
         for record in found.records:
             for mark in record.marks:
@@ -26,8 +26,7 @@ def rank_fault(site: Site, *, rank: int, kind: str, at: str = "") -> object:
                     site.triggered(mark["t"])
         return found
 
-    before = site.replace(group.Launcher, "run", run)
-    return LATER
+    return site.wrap(group.Launcher, "run", run)
 
 
 def port_in_use(site: Site) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import json
 import os
 import shutil
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +65,39 @@ class Site(contextlib.ExitStack):
         setattr(owner, name, value)
         return before
 
+    def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> object:
+        """Have ``around`` called in the place of a function, with that one first."""
+        before = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return around(before, *args, **kwargs)
+
+        self.replace(owner, name, call)
+        return LATER
+
+    def repeat(self, act: Callable[[], bool]) -> object:
+        """Call ``act`` in a thread until it returns True or the stage ends."""
+        over = threading.Event()
+        self.callback(over.set)
+
+        def watch() -> None:
+            while not (over.wait(POLL_S) or act()):
+                pass
+
+        threading.Thread(target=watch, name="fault", daemon=True).start()
+        return LATER
+
+    def train_file(self, name: str = "train.jsonl") -> Path:
+        """The path for a file of the fault's own, which the stage takes as its data."""
+        path = self.folder / name
+        self.settings(train_files=(str(path),))
+        return path
+
+    def no_hub(self) -> None:
+        """As on a node without a network; port 9 is for discarding."""
+        self.environ("HF_ENDPOINT", "http://127.0.0.1:9")
+        self.environ("NO_PROXY", "127.0.0.1")
+
     def copied_model(self, role: str = "student") -> Path:
         """A copy of the student's (or the teacher's) directory, used in its place.
 
@@ -82,6 +118,15 @@ class Site(contextlib.ExitStack):
 
 
 LATER = object()
+POLL_S = 0.01
+
+
+@contextlib.contextmanager
+def changed(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON object in a file, which is written back at the end."""
+    value: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    yield value
+    path.write_text(json.dumps(value), "utf-8")
 
 
 def _set_variable(name: str, value: str | None) -> None:

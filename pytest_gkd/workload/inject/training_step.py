@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pytest_gkd.clock import monotonic
 from pytest_gkd.workload.gkd import trainer
 from pytest_gkd.workload.gkd.teacher_targets import TeacherFull, TeacherTopK
 from pytest_gkd.workload.inject.actors import await_mark, leave_mark, replace_role
-from pytest_gkd.workload.inject.site import LATER, Site
+from pytest_gkd.workload.inject.site import Site
 from pytest_gkd.workload.layouts import local_layouts, ray_actors
 
 if TYPE_CHECKING:
@@ -69,43 +70,38 @@ def detached(site: Site, *, where: str) -> object:
 def optimizer_of_a_copy(site: Site) -> object:
     """The optimizer was made for a copy of the student, as before a wrapper's."""
 
-    def make_for_copy(model: Any, learning_rate: float) -> Any:
+    def make_for_copy(make: Any, model: Any, *args: Any) -> Any:
         site.triggered()
-        return make(copy.deepcopy(model), learning_rate)
+        return make(copy.deepcopy(model), *args)
 
-    make = site.replace(trainer, "Optimizer", make_for_copy)
-    return LATER
+    return site.wrap(trainer, "Optimizer", make_for_copy)
 
 
 def half_optimizer(site: Site) -> object:
     """The optimizer holds every other parameter, as after a filter gone wrong."""
 
-    def make_and_drop(model: Any, learning_rate: float) -> Any:
+    def make_and_drop(make: Any, *args: Any) -> Any:
         site.triggered()
-        made = make(model, learning_rate)
+        made = make(*args)
         for group in made.groups:
             group["params"] = group["params"][::2]
         return made
 
-    make = site.replace(trainer, "Optimizer", make_and_drop)
-    return LATER
+    return site.wrap(trainer, "Optimizer", make_and_drop)
 
 
 def nan_in_second_step(site: Site) -> object:
     """The loss is multiplied by NaN, once, in the second step."""
-    calls: list[int] = []
-    loss = trainer.Trainer._loss
+    calls = itertools.count(1)
 
-    def spoil_the_second(self: Any, *args: Any) -> Tensor:
-        calls.append(1)
-        value = loss(self, *args)
-        if len(calls) != 2:
+    def spoil_the_second(loss: Any, *args: Any) -> Any:
+        value = loss(*args)
+        if next(calls) != 2:
             return value
         site.triggered()
         return value * float("nan")
 
-    site.replace(trainer.Trainer, "_loss", spoil_the_second)
-    return LATER
+    return site.wrap(trainer.Trainer, "_loss", spoil_the_second)
 
 
 def settings_alone(site: Site) -> None:
@@ -121,16 +117,14 @@ def uneven_batch(site: Site, *, prompts: int) -> None:
 def kept_logits(site: Site) -> object:
     """Each step's logits are kept for later, as a metric that nobody empties."""
     kept: list[Tensor] = []
-    loss = trainer.Trainer._loss
 
-    def keep_and_go_on(self: Any, logits: Tensor, *args: Any) -> Tensor:
+    def keep_and_go_on(loss: Any, self: Any, logits: Tensor, *args: Any) -> Any:
         site.triggered()
         kept.append(logits)
         return loss(self, logits, *args)
 
     site.callback(kept.clear)
-    site.replace(trainer.Trainer, "_loss", keep_and_go_on)
-    return LATER
+    return site.wrap(trainer.Trainer, "_loss", keep_and_go_on)
 
 
 def teacher_killed(site: Site) -> object:
@@ -153,12 +147,11 @@ def wrong_teacher(site: Site) -> object:
     """The teacher's answer is spoilt as the fault's name says."""
     if site.gkd.settings.layout == "ray":
         return teacher_killed(site)
-    load = local_layouts._Local.load_teacher
 
-    def load_and_wrap(self: Any) -> WrongTeacher:
+    def load_and_wrap(load: Any, self: Any) -> WrongTeacher:
         return WrongTeacher(load(self), self.config)
 
-    site.replace(local_layouts._Local, "load_teacher", load_and_wrap)
+    site.wrap(local_layouts._Local, "load_teacher", load_and_wrap)
     return await_mark(site)
 
 
@@ -167,22 +160,20 @@ class Teacher(ray_actors.Teacher):
 
     def parts(self) -> dict[str, Any]:
         """The teacher, without an answer or with a wrong one."""
-        made = super().parts()
-        name = str(self.config.settings.inject).rpartition("-")[2]
-        if name not in ORDEALS:
-            return {"": WrongTeacher(made[""], self.config)}
-        return {"": SilentTeacher(made[""], self.config, ORDEALS[name])}
+        return {"": WrongTeacher(super().parts()[""], self.config)}
 
 
 class WrongTeacher:
-    """Answers at once and in the right shape, but not what it was asked for."""
+    """Answers in the right shape, but not what it was asked for, or is kept from it."""
 
     def __init__(self, teacher: Any, config: JobConfig) -> None:
         self._teacher = teacher
         self._config = config
-        self._late = "off-by-one" in str(config.settings.inject)
-        self._factor = 2.0 if "temperature" in str(config.settings.inject) else 1.0
-        self._worst = "tokens" in str(config.settings.inject)
+        fault = str(config.settings.inject)
+        self._late = "off-by-one" in fault
+        self._factor = 2.0 if "temperature" in fault else 1.0
+        self._worst = "tokens" in fault
+        self._ordeal = ORDEALS.get(fault.rpartition("-")[2], lambda: None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._teacher, name)
@@ -192,6 +183,7 @@ class WrongTeacher:
         import numpy as np
 
         leave_mark(self._config)
+        self._ordeal()
         asked = kwargs.pop("temperature")
         heat = asked * self._factor
         if self._worst:
@@ -212,23 +204,6 @@ class WrongTeacher:
         return TeacherFull(np.roll(found.logprobs, self._late, axis=1), found.mask)
 
 
-class SilentTeacher:
-    """Goes through an ordeal when it is asked for anything."""
-
-    def __init__(
-        self, teacher: Any, config: JobConfig, ordeal: Callable[[], None]
-    ) -> None:
-        self._teacher = teacher
-        self._config = config
-        self._ordeal = ordeal
-
-    def topk(self, *args: Any, **kwargs: Any) -> Any:
-        """The teacher's top-k, if this lives to give it."""
-        leave_mark(self._config)
-        self._ordeal()
-        return self._teacher.topk(*args, **kwargs)
-
-
 def _compute() -> None:
     until = monotonic() + SLOW_S
     while monotonic() < until:
@@ -245,11 +220,10 @@ ORDEALS: dict[str, Callable[[], None]] = {
 def _to_student(site: Site, change: Callable[[Any], object]) -> object:
     """Change the student right after it was loaded."""
 
-    def load_and_change(*args: Any, **kwargs: Any) -> Any:
+    def load_and_change(load: Any, *args: Any, **kwargs: Any) -> Any:
         model = load(*args, **kwargs)
         change(model)
         site.triggered()
         return model
 
-    load = site.replace(trainer, "load_model", load_and_change)
-    return LATER
+    return site.wrap(trainer, "load_model", load_and_change)

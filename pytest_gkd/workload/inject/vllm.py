@@ -13,7 +13,7 @@ from typing import Any
 
 from pytest_gkd.workload.engine import engine as engines
 from pytest_gkd.workload.engine import engine_config
-from pytest_gkd.workload.inject.site import LATER, Site
+from pytest_gkd.workload.inject.site import Site, changed
 from pytest_gkd.workload.inject.watch import below, signal_process
 
 ENGINE_TITLE = "VLLM::EngineCore"
@@ -57,9 +57,8 @@ def no_torchvision(site: Site, *, config: dict[str, Any]) -> None:
 
 def other_config(site: Site, *, config: dict[str, Any]) -> None:
     """A model whose config says what does not hold for it, or is not known here."""
-    path = site.copied_model() / "config.json"
-    values = json.loads(path.read_text("utf-8"))
-    path.write_text(json.dumps(values | config), "utf-8")
+    with changed(site.copied_model() / "config.json") as values:
+        values.update(config)
 
 
 def untied_head(site: Site) -> None:
@@ -121,14 +120,13 @@ def scaled_logits(site: Site, *, factor: float) -> object:
 def engine_killed_serving(site: Site) -> object:
     """The engine's process is ended from outside when it is asked for tokens."""
 
-    def kill_and_ask(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def kill_and_ask(generate: Any, *args: Any, **kwargs: Any) -> Any:
         for core in below(ENGINE_TITLE):
             site.triggered()
             core.kill()
-        return generate(self, *args, **kwargs)
+        return generate(*args, **kwargs)
 
-    generate = site.replace(engines.Engine, "generate", kill_and_ask)
-    return LATER
+    return site.wrap(engines.Engine, "generate", kill_and_ask)
 
 
 def gpu_taken(site: Site) -> None:
@@ -152,13 +150,12 @@ def gpu_taken(site: Site) -> None:
 
 
 def _after_start(site: Site, change: Callable[[Any], None]) -> object:
-    def start_and_change(self: Any, *args: Any, **kwargs: Any) -> None:
+    def start_and_change(start: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         start(self, *args, **kwargs)
         self.llm.apply_model(change)
         site.triggered()
 
-    start = site.replace(engines.Engine, "__init__", start_and_change)
-    return LATER
+    return site.wrap(engines.Engine, "__init__", start_and_change)
 
 
 def _scramble(model: Any) -> None:

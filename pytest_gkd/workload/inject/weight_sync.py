@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
-from collections.abc import Generator, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.workload.engine import engine as engines
@@ -22,58 +22,49 @@ if TYPE_CHECKING:
     from pytest_gkd.workload.layouts.job_config import JobConfig
     from pytest_gkd.workload.sync.broadcast import Info, Rendezvous
 
+Tensors = dict[str, "Tensor"]
 MATRIX = "model.layers.0.mlp.up_proj.weight"
 
 
 def renamed(site: Site, *, prefix: str, of: str = "") -> None:
     """The trainer's tensors get a prefix: all of them, or those named ``of``."""
-    named = weights.named_weights
 
-    def with_prefix(model: Any) -> dict[str, Tensor]:
+    def with_prefix(found: Tensors) -> Tensors:
         return {
             f"{prefix}{name}" if of in name else name: tensor
-            for name, tensor in named(model).items()
+            for name, tensor in found.items()
         }
 
-    site.replace(weights, "named_weights", with_prefix)
+    _give(site, with_prefix)
 
 
 def resized_embedding(site: Site, *, rows: int) -> object:
     """The trainer's embedding grows, as it does for a token that was added."""
 
-    def load_and_resize(*args: Any, **kwargs: Any) -> Any:
+    def load_and_resize(load: Any, *args: Any, **kwargs: Any) -> Any:
         model = load(*args, **kwargs)
         size = model.get_input_embeddings().weight.shape[0] + rows
         model.resize_token_embeddings(size, mean_resizing=False)
         site.triggered()
         return model
 
-    load = site.replace(trainer, "load_model", load_and_resize)
-    return LATER
+    return site.wrap(trainer, "load_model", load_and_resize)
 
 
 def transposed(site: Site) -> None:
     """The trainer gives one matrix away transposed."""
-    named = weights.named_weights
-
-    def with_transposed(model: Any) -> dict[str, Tensor]:
-        found = named(model)
-        return found | {MATRIX: found[MATRIX].T}
-
-    site.replace(weights, "named_weights", with_transposed)
+    _give(site, lambda found: found | {MATRIX: found[MATRIX].T})
 
 
 def nan_weight(site: Site) -> object:
     """The update leaves a NaN in one of the trainer's weights."""
-    perturb = weights.perturb
 
-    def perturb_and_spoil(model: Any, seed: int, scale: float) -> None:
-        perturb(model, seed, scale)
+    def perturb_and_spoil(perturb: Any, model: Any, *args: Any) -> None:
+        perturb(model, *args)
         weights.own_tensors(model)[MATRIX][0, 0] = float("nan")
         site.triggered()
 
-    site.replace(weights, "perturb", perturb_and_spoil)
-    return LATER
+    return site.wrap(weights, "perturb", perturb_and_spoil)
 
 
 def dropped(site: Site) -> object:
@@ -89,43 +80,36 @@ def dropped(site: Site) -> object:
 
 def half_loaded(site: Site) -> object:
     """The engine's process takes all that is sent, and loads the first half of it."""
-    receive = broadcast.receive
 
-    def receive_half(*args: Any) -> Generator[tuple[str, Tensor], None, None]:
+    def receive_half(receive: Any, *args: Any) -> Iterator[tuple[str, Tensor]]:
         arrived = list(receive(*args))
         site.triggered()
         yield from arrived[: len(arrived) // 2]
 
-    site.replace(broadcast, "receive", receive_half)
-    return LATER
+    return site.wrap(broadcast, "receive", receive_half)
 
 
 def half_sent(site: Site) -> None:
     """The trainer gives away only the first half of its tensors, from the start."""
-    named = weights.named_weights
+    _give(site, lambda found: dict(itertools.islice(found.items(), len(found) // 2)))
 
-    def half(model: Any) -> dict[str, Tensor]:
-        found = named(model)
-        return dict(islice(found.items(), len(found) // 2))
 
-    site.replace(weights, "named_weights", half)
+def _give(site: Site, change: Callable[[Tensors], Tensors]) -> None:
+    """The trainer gives away what ``change`` makes of its tensors."""
+    site.wrap(weights, "named_weights", lambda named, model: change(named(model)))
 
 
 def receiver_stopped(site: Site) -> object:
     """The engine's worker is stopped when the first bucket has been announced."""
-    broadcast_one = broadcast.GlooGroup.broadcast
-    stage_pid = os.getpid()
-    calls: list[int] = []
+    stage_pid, calls = os.getpid(), itertools.count(1)
 
-    def stop_in_the_second(self: Any, tensor: Tensor) -> None:
-        calls.append(1)
-        if os.getpid() != stage_pid and len(calls) == 2:
+    def stop_in_the_second(send: Any, *args: Any) -> None:
+        if next(calls) == 2 and os.getpid() != stage_pid:
             site.triggered()
             os.kill(os.getpid(), signal.SIGSTOP)
-        broadcast_one(self, tensor)
+        send(*args)
 
-    site.replace(broadcast.GlooGroup, "broadcast", stop_in_the_second)
-    return LATER
+    return site.wrap(broadcast.GlooGroup, "broadcast", stop_in_the_second)
 
 
 def trainer_killed(site: Site) -> object:
