@@ -120,12 +120,11 @@ def choose_column(
         wanted = repr(named)
         hint = near(named, columns).rstrip("?")
     else:
-        for name in COLUMNS:
-            if name in columns:
-                material = [m for m in MATERIAL if m in columns]
-                if name == "instruction" and material:
-                    return PromptColumn((name, material[0]))
-                return PromptColumn((name,))
+        known = [name for name in COLUMNS if name in columns]
+        if known:
+            pairs = known[0] == "instruction"
+            material = [name for name in MATERIAL if pairs and name in columns]
+            return PromptColumn((known[0], *material[:1]))
         wanted, origin = "one of " + ", ".join(COLUMNS), "the default"
         named = next((c for c in columns if c.strip().lower() in COLUMNS), None)
         hint = f"; did you mean {named!r}" if named else ""

@@ -289,22 +289,18 @@ def compare(
     """
     if student == teacher:
         return Agreement(len(student))
-    differing = [t for t in student if t in teacher and student[t] != teacher[t]]
     only_student = {t: i for t, i in student.items() if t not in teacher}
     only_teacher = {t: i for t, i in teacher.items() if t not in student}
-    taken_student, taken_teacher = set(student.values()), set(teacher.values())
-    clashing = [t for t, i in only_student.items() if i in taken_teacher]
-    clashing += [t for t, i in only_teacher.items() if i in taken_student]
-    student_rows, teacher_rows = rows
-    for extra, limit in ((only_student, teacher_rows), (only_teacher, student_rows)):
-        if len(extra) > _FEW or limit is None:
-            clashing += list(extra)
-        else:
-            clashing += [token for token, i in extra.items() if i >= limit]
-    wrong = sorted(
-        {*differing, *clashing},
-        key=lambda t: (student.get(t, teacher.get(t, 0)), t),
-    )
+    differing = {t for t in student if t in teacher and student[t] != teacher[t]}
+    for extra, other, limit in (
+        (only_student, teacher, rows[1]),
+        (only_teacher, student, rows[0]),
+    ):
+        taken, many = set(other.values()), len(extra) > _FEW
+        for token, i in extra.items():
+            if limit is None or many or i in taken or i >= limit:
+                differing.add(token)
+    wrong = sorted(differing, key=lambda t: (student.get(t, teacher.get(t, 0)), t))
     if wrong:
         shown = ", ".join(
             f"{t!r} is {student.get(t, 'absent')} and {teacher.get(t, 'absent')}"

@@ -9,7 +9,7 @@ import json
 import re
 import struct
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -192,16 +192,14 @@ def _shards_of(index: Path, origin: str) -> list[str]:
         raise _corrupt(index, origin, problem) from error
 
 
-def _siblings_of(files: Iterable[Path]) -> list[Path]:
+def _siblings_of(files: Iterable[Path]) -> Iterator[Path]:
     """For ``x-00001-of-00003``, all three, in the order of their numbers."""
-    wanted: dict[Path, None] = {}
     for path in files:
         match = _SHARD.fullmatch(path.name)
         if match:
             stem, _, count, suffix = match.groups()
             for number in range(1, int(count) + 1):
-                wanted[path.with_name(f"{stem}-{number:05d}-of-{count}{suffix}")] = None
-    return list(wanted)
+                yield path.with_name(f"{stem}-{number:05d}-of-{count}{suffix}")
 
 
 def _corrupt(path: Path, origin: str, problem: str, **facts: int) -> StageFault:
