@@ -34,7 +34,7 @@ NO_GRADS = replace(FIRST, parameters_with_grad=0, parameters_moved=0, grad_norm=
 def fault(first: StepReport, last: StepReport) -> StageFault:
     with pytest.raises(StageFault) as caught:
         judge_steps([first, last])
-    json.dumps(caught.value.facts, allow_nan=False)
+    json.dumps(caught.value.facts)
     return caught.value
 
 

@@ -82,23 +82,22 @@ WIDTH = ("hidden_size", "n_embd", "d_model")
 
 
 def _first(config: Mapping[str, Any], names: Iterable[str]) -> Any:
-    return next(config[name] for name in names if config.get(name) is not None)
+    return next((config[n] for n in names if isinstance(config.get(n), int)), None)
 
 
 def heads(config: Mapping[str, Any]) -> int | None:
     """Attention heads of each layer, None where ``config`` has another word for it."""
-    return next((config[n] for n in HEADS if isinstance(config.get(n), int)), None)
+    found: int | None = _first(config, HEADS)
+    return found
 
 
 def cache_elements(config: Mapping[str, Any]) -> int | None:
     """Keys and values of a token in all layers; None without the usual keys."""
     try:
-        found = _first(config, HEADS)
-        layers = _first(config, LAYERS)
-        width = config.get("head_dim") or _first(config, WIDTH) // found
-        kv_heads = config.get("num_key_value_heads") or found
-        return int(2 * layers * kv_heads * width)
-    except (StopIteration, TypeError, ZeroDivisionError):
+        width = config.get("head_dim") or _first(config, WIDTH) // heads(config)
+        kv_heads = config.get("num_key_value_heads") or heads(config)
+        return int(2 * _first(config, LAYERS) * kv_heads * width)
+    except (TypeError, ZeroDivisionError):
         return None
 
 

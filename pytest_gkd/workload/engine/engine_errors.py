@@ -35,12 +35,9 @@ class _Keeper(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         directory = os.environ.get("VLLM_RPC_BASE_PATH")
-        if error is not None and directory:
-            self._keep(error, Path(directory))
-        return True
-
-    def _keep(self, error: BaseException, directory: Path) -> None:
-        kept = {
+        if error is None or not directory:
+            return True
+        found = {
             "type": type(error).__name__,
             "text": str(error)[:TEXT_CHARS],
             "missing": _missing(error),
@@ -48,9 +45,10 @@ class _Keeper(logging.Filter):
         # What follows from the first, in other processes, is not kept.
         with (
             contextlib.suppress(OSError),
-            (directory / RECORD).open("x", encoding="utf-8") as file,
+            Path(directory, RECORD).open("x", encoding="utf-8") as file,
         ):
-            json.dump(kept, file)
+            json.dump(found, file)
+        return True
 
 
 def keep() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Listing
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.sync.push import some
 
 # Below this loss (nats per token) float32 rounding is all that is left of it: a model
 # that taught itself was measured at 1.5e-6, with gradients of pure noise.
@@ -60,15 +60,6 @@ class StepReport:
     nonfinite_teacher: int
     allocated_bytes: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """The report as JSON values; a loss that is not finite becomes its name."""
-        return {
-            name: str(value)
-            if isinstance(value, float) and not math.isfinite(value)
-            else value
-            for name, value in asdict(self).items()
-        }
-
 
 def needs_another(reports: Listing[StepReport], dtype: str) -> bool:
     """Whether rounding in ``dtype`` may be why the loss has hardly fallen so far."""
@@ -93,7 +84,7 @@ def judge_steps(reports: Listing[StepReport]) -> None:
             "train.no-grad",
             f"the loss is {first.loss:.3g} before the first update: teacher and "
             "student give the same distribution; expected something to learn",
-            facts={"report": first.to_json()},
+            facts={"report": asdict(first)},
         )
     for number, report in enumerate(reports, 1):
         _judge_gradients(report, number)
@@ -119,12 +110,12 @@ def _judge_finite(report: StepReport, number: int) -> None:
     if report.nonfinite_parameters:
         origins.append(
             f"{len(report.nonfinite_parameters)} of {report.parameters} parameters "
-            f"held NaN or Inf before the step ({_some(report.nonfinite_parameters)})"
+            f"held NaN or Inf before the step ({some(report.nonfinite_parameters)})"
         )
     if report.nonfinite_grads:
         origins.append(
             f"{len(report.nonfinite_grads)} of {report.parameters} gradients are not "
-            f"finite ({_some(report.nonfinite_grads)})"
+            f"finite ({some(report.nonfinite_grads)})"
         )
     if origins or not math.isfinite(report.loss):
         raise StageFault(
@@ -132,7 +123,7 @@ def _judge_finite(report: StepReport, number: int) -> None:
             "; ".join([f"the loss is {report.loss:.6g}", *origins])
             + f" in step {number}; expected finite numbers",
             facts={
-                "report": report.to_json(),
+                "report": asdict(report),
                 "nonfinite_teacher": report.nonfinite_teacher,
             },
         )
@@ -148,12 +139,12 @@ def _judge_gradients(report: StepReport, number: int) -> None:
     elif report.zero_grads:
         problem = (
             f"{len(report.zero_grads)} of {trainable} trainable parameters got no "
-            f"gradient or only zeros ({_some(report.zero_grads)})"
+            f"gradient or only zeros ({some(report.zero_grads)})"
         )
     elif report.parameters_moved and report.unmoved:
         problem = (
             f"{len(report.unmoved)} of {report.parameters_with_grad} parameters with a "
-            f"gradient did not move ({_some(report.unmoved)})"
+            f"gradient did not move ({some(report.unmoved)})"
         )
     elif not report.parameters_moved:
         problem = (
@@ -165,15 +156,9 @@ def _judge_gradients(report: StepReport, number: int) -> None:
             "train.no-grad",
             f"{problem} in step {number}; expected a step that changes the weights",
             facts={
-                "report": report.to_json(),
+                "report": asdict(report),
                 "has_gradients": bool(trainable and not report.zero_grads)
                 and report.parameters_with_grad > 0,
                 "learning_rate_is_zero": report.learning_rate == 0.0,
             },
         )
-
-
-def _some(names: Listing[str]) -> str:
-    """The first three names, and how many more."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more

@@ -50,10 +50,7 @@ class _Local:
         return self._engine
 
     def new_engine(self) -> engines.Engine:
-        return engines.Engine(self.config.engine, self.budget_s)
-
-    def budget_s(self) -> float:
-        return self.gkd.working_s()
+        return engines.Engine(self.config.engine, self.gkd.working_s)
 
     def load_trainer(self) -> tuple[Trainer, WeightSource]:
         return self.config.load_trainer(self.devices()["student"])
@@ -88,7 +85,7 @@ class Colocated(_Local):
         return engine
 
     def transfer(self, engine: Any, source: Any) -> Transfer:
-        return InProcess(engine, source, self.budget_s)
+        return InProcess(engine, source, self.gkd.working_s)
 
 
 class Split(_Local):
@@ -105,4 +102,4 @@ class Split(_Local):
         return {role: f"cuda:{at[0]}" for role, at in placement(settings).items()}
 
     def transfer(self, engine: Any, source: Any) -> Transfer:
-        return transfer.choose(engine, source, self.budget_s, opens_memory=True)
+        return transfer.choose(engine, source, self.gkd.working_s, opens_memory=True)

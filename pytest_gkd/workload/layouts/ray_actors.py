@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import abc
 import functools
-import gc
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload import collector
 
 if TYPE_CHECKING:
     from pytest_gkd.workload.layouts.job_config import JobConfig
@@ -40,12 +40,8 @@ class Role(abc.ABC):
 
     @functools.cached_property
     def _made(self) -> dict[str, Any]:
-        # Imports are most of the time here, and collections during them are waste.
-        gc.disable()
-        try:
+        with collector.paused():  # imports are most of the time here
             return self.parts()
-        finally:
-            gc.enable()
 
 
 # A class each: Ray titles the processes by it, as stacks and process lists show them.

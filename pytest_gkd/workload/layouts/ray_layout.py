@@ -39,9 +39,8 @@ class RayLayout:
         self.config = config
         self.gkd = gkd
         self._group: Any = None
-        self._trainer: Remote | None = None
         self._started = False
-        self._remotes: list[Remote] = []
+        self._remotes: dict[type[ray_actors.Role], Remote] = {}
 
     def start_engine(self) -> Any:
         self._connect()
@@ -51,17 +50,14 @@ class RayLayout:
             on_gpu=self.config.settings.gpus > 0,
         ):
             # The trainer's process imports meanwhile; it is needed right after.
-            self._trainer = self._trainer or self._actor(ray_actors.Trainer)
+            self._actor(ray_actors.Trainer)
             return self._actor(ray_actors.Rollout).wait_until_made()
 
     def load_trainer(self) -> tuple[Any, Any]:
-        self._connect()
-        self._trainer = self._trainer or self._actor(ray_actors.Trainer)
-        trainer = self._trainer.wait_until_made()
+        trainer = self._actor(ray_actors.Trainer).wait_until_made()
         return trainer, trainer.of("source")
 
     def load_teacher(self) -> Any:
-        self._connect()
         return self._actor(ray_actors.Teacher).wait_until_made()
 
     def transfer(self, engine: Any, source: Any) -> Transfer:
@@ -72,10 +68,10 @@ class RayLayout:
             return
         import ray
 
-        for remote in self._remotes:
+        for remote in self._remotes.values():
             # The engine's own processes end with the actor; Ray ends the rest.
             ray.kill(remote.actor, no_restart=True)
-        self._remotes = []
+        self._remotes = {}
         ray.shutdown()
 
     # -- placement -------------------------------------------------------------------
@@ -109,6 +105,10 @@ class RayLayout:
         self._group = place(needs, min(PLACEMENT_BUDGET_S, call_budget_s(self.gkd)))
 
     def _actor(self, role: type[ray_actors.Role]) -> Remote:
+        """The actor of ``role``, which is being made from the first call on."""
+        if role in self._remotes:
+            return self._remotes[role]
+        self._connect()
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -124,9 +124,8 @@ class RayLayout:
                 self._group, placement_group_bundle_index=number
             ),
         )
-        remote = Remote(actor.remote(self.config), title, self.gkd)
-        self._remotes.append(remote)
-        return remote
+        self._remotes[role] = Remote(actor.remote(self.config), title, self.gkd)
+        return self._remotes[role]
 
 
 def call_budget_s(gkd: StageContext) -> float:

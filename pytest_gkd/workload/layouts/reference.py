@@ -86,11 +86,15 @@ def judge(
             why += f", {unsure} of them but for the order of their elements"
         elif _is_rounding(checks):
             return f"{tokens}, narrowly, as half precision may round: {why}; {detail}"
-    facts = {"first_completion": detail, "tensors": len(engine), "differing": others}
     raise StageFault(
         cause,
         f"{tokens}: {why}; {detail}",
-        facts={**facts, "never_sent": list(never_sent[:10])},
+        facts={
+            "first_completion": detail,
+            "tensors": len(engine),
+            "differing": others,
+            "never_sent": never_sent[:10],
+        },
     )
 
 
@@ -160,6 +164,5 @@ def same_answers(
 
 def largest_difference(checks: list[GreedyCheck]) -> float | None:
     """The largest difference (nats) of log-probabilities, engine to reference."""
-    found = [c.max_logprob_difference for c in checks]
-    known = [value for value in found if value is not None]
-    return max(known, default=None)
+    found = (check.max_logprob_difference for check in checks)
+    return max((value for value in found if value is not None), default=None)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import itertools
+import math
 import socket
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
@@ -185,15 +187,20 @@ def nbytes(info: Info) -> int:
     """Bytes of the tensor that ``info`` announces."""
     import torch
 
-    count = 1
-    for length in info[2]:
-        count *= length
     itemsize: int = getattr(torch, info[1]).itemsize
-    return count * itemsize
+    return math.prod(info[2]) * itemsize
 
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _places(bucket: list[Info]) -> tuple[list[slice], int]:
+    """Where the bytes of each tensor are in its bucket, and the bucket's size."""
+    sizes = [nbytes(info) for info in bucket]
+    *starts, end = itertools.accumulate(map(_aligned, sizes), initial=0)
+    pairs = zip(starts, sizes, strict=True)
+    return [slice(start, start + size) for start, size in pairs], end
 
 
 def send(group: Group, infos: list[Info], tensors: Iterable[tuple[str, Tensor]]) -> int:
@@ -207,24 +214,18 @@ def send(group: Group, infos: list[Info], tensors: Iterable[tuple[str, Tensor]])
     source = iter(tensors)
     sent = 0
     for bucket in buckets_of(infos):
-        buffer = torch.zeros(
-            sum(_aligned(nbytes(info)) for info in bucket),
-            dtype=torch.uint8,
-            device=group.device,
-        )
-        offset = 0
-        for info in bucket:
+        places, total = _places(bucket)
+        buffer = torch.zeros(total, dtype=torch.uint8, device=group.device)
+        for info, place in zip(bucket, places, strict=True):
             name, tensor = next(source, ("nothing", None))
-            if name != info[0] or tensor is None or tuple(tensor.shape) != info[2]:
-                shape = None if tensor is None else tuple(tensor.shape)
+            shape = None if tensor is None else tuple(tensor.shape)
+            if tensor is None or (name, shape) != (info[0], info[2]):
                 raise BroadcastError(
                     f"the trainer gave {name} {shape} where {info[0]} {info[2]} was "
                     "announced"
                 )
             data = tensor.detach().to(getattr(torch, info[1])).contiguous()
-            size = nbytes(info)
-            buffer[offset : offset + size] = data.reshape(-1).view(torch.uint8)
-            offset += _aligned(size)
+            buffer[place] = data.reshape(-1).view(torch.uint8)
         group.broadcast(_header(buffer))
         group.broadcast(buffer)
         sent += buffer.numel()
@@ -242,7 +243,7 @@ def receive(
     import torch
 
     for number, bucket in enumerate(buckets_of(infos)):
-        size = sum(_aligned(nbytes(info)) for info in bucket)
+        places, size = _places(bucket)
         buffer = torch.empty(size, dtype=torch.uint8, device=group.device)
         header = torch.zeros_like(_header(buffer[:0]))
         group.broadcast(header)
@@ -258,12 +259,8 @@ def receive(
             raise BroadcastError(
                 f"{where}: {size} bytes arrived whose hash is not the sender's"
             )
-        offset = 0
-        for name, dtype, shape in bucket:
-            length = nbytes((name, dtype, shape))
-            view = buffer[offset : offset + length].view(getattr(torch, dtype))
-            yield name, view.view(shape)
-            offset += _aligned(length)
+        for (name, dtype, shape), place in zip(bucket, places, strict=True):
+            yield name, buffer[place].view(getattr(torch, dtype)).view(shape)
 
 
 def _header(buffer: Tensor) -> Tensor:

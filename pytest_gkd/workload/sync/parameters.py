@@ -115,10 +115,12 @@ def checksum(tensors: Iterable[Tensor]) -> int:
     nothing. Each element's bits go through the finalizer of MurmurHash3 (fmix64,
     public domain), so that changes cannot cancel out as in a plain sum.
     """
+    import torch
+
     total = 0
     for tensor in tensors:
         flat = tensor.detach().contiguous().reshape(-1)
-        bits = flat.view(_integer_type(flat.element_size()))
+        bits = flat.view(getattr(torch, f"int{8 * flat.element_size()}"))
         for chunk in bits.split(CHUNK):
             total += int(_mixed(chunk).sum().item())
     return total % (1 << 64)
@@ -131,22 +133,12 @@ def digests(
 
     ``others`` have one checksum together, under ``OTHERS``, if there are any.
     """
+    summed = {n: [tensor] for n, tensor in tensors.items() if n in by_content}
+    if rest := list(others):
+        summed[OTHERS] = rest
     exact = {n: tensor for n, tensor in tensors.items() if n not in by_content}
-    found = digest.digests(exact)
-    for name, tensor in tensors.items():
-        if name in by_content:
-            found[name] = f"{checksum([tensor]):016x}"
-    rest = list(others)
-    if rest:
-        found[OTHERS] = f"{checksum(rest):016x}"
-    return found
-
-
-def _integer_type(element_bytes: int) -> Any:
-    import torch
-
-    types = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return types[element_bytes]
+    sums = {name: f"{checksum(parts):016x}" for name, parts in summed.items()}
+    return digest.digests(exact) | sums
 
 
 def _mixed(bits: Tensor) -> Tensor:

@@ -7,7 +7,9 @@ holds is compared with what the trainer has.
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -105,22 +107,21 @@ def check_set(infos: Iterable[Info], base: ParameterMap, now: ParameterMap) -> N
     strange = set(base.unmapped) if now.engine_names else set()
     unknown = [name for name in now.unmapped if name not in strange]
     missing = [name for name in now.unfilled if name not in base.unfilled]
-    facts = {"unknown": unknown[:10], "missing": missing[:10]}
+    problem = ""
     if unknown:
-        raise StageFault(
-            "sync.name-or-shape",
+        problem = (
             f"{len(unknown)} of the trainer's tensors have no parameter in the engine: "
             f"{some(unknown)}"
-            + (f"; the engine waits for {some(missing)}" if missing else ""),
-            facts=facts,
+            + (f"; the engine waits for {some(missing)}" if missing else "")
         )
-    if missing:
-        raise StageFault(
-            "sync.name-or-shape",
+    elif missing:
+        problem = (
             f"{len(missing)} of the engine's parameters are not among the tensors that "
-            f"the trainer sends: {some(missing)}",
-            facts=facts,
+            f"the trainer sends: {some(missing)}"
         )
+    if problem:
+        facts = {"unknown": unknown[:10], "missing": missing[:10]}
+        raise StageFault("sync.name-or-shape", problem, facts=facts)
     check_shapes(infos, base, now)
 
 
@@ -217,8 +218,9 @@ def check_equal(
 
 
 def some(names: Sequence[str]) -> str:
-    """The first three names."""
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    """The first three names, and how many more."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def whole(ranks: list[dict[str, str]], *, shards: bool) -> dict[str, str]:
@@ -229,9 +231,7 @@ def whole(ranks: list[dict[str, str]], *, shards: bool) -> dict[str, str]:
     """
     if not shards:
         return ranks[0]
-    names = {name for rank in ranks for name in rank}
-    total: dict[str, str] = {}
-    for name in sorted(names):
-        values = {int(rank[name], 16) for rank in ranks if name in rank}
-        total[name] = f"{sum(values) % (1 << 64):016x}"
-    return total
+    values: dict[str, set[int]] = defaultdict(set)
+    for name, value in itertools.chain.from_iterable(rank.items() for rank in ranks):
+        values[name].add(int(value, 16))
+    return {name: f"{sum(values[name]) % (1 << 64):016x}" for name in sorted(values)}
