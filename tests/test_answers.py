@@ -17,8 +17,8 @@ from pytest_gkd.workload.layouts import reference
 from pytest_gkd.workload.sync import push
 from pytest_gkd.workload.sync.push import ParameterMap
 
-RIGHT = GreedyCheck(16, 16, 0, 1e-3, 0.0, 0.0, (), None, None)
-WRONG = GreedyCheck(16, 14, 0, 1e-3, 7.5, 7.5, (3, 9), 37, 103)
+RIGHT = GreedyCheck(16, 1e-3, 0.0, 0.0, (), None, None)
+WRONG = GreedyCheck(16, 1e-3, 7.5, 7.5, (3, 9), 37, 103)
 DIGESTS = {"a.weight": "1", "b.weight": "2"}
 
 

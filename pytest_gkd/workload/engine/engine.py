@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 UNIPROC = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 EXTENSION = "pytest_gkd.workload.engine.engine_worker.WeightReceiver"
 MAX_SEQUENCES = 16
-RPC_BUDGET_S = 120.0
 CLOSE_BUDGET_S = 5.0
 POLL_S = 0.2
 
@@ -98,7 +97,7 @@ class Engine:
     """
 
     def __init__(
-        self, config: EngineConfig, budget_s: Callable[[], float] | None = None
+        self, config: EngineConfig, budget_s: Callable[[], float] = lambda: math.inf
     ) -> None:
         """Start it with the weights in ``config.model``; raises whatever vLLM raises.
 
@@ -110,7 +109,7 @@ class Engine:
         engine_errors.forget(config.socket_dir)
         self.config = config
         self._shards = config.settings.tensor_parallel_size > 1
-        self._budget_s = budget_s or (lambda: RPC_BUDGET_S)
+        self._budget_s = budget_s
         how = engine_fork.choose(config) if config.multiprocess else "in this process"
         started = monotonic()
         before = _children()
@@ -211,12 +210,12 @@ class Engine:
 
     def receive(self, infos: list[Info], rendezvous: Rendezvous) -> None:
         """Take part in the trainer's broadcast and load what it sends."""
-        self._rpc("gkd_receive", [list(info) for info in infos], asdict(rendezvous))
+        self._rpc("gkd_receive", infos, asdict(rendezvous))
         self.forget_prefixes()
 
     def take_shared(self, infos: list[Info], handles: str) -> None:
         """Load from the memory behind CUDA IPC ``handles``."""
-        self._rpc("gkd_import", [list(info) for info in infos], handles)
+        self._rpc("gkd_import", infos, handles)
         self.forget_prefixes()
 
     def open_shared(self, handles: str) -> list[Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pytest_gkd.options import Settings
@@ -36,20 +34,6 @@ class EngineConfig:
     def multiprocess(self) -> bool:
         """vLLM's default: engine core and workers as processes of their own."""
         return self.settings.layout == "split"
-
-
-def model_config(model: str, *, trust_remote_code: bool) -> dict[str, Any]:
-    """``config.json`` of a model directory or hub id, the text part of it."""
-    if Path(model).is_dir():
-        config = json.loads((Path(model) / "config.json").read_text("utf-8"))
-    else:
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(
-            model, trust_remote_code=trust_remote_code
-        ).to_dict()
-    text = config.get("text_config")
-    return {**config, **text} if isinstance(text, dict) else config
 
 
 def choose_dtype(

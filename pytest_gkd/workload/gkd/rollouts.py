@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.options import Settings
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.gkd import target_check
+from pytest_gkd.workload.gkd import teacher_targets
 from pytest_gkd.workload.gkd.batch import Sequence
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def teacher_signal(
     else:
         signal = teacher.full(batch, vocab_size=vocab_size)
     gkd.step("checking the teacher's answer against a forward pass")
-    difference = target_check.check_answer(
+    difference = teacher_targets.check_answer(
         teacher,
         batch,
         signal,

@@ -59,9 +59,15 @@ class JobConfig:
 
 def job_config(settings: Settings, inputs: Inputs, run_dir: Path) -> JobConfig:
     """How the engine is to be started for these settings and models."""
-    config = engine_config.model_config(
-        inputs.student, trust_remote_code=settings.trust_remote_code
-    )
+    if Path(inputs.student).is_dir():
+        config = model_files.read_config(Path(inputs.student), inputs.origin("student"))
+    else:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(
+            inputs.student, trust_remote_code=settings.trust_remote_code
+        ).to_dict()
+    config = {**config, **model_files.text_part(config)}
     tokens = settings.max_prompt_length + max(settings.max_new_tokens, CHECK_TOKENS)
     tokens = max(tokens, MIN_MODEL_LEN)
     positions = model_files.positions(config)

@@ -15,7 +15,7 @@ import math
 import socket
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -48,18 +48,6 @@ class Rendezvous:
     timeout_s: float
 
 
-class Group(Protocol):
-    """The processes of a broadcast, seen from one of them."""
-
-    device: Any
-
-    def broadcast(self, tensor: Tensor) -> None:
-        """Fill ``tensor`` (uint8, on ``device``) on every rank with rank 0's."""
-
-    def close(self) -> None:
-        """Leave the group; the others hear of it where they still wait for this one."""
-
-
 class GlooGroup:
     """A gloo group over the loopback interface."""
 
@@ -84,6 +72,7 @@ class GlooGroup:
         self._store = store
 
     def broadcast(self, tensor: Tensor) -> None:
+        """Fill ``tensor`` (uint8, on ``device``) on every rank with rank 0's."""
         import torch.distributed as dist
 
         options = dist.BroadcastOptions()
@@ -91,6 +80,7 @@ class GlooGroup:
         self._group.broadcast([tensor], options).wait()
 
     def close(self) -> None:
+        """Leave the group; the others hear of it where they still wait for this one."""
         del self._group, self._store
 
 
@@ -127,32 +117,32 @@ class NcclGroup:
         self._communicator.destroy()
 
 
+Group = GlooGroup | NcclGroup
+"""The processes of a broadcast, seen from one of them."""
+
+
 def open_rendezvous(
     transport: str, world_size: int, timeout_s: float
 ) -> tuple[Rendezvous, Any]:
     """A rendezvous at a free port, and the store that rank 0 must keep to its end."""
     import torch.distributed as dist
 
-    if transport == "nccl":
-        return Rendezvous(transport, free_port(), world_size, timeout_s), None
-    # A port of its own choice would be open on every interface.
+    # A port of the store's own choice would be open on every interface.
     listener = socket.create_server((HOST, 0))
+    port = listener.getsockname()[1]
+    rendezvous = Rendezvous(transport, port, world_size, timeout_s)
+    if transport == "nccl":
+        listener.close()  # another program may take the port before it is used
+        return rendezvous, None
     store = dist.TCPStore(
         HOST,
-        listener.getsockname()[1],
+        port,
         is_master=True,
         timeout=datetime.timedelta(seconds=timeout_s),
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-    return Rendezvous(transport, store.port, world_size, timeout_s), store
-
-
-def free_port() -> int:
-    """A TCP port that is free now; another program may take it before it is used."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    return rendezvous, store
 
 
 def join(
