@@ -77,11 +77,12 @@ def first_bad_line(path: Path | str) -> StageFault | None:
     ``data.corrupt`` where it cannot be unpacked.
     """
     with _unpacking(path), open_text(path) as file:
-        for number, raw in enumerate(file, 1):
-            fault = _line_fault(path, number, raw, last=False)
-            if fault is not None:
-                return fault
-    return None
+        return _first_fault(path, file)
+
+
+def _first_fault(path: Path | str, lines: Iterable[bytes]) -> StageFault | None:
+    faults = (_line_fault(path, number, raw) for number, raw in enumerate(lines, 1))
+    return next(filter(None, faults), None)
 
 
 def first_changed_type(path: Path | str) -> StageFault | None:
@@ -298,29 +299,26 @@ def check_json(path: Path) -> None:
     lines = start.splitlines(keepends=True)
     if not whole:
         lines.pop()  # may be cut by our own reading
-    for number, raw in enumerate(lines, 1):
-        last = whole and number == len(lines)
-        fault = _line_fault(path, number, raw, last=last)
-        if fault is not None:
-            raise fault
-    if not whole:
-        _check_last_line(path)
+    fault = _first_fault(path, lines)
+    if fault is None and not whole:
+        fault = _last_fault(path)
+    if fault is not None:
+        raise fault
 
 
-def _check_last_line(path: Path) -> None:
+def _last_fault(path: Path) -> StageFault | None:
     """A download that stopped early ends inside a line."""
     if _start(path).startswith(tuple(_OPENERS)):
-        return  # only unpacking all of it would tell
+        return None  # only unpacking all of it would tell
     with path.open("rb") as file:
         file.seek(-PEEK_BYTES, os.SEEK_END)
         tail = file.read().rstrip()
     _, newline, last = tail.rpartition(b"\n")
-    if newline and isinstance(_parsed(last), Exception):
-        with path.open("rb") as file:
-            number = max(n for n, line in enumerate(file, 1) if line.strip())
-        fault = _line_fault(path, number, last, last=True)
-        if fault is not None:
-            raise fault
+    if not newline or isinstance(_parsed(last), list):
+        return None
+    with path.open("rb") as file:
+        number = max(n for n, line in enumerate(file, 1) if line.strip())
+    return _line_fault(path, number, last)
 
 
 def _parsed(raw: bytes) -> list[Any] | Exception:
@@ -352,9 +350,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
-def _line_fault(
-    path: Path | str, number: int, raw: bytes, *, last: bool
-) -> StageFault | None:
+def _line_fault(path: Path | str, number: int, raw: bytes) -> StageFault | None:
     """What is wrong with one line of JSON lines, if anything."""
     if not raw.strip():
         return None
@@ -375,9 +371,8 @@ def _line_fault(
     except UnicodeDecodeError as error:
         problem = f" is not UTF-8: byte {raw[error.start]:#04x} at column {error.start}"
     except json.JSONDecodeError as error:
-        # A line that breaks at its very end, in the last line, was cut off.
-        cut = last and not raw.endswith(b"\n")
-        problem = " is cut off" if cut else " is not JSON"
+        # Only the last line may have no end.
+        problem = " is not JSON" if raw.endswith((b"\n", b"\r")) else " is cut off"
         detail = f"{error.msg.removesuffix(' at')} at column {error.colno}"
         problem += f" ({detail}): {_short(shown)}"
     else:

@@ -195,35 +195,33 @@ class _Kept:
             self._best = sorted([*self._best, *new], key=itemgetter(0))[: self.size]
 
 
+@dataclass
 class _Look:
     """What the rows read so far came to; no more of them is kept than is measured."""
 
-    def __init__(
-        self,
-        source: Rows,
-        column: PromptColumn,
-        lengths: RoughRenderer,
-        limit: int,
-        batch_size: int,
-    ) -> None:
+    source: Rows
+    column: PromptColumn
+    lengths: RoughRenderer
+    limit: int
+    batch_size: int
+    kind: str = ""
+    rows: int = 0
+    unsure: int = 0
+    answered: int = 0
+    first_answered: int | None = None
+    controlled: int = 0
+    first_controlled: int | None = None
+    bad: int = 0
+    worst: tuple[int, str, dict[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
         import numpy
 
-        self.rows = self.unsure = self.answered = 0
-        self.kind = ""
-        self.limit = limit
         self.roles: dict[str, int] = {}  # to the first row that has it
-        self.first_answered: int | None = None
-        self.controlled = 0
-        self.first_controlled: int | None = None
-        self.bad = 0
-        self.worst: tuple[int, str, dict[str, Any]] | None = None
-        self.sample = _Kept(MEASURED_ROWS)
-        self.unsure_sample = _Kept(MEASURED_ROWS)
-        self.smallest_unsure = _Kept(max(2 * MEASURED_ROWS, batch_size))
+        self.sample, self.unsure_sample = _Kept(MEASURED_ROWS), _Kept(MEASURED_ROWS)
+        self.smallest_unsure = _Kept(max(2 * MEASURED_ROWS, self.batch_size))
         self.largest = _Kept(1)
-        self.lengths = lengths
-        self.source, self.column = source, column
-        self._controls = "|".join(map(re.escape, lengths.controls))
+        self._controls = "|".join(map(re.escape, self.lengths.controls))
         self._random = numpy.random.default_rng(SEED)
 
     def at(self, table: pyarrow.Table) -> None:

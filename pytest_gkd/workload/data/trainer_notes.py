@@ -99,12 +99,9 @@ def _media_texts(filled: Mapping[str, int]) -> Iterator[str]:
             )
     ignored = [name for name, rows in filled.items() if rows]
     if ignored:
-        column = "Columns" if len(ignored) > 1 else "Column"
-        are = "are" if len(ignored) > 1 else "is"
-        yield (
-            f"{column} {' and '.join(map(repr, ignored))} {are} no part of a prompt "
-            "here: the student reads text only."
-        )
+        names = " and ".join(map(repr, ignored))
+        subject = f"Columns {names} are" if len(ignored) > 1 else f"Column {names} is"
+        yield f"{subject} no part of a prompt here: the student reads text only."
 
 
 def _filled(column: pyarrow.ChunkedArray) -> int:
