@@ -49,7 +49,7 @@ def test_data(gkd: StageContext) -> None:
     gkd.step("loading the student's tokenizer to measure prompts")
     measure, how = lengths.best(job, settings)
     gkd.fact("lengths_by", how)
-    media = trainer_notes.check_media(rows, job, inputs.prompt_column(job, settings))
+    media = trainer_notes.check_media(rows, job)
     measured = isinstance(measure, Renderer)
     if not measured:
         gkd.note(
@@ -64,7 +64,7 @@ def test_data(gkd: StageContext) -> None:
     report = train_rows.check_rows(
         rows,
         measure,
-        prompt_column=inputs.prompt_column(job, settings),
+        prompt_column=job.prompt_column,
         max_prompt_length=limit,
         batch_size=settings.batch_size,
         origin=settings.origin,

@@ -178,6 +178,6 @@ def test_nothing_is_made_when_everything_is_named(tmp_path: Path, cache: Path) -
 def test_the_made_prompts_ignore_the_users_column(tmp_path: Path) -> None:
     settings = Settings(prompt_column="question")
     job = inputs.resolve(settings, tmp_path)
-    assert inputs.prompt_column(job, settings) is None
+    assert job.prompt_column is None
     named = Settings(train_files=("f.jsonl",), prompt_column="question")
-    assert inputs.prompt_column(inputs.resolve(named, tmp_path), named) == "question"
+    assert inputs.resolve(named, tmp_path).prompt_column == "question"

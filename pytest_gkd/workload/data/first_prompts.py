@@ -9,7 +9,7 @@ from typing import Any
 from pytest_gkd.options import Settings
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.data import dataset_load, lengths, prompts, train_files
-from pytest_gkd.workload.models.inputs import Inputs, prompt_column, prompt_limit
+from pytest_gkd.workload.models.inputs import Inputs, prompt_limit
 
 # Rows looked through for short prompts; the data stage looks at every one.
 MOST_ROWS = 20_000
@@ -72,7 +72,7 @@ def _opened(
     first = next(rows)
     column = prompts.choose_column(
         list(first),
-        prompt_column(inputs, settings),
+        inputs.prompt_column,
         _named(inputs),
         settings.origin("prompt_column"),
     )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Survey:
-    """What one column of a table came to.
+    """What one column of a table came to; ``kind`` is text, messages, or empty.
 
     ``controlled`` are the rows that hold a control token outside of an answer. ``odd``
     are the rows that have to be looked at one by one. ``answered`` are those
@@ -38,6 +38,7 @@ class Survey:
     first row that has it.
     """
 
+    kind: str
     sizes: Sizes
     odd: Sequence[int]
     answered: Sequence[int]
@@ -45,13 +46,26 @@ class Survey:
     controlled: Sequence[int] = ()
 
 
-def survey(column: pyarrow.Array, controls: str = "") -> Survey:
+def survey(column: pyarrow.Array, controls: str = "") -> Survey | None:
     """Look at a column of text, or of lists of objects with role and content.
 
-    ``controls`` is a pattern of control tokens, empty for none.
+    ``controls`` is a pattern of control tokens, empty for none. None is for a column
+    of another type.
     """
-    look = _texts if _is_text(column.type) else _messages
-    return look(column, controls)
+    import pyarrow.types as types
+
+    kind = column.type
+    if _is_text(kind):
+        return _texts(column, controls)
+    if not (types.is_list(kind) or types.is_large_list(kind)):
+        return None
+    message = kind.value_type
+    if not types.is_struct(message) or not all(
+        message.get_field_index(name) >= 0 and _is_text(message.field(name).type)
+        for name in ("role", "content")
+    ):
+        return None
+    return _messages(column, controls)
 
 
 def survey_values(values: Sequence[Any], controls: str = "") -> Survey:
@@ -74,6 +88,7 @@ def survey_values(values: Sequence[Any], controls: str = "") -> Survey:
         for messages, value in zip(lists, values, strict=True)
     ]
     return Survey(
+        kind="",
         sizes=_sizes(flat, parents, len(values)),
         odd=range(len(values)),
         answered=[
@@ -88,24 +103,6 @@ def survey_values(values: Sequence[Any], controls: str = "") -> Survey:
             if isinstance(message.get("role"), str)
         },
         controlled=_hits(asked, controls),
-    )
-
-
-def plain_kind(kind: pyarrow.DataType) -> str:
-    """``text`` or ``messages`` for a type that ``survey`` can look at, else empty."""
-    import pyarrow.types as types
-
-    if _is_text(kind):
-        return "text"
-    if not (types.is_list(kind) or types.is_large_list(kind)):
-        return ""
-    message = kind.value_type
-    return "messages" * (
-        types.is_struct(message)
-        and all(
-            message.get_field_index(name) >= 0 and _is_text(message.field(name).type)
-            for name in ("role", "content")
-        )
     )
 
 
@@ -136,7 +133,7 @@ def _texts(column: pyarrow.Array, controls: str) -> Survey:
     odd = pc.or_(pc.equal(start, ""), encoded)
     rows = numpy.arange(len(column))
     sizes = _sizes(column, rows, len(column))
-    return Survey(sizes, _where(odd), (), {}, _hits(column, controls))
+    return Survey("text", sizes, _where(odd), (), {}, _hits(column, controls))
 
 
 def _messages(column: pyarrow.Array, controls: str) -> Survey:
@@ -173,7 +170,7 @@ def _messages(column: pyarrow.Array, controls: str) -> Survey:
     sizes = _sizes(content, parents, count)
     hits = numpy.asarray(_hits(content, controls), dtype="int64")
     controlled = numpy.unique(parents[hits[theirs[hits]]])
-    return Survey(sizes, _where(odd), _where(answered), roles, controlled)
+    return Survey("messages", sizes, _where(odd), _where(answered), roles, controlled)
 
 
 def _sizes(texts: pyarrow.Array, rows: Numbers, count: int) -> Sizes:

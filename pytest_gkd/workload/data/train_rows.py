@@ -259,12 +259,12 @@ class _Look:
             table.validate(full=True)
         except pyarrow.ArrowInvalid as error:
             raise self._not_text(table, error) from error
-        column = table.column(0).combine_chunks()
-        kind = survey.plain_kind(column.type)
-        if len(self.column.columns) > 1 or not kind:
-            return survey.survey_values(values(), self._controls)
-        self.kind = self.kind or kind
-        return survey.survey(column, self._controls)
+        found = None
+        if len(self.column.columns) == 1:
+            found = survey.survey(table.column(0).combine_chunks(), self._controls)
+        found = found or survey.survey_values(values(), self._controls)
+        self.kind = self.kind or found.kind
+        return found
 
     def control_place(self) -> str:
         """Where the first row with a control token lies."""

@@ -28,18 +28,16 @@ MEDIA_ROWS = 1000  # looked at for pictures and sounds
 MANY_TOO_LONG = 0.1
 
 
-def check_media(
-    rows: Rows, job: Inputs, prompt_column: str | None = None
-) -> list[Note]:
+def check_media(rows: Rows, job: Inputs) -> list[Note]:
     """A student that only reads text has no rows with pictures or sounds to read.
 
-    A student that was made here is nobody's choice and is not judged. The prompts are
-    in ``prompt_column``, or the first known one. Raises StageFault ``data.schema``.
+    A student that was made here is nobody's choice and is not judged. Raises StageFault
+    ``data.schema``.
     """
     if "student" in job.made or not _reads_text_only(job):
         return []
     columns = [name for name in MEDIA if name in rows.columns]
-    known = [prompt_column] if prompt_column else COLUMNS
+    known = [job.prompt_column] if job.prompt_column else COLUMNS
     parts = _media_parts(rows, [name for name in known if name in rows.columns][:1])
     if not columns:
         return parts

@@ -16,7 +16,8 @@ class Inputs:
 
     ``student`` and ``teacher`` are a model directory or a hub id. ``made`` names what
     was chosen here (``student``, ``teacher``, ``train_files``) and ``why`` says in
-    words what was chosen and for what reason.
+    words what was chosen and for what reason. ``prompt_column`` is the one that the
+    user named, unless the train files are ours.
     """
 
     student: str
@@ -25,6 +26,7 @@ class Inputs:
     made: tuple[str, ...] = ()
     why: str = ""
     origins: Mapping[str, str] = field(default_factory=dict)
+    prompt_column: str | None = None
 
     def origin(self, name: str) -> str:
         """Where the value of ``name`` came from, for error texts."""
@@ -62,13 +64,15 @@ def resolve(settings: Settings, fallback_dir: Path) -> Inputs:
             train_files = (str(made_files.train_file),)
             made.append("train_files")
             reasons.append("train files are a few hundred made prompts: none was named")
-    why = "; ".join(reasons)
-    return Inputs(student, teacher, train_files, tuple(made), why, settings.origins)
-
-
-def prompt_column(inputs: Inputs, settings: Settings) -> str | None:
-    """The column the user named, unless the train files are ours."""
-    return None if "train_files" in inputs.made else settings.prompt_column
+    return Inputs(
+        student,
+        teacher,
+        train_files,
+        tuple(made),
+        "; ".join(reasons),
+        settings.origins,
+        None if "train_files" in made else settings.prompt_column,
+    )
 
 
 def prompt_limit(inputs: Inputs, settings: Settings) -> int:
