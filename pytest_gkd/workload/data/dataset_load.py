@@ -127,9 +127,7 @@ class Rows:
 
         known = self.features or {}
         features = {c: known[c] for c in table.column_names if c in known} or None
-        info = datasets.DatasetInfo(features=features and datasets.Features(features))
-        # Its fingerprint names cache files, of which there are none; finding one costs.
-        columns = datasets.Dataset(table, info=info, fingerprint="none")[:]
+        columns = _dataset(table, features and datasets.Features(features))[:]
         return [
             dict(zip(columns, row, strict=True))
             for row in zip(*columns.values(), strict=True)
@@ -146,7 +144,7 @@ def open_rows(files: Sequence[DataFile], cache_dir: Path | None) -> Rows:
     import datasets
 
     datasets.disable_progress_bars()
-    streams: list[tuple[DataFile, Any]] = []
+    filled: list[tuple[DataFile, Any, pyarrow.Table]] = []
     cache_dirs: list[Path] = []
     for kind, group in itertools.groupby(files, key=lambda file: file.kind):
         members = list(group)
@@ -154,18 +152,14 @@ def open_rows(files: Sequence[DataFile], cache_dir: Path | None) -> Rows:
         for together in alike:
             with _explained(together):
                 stream, prepared = _opened(together, cache_dir)
-            for name, feature in (stream.features or {}).items():
-                if getattr(feature, "dtype", "") == "string_view":
-                    # Little is done with it.
-                    stream = stream.cast_column(name, datasets.Value("string"))
-            streams.append((together[0], stream))
+                for name, feature in (stream.features or {}).items():
+                    if getattr(feature, "dtype", "") == "string_view":
+                        # Little is done with it.
+                        stream = stream.cast_column(name, datasets.Value("string"))
+                head = next(stream.with_format("arrow").iter(batch_size=1), None)
             cache_dirs += prepared
-    filled = []
-    for file, stream in streams:
-        with _explained(files):
-            head = next(stream.with_format("arrow").iter(batch_size=1), None)
-        if head is not None:
-            filled.append((file, stream, head))
+            if head is not None:
+                filled.append((together[0], stream, head))
     if not filled:
         raise _reason(files, ValueError("no rows")) or no_rows(files[0].path)
     _, stream, head = filled[0]
@@ -189,10 +183,7 @@ def _common_features(parts: Sequence[tuple[DataFile, Any, pyarrow.Table]]) -> An
     """
     import datasets
 
-    heads = []
-    for file, stream, table in parts:
-        info = datasets.DatasetInfo(features=stream.features)
-        heads.append((file, datasets.Dataset(table, info=info, fingerprint="none")))
+    heads = [(file, _dataset(table, stream.features)) for file, stream, table in parts]
     for (one, first), (other, second) in itertools.combinations(heads, 2):
         for column in first.column_names:
             if column not in second.column_names:
@@ -210,6 +201,14 @@ def _common_features(parts: Sequence[tuple[DataFile, Any, pyarrow.Table]]) -> An
                     facts={"path": other.path, "differs": column, "types": [a, b]},
                 ) from error
     return datasets.concatenate_datasets([head for _, head in heads]).features
+
+
+def _dataset(table: pyarrow.Table, features: Any) -> Any:
+    import datasets
+
+    info = datasets.DatasetInfo(features=features)
+    # The fingerprint names cache files, of which there are none; finding one costs.
+    return datasets.Dataset(table, info=info, fingerprint="none")
 
 
 def _type(feature: Any) -> str:
