@@ -185,7 +185,7 @@ def untied_head(files: ModelFiles, origin: str) -> str | None:
     """In words, that an output head is no copy of the embedding that it is tied to.
 
     None where the config does not say ``tie_word_embeddings``, or the weights hold one
-    of the two only, or both with the same values (see ``weightfiles.differ``).
+    of the two only, or both with the same values (see ``weight_files.differ``).
     """
     said = [
         c.get("tie_word_embeddings") for c in (files.config, text_part(files.config))
