@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from typing import Any, TypeVar
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.stage_api import StageFault
@@ -23,62 +24,35 @@ GONE_SIGNS = ("Connection closed by peer", "Connection reset by peer", "Broken p
 SILENT_SIGNS = ("Timed out waiting", "wait timeout after", "Timed out after")
 
 
-class Call(Generic[T]):
-    """A function that runs in a thread of its own from now on.
+def begun(function: Callable[[], T], what: str) -> Future[T]:
+    """``function()``, which runs in a thread of its own from now on.
 
     The thread is a daemon: one that never returns does not hold the interpreter at
-    its exit. ``concurrent.futures`` would join it there. ``what`` names the call in
-    messages, such as ``the weight broadcast``.
+    its exit, where an executor's is joined. ``what`` names the call, such as ``the
+    weight broadcast``.
     """
+    call: Future[T] = Future()
 
-    def __init__(
-        self,
-        function: Callable[[], T],
-        what: str,
-        changed: threading.Condition | None = None,
-    ) -> None:
-        self.what = what
-        self.error: BaseException | None = None
-        self.is_done = False
-        self._changed = changed or threading.Condition()
-        self._result: list[T] = []
-        self._function = function
-        threading.Thread(target=self._run, name=f"gkd: {what}", daemon=True).start()
-
-    def _run(self) -> None:
-        result: list[T] = []
-        error: BaseException | None = None
+    def run() -> None:
         try:
-            result.append(self._function())
+            call.set_result(function())
         except BaseException as raised:  # raised again in result()
-            error = raised
-        with self._changed:
-            self._result, self.error, self.is_done = result, error, True
-            self._changed.notify_all()
+            call.set_exception(raised)
 
-    def join(self, seconds: float) -> bool:
-        """Wait at most ``seconds`` for the end; whether it has come."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.is_done, seconds)
-
-    def result(self, budget_s: float, cause: str) -> T:
-        """The function's result, or the exception that it raised.
-
-        Raises StageFault ``cause`` when it has not returned after ``budget_s``; it
-        goes on running, so whatever it works on must not be used again.
-        """
-        if not self.join(budget_s):
-            raise late_fault(
-                [self.what], f"had not finished after {budget_s:.1f} s", cause
-            )
-        if self.error is not None:
-            raise self.error
-        return self._result[0]
+    threading.Thread(target=run, name=f"gkd: {what}", daemon=True).start()
+    return call
 
 
 def within(budget_s: float, function: Callable[[], T], what: str, cause: str) -> T:
-    """``function()``, given up after ``budget_s`` with StageFault ``cause``."""
-    return Call(function, what).result(budget_s, cause)
+    """The function's result, or the exception that it raised.
+
+    Raises StageFault ``cause`` when it has not returned after ``budget_s``; it goes on
+    running, so whatever it works on must not be used again.
+    """
+    call = begun(function, what)
+    if not wait([call], budget_s).done:
+        raise late_fault([what], f"had not finished after {budget_s:.1f} s", cause)
+    return call.result()
 
 
 def both(
@@ -93,28 +67,18 @@ def both(
     is raised after a short grace, and of two failures that which does not merely tell
     of the other side's. Raises StageFault ``cause`` after ``budget_s``.
     """
-    changed = threading.Condition()
-    left = Call(first[1], first[0], changed)
-    right = Call(second[1], second[0], changed)
-    calls: tuple[Call[T], Call[U]] = (left, right)
-    deadline = monotonic() + budget_s
-
-    def settled() -> bool:
-        failed = any(call.error is not None for call in calls)
-        return failed or all(call.is_done for call in calls)
-
-    with changed:
-        changed.wait_for(settled, budget_s)
-    if any(call.error is not None for call in calls):
-        raised = [str(call.error) for call in calls if call.error is not None]
+    left, right = begun(first[1], first[0]), begun(second[1], second[0])
+    calls: dict[Future[Any], str] = {left: first[0], right: second[0]}
+    until = monotonic() + budget_s
+    done = wait(calls, budget_s, FIRST_EXCEPTION).done
+    errors = [error for call in done if (error := call.exception())]
+    if errors:
         grace_s = GRACE_S
-        if all(tells_of_peer(text) for text in raised):
+        if all(tells_of_peer(str(error)) for error in errors):
             grace_s = max(GRACE_S, GRACE_SHARE * budget_s)
-        grace_until = min(deadline, monotonic() + grace_s)
-        for call in calls:
-            call.join(max(0.0, grace_until - monotonic()))
-    late = [call.what for call in calls if not call.is_done]
-    errors = [call.error for call in calls if call.error is not None]
+        wait(calls, max(0.0, min(until - monotonic(), grace_s)))
+    late = [what for call, what in calls.items() if not call.done()]
+    errors = [error for call in calls if call.done() and (error := call.exception())]
     if errors:
         error = root(errors)
         if not late or not any(sign in str(error) for sign in SILENT_SIGNS):
@@ -123,7 +87,7 @@ def both(
         raise late_fault(late, f"makes no progress; {gave_up}", cause) from error
     if late:
         raise late_fault(late, f"had not finished after {budget_s:.1f} s", cause)
-    return left.result(0.0, cause), right.result(0.0, cause)
+    return left.result(), right.result()
 
 
 def late_fault(late: list[str], how: str, cause: str) -> StageFault:

@@ -7,6 +7,7 @@ import importlib
 import math
 import os
 from collections.abc import Callable, Iterable
+from concurrent.futures import wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import procfs, tree
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload import collector, exit_reasons
-from pytest_gkd.workload.deadline import GRACE_S, Call, late_fault
+from pytest_gkd.workload.deadline import GRACE_S, begun, late_fault
 from pytest_gkd.workload.engine import engine_errors
 from pytest_gkd.workload.engine.engine_config import EngineConfig
 from pytest_gkd.workload.sync import push
@@ -243,8 +244,8 @@ class Engine:
         if llm is None:
             return
         # Its shutdown waits for the core, which a stuck one never answers.
-        ending = Call(llm.llm_engine.engine_core.shutdown, "the engine's shutdown")
-        ending.join(CLOSE_BUDGET_S)
+        ending = begun(llm.llm_engine.engine_core.shutdown, "the engine's shutdown")
+        wait([ending], CLOSE_BUDGET_S)
         for pid, start in self._processes:
             tree.stop(pid, itself=True, start=start, limit_s=CLOSE_BUDGET_S)
         del llm
@@ -270,20 +271,19 @@ class Engine:
             return call()
         kills = exit_reasons.oom_kills()
         until = monotonic() + budget_s
-        running = Call(call, what)
-        while not running.join(POLL_S) and monotonic() < until:
+        running = begun(call, what)
+        while not wait([running], POLL_S).done and monotonic() < until:
             if exit_reasons.exit_codes(self._cores):
-                running.join(GRACE_S)
+                wait([running], GRACE_S)
                 break
         codes = exit_reasons.exit_codes(self._cores)
-        if codes and (not running.is_done or running.error is not None):
-            raise exit_reasons.ended_fault(
-                codes, f"during {what}", kills
-            ) from running.error
-        if not running.is_done:
+        error = running.exception() if running.done() else None
+        if codes and (not running.done() or error is not None):
+            raise exit_reasons.ended_fault(codes, f"during {what}", kills) from error
+        if not running.done():
             how = f"had not finished after {budget_s:.1f} s"
             raise late_fault([what], how, "sync.stuck")
-        return running.result(0.0, "sync.stuck")
+        return running.result()
 
 
 def _children() -> set[tuple[int, int]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import socket
-import threading
 import urllib.parse
 import urllib.request
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 from pytest_gkd.clock import monotonic
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload import paths
-from pytest_gkd.workload.deadline import Call
+from pytest_gkd.workload.deadline import begun
 
 # For the hub's first answer. A name server that gives none costs 5 s (resolv.conf(5)).
 REACH_S = 12.0
@@ -102,32 +102,28 @@ def refused_connection(host: str, port: int) -> str:
     at once: where IPv6 leads nowhere, IPv4 answers.
     """
     until = monotonic() + REACH_S
-    changed = threading.Condition()
 
     def connect(address: str) -> None:
         socket.create_connection((address, port), REACH_S).close()
 
-    def begun() -> list[Call[None]]:
+    def connections() -> list[Future[None]]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = {str(one[4][0]) for one in found}
-        return [Call(partial(connect, one), one, changed) for one in addresses]
+        return [begun(partial(connect, address), address) for address in addresses]
 
-    resolved = Call(begun, host)
-    if not resolved.join(REACH_S):
+    resolved = begun(connections, host)
+    try:
+        problem = ""
+        calls = resolved.result(REACH_S)
+        for call in as_completed(calls, max(0.0, until - monotonic())):
+            problem = str(call.exception() or "")
+            if not problem:
+                break
+    except TimeoutError:
         return f"no answer in {REACH_S:g} s"
-    if resolved.error is not None:
-        return str(resolved.error)
-    calls = resolved.result(0.0, "env.hub-unreachable")
-
-    def settled() -> bool:
-        made = any(call.is_done and call.error is None for call in calls)
-        return made or all(call.is_done for call in calls)
-
-    with changed:
-        if not changed.wait_for(settled, max(0.0, until - monotonic())):
-            return f"no answer in {REACH_S:g} s"
-        errors = [str(call.error) for call in calls if call.error is not None]
-    return errors[-1] if len(errors) == len(calls) else ""
+    except (OSError, UnicodeError) as error:  # of the resolver
+        return str(error)
+    return problem
 
 
 def is_of_modelscope() -> bool:
