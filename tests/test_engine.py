@@ -294,8 +294,8 @@ def test_a_side_that_waits_in_vain_names_the_silent_one() -> None:
         with pytest.raises(StageFault, match="receiver makes no progress") as caught:
             both(
                 ("sender", lambda: fail(RuntimeError("Timed out waiting 10000ms"))),
-                ("receiver", release.wait),
-                5.0,
+                ("receiver", lambda: release.wait(15)),
+                20.0,
                 "sync.stuck",
             )
     finally:
