@@ -13,8 +13,14 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from recorded import PutsOn, Recorded
+
+    from pytest_gkd.processes.gpus import Usable
 
 LOCKED = (
     *("accelerate", "datasets", "gguf", "huggingface_hub", "numpy", "pyarrow", "ray"),
@@ -85,6 +91,38 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(whole: Path, tmp_path: Path) -> Path:
     """A copy of it, which a test may change."""
     return Path(shutil.copytree(whole, tmp_path / "model"))
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="session")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import recorded
+
+    return recorded.library(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def on(nvml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PutsOn:
+    """Puts this process on a recorded machine; returns what it may use there."""
+    from pytest_gkd.processes import gpus
+
+    monkeypatch.setattr(gpus, "LIBRARY", str(nvml))
+    monkeypatch.setattr(gpus, "without_cuda", lambda: "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    place = tmp_path / "machine"
+    monkeypatch.setenv("RECORDED_MACHINE", str(place))
+
+    def put(machine: Recorded, visible: str | None = None) -> Usable:
+        place.write_text(machine.lines())
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        return gpus.usable()
+
+    return put
 
 
 @pytest.hookimpl(tryfirst=True)

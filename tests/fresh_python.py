@@ -1,4 +1,4 @@
-"""Runs code in a Python of its own, for what depends on what is imported already."""
+"""Runs Python in a process of its own, for what depends on how it begins or ends."""
 
 from __future__ import annotations
 
@@ -9,6 +9,28 @@ from collections.abc import Mapping
 from pathlib import Path
 
 LIMIT_S = 300
+
+
+def run(
+    *arguments: str | Path,
+    cwd: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    check: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Python with these arguments, until it has ended, and what it said.
+
+    ``environ`` goes on top of this process's environment. With ``check`` raises
+    subprocess.CalledProcessError where it fails.
+    """
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=os.environ | dict(environ or {}),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=check,
+    )
 
 
 def output(

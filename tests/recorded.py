@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +16,10 @@ from pathlib import Path
 import pytest
 
 import pytest_gkd
+from pytest_gkd.processes.gpus import Usable
 
+# What the fixture ``on`` is: it takes a machine and, if any, CUDA_VISIBLE_DEVICES.
+PutsOn = Callable[..., Usable]
 HERE = Path(__file__).parent / "machines"
 needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
 H100, ADA, A100, T4, V100 = "9 0", "8 9", "8 0", "7 5", "7 0"

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import fresh_python
 import pytest
 from test_escapes import writable
 
@@ -93,12 +94,7 @@ def test_nothing_is_removed_where_something_is_mounted(
     theirs.mkdir()
     (theirs / "model.safetensors").write_text("dear")
     (tree / "a mount").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", MOUNTS, str(tree), str(theirs)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = fresh_python.run("-c", MOUNTS, str(tree), str(theirs))
     if done.returncode == 77:
         pytest.skip("nothing can be mounted here")
     assert done.stdout == f"{tree}/a mount is mounted in it\n", done.stderr

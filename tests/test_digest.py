@@ -10,11 +10,6 @@ import pytest
 from pytest_gkd.workload.sync.digest import digest, digests, fingerprint
 
 
-@pytest.fixture
-def torch() -> Any:
-    return pytest.importorskip("torch")
-
-
 def test_a_digest_is_the_sha256_of_the_contiguous_bytes(torch: Any) -> None:
     tensor = torch.arange(6, dtype=torch.float32).reshape(2, 3)
     expected = hashlib.sha256(tensor.t().contiguous().numpy().tobytes()).hexdigest()

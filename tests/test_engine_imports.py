@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from pytest_gkd.options import Settings
 from pytest_gkd.stage_api import StageContext
@@ -72,14 +72,6 @@ def lane(tmp_path: Path) -> Iterator[Lane]:
         process.communicate()
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Wait for a state that the lane reaches by itself, at most two minutes."""
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, "the lane did not get there in 120 s"
-        time.sleep(0.01)
-
-
 def test_imports_that_are_told_to_their_end_are_proven(
     lane: Lane, tmp_path: Path
 ) -> None:
@@ -98,13 +90,18 @@ def test_imports_that_are_told_to_their_end_are_proven(
 
 
 @pytest.mark.parametrize(
-    "vllm",
-    ["raise ImportError('undefined symbol')", "raise SystemExit(1)"],
+    "packages",
+    [
+        {"vllm": "raise ImportError('undefined symbol')"},
+        {"vllm": "raise SystemExit(1)"},
+        {"cuda": "13.0"},
+    ],
+    ids=["fails", "exits", "a build for GPUs"],
 )
-def test_an_import_that_fails_is_given_up(
-    lane: Lane, tmp_path: Path, vllm: str
+def test_an_import_that_fails_or_that_no_fork_may_do_is_given_up(
+    lane: Lane, tmp_path: Path, packages: dict[str, str]
 ) -> None:
-    process = lane(vllm)
+    process = lane(**packages)
     assert process.stdout is not None
     process.stdout.readline()
     found = EngineImports(tmp_path, 60)
@@ -120,17 +117,6 @@ def test_an_extension_that_does_not_load_is_looked_at_by_the_stage_itself(
     until(lambda: any("end" in event for event in found.outcome().events))
     assert not found.proven()
     assert not found.advances()
-
-
-def test_a_build_for_gpus_is_not_looked_at_in_a_fork(
-    lane: Lane, tmp_path: Path
-) -> None:
-    process = lane(cuda="13.0")
-    assert process.stdout is not None
-    process.stdout.readline()
-    found = EngineImports(tmp_path, 60)
-    assert not found.advances()
-    assert not found.proven()
 
 
 def test_a_lane_that_is_gone_or_tells_nothing_does_not_advance(

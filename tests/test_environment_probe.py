@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import until
 
 from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment.probe import Outcome, Probe, busy_share
@@ -34,14 +34,6 @@ def importing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeProbe:
         return Probe("import_packages", [list(packages)], tmp_path)
 
     return start
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for a state that a child reaches by itself, at most two minutes."""
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, "the child did not get there in 120 s"
-        time.sleep(0.01)
 
 
 def ended(probe: Probe) -> Outcome:

@@ -6,12 +6,11 @@ import ipaddress
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import fresh_python
 import psutil
 import pytest
 
@@ -142,13 +141,7 @@ def test_the_stages_own_ray_listens_on_loopback_only(
 
 def test_the_ray_of_the_layout_listens_on_loopback_only() -> None:
     pytest.importorskip("ray")
-    ended = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "programs" / "layout_ray.py")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    ended = fresh_python.run(str(Path(__file__).parent / "programs" / "layout_ray.py"))
     assert ended.returncode == 0, ended.stderr[-4000:]
     found = json.loads(ended.stdout.strip().splitlines()[-1])
     assert "raylet" in {name for name, _ in found["listening"]}

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from test_plugin import Run, write
+from waiting import until
 
 from pytest_gkd.processes import cgroup
 
@@ -175,24 +175,17 @@ def test_a_guardian_ends_them_by_their_group(tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL,
     )
     pids = tmp_path / "hangs"
-    wait_until(pids.exists)
+    until(pids.exists)
     run.kill()
     run.wait()
     report = tmp_path / ".gkd/last/report.json"
-    wait_until(lambda: "its guardian ended" in report.read_text())
+    until(lambda: "its guardian ended" in report.read_text())
     last = pids.read_text()
     time.sleep(1)
     alive = pids.read_text() != last
     if alive:
         _end(pids)
     assert not alive
-
-
-def wait_until(holds: Callable[[], bool], limit_s: float = 60) -> None:
-    deadline = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def _end(path: Path) -> None:

@@ -13,14 +13,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fresh_python
 import psutil
 import pytest
 import recorded
-from recorded import EIGHT_H100, MIG_R570, ONE_H100, ONE_T4, Recorded, needs_compiler
+from recorded import (
+    EIGHT_H100,
+    MIG_R570,
+    ONE_H100,
+    ONE_T4,
+    PutsOn,
+    Recorded,
+    needs_compiler,
+)
 
 from pytest_gkd import options
 from pytest_gkd.options import Settings
-from pytest_gkd.processes import gpus
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.environment import gpu
 from pytest_gkd.workload.environment import memory as env_memory
@@ -117,18 +125,13 @@ def judged(student: Path, chosen: Settings, tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def on(on: PutsOn, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts this process on a recorded machine; the settings that a user has there."""
 
     def put(machine: Recorded, **asked: Any) -> Settings:
-        (tmp_path / "machine").write_text(machine.lines())
-        monkeypatch.setenv("RECORDED_MACHINE", str(tmp_path / "machine"))
-        monkeypatch.setattr(gpus, "LIBRARY", str(recorded.library(tmp_path)))
-        monkeypatch.setattr(gpus, "without_cuda", lambda: "")
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         memory = env_memory.Memory(512 * GIB, 500 * GIB, None)
         monkeypatch.setattr(env_memory, "read_memory", lambda: memory)
-        usable = gpus.usable()
+        usable = on(machine)
         ranks = asked.get("tensor_parallel_size", 1)
         layout, _ = options.choose_layout(
             "auto", usable.ranks, has_ray=True, tensor_parallel_size=ranks
@@ -346,13 +349,12 @@ def test_a_real_step_takes_what_is_estimated(
 ) -> None:
     """Every tensor of weights, gradients, copies and moments is counted."""
     model = tiny.make(tmp_path).student if name == "tiny" else tmp_path / "model"
-    done = subprocess.run(
-        [sys.executable, str(PROGRAMS / "step_bytes.py"), name, str(model), dtype],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    done = fresh_python.run(
+        str(PROGRAMS / "step_bytes.py"),
+        name,
+        str(model),
+        dtype,
+        environ={"CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 0, done.stderr[-4000:]
     real = json.loads(done.stdout.splitlines()[-1])

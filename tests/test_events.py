@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fresh_python
 import pytest
 
 from pytest_gkd import stage_plan
@@ -363,12 +364,7 @@ def open_files() -> int:
 
 def test_a_line_that_was_cut_off_spoils_no_other(reader: EventReader) -> None:
     path = str(reader.add("gw0").events)
-    done = subprocess.run(
-        [sys.executable, "-c", WRITES_EVENTS_ON_A_FULL_DISK, path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = fresh_python.run("-c", WRITES_EVENTS_ON_A_FULL_DISK, path)
     assert path in done.stderr
     assert numbers(reader) == [1, 3]
     assert reader.unreadable == 1

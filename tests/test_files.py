@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh_python
 import pytest
 
 from pytest_gkd.files import write_json
@@ -39,12 +38,7 @@ def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> Non
 def test_on_a_full_disk_the_old_file_stays(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text('{"old": 1}')
-    done = subprocess.run(
-        [sys.executable, "-c", WRITES_ON_A_FULL_DISK, str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = fresh_python.run("-c", WRITES_ON_A_FULL_DISK, str(path))
     assert "File too large" in done.stderr
     assert json.loads(path.read_text()) == {"old": 1}
 

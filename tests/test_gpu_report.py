@@ -9,14 +9,15 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
+import fresh_python
 import gpu_files
 import pytest
 import recorded
-from recorded import Recorded, needs_compiler
+from recorded import PutsOn, Recorded, needs_compiler
+from waiting import until
 
 from pytest_gkd.gpu_report import gpu_runs, result_files, result_page
 from pytest_gkd.gpu_report.gpu_runs import Plan, Run
@@ -36,35 +37,8 @@ EXCLUSIVE_PAIR = Recorded(
 # -- the plan ----------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recorded.library(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def machine(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> type[Machine]:
-    monkeypatch.setattr(gpus, "LIBRARY", str(library))
-    monkeypatch.setattr(gpus, "without_cuda", lambda: "")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    Machine.place, Machine.monkeypatch = tmp_path / "machine", monkeypatch
-    return Machine
-
-
-class Machine:
-    """A recorded machine, as this process sees it from now on."""
-
-    place: Path
-    monkeypatch: pytest.MonkeyPatch
-
-    def __init__(self, machine: Recorded) -> None:
-        self.place.write_text(machine.lines())
-        self.monkeypatch.setenv("RECORDED_MACHINE", str(self.place))
-        self.usable = gpus.usable()
-
-    def plan(self, *, has_ray: bool = True, may_mount: bool = True) -> Plan:
-        return gpu_runs.plan(self.usable, has_ray=has_ray, may_mount=may_mount)
+def plan(usable: gpus.Usable, *, has_ray: bool = True, may_mount: bool = True) -> Plan:
+    return gpu_runs.plan(usable, has_ray=has_ray, may_mount=may_mount)
 
 
 def layouts(made: Plan) -> list[str]:
@@ -93,23 +67,23 @@ def layouts(made: Plan) -> list[str]:
     ],
 )
 def test_each_layout_that_fits_is_run_cold_and_warm(
-    machine: type[Machine], recording: Recorded, expected: list[str]
+    on: PutsOn, recording: Recorded, expected: list[str]
 ) -> None:
-    assert layouts(machine(recording).plan()) == expected
+    assert layouts(plan(on(recording))) == expected
 
 
 @needs_compiler
 def test_everything_else_that_needs_a_gpu_is_run_or_said_to_be_left_out(
-    machine: type[Machine],
+    on: PutsOn,
 ) -> None:
-    eight = machine(recorded.EIGHT_H100).plan()
+    eight = plan(on(recorded.EIGHT_H100))
     assert eight.left_out == {}
     assert {run.fault for run in eight.runs} >= {
         *("environment:shm-of-a-container", "environment:no-compiler-for-triton"),
         *("environment:visible-devices-hide-all", "nccl:one-gpu", "nccl:rank-late"),
         *("vllm:no-gpu-memory-for-cache", "vllm:gpu-memory-taken"),
     }
-    one = machine(recorded.ONE_H100).plan(may_mount=False, has_ray=False)
+    one = plan(on(recorded.ONE_H100), may_mount=False, has_ray=False)
     assert one.left_out == {
         "ray, cold": "Ray is not installed",
         "ray, warm": "Ray is not installed",
@@ -117,10 +91,10 @@ def test_everything_else_that_needs_a_gpu_is_run_or_said_to_be_left_out(
         "fault nccl:one-gpu": "needs 2 GPUs",
         "fault nccl:rank-late": "needs 2 GPUs",
     }
-    assert "busy gpu" in machine(recorded.MIG).plan().left_out
-    alone = machine(recorded.EXCLUSIVE).plan().left_out
+    assert "busy gpu" in plan(on(recorded.MIG)).left_out
+    alone = plan(on(recorded.EXCLUSIVE)).left_out
     assert alone["fault vllm:gpu-memory-taken"] == alone["split, cold"]
-    pair = machine(EXCLUSIVE_PAIR).plan()
+    pair = plan(on(EXCLUSIVE_PAIR))
     assert set(pair.left_out) == {
         *("ray, cold", "ray, warm", "split on one gpu, cold", "split on one gpu, warm"),
         *("fault nccl:one-gpu", "fault vllm:gpu-memory-taken"),
@@ -129,9 +103,9 @@ def test_everything_else_that_needs_a_gpu_is_run_or_said_to_be_left_out(
 
 
 @needs_compiler
-def test_every_name_and_reason_has_a_place_in_the_file(machine: type[Machine]) -> None:
+def test_every_name_and_reason_has_a_place_in_the_file(on: PutsOn) -> None:
     for recording in (recorded.EIGHT_H100, recorded.EXCLUSIVE, recorded.MIG):
-        made = machine(recording).plan(has_ray=False, may_mount=False)
+        made = plan(on(recording), has_ray=False, may_mount=False)
         told = {
             "runs": [{"name": run.name, "fault": run.fault} for run in made.runs],
             "not_run": dict(made.left_out),
@@ -143,10 +117,10 @@ def test_every_name_and_reason_has_a_place_in_the_file(machine: type[Machine]) -
 
 @needs_compiler
 def test_the_first_gpu_that_the_user_chose_is_the_one_gpu(
-    machine: type[Machine], monkeypatch: pytest.MonkeyPatch
+    on: PutsOn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    made = machine(recorded.EIGHT_H100).plan()
+    made = plan(on(recorded.EIGHT_H100))
     visible = {run.visible for run in made.runs if run.name.startswith("split on")}
     assert visible == {"3"}
     assert {run.visible for run in made.runs} == {None, "3"}
@@ -154,11 +128,11 @@ def test_the_first_gpu_that_the_user_chose_is_the_one_gpu(
 
 @needs_compiler
 def test_memory_that_the_driver_does_not_tell_is_not_given_back(
-    machine: type[Machine],
+    on: PutsOn,
 ) -> None:
-    usable = machine(
+    usable = on(
         Recorded("580.95.05", (recorded.gpu(0, "GB10", "12 1", total=0, free=0),))
-    ).usable
+    )
     used = gpu_runs.used_mib()
     run = {"used_before_mib": used, "used_after_mib": used}
     assert result_page.given_back(run) is None
@@ -177,10 +151,10 @@ def test_of_a_package_that_is_there_twice_the_one_that_is_imported_is_named(
 
 
 @needs_compiler
-def test_a_machine_is_described_by_kinds_of_gpus(machine: type[Machine]) -> None:
+def test_a_machine_is_described_by_kinds_of_gpus(on: PutsOn) -> None:
     lines = ("cuda 13000", "p2p 0 1 0 0")
     described = gpu_runs.describe(
-        machine(
+        on(
             Recorded(
                 "580.95.05",
                 (
@@ -189,7 +163,7 @@ def test_a_machine_is_described_by_kinds_of_gpus(machine: type[Machine]) -> None
                 ),
                 (*lines, "mig 2 MIG-11111111-aaaa", "mig 2 MIG-22222222-aaaa"),
             )
-        ).usable
+        )
     )
     kept = result_files.scrubbed(described)
     assert [(kind["name"], kind["count"]) for kind in kept["gpus"]] == [
@@ -302,13 +276,8 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_runs(
 def command(
     place: Path, environment: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pytest_gkd", "gpu-report"],
-        cwd=place,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
+    return fresh_python.run(
+        "-m", "pytest_gkd", "gpu-report", cwd=place, environ=environment
     )
 
 
@@ -351,10 +320,10 @@ def test_gpus_that_cannot_be_used_are_told(
 
 
 @needs_compiler
-def test_mig_without_an_instance_is_told(machine: type[Machine]) -> None:
+def test_mig_without_an_instance_is_told(on: PutsOn) -> None:
     bare = Recorded("535.129.03", (recorded.gpu(0, "A100", recorded.A100, mig=1),))
     with pytest.raises(gpu_runs.NotHereError, match="MIG is on, and no GPU has an"):
-        gpu_runs.check(machine(bare).usable)
+        gpu_runs.check(on(bare))
 
 
 # -- real runs, on this machine's CPU --------------------------------------------------
@@ -496,11 +465,10 @@ def test_an_interrupt_keeps_what_was_found_by_then(
         text=True,
     )
     try:
-        until = time.monotonic() + 120
-        while not (begun.exists() and begun.read_text()):
-            assert child.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        until(
+            lambda: child.poll() is not None or (begun.exists() and begun.read_text())
+        )
+        assert child.poll() is None
         child.send_signal(number)
         said, _ = child.communicate(timeout=120)
     finally:

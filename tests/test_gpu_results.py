@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fresh_python
 import gpu_files
 import pytest
 import recorded
@@ -268,13 +266,8 @@ def test_the_header_tells_of_a_gpu_that_no_file_shows(tmp_path: Path) -> None:
     (tmp_path / "cuda_builds.py").write_text(CUDA_BUILDS)
     (tmp_path / "train.jsonl").write_text('{"prompt": "What is salt?"}\n')
     asked = ["--gkd-stages=data", "--gkd-train-files=missing.jsonl"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "cuda_builds", *asked],
-        cwd=tmp_path,
-        env={**os.environ, **driver},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = fresh_python.run(
+        "-m", "pytest", "-p", "cuda_builds", *asked, cwd=tmp_path, environ=driver
     )
     assert "device 1 GPU(s)" in done.stdout, done.stdout
     assert f"gkd: {UNVERIFIED} ({H100})" in done.stdout

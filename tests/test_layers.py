@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fresh_python
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -31,13 +32,7 @@ print(json.dumps([int(code), sorted(sys.modules)]))
 def imported(directory: Path, *args: str) -> set[str]:
     """The modules of a pytest process that ran one ordinary test, which passed."""
     (directory / "test_it.py").write_text("def test_it(): pass\n")
-    done = subprocess.run(
-        [sys.executable, "-c", RUNS_PYTEST, *args],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = fresh_python.run("-c", RUNS_PYTEST, *args, cwd=directory, check=True)
     code, modules = json.loads(done.stdout.splitlines()[-1])
     assert code == 0, done.stdout
     assert "pytest_gkd.plugin" in modules
@@ -61,15 +56,10 @@ def test_a_k_that_names_no_stage_costs_no_more_than_the_plan(tmp_path: Path) -> 
 
 
 def test_the_process_that_controls_the_stages_imports_nothing_heavy() -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import json, sys, pytest_gkd.run.session, pytest_gkd.__main__\n"
-            "print(json.dumps(sorted(sys.modules)))",
-        ],
-        capture_output=True,
-        text=True,
+    done = fresh_python.run(
+        "-c",
+        "import json, sys, pytest_gkd.run.session, pytest_gkd.__main__\n"
+        "print(json.dumps(sorted(sys.modules)))",
         check=True,
     )
     assert set(json.loads(done.stdout)).isdisjoint(HEAVY)

@@ -179,13 +179,7 @@ def test_a_sender_that_dies_is_told_from_one_that_stops(receiver: Side) -> None:
 
 
 def test_what_ray_cannot_place_is_named_by_resource() -> None:
-    ended = subprocess.run(
-        [sys.executable, str(PROGRAMS / "infeasible_placement.py")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    ended = fresh_python.run(str(PROGRAMS / "infeasible_placement.py"))
     assert ended.returncode == 0, ended.stderr[-4000:]
     found = json.loads(ended.stdout.strip().splitlines()[-1])
     assert found["cause"] == "ray.no-resources"

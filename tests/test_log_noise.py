@@ -121,37 +121,27 @@ def plain() -> dict[Path, tuple[bytes, tuple[str, str, str]]]:
     return {path: (text, told(text)) for path, text in texts.items()}
 
 
-@pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.__name__)
-def test_noise_does_not_change_the_verdict(
+def beside_another_ranks_first_line(text: bytes) -> tuple[bytes, ...]:
+    return b"rank 1 starts\n", text
+
+
+def written_by_every_rank(text: bytes) -> tuple[bytes, ...]:
+    return text, text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [*NOISES, beside_another_ranks_first_line, written_by_every_rank],
+    ids=lambda change: change.__name__,
+)
+def test_noise_and_other_ranks_do_not_change_the_verdict(
     plain: dict[Path, tuple[bytes, tuple[str, str, str]]],
-    noise: Callable[[bytes], bytes],
+    change: Callable[[bytes], bytes | tuple[bytes, ...]],
 ) -> None:
-    changed = {
-        f"{path.parent.name}/{path.name}": (before, after)
-        for path, (text, before) in plain.items()
-        if (after := told(noise(text))) != before
-    }
-    assert changed == {}
-
-
-def test_a_log_of_two_ranks_says_the_same_as_one(
-    plain: dict[Path, tuple[bytes, tuple[str, str, str]]],
-) -> None:
-    """Of the other there is only its first line."""
-    changed = {
-        f"{path.parent.name}/{path.name}": (before, after)
-        for path, (text, before) in plain.items()
-        if (after := told(b"rank 1 starts\n", text)) != before
-    }
-    assert changed == {}
-
-
-def test_what_all_ranks_wrote_says_the_same_as_what_one_did(
-    plain: dict[Path, tuple[bytes, tuple[str, str, str]]],
-) -> None:
-    changed = {
-        f"{path.parent.name}/{path.name}": (before, after)
-        for path, (text, before) in plain.items()
-        if (after := told(text, text)) != before
-    }
+    changed = {}
+    for path, (text, before) in plain.items():
+        made = change(text)
+        after = told(*made) if isinstance(made, tuple) else told(made)
+        if after != before:
+            changed[f"{path.parent.name}/{path.name}"] = (before, after)
     assert changed == {}

@@ -13,11 +13,6 @@ from pytest_gkd.workload.gkd.loss import generalized_jsd, topk_forward_kl
 BATCH, TOKENS, VOCAB = 2, 3, 11
 
 
-@pytest.fixture
-def torch() -> Any:
-    return pytest.importorskip("torch")
-
-
 def logits(seed: int, dtype: str = "float32") -> Any:
     import torch
 

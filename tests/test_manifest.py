@@ -13,6 +13,7 @@ from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
+import fresh_python
 import pytest
 
 from pytest_gkd.processes import manifest, procfs
@@ -310,13 +311,7 @@ print(json.dumps(procfs.stat(orphan) is None))
 
 
 def test_a_dead_orphan_is_reaped_while_the_run_goes_on(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ADOPTS, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = fresh_python.run("-c", ADOPTS, str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) is True
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+import fresh_python
 
 FINDS = "import importlib.util\ndef test(): assert not importlib.util.find_spec('gone')"
 
@@ -23,12 +23,8 @@ def test_only_the_tests_are_and_nothing_that_runs_beside_them(tmp_path: Path) ->
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:gkd", "-v", "tests", "stages"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
+    done = fresh_python.run(
+        "-m", "pytest", "-p", "no:gkd", "-v", "tests", "stages", cwd=tmp_path
     )
     assert "1 passed, 2 skipped" in done.stdout, done.stdout
     assert "stages/test_beside.py::test PASSED" in done.stdout

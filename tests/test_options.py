@@ -253,20 +253,18 @@ def test_a_world_that_fits_stands(asked: int, gpus: int, cpus: int) -> None:
     assert options.choose_world_size(asked, gpus, cpus, "tox.ini") == (asked, "tox.ini")
 
 
-def test_more_ranks_than_gpus_are_refused_with_the_most_that_fit() -> None:
+@pytest.mark.parametrize(
+    ("asked", "gpus", "cpus", "why", "most"),
+    [(5, 4, 64, "shows 4 GPU(s)", 4), (17, 0, 2, "has no GPU", 16)],
+)
+def test_more_ranks_than_gpus_or_cores_are_refused_with_the_most_that_fit(
+    asked: int, gpus: int, cpus: int, why: str, most: int
+) -> None:
     with pytest.raises(SettingsError) as caught:
-        options.choose_world_size(5, 4, 64)
+        options.choose_world_size(asked, gpus, cpus)
     text = str(caught.value)
-    assert text.startswith("--gkd-world-size: 5 ranks, but this machine shows 4 GPU(s)")
-    assert "--gkd-world-size=4 or fewer" in text
-
-
-def test_more_ranks_than_cores_can_hold_are_refused() -> None:
-    with pytest.raises(SettingsError) as caught:
-        options.choose_world_size(17, 0, 2)
-    text = str(caught.value)
-    assert text.startswith("--gkd-world-size: 17 ranks, but this machine has no GPU")
-    assert "--gkd-world-size=16 or fewer" in text
+    assert text.startswith(f"--gkd-world-size: {asked} ranks, but this machine {why}")
+    assert f"--gkd-world-size={most} or fewer" in text
 
 
 # -- the settings ------------------------------------------------------------------

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh_python
 import pytest
 
 from pytest_gkd import __main__ as command
@@ -51,23 +50,15 @@ def test_a_run_names_the_example_and_a_command_that_explains_it(
 ) -> None:
     (tmp_path / "test_probe.py").write_text(STAGE)
     (tmp_path / "pytest.ini").write_text(f"[pytest]\ngkd_rules =\n  {example}\n")
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "--gkd-stages=probe", "test_probe.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+    ran = fresh_python.run(
+        "-m", "pytest", "--gkd-stages=probe", "test_probe.py", cwd=tmp_path
     )
     assert "[reward.server-down]" in ran.stdout, ran.stdout
     assert "Wait a minute and start again" in ran.stdout
     (told,) = re.findall(r"^ +(gkd explain .*)$", ran.stdout, re.MULTILINE)
     assert told == "gkd explain reward.server-down --rules 'rules/reward down.toml'"
-    explained = subprocess.run(
-        [sys.executable, "-m", "pytest_gkd", *shlex.split(told)[1:]],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+    explained = fresh_python.run(
+        "-m", "pytest_gkd", *shlex.split(told)[1:], cwd=tmp_path
     )
     assert explained.returncode == 0, explained.stderr
     assert explained.stdout.startswith("reward.server-down: the reward server ")
@@ -91,12 +82,8 @@ def test_a_rule_that_cannot_be_used_ends_the_run_by_who_gave_it(
         (info / "entry_points.txt").write_text("[pytest_gkd.rules]\nx = theirs\n")
         (rules / "__init__.py").touch()
     (tmp_path / "pytest.ini").write_text(f"[pytest]\n{ini}\n")
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "--gkd-stages=probe", "test_probe.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+    ran = fresh_python.run(
+        "-m", "pytest", "--gkd-stages=probe", "test_probe.py", cwd=tmp_path
     )
     assert ran.returncode == pytest.ExitCode.USAGE_ERROR
     said = f"ERROR: {origin}: {rules / 'bad.toml'}: title is missing"

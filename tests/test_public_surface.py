@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
+import fresh_python
 import pytest
 
 from pytest_gkd.diagnosis.catalogue import load
@@ -192,12 +191,8 @@ STAGE_KEYS = [
 
 def told(flag: str, place: Path) -> str:
     """What pytest says of itself and its plugins, in an empty directory."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", flag],
-        cwd=place,
-        capture_output=True,
-        text=True,
-        check=True,
+    done = fresh_python.run(
+        "-m", "pytest", "-p", "no:cacheprovider", flag, cwd=place, check=True
     )
     return done.stdout
 

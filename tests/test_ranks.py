@@ -82,22 +82,20 @@ def test_a_killed_rank_is_named_with_its_signal(
     assert "all_reduce" in fault.message
 
 
-def test_a_rank_killed_before_the_rendezvous_is_named(
-    launcher: group.Launcher, tmp_path: Path
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (RankFault(0, "kill", "rendezvous"), "in the rendezvous"),
+        (RankFault(0, "exit"), "exit code 3"),
+    ],
+)
+def test_a_rank_that_leaves_early_is_named_with_its_place_or_exit_code(
+    launcher: group.Launcher, tmp_path: Path, fault: RankFault, says: str
 ) -> None:
-    fault = _fault(_run(launcher, tmp_path, RankFault(0, "kill", "rendezvous")))
-    assert fault.cause == "comm.peer-died"
-    assert fault.message.startswith("rank 0 ")
-    assert "in the rendezvous" in fault.message
-
-
-def test_a_rank_that_leaves_early_is_named_with_its_exit_code(
-    launcher: group.Launcher, tmp_path: Path
-) -> None:
-    fault = _fault(_run(launcher, tmp_path, RankFault(0, "exit")))
-    assert fault.cause == "comm.peer-died"
-    assert fault.message.startswith("rank 0 ")
-    assert "exit code 3" in fault.message
+    found = _fault(_run(launcher, tmp_path, fault))
+    assert found.cause == "comm.peer-died"
+    assert found.message.startswith("rank 0 ")
+    assert says in found.message
 
 
 @pytest.mark.parametrize(
@@ -189,20 +187,19 @@ def test_a_rank_that_gives_something_wrong_is_found_by_all_gather(
     assert error.message.startswith("rank 2's own part is wrong")
 
 
-def test_ranks_with_different_world_sizes_are_told_apart(
-    launcher: group.Launcher, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "cause", "says"),
+    [
+        ("world-size", "comm.world-size", "rank 0 with 2; rank 1 with 3"),
+        ("address", "comm.rendezvous", "rank 1 at 192.0.2.1:"),
+    ],
+)
+def test_ranks_that_do_not_agree_on_the_group_say_what_each_was_told(
+    launcher: group.Launcher, tmp_path: Path, kind: str, cause: str, says: str
 ) -> None:
-    error = _fault(_run(launcher, tmp_path, RankFault(1, "world-size", "rendezvous")))
-    assert error.cause == "comm.world-size"
-    assert "rank 0 with 2; rank 1 with 3" in error.message
-
-
-def test_ranks_that_look_for_each_other_in_different_places_say_where(
-    launcher: group.Launcher, tmp_path: Path
-) -> None:
-    error = _fault(_run(launcher, tmp_path, RankFault(1, "address", "rendezvous")))
-    assert error.cause == "comm.rendezvous"
-    assert "rank 1 at 192.0.2.1:" in error.message
+    error = _fault(_run(launcher, tmp_path, RankFault(1, kind, "rendezvous")))
+    assert error.cause == cause
+    assert says in error.message
 
 
 def test_the_flight_recorders_show_who_is_behind(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh_python
 import pytest
 
 from pytest_gkd.options import OPTIONS
@@ -84,13 +83,8 @@ def test_the_failures_that_the_readme_shows_are_printed_so(
 ) -> None:
     (tmp_path / file).write_text(text)
     wanted = [f"--gkd-stages={stage}", asked]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *wanted],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    done = fresh_python.run(
+        "-m", "pytest", "-p", "no:cacheprovider", *wanted, cwd=tmp_path
     )
     printed = done.stdout.replace(str(tmp_path), "/home/me/job")
     told, ours = (_block(text, stage) for text in (README, printed))

@@ -407,12 +407,8 @@ def test_the_command_shows_nothing_that_is_obeyed(
     given = "\x1b]0;x\x07\u202e##[error]y"
     lines = [f"RuntimeError: CUDA out of memory {text} {TOKEN}" for text in HOSTILE]
     (tmp_path / "evil.log").write_text("\n".join(lines), "utf-8", "replace")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest_gkd", *(a.format(given) for a in arguments)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+    done = fresh_python.run(
+        "-m", "pytest_gkd", *(a.format(given) for a in arguments), cwd=tmp_path
     )
     assert done.stdout + done.stderr
     assert obeyed(done.stdout + done.stderr) == []

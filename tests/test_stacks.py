@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import until
 
 from pytest_gkd.processes import stacks, tree
 
@@ -114,10 +114,7 @@ def collect(child: Child, tmp_path: Path) -> list[stacks.Stack]:
 
 
 def await_status(child: Child, status: str) -> None:
-    deadline = time.monotonic() + 120
-    while psutil.Process(child.pid).status() != status:
-        assert time.monotonic() < deadline, f"{child.pid} was never {status}"
-        time.sleep(0.01)
+    until(lambda: psutil.Process(child.pid).status() == status)
 
 
 # -- with py-spy -------------------------------------------------------------------

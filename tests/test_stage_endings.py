@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import fresh_python
 import psutil
 import pytest
 from test_plugin import Run, write
@@ -437,14 +436,7 @@ def test_a_session_that_is_over_holds_no_file(tmp_path: Path, workers: str) -> N
     write(tmp_path, ENDINGS)
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "two.py").write_text(TWO_SESSIONS)
-    done = subprocess.run(
-        [sys.executable, "two.py", workers],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    done = fresh_python.run("two.py", workers, cwd=tmp_path, check=True)
     during, *others = json.loads(done.stdout.splitlines()[-1])
     assert during > 0
     assert others == [0, during, 0]

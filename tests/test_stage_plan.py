@@ -311,9 +311,15 @@ def test_within_a_joined_lane_every_need_comes_first() -> None:
         ("database", ()),
         ("vllm_v1", ()),
         ("", ()),
+        ("not data", ()),
+        ("not (vllm or nccl)", ()),
+        ("data and not nccl", ("data",)),
+        ("nccl or vllm", ("vllm", "nccl")),
+        ("nccl and absent", ()),
+        ("nccl[2]", ("nccl",)),
     ],
 )
-def test_a_k_expression_mentions_stages_by_their_whole_name(
+def test_a_k_expression_mentions_the_stages_that_it_selects_by_their_whole_name(
     expression: str, expected: tuple[str, ...]
 ) -> None:
     assert stage_plan.mentioned(expression) == expected
@@ -326,20 +332,3 @@ def test_a_lanes_own_order_does_not_put_a_stage_before_its_need() -> None:
     ]
     lanes = stage_plan.lanes(stage_plan.build(items, None, ()), 2)
     assert [[stage.name for stage in lane] for lane in lanes] == [["mine", "nccl"]]
-
-
-@pytest.mark.parametrize(
-    ("expression", "names"),
-    [
-        ("not data", ()),
-        ("not (vllm or nccl)", ()),
-        ("data and not nccl", ("data",)),
-        ("nccl or vllm", ("vllm", "nccl")),
-        ("nccl and absent", ()),
-        ("nccl[2]", ("nccl",)),
-    ],
-)
-def test_k_mentions_the_stages_that_it_selects(
-    expression: str, names: tuple[str, ...]
-) -> None:
-    assert stage_plan.mentioned(expression) == names

@@ -214,14 +214,15 @@ def test_ports_that_would_become_free_are_named(
 
 
 @needs_shm
-def test_shared_memory_that_nobody_uses_is_removed(
-    place: Place, memory: shared_memory.SharedMemory
+@pytest.mark.parametrize("other", [0, 1], ids=["it", "another inode of its name"])
+def test_shared_memory_that_nobody_uses_is_removed_if_it_is_what_was_listed(
+    place: Place, memory: shared_memory.SharedMemory, other: int
 ) -> None:
     memory.close()
     _, manifest_file = place.run()
-    manifest_file.segment(segment_of(memory))
+    manifest_file.segment(segment_of(memory, other=other))
     assert gkd_clean("--yes") == 0
-    assert not (procfs.SHM / memory.name).exists()
+    assert (procfs.SHM / memory.name).exists() == bool(other)
 
 
 @needs_shm
@@ -237,17 +238,6 @@ def test_shared_memory_that_somebody_maps_stays_and_is_named(
     out = capsys.readouterr().out
     assert f"left alone    shared memory /dev/shm/{memory.name}" in out
     assert f": process {os.getpid()} (" in out
-
-
-@needs_shm
-def test_shared_memory_of_the_same_name_with_another_inode_is_not_touched(
-    place: Place, memory: shared_memory.SharedMemory
-) -> None:
-    memory.close()
-    _, manifest_file = place.run()
-    manifest_file.segment(segment_of(memory, other=1))
-    assert gkd_clean("--yes") == 0
-    assert (procfs.SHM / memory.name).exists()
 
 
 @needs_shm

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh_python
 import pytest
 
 from pytest_gkd.diagnosis.diagnose import Diagnosis, EvidenceLine
@@ -109,13 +108,13 @@ def test_a_run_writes_its_page_and_does_not_fail_by_it(
         "import pytest\n@pytest.mark.gkd_stage('fine')\ndef test_fine(): pass\n"
     )
     page = tmp_path / "page.md" if works else tmp_path
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--gkd-stages=fine", "test_probe.py"],
+    done = fresh_python.run(
+        "-m",
+        "pytest",
+        "--gkd-stages=fine",
+        "test_probe.py",
         cwd=tmp_path,
-        env={**os.environ, "GITHUB_STEP_SUMMARY": str(page)},
-        capture_output=True,
-        text=True,
-        check=False,
+        environ={"GITHUB_STEP_SUMMARY": str(page)},
     )
     assert done.returncode == 0, done.stdout
     if works:

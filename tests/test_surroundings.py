@@ -8,12 +8,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import fresh_python
 import pytest
 from test_containers import root_only
 from test_plugin import Run, write
+from waiting import until
 
 from pytest_gkd.processes import tree
 
@@ -328,10 +329,7 @@ def test_the_guardian_ends_nothing_that_a_conftest_has_started(
     done = run(tmp_path, "leaves_by_fixture,last", *args)
     assert done.code == -signal.SIGKILL
     left = int((tmp_path / "left").read_text())
-    until = time.monotonic() + 60
-    while not tree.is_dead(left) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert tree.is_dead(left)
+    until(lambda: tree.is_dead(left))
     assert not ended(tmp_path / "started")
 
 
@@ -495,13 +493,7 @@ def test_signals_of_the_caller_are_as_they_were(tmp_path: Path) -> None:
         "pytest.main(sys.argv[1:]); print(signal.getsignal(signal.SIGCHLD))"
     )
     args = ("-p", "no:cacheprovider", "--gkd-stages=passes", "test_probe.py")
-    done = subprocess.run(
-        [sys.executable, "-c", code, *args],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = fresh_python.run("-c", code, *args, cwd=tmp_path)
     assert "1 passed" in done.stdout
     assert done.stdout.splitlines()[-1] == str(signal.SIG_IGN)
 
