@@ -71,8 +71,7 @@ def test_a_stopped_process_is_named(
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
     child = start(f"import os, signal; {READY}os.kill(os.getpid(), signal.SIGSTOP)")
-    while resource_use.main_thread(child.pid)[0] != psutil.STATUS_STOPPED:
-        time.sleep(0.01)
+    until(lambda: resource_use.main_thread(child.pid)[0] == psutil.STATUS_STOPPED)
     assert resource_use.read(child.pid, 0.0).stopped == {child.pid}
 
 
@@ -88,28 +87,26 @@ def test_a_thread_that_waits_is_not_seen_to_wake(
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
     child = start(f"import signal; {READY}signal.pause()")
-    while resource_use.main_thread(child.pid)[0] != psutil.STATUS_SLEEPING:
-        time.sleep(0.01)
+    until(lambda: resource_use.main_thread(child.pid)[0] == psutil.STATUS_SLEEPING)
     first = resource_use.main_thread(child.pid)
     for _ in range(20):
         assert resource_use.main_thread(child.pid) == first
         time.sleep(0.01)
 
 
-def test_a_sleep_ends_by_itself(start: Callable[..., subprocess.Popen[str]]) -> None:
-    child = start(f"import time; {READY}time.sleep(60)")
-    while resource_use.main_thread(child.pid)[0] != psutil.STATUS_SLEEPING:
-        time.sleep(0.01)
-    assert resource_use.may_be_waiting(child.pid) == "it sleeps for a set time"
-
-
-def test_nothing_speaks_for_a_process_that_waits_for_a_lock(
-    start: Callable[..., subprocess.Popen[str]],
+@pytest.mark.parametrize(
+    ("module", "waits", "said"),
+    [
+        ("time", "time.sleep(60)", "it sleeps for a set time"),
+        ("threading", "threading.Event().wait(60)", ""),
+    ],
+)
+def test_a_sleep_ends_by_itself_and_nothing_speaks_for_who_waits_for_a_lock(
+    start: Callable[..., subprocess.Popen[str]], module: str, waits: str, said: str
 ) -> None:
-    child = start(f"import threading; {READY}threading.Event().wait(60)")
-    while resource_use.main_thread(child.pid)[0] != psutil.STATUS_SLEEPING:
-        time.sleep(0.01)
-    assert resource_use.may_be_waiting(child.pid) == ""
+    child = start(f"import {module}; {READY}{waits}")
+    until(lambda: resource_use.main_thread(child.pid)[0] == psutil.STATUS_SLEEPING)
+    assert resource_use.may_be_waiting(child.pid) == said
 
 
 def test_a_connection_to_somebody_outside_may_bring_an_answer(

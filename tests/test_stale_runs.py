@@ -262,20 +262,23 @@ def test_memory_that_only_the_runs_own_processes_use_goes_after_them(
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("changes", "mode", "reason"),
     [
-        ({"pid_namespace": "pid:[1]"}, "another container"),
-        ({"boot": "another", "host": "another"}, "it was made on another"),
+        ({"pid_namespace": "pid:[1]"}, 0o700, "another container"),
+        ({"boot": "another", "host": "another"}, 0o700, "it was made on another"),
+        ({}, 0o770, "nothing is left of dead runs"),  # it is not believed to be one
     ],
 )
-def test_a_run_from_elsewhere_is_left_alone(
+def test_a_run_from_elsewhere_or_that_others_may_write_to_is_left_alone(
     place: Place,
     sleeper: subprocess.Popen[str],
     capsys: pytest.CaptureFixture[str],
     changes: dict[str, Any],
+    mode: int,
     reason: str,
 ) -> None:
     run_dir, manifest_file = place.run(**changes)
+    run_dir.chmod(mode)
     manifest_file.process(line_of(sleeper.pid))
     assert gkd_clean("--yes") == 0
     assert sleeper.poll() is None
@@ -291,17 +294,6 @@ def test_of_a_run_before_the_last_boot_only_the_directory_goes(
     assert gkd_clean("--yes") == 0
     assert sleeper.poll() is None
     assert not run_dir.exists()
-
-
-def test_a_directory_that_others_may_write_to_is_not_believed(
-    place: Place, sleeper: subprocess.Popen[str]
-) -> None:
-    run_dir, manifest_file = place.run()
-    manifest_file.process(line_of(sleeper.pid))
-    run_dir.chmod(0o770)
-    assert gkd_clean("--yes") == 0
-    assert sleeper.poll() is None
-    assert run_dir.exists()
 
 
 def test_a_copy_of_a_runs_directory_is_not_a_run(place: Place) -> None:
