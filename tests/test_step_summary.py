@@ -34,7 +34,7 @@ def run(*, message: str = "GPU 0 is full", step: str = "") -> RunRecord:
                 "It did not fit.",
                 (EvidenceLine("stage.log", 3, "OOM **here**"),),
                 ADVICE,
-                "gkd explain cuda.oom",
+                "gkd explain cuda.oom --rules 'my rules/[oom].toml'",
             ),
         ),
     ]
@@ -50,7 +50,8 @@ def test_the_page_tells_each_stage_and_why_one_failed() -> None:
     assert "2. Ask &#60;whoever&#62; knows &#124; this" in text
     saw = "saw in stage.log: OOM &#42;&#42;here&#42;&#42;"
     assert 0 < text.find(saw) < text.find("It did not fit.")
-    assert "`gkd explain cuda.oom`" in text
+    command = "gkd explain cuda.oom --rules 'my rules/&#91;oom&#93;.toml'"
+    assert f"<code>{command}</code>" in text
 
 
 @pytest.mark.parametrize(

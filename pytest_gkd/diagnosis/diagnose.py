@@ -19,7 +19,7 @@ from pytest_gkd.diagnosis.catalogue import (
 )
 from pytest_gkd.diagnosis.patterns import Pattern, pattern_of
 from pytest_gkd.diagnosis.root_cause import Candidate, choose
-from pytest_gkd.diagnosis.scan import Hit, scan_texts
+from pytest_gkd.diagnosis.scan import Hit, Scanner, index
 from pytest_gkd.stage_api import StageFault
 
 MAX_FIXES = 3
@@ -181,12 +181,15 @@ def _stage_hits(evidence: StageEvidence, catalogue: Catalogue) -> Iterator[Hit]:
     texts = [*evidence.texts]
     if evidence.message:
         texts.insert(0, TextSource("failure", evidence.message))
-    encoded = [(t.name, t.text.encode("utf-8", "replace")) for t in texts]
-    for hit in scan_texts(encoded, catalogue):
-        in_stacks = "stack" in hit.source
-        wanted = hit.signature.source == "stacks"
-        if in_stacks == wanted and _holds(hit.signature, evidence):
-            yield hit
+    signatures = index(catalogue, of_stage=True)
+    for number, source in enumerate(texts):
+        scanner = Scanner(signatures, source.name, number)
+        scanner.feed(source.text.encode("utf-8", "replace"))
+        scanner.finish()
+        of = "stacks" if "stack" in source.name else ""
+        for hit in scanner.hits:
+            if hit.signature.source == of and _holds(hit.signature, evidence):
+                yield hit
     for rule in catalogue.values():
         for signature in rule.signatures:
             if not signature.text and _holds(signature, evidence):

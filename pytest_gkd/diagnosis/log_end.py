@@ -1,7 +1,7 @@
 """How a log ends: finished, at work, stuck, interrupted or broken.
 
-Each function looks at the last part of a log. What it returns is a place in it, in
-bytes from its start, or -1.
+Each function looks at the last part of a log. A place in it is in bytes from its start,
+-1 where there is none.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ahocorasick_rs import BytesAhoCorasick, Implementation
@@ -302,15 +302,3 @@ def clock(when: time.struct_time) -> float:
     """A moment as ``Hit.time_s`` counts it."""
     days = when.tm_mon * 31 + when.tm_mday
     return days * 86400.0 + when.tm_hour * 3600 + when.tm_min * 60 + when.tm_sec
-
-
-def scan_texts(
-    texts: Iterable[tuple[str, bytes]], catalogue: Catalogue
-) -> Iterator[Hit]:
-    """The hits of a stage's texts, each with its name, in their order."""
-    signatures = index(catalogue, of_stage=True)
-    for number, (name, text) in enumerate(texts):
-        scanner = Scanner(signatures, name, number)
-        scanner.feed(text)
-        scanner.finish()
-        yield from scanner.hits

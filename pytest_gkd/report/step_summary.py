@@ -79,7 +79,7 @@ def _failure(stage: StageRecord) -> Iterator[str]:
     for number, text in enumerate(found.advice if found else (), 1):
         yield f"{number}. {literal(text)}"
     if found is not None:
-        yield from ("", f"`gkd explain {found.cause}`")
+        yield from ("", f"<code>{literal(found.explain)}</code>")
 
 
 def literal(text: str) -> str:
