@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_plugin import Run, write
+from test_plugin import Run
 from waiting import until
 
 from pytest_gkd.processes import cgroup
@@ -86,7 +86,7 @@ def places(
         (directory / "conftest.py").write_text(
             "from pytest_gkd.processes import cgroup\ncgroup.base = lambda: None\n"
         )
-    write(directory, PROBES)
+    (directory / "test_probe.py").write_text(PROBES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOPS", str(directory / "pids"))
         names = "--gkd-stages=passes,hangs,dies,last"
@@ -141,19 +141,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 def test_no_group_is_left_behind(tmp_path: Path, heard: bool) -> None:
     if not writable():
         pytest.skip("no control group that can be divided")
-    write(
-        tmp_path,
-        """
-        import os
-        from pathlib import Path
-        import pytest
-        from pytest_gkd.processes import procfs
+    (tmp_path / "test_probe.py").write_text("""
+import os
+from pathlib import Path
+import pytest
+from pytest_gkd.processes import procfs
 
-        @pytest.mark.gkd_stage("joins", timeout=60)
-        def test_joins():
-            Path("run_id").write_text(os.environ[procfs.RUN_ID])
-        """,
-    )
+@pytest.mark.gkd_stage("joins", timeout=60)
+def test_joins():
+    Path("run_id").write_text(os.environ[procfs.RUN_ID])
+""")
     if not heard:
         (tmp_path / "conftest.py").write_text(UNHEARD)
     run = Run(tmp_path, "--gkd-stages=joins", "test_probe.py")
@@ -166,7 +163,7 @@ def test_a_guardian_ends_them_by_their_group(tmp_path: Path) -> None:
     if not writable():
         pytest.skip("no control group that can be divided")
     (tmp_path / "hops.py").write_text(HOPS)
-    write(tmp_path, PROBES)
+    (tmp_path / "test_probe.py").write_text(PROBES)
     names = ["--gkd-stages=hangs", "--gkd-timeout=hangs=100"]
     run = subprocess.Popen(
         [sys.executable, "-m", "pytest", *names, "test_probe.py"],

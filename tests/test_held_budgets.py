@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_plugin import Run, write
+from test_plugin import Run
 from test_tree import MAY_NOT_KILL, root_only
 
 from pytest_gkd.processes import tree
@@ -43,8 +43,7 @@ def freeze(clock):
 def test_a_clock_left_frozen_or_moved_ends_no_healthy_stage_and_holds_no_hang(
     tmp_path: Path, reading: str
 ) -> None:
-    write(
-        tmp_path,
+    (tmp_path / "test_probe.py").write_text(
         FREEZES
         + HANG_IN_C
         + f"""
@@ -61,7 +60,7 @@ def test_healthy(gkd):
 @pytest.mark.gkd_stage("hangs", lane="probe", timeout=1)
 def test_hangs():
     hang_in_c()
-""",
+"""
     )
     run = Run(tmp_path, "--gkd-stages=freezes,healthy,hangs", "test_probe.py")
     assert run.outcomes() == {
@@ -80,9 +79,7 @@ def test_hangs():
 def test_sources_that_cannot_be_read_do_not_keep_a_stage_from_its_gentle_end(
     tmp_path: Path, workers: str
 ) -> None:
-    write(
-        tmp_path,
-        """
+    (tmp_path / "test_probe.py").write_text("""
 import linecache, threading, time
 from pathlib import Path
 import pytest
@@ -101,8 +98,7 @@ def test_hangs(owner, monkeypatch):
     for name in ("checkcache", "getline", "getlines", "updatecache"):
         monkeypatch.setattr(linecache, name, slow_disk)
     time.sleep(600)
-""",
-    )
+""")
     run = Run(tmp_path, "--gkd-stages=hangs", workers, "test_probe.py")
     assert run.outcomes() == {"hangs": "timeout"}
     assert (tmp_path / "torn-down").exists()
@@ -113,9 +109,7 @@ def test_hangs(owner, monkeypatch):
 def test_extra_time_of_one_stage_does_not_put_off_the_gentle_end_of_the_next(
     tmp_path: Path,
 ) -> None:
-    write(
-        tmp_path,
-        """
+    (tmp_path / "test_probe.py").write_text("""
 import time
 from pathlib import Path
 import pytest
@@ -132,8 +126,7 @@ def test_reads(gkd):
 @pytest.mark.gkd_stage("hangs", lane="probe", timeout=2)
 def test_hangs(owner):
     time.sleep(600)
-""",
-    )
+""")
     run = Run(tmp_path, "--gkd-stages=reads,hangs", "test_probe.py")
     assert run.outcomes() == {"reads": "passed", "hangs": "timeout"}
     assert (tmp_path / "torn-down").exists()
@@ -143,9 +136,7 @@ def test_hangs(owner):
 def test_a_stage_that_was_in_time_may_take_its_fixtures_down(
     tmp_path: Path, workers: str
 ) -> None:
-    write(
-        tmp_path,
-        """
+    (tmp_path / "test_probe.py").write_text("""
 import time
 import pytest
 
@@ -157,17 +148,14 @@ def owner():
 @pytest.mark.gkd_stage("in_time", timeout=2)
 def test_in_time(owner):
     time.sleep(1)
-""",
-    )
+""")
     run = Run(tmp_path, "--gkd-stages=in_time", workers, "test_probe.py")
     assert run.outcomes() == {"in_time": "passed"}
     assert run.code == pytest.ExitCode.OK, run.out
 
 
 def test_a_limit_of_the_authors_own_stays_as_it_is(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        """
+    (tmp_path / "test_probe.py").write_text("""
 import time
 import pytest
 
@@ -175,8 +163,7 @@ import pytest
 @pytest.mark.gkd_stage("own", timeout=30)
 def test_own():
     time.sleep(600)
-""",
-    )
+""")
     run = Run(tmp_path, "--gkd-stages=own", "test_probe.py")
     assert run.outcomes() == {"own": "failed"}
     assert "Timeout (>1.0s) from pytest-timeout." in run.stage("own")["message"]
@@ -209,8 +196,7 @@ def strangers(tmp_path: Path) -> Iterator[Path]:
 def test_a_process_that_may_not_be_ended_costs_no_budget_and_no_report(
     strangers: Path,
 ) -> None:
-    write(
-        strangers,
+    (strangers / "test_probe.py").write_text(
         REFUSES
         + HANG_IN_C
         + """
@@ -226,7 +212,7 @@ def test_hangs():
 @pytest.mark.gkd_stage("hangs_too", lane="probe", timeout=1)
 def test_hangs_too():
     hang_in_c()
-""",
+"""
     )
     run = Run(
         strangers,
@@ -294,7 +280,7 @@ def test_hangs(gkd):
 @pytest.fixture(scope="module")
 def floods(tmp_path_factory: pytest.TempPathFactory) -> Run:
     path = tmp_path_factory.mktemp("floods")
-    write(path, HANG_IN_C + FLOODS)
+    (path / "test_probe.py").write_text(HANG_IN_C + FLOODS)
     names = "endless,endless_facts,many,garbage,hangs"
     return Run(path, f"--gkd-stages={names}", "test_probe.py", "-n2")
 
@@ -334,8 +320,7 @@ def test_the_report_of_a_flood_is_whole(floods: Run) -> None:
 def test_a_report_whose_disk_is_full_costs_no_budget_and_is_said(
     tmp_path: Path,
 ) -> None:
-    write(
-        tmp_path,
+    (tmp_path / "test_probe.py").write_text(
         HANG_IN_C
         + """
 import os
@@ -356,7 +341,7 @@ def test_hangs():
 @pytest.mark.gkd_stage("after", lane="probe", timeout=30)
 def test_after(gkd):
     gkd.fact("said", "x" * 60_000)
-""",
+"""
     )
     (tmp_path / "r").mkdir()
     run = Run(
@@ -401,9 +386,7 @@ def freezer(tmp_path: Path) -> Iterator[Path]:
 
 def run_beside(place: Path, group: Path, name: str, code: str) -> Run:
     """A stage that freezes what it does not outlive, and one after it, which passes."""
-    write(
-        place,
-        f"""
+    (place / "test_probe.py").write_text(f"""
 import os, time
 from pathlib import Path
 import pytest
@@ -418,8 +401,7 @@ def test_{name}():
 @pytest.mark.gkd_stage("after", lane="probe", timeout=30)
 def test_after():
     pass
-""",
-    )
+""")
     run = Run(
         place,
         f"--gkd-stages={name},after",
@@ -490,8 +472,7 @@ Watchdog.judge = dies
 
 @pytest.mark.parametrize("stage", ["first", "hangs"])
 def test_a_run_whose_watchdog_died_ends_and_says_so(tmp_path: Path, stage: str) -> None:
-    write(
-        tmp_path,
+    (tmp_path / "test_probe.py").write_text(
         HANG_IN_C
         + """
 import os, subprocess, sys, time
@@ -516,7 +497,7 @@ def test_other():
 def test_hangs():
     child("hangs")
     hang_in_c()
-""",
+"""
     )
     (tmp_path / "conftest.py").write_text(DIES.format(stage=stage))
     run = Run(
@@ -552,19 +533,16 @@ def test_hangs():
 
 @pytest.mark.parametrize("workers", ["-n0", "-n2"])
 def test_a_fact_nested_too_deep_costs_no_report(tmp_path: Path, workers: str) -> None:
-    write(
-        tmp_path,
-        """
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import pytest
 
-        @pytest.mark.gkd_stage("deep", lane="probe", timeout=30)
-        def test_deep(gkd):
-            value = 1
-            for _ in range(600):
-                value = [value]
-            gkd.fact("x", value)
-        """,
-    )
+@pytest.mark.gkd_stage("deep", lane="probe", timeout=30)
+def test_deep(gkd):
+    value = 1
+    for _ in range(600):
+        value = [value]
+    gkd.fact("x", value)
+""")
     run = Run(tmp_path, "--gkd-stages=deep", "test_probe.py", workers)
     assert run.code == pytest.ExitCode.OK, run.text
     assert run.report["ended"]
@@ -603,7 +581,7 @@ TWO = """
 
 @pytest.mark.parametrize("kind", ["hello", "collected"])
 def test_a_worker_that_nobody_hears_of_runs_no_stage(tmp_path: Path, kind: str) -> None:
-    write(tmp_path, TWO)
+    (tmp_path / "test_probe.py").write_text(TWO)
     (tmp_path / "conftest.py").write_text(CANNOT_WRITE.format(kind=kind))
     run = Run(tmp_path, "--gkd-stages=first,second", "test_probe.py")
     assert run.code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -612,7 +590,7 @@ def test_a_worker_that_nobody_hears_of_runs_no_stage(tmp_path: Path, kind: str) 
 
 
 def test_an_event_that_was_lost_is_noted_for_its_own_stage_only(tmp_path: Path) -> None:
-    write(tmp_path, TWO)
+    (tmp_path / "test_probe.py").write_text(TWO)
     (tmp_path / "conftest.py").write_text(CANNOT_WRITE.format(kind="step"))
     run = Run(tmp_path, "--gkd-stages=first,second", "test_probe.py")
     assert run.outcomes() == {"first": "passed", "second": "passed"}, run.text
@@ -625,20 +603,17 @@ def test_an_event_that_was_lost_is_noted_for_its_own_stage_only(tmp_path: Path) 
 def test_an_expected_failure_has_the_extra_time_of_its_stage(
     tmp_path: Path, workers: str
 ) -> None:
-    write(
-        tmp_path,
-        """
-        import time
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import time
+import pytest
 
-        @pytest.mark.xfail(reason="known")
-        @pytest.mark.gkd_stage("slow", lane="probe", timeout=1)
-        def test_slow(gkd):
-            gkd.allow("data", 300)
-            time.sleep(1.5)
-            assert False
-        """,
-    )
+@pytest.mark.xfail(reason="known")
+@pytest.mark.gkd_stage("slow", lane="probe", timeout=1)
+def test_slow(gkd):
+    gkd.allow("data", 300)
+    time.sleep(1.5)
+    assert False
+""")
     run = Run(tmp_path, "--gkd-stages=slow", "test_probe.py", workers)
     assert run.outcomes() == {"slow": "skipped"}
     assert run.code == pytest.ExitCode.OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 
 import pytest
-from test_plugin import Run, write
+from test_plugin import Run
 
 PROBES = """
 import os, subprocess, sys, time
@@ -60,7 +60,7 @@ def cases(
     names = ["measures", "fails", "hangs", "closes", "needy"]
     if request.param != "-n0":  # in one process nothing outlives it
         names.append("dies")
-    write(directory, PROBES)
+    (directory / "test_probe.py").write_text(PROBES)
     stages = f"--gkd-stages={','.join(names)}"
     Run(directory, stages, "test_probe.py", request.param, "--junitxml=j.xml")
     found = list(ET.parse(directory / "j.xml").iter("testcase"))

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from test_plugin import Run, write
+from test_plugin import Run
 
 # What a shell starts in the background ignores SIGINT, and so do its children.
 INTERRUPT = """signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -18,7 +18,7 @@ THEIRS = "def test_data_of_mine(): pass\ndef test_other(): pass"
 def test_a_project_that_has_not_opted_in_keeps_its_own_tests(
     tmp_path: Path, quiet: tuple[str, ...]
 ) -> None:
-    write(tmp_path, THEIRS)
+    (tmp_path / "test_probe.py").write_text(THEIRS)
     (tmp_path / "stages").mkdir()
     (tmp_path / "stages/test_pipeline.py").write_text("def test_extract(): pass\n")
     run = Run(tmp_path, "-k", "data", *quiet)
@@ -31,7 +31,7 @@ def test_a_project_that_has_not_opted_in_keeps_its_own_tests(
 
 
 def test_a_keyword_that_names_no_stage_is_not_spoken_of(tmp_path: Path) -> None:
-    write(tmp_path, THEIRS)
+    (tmp_path / "test_probe.py").write_text(THEIRS)
     assert "gkd: " not in Run(tmp_path, "-k", "other").text
 
 
@@ -40,7 +40,7 @@ def test_a_keyword_that_names_no_stage_is_not_spoken_of(tmp_path: Path) -> None:
 def test_where_no_test_is_chosen_the_stage_runs(
     tmp_path: Path, quiet: tuple[str, ...]
 ) -> None:
-    write(tmp_path, "def test_other(): pass")
+    (tmp_path / "test_probe.py").write_text("def test_other(): pass")
     run = Run(tmp_path, "-k", "data", "--junitxml=j.xml", *quiet)
     assert run.outcomes() == {"data": "passed"}
     assert run.code == 0
@@ -52,13 +52,13 @@ def test_where_no_test_is_chosen_the_stage_runs(
 def test_the_stage_that_then_runs_decides_the_exit_code(tmp_path: Path) -> None:
     run = Run(tmp_path, "-k", "data", "--gkd-train-files=absent.jsonl")
     assert run.code == pytest.ExitCode.TESTS_FAILED
-    write(tmp_path, "def test_other(): pass")
+    (tmp_path / "test_probe.py").write_text("def test_other(): pass")
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     assert Run(tmp_path, "-k", "data").code == 0
 
 
 def test_a_file_that_cannot_be_read_comes_before_any_stage(tmp_path: Path) -> None:
-    write(tmp_path, "import absent_module")
+    (tmp_path / "test_probe.py").write_text("import absent_module")
     run = Run(tmp_path, "-k", "data", "-q")
     assert run.code == pytest.ExitCode.INTERRUPTED
     assert not (tmp_path / ".gkd").exists()
@@ -76,7 +76,7 @@ def test_a_file_that_cannot_be_read_comes_before_any_stage(tmp_path: Path) -> No
 def test_a_session_that_was_ended_is_not_one_without_tests(
     tmp_path: Path, code: int, conftest: str
 ) -> None:
-    write(tmp_path, THEIRS)
+    (tmp_path / "test_probe.py").write_text(THEIRS)
     hook = f"""
         import os, signal
         import pytest
@@ -98,7 +98,7 @@ def test_a_session_that_was_ended_is_not_one_without_tests(
 def test_what_cannot_be_read_below_stages_opts_nothing_in(
     tmp_path: Path, what: str
 ) -> None:
-    write(tmp_path, THEIRS)
+    (tmp_path / "test_probe.py").write_text(THEIRS)
     theirs = tmp_path / "stages/test_theirs.py"
     theirs.parent.mkdir()
     theirs.mkdir() if what == "directory" else theirs.symlink_to("absent")
@@ -119,7 +119,7 @@ def test_what_cannot_be_read_below_stages_opts_nothing_in(
 def test_a_project_that_has_opted_in_gets_the_stage_beside_its_tests(
     tmp_path: Path, ini: str, args: tuple[str, ...], why: str
 ) -> None:
-    write(tmp_path, THEIRS)
+    (tmp_path / "test_probe.py").write_text(THEIRS)
     (tmp_path / "pytest.ini").write_text(f"[pytest]\n{ini}\n")
     run = Run(tmp_path, "-k", "data", "-q", *args)
     assert run.outcomes() == {"data": "passed"}
@@ -129,7 +129,7 @@ def test_a_project_that_has_opted_in_gets_the_stage_beside_its_tests(
 
 @pytest.mark.needs("datasets")
 def test_stages_of_ones_own_opt_in(tmp_path: Path) -> None:
-    write(tmp_path, THEIRS)
+    (tmp_path / "test_probe.py").write_text(THEIRS)
     (tmp_path / "stages").mkdir()
     (tmp_path / "stages/test_mine.py").write_text(
         "import pytest\n\n@pytest.mark.gkd_stage('mine')\ndef test_mine(): pass\n"
@@ -141,7 +141,7 @@ def test_stages_of_ones_own_opt_in(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tests", [THEIRS, "def test_other(): pass"])
 def test_a_project_can_opt_out(tmp_path: Path, tests: str) -> None:
-    write(tmp_path, tests)
+    (tmp_path / "test_probe.py").write_text(tests)
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\ngkd_keyword = false\ngkd_batch_size = 2\n"
     )

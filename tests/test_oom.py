@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_plugin import Run, write
+from test_plugin import Run
 from test_tree import root_only
 
 from pytest_gkd.processes import oom
@@ -57,7 +57,7 @@ def test_a_stage_ended_for_want_of_memory_is_told_from_one_that_was_killed(
 ) -> None:
     if oom.kills() is None:
         pytest.skip("the kernel does not count (Linux before 4.13)")
-    write(tmp_path, PROBE.format(procs=group / "cgroup.procs"))
+    (tmp_path / "test_probe.py").write_text(PROBE.format(procs=group / "cgroup.procs"))
     run = Run(tmp_path, "--gkd-stages=grows,killed", "test_probe.py", "-n1")
     assert run.outcomes() == {"grows": "failed", "killed": "failed"}
     grows, killed = run.stage("grows"), run.stage("killed")

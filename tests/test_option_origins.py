@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_plugin import RULE, Run, write
+from test_plugin import RULE, Run
 
 from pytest_gkd import fault_specs
 from pytest_gkd.options import Settings
@@ -258,7 +258,7 @@ def test_what_loses_no_ini_is_let_through(job: Path, args: tuple[str, ...]) -> N
 @pytest.mark.parametrize("name", ["gkd_stages", "gkd_report", "gkd_student"])
 def test_a_list_in_the_place_of_a_text_is_named(tmp_path: Path, name: str) -> None:
     """pytest hands lists of TOML on as they are ([tool.pytest.ini_options])."""
-    write(tmp_path, "def test_a(): pass\n")
+    (tmp_path / "test_probe.py").write_text("def test_a(): pass\n")
     table = f'[tool.pytest.ini_options]\n{name} = ["data", "nccl"]\n'
     (tmp_path / "pyproject.toml").write_text(table)
     args = () if name == "gkd_stages" else ("--gkd-stages=data",)

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from test_plugin import Run, write
+from test_plugin import Run
 
 THREE = """
 import pytest
@@ -28,7 +28,7 @@ VERDICTS = {"works": "passed", "full": "failed", "last": "passed"}
 
 
 def three(directory: Path, *args: str) -> Run:
-    write(directory, THREE)
+    (directory / "test_probe.py").write_text(THREE)
     return Run(directory, STAGES, *args, "test_probe.py")
 
 
@@ -48,7 +48,7 @@ def test_coverage_of_a_real_stage(tmp_path: Path) -> None:
 
 
 def test_warnings_that_are_errors_find_none_of_ours(tmp_path: Path) -> None:
-    write(tmp_path, THREE)
+    (tmp_path / "test_probe.py").write_text(THREE)
     args = ("-W", "error", "--strict-markers", "--strict-config", "test_probe.py")
     run = Run(tmp_path, "--gkd-stages=works,last", *args)
     assert run.outcomes() == {"works": "passed", "last": "passed"}
@@ -89,21 +89,18 @@ def test_a_stage_is_judged_once_whoever_runs_tests_again(tmp_path: Path) -> None
 def test_x_names_the_stages_that_were_not_reached(
     tmp_path: Path, workers: tuple[str, ...]
 ) -> None:
-    write(
-        tmp_path,
-        """
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import pytest
 
-        @pytest.mark.gkd_stage("first")
-        def test_first(): assert False
+@pytest.mark.gkd_stage("first")
+def test_first(): assert False
 
-        @pytest.mark.gkd_stage("second")
-        def test_second(): pass
+@pytest.mark.gkd_stage("second")
+def test_second(): pass
 
-        @pytest.mark.gkd_stage("third")
-        def test_third(): pass
-        """,
-    )
+@pytest.mark.gkd_stage("third")
+def test_third(): pass
+""")
     names = "--gkd-stages=first,second,third"
     run = Run(tmp_path, names, "-x", "-q", *workers, "test_probe.py")
     assert run.shows("gkd: not reached: second, third")
@@ -178,7 +175,7 @@ def test_how_others_spread_tests_leaves_the_lanes_alone(
 def test_a_name_that_no_stage_has_is_an_error_in_one_process_too(
     tmp_path: Path,
 ) -> None:
-    write(tmp_path, THREE)
+    (tmp_path / "test_probe.py").write_text(THREE)
     run = Run(tmp_path, "--gkd-stages=works,lst", "-n0", "test_probe.py")
     assert run.code == pytest.ExitCode.USAGE_ERROR
     assert "there is no stage 'lst'; did you mean 'last'?" in run.text

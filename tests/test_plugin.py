@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -88,10 +87,6 @@ class Run:
         return any(fnmatch.fnmatchcase(line, pattern) for line in lines)
 
 
-def write(directory: Path, text: str) -> None:
-    (directory / "test_probe.py").write_text(textwrap.dedent(text))
-
-
 @pytest.fixture(scope="module")
 def hang_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hang")
@@ -100,7 +95,7 @@ def hang_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def hang(hang_dir: Path) -> Run:
     """A run that several tests look at."""
-    write(hang_dir, HANGS_IN_C)
+    (hang_dir / "test_probe.py").write_text(HANGS_IN_C)
     names = "--gkd-stages=stuck,after,needy"
     return Run(hang_dir, names, "--junitxml=j.xml", "test_probe.py", "-n2")
 
@@ -161,23 +156,20 @@ def test_junit_tells_the_same_story(hang: Run, hang_dir: Path) -> None:
 def test_a_hang_in_python_ends_with_its_fixtures_torn_down(
     tmp_path: Path,
 ) -> None:
-    write(
-        tmp_path,
-        """
-        import pathlib, time
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import pathlib, time
+import pytest
 
-        @pytest.fixture
-        def resource():
-            yield
-            pathlib.Path("torn-down").touch()
+@pytest.fixture
+def resource():
+    yield
+    pathlib.Path("torn-down").touch()
 
-        @pytest.mark.gkd_stage("slow", timeout=1)
-        def test_slow(resource):
-            while True:
-                time.sleep(0.05)
-        """,
-    )
+@pytest.mark.gkd_stage("slow", timeout=1)
+def test_slow(resource):
+    while True:
+        time.sleep(0.05)
+""")
     run = Run(tmp_path, "--gkd-stages=slow", "test_probe.py")
     assert run.outcomes() == {"slow": "timeout"}
     assert (tmp_path / "torn-down").exists()
@@ -186,22 +178,19 @@ def test_a_hang_in_python_ends_with_its_fixtures_torn_down(
 def test_a_worker_that_dies_fails_its_stage_and_the_lane_goes_on(
     tmp_path: Path,
 ) -> None:
-    write(
-        tmp_path,
-        """
-        import os, signal
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import os, signal
+import pytest
 
-        @pytest.mark.gkd_stage("dies", timeout=20)
-        def test_dies(gkd):
-            gkd.step("about to die")
-            os.kill(os.getpid(), signal.SIGSEGV)
+@pytest.mark.gkd_stage("dies", timeout=20)
+def test_dies(gkd):
+    gkd.step("about to die")
+    os.kill(os.getpid(), signal.SIGSEGV)
 
-        @pytest.mark.gkd_stage("lives", timeout=20)
-        def test_lives():
-            pass
-        """,
-    )
+@pytest.mark.gkd_stage("lives", timeout=20)
+def test_lives():
+    pass
+""")
     run = Run(tmp_path, "--gkd-stages=dies,lives", "test_probe.py")
     assert run.outcomes() == {"dies": "failed", "lives": "passed"}
     assert "SIGSEGV" in run.stage("dies")["message"]
@@ -211,24 +200,21 @@ def test_a_worker_that_dies_fails_its_stage_and_the_lane_goes_on(
 def test_a_worker_that_is_killed_is_noticed_though_a_fork_of_it_lives(
     tmp_path: Path,
 ) -> None:
-    write(
-        tmp_path,
-        """
-        import os, signal, time
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import os, signal, time
+import pytest
 
-        @pytest.mark.gkd_stage("killed", timeout=50)
-        def test_killed():
-            if os.fork() == 0:
-                time.sleep(40)
-                os._exit(0)
-            os.kill(os.getpid(), signal.SIGKILL)
+@pytest.mark.gkd_stage("killed", timeout=50)
+def test_killed():
+    if os.fork() == 0:
+        time.sleep(40)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
 
-        @pytest.mark.gkd_stage("lives", timeout=20)
-        def test_lives():
-            pass
-        """,
-    )
+@pytest.mark.gkd_stage("lives", timeout=20)
+def test_lives():
+    pass
+""")
     run = Run(tmp_path, "--gkd-stages=killed,lives", "test_probe.py")
     assert run.outcomes() == {"killed": "failed", "lives": "passed"}
     assert "SIGKILL" in run.stage("killed")["message"]
@@ -238,33 +224,27 @@ def test_a_worker_that_is_killed_is_noticed_though_a_fork_of_it_lives(
 def test_an_assertion_of_the_users_is_shown_with_its_values(
     tmp_path: Path,
 ) -> None:
-    write(
-        tmp_path,
-        """
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import pytest
 
-        @pytest.mark.gkd_stage("sums")
-        def test_sums():
-            assert sum([1, 2]) == 4, "the sum is off"
-        """,
-    )
+@pytest.mark.gkd_stage("sums")
+def test_sums():
+    assert sum([1, 2]) == 4, "the sum is off"
+""")
     run = Run(tmp_path, "--gkd-stages=sums", "test_probe.py")
     assert run.outcomes() == {"sums": "failed"}
     assert run.shows("FAILED *the sum is off*")
 
 
 def test_v_shows_the_traceback_too(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        """
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import pytest
 
-        @pytest.mark.gkd_stage("sums")
-        def test_sums():
-            number = 3
-            assert number == 4
-        """,
-    )
+@pytest.mark.gkd_stage("sums")
+def test_sums():
+    number = 3
+    assert number == 4
+""")
     short = Run(tmp_path, "--gkd-stages=sums", "test_probe.py")
     assert "number = 3" not in short.text
     long = Run(tmp_path, "--gkd-stages=sums", "-v", "test_probe.py")
@@ -274,17 +254,14 @@ def test_v_shows_the_traceback_too(tmp_path: Path) -> None:
 def test_n0_runs_in_one_process_and_says_what_it_does_not_hold(
     tmp_path: Path,
 ) -> None:
-    write(
-        tmp_path,
-        """
-        import os
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import os
+import pytest
 
-        @pytest.mark.gkd_stage("here")
-        def test_here(gkd):
-            assert "PYTEST_XDIST_WORKER" not in os.environ
-        """,
-    )
+@pytest.mark.gkd_stage("here")
+def test_here(gkd):
+    assert "PYTEST_XDIST_WORKER" not in os.environ
+""")
     run = Run(tmp_path, "--gkd-stages=here", "-n0", "test_probe.py")
     assert run.outcomes() == {"here": "passed"}
     assert run.shows("*-n0*budgets are not enforced*")
@@ -292,37 +269,31 @@ def test_n0_runs_in_one_process_and_says_what_it_does_not_hold(
 
 @pytest.mark.parametrize("workers", ["1", "3"])
 def test_lanes_fit_the_users_own_n(tmp_path: Path, workers: str) -> None:
-    write(
-        tmp_path,
-        """
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import pytest
 
-        @pytest.mark.gkd_stage("second", lane="a", needs=["first"])
-        def test_second(): pass
+@pytest.mark.gkd_stage("second", lane="a", needs=["first"])
+def test_second(): pass
 
-        @pytest.mark.gkd_stage("first", lane="b")
-        def test_first(): pass
-        """,
-    )
+@pytest.mark.gkd_stage("first", lane="b")
+def test_first(): pass
+""")
     args = ("--gkd-stages=first,second", "-n", workers, "test_probe.py")
     run = Run(tmp_path, *args)
     assert run.outcomes() == {"first": "passed", "second": "passed"}
 
 
 def test_x_stops_the_other_lanes_too(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        """
-        import time
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import time
+import pytest
 
-        @pytest.mark.gkd_stage("fails", lane="a")
-        def test_fails(): assert False
+@pytest.mark.gkd_stage("fails", lane="a")
+def test_fails(): assert False
 
-        @pytest.mark.gkd_stage("sleeps", lane="b")
-        def test_sleeps(): time.sleep(50)
-        """,
-    )
+@pytest.mark.gkd_stage("sleeps", lane="b")
+def test_sleeps(): time.sleep(50)
+""")
     args = ("--gkd-stages=fails,sleeps", "-x", "-n2", "test_probe.py")
     run = Run(tmp_path, *args)
     assert run.outcomes() == {"fails": "failed", "sleeps": "skipped"}
@@ -334,7 +305,7 @@ def test_x_stops_the_other_lanes_too(tmp_path: Path) -> None:
 def test_an_interrupt_ends_everything_and_the_report_says_where(
     tmp_path: Path, number: signal.Signals, times: int
 ) -> None:
-    write(tmp_path, HANGS_IN_C)
+    (tmp_path / "test_probe.py").write_text(HANGS_IN_C)
     command = [sys.executable, "-m", "pytest", "--gkd-stages=stuck", "test_probe.py"]
     # What a shell starts in the background ignores SIGINT, and so do its children.
     heeds = "import os, signal, sys; signal.signal(2, signal.SIG_DFL)"
@@ -381,37 +352,31 @@ def _await_step(report: Path, step: str) -> dict[str, Any]:
 
 
 def test_stages_inside_a_stage_are_refused(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        """
-        import subprocess, sys
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import subprocess, sys
+import pytest
 
-        @pytest.mark.gkd_stage("outer")
-        def test_outer():
-            command = [sys.executable, "-m", "pytest", "--gkd-stages=data"]
-            inner = subprocess.run(command, capture_output=True, text=True)
-            assert inner.returncode == 4
-            assert "inside the running stage 'outer'" in inner.stderr
-        """,
-    )
+@pytest.mark.gkd_stage("outer")
+def test_outer():
+    command = [sys.executable, "-m", "pytest", "--gkd-stages=data"]
+    inner = subprocess.run(command, capture_output=True, text=True)
+    assert inner.returncode == 4
+    assert "inside the running stage 'outer'" in inner.stderr
+""")
     assert Run(tmp_path, "--gkd-stages=outer", "test_probe.py").code == 0
 
 
 def test_without_the_option_a_marked_test_is_an_ordinary_test(
     tmp_path: Path,
 ) -> None:
-    write(
-        tmp_path,
-        """
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import pytest
 
-        @pytest.mark.gkd_stage("probe", timeout=5)
-        def test_probe(gkd):
-            gkd.step("working")
-            assert gkd.settings.device in ("cpu", "cuda")
-        """,
-    )
+@pytest.mark.gkd_stage("probe", timeout=5)
+def test_probe(gkd):
+    gkd.step("working")
+    assert gkd.settings.device in ("cpu", "cuda")
+""")
     run = Run(tmp_path)
     assert run.shows("*= 1 passed*")
     assert not (tmp_path / ".gkd").exists()
@@ -420,17 +385,14 @@ def test_without_the_option_a_marked_test_is_an_ordinary_test(
 def test_other_tests_are_left_out_unless_k_asked_for_them(
     tmp_path: Path,
 ) -> None:
-    write(
-        tmp_path,
-        """
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import pytest
 
-        @pytest.mark.gkd_stage("mine")
-        def test_mine(): pass
+@pytest.mark.gkd_stage("mine")
+def test_mine(): pass
 
-        def test_other(): pass
-        """,
-    )
+def test_other(): pass
+""")
     run = Run(tmp_path, "--gkd-stages=mine", "test_probe.py")
     assert run.shows("*= 1 passed*")
 
@@ -449,18 +411,15 @@ def test_a_missing_data_file_is_named_with_its_advice(
 
 
 def test_quiet_shows_no_progress(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        """
-        import time
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import time
+import pytest
 
-        @pytest.mark.gkd_stage("slow")
-        def test_slow(gkd):
-            gkd.step("working")
-            time.sleep(1)
-        """,
-    )
+@pytest.mark.gkd_stage("slow")
+def test_slow(gkd):
+    gkd.step("working")
+    time.sleep(1)
+""")
     run = Run(tmp_path, "--gkd-stages=slow", "-q", "test_probe.py")
     assert "working" not in run.text
     assert run.code == 0
@@ -533,9 +492,8 @@ def test_a_value_that_cannot_be_used_is_a_usage_error_that_says_why(
 def test_a_marker_that_cannot_be_read_is_named(
     tmp_path: Path, marker: str, says: str
 ) -> None:
-    write(
-        tmp_path,
-        f"import pytest\n\n@pytest.mark.gkd_stage{marker}\ndef test_a(): pass\n",
+    (tmp_path / "test_probe.py").write_text(
+        f"import pytest\n\n@pytest.mark.gkd_stage{marker}\ndef test_a(): pass\n"
     )
     run = Run(tmp_path, "--gkd-stages=a", "test_probe.py")
     assert run.code == pytest.ExitCode.USAGE_ERROR
@@ -563,16 +521,13 @@ says = "what 503 means there"
 def test_a_rule_of_the_users_own_names_the_cause(tmp_path: Path) -> None:
     (tmp_path / "reward.toml").write_text(RULE)
     (tmp_path / "pytest.ini").write_text("[pytest]\ngkd_rules = reward.toml\n")
-    write(
-        tmp_path,
-        """
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import pytest
 
-        @pytest.mark.gkd_stage("reward")
-        def test_reward():
-            raise RuntimeError("reward server said 503")
-        """,
-    )
+@pytest.mark.gkd_stage("reward")
+def test_reward():
+    raise RuntimeError("reward server said 503")
+""")
     run = Run(tmp_path, "--gkd-stages=reward", "test_probe.py")
     assert run.stage("reward")["diagnosis"]["cause"] == "mine.reward-down"
     assert run.shows("*fix *Wait a minute*")
@@ -597,35 +552,29 @@ def test_the_run_leaves_no_temporary_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    write(
-        tmp_path,
-        """
-        import tempfile
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import tempfile
+import pytest
 
-        @pytest.mark.gkd_stage("leaves")
-        def test_leaves():
-            tempfile.mkdtemp()
-        """,
-    )
+@pytest.mark.gkd_stage("leaves")
+def test_leaves():
+    tempfile.mkdtemp()
+""")
     assert Run(tmp_path, "--gkd-stages=leaves", "test_probe.py").code == 0
     assert list(tmp_path.glob("gkd-*")) == []
 
 
 def test_what_a_passed_stage_left_running_is_ended_and_named(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        f"""
-        import subprocess, sys
-        import pytest
+    (tmp_path / "test_probe.py").write_text(f"""
+import subprocess, sys
+import pytest
 
-        @pytest.mark.gkd_stage("leaves")
-        def test_leaves(gkd):
-            sleeper = [sys.executable, "-c", {SLEEPER!r}]
-            child = subprocess.Popen(sleeper, start_new_session=True)
-            gkd.fact("child", child.pid)
-        """,
-    )
+@pytest.mark.gkd_stage("leaves")
+def test_leaves(gkd):
+    sleeper = [sys.executable, "-c", {SLEEPER!r}]
+    child = subprocess.Popen(sleeper, start_new_session=True)
+    gkd.fact("child", child.pid)
+""")
     run = Run(tmp_path, "--gkd-stages=leaves", "test_probe.py")
     assert run.outcomes() == {"leaves": "passed"}
     assert not psutil.pid_exists(run.stage("leaves")["facts"]["child"])
@@ -636,21 +585,18 @@ def test_what_a_passed_stage_left_running_is_ended_and_named(tmp_path: Path) -> 
 def test_what_the_fixtures_run_into_later_does_not_hide_the_failure(
     tmp_path: Path,
 ) -> None:
-    write(
-        tmp_path,
-        """
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import pytest
 
-        @pytest.fixture
-        def resource():
-            yield
-            raise OSError("teardown fell over")
+@pytest.fixture
+def resource():
+    yield
+    raise OSError("teardown fell over")
 
-        @pytest.mark.gkd_stage("full")
-        def test_full(resource):
-            raise OSError(28, "No space left on device")
-        """,
-    )
+@pytest.mark.gkd_stage("full")
+def test_full(resource):
+    raise OSError(28, "No space left on device")
+""")
     stage = Run(tmp_path, "--gkd-stages=full", "test_probe.py").stage("full")
     assert "No space left" in stage["message"]
     assert stage["also"] == ["teardown: OSError: teardown fell over"]
@@ -659,22 +605,19 @@ def test_what_the_fixtures_run_into_later_does_not_hide_the_failure(
 def test_what_a_stage_found_besides_is_told_and_no_line_in_brackets_is_taken_for_it(
     tmp_path: Path,
 ) -> None:
-    write(
-        tmp_path,
-        """
-        import pytest
-        from pytest_gkd.stage_api import StageFault
+    (tmp_path / "test_probe.py").write_text("""
+import pytest
+from pytest_gkd.stage_api import StageFault
 
-        @pytest.mark.gkd_stage("several")
-        def test_several():
-            other = StageFault("env.no-gpu", "no GPU here\\nnor there")
-            raise StageFault("env.disk-full", "the disk is full\\n[a]", also=[other])
+@pytest.mark.gkd_stage("several")
+def test_several():
+    other = StageFault("env.no-gpu", "no GPU here\\nnor there")
+    raise StageFault("env.disk-full", "the disk is full\\n[a]", also=[other])
 
-        @pytest.mark.gkd_stage("one")
-        def test_one():
-            raise ValueError("not these:\\n[1, 2]")
-        """,
-    )
+@pytest.mark.gkd_stage("one")
+def test_one():
+    raise ValueError("not these:\\n[1, 2]")
+""")
     run = Run(tmp_path, "--gkd-stages=several,one", "test_probe.py")
     assert run.stage("several")["also"] == ["[env.no-gpu] no GPU here"]
     assert run.stage("one")["also"] == []
@@ -685,18 +628,15 @@ def test_what_the_user_sends_the_output_to_is_not_cut(
     tmp_path: Path, mode: str
 ) -> None:
     """Under -s a flood goes there, not to a file of pytest's."""
-    write(
-        tmp_path,
-        """
-        import sys
-        import pytest
+    (tmp_path / "test_probe.py").write_text("""
+import sys
+import pytest
 
-        @pytest.mark.gkd_stage("floods")
-        def test_floods():
-            for _ in range(5):
-                sys.stderr.write("x" * 1_000_000)
-        """,
-    )
+@pytest.mark.gkd_stage("floods")
+def test_floods():
+    for _ in range(5):
+        sys.stderr.write("x" * 1_000_000)
+""")
     log = tmp_path / "all.log"
     log.write_text("words of before")
     command = [sys.executable, "-m", "pytest", "-s", "--gkd-stages=floods"]

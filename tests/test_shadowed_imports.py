@@ -8,7 +8,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from test_plugin import Run, write
+from test_plugin import Run
 
 from pytest_gkd.diagnosis import shadowed_imports
 from pytest_gkd.stage_api import Note, StageFault
@@ -124,7 +124,7 @@ def test_other():
 def test_a_stage_that_meets_one_says_so(tmp_path: Path, workers: str) -> None:
     pytest.importorskip("numpy")
     pytest.importorskip("datasets")
-    write(tmp_path, STAGES)
+    (tmp_path / "test_probe.py").write_text(STAGES)
     (tmp_path / "datasets.py").write_text("rows = []\n")
     (tmp_path / "numpy.py").write_text("")
     names = "--gkd-stages=loads,computes,other"
@@ -142,8 +142,8 @@ def test_the_run_does_not_trip_over_a_module_in_its_directory(
     tmp_path: Path, name: str
 ) -> None:
     """By the script ``pytest``, for which the directory is not on ``sys.path``."""
-    write(
-        tmp_path, "import pytest\n\n@pytest.mark.gkd_stage('one')\ndef test_one(): pass"
+    (tmp_path / "test_probe.py").write_text(
+        "import pytest\n\n@pytest.mark.gkd_stage('one')\ndef test_one(): pass"
     )
     (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong one')\n")
     script = Path(sys.executable).with_name("pytest")

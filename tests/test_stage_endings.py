@@ -10,7 +10,7 @@ from pathlib import Path
 import fresh_python
 import psutil
 import pytest
-from test_plugin import Run, write
+from test_plugin import Run
 
 ENDINGS = """
 import ctypes, os, signal, sys, threading, time
@@ -137,7 +137,7 @@ def endings_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def endings(endings_dir: Path) -> Run:
-    write(endings_dir, ENDINGS)
+    (endings_dir / "test_probe.py").write_text(ENDINGS)
     (endings_dir / "conftest.py").write_text(CONFTEST)
     (endings_dir / "kept").mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -198,7 +198,7 @@ def test_an_allocation_that_was_refused_is_not_told_as_a_kill(endings: Run) -> N
 def test_in_one_process_pytest_exit_ends_the_run_but_never_as_a_success(
     tmp_path: Path,
 ) -> None:
-    write(tmp_path, ENDINGS)
+    (tmp_path / "test_probe.py").write_text(ENDINGS)
     run = Run(tmp_path, "--gkd-stages=exit_0,last", "test_probe.py", "-n0")
     assert run.code == pytest.ExitCode.INTERRUPTED
     assert run.outcomes() == {"exit_0": "skipped", "last": "skipped"}
@@ -207,7 +207,7 @@ def test_in_one_process_pytest_exit_ends_the_run_but_never_as_a_success(
 def test_in_one_process_a_closed_stream_is_told_of_every_stage_that_it_costs(
     tmp_path: Path,
 ) -> None:
-    write(tmp_path, ENDINGS)
+    (tmp_path / "test_probe.py").write_text(ENDINGS)
     run = Run(tmp_path, "--gkd-stages=close_stdout,last", "test_probe.py", "-n0")
     assert run.outcomes() == {"close_stdout": "failed", "last": "failed"}
     for name in ("close_stdout", "last"):
@@ -246,9 +246,7 @@ def test_a_number_that_was_closed_and_used_anew_is_not_written_to(
 def test_a_reporter_of_the_users_that_fails_is_named_and_nothing_goes_on(
     tmp_path: Path, workers: str
 ) -> None:
-    write(
-        tmp_path,
-        """
+    (tmp_path / "test_probe.py").write_text("""
 import subprocess, time
 from pathlib import Path
 import pytest
@@ -265,8 +263,7 @@ def test_reported():
 
 @pytest.mark.gkd_stage("later", lane="two", timeout=60)
 def test_later(): pass
-""",
-    )
+""")
     (tmp_path / "conftest.py").write_text("""
 import json, os
 
@@ -357,7 +354,7 @@ def test_needy(): pass
 @pytest.fixture(scope="module")
 def wiped(tmp_path_factory: pytest.TempPathFactory) -> Run:
     directory = tmp_path_factory.mktemp("wiped")
-    write(directory, WIPED)
+    (directory / "test_probe.py").write_text(WIPED)
     names = (
         "wipes,wipes_and_leaves,next,crashes,wipes_and_hangs,scribbles,fills,late,needy"
     )
@@ -433,7 +430,7 @@ print(json.dumps(found))
 
 @pytest.mark.parametrize("workers", ["-n1", "-n0"])
 def test_a_session_that_is_over_holds_no_file(tmp_path: Path, workers: str) -> None:
-    write(tmp_path, ENDINGS)
+    (tmp_path / "test_probe.py").write_text(ENDINGS)
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "two.py").write_text(TWO_SESSIONS)
     done = fresh_python.run("two.py", workers, cwd=tmp_path, check=True)
@@ -445,36 +442,33 @@ def test_a_session_that_is_over_holds_no_file(tmp_path: Path, workers: str) -> N
 def test_a_guardian_that_was_started_anew_is_nothing_left_behind(
     tmp_path: Path,
 ) -> None:
-    write(
-        tmp_path,
-        """
-        import os, shutil, time
-        import psutil, pytest
+    (tmp_path / "test_probe.py").write_text("""
+import os, shutil, time
+import psutil, pytest
 
-        def guardians():
-            below = psutil.Process(os.getppid()).children()
-            return [p for p in below if p.name() == "gkd-guardian"]
+def guardians():
+    below = psutil.Process(os.getppid()).children()
+    return [p for p in below if p.name() == "gkd-guardian"]
 
-        @pytest.mark.gkd_stage("kills", timeout=60)
-        def test_kills(gkd):
-            shutil.rmtree(gkd.run_dir, ignore_errors=True)
-            (first,) = guardians()
-            first.kill()
-            while not [p for p in guardians() if p != first]:
-                time.sleep(0.05)
-            time.sleep(2.5)  # the tracker has walked again
-            assert len([p for p in guardians() if p != first]) == 1
-            pid = os.fork()  # an orphan of this worker, which the run buries
-            if pid:
-                os._exit(0)
-            time.sleep(600)
+@pytest.mark.gkd_stage("kills", timeout=60)
+def test_kills(gkd):
+    shutil.rmtree(gkd.run_dir, ignore_errors=True)
+    (first,) = guardians()
+    first.kill()
+    while not [p for p in guardians() if p != first]:
+        time.sleep(0.05)
+    time.sleep(2.5)  # the tracker has walked again
+    assert len([p for p in guardians() if p != first]) == 1
+    pid = os.fork()  # an orphan of this worker, which the run buries
+    if pid:
+        os._exit(0)
+    time.sleep(600)
 
-        @pytest.mark.gkd_stage("after", timeout=60)
-        def test_after(gkd):
-            time.sleep(3)
-            assert len(guardians()) == 1
-        """,
-    )
+@pytest.mark.gkd_stage("after", timeout=60)
+def test_after(gkd):
+    time.sleep(3)
+    assert len(guardians()) == 1
+""")
     run = Run(tmp_path, "--gkd-stages=kills,after", "test_probe.py")
     assert run.outcomes() == {"kills": "failed", "after": "passed"}
     assert "GKD_GUARDIAN" not in str(run.report["cleaned"])
@@ -538,7 +532,7 @@ def junit_kinds(path: Path) -> dict[str, str]:
 def test_an_expected_failure_is_the_same_everywhere(
     tmp_path: Path, workers: str
 ) -> None:
-    write(tmp_path, EXPECTED)
+    (tmp_path / "test_probe.py").write_text(EXPECTED)
     run = Run(
         tmp_path,
         "--gkd-stages=fails,not_run,by_hand,passes,needy",
@@ -568,7 +562,7 @@ def test_an_expected_failure_is_the_same_everywhere(
 
 @pytest.mark.parametrize("workers", ["-n2", "-n0"])
 def test_what_xfail_does_not_cover_fails(tmp_path: Path, workers: str) -> None:
-    write(tmp_path, UNEXPECTED)
+    (tmp_path / "test_probe.py").write_text(UNEXPECTED)
     run = Run(
         tmp_path,
         "--gkd-stages=strict,other_error,slow",
@@ -656,7 +650,7 @@ def test_after():
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Run:
     directory = tmp_path_factory.mktemp("texts")
-    write(directory, TEXTS)
+    (directory / "test_probe.py").write_text(TEXTS)
     return Run(directory, "--gkd-stages=all", "test_probe.py", "-k", "test_probe")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import fresh_python
 import pytest
 from test_containers import root_only
-from test_plugin import Run, write
+from test_plugin import Run
 from waiting import until
 
 from pytest_gkd.processes import tree
@@ -127,7 +127,7 @@ HAS_SUBTESTS = int(pytest.__version__.split(".")[0]) >= 9
 
 
 def run(directory: Path, stages: str, *args: str, **options: str | None) -> Run:
-    write(directory, PROBE)
+    (directory / "test_probe.py").write_text(PROBE)
     own = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")}
     environ = {k: v for k, v in {**own, **options}.items() if v is not None}
     return Run(directory, f"--gkd-stages={stages}", "test_probe.py", *args, env=environ)
@@ -135,7 +135,7 @@ def run(directory: Path, stages: str, *args: str, **options: str | None) -> Run:
 
 def started_by(directory: Path, code: str, stages: str) -> Run:
     """A run that a Python process begins which has executed ``code`` just before."""
-    write(directory, PROBE)
+    (directory / "test_probe.py").write_text(PROBE)
     script = f"import os, signal, sys; {code}; os.execv(sys.executable, sys.argv[1:])"
     before = (sys.executable, "-c", script)
     return Run(directory, f"--gkd-stages={stages}", "test_probe.py", before=before)
@@ -166,7 +166,7 @@ def test_a_umask_that_takes_from_the_user_himself_is_named(
 
 @root_only
 def test_the_proc_of_another_namespace_is_named(tmp_path: Path) -> None:
-    write(tmp_path, PROBE)
+    (tmp_path / "test_probe.py").write_text(PROBE)
     before = ("unshare", "--pid", "--fork")
     done = Run(tmp_path, "--gkd-stages=passes", "test_probe.py", before=before)
     assert done.code == pytest.ExitCode.USAGE_ERROR
@@ -204,7 +204,7 @@ def test_where_no_process_can_be_started_a_line_says_why(
         *(f"--ambient-caps={rights}", f"--bounding-set={rights}"),
         *("prlimit", f"--nproc={processes}"),
     )
-    write(tmp_path, PROBE)
+    (tmp_path / "test_probe.py").write_text(PROBE)
     done = Run(tmp_path, "--gkd-stages=passes", "test_probe.py", before=before)
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert done.shows("ERROR: the stages' processes could not be started: *")
@@ -214,7 +214,7 @@ def test_where_no_process_can_be_started_a_line_says_why(
 def test_a_directory_whose_name_is_no_text_is_told_in_a_line(tmp_path: Path) -> None:
     place = Path(os.fsdecode(os.fsencode(tmp_path) + b"/x\xffy"))
     place.mkdir()
-    write(place, PROBE)
+    (place / "test_probe.py").write_text(PROBE)
     args = "-m pytest -p no:cacheprovider --gkd-stages=passes test_probe.py"
     done = subprocess.run(
         [sys.executable, *shlex.split(args)], cwd=place, capture_output=True, timeout=60
@@ -457,7 +457,7 @@ def test_a_stage_that_a_debugger_left_out_has_not_passed(tmp_path: Path) -> None
 
 
 def test_a_debugger_has_the_terminal(tmp_path: Path) -> None:
-    write(tmp_path, PROBE)
+    (tmp_path / "test_probe.py").write_text(PROBE)
     args = "-m pytest -p no:cacheprovider --gkd-stages=fails --trace test_probe.py"
     leader, terminal = pty.openpty()
     with os.fdopen(leader, "wb") as keys, os.fdopen(terminal) as stdin:
@@ -487,7 +487,7 @@ def test_a_stage_needs_no_temporary_directory_of_pytests(tmp_path: Path) -> None
 
 
 def test_signals_of_the_caller_are_as_they_were(tmp_path: Path) -> None:
-    write(tmp_path, PROBE)
+    (tmp_path / "test_probe.py").write_text(PROBE)
     code = (
         "import pytest, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
         "pytest.main(sys.argv[1:]); print(signal.getsignal(signal.SIGCHLD))"
@@ -539,7 +539,7 @@ def test_last(): pass
 
 
 def test_what_a_stage_has_replaced_costs_no_other_stage(tmp_path: Path) -> None:
-    write(tmp_path, PATCHES)
+    (tmp_path / "test_probe.py").write_text(PATCHES)
     done = Run(tmp_path, "--gkd-stages=all", "test_probe.py", "-k", "test_probe", "-n2")
     assert "INTERNALERROR" not in done.text
     assert done.code == pytest.ExitCode.TESTS_FAILED
