@@ -566,17 +566,17 @@ def full(self, event):
 EventWriter.write = full
 """
 TWO = """
-    import time
-    import pytest
+import time
+import pytest
 
-    @pytest.mark.gkd_stage("first", lane="probe", timeout=30)
-    def test_first(gkd):
-        gkd.step("loading")
+@pytest.mark.gkd_stage("first", lane="probe", timeout=30)
+def test_first(gkd):
+    gkd.step("loading")
 
-    @pytest.mark.gkd_stage("second", lane="probe", timeout=30)
-    def test_second():
-        pass
-    """
+@pytest.mark.gkd_stage("second", lane="probe", timeout=30)
+def test_second():
+    pass
+"""
 
 
 @pytest.mark.parametrize("kind", ["hello", "collected"])
