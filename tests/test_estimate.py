@@ -350,10 +350,7 @@ def test_a_real_step_takes_what_is_estimated(
     """Every tensor of weights, gradients, copies and moments is counted."""
     model = tiny.make(tmp_path).student if name == "tiny" else tmp_path / "model"
     done = fresh_python.run(
-        str(PROGRAMS / "step_bytes.py"),
-        name,
-        str(model),
-        dtype,
+        *(PROGRAMS / "step_bytes.py", name, model, dtype),
         environ={"CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 0, done.stderr[-4000:]
@@ -373,21 +370,12 @@ def test_a_model_that_cannot_fit_is_refused_before_vllm_is_imported(
     tmp_path: Path,
 ) -> None:
     model = sparse(tmp_path / "m", dataclasses.replace(QWEN_14B, layers=9_000))
-    call = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--gkd-stages=vllm",
-        f"--gkd-student={model}",
-    ]
-    done = subprocess.run(
-        [*call, f"--gkd-train-files={tiny.make(tmp_path / 'made').train_file}"],
+    prompts = tiny.make(tmp_path / "made").train_file
+    asked = [f"--gkd-student={model}", f"--gkd-train-files={prompts}"]
+    done = fresh_python.run(
+        *("-m", "pytest", "--gkd-stages=vllm", *asked),
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        environ={"CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 1, done.stdout[-4000:]
     report = json.loads((tmp_path / ".gkd/last/report.json").read_text())

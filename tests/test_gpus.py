@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import fresh_python
 import pytest
 import recorded
 from recorded import PutsOn, Recorded, needs_compiler
@@ -220,14 +220,9 @@ def test_this_build_runs_one_rank_on_the_cpu_of_a_machine_with_eight_gpus(
     if not lack:
         pytest.skip("torch and vLLM are built for CUDA here")
     told = recorded.environment(recorded.EIGHT_H100, tmp_path / "driver")
-    call = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-    run = subprocess.run(
-        [*call, "--gkd-stages=nccl", "--gkd-world-size=1", "--gkd-report=report"],
-        cwd=tmp_path,
-        env={**os.environ, **told},
-        capture_output=True,
-        text=True,
-        check=False,
+    asked = ["--gkd-stages=nccl", "--gkd-world-size=1", "--gkd-report=report"]
+    run = fresh_python.run(
+        *("-m", "pytest", "-p", "no:cacheprovider", *asked), cwd=tmp_path, environ=told
     )
     assert run.returncode == 0, run.stdout
     assert f"device cpu ({lack}, so 8 GPU(s) stay unused)" in run.stdout

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_step import FIRST
 
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.gkd import memory_use
@@ -14,26 +15,10 @@ from pytest_gkd.workload.gkd.batch import Sequence
 from pytest_gkd.workload.gkd.step import StepReport
 
 MB = 1_000_000
-REPORT = StepReport(
-    loss=2.0,
-    grad_norm=1.5,
-    tokens=64,
-    learning_rate=1e-3,
-    parameters=27,
-    frozen=0,
-    parameters_with_grad=27,
-    parameters_moved=27,
-    unmoved=[],
-    unused=0,
-    nonfinite_grads=[],
-    zero_grads=[],
-    nonfinite_parameters=[],
-    nonfinite_teacher=0,
-)
 
 
 def steps(*held: int | None) -> list[StepReport]:
-    return [replace(REPORT, allocated_bytes=count) for count in held]
+    return [replace(FIRST, allocated_bytes=count) for count in held]
 
 
 def test_memory_that_grows_with_every_step_is_a_leak() -> None:

@@ -22,7 +22,7 @@ import pytest
 
 from pytest_gkd import sanitize
 
-PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
+PYTEST = ("-m", "pytest", "-p", "no:cacheprovider")
 # What terminals obey, and the two ways in which GitHub's runner is commanded.
 HOSTILE = (
     "\x1b]0;owned\x07",
@@ -306,7 +306,7 @@ def test_no_output_of_a_run_is_obeyed_or_holds_a_secret(
 ) -> None:
     (tmp_path / "test_probe.py").write_text(PROBE, "utf-8")
     done = subprocess.run(
-        [*PYTEST, "--gkd-stages", "-k", "probe", "test_probe.py", *options],
+        [sys.executable, *PYTEST, "--gkd-stages", "-kprobe", "test_probe.py", *options],
         cwd=tmp_path,
         env={
             **os.environ,
@@ -342,13 +342,7 @@ def test_an_option_that_cannot_be_used_is_echoed_harmlessly(
     tmp_path: Path, option: str
 ) -> None:
     given = "\x1b]0;x\x07\r::error::x ##[error]y \u202e --token tk4711abc"
-    done = subprocess.run(
-        [*PYTEST, "--gkd-stages", option.format(given)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = fresh_python.run(*PYTEST, "--gkd-stages", option.format(given), cwd=tmp_path)
     assert done.returncode == 4
     assert obeyed(done.stdout + done.stderr) == []
     assert "tk4711abc" not in done.stdout + done.stderr
@@ -377,13 +371,7 @@ def test_a_stage_that_cannot_be_shown_by_its_name_is_refused(
             """
         )
     )
-    done = subprocess.run(
-        [*PYTEST, "--gkd-stages", "-k", "test_x", "."],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = fresh_python.run(*PYTEST, "--gkd-stages", "-k", "test_x", ".", cwd=tmp_path)
     assert "would obey; give the stage and its file another name" in done.stderr
     assert obeyed(done.stdout + done.stderr) == []
 
