@@ -148,14 +148,6 @@ def test_children_are_asked_too(start: Start, tmp_path: Path) -> None:
     assert "waits_for_ever" in second.text
 
 
-def test_the_process_itself_may_be_left_out(start: Start, tmp_path: Path) -> None:
-    child = start(HAS_A_CHILD.format(code=SLEEPS))
-    (below,) = stacks.collect(
-        child.pid, tmp_path, tmp_path / "out", limit_s=LIMIT_S, itself=False
-    )
-    assert below.pid != child.pid
-
-
 def test_a_stopped_process_shows_its_stack_and_stays_stopped(
     start: Start, tmp_path: Path
 ) -> None:

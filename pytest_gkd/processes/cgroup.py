@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_gkd.clock import monotonic
+from pytest_gkd.processes import procfs
 
 PREFIX = "pytest-gkd-"
 FREEZE_LIMIT_S = 1.0
@@ -33,27 +34,19 @@ def memory_events() -> Path | None:
 
 
 def first_version(controller: str, file: str) -> Path | None:
-    """A file of this process's group of version 1."""
-    try:
-        own = Path("/proc/self/cgroup").read_text("utf-8", "replace")
-        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace")
-    except OSError:
+    """A file of this process's group of version 1.
+
+    That has a hierarchy for each controller, or for a few together.
+    """
+    own = rf"\d+:(?:\S+,)?{controller}(?:,[^:]+)?"
+    found = _group(own, rf"cgroup \S+ \S*\b{controller}\b")
+    if found is None:
         return None
-    group = re.search(
-        rf"^\d+:(?:\S+,)?{controller}(?:,[^:]+)?:(/.*)$", own, re.MULTILINE
-    )
-    mount = re.search(
-        rf"^\S+ \S+ \S+ (\S+) (\S+) .*? - cgroup \S+ \S*\b{controller}\b",
-        mounts,
-        re.MULTILINE,
-    )
-    if group is None or mount is None:
-        return None
-    root, place = (re.sub(r"\\(\d{3})", _character, text) for text in mount.groups())
+    place, root, group = found
     # In a container the path may be the host's, and what is mounted is then our own.
-    inside = Path(group[1]).is_relative_to(root)
-    found = Path(place, Path(group[1]).relative_to(root) if inside else "", file)
-    return found if found.exists() else None
+    below = group.relative_to(root) if group.is_relative_to(root) else ""
+    here = place / below / file
+    return here if here.exists() else None
 
 
 @functools.cache
@@ -63,23 +56,34 @@ def base() -> Path | None:
 
 
 def _own() -> Path | None:
+    found = _group("0:", "cgroup2 ")
+    if found is None:
+        return None
+    place, root, group = found
+    if not group.is_relative_to(root):
+        return None  # it is above what this container may see
+    return place / group.relative_to(root)
+
+
+def _group(hierarchy: str, mounted: str) -> tuple[Path, Path, Path] | None:
+    """Where a hierarchy is mounted, which of its groups is there, and which is ours.
+
+    By what begins its line of /proc/self/cgroup (cgroups(7)) and what says in that of
+    /proc/self/mountinfo (proc(5)) which it is.
+    """
     try:
-        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace")
         own = Path("/proc/self/cgroup").read_text("utf-8", "replace")
+        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace")
     except OSError:
         return None
-    group = re.search(r"^0::(/.*)$", own, re.MULTILINE)
-    mount = re.search(r"^\S+ \S+ \S+ (\S+) (\S+) .*? - cgroup2 ", mounts, re.MULTILINE)
+    group = re.search(rf"^{hierarchy}:(/.*)$", own, re.MULTILINE)
+    mount = re.search(
+        rf"^\S+ \S+ \S+ (\S+) (\S+) .*? - {mounted}", mounts, re.MULTILINE
+    )
     if group is None or mount is None:
         return None
-    root, place = (re.sub(r"\\(\d{3})", _character, text) for text in mount.groups())
-    if not Path(group[1]).is_relative_to(root):
-        return None  # it is above what this container may see
-    return Path(place) / Path(group[1]).relative_to(root)
-
-
-def _character(escaped: re.Match[str]) -> str:
-    return chr(int(escaped[1], 8))
+    root, place = map(procfs.unescaped, mount.groups())
+    return Path(place), Path(root), Path(group[1])
 
 
 def of(run_id: str, pid: int) -> Path | None:

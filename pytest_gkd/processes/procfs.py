@@ -293,12 +293,13 @@ def mounted_below(place: Path) -> list[str]:
         text = (PROC / "self/mounts").read_text("utf-8", "surrogateescape")
     except OSError:
         return []
-    # Blanks and their like are written as octal numbers (fstab(5)).
-    points = (
-        re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), line.split(" ")[1])
-        for line in text.splitlines()
-    )
+    points = (unescaped(line.split(" ")[1]) for line in text.splitlines())
     return [point for point in points if point.startswith(f"{place.resolve()}/")]
+
+
+def unescaped(path: str) -> str:
+    """A path of the kernel's: blanks and their like are octal numbers (fstab(5))."""
+    return re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), path)
 
 
 # -- shared memory ---------------------------------------------------------------

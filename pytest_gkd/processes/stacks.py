@@ -146,21 +146,19 @@ def collect(
     *,
     prepare: Prepare = make_way,
     limit_s: float = 1.2,
-    itself: bool = True,
 ) -> list[Stack]:
     """Dump the stacks of ``pid`` and everything below it, in parallel.
 
     At most 32 of them; the others are listed in ``more.txt``. Files go to ``out``;
     ``armed`` is the directory given to ``arm``. ``prepare`` makes the way to a file, or
-    raises OSError. After ``limit_s`` seconds whatever has
-    not answered is left with a note. A process that is not Python gets its state and
-    the kernel function it waits in.
+    raises OSError. After ``limit_s`` seconds whatever has not answered is left with a
+    note. A process that is not Python gets its state and what it waits in.
     """
     try:
         root = psutil.Process(pid)
     except psutil.NoSuchProcess:
         return []
-    tree = [*([root] if itself else []), *processes.descendants(pid)]
+    tree = [root, *processes.descendants(pid)]
     tree = [p for p in tree if processes.alive(p) and not procfs.is_tracker(p.pid)]
     # The stage's own process comes first; nobody reads the stacks of a thousand.
     dropped, tree = tree[LIMIT:], tree[:LIMIT]

@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 
 from pytest_gkd.processes import cleanup, manifest, procfs
-from pytest_gkd.processes.kill import Found
 from pytest_gkd.processes.manifest import Manifest, RunLine
 
 SCHEMA = 1
@@ -102,34 +101,26 @@ def _look(path: Path, *, yes: bool) -> Run | None:
 def _processes(found: Manifest, run: RunLine, *, yes: bool) -> Iterator[Thing]:
     search = cleanup.Search(run, found.processes, ())
     ports = _ports(list(search.now()))
-    if not yes:
-        for stat in search.now().values():
-            process = search.describe(stat)
-            owner = procfs.user(stat.pid)
-            foreign = owner not in (None, os.geteuid())
-            why = f"it belongs to another user (uid {owner})" if foreign else ""
-            yield _process(process, why, ports)
-        return
-    result = cleanup.end(search)
-    for process in result.ended:
-        yield _process(process, "", ports)
-    for process, why in result.left:
-        yield _process(process, why, ports)
-
-
-def _process(process: Found, why: str, ports: dict[int, list[int]]) -> Thing:
-    held = ports.get(process.pid, [])
-    return Thing(
-        "process",
-        str(process),
-        why,
-        {
+    if yes:
+        result = cleanup.end(search)
+        seen = [*((process, "") for process in result.ended), *result.left]
+    else:
+        seen = [(search.describe(s), _refusal(s.pid)) for s in search.now().values()]
+    for process, why in seen:
+        facts = {
             "pid": process.pid,
             "start": process.start,
             "stage": process.stage or None,
-            "ports": held,
-        },
-    )
+            "ports": ports.get(process.pid, []),
+        }
+        yield Thing("process", str(process), why, facts)
+
+
+def _refusal(pid: int) -> str:
+    """Why a process could not be ended; empty where it could."""
+    owner = procfs.user(pid)
+    foreign = owner not in (None, os.geteuid())
+    return f"it belongs to another user (uid {owner})" if foreign else ""
 
 
 def _ports(pids: list[int]) -> dict[int, list[int]]:
@@ -162,16 +153,10 @@ def _memory(found: Manifest, run: RunLine, *, yes: bool) -> Iterator[Thing]:
         size = cleanup.segment_size(segment)
         if yes and not why:
             why = cleanup.remove_segment(segment)
-        yield Thing(
-            "shared memory",
-            f"{procfs.SHM / segment.name} ({cleanup.megabytes(size)})",
-            why,
-            {
-                "path": str(procfs.SHM / segment.name),
-                "bytes": size,
-                "stage": segment.stage or None,
-            },
-        )
+        path = str(procfs.SHM / segment.name)
+        facts = {"path": path, "bytes": size, "stage": segment.stage or None}
+        name = f"{path} ({cleanup.megabytes(size)})"
+        yield Thing("shared memory", name, why, facts)
 
 
 def _folders(found: Manifest, run_dir: Path, *, yes: bool) -> Iterator[Thing]:

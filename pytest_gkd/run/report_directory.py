@@ -170,7 +170,7 @@ def _step(fd: int, part: str, opened: contextlib.ExitStack) -> int:
         os.mkdir(part, 0o700, dir_fd=fd)
         made = True
     try:
-        found = os.open(part, _DIRECTORY, dir_fd=fd)
+        found = _enter(fd, part, opened)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENOTDIR):
             raise
@@ -179,9 +179,15 @@ def _step(fd: int, part: str, opened: contextlib.ExitStack) -> int:
             text = f"{place} is a symbolic link (to {place.readlink()})"
             raise ReportRefusedError(f"{text}, and none is followed") from None
         raise ReportRefusedError(f"{place} is not a directory") from None
-    opened.callback(os.close, found)
     if made:
         os.fchmod(found, 0o700)  # whatever the umask
+    return found
+
+
+def _enter(fd: int, part: str, opened: contextlib.ExitStack) -> int:
+    """A directory in another one, which is there. Raises OSError, also for a link."""
+    found = os.open(part, _DIRECTORY, dir_fd=fd)
+    opened.callback(os.close, found)
     return found
 
 
@@ -210,11 +216,7 @@ def _names(fd: int) -> list[str]:
 
 
 def _lexists(fd: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
+    return os.path.lexists(_anchor(fd) / name)
 
 
 def _is_marked(fd: int) -> bool:
@@ -270,15 +272,11 @@ def _strangers(fd: int) -> Iterator[str]:
         unreadable = part == REPORT and not isinstance(report.get("stages"), list)
         if unreadable or not wanted(here.st_mode):
             yield part
-        if part not in FOLDERS or not stat.S_ISDIR(here.st_mode):
-            continue
-        below = os.open(part, _DIRECTORY, dir_fd=fd)
-        try:
-            for name in _names(below):
-                if not _is_ours(report, part, name):
-                    yield f"{part}/{name}"
-        finally:
-            os.close(below)
+        elif part in FOLDERS:
+            with contextlib.ExitStack() as opened:
+                for name in _names(_enter(fd, part, opened)):
+                    if not _is_ours(report, part, name):
+                        yield f"{part}/{name}"
 
 
 def _is_ours(report: dict[str, Any], folder: str, name: str) -> bool:
@@ -304,10 +302,12 @@ def _read(fd: int) -> dict[str, Any]:
 
 
 def _stages(report: dict[str, Any]) -> list[dict[str, Any]]:
-    stages = report.get("stages")
-    return (
-        [s for s in stages if isinstance(s, dict)] if isinstance(stages, list) else []
-    )
+    return [one for one in _list(report, "stages") if isinstance(one, dict)]
+
+
+def _list(entries: dict[str, Any], name: str) -> list[Any]:
+    found = entries.get(name)
+    return found if isinstance(found, list) else []
 
 
 def _hold(fd: int, opened: contextlib.ExitStack) -> int | None:
@@ -370,8 +370,7 @@ def _follow(report: dict[str, Any], moved: str) -> bool:
     changed = False
     for stage in _stages(report):
         for part in FOLDERS:
-            paths = stage.get(part)
-            paths = paths if isinstance(paths, list) else []
+            paths = _list(stage, part)
             for at, path in enumerate(paths):
                 below = f"/{part}/{stage.get('name')}/"
                 place, found, rest = str(path).rpartition(below)
@@ -385,16 +384,14 @@ def _prune(runs: int) -> None:
     """Remove all but the last few; those that go on or hold anything else stay."""
     names = [name for name in _names(runs) if _RUN_NAME.fullmatch(name)]
     for name in names[:-KEPT]:
-        with contextlib.suppress(
-            OSError, ReportRefusedError
-        ):  # whatever it is, it stays
+        # Whatever it is, it stays.
+        with contextlib.suppress(OSError, ReportRefusedError):
             _remove(runs, name)
 
 
 def _remove(runs: int, name: str) -> None:
     with contextlib.ExitStack() as opened:
-        fd = os.open(name, _DIRECTORY, dir_fd=runs)
-        opened.callback(os.close, fd)
+        fd = _enter(runs, name, opened)
         more = set(_names(fd)) - {*PARTS, MARKER}
         if more or not _is_marked(fd) or any(_strangers(fd)):
             return

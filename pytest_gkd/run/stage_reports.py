@@ -11,7 +11,6 @@ from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import cleanup, oom, stacks, tree
 from pytest_gkd.report import render
 from pytest_gkd.report.record import FAILED, PASSED, SKIPPED, TIMEOUT, StageRecord
-from pytest_gkd.run import pytest_report
 from pytest_gkd.run.outcome import Loss, found, of_loss, of_report
 from pytest_gkd.run.parts import RunParts
 from pytest_gkd.run.pytest_report import (
@@ -20,6 +19,7 @@ from pytest_gkd.run.pytest_report import (
     add_to_junit,
     ending_of,
     properties,
+    tell_junit,
 )
 from pytest_gkd.run.run_directory import temporary_name
 from pytest_gkd.run.worker_watch import read_output
@@ -204,11 +204,9 @@ class StageReports:
         report.longrepr = self._failure(record, whole if shown else None)
 
     def _shows_output(self) -> bool:
-        return self._run.config.get_verbosity() > 0 or self._asked_for_tracebacks()
-
-    def _asked_for_tracebacks(self) -> bool:
-        shown = getattr(self._run.config.option, "tbstyle", "auto")  # -p no:terminal
-        return shown not in ("auto", "no", "line")
+        config = self._run.config
+        tracebacks = getattr(config.option, "tbstyle", "auto")  # -p no:terminal
+        return config.get_verbosity() > 0 or tracebacks not in ("auto", "no", "line")
 
     def _failure(self, record: StageRecord, traceback: Any) -> Any:
         advice = record.diagnosis.advice if record.diagnosis else ()
@@ -219,15 +217,17 @@ class StageReports:
         return StageFailure(record, block, traceback)
 
     def _finish(self, record: StageRecord, report: pytest.TestReport) -> None:
+        outcome = record.outcome or SKIPPED
         if record.triggered is not None:
             record.verdict_after_s = monotonic() - record.triggered
-        where = self._run.shown(self._run.report_file)
-        report.user_properties += properties(record, where).items()
-        self._run.verdicts.write(Verdict(record.name, record.outcome or SKIPPED))
+        report.user_properties += self._properties(record).items()
+        self._run.verdicts.write(Verdict(record.name, outcome))
         self._run.teller.changed()
-        outcome = record.outcome or SKIPPED
-        markup = render.MARKUP[outcome]
-        self._run.teller.console.line(render.result_line(record), **markup)
+        line = render.result_line(record)
+        self._run.teller.console.line(line, **render.MARKUP[outcome])
+
+    def _properties(self, record: StageRecord) -> dict[str, str]:
+        return properties(record, self._run.shown(self._run.report_file))
 
     def give_up(self, record: StageRecord, why: str) -> None:
         """Fail a stage that the run ended, for every reporter: it was not judged."""
@@ -259,9 +259,8 @@ class StageReports:
 
     def tell_junit(self, record: StageRecord, report: pytest.TestReport) -> None:
         """Put what a stage said into its entry of the JUnit file."""
-        values = properties(record, self._run.shown(self._run.report_file))
         texts = self._run.findings.texts.get(record.name, ())
-        pytest_report.tell_junit(self._run.config, report, values, texts)
+        tell_junit(self._run.config, report, self._properties(record), texts)
 
     def status(
         self, report: pytest.CollectReport | pytest.TestReport
@@ -272,23 +271,16 @@ class StageReports:
         if self.named(report.nodeid) is None or self._run.teller.console.quiet:
             return None
         assert isinstance(report, pytest.TestReport)
+        # While stages run each has a line of its own; pytest only counts them.
+        is_over = self._run.record.ended is not None
         if hasattr(report, "wasxfail"):
-            if self._run.record.ended is not None:
-                return None
-            return ("xfailed" if report.skipped else "xpassed"), "", ""
-        if self._run.record.ended is None:
-            # While stages run each has a line of its own; pytest only counts them.
-            if report.skipped:
-                return "skipped", "", ""
-            if report.when == "call":
-                return report.outcome, "", ""
-            return ("error" if report.failed else ""), "", ""
-        in_call = report.when == "call"
-        if report.failed:
-            return ("failed", "", "FAILED") if in_call else ("error", "", "ERROR")
-        if report.skipped:
-            return "skipped", "", "SKIPPED"
-        return ("passed", "", "PASSED") if in_call else ("", "", "")
+            counted = "xfailed" if report.skipped else "xpassed"
+            return None if is_over else (counted, "", "")
+        if report.skipped or report.when == "call":
+            counted = report.outcome
+        else:
+            counted = "error" if report.failed else ""
+        return counted, "", counted.upper() if is_over else ""
 
     def close_open(self) -> None:
         """The run is over: stages that go on were interrupted."""
