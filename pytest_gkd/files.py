@@ -7,7 +7,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -64,6 +64,12 @@ def write_private(path: Path, text: str) -> None:
     with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
         os.fchmod(file.fileno(), 0o600)
         file.write(text.encode("utf-8", "replace"))
+
+
+def read_end(file: BinaryIO, limit_bytes: int) -> str:
+    """The last ``limit_bytes`` of an open file, as text."""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - limit_bytes))
+    return file.read().decode("utf-8", "replace")
 
 
 def _finite(data: Any) -> Any:

@@ -430,13 +430,13 @@ def test_another_process_that_has_the_pid_by_now_is_not_touched() -> None:
         assert here is not None
         assert not tree.is_dead(child.pid, here.start)
         assert tree.is_dead(child.pid, here.start + 1)
-        tree.pause(child.pid, here.start + 1)
+        tree.send(child.pid, here.start + 1, signal.SIGSTOP)
         assert os.waitpid(child.pid, os.WUNTRACED | os.WNOHANG) == (0, 0)
-        tree.pause(child.pid, here.start)
+        tree.send(child.pid, here.start, signal.SIGSTOP)
         assert os.WIFSTOPPED(os.waitpid(child.pid, os.WUNTRACED)[1])
-        tree.resume(child.pid, here.start + 1)
+        tree.send(child.pid, here.start + 1, signal.SIGCONT)
         assert os.waitpid(child.pid, os.WCONTINUED | os.WNOHANG) == (0, 0)
-        tree.resume(child.pid, here.start)
+        tree.send(child.pid, here.start, signal.SIGCONT)
         assert os.WIFCONTINUED(os.waitpid(child.pid, os.WCONTINUED)[1])
     finally:
         child.kill()

@@ -136,8 +136,8 @@ def said_goodbye(life: int, pid: int, start: int, watch: Watch) -> bool:
     """Wait until the pytest process has said goodbye (True) or is gone (False)."""
     waits = select.poll()
     waits.register(life, select.POLLIN)
-    handle = _handle(pid)
-    if handle is not None:
+    handle = procfs.handle(pid)
+    if handle is not None:  # else the pipe remains
         waits.register(handle, select.POLLIN)
     while True:
         if not waits.poll(1000 * LOOK_S):
@@ -159,13 +159,6 @@ def said_goodbye(life: int, pid: int, start: int, watch: Watch) -> bool:
         if not is_quick:
             watch.look(monotonic())
     return False
-
-
-def _handle(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except OSError:  # an old kernel, or a container that refuses it: the pipe remains
-        return None
 
 
 def clean(found: manifest.Manifest, run: manifest.RunLine, run_dir: Path) -> None:

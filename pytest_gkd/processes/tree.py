@@ -113,7 +113,7 @@ def stop(
     if root is None and group is None:
         return [], []
     if root is not None and pid != os.getpid():
-        _signal(root, signal.SIGSTOP)
+        send(pid, root.start, signal.SIGSTOP)
     below = None if root is None else pid
     search = kill.Below(below, group, spare, own)
     last = root if itself else None
@@ -179,25 +179,14 @@ def _this(pid: int, start: int | None) -> procfs.Stat | None:
     return here if here and start in (None, here.start) else None
 
 
-def _signal(process: procfs.Stat, number: int) -> None:
-    """Signal it where that is allowed."""
-    with contextlib.suppress(PermissionError):
-        procfs.send(process.pid, process.start, number)
-
-
-def pause(pid: int, start: int | None) -> None:
-    """Stop one process by a signal, for the time being; where that is allowed.
+def send(pid: int, start: int | None, number: int) -> None:
+    """Signal one process where that is allowed.
 
     Not another one that has its pid by now (see ``stop`` for ``start``).
     """
     if found := _this(pid, start):
-        _signal(found, signal.SIGSTOP)
-
-
-def resume(pid: int, start: int | None) -> None:
-    """Let a process go on that ``pause`` has stopped."""
-    if found := _this(pid, start):
-        _signal(found, signal.SIGCONT)
+        with contextlib.suppress(PermissionError):
+            procfs.send(pid, found.start, number)
 
 
 def exit_name(returncode: int | None) -> str:

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd import stage_plan
+from pytest_gkd import sanitize, stage_plan
 from pytest_gkd.options import SettingsError
 from pytest_gkd.run.built_in_stages import StageModule, stages_dir
 from pytest_gkd.run.other_plugins import gentle_s
 from pytest_gkd.run.selection import Request
-from pytest_gkd.run.stage_marker import read_marker
 from pytest_gkd.stage_events import Collected, Event
-from pytest_gkd.stage_plan import PlannedStage
+from pytest_gkd.stage_plan import PlannedStage, StageItem
 
 
 class StageCollection:
@@ -104,3 +103,51 @@ class StageCollection:
 
     def _run_order(self) -> list[PlannedStage]:
         return [stage for lane in stage_plan.lanes(self.plan, 1) for stage in lane]
+
+
+def read_marker(item: pytest.Item) -> StageItem | None:
+    """The stage that a test's ``gkd_stage`` marker describes, None without one.
+
+    Raises SettingsError for a marker that cannot be read.
+    """
+    marker = item.get_closest_marker("gkd_stage")
+    if marker is None:
+        return None
+    options = dict(marker.kwargs)
+    lane, needs = options.pop("lane", None), options.pop("needs", None)
+    timeout_s = options.pop("timeout", None)
+    problem = ""
+    if len(marker.args) != 1 or not isinstance(marker.args[0], str):
+        problem = "takes the stage's name"
+    elif options:
+        problem = f"does not know {', '.join(options)}; it knows lane, needs, timeout"
+    elif needs is not None and (
+        isinstance(needs, str) or not all(isinstance(need, str) for need in needs)
+    ):
+        problem = f"takes needs as a list of stage names, not {needs!r}"
+    elif timeout_s is not None and (
+        isinstance(timeout_s, bool)
+        or not isinstance(timeout_s, (int, float))
+        or not 0 < timeout_s < float("inf")
+    ):
+        problem = f"takes timeout as seconds above 0, not {timeout_s!r}"
+    if problem:
+        raise SettingsError(f"{item.nodeid}: the marker gkd_stage {problem}")
+    name = marker.args[0]
+    callspec = getattr(item, "callspec", None)
+    if callspec is not None:
+        name = f"{name}[{callspec.id}]"
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        raise SettingsError(
+            f"{item.nodeid}: {name!r} cannot be the name of the stage's directory in "
+            "the report: it has an empty, '.' or '..' part between slashes"
+        )
+    for shown in (name, item.nodeid):
+        # Stages are looked up by both, so that they have to be shown as they are.
+        if sanitize.plain(shown) != shown:
+            raise SettingsError(
+                f"{item.nodeid}: {shown!r} holds characters that a terminal or a CI "
+                "runner would obey; give the stage and its file another name"
+            )
+    listed = None if needs is None else tuple(needs)
+    return StageItem(item.nodeid, name, lane, listed, timeout_s)

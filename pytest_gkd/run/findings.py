@@ -8,6 +8,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pytest_gkd.diagnosis.diagnose import (
     diagnose,
     telling_lines,
 )
-from pytest_gkd.files import make_way, write_private
+from pytest_gkd.files import make_way, read_end, write_private
 from pytest_gkd.processes import background, stacks
 from pytest_gkd.report.record import OUTPUT_BYTES, TIMEOUT, StageRecord
 from pytest_gkd.run.pytest_report import Traceback
@@ -31,6 +32,7 @@ BLOCK_CHARACTERS = 1 << 20
 MESSAGE_CHARS = 8000
 
 
+@dataclass
 class Findings:
     """Keeps a failed stage's output and stacks in the report directory; diagnoses it.
 
@@ -40,25 +42,17 @@ class Findings:
     report's directory is there and ours, or raises OSError.
     """
 
-    def __init__(
-        self,
-        report_dir: Path,
-        base: Path,
-        rules: Iterable[Path],
-        tell: Callable[[str], None],
-        prepare: Callable[[Path], None],
-    ) -> None:
-        self._tell = tell
-        self._prepare = prepare
-        self.report_dir = report_dir
-        self._base = base
-        self._rules = tuple(rules)
-        self.texts: dict[str, list[TextSource]] = {}
-        self._stack_texts: dict[str, list[TextSource]] = {}
+    report_dir: Path
+    base: Path
+    rules: tuple[Path, ...]
+    tell: Callable[[str], None]
+    prepare: Callable[[Path], None]
+    texts: dict[str, list[TextSource]] = field(default_factory=dict)
+    _stack_texts: dict[str, list[TextSource]] = field(default_factory=dict)
 
     @functools.cached_property
     def _read(self) -> Future[Catalogue]:
-        return background.begin("gkd-catalogue", lambda: load(self._rules))
+        return background.begin("gkd-catalogue", lambda: load(self.rules))
 
     def read_ahead(self) -> None:
         """Read the catalogue beside what goes on here: it takes a tenth of a second."""
@@ -71,7 +65,7 @@ class Findings:
     def relative(self, path: Path) -> str:
         """A path as the user would type it."""
         try:
-            return str(path.relative_to(self._base))
+            return str(path.relative_to(self.base))
         except ValueError:
             return str(path)
 
@@ -80,7 +74,7 @@ class Findings:
         record.stacks = [self.relative(one.path) for one in found if not one.problem]
         problem = next((one.problem for one in found if one.problem), "")
         if problem:
-            self._tell(f"stacks of {record.name} could not be kept: {problem}")
+            self.tell(f"stacks of {record.name} could not be kept: {problem}")
         record.stuck = [stack.where() for stack in found]
         self._stack_texts[record.name] = [
             TextSource(f"stacks/{stack.path.name}", stack.text) for stack in found
@@ -135,11 +129,11 @@ class Findings:
         if text.strip():
             path = self.report_dir / "output" / record.name / "stage.log"
             try:
-                self._prepare(self.report_dir)
+                self.prepare(self.report_dir)
                 make_way(path)
                 write_private(path, text[-OUTPUT_BYTES:])
             except OSError as error:
-                self._tell(f"what {record.name} printed could not be kept: {error}")
+                self.tell(f"what {record.name} printed could not be kept: {error}")
 
     def sanitize_output(self, stages: Iterable[str]) -> list[str]:
         """Rewrite what the stages' children wrote; a line for each that cannot be.
@@ -174,11 +168,9 @@ class Findings:
                 if path.suffix not in TEXTS:
                     continue  # marks and dumps, which say nothing in words
                 with path.open("rb") as file:
-                    size = file.seek(0, os.SEEK_END)
-                    file.seek(max(0, size - OUTPUT_BYTES))
-                    said = file.read().decode("utf-8", "replace")
+                    said = read_end(file, OUTPUT_BYTES)
             except OSError as error:
-                self._tell(f"{shown} could not be read: {error.strerror}")
+                self.tell(f"{shown} could not be read: {error.strerror}")
                 continue
             texts.append(TextSource(path.name, sanitize.text(said)))
         return texts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -23,20 +24,20 @@ def gentle_s(stage: PlannedStage) -> float:
     return stage.budget_s + GENTLE_AFTER_S
 
 
+@dataclass(eq=False)
 class RunOnce:
     """Runs a stage in the place of plugins that would repeat it, or fork for it.
 
     A stage is judged once, in the process that its lane shares.
     """
 
-    def __init__(self, stage_of: StageOf) -> None:
-        self._stage_of = stage_of
+    stage_of: StageOf
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> bool | None:
-        if self._stage_of(item) is None:
+        if self.stage_of(item) is None:
             return None
         names = {"nodeid": item.nodeid, "location": item.location}
         item.ihook.pytest_runtest_logstart(**names)
@@ -45,6 +46,7 @@ class RunOnce:
         return True
 
 
+@dataclass(eq=False)
 class GentleTimeout:
     """Interrupts a stage inside its own process, by pytest-timeout's signal.
 
@@ -52,16 +54,9 @@ class GentleTimeout:
     says that the controller holds the budget as well.
     """
 
-    def __init__(
-        self,
-        stage_of: StageOf,
-        ends_at: Callable[[PlannedStage], float],
-        *,
-        isolated: bool,
-    ) -> None:
-        self._stage_of = stage_of
-        self._ends_at = ends_at
-        self._isolated = isolated
+    stage_of: StageOf
+    ends_at: Callable[[PlannedStage], float]
+    isolated: bool
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
@@ -71,7 +66,7 @@ class GentleTimeout:
         the stage hangs on; the controller takes the stacks, from outside. A limit that
         the stage's author has set, in a marker of pytest-timeout's, stays as it is.
         """
-        stage = self._stage_of(item)
+        stage = self.stage_of(item)
         in_main = threading.current_thread() is threading.main_thread()
         if stage is None or settings.timeout != gentle_s(stage) or not in_main:
             return None
@@ -86,12 +81,12 @@ class GentleTimeout:
 
         def ring(number: int, frame: object) -> None:
             __tracebackhide__ = True
-            if self._isolated and monotonic() > due + STOPPED_S:
+            if self.isolated and monotonic() > due + STOPPED_S:
                 # In vain by now, or all have stood still: then the controller, which
                 # holds the budget as well, is to say for how long.
                 arm(STOPPED_S)
                 return
-            left_s = self._ends_at(stage) - monotonic()
+            left_s = self.ends_at(stage) - monotonic()
             # A little early, by what came before its clock began to run; or imports got
             # on, or it has a verdict already. The signal has ended a wait in C that
             # would not have ended, so that it may not go unheeded once the budget is
@@ -102,12 +97,12 @@ class GentleTimeout:
                 pytest.fail(f"not over after {settings.timeout:g} s", pytrace=False)
 
         signal.signal(signal.SIGALRM, ring)
-        arm(max(self._ends_at(stage) - monotonic(), LEAST_S))
+        arm(max(self.ends_at(stage) - monotonic(), LEAST_S))
         return True
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_cancel_timer(self, item: pytest.Item) -> bool | None:
-        if self._stage_of(item) is None or hasattr(item, "cancel_timeout"):
+        if self.stage_of(item) is None or hasattr(item, "cancel_timeout"):
             return None  # pytest-timeout's own
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
 
+@dataclass
 class LaneScheduling:
     """Hands each worker its whole lane, then tells it that nothing follows.
 
@@ -23,19 +25,13 @@ class LaneScheduling:
     their own on the workers that have none, or follow the last lane.
     """
 
-    def __init__(
-        self,
-        workers: int,
-        plan: Callable[[], Sequence[PlannedStage]],
-        config: pytest.Config | None = None,
-    ) -> None:
-        self.config = config  # as xdist's own have it; other plugins ask for it
-        self._workers = workers
-        self._plan = plan
-        self._collections: dict[WorkerController, list[str]] = {}
-        self._queues: deque[list[str]] | None = None
-        self._tests: set[str] = set()
-        self._running: dict[WorkerController, list[str]] = {}
+    workers: int
+    plan: Callable[[], Sequence[PlannedStage]]
+    config: pytest.Config | None = None  # as xdist's have it; other plugins ask for it
+    _collections: dict[WorkerController, list[str]] = field(default_factory=dict)
+    _queues: deque[list[str]] | None = None
+    _tests: set[str] = field(default_factory=set)
+    _running: dict[WorkerController, list[str]] = field(default_factory=dict)
 
     @property
     def nodes(self) -> list[WorkerController]:
@@ -45,7 +41,7 @@ class LaneScheduling:
     def collection_is_completed(self) -> bool:
         if self._queues is not None:
             return True
-        return len(self._collections) >= self._workers
+        return len(self._collections) >= self.workers
 
     @property
     def tests_finished(self) -> bool:
@@ -93,11 +89,11 @@ class LaneScheduling:
                 )
 
     def _lanes(self, collection: Sequence[str]) -> list[list[str]]:
-        stages = [stage for stage in self._plan() if stage.nodeid in collection]
-        queues = [[s.nodeid for s in lane] for lane in lanes(stages, self._workers)]
+        stages = [stage for stage in self.plan() if stage.nodeid in collection]
+        queues = [[s.nodeid for s in lane] for lane in lanes(stages, self.workers)]
         mine = {stage.nodeid for stage in stages}
         rest = [nodeid for nodeid in collection if nodeid not in mine]
-        free = self._workers - len(queues)
+        free = self.workers - len(queues)
         if rest and free > 0:
             queues += [rest[at::free] for at in range(free) if rest[at::free]]
         elif rest:

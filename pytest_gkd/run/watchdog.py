@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -259,9 +260,9 @@ class Watchdog(threading.Thread):
     def _end(self, worker: WorkerWatch) -> None:
         ended: Iterable[str] = ()
         survived: Iterable[str] = ()
-        tree.pause(worker.pid, worker.start)
+        tree.send(worker.pid, worker.start, signal.SIGSTOP)
         if self._is_in_time(worker):
-            tree.resume(worker.pid, worker.start)
+            tree.send(worker.pid, worker.start, signal.SIGCONT)
             return
         try:
             ended, survived = self._kill(worker, itself=False)

@@ -177,7 +177,7 @@ class StageWorker:
         register, own = config.pluginmanager.register, self._isolated
         register(self._collection, "gkd-collection")
         register(RunOnce(self._stage_of), "gkd-run-once")
-        gentle = GentleTimeout(self._stage_of, self._ends_at, isolated=own)
+        gentle = GentleTimeout(self._stage_of, self._ends_at, own)
         register(gentle, "gkd-gentle-timeout")
 
     def _stage_of(self, item: pytest.Item) -> PlannedStage | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from pytest_gkd import stage_events as events
+from pytest_gkd.files import read_end
 from pytest_gkd.processes.stacks import Stack
 from pytest_gkd.processes.stall import Look, Progress, QuietWatch
 from pytest_gkd.stage_api import EXTRA_LIMIT_S
@@ -154,9 +154,5 @@ def _captured(pid: int, descriptors: Iterable[int]) -> list[BinaryIO]:
 
 def read_output(worker: WorkerWatch) -> str:
     """The end of what the worker's stage printed, at most 64 KiB a stream."""
-    parts = []
-    for file in worker.output:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - OUTPUT_BYTES))
-        parts.append(file.read().decode("utf-8", "replace"))
+    parts = [read_end(file, OUTPUT_BYTES) for file in worker.output]
     return "\n".join(part for part in parts if part.strip())
