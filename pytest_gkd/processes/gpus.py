@@ -125,6 +125,18 @@ class _Nvml:
         called = self.call(name, *args, text, len(text))
         return text.value.decode("utf-8", "replace") if called else ""
 
+    def pair(self, name: str, device: Any) -> tuple[int, int] | None:
+        """The two numbers that a call gives."""
+        one, other = ctypes.c_uint(), ctypes.c_uint()
+        called = self.call(name, device, ctypes.byref(one), ctypes.byref(other))
+        return (one.value, other.value) if called else None
+
+    def busy_percent(self, device: Any) -> int | None:
+        """In the last sample period (nvmlUtilization_t: the GPU, and its memory)."""
+        used = (ctypes.c_uint * 2)()
+        told = self.call("nvmlDeviceGetUtilizationRates", device, used)
+        return int(used[0]) if told else None
+
     def handles(self, name: str, count: int | None, *args: Any) -> Iterator[Any]:
         """The devices that ``name`` gives for the indices below ``count``."""
         for index in range(count or 0):
@@ -176,15 +188,7 @@ def read() -> Machine:
 def _card(nvml: _Nvml, index: int, device: Any) -> Card:
     memory = (ctypes.c_ulonglong * 3)()
     nvml.call("nvmlDeviceGetMemoryInfo", device, memory)
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    known = nvml.call(
-        "nvmlDeviceGetCudaComputeCapability",
-        device,
-        ctypes.byref(major),
-        ctypes.byref(minor),
-    )
-    used = (ctypes.c_uint * 2)()
-    told = nvml.call("nvmlDeviceGetUtilizationRates", device, used)
+    capability = nvml.pair("nvmlDeviceGetCudaComputeCapability", device)
     mode = nvml.number("nvmlDeviceGetComputeMode", device)
     return Card(
         index,
@@ -192,17 +196,16 @@ def _card(nvml: _Nvml, index: int, device: Any) -> Card:
         nvml.text("nvmlDeviceGetName", device),
         int(memory[0]),
         int(memory[1]),
-        (major.value, minor.value) if known else BFLOAT16_CAPABILITY,
-        int(used[0]) if told else None,
+        capability or BFLOAT16_CAPABILITY,
+        nvml.busy_percent(device),
         mode == EXCLUSIVE_PROCESS,
         _instances(nvml, device),
     )
 
 
 def _instances(nvml: _Nvml, device: Any) -> tuple[Instance, ...] | None:
-    current, pending = ctypes.c_uint(), ctypes.c_uint()
-    modes = ctypes.byref(current), ctypes.byref(pending)
-    if not nvml.call("nvmlDeviceGetMigMode", device, *modes) or not current.value:
+    current, _pending = nvml.pair("nvmlDeviceGetMigMode", device) or (0, 0)
+    if not current:
         return None
     most = nvml.number("nvmlDeviceGetMaxMigDeviceCount", device)
     handles = nvml.handles("nvmlDeviceGetMigDeviceHandleByIndex", most, device)
@@ -359,14 +362,13 @@ def at_work(pids: Iterable[int]) -> str:
         if nvml is None:
             return ""
         for index, device in nvml.cards():
-            used = (ctypes.c_uint * 2)()
-            told = nvml.call("nvmlDeviceGetUtilizationRates", device, used)
-            if not told or not used[0]:
+            percent = nvml.busy_percent(device)
+            if not percent:
                 continue
             users = _users(nvml, device)
             known = users and all(Path(f"/proc/{pid}").exists() for pid in users)
             if not known or ours & users:
-                return f"GPU {index} is at work ({used[0]} %)"
+                return f"GPU {index} is at work ({percent} %)"
     return ""
 
 

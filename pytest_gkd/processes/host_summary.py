@@ -5,6 +5,7 @@ Read from metadata and the system; nothing heavy is imported.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -58,10 +59,8 @@ def lines() -> Iterator[str]:
 
 
 def _release() -> Iterator[str]:
-    try:
+    with contextlib.suppress(OSError):  # a system without the file
         yield platform.freedesktop_os_release().get("PRETTY_NAME", "unnamed")
-    except OSError:
-        return  # a system without the file
 
 
 def cgroup_limits() -> Iterator[str]:

@@ -100,15 +100,8 @@ def stat(pid: int) -> Stat | None:
         os.close(fd)
     # The name, in brackets, may hold brackets and blanks itself.
     words = text[text.rindex(b")") + 1 :].split()
-    return Stat(
-        pid,
-        int(words[1]),
-        words[0].decode(),
-        int(words[19]),
-        int(words[2]),
-        int(words[3]),
-        int(words[4]),
-    )
+    state, (ppid, group, session, terminal) = words[0].decode(), map(int, words[1:5])
+    return Stat(pid, ppid, state, int(words[19]), group, session, terminal)
 
 
 def is_alive(pid: int, start: int) -> bool:

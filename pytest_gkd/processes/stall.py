@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,23 +59,14 @@ class Progress:
     io_bytes: int
     network_bytes: int
     processes: int
-    stopped: tuple[int, ...]
+    stopped_pids: tuple[int, ...]
     moved: tuple[str, str] | None
     new_pids: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in report.json."""
-        return {
-            "verdict": self.verdict,
-            "window_s": round(self.window_s, 1),
-            "cpu_s": round(self.cpu_s, 2),
-            "io_bytes": self.io_bytes,
-            "network_bytes": self.network_bytes,
-            "processes": self.processes,
-            "stopped_pids": list(self.stopped),
-            "moved": list(self.moved) if self.moved else None,
-            "new_pids": list(self.new_pids),
-        }
+        shown = {"window_s": round(self.window_s, 1), "cpu_s": round(self.cpu_s, 2)}
+        return {**asdict(self), **shown}
 
     def text(self) -> str:
         """In words: the verdict and what it rests on."""
@@ -91,8 +82,8 @@ class Progress:
                 parts.append(f"started {len(self.new_pids)} more")
             return f"slow, not stuck; still making progress: {', '.join(parts)}"
         held = ""
-        if self.stopped:
-            pids = ", ".join(map(str, self.stopped))
+        if self.stopped_pids:
+            pids = ", ".join(map(str, self.stopped_pids))
             held = f"; process {pids} is stopped by a signal (SIGSTOP)"
         word = "stuck" if self.verdict == "stuck" else "busy"
         return f"{word}: {spent} and stood in the same place before and after{held}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import stat
+import contextlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -144,11 +144,9 @@ def _captured(pid: int, descriptors: Iterable[int]) -> list[BinaryIO]:
     files: list[BinaryIO] = []
     for number in descriptors:
         path = Path(f"/proc/{pid}/fd/{number}")
-        try:
-            if stat.S_ISREG(path.stat().st_mode):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if path.is_file():
                 files.append(path.open("rb"))
-        except OSError:
-            continue  # it ended meanwhile
     return files
 
 
