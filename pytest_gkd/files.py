@@ -66,6 +66,11 @@ def write_private(path: Path, text: str) -> None:
         file.write(text.encode("utf-8", "replace"))
 
 
+def shown_from(base: Path, path: Path) -> str:
+    """A path as short as it can be said from the directory ``base``."""
+    return str(path.relative_to(base) if path.is_relative_to(base) else path)
+
+
 def read_end(file: BinaryIO, limit_bytes: int) -> str:
     """The last ``limit_bytes`` of an open file, as text."""
     file.seek(max(0, file.seek(0, os.SEEK_END) - limit_bytes))

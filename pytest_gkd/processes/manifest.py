@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -219,8 +220,12 @@ def find(temporary: list[Path]) -> Iterator[tuple[Path, Path | None]]:
     Another user's directory, or one that others may write to, is not looked into:
     what it says could be made up.
     """
+    links: list[Path] = []
+    if noted := state_directory():
+        with contextlib.suppress(OSError):
+            links = sorted(path for path in noted.iterdir() if path.is_symlink())
     seen: set[Path] = set()
-    for link in _links():
+    for link in links:
         target = link.readlink()
         seen.add(target)
         yield target, link
@@ -229,16 +234,6 @@ def find(temporary: list[Path]) -> Iterator[tuple[Path, Path | None]]:
             if path.parent not in seen:
                 seen.add(path.parent)
                 yield path.parent, None
-
-
-def _links() -> list[Path]:
-    place = state_directory()
-    if place is None:
-        return []
-    try:
-        return sorted(path for path in place.iterdir() if path.is_symlink())
-    except OSError:
-        return []
 
 
 def is_trusted(run_dir: Path) -> bool:

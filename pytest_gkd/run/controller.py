@@ -159,7 +159,7 @@ class StageController:
                 returncode=1,
             )
         if overrun is not None and overrun.phase == "starting":
-            where = self._run.shown(self._run.report.path / "stacks")
+            where = self._run.findings.relative(self._run.report.path / "stacks")
             pytest.exit(
                 "gkd: collecting the stages did not end within "
                 f"{render.budget(overrun.limit_s)}; its stacks are in "
@@ -179,7 +179,7 @@ class StageController:
     ) -> None:
         path, line, hook = raised_in(excinfo)
         self._run.recorder.note(
-            f"{self._run.shown(path)}:{line} ({hook}) raised an error in "
+            f"{self._run.findings.relative(path)}:{line} ({hook}) raised an error in "
             "pytest's own process, which ends the run: "
             f"{sanitize.line(excinfo.exconly(tryshort=True))}"
         )
@@ -239,7 +239,7 @@ class StageController:
     def _tell_github(self) -> None:
         page = os.environ.get(step_summary.VARIABLE)
         if page:
-            report = self._run.shown(self._run.report_file)
+            report = self._run.shown_report
             problem = step_summary.append(self._run.record, report, Path(page))
             self._run.record.notes += [problem] if problem else []
 
@@ -281,8 +281,7 @@ class StageController:
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
-        report = self._run.shown(self._run.report_file)
-        report = report if self._run.teller.could_write else ""
+        report = self._run.shown_report if self._run.teller.could_write else ""
         for line in render.summary(self._run.record, report):
             terminalreporter.write_line(line)
         if os.environ.get("GITHUB_ACTIONS") == "true":

@@ -20,7 +20,7 @@ from pytest_gkd.diagnosis.diagnose import (
     diagnose,
     telling_lines,
 )
-from pytest_gkd.files import make_way, read_end, write_private
+from pytest_gkd.files import make_way, read_end, shown_from, write_private
 from pytest_gkd.processes import background, stacks
 from pytest_gkd.report.record import OUTPUT_BYTES, TIMEOUT, StageRecord
 from pytest_gkd.run.pytest_report import Traceback
@@ -58,16 +58,9 @@ class Findings:
         """Read the catalogue beside what goes on here: it takes a tenth of a second."""
         _ = self._read
 
-    @property
-    def _catalogue(self) -> Catalogue:
-        return self._read.result()
-
     def relative(self, path: Path) -> str:
         """A path as the user would type it."""
-        try:
-            return str(path.relative_to(self.base))
-        except ValueError:
-            return str(path)
+        return shown_from(self.base, path)
 
     def keep_stacks(self, record: StageRecord, found: Iterable[stacks.Stack]) -> None:
         found = list(found)
@@ -121,7 +114,7 @@ class Findings:
             doing=record.step,
             alive=(record.progress or {}).get("verdict") == "alive",
         )
-        record.diagnosis = diagnose(evidence, self._catalogue, self.relative)
+        record.diagnosis = diagnose(evidence, self._read.result(), self.relative)
         if record.diagnosis is None:
             record.telling = telling_lines(texts, 8)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gkd.files import shown_from
 from pytest_gkd.options import WITH_FLAG, Option, SettingsError
 
 # Those with a value: what follows them after a space is no path of pytest's own.
@@ -99,8 +100,7 @@ def _environment_args() -> list[str]:
 
 def shown(config: pytest.Config, path: Path) -> str:
     """A path as short as it can be said from the working directory."""
-    here = config.invocation_params.dir
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    return shown_from(config.invocation_params.dir, path)
 
 
 def files(one: Given) -> list[str]:

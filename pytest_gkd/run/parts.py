@@ -112,9 +112,10 @@ class RunParts:
         self.report.restore(self.report.path)
         make_way(path)
 
-    def shown(self, path: Path) -> str:
-        """A path as the user would type it."""
-        return self.findings.relative(path)
+    @property
+    def shown_report(self) -> str:
+        """The path of report.json as the user would type it."""
+        return self.findings.relative(self.report_file)
 
     def _running(self) -> dict[int, str]:
         """The stage that each worker runs, by the worker's pid."""

@@ -42,7 +42,6 @@ class Recorder:
         match event:
             case events.Left():
                 self.note_left(record, event.processes, event.memory)
-                self.changed()
             case events.Broken():
                 record.broken = event.text
             case events.Forked():
@@ -50,9 +49,8 @@ class Recorder:
                     f"{record.name}: a process that it forked came back from the "
                     "stage's code instead of ending by os._exit(), and was ended there"
                 )
-        if record.outcome is not None:
-            return
-        match event:
+            case _ if record.outcome is not None:
+                return
             case events.Start():
                 record.started = event.t
                 self.kills_before[record.name] = oom.Count.now()

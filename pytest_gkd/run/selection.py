@@ -69,7 +69,8 @@ def select(config: pytest.Config) -> Selection | None:
                 f"{origin}=all {raw} to run every stage and the tests in {raw}"
             )
         names = options.read_stage_names(raw, origin)
-        own += tuple(option_origins.files(_stage_files(config)))
+        listed = option_origins.given(config, options.STAGE_FILES)
+        own += tuple(option_origins.files(listed))
         if "all" in names:
             return Selection(None, tuple(BY_NAME), True, own, origin)
         chosen = tuple(name for name in BY_NAME if name in names)
@@ -85,10 +86,6 @@ def select(config: pytest.Config) -> Selection | None:
     return Selection(None, chosen, False, tuple(config.args), origin)
 
 
-def _stage_files(config: pytest.Config) -> option_origins.Given:
-    return option_origins.given(config, options.STAGE_FILES)
-
-
 def _covers(arg: str, name: str) -> bool:
     path = Path(arg.split("::")[0]).absolute()
     return path in (stages_dir(), stage_file(name))
@@ -99,7 +96,7 @@ def check_paths(config: pytest.Config, selection: Selection) -> None:
 
     The workers would find this out one by one, each in its own way.
     """
-    in_ini = _stage_files(config)
+    in_ini = option_origins.given(config, options.STAGE_FILES)
     listed = option_origins.files(in_ini)
     for name in selection.own_files:
         origin = in_ini.origin if name in listed else "command line"

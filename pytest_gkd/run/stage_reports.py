@@ -210,8 +210,7 @@ class StageReports:
 
     def _failure(self, record: StageRecord, traceback: Any) -> Any:
         advice = record.diagnosis.advice if record.diagnosis else ()
-        report = self._run.shown(self._run.report_file)
-        block = render.failure_block(record, report, self._told)
+        block = render.failure_block(record, self._run.shown_report, self._told)
         if advice:
             self._told.setdefault(advice, record.name)
         return StageFailure(record, block, traceback)
@@ -227,7 +226,7 @@ class StageReports:
         self._run.teller.console.line(line, **render.MARKUP[outcome])
 
     def _properties(self, record: StageRecord) -> dict[str, str]:
-        return properties(record, self._run.shown(self._run.report_file))
+        return properties(record, self._run.shown_report)
 
     def give_up(self, record: StageRecord, why: str) -> None:
         """Fail a stage that the run ended, for every reporter: it was not judged."""
