@@ -23,9 +23,8 @@ from pytest_gkd import sanitize
 from pytest_gkd.clock import monotonic
 from pytest_gkd.files import write_json
 from pytest_gkd.processes import cleanup, manifest, procfs
-from pytest_gkd.processes.heartbeat import LOOK_S, Pulse, Sign
+from pytest_gkd.processes.heartbeat import GOODBYE, LOOK_S, Pulse, Sign
 
-GOODBYE = b"g"
 NAME = "gkd-guardian"  # at most 15 characters (prctl(2), PR_SET_NAME)
 POLL_S = 0.005
 QUICK_S = 1.0

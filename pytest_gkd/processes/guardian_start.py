@@ -10,11 +10,10 @@ from pathlib import Path
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import procfs
-from pytest_gkd.processes.heartbeat import LOOK_S, Pulse, Sign
+from pytest_gkd.processes.heartbeat import GOODBYE, LOOK_S, Pulse, Sign
 from pytest_gkd.processes.procfs import RUN_ID
 
 CODE = "GKD_GUARDIAN"
-GOODBYE = b"g"
 GOODBYE_LIMIT_S = 2.0
 # A pytest process that makes no progress for so long, with a budget over, is given up:
 # its guardian ends the workers. A guardian that stands still half as long is replaced.
@@ -46,12 +45,19 @@ class Guardian:
         return self._process.pid
 
     def _start(self) -> None:
-        manifest_file = os.open(self._manifest_file, os.O_RDONLY)
-        try:
+        with contextlib.ExitStack() as opened:
+            manifest_file = os.open(self._manifest_file, os.O_RDONLY)
+            opened.callback(os.close, manifest_file)
             theirs, self._life = os.pipe()
-        except OSError:
-            os.close(manifest_file)
-            raise
+            opened.callback(os.close, theirs)
+            try:
+                self._process = self._begin(theirs, manifest_file)
+            except OSError:
+                self._close_life()
+                raise
+
+    def _begin(self, theirs: int, manifest_file: int) -> subprocess.Popen[bytes]:
+        """``theirs`` is the read end of the pipe, ``manifest_file`` the list, open."""
         pulse = self.pulse.descriptor
         self._beat, self._moved = self.pulse[Sign.GUARD_BEAT], monotonic()
         place = str(Path(__file__).parent.parent.parent)
@@ -65,29 +71,17 @@ class Guardian:
             f"{pulse}, {link!r}, {STILL_LIMIT_S})"
         )
         environ = {name: text for name, text in os.environ.items() if name != RUN_ID}
-        try:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-ISB",
-                    "-c",
-                    f"import os; exec(os.environ[{CODE!r}])",
-                    self._run_dir.name,
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs, manifest_file, pulse],
-                start_new_session=True,
-                cwd="/",
-                env={**environ, CODE: code},
-            )
-        except OSError:
-            self._close_life()
-            raise
-        finally:
-            os.close(theirs)
-            os.close(manifest_file)
+        run_it = f"import os; exec(os.environ[{CODE!r}])"
+        return subprocess.Popen(
+            [sys.executable, "-ISB", "-c", run_it, self._run_dir.name],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[theirs, manifest_file, pulse],
+            start_new_session=True,
+            cwd="/",
+            env={**environ, CODE: code},
+        )
 
     def beat(self, due: float) -> None:
         """This process makes progress, and must at ``due`` (``clock.monotonic()``)."""

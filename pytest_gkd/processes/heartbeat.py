@@ -17,6 +17,7 @@ from pytest_gkd.processes.procfs import Descriptor
 # Taken hold of before any stage replaces it, for the while of its test or for good.
 _pread = os.pread
 
+GOODBYE = b"g"  # of the pytest process, by a pipe
 # How often a guardian looks.
 LOOK_S = 0.5
 _NUMBER = struct.Struct("d")

@@ -266,20 +266,15 @@ class StageWorker:
         try:
             with self._alone():
                 yield
-        except pytest.exit.Exception as error:
+        except (pytest.exit.Exception, KeyboardInterrupt) as error:
             if not self._isolated:
                 raise
-            raise StageQuitError(
-                f"the stage called pytest.exit({error.msg!r}), which would end the "
-                "whole run"
-            ) from error
-        except KeyboardInterrupt as error:
-            if not self._isolated:
-                raise
-            raise StageQuitError(
-                "KeyboardInterrupt in the stage: raised by its own code, or its "
-                "process was sent SIGINT"
-            ) from error
+            why = "raised by its own code, or its process was sent SIGINT"
+            why = f"KeyboardInterrupt in the stage: {why}"
+            if isinstance(error, pytest.exit.Exception):
+                called = f"the stage called pytest.exit({error.msg!r})"
+                why = f"{called}, which would end the whole run"
+            raise StageQuitError(why) from error
         finally:
             self._look_at_streams()
             own = {one.number: one for one in (*self._captured, *self._channel)}
@@ -318,15 +313,14 @@ class StageWorker:
         code: int | str | None = 0
         try:
             yield
-        except SystemExit as error:
-            code = error.code
-            if os.getpid() == self._pid:
-                raise
         except BaseException as error:
-            code = 1
             if os.getpid() == self._pid:
                 raise
-            traceback.print_exception(error)
+            if isinstance(error, SystemExit):
+                code = error.code
+            else:
+                code = 1
+                traceback.print_exception(error)
         finally:
             if os.getpid() != self._pid:
                 assert self._current is not None
