@@ -101,12 +101,6 @@ class ManifestWriter(threading.Thread):
         """Why the list is not whole; empty where all of it could be written."""
         return self._list.problem
 
-    def _attempt(self, what: str, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:
-            self._tell(f"{what}: {type(error).__name__}: {error}")
-
     def stop(self) -> None:
         """End the thread."""
         self._over.set()
@@ -125,7 +119,11 @@ class ManifestWriter(threading.Thread):
 
     def scan(self) -> None:
         """One walk: new processes, new shared memory, new directories of Ray."""
-        self._attempt("not all that the run created could be written down", self._scan)
+        try:
+            self._scan()
+        except Exception as error:
+            what = "not all that the run created could be written down"
+            self._tell(f"{what}: {type(error).__name__}: {error}")
 
     def _scan(self) -> None:
         with self._one:
