@@ -657,7 +657,7 @@ def test_the_guardians_command_line_does_not_name_pytest(tmp_path: Path) -> None
     assert "pytest" not in " ".join(ours)
 
 
-def test_what_the_guardian_imports_needs_no_site_packages(tmp_path: Path) -> None:
+def test_what_the_guardian_imports_needs_no_site_packages() -> None:
     root = str(Path(pytest_gkd.__file__).parent.parent)
     code = (
         f"import sys; sys.path.insert(0, {root!r})"

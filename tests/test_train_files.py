@@ -154,7 +154,7 @@ def test_what_is_packed_is_read_whatever_its_name(write: Write, name: str) -> No
 
 
 def test_a_directory_of_shards_is_loaded_whole_and_its_files_are_looked_at(
-    write: Write, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     shards = tmp_path / "shards"
     shards.mkdir()
@@ -625,7 +625,7 @@ def test_the_prompt_column_of_common_datasets_is_found(
     assert (found.column, found.kept_rows) == (column, 5)
 
 
-def test_an_instruction_and_its_input_are_one_prompt(write: Write) -> None:
+def test_an_instruction_and_its_input_are_one_prompt() -> None:
     column = prompts.choose_column(["instruction", "input"], None, "x")
     assert (
         column.of({"instruction": "Sum up.", "input": "A text."}) == "Sum up.\nA text."
@@ -934,9 +934,7 @@ def test_json_in_a_zip_archive_is_read(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("first", ["a.json", "a.zip", "a.parquet", "a.jsonl"])
-def test_a_row_of_the_second_file_is_found_there(
-    write: Write, tmp_path: Path, first: str
-) -> None:
+def test_a_row_of_the_second_file_is_found_there(write: Write, first: str) -> None:
     path = write(first, json.dumps([json.loads(GOOD)] * 3))
     if first.endswith("zip"):
         with zipfile.ZipFile(path, "w") as archive:

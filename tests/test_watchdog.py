@@ -351,9 +351,7 @@ def test_the_option_lets_it_use_its_budget_up(
         bench.close()
 
 
-def test_an_overrun_says_what_two_looks_have_shown(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_overrun_says_what_two_looks_have_shown(bench: Bench) -> None:
     worker = bench.child("while True: pass")
     bench.say("gw0", Hello(worker.pid))
     bench.start("gw0", "spins", 2)
