@@ -137,11 +137,8 @@ class Verdict(StageEvent):
     outcome: str
 
 
-_ALL = (
-    *(Hello, Collected, Bye, Waiting, Start, Step, Fact, Extra, Triggered),
-    *(Raised, Finish, Closed, Left, Forked, Broken, Verdict),
-)
-KINDS: dict[str, type[Event]] = {one.__name__.lower(): one for one in _ALL}
+_ALL = (*Event.__subclasses__(), *StageEvent.__subclasses__())
+KINDS = {one.__name__.lower(): one for one in _ALL if one is not StageEvent}
 # Of these only the newest counts: a stage may say a million of them.
 STATES = (Step,)
 
