@@ -75,6 +75,11 @@ def rows_fault(*files: Path, batch_size: int = 1, **options: Any) -> StageFault:
     return caught.value
 
 
+def rows_in(*files: Path) -> dataset_load.Rows:
+    found = train_files.check_files([str(file) for file in files], "--gkd-train-files")
+    return dataset_load.open_rows(found, files[0].parent / "cache")
+
+
 def report(
     *files: Path,
     column: str | None = None,
@@ -83,10 +88,8 @@ def report(
     lengths: prompts.RoughRenderer | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> train_rows.DataReport:
-    found = train_files.check_files([str(file) for file in files], "--gkd-train-files")
-    rows = dataset_load.open_rows(found, files[0].parent / "cache")
     return train_rows.check_rows(
-        rows,
+        rows_in(*files),
         lengths or prompts.RoughRenderer(),
         prompt_column=column,
         max_prompt_length=limit,
@@ -431,8 +434,7 @@ def test_a_tool_may_return_nothing(write: Write) -> None:
     assert "tool" in prompts.SILENT
     assert prompts.problem([USER, *silent], "messages") == ""
     path = write("t.jsonl", rows_of({"messages": [USER, *silent]}))
-    files = train_files.check_files([str(path)], "x")
-    rows = dataset_load.open_rows(files, path.parent / "cache")
+    rows = rows_in(path)
     (table,) = rows.tables(["messages"])
     seen = survey.survey(table.column(0).combine_chunks())
     assert seen is not None
@@ -832,9 +834,7 @@ def test_images_are_not_for_a_student_that_reads_text(tmp_path: Path) -> None:
     path = write_parquet(
         tmp_path / "a.parquet", {"prompt": ["a", "b"], "images": images}
     )
-    rows = dataset_load.open_rows(
-        train_files.check_files([str(path)], "x"), tmp_path / "c"
-    )
+    rows = rows_in(path)
     job = inputs.Inputs(str(student), str(student), (str(path),))
     with pytest.raises(StageFault, match="filled in 1 of the first 2 rows"):
         trainer_notes.check_media(rows, job)
@@ -849,8 +849,7 @@ def media_of(tmp_path: Path, columns: dict[str, Any]) -> list[str]:
     student = str(tmp_path / "student")
     prompts_of = ["a"] * len(next(iter(columns.values())))
     path = write_parquet(tmp_path / "a.parquet", {"prompt": prompts_of, **columns})
-    files = train_files.check_files([str(path)], "x")
-    rows = dataset_load.open_rows(files, tmp_path / "c")
+    rows = rows_in(path)
     job = inputs.Inputs(student, student, (str(path),))
     return [note.text for note in trainer_notes.check_media(rows, job)]
 
@@ -886,8 +885,7 @@ def test_parts_of_messages_that_are_no_text_are_noted(tmp_path: Path) -> None:
         path.write_text(rows_of({"messages": [{"role": "user", "content": content}]}))
         tiny.write(tmp_path / str(count))
         student = tmp_path / str(count) / "student"
-        files = train_files.check_files([str(path)], "x")
-        rows = dataset_load.open_rows(files, tmp_path / "cache")
+        rows = rows_in(path)
         job = inputs.Inputs(str(student), str(student), (str(path),))
         notes = trainer_notes.check_media(rows, job)
         assert [note.id for note in notes] == ["data.media-parts"] * count
@@ -988,8 +986,7 @@ def test_files_of_two_formats_are_one_dataset_where_datasets_makes_them_one(
                 for kind, file in zip(kinds, files, strict=True)
             ]
         )
-        checked = train_files.check_files([str(file) for file in files], "x")
-        rows = dataset_load.open_rows(checked, tmp_path / "cache")
+        rows = rows_in(*files)
         assert list(rows.columns) == prepared.column_names
         found = [row for t in rows.tables(rows.columns) for row in rows.values(t)]
         assert found == list(prepared)
@@ -1048,8 +1045,7 @@ def test_a_second_file_with_other_columns_is_told(write: Write) -> None:
 def test_how_conversations_end_is_noted(write: Write) -> None:
     def noted(*rows: Any) -> list[str]:
         path = write("t.jsonl", rows_of(*rows))
-        files = train_files.check_files([str(path)], "x")
-        opened = dataset_load.open_rows(files, path.parent / "cache")
+        opened = rows_in(path)
         found = report(path)
         notes = trainer_notes.notes(opened, found, Settings(), 100)
         return [note.text for note in notes]
@@ -1069,8 +1065,7 @@ def test_the_limit_that_prompts_were_held_to_is_the_one_that_is_named(
     write: Write,
 ) -> None:
     path = write("t.jsonl", lines("a", "a b c", "a b c d e f"))
-    files = train_files.check_files([str(path)], "x")
-    opened = dataset_load.open_rows(files, path.parent / "cache")
+    opened = rows_in(path)
     found = report(path, limit=4, lengths=Words())
     (note,) = trainer_notes.notes(opened, found, Settings(), 4)
     assert "1 of 3 prompts are longer than 4 tokens" in note.text
@@ -1234,8 +1229,7 @@ def test_control_tokens_in_prompts_are_noted(write: Write, tmp_path: Path) -> No
         path = write(f"{name}.jsonl", rows_of(*({column: row} for row in rows)))
         found = report(path, lengths=prompts.Renderer(student), limit=999)
         assert (found.control_rows, found.control_place) == (1, f"{path}:2")
-        files = train_files.check_files([str(path)], "x")
-        opened = dataset_load.open_rows(files, tmp_path / "cache")
+        opened = rows_in(path)
         notes = list(trainer_notes.notes(opened, found, Settings(), 999))
         assert "data.control-tokens" in [note.id for note in notes]
     student.chat_template = None  # nothing renders these prompts again

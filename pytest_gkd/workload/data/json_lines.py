@@ -339,11 +339,10 @@ class _Twice(Exception):  # noqa: N818 - told on, not shown
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise _Twice(repr(key))
-        found[key] = value
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _Twice(repr(next(key for key in keys if keys.count(key) > 1)))
     return found
 
 
