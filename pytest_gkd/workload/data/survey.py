@@ -20,12 +20,9 @@ from pytest_gkd.workload.data.prompts import (
 )
 
 if TYPE_CHECKING:
-    import numpy
     import pyarrow
 
     from pytest_gkd.workload.data.prompts import Numbers
-
-    Mask = numpy.ndarray[Any, numpy.dtype[numpy.bool_]]
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ def survey_values(values: Sequence[Any], controls: str = "") -> Survey:
             for message in messages
             if isinstance(message.get("role"), str)
         },
-        controlled=_hits(asked, controls),
+        controlled=_hits(pyarrow.array(asked, pyarrow.string()), controls),
     )
 
 
@@ -112,15 +109,12 @@ def _is_text(kind: pyarrow.DataType) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
-def _hits(texts: Any, controls: str) -> Any:
+def _hits(texts: pyarrow.Array, controls: str) -> Any:
     """Indices of the texts that hold what the pattern names."""
-    import pyarrow
     import pyarrow.compute as pc
 
     if not controls:
         return ()
-    if isinstance(texts, list):
-        texts = pyarrow.array(texts, pyarrow.string())
     return _where(pc.match_substring_regex(pc.fill_null(texts, ""), controls))
 
 
@@ -156,13 +150,10 @@ def _messages(column: pyarrow.Array, controls: str) -> Survey:
     theirs = pc.not_equal(by_name, "assistant").to_numpy(zero_copy_only=False)
     mute = pc.is_in(by_name, pyarrow.array(UNASKED)).to_numpy(zero_copy_only=False)
     asked = numpy.bincount(parents[~mute], minlength=count) > 0
-    odd: Mask = numpy.zeros(count, dtype=bool)
-    odd[parents[_where(wrong)]] = True
-    odd |= ~asked
+    odd = numpy.union1d(parents[_where(wrong)], numpy.flatnonzero(~asked))
     last = numpy.cumsum(lengths) - 1
-    filled = lengths > 0
-    answered: Mask = numpy.zeros(count, dtype=bool)
-    answered[filled] = ~theirs[last[filled]]
+    filled = numpy.flatnonzero(lengths)
+    answered = filled[~theirs[last[filled]]]
     roles = {
         role: int(parents[pc.index(by_name, role).as_py()])
         for role in pc.unique(by_name).to_pylist()
@@ -170,7 +161,7 @@ def _messages(column: pyarrow.Array, controls: str) -> Survey:
     sizes = _sizes(content, parents, count)
     hits = numpy.asarray(_hits(content, controls), dtype="int64")
     controlled = numpy.unique(parents[hits[theirs[hits]]])
-    return Survey("messages", sizes, _where(odd), _where(answered), roles, controlled)
+    return Survey("messages", sizes, odd, answered, roles, controlled)
 
 
 def _sizes(texts: pyarrow.Array, rows: Numbers, count: int) -> Sizes:
@@ -189,10 +180,8 @@ def _sizes(texts: pyarrow.Array, rows: Numbers, count: int) -> Sizes:
     return Sizes(total(length * plain), total(length * ~plain), total(None))
 
 
-def _where(mask: Any) -> Any:
-    """Indices at which a mask, of pyarrow or numpy, is true."""
+def _where(mask: pyarrow.Array) -> Any:
+    """Indices at which a mask is true."""
     import numpy
 
-    if not isinstance(mask, numpy.ndarray):
-        mask = mask.to_numpy(zero_copy_only=False)
-    return numpy.flatnonzero(mask.astype(bool))
+    return numpy.flatnonzero(mask.to_numpy(zero_copy_only=False).astype(bool))

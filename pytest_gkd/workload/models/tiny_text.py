@@ -136,17 +136,12 @@ def tokenizer_config() -> dict[str, Any]:
 
 
 _SPECIAL_FLAGS = {
-    "single_word": False,
-    "lstrip": False,
-    "rstrip": False,
-    "normalized": False,
+    **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
     "special": True,
 }
-_BYTE_LEVEL_FLAGS = {
-    "add_prefix_space": False,
-    "trim_offsets": False,
-    "use_regex": False,
-}
+_BYTE_LEVEL_FLAGS = dict.fromkeys(
+    ("add_prefix_space", "trim_offsets", "use_regex"), False
+)
 
 
 def byte_symbols() -> list[str]:
