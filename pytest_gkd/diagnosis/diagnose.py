@@ -98,16 +98,9 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """The diagnosis of a stage as report.json holds it."""
-        return {
-            "cause": self.cause,
-            "confidence": self.confidence,
-            "title": self.title,
-            "why": self.why,
-            "evidence": [line._asdict() for line in self.evidence],
-            "advice": list(self.advice),
-            "also": list(self.also),
-            "explain": self.explain,
-        }
+        told = {**vars(self), "evidence": [line._asdict() for line in self.evidence]}
+        del told["consequences"]  # of a log's
+        return told
 
 
 def diagnose(
