@@ -20,8 +20,9 @@ from typing import Any
 import make
 import pytest
 
+from pytest_gkd.stage_specs import LAYOUTS
+
 RESULTS = Path(__file__).parent.parent / ".gkd/models"
-LAYOUTS = ("colocated", "split", "ray")
 STAGES = ("vllm", "weight_sync", "training_step")
 # A slow machine, three stages, and one engine of several processes.
 BUDGET_S = 300

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pytest_gkd.stage_specs import LAYOUTS
+
 NOTE = "<!-- Made by python tools/pages.py from model-runs.json; do not edit. -->"
 RUNS = "model-runs.json"
-LAYOUTS = ("colocated", "split", "ray")
 INTRO = """
 Tiny, random models of the text architectures that vLLM and transformers share, run
 through vllm, weight_sync and training_step: `make models`, or `make models MODEL=qwen3`

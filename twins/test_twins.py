@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gkd.stage_specs import LAYOUTS
 from pytest_gkd.workload.gkd.step import FALLEN, MOST_STEPS
 
 ROOT = Path(__file__).parent.parent
@@ -28,7 +29,6 @@ RESULTS = ROOT / ".gkd/twins"
 # What `make twins` puts there: packages that the lock has no use for.
 PACKAGES = ROOT / ".twins"
 ENGINE = ("vllm", "weight_sync", "training_step")
-LAYOUTS = ("colocated", "split", "ray")
 # A slow machine, and two engine processes that each import vLLM.
 BUDGET_S = 400
 LIMIT_S = 1500
