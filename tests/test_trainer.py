@@ -441,7 +441,7 @@ def test_parameters_that_an_optimizer_lacks_are_named(
     signal = teacher.topk(SEQUENCES, 64)
     assert trainer.gkd_step(SEQUENCES, signal).unmoved == []
     assert trainer.optimizer is not None
-    held = trainer.optimizer.groups[0]["params"]
+    held = trainer.optimizer.adamw.param_groups[0]["params"]
     matrices = [n for n, p in enumerate(held) if p.dim() == 2]
     names = [name for name, _ in trainer.model.named_parameters()]
     for number in reversed(matrices[1::2]):

@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_gkd.processes import prctl
 
@@ -74,24 +74,17 @@ def chosen(how: str) -> Iterator[None]:
         if name.startswith("vllm.")
         and getattr(module, "get_mp_context", None) is original
     ]
+    fork = functools.partial(multiprocessing.get_context, "fork")
     for module in holders:
-        _replace(module, _fork_context)
+        vars(module).update(get_mp_context=fork)
     try:
         yield
     finally:
         for module in holders:
-            _replace(module, original)
+            vars(module).update(get_mp_context=original)
 
 
 @functools.cache
 def _end_forks_with_parent() -> None:
     # It cannot be taken back, and need not: nobody forks a daemon from a stage.
     os.register_at_fork(after_in_child=prctl.die_with_parent)
-
-
-def _replace(module: Any, function: Any) -> None:
-    module.get_mp_context = function
-
-
-def _fork_context() -> Any:
-    return multiprocessing.get_context("fork")

@@ -49,10 +49,11 @@ def allocated_bytes(device: str) -> int | None:
     return _in_use() if _sees_tensors() else None
 
 
-def _in_use() -> int | None:
+def _in_use() -> int:
+    """Bytes that malloc has handed out; 0 without glibc."""
     function = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if function is None:
-        return None
+        return 0
     function.restype = _Malloc
     found = function()
     return int(found.uordblks) + int(found.hblkhd)
@@ -64,12 +65,10 @@ def _sees_tensors() -> bool:
     import torch
 
     before = _in_use()
-    if before is None:
-        return False
     probe = torch.empty(PROBE_BYTES, dtype=torch.uint8)
-    after = _in_use()
+    grown = _in_use() - before
     del probe
-    return after is not None and after - before >= PROBE_BYTES
+    return grown >= PROBE_BYTES
 
 
 def growths(reports: Listing[StepReport]) -> list[int]:

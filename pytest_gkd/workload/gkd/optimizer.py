@@ -38,28 +38,20 @@ class Optimizer:
             else p
             for p in self.parameters
         ]
-        self._adamw: Any = None
-        if self.masters:
-            # Not foreach: that needs the size of the model once more.
-            self._adamw = torch.optim.AdamW(
-                self.masters,
-                lr=learning_rate,
-                weight_decay=0.0,
-                eps=EPSILON,
-                foreach=False,
-            )
-
-    @property
-    def groups(self) -> list[dict[str, Any]]:
-        """torch's parameter groups."""
-        return self._adamw.param_groups if self._adamw is not None else []
+        # A group, which may be empty. Not foreach: that needs the size of the model
+        # once more.
+        self.adamw = torch.optim.AdamW(
+            [{"params": self.masters}],
+            lr=learning_rate,
+            weight_decay=0.0,
+            eps=EPSILON,
+            foreach=False,
+        )
 
     def step(self) -> None:
         """Apply the gradients once."""
         import torch
 
-        if self._adamw is None:
-            return
         copies = [
             (parameter, master)
             for parameter, master in zip(self.parameters, self.masters, strict=True)
@@ -68,7 +60,7 @@ class Optimizer:
         for parameter, master in copies:
             grad = parameter.grad
             master.grad = None if grad is None else grad.float()
-        self._adamw.step()
+        self.adamw.step()
         with torch.no_grad():
             for parameter, master in copies:
                 parameter.copy_(master)

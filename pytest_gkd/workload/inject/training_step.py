@@ -83,7 +83,7 @@ def half_optimizer(site: Site) -> object:
     def make_and_drop(make: Any, *args: Any) -> Any:
         site.triggered()
         made = make(*args)
-        for group in made.groups:
+        for group in made.adamw.param_groups:
             group["params"] = group["params"][::2]
         return made
 

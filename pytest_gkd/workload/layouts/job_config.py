@@ -32,7 +32,6 @@ class JobConfig:
     engine: EngineConfig
 
     def load_trainer(self, device: str) -> tuple[Trainer, WeightSource]:
-        """The trainer and its weight source."""
         from pytest_gkd.workload.gkd.trainer import Trainer
         from pytest_gkd.workload.gkd.weight_source import WeightSource
 
@@ -46,7 +45,6 @@ class JobConfig:
         return trainer, WeightSource(trainer)
 
     def load_teacher(self, device: str) -> Teacher:
-        """The teacher."""
         from pytest_gkd.workload.gkd.teacher import Teacher
 
         return Teacher(

@@ -82,7 +82,6 @@ class Job:
 
     @cached_property
     def engine(self) -> Engine:
-        """The rollout engine."""
         return self.layout.start_engine()
 
     @cached_property
@@ -92,23 +91,19 @@ class Job:
 
     @property
     def trainer(self) -> Trainer:
-        """The student in training."""
         return self._training[0]
 
     @property
     def source(self) -> WeightSource:
-        """The trainer's side of a push."""
         return self._training[1]
 
     @cached_property
     def teacher(self) -> Teacher:
-        """The teacher."""
         self._gkd.step("loading the teacher")
         return self.layout.load_teacher()
 
     @cached_property
     def transfer(self) -> Transfer:
-        """How weights move here."""
         return self.layout.transfer(self.engine, self.source)
 
     @cached_property

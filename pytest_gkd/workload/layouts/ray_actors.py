@@ -51,7 +51,6 @@ class Rollout(Role):
     """vLLM, in the actor's own process."""
 
     def parts(self) -> dict[str, Any]:
-        """The engine."""
         from pytest_gkd.workload.engine import engine
 
         engine.prepare_environment(self.config.engine)
@@ -63,7 +62,6 @@ class Trainer(Role):
     """The student in training."""
 
     def parts(self) -> dict[str, Any]:
-        """The trainer and its weight source."""
         trainer, source = self.config.load_trainer(self.config.settings.device)
         return {"": trainer, "source": source}
 
@@ -72,5 +70,4 @@ class Teacher(Role):
     """The teacher."""
 
     def parts(self) -> dict[str, Any]:
-        """The teacher."""
         return {"": self.config.load_teacher(self.config.settings.device)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -196,17 +197,15 @@ def place(needs: list[dict[str, float]], budget_s: float) -> Any:
     return group
 
 
+@dataclass
 class Remote:
     """Stands for an object in an actor: has its methods, each bounded in time."""
 
-    def __init__(
-        self, actor: Any, role: str, gkd: StageContext, part: str = ""
-    ) -> None:
-        self.actor = actor
-        self.role = role
-        self._kills = exit_reasons.oom_kills()
-        self._gkd = gkd
-        self._part = part
+    actor: Any
+    role: str
+    gkd: StageContext
+    part: str = ""
+    kills: int = field(default_factory=exit_reasons.oom_kills)
 
     def wait_until_made(self) -> Remote:
         """Return once the actor's object is there; raises what its making raised."""
@@ -215,14 +214,14 @@ class Remote:
 
     def of(self, part: str) -> Remote:
         """Another object in the same actor."""
-        return Remote(self.actor, self.role, self._gkd, part)
+        return replace(self, part=part)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self._call(self._part, name, *args, **kwargs)
+            return self._call(self.part, name, *args, **kwargs)
 
         return call
 
@@ -230,7 +229,7 @@ class Remote:
         import ray
 
         answer = self.actor.call.remote(part, method, *args, **kwargs)
-        budget_s, extra_s = call_budget_s(self._gkd), self._gkd.extra()
+        budget_s, extra_s = call_budget_s(self.gkd), self.gkd.extra()
         asked = ".".join(filter(None, (part, method)))
         asked = f"{asked}()" if asked else "its start"
         try:
@@ -238,9 +237,8 @@ class Remote:
         except ray.exceptions.GetTimeoutError as error:
             raise self._silent(asked, budget_s) from error
         except ray.exceptions.ActorDiedError as error:
-            text = str(error)
             raise exit_reasons.actor_fault(
-                self.role, asked, text, self._kills
+                self.role, asked, str(error), self.kills
             ) from error
         if isinstance(found, StageFault):
             raise found
@@ -254,7 +252,7 @@ class Remote:
             try:
                 return ray.get(answer, timeout=budget_s)
             except ray.exceptions.GetTimeoutError:
-                budget_s = self._gkd.extra() - extra_s
+                budget_s = self.gkd.extra() - extra_s
                 if budget_s <= 0:
                     raise
                 extra_s += budget_s
@@ -262,7 +260,7 @@ class Remote:
     def _silent(self, asked: str, budget_s: float) -> StageFault:
         """The fault when the actor lives and does not answer."""
         stopped = exit_reasons.stopped()
-        where = "" if stopped else where_import_waits(self.role, self._gkd)
+        where = "" if stopped else where_import_waits(self.role, self.gkd)
         if where:
             return StageFault(
                 "env.import-stuck",
