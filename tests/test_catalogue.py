@@ -124,35 +124,28 @@ def test_no_fix_uses_a_setting_that_nobody_reads(rule: Rule) -> None:
         assert nobody not in told
 
 
-def test_an_unknown_key_is_refused_by_path_and_key() -> None:
-    with pytest.raises(RuleError, match=r"a/b\.toml: unknown key 'titel'; known: "):
-        catalogue.parse_rule({**GOOD, "titel": "x"}, "a.b", "a/b.toml")
-
-
-def test_a_missing_key_is_named() -> None:
-    with pytest.raises(RuleError, match=r"x: why is missing"):
-        catalogue.parse_rule({**GOOD, "why": ""}, "a.b", "x")
-
-
-def test_a_wrong_tier_is_refused_with_the_right_ones() -> None:
-    with pytest.raises(RuleError, match="'reason' is not one of cause, symptom"):
-        catalogue.parse_rule({**GOOD, "tier": "reason"}, "a.b", "x")
-
-
-def test_a_wrong_type_is_refused() -> None:
-    with pytest.raises(RuleError, match=r"signature 1: text: 'oops' is not a list"):
-        catalogue.parse_rule({**GOOD, "signature": [{"text": "oops"}]}, "a.b", "x")
-
-
-def test_a_knob_of_an_unknown_kind_is_refused() -> None:
-    fix = {"do": "Turn it", "knobs": ["magic:x"]}
-    with pytest.raises(RuleError, match="fix 1: knobs: 'magic:x' is not kind:name"):
-        catalogue.parse_rule({**GOOD, "fix": [fix]}, "a.b", "x")
-
-
-def test_a_signature_without_any_condition_is_refused() -> None:
-    with pytest.raises(RuleError, match="signature 1: needs text"):
-        catalogue.parse_rule({**GOOD, "signature": [{"example": "x"}]}, "a.b", "x")
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"titel": "x"}, "unknown key 'titel'; known: title, tier, why, confirm, "),
+        ({"file": "x"}, "unknown key 'file'; known: "),
+        ({"why": ""}, "why is missing"),
+        ({"tier": "reason"}, "tier: 'reason' is not one of cause, symptom, fallback"),
+        ({"signature": "oops"}, "signature: 'oops' is not tables"),
+        ({"signature": [{"text": "oo"}]}, "signature 1: text: 'oo' is not a list of "),
+        ({"signature": [{"loud": 1}]}, "signature 1: loud: 1 is not true or false"),
+        ({"signature": [{"example": "x"}]}, "signature 1: needs text"),
+        ({"fix": [{"run": "ls"}]}, "fix 1: do is missing"),
+        ({"fix": [{"do": "x", "knobs": ["a:x"]}]}, "fix 1: knobs: 'a:x' is not kind:"),
+        ({"myth": [{"claim": "x"}]}, "myth 1: truth is missing"),
+        ({"source": [{"ref": 7}]}, "source 1: ref: 7 is not a text"),
+    ],
+)
+def test_what_a_rule_may_not_hold_is_refused_by_path_and_key(
+    changes: dict[str, object], says: str
+) -> None:
+    with pytest.raises(RuleError, match=re.escape(f"a/b.toml: {says}")):
+        catalogue.parse_rule({**GOOD, **changes}, "a.b", "a/b.toml")
 
 
 def test_a_file_that_is_not_toml_is_refused_by_path(tmp_path: Path) -> None:

@@ -59,14 +59,6 @@ def test_a_known_line_of_output_gives_its_cause_with_the_line(found: Findings) -
     assert ("output", 2, DISK_FULL) in diagnosis(made).evidence
 
 
-def test_a_diagnosis_has_the_keys_that_other_programs_read(found: Findings) -> None:
-    made = record()
-    found.settle(made, DISK_FULL)
-    told = made.to_json()["diagnosis"]
-    assert set(told) >= {"cause", "confidence", "evidence", "advice", "also"}
-    assert set(told["evidence"][0]) == {"source", "line", "text"}
-
-
 def test_the_exceptions_text_is_looked_at_too(found: Findings) -> None:
     made = record()
     found.settle(made, "", error=DISK_FULL)
