@@ -91,10 +91,7 @@ def _one(
     others = tokenizer.get_vocab()
     others.pop(tokenizer.pad_token, None)  # has a cause of its own
     check.check_ids(others, rows, origin, tokenizer)
-    for text in (
-        *check.check_special_tokens(tokenizer, rows, origin, bool(ends)),
-        *check.check_end_tokens(tokenizer, ends, origin),
-    ):
+    for text in check.check_special_tokens(tokenizer, rows, origin, ends):
         gkd.note("tokenizer.special", text)
     gkd.fact(f"{role}_pad_is_eos", tokenizer.pad_token_id == tokenizer.eos_token_id)
     if check.check_chat_template(tokenizer, origin, chats) is None:

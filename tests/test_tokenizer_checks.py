@@ -178,7 +178,7 @@ def test_a_padding_id_without_an_embedding_row_is_named() -> None:
 def test_a_missing_end_token_fails_unless_the_configuration_has_one() -> None:
     found = fault(lambda: check.check_special_tokens(Special(0, None), 9, "x"))
     assert found.cause == "tokenizer.eos-token"
-    (note,) = check.check_special_tokens(Special(0, None), 9, "x", other_end=True)
+    (note,) = check.check_special_tokens(Special(0, None), 9, "x", {1})
     assert "only the model's configuration does" in note
 
 
@@ -359,9 +359,9 @@ def test_a_template_that_does_not_begin_an_answer_is_told(model: Path) -> None:
 
 def test_an_end_token_that_the_model_does_not_end_at_is_told(model: Path) -> None:
     ends = model_files.end_tokens(model, "x")
-    assert check.check_end_tokens(load(model), ends, "x") == []
+    assert check.check_special_tokens(load(model), None, "x", ends) == []
     edit(model / "tokenizer_config.json", lambda v: v.update(eos_token="</s>"))  # noqa: S106
-    (note,) = check.check_end_tokens(load(model), ends, "x")
+    (note,) = check.check_special_tokens(load(model), None, "x", ends)
     assert "end token '</s>' has id 496" in note
     edit(model / "config.json", lambda v: v.update(eos_token_id=[7, 496]))
     assert model_files.end_tokens(model, "x") == ends | {7, 496}

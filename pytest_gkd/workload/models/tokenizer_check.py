@@ -158,37 +158,24 @@ def check_generation_prompt(tokenizer: Any, origin: str) -> list[str]:
     ]
 
 
-def check_end_tokens(tokenizer: Any, ends: Set[int], origin: str) -> list[str]:
-    """The tokenizer's end token is one of ``ends``, those that the model's files name.
-
-    Returned is what to say where it is not.
-    """
-    end = tokenizer.eos_token_id
-    if end is None or not ends or end in ends:
-        return []
-    named = ", ".join(map(str, sorted(ends)))
-    return [
-        f"{origin}: the tokenizer's end token {tokenizer.eos_token!r} has id {end}, "
-        f"and the model's configuration ends at {named}: trainer and engine may not "
-        "end a rollout at the same token"
-    ]
-
-
 def check_special_tokens(
-    tokenizer: Any, vocab_rows: int | None, origin: str, other_end: bool = False
+    tokenizer: Any,
+    vocab_rows: int | None,
+    origin: str,
+    ends: Set[int] = frozenset(),
 ) -> list[str]:
     """There is an end token, and the padding token has an id inside the embedding.
 
-    What is worth a word and no failure is returned: no padding token (verl and TRL
-    then take the end token), or no end token while ``other_end`` says that the model's
-    configuration names one. Raises StageFault ``tokenizer.pad-token`` or
-    ``tokenizer.eos-token``.
+    ``ends`` are the end tokens that the model's files name. What is worth a word and
+    no failure is returned: no padding token (verl and TRL then take the end token), or
+    an end token that only the model's files name, or that is none of these. Raises
+    StageFault ``tokenizer.pad-token`` or ``tokenizer.eos-token``.
     """
-    path = _path(tokenizer)
+    path, end = _path(tokenizer), tokenizer.eos_token_id
     notes = []
-    if tokenizer.eos_token_id is None:
+    if end is None:
         problem = f"{origin}: the tokenizer of {path} names no end token"
-        if not other_end:
+        if not ends:
             raise StageFault(
                 "tokenizer.eos-token",
                 f"{problem}, and no configuration of the model does: rollouts would "
@@ -196,6 +183,13 @@ def check_special_tokens(
                 facts={"origin": origin, "path": path},
             )
         notes.append(f"{problem}; only the model's configuration does")
+    elif ends and end not in ends:
+        named = ", ".join(map(str, sorted(ends)))
+        notes.append(
+            f"{origin}: the tokenizer's end token {tokenizer.eos_token!r} has id "
+            f"{end}, and the model's configuration ends at {named}: trainer and engine "
+            "may not end a rollout at the same token"
+        )
     if tokenizer.pad_token_id is None:
         notes.append(
             f"{origin}: the tokenizer of {path} has no padding token; frameworks take "
