@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from functools import partial
 
 from pytest_gkd.processes import background, guardian, tree
@@ -14,7 +15,11 @@ from pytest_gkd.run.run_directory import RunDir
 from pytest_gkd.run.watchdog import Watchdog
 from pytest_gkd.run.worker_watch import COLLECT_BUDGET_S
 
+# What it tells of, each a number that only grows.
+HEARD = (Sign.WAITED_S, Sign.RESUMED, Sign.GAVE_UP_S)
 
+
+@dataclass
 class GuardianWatch:
     """Tells the guardian of the deadlines, heeds what it did, and replaces it.
 
@@ -22,30 +27,25 @@ class GuardianWatch:
     ``ended`` are the workers that it has ended, by their names.
     """
 
-    def __init__(
-        self, home: RunDir, watchdog: Watchdog, recorder: Recorder, before: set[int]
-    ) -> None:
-        self.ended: set[str] = set()
-        self._home = home
-        self._watchdog = watchdog
-        self._recorder = recorder
-        self._before = before
-        self._heard = dict.fromkeys((Sign.WAITED_S, Sign.RESUMED, Sign.GAVE_UP_S), 0.0)
-        self._replacing: Future[None] | None = None
+    home: RunDir
+    watchdog: Watchdog
+    recorder: Recorder
+    before: set[int]
+    ended: set[str] = field(default_factory=set)
+    _heard: dict[Sign, float] = field(default_factory=dict)
+    _replacing: Future[None] | None = None
 
     def on_tick(self, now: float) -> None:
         """Hear it, tell it of the deadlines, and replace it where it is gone."""
-        guard = self._home.guardian
+        guard = self.home.guardian
         if guard is None:
             return
         self.hear()
         stood_s = guard.stood_still_s(now)
         if stood_s and self._replacing is None:
             self._wait_longer(guard, stood_s)
-        to_come = [
-            s.budget_s for s in self._recorder.record.stages if s.started is None
-        ]
-        guard.beat(self._watchdog.due(now, min([*to_come, COLLECT_BUDGET_S])))
+        to_come = [s.budget_s for s in self.recorder.record.stages if s.started is None]
+        guard.beat(self.watchdog.due(now, min([*to_come, COLLECT_BUDGET_S])))
         if self._replacing is not None:
             if not self._replacing.done():
                 return
@@ -59,11 +59,11 @@ class GuardianWatch:
     def _wait_longer(self, guard: Guardian, seconds: float) -> None:
         """All of the run stood still for so long."""
         guard.pulse[Sign.STOOD_S] += seconds
-        self._watchdog.wait_longer(seconds)
-        for record in self._recorder.record.stages:
+        self.watchdog.wait_longer(seconds)
+        for record in self.recorder.record.stages:
             if record.started is not None and record.duration_s is None:
                 extend(record, "stops", record.extra_s.get("stops", 0.0) + seconds)
-        self._recorder.note(
+        self.recorder.note(
             f"pytest and its guardian stood still for {render.seconds(seconds)} (a "
             "container that was paused, a job that was suspended?): the deadlines "
             "waited as long"
@@ -74,40 +74,38 @@ class GuardianWatch:
             guard.replace()
         except OSError:
             return  # tried again at the next tick
-        with self._watchdog.lock:
+        with self.watchdog.lock:
             # As little the run's as the one that was there before.
-            self._before.add(guard.pid)
-            self._watchdog.spared.add(guard.pid)
-            self._recorder.note(
-                f"its guardian {why} and was replaced (now {guard.pid})"
-            )
+            self.before.add(guard.pid)
+            self.watchdog.spared.add(guard.pid)
+            self.recorder.note(f"its guardian {why} and was replaced (now {guard.pid})")
 
     def hear(self) -> None:
         """What it has done since for this process, which could not know of it."""
-        if self._home.guardian is None:
+        if self.home.guardian is None:
             return
-        with self._watchdog.lock:
+        with self.watchdog.lock:
             before = self._heard
-            self._heard = {sign: self._home.guardian.pulse[sign] for sign in before}
-            new = {sign: self._heard[sign] - before[sign] for sign in before}
+            self._heard = {sign: self.home.guardian.pulse[sign] for sign in HEARD}
+            new = {sign: at - before.get(sign, 0.0) for sign, at in self._heard.items()}
             waited_s = new[Sign.WAITED_S]
             if waited_s:
-                self._watchdog.wait_longer(waited_s)
-                self._recorder.note(
+                self.watchdog.wait_longer(waited_s)
+                self.recorder.note(
                     "pytest was stopped at its terminal for "
                     f"{render.seconds(waited_s)}: its workers went on, and their "
                     "deadlines waited as long"
                 )
             if new[Sign.RESUMED]:
-                self._recorder.note(
+                self.recorder.note(
                     "pytest was stopped by a signal (SIGSTOP) when a budget was over; "
                     "its guardian made it go on (SIGCONT)"
                 )
             if new[Sign.GAVE_UP_S]:
-                workers = self._watchdog.workers.items()
+                workers = self.watchdog.workers.items()
                 dead = {n for n, w in workers if tree.is_dead(w.pid, w.start)}
                 self.ended |= dead
-                self._recorder.note(self.stood_still())
+                self.recorder.note(self.stood_still())
 
     def stood_still(self) -> str:
         """What is said of workers that it has ended."""
@@ -116,7 +114,7 @@ class GuardianWatch:
 
     def end(self) -> None:
         """No deadline is held any more."""
-        if self._home.guardian is not None:
-            self._home.guardian.beat(float("inf"))
+        if self.home.guardian is not None:
+            self.home.guardian.beat(float("inf"))
         if self._replacing is not None:
             wait([self._replacing], GOODBYE_LIMIT_S)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import wait
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -72,6 +72,7 @@ class Overrun:
     early: bool = False
 
 
+@dataclass(eq=False, repr=False)
 class Watchdog(threading.Thread):
     """Follows the workers' events and ends the worker whose budget is over.
 
@@ -86,36 +87,23 @@ class Watchdog(threading.Thread):
     other threads. What may block, a look at a tree and its end, has threads of its own.
     """
 
-    def __init__(
-        self,
-        reader: EventReader,
-        armed: Path,
-        stacks_dir: Path,
-        on_event: Callable[[events.Event], None],
-        on_overrun: Callable[[Overrun], None],
-        on_tick: Callable[[float], None],
-        on_lost: Callable[[str], None],
-        on_problem: Callable[[str], None],
-        *,
-        end_stuck: bool = True,
-        prepare: stacks.Prepare = make_way,
-        on_kill: Callable[[procfs.Stat], None] = lambda _: None,
-        lock: threading.RLock | None = None,
-    ) -> None:
+    reader: EventReader
+    armed: Path
+    stacks_dir: Path
+    on_event: Callable[[events.Event], None]
+    on_overrun: Callable[[Overrun], None]
+    on_tick: Callable[[float], None]
+    on_lost: Callable[[str], None]
+    on_problem: Callable[[str], None]
+    _: KW_ONLY
+    end_stuck: bool = True
+    prepare: stacks.Prepare = make_way
+    on_kill: Callable[[procfs.Stat], None] = lambda _: None
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
         super().__init__(name="gkd-watchdog", daemon=True)
-        self.lock = lock or threading.RLock()
         self.workers: dict[str, WorkerWatch] = {}
-        self._reader = reader
-        self._armed = armed
-        self._stacks_dir = stacks_dir
-        self._on_event = on_event
-        self._on_overrun = on_overrun
-        self._on_tick = on_tick
-        self._on_lost = on_lost
-        self._on_problem = on_problem
-        self._end_stuck = end_stuck
-        self._prepare = prepare
-        self._on_kill = on_kill
         self.spared = {child.pid for child in tree.children(os.getpid())}
         self._over = threading.Event()
         self.error: BaseException | None = None
@@ -171,17 +159,17 @@ class Watchdog(threading.Thread):
 
         Part by part: who waits for the lock need not wait for all of a flood.
         """
-        for one in self._reader.names() if name is None else [name]:
-            at, until = self._reader.position(one)
+        for one in self.reader.names() if name is None else [name]:
+            at, until = self.reader.position(one)
             while True:
                 self._hear(one, TICK_BYTES)
-                before, at = at, self._reader.position(one)[0]
+                before, at = at, self.reader.position(one)[0]
                 if at in (before, until) or at > until:
                     break
 
     def _hear(self, name: str, limit_bytes: int) -> None:
         with self.lock:
-            for event in self._reader.read(limit_bytes, name):
+            for event in self.reader.read(limit_bytes, name):
                 self._attempt("an event was not understood", self._take_in, event)
 
     def _tick(self, now: float, *, judges: bool) -> None:
@@ -190,13 +178,13 @@ class Watchdog(threading.Thread):
         for worker in list(self.workers.values()) if judges else ():
             about = f"worker {worker.name} could not be looked after"
             self._attempt(about, self.judge, worker, now)
-        names = self._reader.names()
+        names = self.reader.names()
         with self.lock:  # the guardian is to know of a stage before anybody is shown it
             for name in names:
                 about = f"what {name} says could not be read"
                 self._attempt(about, self._hear, name, TICK_BYTES // len(names))
             about = "the guardian could not be looked after"
-            self._attempt(about, self._on_tick, monotonic())
+            self._attempt(about, self.on_tick, monotonic())
 
     def _attempt(self, what: str, work: Callable[..., T], *args: Any) -> T | None:
         """Do what must not keep this thread from anything else that it does."""
@@ -205,7 +193,7 @@ class Watchdog(threading.Thread):
         except Exception as error:
             text = f"{what}: {type(error).__name__}: {error}"
             with self.lock:
-                self._on_problem(text)
+                self.on_problem(text)
         return None
 
     def _take_in(self, event: events.Event) -> None:
@@ -219,7 +207,7 @@ class Watchdog(threading.Thread):
             worker.follow(event)
             if isinstance(event, events.Start):
                 worker.quiet = self._quiet_watch(worker)
-        self._on_event(event)
+        self.on_event(event)
 
     def judge(self, worker: WorkerWatch, now: float) -> None:
         """Hold one worker to its deadline."""
@@ -280,7 +268,7 @@ class Watchdog(threading.Thread):
             worker.pid,
             itself=itself,
             start=worker.start,
-            before=self._on_kill,
+            before=self.on_kill,
             limit_s=END_LIMIT_S,
         )
 
@@ -302,7 +290,7 @@ class Watchdog(threading.Thread):
             worker.told = True
             about = "what a stage printed could not be read"
             output = self._attempt(about, read_output, worker) or ""
-            self._on_overrun(
+            self.on_overrun(
                 Overrun(
                     worker.name,
                     worker.stage,
@@ -329,7 +317,7 @@ class Watchdog(threading.Thread):
             time.sleep(TICK_S)
         with self.lock:
             if not worker.noticed and not self._over.is_set():
-                self._on_lost(worker.name)
+                self.on_lost(worker.name)
 
     def expect(self, name: str, pid: int) -> None:
         """A worker was started; it has a budget before it has said anything."""
@@ -363,7 +351,7 @@ class Watchdog(threading.Thread):
         # Its control group, if it had one.
         self._kill(worker)
         spare = workers | self.spared
-        me, before = os.getpid(), self._on_kill
+        me, before = os.getpid(), self.on_kill
         tree.stop(me, itself=False, spare=spare, own=tree.is_child, before=before)
         self._see_off(worker)
 
@@ -371,13 +359,13 @@ class Watchdog(threading.Thread):
         watch = QuietWatch(worker.pid, worker.limit_s, self._takes(worker))
         # With little left of the budget by then there is nothing to be gained.
         gains = watch.window_s < worker.limit_s - LOOK_BEFORE_S
-        return watch if self._end_stuck and gains else None
+        return watch if self.end_stuck and gains else None
 
     def _takes(self, worker: WorkerWatch) -> stall.Take:
         """What takes a look at the tree of its present stage."""
-        out = self._stacks_dir / (worker.stage or worker.name)
+        out = self.stacks_dir / (worker.stage or worker.name)
         return lambda below: stall.look(
-            worker.pid, self._armed, out / below, self._prepare
+            worker.pid, self.armed, out / below, self.prepare
         )
 
     def _look(self, worker: WorkerWatch, now: float) -> None:
