@@ -73,7 +73,6 @@ class Pulse:
         return Path(f"/proc/{os.getpid()}/fd/{self.descriptor}")
 
     def close(self) -> None:
-        """Nothing is read or written any more."""
         with contextlib.suppress(OSError):  # somebody has closed all there were
             os.close(self.descriptor)
 

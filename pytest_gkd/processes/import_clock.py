@@ -54,7 +54,6 @@ class ImportClock:
 
     @property
     def goes_on(self) -> bool:
-        """Whether an import is under way."""
         return self._depth > 0
 
     def _watched(self, name: str, import_: Any) -> Any:

@@ -108,7 +108,6 @@ class ManifestFile:
         self._write("folder", **line._asdict())
 
     def close(self) -> None:
-        """Nothing is written any more."""
         os.close(self._fd)
 
     def _write(self, kind: str, **values: Any) -> None:

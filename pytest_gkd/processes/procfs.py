@@ -195,7 +195,6 @@ def command(pid: int) -> str:
 
 
 def is_tracker(pid: int) -> bool:
-    """Whether it is multiprocessing's resource tracker."""
     return "multiprocessing.resource_tracker" in full_command(pid)
 
 
@@ -311,17 +310,12 @@ def shares_memory() -> bool:
 def segments() -> dict[str, Identity]:
     """The files of /dev/shm by name, none when it cannot be read."""
     found: dict[str, Identity] = {}
-    try:
-        with os.scandir(SHM) as entries:
-            for entry in entries:
-                try:
-                    here = entry.stat(follow_symlinks=False)
-                except OSError:
-                    continue  # it went meanwhile
+    with contextlib.suppress(OSError), os.scandir(SHM) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # it went meanwhile
+                here = entry.stat(follow_symlinks=False)
                 if entry.is_file(follow_symlinks=False):
                     found[entry.name] = Identity(here.st_dev, here.st_ino)
-    except OSError:
-        return {}
     return found
 
 

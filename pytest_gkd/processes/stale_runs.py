@@ -187,7 +187,6 @@ def exit_status(runs: list[Run], *, yes: bool) -> int:
 
 
 def to_json(runs: list[Run], *, yes: bool) -> dict[str, Any]:
-    """All that was looked at."""
     return {
         "schema": SCHEMA,
         "dry_run": not yes,

@@ -30,8 +30,11 @@ def children(pid: int) -> list[psutil.Process]:
 
 def _below(pid: int, table: dict[int, procfs.Stat]) -> list[psutil.Process]:
     pids = procfs.below([pid], table) - {pid}
-    oldest_first = sorted(pids, key=lambda number: (table[number].start, number))
-    return [found for number in oldest_first if (found := _process(number))]
+    found = []
+    for number in sorted(pids, key=lambda number: (table[number].start, number)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(number))
+    return found
 
 
 def is_dead(pid: int, start: int | None = None) -> bool:
@@ -164,13 +167,6 @@ def reap(pid: int) -> None:
     """Collect a dead child that was re-parented to us; others are not ours to reap."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-
-
-def _process(pid: int) -> psutil.Process | None:
-    try:
-        return psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        return None
 
 
 def _this(pid: int, start: int | None) -> procfs.Stat | None:

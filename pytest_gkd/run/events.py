@@ -97,7 +97,6 @@ class EventWriter:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
-        """Nothing is written any more."""
         self._events.close()
         if self._states is not None:
             self._states.close()
@@ -163,7 +162,6 @@ class EventReader:
         return EventPaths(worker.events.path, worker.states.path)
 
     def names(self) -> list[str]:
-        """The workers that have been added."""
         return list(self._workers)
 
     def position(self, name: str) -> tuple[int, int]:

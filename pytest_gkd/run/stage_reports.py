@@ -297,5 +297,4 @@ class StageReports:
                 self.tell_junit(stage, report)
 
     def named(self, nodeid: str) -> StageRecord | None:
-        """The stage of a test."""
         return next((s for s in self._run.record.stages if s.nodeid == nodeid), None)
