@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from pytest_gkd.workload.inject.site import LATER, Site
+from pytest_gkd.workload.inject.site import Site
 
 CHILDREN = 1000
 GIGABYTE = 10**9
@@ -23,26 +23,25 @@ while True:
 """
 
 
-def native_hang(site: Site) -> object:
+def native_hang(site: Site) -> None:
     """Lock a mutex twice, through a library handle that keeps the GIL."""
-    return _lock_twice(site, ctypes.PyDLL(None))
+    _lock_twice(site, ctypes.PyDLL(None))
 
 
-def native_hang_without_gil(site: Site) -> object:
+def native_hang_without_gil(site: Site) -> None:
     """Lock a mutex twice, through a library handle that gives the GIL up."""
-    return _lock_twice(site, ctypes.CDLL(None))
+    _lock_twice(site, ctypes.CDLL(None))
 
 
-def _lock_twice(site: Site, libc: ctypes.CDLL) -> object:
+def _lock_twice(site: Site, libc: ctypes.CDLL) -> None:
     mutex = ctypes.create_string_buffer(64)
     site.gkd.step("waiting for a lock in C code")
     site.triggered()
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
-    return LATER
 
 
-def endless_loop(site: Site) -> object:
+def endless_loop(site: Site) -> None:
     """Run in a circle."""
     site.gkd.step("running in a circle")
     site.triggered()
@@ -50,7 +49,7 @@ def endless_loop(site: Site) -> object:
         pass
 
 
-def fork_bomb(site: Site) -> object:
+def fork_bomb(site: Site) -> None:
     """Start children, a thousand at most, and wait for them."""
     site.gkd.step(f"starting {CHILDREN} children")
     site.triggered()
@@ -60,7 +59,6 @@ def fork_bomb(site: Site) -> object:
             os._exit(0)
     site.gkd.step(f"waiting for {CHILDREN} children")
     os.wait()
-    return LATER
 
 
 def child_of_its_own_session(site: Site) -> None:
@@ -78,7 +76,7 @@ def daemon(site: Site) -> None:
     os.waitpid(pid, 0)
 
 
-def child_that_ignores_sigterm(site: Site) -> object:
+def child_that_ignores_sigterm(site: Site) -> None:
     """Start a child that only SIGKILL ends, and hang."""
     child = subprocess.Popen([sys.executable, "-c", IGNORES], stdout=subprocess.PIPE)
     assert child.stdout is not None
@@ -86,7 +84,6 @@ def child_that_ignores_sigterm(site: Site) -> object:
     site.gkd.step("waiting for a child")
     site.triggered()
     child.wait()
-    return LATER
 
 
 def output_of_1_gb(site: Site) -> None:
@@ -98,33 +95,30 @@ def output_of_1_gb(site: Site) -> None:
         os.write(1, block)
 
 
-def output_then_hang(site: Site) -> object:
+def output_then_hang(site: Site) -> None:
     """Print 1 GB and wait for a lock."""
     output_of_1_gb(site)
-    return native_hang(site)
+    native_hang(site)
 
 
-def worker_killed(site: Site) -> object:
+def worker_killed(site: Site) -> None:
     """End this process as the kernel's OOM killer does."""
     site.triggered()
     os.kill(os.getpid(), signal.SIGKILL)
-    return LATER
 
 
-def worker_crashes(site: Site) -> object:
+def worker_crashes(site: Site) -> None:
     """Read address 0."""
     site.triggered()
     ctypes.string_at(0)
-    return LATER
 
 
-def signal_controller(site: Site, *, name: str) -> object:
+def signal_controller(site: Site, *, name: str) -> None:
     """Send pytest a signal from within the stage, and wait for the end."""
     site.gkd.step(f"waiting for the end after {name}")
     site.triggered()
     os.kill(os.getppid(), signal.Signals[name])
     signal.pause()
-    return LATER
 
 
 # -- imports -------------------------------------------------------------------------

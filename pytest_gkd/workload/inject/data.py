@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd.workload.inject.site import Site, changed
+from pytest_gkd.workload.inject.site import Site, changed, checked
 from pytest_gkd.workload.models import tiny_text
 
 ROWS = 4000
@@ -273,10 +273,6 @@ def without_rights_of_root() -> Iterator[None]:
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     # Effective, permitted, inheritable for numbers below 32, then for those above.
     before = (ctypes.c_uint32 * 6)()
-
-    def checked(result: int) -> None:
-        if result != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     checked(libc.capget(header, before))
     after = (ctypes.c_uint32 * 6)(*before)

@@ -20,7 +20,7 @@ from pytest_gkd.processes import tree
 from pytest_gkd.processes.procfs import Stat
 from pytest_gkd.workload.environment import package_versions, ray_cluster
 from pytest_gkd.workload.environment.variables import RAY_DIRECTORY_BYTES
-from pytest_gkd.workload.inject.site import Site
+from pytest_gkd.workload.inject.site import Site, checked
 
 # linux/sched.h and linux/mount.h
 CLONE_NEWNS = 0x00020000
@@ -202,19 +202,13 @@ def _mount_memory(site: Site, place: Path, size: str) -> None:
     before = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     directory = Path.cwd()
     site.callback(os.close, before)
-    _checked(libc.unshare(CLONE_NEWNS))
+    checked(libc.unshare(CLONE_NEWNS))
     # Joining a namespace puts its root in place of the working directory.
     site.callback(os.chdir, directory)
     site.callback(libc.setns, before, CLONE_NEWNS)
-    _checked(libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None))
+    checked(libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None))
     options = f"size={size},mode=1777".encode()
-    _checked(libc.mount(b"tmpfs", bytes(place), b"tmpfs", 0, options))
-
-
-def _checked(result: int) -> None:
-    if result != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+    checked(libc.mount(b"tmpfs", bytes(place), b"tmpfs", 0, options))
 
 
 # -- variables -----------------------------------------------------------------------

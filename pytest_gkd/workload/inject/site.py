@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import importlib
 import json
@@ -29,13 +30,14 @@ class Site(contextlib.ExitStack):
         self.fault = fault
         self.folder = gkd.run_dir / "fault"
         self.folder.mkdir(exist_ok=True)
+        self._is_told = False
 
     def inject(self) -> None:
         """Do it. One that takes effect at once is told of here, others tell later."""
         module = importlib.import_module(f"{__package__}.{self.fault.group}")
         does = getattr(module, self.fault.does)
         later = does(self, **self.fault.arguments)
-        if later is not LATER:
+        if later is not LATER and not self._is_told:
             self.triggered()
 
     def triggered(self, at: float | None = None) -> None:
@@ -43,6 +45,7 @@ class Site(contextlib.ExitStack):
 
         ``at`` is in seconds of ``time.monotonic()``; None is now.
         """
+        self._is_told = True
         self.gkd.triggered(at)
 
     def settings(self, **values: Any) -> None:
@@ -127,6 +130,13 @@ def changed(path: Path) -> Iterator[dict[str, Any]]:
     value: dict[str, Any] = json.loads(path.read_text("utf-8"))
     yield value
     path.write_text(json.dumps(value), "utf-8")
+
+
+def checked(result: int) -> None:
+    """Raise the OSError of a call into a library that was loaded with its errno."""
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def _set_variable(name: str, value: str | None) -> None:

@@ -127,26 +127,16 @@ def kept_logits(site: Site) -> object:
     return site.wrap(trainer.Trainer, "_loss", keep_and_go_on)
 
 
-def teacher_killed(site: Site) -> object:
-    """The teacher's actor ends itself with SIGKILL when it is asked."""
+def teacher_ordeal(site: Site) -> object:
+    """The teacher's actor, when asked, does to itself what the fault's name says."""
     replace_role(site, ray_actors.Teacher, Teacher)
     return await_mark(site)
-
-
-def teacher_stopped(site: Site) -> object:
-    """The teacher's actor stops itself with SIGSTOP when it is asked."""
-    return teacher_killed(site)
-
-
-def teacher_slow(site: Site) -> object:
-    """The teacher's actor computes for ten minutes before it answers."""
-    return teacher_killed(site)
 
 
 def wrong_teacher(site: Site) -> object:
     """The teacher's answer is spoilt as the fault's name says."""
     if site.gkd.settings.layout == "ray":
-        return teacher_killed(site)
+        return teacher_ordeal(site)
 
     def load_and_wrap(load: Any, self: Any) -> WrongTeacher:
         return WrongTeacher(load(self), self.config)

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from pytest_gkd.processes import tree
 from pytest_gkd.workload.engine import engine as engines
 from pytest_gkd.workload.engine import engine_config
 from pytest_gkd.workload.inject.site import Site, changed
-from pytest_gkd.workload.inject.watch import below, signal_process
-
-ENGINE_TITLE = "VLLM::EngineCore"
-WORKER_TITLE = "VLLM::Worker"
 
 
 def no_weights(site: Site) -> None:
@@ -82,19 +81,22 @@ def settings_alone(site: Site) -> None:
     del site
 
 
-def engine_killed(site: Site) -> object:
-    """The engine's process is ended from outside as soon as it is there."""
-    return signal_process(site, ENGINE_TITLE, signal.SIGKILL)
+def signalled(site: Site, *, title: str, name: str) -> object:
+    """The first process of that title gets a signal from outside once it is there."""
+
+    def act() -> bool:
+        found = below(title)
+        if found:
+            site.triggered()
+            found[0].send_signal(signal.Signals[name])
+        return bool(found)
+
+    return site.repeat(act)
 
 
-def worker_killed(site: Site) -> object:
-    """The worker of the engine is ended from outside as soon as it is there."""
-    return signal_process(site, WORKER_TITLE, signal.SIGKILL)
-
-
-def engine_stopped(site: Site) -> object:
-    """The engine's process is stopped as soon as it is there, and stays."""
-    return signal_process(site, ENGINE_TITLE, signal.SIGSTOP)
+def below(title: str) -> list[psutil.Process]:
+    """The processes below this one whose command line holds ``title``."""
+    return [p for p in tree.descendants(os.getpid()) if title in tree.describe(p)]
 
 
 def scrambled_weights(site: Site) -> object:
@@ -121,7 +123,7 @@ def engine_killed_serving(site: Site) -> object:
     """The engine's process is ended from outside when it is asked for tokens."""
 
     def kill_and_ask(generate: Any, *args: Any, **kwargs: Any) -> Any:
-        for core in below(ENGINE_TITLE):
+        for core in below("VLLM::EngineCore"):
             site.triggered()
             core.kill()
         return generate(*args, **kwargs)

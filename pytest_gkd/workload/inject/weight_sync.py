@@ -12,7 +12,7 @@ from pytest_gkd.workload.engine import engine as engines
 from pytest_gkd.workload.gkd import trainer
 from pytest_gkd.workload.gkd.weight_source import WeightSource
 from pytest_gkd.workload.inject.actors import await_mark, leave_mark, replace_role
-from pytest_gkd.workload.inject.site import LATER, Site
+from pytest_gkd.workload.inject.site import Site
 from pytest_gkd.workload.layouts import ray_actors
 from pytest_gkd.workload.sync import broadcast, weights
 
@@ -70,12 +70,11 @@ def nan_weight(site: Site) -> object:
 def dropped(site: Site) -> object:
     """The engine answers a push with success and loads nothing of it."""
 
-    def drop(self: Any, sent: Iterable[tuple[str, Tensor]]) -> None:
+    def drop(load: Any, self: Any, sent: Iterable[tuple[str, Tensor]]) -> None:
         for _ in sent:
             site.triggered()
 
-    site.replace(engines.Engine, "load", drop)
-    return LATER
+    return site.wrap(engines.Engine, "load", drop)
 
 
 def half_loaded(site: Site) -> object:
