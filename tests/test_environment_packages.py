@@ -10,9 +10,12 @@ import pytest
 from packaging.requirements import Requirement
 
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.environment.package_conflict import overlap
 from pytest_gkd.workload.environment.package_damage import judge_damage
-from pytest_gkd.workload.environment.package_versions import Installed, judge_versions
+from pytest_gkd.workload.environment.package_versions import (
+    Installed,
+    judge_versions,
+    overlap,
+)
 
 LIMIT_S = 60
 

@@ -27,9 +27,8 @@ from pytest_gkd.workload.environment import (
     variable_names,
     variables,
 )
-from pytest_gkd.workload.environment.bytecode import judge_bytecode
 from pytest_gkd.workload.environment.findings import FaultsAndNotes
-from pytest_gkd.workload.environment.package_damage import judge_damage
+from pytest_gkd.workload.environment.package_damage import judge_bytecode, judge_damage
 from pytest_gkd.workload.environment.probe import Outcome, Probe
 from pytest_gkd.workload.environment.probe_judge import (
     judge_imports,

@@ -1,25 +1,25 @@
-"""Checks the installed packages against what they themselves require."""
+"""Checks the installed packages against what they themselves require.
+
+Where two want different releases of a third, one that suits both is looked for.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
 import itertools
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from pytest_gkd.stage_api import Note, StageFault
-from pytest_gkd.workload.environment.package_conflict import (
-    Demand,
-    judge_conflict,
-    without_label,
-)
+from pytest_gkd.stage_api import Evidence, Note, StageFault
 
 # A job of this kind imports each of these; the tuple names the distributions any one
 # of which provides it.
@@ -216,3 +216,83 @@ def versions_table(installed: Mapping[str, Installed]) -> dict[str, str]:
     """Versions of the judged and shown packages, for the report."""
     names = (*roots(), *SHOWN)
     return {name: installed[name].version for name in names if name in installed}
+
+
+# -- conflicts ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one installed package requires of another, and the metadata's line."""
+
+    name: str
+    version: str
+    requirement: Requirement
+    line: str
+
+    @property
+    def wanted(self) -> str:
+        """The other package, with the extras and releases that are required."""
+        extras = ",".join(sorted(self.requirement.extras))
+        name = self.requirement.name + (f"[{extras}]" if extras else "")
+        return f"{name}{self.requirement.specifier}"
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version} requires {self.wanted}"
+
+    @property
+    def evidence(self) -> tuple[str, int | None, str]:
+        """The line and where it stands."""
+        source = f"{self.name} {self.version} METADATA"
+        return source, None, f"Requires-Dist: {self.line}"
+
+
+def judge_conflict(
+    unmet: Demand, package: str, version: str, demands: Sequence[Demand]
+) -> StageFault:
+    """The finding for a demand that the installed ``version`` does not meet.
+
+    ``demands`` are all that is required of that package. Where one of them leaves no
+    release for ``unmet``, it is named; otherwise the facts hold what fits all.
+    """
+    against = next(
+        (d for d in demands if not overlap(d.requirement, unmet.requirement)), None
+    )
+    facts: dict[str, Any] = {
+        "package": package,
+        "installed": version,
+        "required": str(unmet.requirement.specifier),
+        "required_by": f"{unmet.name} {unmet.version}",
+    }
+    evidence: Evidence = (unmet.evidence,)
+    text = f"{unmet}, and {package} {version} is installed"
+    if against is None:
+        every = SpecifierSet()
+        for demand in demands:
+            every &= demand.requirement.specifier
+        fitting = without_label(every & unmet.requirement.specifier)
+        facts["fitting"] = f"{package}{fitting}"
+    else:
+        text += f"; {against}: no release meets both"
+        evidence += (against.evidence,)
+        facts["together"] = list(
+            dict.fromkeys((unmet.name, *(d.name for d in demands), package))
+        )
+    return StageFault("env.package-conflict", f"{text}.", facts, evidence)
+
+
+def without_label(specifier: SpecifierSet) -> SpecifierSet:
+    """``==2.11.0`` of ``==2.11.0+cpu``: only PyTorch's own index has the latter."""
+    return SpecifierSet(re.sub(r"\+[\w.]+", "", str(specifier)))
+
+
+def overlap(one: Requirement, other: Requirement) -> bool:
+    """Whether some version number meets both.
+
+    It is looked for where it must be if there is one: at the bounds, just above them,
+    and at zero.
+    """
+    both = one.specifier & other.specifier
+    bounds = [specifier.version.removesuffix(".*") for specifier in both]
+    tried = ["0", *bounds, *(f"{bound}.0.1" for bound in bounds)]
+    return any(both.contains(version, prereleases=True) for version in tried)

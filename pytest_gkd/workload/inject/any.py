@@ -42,7 +42,6 @@ def _lock_twice(site: Site, libc: ctypes.CDLL) -> None:
 
 
 def endless_loop(site: Site) -> None:
-    """Run in a circle."""
     site.gkd.step("running in a circle")
     site.triggered()
     while True:
@@ -50,7 +49,6 @@ def endless_loop(site: Site) -> None:
 
 
 def fork_bomb(site: Site) -> None:
-    """Start children, a thousand at most, and wait for them."""
     site.gkd.step(f"starting {CHILDREN} children")
     site.triggered()
     for _ in range(CHILDREN):
@@ -87,7 +85,6 @@ def child_that_ignores_sigterm(site: Site) -> None:
 
 
 def output_of_1_gb(site: Site) -> None:
-    """Print 1 GB, in lines."""
     site.gkd.step("printing 1 GB")
     line = b"nothing to be seen here, in a line of sixty-four characters ...\n"
     block = line * (1 << 14)
@@ -96,7 +93,6 @@ def output_of_1_gb(site: Site) -> None:
 
 
 def output_then_hang(site: Site) -> None:
-    """Print 1 GB and wait for a lock."""
     output_of_1_gb(site)
     native_hang(site)
 
@@ -108,7 +104,6 @@ def worker_killed(site: Site) -> None:
 
 
 def worker_crashes(site: Site) -> None:
-    """Read address 0."""
     site.triggered()
     ctypes.string_at(0)
 

@@ -23,7 +23,6 @@ CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
 
 
 def missing_file(site: Site) -> None:
-    """A path where nothing is."""
     site.train_file("train.parquet")
 
 

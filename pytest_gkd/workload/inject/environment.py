@@ -34,14 +34,12 @@ HANG = "from pathlib import Path; Path(__file__).with_name('libtorch.so').open('
 
 
 def package_missing(site: Site) -> None:
-    """vLLM as if it had never been installed."""
     packages = _environment_of_links(site)
     for name in package_versions.NEEDED["vllm"]:
         _take_out(packages, name)
 
 
 def package_contradiction(site: Site) -> None:
-    """datasets wants huggingface-hub below the least that transformers takes."""
     packages = _environment_of_links(site)
     metadata = _own_metadata(packages, "datasets") / "METADATA"
     head, blank, body = metadata.read_text().partition("\n\n")
@@ -72,7 +70,6 @@ def module_shadowed(site: Site, name: str, source: str) -> None:
 
 
 def import_crashes(site: Site) -> None:
-    """A null pointer is read, in C."""
     _own_package(_environment_of_links(site), "torch", CRASH)
 
 
@@ -160,7 +157,6 @@ def _lowest(distribution: str, wanted: str) -> str:
 
 
 def disk_full(site: Site) -> None:
-    """TMPDIR on a disk of 4 MiB that is full."""
     folder = site.folder / "full"
     folder.mkdir()
     _mount_memory(site, folder, "4m")

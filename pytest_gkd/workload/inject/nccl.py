@@ -30,7 +30,6 @@ def rank_fault(site: Site, *, rank: int, kind: str, at: str = "") -> object:
 
 
 def port_in_use(site: Site) -> None:
-    """Let the ranks meet where another socket listens already."""
     holder = site.enter_context(socket.create_server((rank_plan.HOST, 0)))
     port = holder.getsockname()[1]
     listen = group.listen

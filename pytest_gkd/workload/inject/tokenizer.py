@@ -177,7 +177,6 @@ def hub_unreachable(site: Site) -> None:
 
 
 def missing_directory(site: Site) -> None:
-    """A path where nothing is."""
     site.copied_model()
     site.settings(student=str(site.folder / "students"))
 

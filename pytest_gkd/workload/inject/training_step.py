@@ -51,7 +51,6 @@ def nan_gradient(site: Site) -> object:
 
 
 def frozen(site: Site) -> object:
-    """No parameter of the student wants a gradient."""
     return _to_student(site, lambda model: model.requires_grad_(requires_grad=False))
 
 
@@ -78,8 +77,6 @@ def optimizer_of_a_copy(site: Site) -> object:
 
 
 def half_optimizer(site: Site) -> object:
-    """The optimizer holds every other parameter, as after a filter gone wrong."""
-
     def make_and_drop(make: Any, *args: Any) -> Any:
         site.triggered()
         made = make(*args)
@@ -91,7 +88,6 @@ def half_optimizer(site: Site) -> object:
 
 
 def nan_in_second_step(site: Site) -> object:
-    """The loss is multiplied by NaN, once, in the second step."""
     calls = itertools.count(1)
 
     def spoil_the_second(loss: Any, *args: Any) -> Any:

@@ -20,13 +20,11 @@ from pytest_gkd.workload.inject.site import Site, changed
 
 
 def no_weights(site: Site) -> None:
-    """A model directory in which everything is but the weights."""
     for path in _weight_files(site.copied_model()):
         path.unlink()
 
 
 def truncated_weights(site: Site) -> None:
-    """A weights file that ends in the middle, as after a copy that was cut off."""
     path = _weight_files(site.copied_model())[-1]
     os.truncate(path, path.stat().st_size // 2)
 
@@ -72,7 +70,6 @@ def untied_head(site: Site) -> None:
 
 
 def small_cache(site: Site, *, cache_bytes: int) -> None:
-    """Fewer bytes for the KV cache than one sequence of full length needs."""
     site.replace(engine_config, "cache_bytes", lambda config, tokens: cache_bytes)
 
 
@@ -100,12 +97,10 @@ def below(title: str) -> list[psutil.Process]:
 
 
 def scrambled_weights(site: Site) -> object:
-    """After the engine's start, its matrices hold their own rows in another order."""
     return _after_start(site, _scramble)
 
 
 def spoilt_weights(site: Site) -> object:
-    """After the engine's start, one of its matrices holds noise."""
     return _after_start(site, _spoil)
 
 
@@ -120,8 +115,6 @@ def scaled_logits(site: Site, *, factor: float) -> object:
 
 
 def engine_killed_serving(site: Site) -> object:
-    """The engine's process is ended from outside when it is asked for tokens."""
-
     def kill_and_ask(generate: Any, *args: Any, **kwargs: Any) -> Any:
         for core in below("VLLM::EngineCore"):
             site.triggered()
@@ -132,7 +125,6 @@ def engine_killed_serving(site: Site) -> object:
 
 
 def gpu_taken(site: Site) -> None:
-    """A process beside this one holds nine tenths of the GPU's free memory."""
     program = (
         "import torch; free, _ = torch.cuda.mem_get_info(); "
         "held = torch.empty(int(0.9 * free), dtype=torch.uint8, device='cuda'); "

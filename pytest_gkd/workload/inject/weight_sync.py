@@ -52,13 +52,10 @@ def resized_embedding(site: Site, *, rows: int) -> object:
 
 
 def transposed(site: Site) -> None:
-    """The trainer gives one matrix away transposed."""
     _give(site, lambda found: found | {MATRIX: found[MATRIX].T})
 
 
 def nan_weight(site: Site) -> object:
-    """The update leaves a NaN in one of the trainer's weights."""
-
     def perturb_and_spoil(perturb: Any, model: Any, *args: Any) -> None:
         perturb(model, *args)
         weights.own_tensors(model)[MATRIX][0, 0] = float("nan")
@@ -68,8 +65,6 @@ def nan_weight(site: Site) -> object:
 
 
 def dropped(site: Site) -> object:
-    """The engine answers a push with success and loads nothing of it."""
-
     def drop(load: Any, self: Any, sent: Iterable[tuple[str, Tensor]]) -> None:
         for _ in sent:
             site.triggered()
@@ -78,8 +73,6 @@ def dropped(site: Site) -> object:
 
 
 def half_loaded(site: Site) -> object:
-    """The engine's process takes all that is sent, and loads the first half of it."""
-
     def receive_half(receive: Any, *args: Any) -> Iterator[tuple[str, Tensor]]:
         arrived = list(receive(*args))
         site.triggered()
@@ -89,7 +82,6 @@ def half_loaded(site: Site) -> object:
 
 
 def half_sent(site: Site) -> None:
-    """The trainer gives away only the first half of its tensors, from the start."""
     _give(site, lambda found: dict(itertools.islice(found.items(), len(found) // 2)))
 
 
@@ -99,7 +91,6 @@ def _give(site: Site, change: Callable[[Tensors], Tensors]) -> None:
 
 
 def receiver_stopped(site: Site) -> object:
-    """The engine's worker is stopped when the first bucket has been announced."""
     stage_pid, calls = os.getpid(), itertools.count(1)
 
     def stop_in_the_second(send: Any, *args: Any) -> None:
@@ -112,7 +103,6 @@ def receiver_stopped(site: Site) -> object:
 
 
 def trainer_killed(site: Site) -> object:
-    """The trainer's actor ends itself with SIGKILL when half of its tensors are out."""
     replace_role(site, ray_actors.Trainer, Trainer)
     return await_mark(site)
 
