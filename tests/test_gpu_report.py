@@ -221,7 +221,7 @@ TABLE = """
 
 def test_the_table_of_nccl_tests_is_read() -> None:
     assert gpu_runs.bandwidths(TABLE) == {"4096": 0.61, "65536": 8.19}
-    assert gpu_runs.bandwidths("") is None
+    assert gpu_runs.bandwidths("") == {}
 
 
 def test_nccl_tests_are_run_where_they_are_installed(
@@ -229,17 +229,17 @@ def test_nccl_tests_are_run_where_they_are_installed(
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     said: list[str] = []
-    assert gpu_runs.nccl_tests(2, said.append) is None
+    assert gpu_runs.nccl_tests(2, said.append) == {}
     assert said == []
     program = tmp_path / "all_reduce_perf"
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ncat <<E\n{TABLE}E\n')
     program.chmod(0o755)
-    assert gpu_runs.nccl_tests(1, said.append) is None
+    assert gpu_runs.nccl_tests(1, said.append) == {}
     assert gpu_runs.nccl_tests(2, said.append) == {"4096": 0.61, "65536": 8.19}
     assert said == [str(program)]
     assert "-g 2" in (tmp_path / "asked").read_text()
     program.write_text(program.read_text() + "exit 3\n")
-    assert gpu_runs.nccl_tests(2, said.append) is None
+    assert gpu_runs.nccl_tests(2, said.append) == {}
     assert said[-1] == "    left out: it ended with 3"
 
 

@@ -318,15 +318,15 @@ def _settled(before: Sequence[int]) -> list[int]:
 # -- nccl-tests --------------------------------------------------------------------
 
 
-def nccl_tests(ranks: int, say: Callable[[str], None]) -> dict[str, float] | None:
+def nccl_tests(ranks: int, say: Callable[[str], None]) -> dict[str, float]:
     """Bus bandwidth by nccl-tests' all_reduce_perf, if it is on PATH.
 
-    GB/s by size in bytes; None where there is no such program or fewer than two GPUs,
+    GB/s by size in bytes; empty where there is no such program or fewer than two GPUs,
     and, which is told, where it failed: it also does where a sum was wrong.
     """
     program = shutil.which(NCCL_TESTS)
     if program is None or ranks < 2:
-        return None
+        return {}
     say(program)
     sizes = ("-b", "4K", "-e", "1G", "-f", "4")
     try:
@@ -341,14 +341,14 @@ def nccl_tests(ranks: int, say: Callable[[str], None]) -> dict[str, float] | Non
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         say(f"    left out: {error}")
-        return None
+        return {}
     if done.returncode:
         say(f"    left out: it ended with {done.returncode}")
-        return None
+        return {}
     return bandwidths(done.stdout.decode("utf-8", "replace"))
 
 
-def bandwidths(table: str) -> dict[str, float] | None:
+def bandwidths(table: str) -> dict[str, float]:
     """The out-of-place bus bandwidth of each row of nccl-tests' table.
 
     Rows end in time, algorithm bandwidth, bus bandwidth and errors, out of place and
@@ -360,7 +360,7 @@ def bandwidths(table: str) -> dict[str, float] | None:
         if len(words) > 8 and words[0].isdigit():
             with contextlib.suppress(ValueError):
                 found[words[0]] = float(words[-6])
-    return found or None
+    return found
 
 
 # -- the report --------------------------------------------------------------------
@@ -531,7 +531,7 @@ def _fill(
         kept = result_page.given_back(found) is False
         good = good and as_it_should and not kept
         say("\n".join(_told(found, as_it_should, kept)))
-    report.found["nccl_tests_gb_s"] = nccl_tests(ranks, say) or {}
+    report.found["nccl_tests_gb_s"] = nccl_tests(ranks, say)
     report.found["complete"] = True
     report.write()
     return good

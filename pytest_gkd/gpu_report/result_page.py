@@ -45,8 +45,8 @@ class Check:
     """One line of the table; ``rule`` says in words when a file shows it."""
 
     title: str
-    rule: str
     judge: Callable[[Result], Verdict]
+    rule: str = "the stage passed"
 
     def cell(self, results: Sequence[Result]) -> str:
         """On which machines it was seen, and on which it failed."""
@@ -92,8 +92,8 @@ def _fact(run: Run, stage: str, name: str) -> Any:
 
 def _by(transport: str) -> Callable[[Run], bool]:
     return lambda run: (
-        (_fact(run, "weight_sync", "transport") or _fact(run, "vllm", "transport"))
-        == transport
+        transport
+        == (_fact(run, "weight_sync", "transport") or _fact(run, "vllm", "transport"))
     )
 
 
@@ -145,63 +145,55 @@ def _recorders(result: Result) -> Verdict:
 
 def checks() -> Iterator[Check]:
     """The table, in its order."""
-    passed = "the stage passed"
     yield Check(
         "environment: driver, CUDA, compute capability, busy GPU",
-        passed,
         _stages("environment"),
     )
     yield Check(
         "vllm: CUDA engine, greedy tokens and log-probabilities against the reference "
         "forward pass",
-        passed,
         _stages("vllm"),
     )
     yield Check(
         "nccl: backend NCCL, values and bus bandwidth",
-        f"{passed} with two GPUs or more",
         _stages("nccl", given=_has_bus),
+        "the stage passed with two GPUs or more",
     )
     yield Check(
         "weight_sync: colocated (loading in place)",
-        passed,
         _stages("weight_sync", layout="colocated"),
     )
-    yield Check(
-        "weight_sync: split on one GPU (CUDA IPC)",
-        f"{passed}, transport cuda-ipc",
-        _stages("weight_sync", layout="split", given=_by("cuda-ipc")),
-    )
-    yield Check(
-        "weight_sync: split on two or more GPUs (NCCL)",
-        f"{passed}, transport nccl",
-        _stages("weight_sync", layout="split", given=_by("nccl")),
-    )
-    yield Check("weight_sync and training_step: ray", "both passed", _ray)
+    for where, transport in (
+        ("one GPU (CUDA IPC)", "cuda-ipc"),
+        ("two or more GPUs (NCCL)", "nccl"),
+    ):
+        yield Check(
+            f"weight_sync: split on {where}",
+            _stages("weight_sync", layout="split", given=_by(transport)),
+            f"the stage passed, transport {transport}",
+        )
+    yield Check("weight_sync and training_step: ray", _ray, "both passed")
     yield Check(
         "training_step in bfloat16, both losses",
-        "it passed with loss topk and with loss full",
         _both_losses,
+        "it passed with loss topk and with loss full",
     )
     yield Check(
-        "memory given back after every stage", "after every run of stages", _memory
+        "memory given back after every stage", _memory, "after every run of stages"
     )
     for spec in fault_specs.load().values():
         if "gpu" in spec.needs:
-            yield Check(
-                f"fault {spec.name}",
-                "found as [docs/faults.md](faults.md) says",
-                _fault(spec.name),
-            )
+            rule = "found as [docs/faults.md](faults.md) says"
+            yield Check(f"fault {spec.name}", _fault(spec.name), rule)
     yield Check(
         "a busy GPU keeps a stage from being called stuck (NVML utilisation)",
-        "a stage that slept for a minute while kernels ran was not ended",
         _stages(BUSY),
+        "a stage that slept for a minute while kernels ran was not ended",
     )
     yield Check(
         "flight recorders of NCCL ranks compared",
-        f"the verdict on fault {LATE_RANK} rests on them",
         _recorders,
+        f"the verdict on fault {LATE_RANK} rests on them",
     )
 
 

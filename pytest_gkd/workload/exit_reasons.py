@@ -41,11 +41,9 @@ def stopped() -> list[Stopped]:
     """Every stopped process below this one."""
     found = []
     for one in tree.descendants(os.getpid()):
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             if one.status() == psutil.STATUS_STOPPED:
                 found.append(Stopped(one.pid, tree.describe(one)))
-        except psutil.NoSuchProcess:
-            continue
     return found
 
 

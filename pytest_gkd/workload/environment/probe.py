@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
@@ -95,30 +95,29 @@ class Probe:
     def __post_init__(self) -> None:
         self.events_path = self.directory / f"{self.task}.jsonl"
         self.output_path = self.directory / f"{self.task}.txt"
-        self.events_path.write_bytes(b"")
-        self._events: IO[bytes] = self.events_path.open("ab", buffering=0)
-        descriptor = self._events.fileno()
         code = (
             "import json, sys; path, descriptor, arguments = json.loads(sys.argv[1]); "
             "sys.path[:] = path; from pytest_gkd.workload.environment import children; "
             f"children.{self.task}(descriptor, *arguments)"
         )
-        payload = json.dumps([sys.path, descriptor, list(self.arguments)])
         self._began = monotonic()
         self._machine = psutil.cpu_times()
-        with self.output_path.open("wb") as output:
+        with (
+            self.events_path.open("wb") as events,
+            self.output_path.open("wb") as output,
+        ):
+            arguments = [sys.path, events.fileno(), list(self.arguments)]
             self.process = subprocess.Popen(
                 # -P: not even its first imports come from the working directory.
-                [sys.executable, "-P", "-c", code, payload],
+                [sys.executable, "-P", "-c", code, json.dumps(arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=dict(self.environ),
-                pass_fds=(descriptor,),
+                pass_fds=(events.fileno(),),
                 start_new_session=True,
             )
         self._leader = tree.leader(self.process.pid)
-        self._events.close()
 
     def so_far(self) -> Outcome:
         """What it has reported; how it ends is not known yet."""

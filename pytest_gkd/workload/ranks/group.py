@@ -28,8 +28,6 @@ from pytest_gkd.workload.ranks.rank_records import (
     TAIL_LINES,
     RankRun,
     Watched,
-    collect,
-    progress,
     read_tail,
 )
 
@@ -168,7 +166,7 @@ class Launcher:
                 plan.file(kind, rank).unlink(missing_ok=True)
         lifeline_end, lifeline = os.pipe()
         events, events_end = os.pipe()
-        watched = Watched()
+        watched = Watched(plan, events)
         try:
             # A launcher that is gone is told by the events' end of file, and its log.
             with (
@@ -185,10 +183,10 @@ class Launcher:
             os.close(lifeline_end)
             os.close(events_end)
         try:
-            self._watch(plan, watched, events, deadline, say)
+            self._watch(watched, deadline, say)
             waited_s = monotonic() - started
             import_stuck = self._import_is_stuck(watched)
-            seen = collect(plan, watched)
+            seen = watched.records()
             is_ready = watched.forked
             doing = "importing torch" if watched.host_pid is None else "starting them"
             is_cut_off = watched.closed and (
@@ -196,7 +194,7 @@ class Launcher:
             )
         finally:
             os.close(lifeline)
-            self._end_host(plan, watched, events)
+            self._end_host(watched)
             os.close(events)
         error = ""
         if is_cut_off:
@@ -227,9 +225,7 @@ class Launcher:
 
     def _watch(
         self,
-        plan: RankPlan,
         watched: Watched,
-        events: int,
         deadline: Callable[[], float],
         say: Callable[[str], None],
     ) -> None:
@@ -239,13 +235,12 @@ class Launcher:
             left_s = min(give_up, deadline()) - monotonic()
             if left_s <= 0:
                 return
-            readable, _, _ = select.select([events], [], [], min(LOOK_S, left_s))
-            if readable:
-                watched.read(events)
+            if select.select([watched.events], [], [], min(LOOK_S, left_s))[0]:
+                watched.read()
             if any(watched.codes.values()) or watched.fork_error:
                 first = min(watched.ends.values(), default=monotonic())
                 give_up = first + GRACE_S
-            if (now_at := progress(plan, watched)) != said:
+            if (now_at := watched.progress()) != said:
                 said = now_at
                 say(said)
 
@@ -265,15 +260,15 @@ class Launcher:
                 time.sleep(0.01)
         return is_stuck
 
-    def _end_host(self, plan: RankPlan, watched: Watched, events: int) -> None:
+    def _end_host(self, watched: Watched) -> None:
         if watched.host_pid is None and not watched.closed:
             # Still importing: it has no rank yet and must not start one later.
             tree.stop(self._process.pid, itself=True)
             return
-        until = monotonic() + plan.call_off_s + END_S
+        until = monotonic() + watched.plan.call_off_s + END_S
         while not watched.closed and (left_s := until - monotonic()) > 0:
-            if select.select([events], [], [], left_s)[0]:
-                watched.read(events)
+            if select.select([watched.events], [], [], left_s)[0]:
+                watched.read()
         if not watched.closed and watched.host_pid is not None:
             tree.stop(watched.host_pid, itself=True)
         # Ranks whose host was killed die with it; they may not have got there yet.

@@ -103,8 +103,10 @@ class RankRun:
 
 @dataclass
 class Watched:
-    """What the host has told so far."""
+    """What the host has told so far through the pipe ``events``."""
 
+    plan: RankPlan
+    events: int
     pids: dict[int, int] = field(default_factory=dict)
     codes: dict[int, int] = field(default_factory=dict)
     ends: dict[int, float] = field(default_factory=dict)
@@ -115,8 +117,8 @@ class Watched:
     closed: bool = False
     rest: bytes = b""
 
-    def read(self, fd: int) -> None:
-        chunk = os.read(fd, 1 << 16)
+    def read(self) -> None:
+        chunk = os.read(self.events, 1 << 16)
         self.closed = not chunk
         *lines, self.rest = (self.rest + chunk).split(b"\n")
         for line in lines:
@@ -136,33 +138,30 @@ class Watched:
         elif kind == "fork-failed":
             self.fork_error = f"rank {event['rank']}: {event['error']}"
 
+    def progress(self) -> str:
+        if self.host_pid is None:
+            return "importing torch in the launcher"
+        marks = files.read_json_lines(self.plan.file("marks", 0))
+        if not marks:
+            return f"starting {self.plan.world_size} ranks"
+        return f"rank 0: {marks[-1].get('op', marks[-1]['what'])}"
 
-def progress(plan: RankPlan, watched: Watched) -> str:
-    if watched.host_pid is None:
-        return "importing torch in the launcher"
-    marks = files.read_json_lines(plan.file("marks", 0))
-    if not marks:
-        return f"starting {plan.world_size} ranks"
-    return f"rank 0: {marks[-1].get('op', marks[-1]['what'])}"
+    def records(self) -> tuple[RankRecord, ...]:
+        return tuple(map(self._record, range(self.plan.world_size)))
 
-
-def collect(plan: RankPlan, watched: Watched) -> tuple[RankRecord, ...]:
-    return tuple(_record(plan, watched, rank) for rank in range(plan.world_size))
-
-
-def _record(plan: RankPlan, watched: Watched, rank: int) -> RankRecord:
-    pid, code = watched.pids.get(rank), watched.codes.get(rank)
-    log = plan.file("log", rank)
-    return RankRecord(
-        rank,
-        pid,
-        code,
-        watched.ends.get(rank),
-        _status(pid) if pid is not None and code is None else "",
-        files.read_json_lines(plan.file("marks", rank)),
-        log,
-        read_tail(log),
-    )
+    def _record(self, rank: int) -> RankRecord:
+        pid, code = self.pids.get(rank), self.codes.get(rank)
+        log = self.plan.file("log", rank)
+        return RankRecord(
+            rank,
+            pid,
+            code,
+            self.ends.get(rank),
+            _status(pid) if pid is not None and code is None else "",
+            files.read_json_lines(self.plan.file("marks", rank)),
+            log,
+            read_tail(log),
+        )
 
 
 def read_tail(path: Path) -> tuple[tuple[int, str], ...]:
