@@ -18,7 +18,6 @@ from pytest_gkd.clock import monotonic
 from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment.package_versions import (
     NEEDED,
-    active,
     read_installed,
 )
 
@@ -82,8 +81,8 @@ def differences(
 def _with_requirements(module: str) -> Iterator[str]:
     """The installed distributions of a module, and what they require directly."""
     for package in read_installed(NEEDED.get(module, (module,))).values():
-        needed = (one.name for one in map(active, package.requires) if one)
-        yield from read_installed(map(canonicalize_name, (package.name, *needed)))
+        needed = (demand.on for demand in package.demands())
+        yield from read_installed((canonicalize_name(package.name), *needed))
 
 
 def uncompiled(packages: Iterable[str]) -> list[str]:

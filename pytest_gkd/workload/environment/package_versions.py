@@ -5,12 +5,13 @@ Where two want different releases of a third, one that suits both is looked for.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import itertools
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,20 @@ class Installed:
     version: str
     requires: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+    def demands(self) -> Iterator[Demand]:
+        """What its lines require here, without what an extra or the platform rules out.
+
+        Lines that are not valid are left out, as by pip: old packages have such.
+        """
+        for line in self.requires:
+            with contextlib.suppress(InvalidRequirement):
+                asked = Requirement(line)
+                if asked.marker is None or asked.marker.evaluate({"extra": ""}):
+                    yield Demand(self, canonicalize_name(asked.name), asked, line)
+
 
 def read_installed(names: Iterable[str]) -> dict[str, Installed]:
     """What is installed under the canonical ``names``, with requirements."""
@@ -100,27 +115,10 @@ def roots() -> tuple[str, ...]:
     return (*itertools.chain(*NEEDED.values()), *ALSO_JUDGED)
 
 
-def active(line: str) -> Requirement | None:
-    """The requirement of a metadata line, unless an extra or the platform rules it
-    out, or the line is not valid (old packages have such lines; pip skips them)."""
-    try:
-        requirement = Requirement(line)
-    except InvalidRequirement:
-        return None
-    if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
-        return None
-    return requirement
-
-
 def read_environment() -> dict[str, Installed]:
     """The judged packages and everything that they require directly."""
     installed = read_installed((*roots(), *SHOWN))
-    wanted = {
-        canonicalize_name(requirement.name)
-        for package in installed.values()
-        for requirement in map(active, package.requires)
-        if requirement
-    }
+    wanted = {d.on for package in installed.values() for d in package.demands()}
     return {**read_installed(sorted(wanted)), **installed}
 
 
@@ -161,14 +159,9 @@ def _judge_package(
 ) -> list[StageFault | Note]:
     items: list[StageFault | Note] = []
     unused: list[str] = []
-    for line in package.requires:
-        requirement = active(line)
-        if requirement is None:
-            continue
-        name = canonicalize_name(requirement.name)
-        demand = Demand(package.name, package.version, requirement, line)
-        other = installed.get(name)
-        if other is None and name in ABSENT_IS_FINE.get(package.name, ()):
+    for demand in package.demands():
+        requirement, other = demand.requirement, installed.get(demand.on)
+        if other is None and demand.on in ABSENT_IS_FINE.get(package.name, ()):
             unused.append(demand.wanted)
         elif other is None:
             text = f"{demand}, and {requirement.name} is not installed."
@@ -178,15 +171,14 @@ def _judge_package(
         elif _meets(requirement.specifier, other.version):
             continue
         elif _meets(without_label(requirement.specifier), other.version):
-            text = f"{demand}, and {other.name} {other.version} is installed: another "
+            text = f"{demand}, and {other} is installed: another "
             text += "build of that release. Whether it fits, the imports show."
             items.append(Note("package.other-build", text))
         else:
-            demands = _demands(other, installed)
-            items.append(judge_conflict(demand, other.name, other.version, demands))
+            items.append(_judge_conflict(demand, other, _demands(other, installed)))
     if unused:
-        text = f"{package.name} {package.version} requires {', '.join(unused)}, not "
-        text += "installed here; used for images, sound and video only."
+        text = f"{package} requires {', '.join(unused)}, not installed here; used "
+        text += "for images, sound and video only."
         items.append(Note("package.optional-missing", text))
     return items
 
@@ -194,11 +186,10 @@ def _judge_package(
 def _demands(wanted: Installed, installed: Mapping[str, Installed]) -> list[Demand]:
     """What the judged packages, the most used first, require of one."""
     return [
-        Demand(package.name, package.version, requirement, line)
+        demand
         for package in (installed[root] for root in roots() if root in installed)
-        for line in package.requires
-        if (requirement := active(line))
-        and canonicalize_name(requirement.name) == wanted.name
+        for demand in package.demands()
+        if demand.on == wanted.name
     ]
 
 
@@ -223,10 +214,10 @@ def versions_table(installed: Mapping[str, Installed]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Demand:
-    """What one installed package requires of another, and the metadata's line."""
+    """What one ``package`` requires, ``on`` which one (canonical), by which line."""
 
-    name: str
-    version: str
+    package: Installed
+    on: str
     requirement: Requirement
     line: str
 
@@ -238,46 +229,44 @@ class Demand:
         return f"{name}{self.requirement.specifier}"
 
     def __str__(self) -> str:
-        return f"{self.name} {self.version} requires {self.wanted}"
+        return f"{self.package} requires {self.wanted}"
 
     @property
     def evidence(self) -> tuple[str, int | None, str]:
         """The line and where it stands."""
-        source = f"{self.name} {self.version} METADATA"
-        return source, None, f"Requires-Dist: {self.line}"
+        return f"{self.package} METADATA", None, f"Requires-Dist: {self.line}"
 
 
-def judge_conflict(
-    unmet: Demand, package: str, version: str, demands: Sequence[Demand]
+def _judge_conflict(
+    unmet: Demand, other: Installed, demands: Sequence[Demand]
 ) -> StageFault:
-    """The finding for a demand that the installed ``version`` does not meet.
+    """The finding for a demand that the installed version of ``other`` does not meet.
 
-    ``demands`` are all that is required of that package. Where one of them leaves no
+    ``demands`` are all that is required of it. Where one of them leaves no
     release for ``unmet``, it is named; otherwise the facts hold what fits all.
     """
     against = next(
         (d for d in demands if not overlap(d.requirement, unmet.requirement)), None
     )
     facts: dict[str, Any] = {
-        "package": package,
-        "installed": version,
+        "package": other.name,
+        "installed": other.version,
         "required": str(unmet.requirement.specifier),
-        "required_by": f"{unmet.name} {unmet.version}",
+        "required_by": str(unmet.package),
     }
     evidence: Evidence = (unmet.evidence,)
-    text = f"{unmet}, and {package} {version} is installed"
+    text = f"{unmet}, and {other} is installed"
     if against is None:
         every = SpecifierSet()
         for demand in demands:
             every &= demand.requirement.specifier
         fitting = without_label(every & unmet.requirement.specifier)
-        facts["fitting"] = f"{package}{fitting}"
+        facts["fitting"] = f"{other.name}{fitting}"
     else:
         text += f"; {against}: no release meets both"
         evidence += (against.evidence,)
-        facts["together"] = list(
-            dict.fromkeys((unmet.name, *(d.name for d in demands), package))
-        )
+        asking = (one.package.name for one in (unmet, *demands))
+        facts["together"] = list(dict.fromkeys((*asking, other.name)))
     return StageFault("env.package-conflict", f"{text}.", facts, evidence)
 
 

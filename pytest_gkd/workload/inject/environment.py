@@ -146,11 +146,9 @@ def _own_package(packages: Path, name: str, source: str) -> Path:
 
 def _lowest(distribution: str, wanted: str) -> str:
     """The least version of one package that another one takes."""
-    lines = importlib.metadata.distribution(distribution).requires or ()
-    for requirement in map(package_versions.active, lines):
-        if requirement and requirement.name == wanted:
-            return next(s.version for s in requirement.specifier if s.operator == ">=")
-    raise LookupError(f"{distribution} does not require {wanted}")
+    package = package_versions.read_installed([distribution])[distribution]
+    asked = next(d.requirement for d in package.demands() if d.on == wanted)
+    return next(s.version for s in asked.specifier if s.operator == ">=")
 
 
 # -- room ----------------------------------------------------------------------------
