@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 def replace_role(
     site: Site, role: type[ray_actors.Role], other: type[ray_actors.Role]
-) -> None:
-    """Make the actors of ``role`` from ``other``."""
+) -> object:
+    """Make the actors of ``role`` from ``other``, which leaves a mark."""
     roles = tuple(other if one is role else one for one in ray_layout.ROLES)
     site.replace(ray_layout, "ROLES", roles)
     site.replace(ray_actors, role.__name__, other)
+    return await_mark(site)
 
 
 def leave_mark(config: JobConfig) -> None:

@@ -61,12 +61,10 @@ class Site(contextlib.ExitStack):
         self.callback(_set_variable, name, os.environ.get(name))
         _set_variable(name, value)
 
-    def replace(self, owner: Any, name: str, value: Any) -> Any:
-        """Put ``value`` in the place of an attribute; what was there before."""
-        before = getattr(owner, name)
-        self.callback(setattr, owner, name, before)
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        """Put ``value`` in the place of an attribute."""
+        self.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
-        return before
 
     def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> object:
         """Have ``around`` called in the place of a function, with that one first."""

@@ -125,8 +125,7 @@ def kept_logits(site: Site) -> object:
 
 def teacher_ordeal(site: Site) -> object:
     """The teacher's actor, when asked, does to itself what the fault's name says."""
-    replace_role(site, ray_actors.Teacher, Teacher)
-    return await_mark(site)
+    return replace_role(site, ray_actors.Teacher, Teacher)
 
 
 def wrong_teacher(site: Site) -> object:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gkd.workload.engine import engine as engines
 from pytest_gkd.workload.gkd import trainer
 from pytest_gkd.workload.gkd.weight_source import WeightSource
-from pytest_gkd.workload.inject.actors import await_mark, leave_mark, replace_role
+from pytest_gkd.workload.inject.actors import leave_mark, replace_role
 from pytest_gkd.workload.inject.site import Site
 from pytest_gkd.workload.layouts import ray_actors
 from pytest_gkd.workload.sync import broadcast, weights
@@ -103,8 +103,7 @@ def receiver_stopped(site: Site) -> object:
 
 
 def trainer_killed(site: Site) -> object:
-    replace_role(site, ray_actors.Trainer, Trainer)
-    return await_mark(site)
+    return replace_role(site, ray_actors.Trainer, Trainer)
 
 
 class Trainer(ray_actors.Trainer):
