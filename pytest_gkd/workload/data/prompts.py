@@ -92,14 +92,14 @@ class PromptColumn:
 
     def of(self, row: Mapping[str, Any]) -> Any:
         """The prompt of a row."""
+        if len(self.columns) == 1:
+            return row.get(self.columns[0])
         values = [row.get(column) for column in self.columns]
-        if len(values) == 1:
-            return values[0]
         filled = [value for value in values if value is not None and value != ""]
-        texts = [value for value in filled if isinstance(value, str)]
-        if len(texts) == len(filled):
-            return "\n".join(text for text in texts if text.strip()) or None
-        return next(value for value in filled if not isinstance(value, str))
+        other = next((value for value in filled if not isinstance(value, str)), None)
+        if other is not None:
+            return other
+        return "\n".join(text for text in filled if text.strip()) or None
 
 
 def choose_column(
@@ -163,12 +163,11 @@ def problem(value: Any, kind: str) -> str:
         return _text_problem(value)
     if not value:
         return "a list without messages"
-    asked = False
     for position, message in enumerate(value):
         wrong = _message_problem(message)
         if wrong:
             return f"a list whose message {position} {wrong}"
-        asked = asked or message["role"] not in UNASKED
+    asked = any(message["role"] not in UNASKED for message in value)
     return "" if asked else "a conversation without a turn of the user"
 
 

@@ -109,11 +109,11 @@ def _is_on_hub(name: str, path: Path) -> bool:
     A name with a suffix of ours, or in a directory that is here, is a wrong path.
     """
     owner, _, rest = name.partition("/")
-    known = any(name.lower().endswith(end) for end in SUFFIXES)
     return (
         bool(rest)
         and model_paths.is_hub_id(name)
-        and not (known or Path(owner).exists() or os.path.lexists(path))
+        and not name.lower().endswith(SUFFIXES)
+        and not (Path(owner).exists() or os.path.lexists(path))
     )
 
 
@@ -128,11 +128,7 @@ def _expanded(path: Path, origin: str) -> list[Path]:
         )
         raise _no_data(path, origin, what)
     if not found:
-        raise StageFault(
-            "data.file-missing",
-            f"{origin}: no file matches {path}",
-            facts=_no_data(path, origin, "").facts,
-        )
+        raise _no_data(path, origin, "matches no file")
     return [Path(name) for name in found]
 
 
@@ -198,8 +194,7 @@ def _of_one_format(files: Iterable[Path]) -> list[Path]:
     (datasets 5.2, load.py, infer_module_for_data_files_list; data_files.py, filter).
     """
     ends = [(one, {suffix.lower() for suffix in one.suffixes}) for one in files]
-    counts = {end: sum(end in own for _, own in ends) for end in _FAVOURITES}
-    chosen = max(_FAVOURITES, key=lambda end: counts[end])
+    chosen = max(_FAVOURITES, key=lambda end: sum(end in own for _, own in ends))
     alike = set(JSON_SUFFIXES if chosen in JSON_SUFFIXES else [chosen])
     return [one for one, own in ends if own & alike]
 
@@ -221,11 +216,8 @@ def _kind(path: Path, start: bytes, size: int) -> str:
         if start.startswith(magic):
             raise corrupt(path, f"is {other}; expected {EXPECTED}")
     if ".parquet" in suffixes:
-        raise corrupt(
-            path,
-            f"is not parquet: it starts with {start[:16]!r} instead of "
-            f"{PARQUET_MAGIC!r}",
-        )
+        problem = f"starts with {start[:16]!r} instead of {PARQUET_MAGIC!r}"
+        raise corrupt(path, f"is not parquet: it {problem}")
     # Feather is the Arrow IPC file format since its version 2.
     if start.startswith(ARROW_MAGIC) or {".arrow", ".feather"} & set(suffixes):
         if not start.startswith((ARROW_MAGIC, ARROW_STREAM)):
@@ -262,11 +254,8 @@ def _check_parquet(path: Path, size: int) -> None:
         file.seek(-8, os.SEEK_END)
         footer_bytes, end = struct.unpack("<I4s", file.read(8))
     if end != PARQUET_MAGIC:
-        raise corrupt(
-            path, f"is truncated: it ends with {end!r} instead of {PARQUET_MAGIC!r}"
-        )
+        problem = f"ends with {end!r} instead of {PARQUET_MAGIC!r}"
+        raise corrupt(path, f"is truncated: it {problem}")
     if footer_bytes + 12 > size:
-        raise corrupt(
-            path,
-            f"is damaged: its footer would take {footer_bytes} bytes of {size}",
-        )
+        problem = f"its footer would take {footer_bytes} bytes of {size}"
+        raise corrupt(path, f"is damaged: {problem}")
