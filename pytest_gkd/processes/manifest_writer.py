@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 from pytest_gkd.clock import monotonic
@@ -43,6 +43,7 @@ class Member:
     worker: int
 
 
+@dataclass(eq=False, repr=False)
 class ManifestWriter(threading.Thread):
     """Walks the tree below this process and appends what is new to the list.
 
@@ -53,32 +54,25 @@ class ManifestWriter(threading.Thread):
     stages.
     """
 
-    def __init__(
-        self,
-        manifest_file: ManifestFile,
-        run_dir: Path,
-        before: set[int],
-        workers: Callable[[], dict[int, str]],
-        tell: Callable[[str], None],
-        *,
-        itself: bool,
-    ) -> None:
+    manifest_file: ManifestFile
+    run_dir: Path
+    before: set[int]
+    workers: Callable[[], dict[int, str]]
+    tell: Callable[[str], None]
+    _: KW_ONLY
+    itself: bool
+
+    def __post_init__(self) -> None:
         super().__init__(name="gkd-manifest", daemon=True)
-        self._list = manifest_file
-        self._run_dir = run_dir
-        self._workers = workers
-        self._tell = tell
         self._me = os.getpid()
         self._members: dict[int, Member] = {}
-        self._passed = set(before)
-        self._before = before
+        self._passed = set(self.before)
         self._walks = 0
         self._shares = procfs.shares_memory()
         known = procfs.segments() if self._shares else {}
         if known:
-            manifest_file.before(known)
+            self.manifest_file.before(known)
         self._known: set[Identity] = set(known.values())
-        self._itself = itself
         self._folders: set[str] = set()
         self._begun = time.strftime("%Y-%m-%d_%H-%M-%S")  # local time, as Ray's
         self._seen: set[int] = set()
@@ -99,7 +93,7 @@ class ManifestWriter(threading.Thread):
     @property
     def problem(self) -> str:
         """Why the list is not whole; empty where all of it could be written."""
-        return self._list.problem
+        return self.manifest_file.problem
 
     def stop(self) -> None:
         """End the thread."""
@@ -115,7 +109,9 @@ class ManifestWriter(threading.Thread):
         here = procfs.stat(worker)
         if here is not None:
             command = procfs.command(worker)
-            self._list.process(ProcessLine(worker, here.start, command, "", worker))
+            self.manifest_file.process(
+                ProcessLine(worker, here.start, command, "", worker)
+            )
 
     def scan(self) -> None:
         """One walk: new processes, new shared memory, new directories of Ray."""
@@ -123,11 +119,11 @@ class ManifestWriter(threading.Thread):
             self._scan()
         except Exception as error:
             what = "not all that the run created could be written down"
-            self._tell(f"{what}: {type(error).__name__}: {error}")
+            self.tell(f"{what}: {type(error).__name__}: {error}")
 
     def _scan(self) -> None:
         with self._one:
-            workers = self._workers()
+            workers = self.workers()
             for pid in self._walk(workers):
                 self._folders_of(pid)
             if self._shares:
@@ -138,7 +134,7 @@ class ManifestWriter(threading.Thread):
     def _walk(self, workers: dict[int, str]) -> list[int]:
         self._walks += 1
         if self._walks % FORGET_AFTER == 0:
-            self._passed = set(self._before)
+            self._passed = set(self.before)
         present = procfs.pids()
         self._passed &= present
         for pid, member in list(self._members.items()):
@@ -157,7 +153,7 @@ class ManifestWriter(threading.Thread):
             pid: here
             for pid in present
             - (self._passed - workers.keys())
-            - self._before
+            - self.before
             - set(self._members)
             - {self._me}
             if (here := procfs.stat(pid)) is not None
@@ -177,17 +173,17 @@ class ManifestWriter(threading.Thread):
     def _belongs(self, s: Stat, workers: Container[int]) -> bool:
         if s.ppid in self._members or s.pid in workers:
             return True
-        return s.ppid == self._me and (self._itself or not is_plugins(s))
+        return s.ppid == self._me and (self.itself or not is_plugins(s))
 
     def _add(self, s: Stat, workers: dict[int, str]) -> None:
         above = self._members.get(s.ppid)
-        lost = self._me if self._itself else 0
+        lost = self._me if self.itself else 0
         worker = s.pid if s.pid in workers else above.worker if above else lost
         stage = workers.get(worker, "") if worker != s.pid else ""
         self._members[s.pid] = Member(s.start, s.ppid, stage, worker)
         self._seen.add(s.pid)
         if s.state not in procfs.DEAD:
-            self._list.process(
+            self.manifest_file.process(
                 ProcessLine(s.pid, s.start, procfs.command(s.pid), stage, worker)
             )
 
@@ -195,11 +191,9 @@ class ManifestWriter(threading.Thread):
         """Ray's directories outside the run's own, from what its processes are told."""
         for text in RAY_FOLDER.findall(procfs.full_command(pid)):
             path = Path(text)
-            if text in self._folders or self._run_dir in path.parents:
+            if text in self._folders or self.run_dir in path.parents:
                 continue
-            if path != manifest.ray_folder(self._run_dir) and not self._began(
-                path.name
-            ):
+            if path != manifest.ray_folder(self.run_dir) and not self._began(path.name):
                 continue
             self._folders.add(text)
             try:
@@ -211,7 +205,7 @@ class ManifestWriter(threading.Thread):
                 text, here.st_dev, here.st_ino, member.stage, member.worker
             )
             self.folders.append(line)
-            self._list.folder(line)
+            self.manifest_file.folder(line)
 
     def _began(self, session: str) -> bool:
         """Whether a session of Ray was begun by a process of this run.
@@ -236,7 +230,7 @@ class ManifestWriter(threading.Thread):
         begun = monotonic()
         if begun < self._next_look:
             return
-        holders = [self._me] if self._itself else []
+        holders = [self._me] if self.itself else []
         if self._note_memory([*holders, *self._members], workers):
             self._next_look = monotonic() + REST * (monotonic() - begun)
 
@@ -248,7 +242,7 @@ class ManifestWriter(threading.Thread):
         """
         with self._one:
             if self._shares:
-                self._note_memory([s.pid], self._workers())
+                self._note_memory([s.pid], self.workers())
 
     def _note_memory(self, pids: Iterable[int], workers: dict[int, str]) -> bool:
         """Note down what these processes hold of new files; whether there were any."""
@@ -265,6 +259,6 @@ class ManifestWriter(threading.Thread):
             for identity in (held & new.keys()) - self._known:
                 line = SegmentLine(new[identity], *identity, stage, worker)
                 self.segments.append(line)
-                self._list.segment(line)
+                self.manifest_file.segment(line)
                 self._known.add(identity)
         return bool(new)
