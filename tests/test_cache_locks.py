@@ -100,3 +100,5 @@ def test_the_cache_is_where_the_variables_say() -> None:
     assert place({"XDG_CACHE_HOME": "/x"}) == Path("/x/huggingface/datasets")
     assert place({"HF_HOME": "/h", "XDG_CACHE_HOME": "/x"}) == Path("/h/datasets")
     assert place({"HF_DATASETS_CACHE": "/d", "HF_HOME": "/h"}) == Path("/d")
+    # A user without a home, as in many containers, is no reason to stop.
+    assert place({"HF_HOME": "~no-such-user"}) == Path("~no-such-user/datasets")
