@@ -201,8 +201,8 @@ def test_a_busy_gpu_is_no_proof_of_work_in_a_collective(
     first, second = (
         dataclasses.replace(one, stacks=(stack(7, frame),)) for one in looks()
     )
-    quiet = QuietWatch(7, 30.0, lambda _: second)
-    quiet._first = first
-    found = quiet._prove(10.0)
-    assert (found is not None) == is_stuck
+    monkeypatch.setattr(resource_use, "main_thread", lambda _: ("sleeping", 0))
+    quiet = QuietWatch(7, 30.0, {"earlier": first, "": second}.__getitem__)
+    found = [quiet.look(now, 0.0) for now in (1.0, 12.0, 22.0)]
+    assert [one is not None for one in found] == [False, False, is_stuck]
     assert quiet.doubt == ("" if is_stuck else busy)
