@@ -65,7 +65,7 @@ def test_vllm(gkd):
     split = local_layouts.Split(made, gkd)
     gkd.fact("dtype", made.engine.dtype)
     gkd.fact("share", made.settings.gpu_memory_utilization)
-    gkd.fact("trainer", split.devices()["student"])
+    gkd.fact("trainer", split.device("student"))
     with touching(gkd.settings, alone=True):
         hear("environment is over", 60)
         hear("nccl has begun", 1)

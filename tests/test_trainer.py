@@ -216,7 +216,7 @@ def test_one_altered_token_disagrees_at_its_position(trainer: Trainer) -> None:
     response = generate(trainer, prompt)
     altered = [*response[:4], (response[4] + 1) % VOCAB, *response[5:]]
     check = trainer.check_greedy(prompt, altered)
-    assert check.first_disagreement == 4
+    assert check.disagreements[0] == 4
     assert (check.expected, check.found) == (response[4], altered[4])
 
 

@@ -28,12 +28,12 @@ NARROW = 3.0
 class GreedyCheck:
     """What a reference forward pass says about one greedy completion.
 
-    ``positions`` response tokens were compared; ``disagreements`` are those further
-    than ``tolerance`` (nats) below the reference's best, ``max_logprob_gap`` is the
-    largest such distance. ``max_logprob_difference`` is the largest between the
-    log-probabilities that engine and reference give one token, None where the engine
-    gave none. ``expected`` and ``found`` are the reference's token and the engine's at
-    ``first_disagreement``, an index into the response.
+    ``positions`` response tokens were compared; ``disagreements`` are the indices
+    of those further than ``tolerance`` (nats) below the reference's best,
+    ``max_logprob_gap`` is the largest such distance. ``max_logprob_difference`` is the
+    largest between the log-probabilities that engine and reference give one token, None
+    where the engine gave none. ``expected`` and ``found`` are the reference's token and
+    the engine's at the first disagreement.
     """
 
     positions: int
@@ -67,11 +67,6 @@ class GreedyCheck:
             and len(self.disagreements) <= max(1, FEW * self.positions)
             and self.max_logprob_gap <= NARROW * self.tolerance
         )
-
-    @property
-    def first_disagreement(self) -> int | None:
-        """The first response position that disagrees, if one does."""
-        return self.disagreements[0] if self.disagreements else None
 
 
 def tolerance_of(logits: Tensor, model_dtype: dtype | None = None) -> float:

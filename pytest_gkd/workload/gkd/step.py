@@ -107,16 +107,13 @@ def _judge_finite(report: StepReport, number: int) -> None:
     origins = []
     if report.nonfinite_teacher:
         origins.append(f"{report.nonfinite_teacher} values of the teacher are NaN")
-    if report.nonfinite_parameters:
-        origins.append(
-            f"{len(report.nonfinite_parameters)} of {report.parameters} parameters "
-            f"held NaN or Inf before the step ({some(report.nonfinite_parameters)})"
-        )
-    if report.nonfinite_grads:
-        origins.append(
-            f"{len(report.nonfinite_grads)} of {report.parameters} gradients are not "
-            f"finite ({some(report.nonfinite_grads)})"
-        )
+    for names, what in (
+        (report.nonfinite_parameters, "parameters held NaN or Inf before the step"),
+        (report.nonfinite_grads, "gradients are not finite"),
+    ):
+        if names:
+            count = f"{len(names)} of {report.parameters}"
+            origins.append(f"{count} {what} ({some(names)})")
     if origins or not math.isfinite(report.loss):
         raise StageFault(
             "train.nan",

@@ -60,17 +60,13 @@ class Teacher:
         import numpy as np
         import torch
 
-        logprobs, ids = [], []
-        for chunk in self._logprobs(sequences, temperature, vocab_size):
-            top = torch.topk(chunk, min(k, chunk.shape[-1]), dim=-1)
-            logprobs.append(top.values.cpu().numpy())
-            ids.append(top.indices.cpu().numpy())
-        return TeacherTopK(
-            np.concatenate(logprobs),
-            np.concatenate(ids),
-            pad(sequences).mask,
-            temperature,
-        )
+        tops = [
+            torch.topk(chunk, min(k, chunk.shape[-1]), dim=-1)
+            for chunk in self._logprobs(sequences, temperature, vocab_size)
+        ]
+        logprobs = np.concatenate([top.values.cpu().numpy() for top in tops])
+        ids = np.concatenate([top.indices.cpu().numpy() for top in tops])
+        return TeacherTopK(logprobs, ids, pad(sequences).mask, temperature)
 
     def full(
         self, sequences: Listing[Sequence], *, vocab_size: int | None = None

@@ -1,22 +1,24 @@
 """Where trainer, teacher and rollout engine live, and how weights get across.
 
 One interface for three answers: in one process (``colocated``), engine and trainer in
-processes of their own (``split``), each a Ray actor (``ray``).
+processes of their own (``split``), each a Ray actor (``ray``). Each builds the parts of
+a job where it wants them, and says how weights move; a part may stand for one of its
+class that is in another process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.options import BESIDE_THE_ENGINE, Settings
 from pytest_gkd.stage_api import StageContext, StageFault
 from pytest_gkd.workload.engine.engine import Completion, Engine
-from pytest_gkd.workload.layouts import local_layouts, ray_layout
 from pytest_gkd.workload.layouts.job_config import JobConfig, job_config
+from pytest_gkd.workload.layouts.local_layouts import Colocated, Split
+from pytest_gkd.workload.layouts.ray_layout import RayLayout
 from pytest_gkd.workload.models import model_files
 from pytest_gkd.workload.models.inputs import Inputs
 from pytest_gkd.workload.sync import push
@@ -39,30 +41,8 @@ class PushReport:
     transport: str
 
 
-class Layout(Protocol):
-    """Builds the parts of a job where it wants them, and says how weights move.
-
-    A part may stand for one of its class that is in another process.
-    """
-
-    name: str
-    ends_by_itself: bool
-    """Whether all of it ends with this process."""
-
-    def start_engine(self) -> Engine:
-        """The rollout engine, started."""
-
-    def load_trainer(self) -> tuple[Trainer, WeightSource]:
-        """The trainer and its weight source."""
-
-    def load_teacher(self) -> Teacher:
-        """The teacher."""
-
-    def transfer(self, engine: Engine, source: WeightSource) -> Transfer:
-        """How the trainer's weights get into the engine."""
-
-    def close(self) -> None:
-        """End every process that was started, and free the engine's memory."""
+Layout = Colocated | Split | RayLayout
+LAYOUTS = {layout.name: layout for layout in (Colocated, Split, RayLayout)}
 
 
 class Job:
@@ -230,12 +210,8 @@ def open_job(settings: Settings, gkd: StageContext, inputs: Inputs) -> Job:
             gkd.note("model.untied-head", untied)
     check_layout(settings)
     config = job_config(settings, inputs, gkd.run_dir)
-    makers: Mapping[str, Callable[[JobConfig, StageContext], Layout]] = {
-        "colocated": local_layouts.Colocated,
-        "split": local_layouts.Split,
-        "ray": ray_layout.RayLayout,
-    }
-    return Job(gkd, config, makers[settings.layout](config, gkd))
+    made: Layout = LAYOUTS[settings.layout](config, gkd)
+    return Job(gkd, config, made)
 
 
 def check_layout(settings: Settings) -> None:

@@ -8,7 +8,7 @@ from pytest_gkd.stage_api import StageContext
 from pytest_gkd.workload.engine import compiling
 from pytest_gkd.workload.engine import engine as engines
 from pytest_gkd.workload.environment import engine_imports
-from pytest_gkd.workload.layouts.estimate import placement
+from pytest_gkd.workload.layouts.estimate import HOST, placement
 from pytest_gkd.workload.layouts.job_config import JobConfig
 from pytest_gkd.workload.sync import transfer
 from pytest_gkd.workload.sync.transfer import InProcess, Transfer
@@ -53,13 +53,14 @@ class _Local:
         return engines.Engine(self.config.engine, self.gkd.working_s)
 
     def load_trainer(self) -> tuple[Trainer, WeightSource]:
-        return self.config.load_trainer(self.devices()["student"])
+        return self.config.load_trainer(self.device("student"))
 
     def load_teacher(self) -> Teacher:
-        return self.config.load_teacher(self.devices()["teacher"])
+        return self.config.load_teacher(self.device("teacher"))
 
-    def devices(self) -> dict[str, str]:
-        return dict.fromkeys(("student", "teacher"), self.config.settings.device)
+    def device(self, role: str) -> str:
+        place = placement(self.config.settings)[role][0]
+        return "cpu" if place == HOST else f"cuda:{place}"
 
     def close(self) -> None:
         engine, self._engine = self._engine, None
@@ -93,13 +94,6 @@ class Split(_Local):
 
     name = "split"
     ends_by_itself = False
-
-    def devices(self) -> dict[str, str]:
-        """The first GPUs are the engine's; trainer and teacher get what is left."""
-        settings = self.config.settings
-        if settings.device == "cpu":
-            return super().devices()
-        return {role: f"cuda:{at[0]}" for role, at in placement(settings).items()}
 
     def transfer(self, engine: Any, source: Any) -> Transfer:
         return transfer.choose(engine, source, self.gkd.working_s, opens_memory=True)

@@ -158,11 +158,10 @@ def bundles(gpus: int, tensor_parallel_size: int) -> list[dict[str, float]]:
     """
     if not gpus:
         return [{"CPU": 1.0} for _ in ROLES]
-    shares = [float(tensor_parallel_size), 1.0, 1.0]
-    if gpus == 1 and tensor_parallel_size == 1:
+    beside = 0.5 if gpus < tensor_parallel_size + 2 else 1.0
+    shares = [float(tensor_parallel_size), beside, beside]
+    if gpus == tensor_parallel_size == 1:
         shares = [0.4, 0.3, 0.3]
-    elif gpus < tensor_parallel_size + 2:
-        shares = [float(tensor_parallel_size), 0.5, 0.5]
     return [{"CPU": 1.0, "GPU": share} for share in shares]
 
 

@@ -107,7 +107,7 @@ def _wrong_tokens(checks: list[GreedyCheck]) -> tuple[str, str] | None:
         f"{len(wrong)} of {len(checks)} greedy completions are not what the trainer's "
         "weights give",
         f"completion {number} differs at {len(first.disagreements)} of "
-        f"{first.positions} positions, first at {first.first_disagreement}: engine "
+        f"{first.positions} positions, first at {first.disagreements[0]}: engine "
         f"{first.found}, reference {first.expected}, {first.max_logprob_gap:.3g} nats "
         f"apart at most, {first.tolerance:.3g} allowed",
     )
