@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gkd.processes import cgroup
 from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment.host import (
     Disk,
@@ -135,6 +136,22 @@ def test_a_directory_that_does_not_exist_yet_is_judged_by_its_parent(
 def test_memory_is_read_from_the_kernel() -> None:
     memory = read_memory()
     assert 0 <= memory.available_bytes <= memory.total_bytes
+
+
+def test_a_limit_of_a_group_above_counts_without_the_files_it_caches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = tmp_path / "slice" / "job"
+    group.mkdir(parents=True)
+    for place, limit in ((group, "max"), (group.parent, str(256 * MIB))):
+        (place / "memory.max").write_text(f"{limit}\n")
+        (place / "memory.current").write_text(f"{200 * MIB}\n")
+        (place / "memory.stat").write_text(f"anon 1\ninactive_file {50 * MIB}\n")
+    monkeypatch.setattr(cgroup, "base", lambda: group)
+    monkeypatch.setattr(cgroup, "first_version", lambda *_: None)
+    memory = read_memory()
+    assert memory.limit_bytes == 256 * MIB
+    assert memory.available_bytes == 106 * MIB
 
 
 def test_a_local_module_that_hides_an_installed_package_is_noted(
