@@ -134,5 +134,3 @@ def _check(logits: Tensor, mask: Tensor) -> None:
             f"the mask is {mask.dtype} {tuple(mask.shape)}; expected torch.bool "
             f"{tuple(logits.shape[:2])}, as the logits' batch and tokens"
         )
-    if not bool(mask.any()):
-        raise ValueError("the mask has no true entry; expected a response token")

@@ -27,7 +27,6 @@ class JobConfig:
     """Plain data, so that any process can build from it."""
 
     settings: Settings
-    student: str
     teacher: str
     engine: EngineConfig
 
@@ -36,7 +35,7 @@ class JobConfig:
         from pytest_gkd.workload.gkd.weight_source import WeightSource
 
         trainer = Trainer(
-            self.student,
+            self.engine.model,
             device=device,
             dtype=self.engine.dtype,
             learning_rate=self.settings.learning_rate,
@@ -77,7 +76,6 @@ def job_config(settings: Settings, inputs: Inputs, run_dir: Path) -> JobConfig:
     local = all(Path(model).is_dir() for model in (inputs.student, inputs.teacher))
     return JobConfig(
         settings,
-        inputs.student,
         inputs.teacher,
         EngineConfig(
             model=inputs.student,

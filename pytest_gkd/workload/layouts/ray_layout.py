@@ -103,7 +103,7 @@ class RayLayout:
         )
         self.gkd.step("placing the actors")
         needs = bundles(settings.gpus, settings.tensor_parallel_size)
-        self._group = place(needs, min(PLACEMENT_BUDGET_S, call_budget_s(self.gkd)))
+        self._group = place(needs, min(PLACEMENT_BUDGET_S, self.gkd.working_s(0.5)))
 
     def _actor(self, role: type[ray_actors.Role]) -> Remote:
         """The actor of ``role``, which is being made from the first call on."""
@@ -127,13 +127,6 @@ class RayLayout:
         )
         self._remotes[role] = Remote(actor.remote(self.config), title, self.gkd)
         return self._remotes[role]
-
-
-def call_budget_s(gkd: StageContext) -> float:
-    """Seconds that a call of an actor may take: a little more than the operation that
-    it is part of, which names both sides.
-    """
-    return gkd.working_s(0.5)
 
 
 def where_import_waits(role: str, gkd: StageContext) -> str:
@@ -228,7 +221,8 @@ class Remote:
         import ray
 
         answer = self.actor.call.remote(part, method, *args, **kwargs)
-        budget_s, extra_s = call_budget_s(self.gkd), self.gkd.extra()
+        # A little more than the operation that it is part of, which names both sides.
+        budget_s, extra_s = self.gkd.working_s(0.5), self.gkd.extra()
         asked = ".".join(filter(None, (part, method)))
         asked = f"{asked}()" if asked else "its start"
         try:
