@@ -180,6 +180,14 @@ def test_hangs(gkd):
     begin(gkd)
     ctypes.PyDLL(None).sleep(100)  # with the GIL held
 
+@stage("killed")
+def test_killed(gkd):
+    # What the OOM killer does to an engine that has just made its memory.
+    code = CHILD.replace("last and os.unlink(last)", "os.kill(os.getpid(), 9)")
+    child = subprocess.Popen([sys.executable, "-c", code])
+    child.wait()
+    gkd.fact("child", child.pid)
+
 @stage("dies")
 def test_dies(gkd):
     begin(gkd)
@@ -191,7 +199,9 @@ def test_dies(gkd):
 def changing(tmp_path_factory: pytest.TempPathFactory) -> Run:
     place = tmp_path_factory.mktemp("changing")
     (place / "test_changing.py").write_text(CHANGING)
-    return Run(place, "--gkd-stages=leaves,sleeps,hangs,dies", "test_changing.py")
+    return Run(
+        place, "--gkd-stages=leaves,killed,sleeps,hangs,dies", "test_changing.py"
+    )
 
 
 @pytest.mark.parametrize("name", ["leaves", "sleeps", "hangs", "dies"])
@@ -200,3 +210,13 @@ def test_memory_goes_that_was_made_just_before_its_process_was_killed(
 ) -> None:
     child = changing.stage(name)["facts"]["child"]
     assert list(procfs.SHM.glob(f"gkd-test-{child}-*")) == [], changing.text
+
+
+def test_memory_that_nobody_can_be_proven_to_own_is_named_and_stays(
+    changing: Run,
+) -> None:
+    child = changing.stage("killed")["facts"]["child"]
+    (left,) = procfs.SHM.glob(f"gkd-test-{child}-*")
+    left.unlink()
+    (note,) = [n for n in changing.report["notes"] if str(left) in n]
+    assert note.startswith("new in /dev/shm since this run began, used by no process")

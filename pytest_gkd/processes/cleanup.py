@@ -212,6 +212,16 @@ def remove_segments(segments: Iterable[SegmentLine]) -> tuple[list[str], list[st
     return removed, kept
 
 
+def unused(segments: Collection[SegmentLine]) -> list[str]:
+    """A line for each that is there, is this user's and is used by nobody."""
+    holders = Holders() if segments else None
+    return [
+        f"{procfs.SHM / segment.name} ({megabytes(segment_size(segment))})"
+        for segment in segments
+        if holders and holders.refusal(segment) == ""
+    ]
+
+
 def newcomers(
     created: Manifest, held: Collection[Identity], stage: str = ""
 ) -> list[SegmentLine]:

@@ -244,6 +244,15 @@ class ManifestWriter(threading.Thread):
             if self._shares:
                 self._note_memory([s.pid], self.workers())
 
+    def unclaimed(self) -> list[SegmentLine]:
+        """New files of /dev/shm that no process of the run was seen to hold."""
+        found = procfs.segments().items() if self._shares else ()
+        return [
+            SegmentLine(name, *identity, "", 0)
+            for name, identity in found
+            if identity not in self._known
+        ]
+
     def _note_memory(self, pids: Iterable[int], workers: dict[int, str]) -> bool:
         """Note down what these processes hold of new files; whether there were any."""
         new = {

@@ -107,4 +107,11 @@ class Shutdown:
             notes.append(f"removed what was left: {'; '.join(removed)}")
         if tell:
             notes += [f"left alone: {text}" for text in kept]
+            unclaimed = cleanup.unused(self._manifest_writer.unclaimed())
+            if unclaimed:
+                notes.append(
+                    "new in /dev/shm since this run began, used by no process, not "
+                    f"known to be this run's: {'; '.join(unclaimed)}. A process that "
+                    "is killed as it makes one leaves it; rm it if no job needs it"
+                )
         return notes
