@@ -73,12 +73,11 @@ def _failure(stage: StageRecord) -> Iterator[str]:
     evidence = found.evidence if found else stage.telling
     for line in evidence[: render.EVIDENCE_LINES]:
         yield f"- saw in {literal(line.source)}: {literal(line.text)}"
-    if found is not None:
-        yield from ("", literal(found.why))
     yield ""
-    for number, text in enumerate(found.advice if found else (), 1):
-        yield f"{number}. {literal(text)}"
     if found is not None:
+        yield from (literal(found.why), "")
+        numbered = enumerate(found.advice, 1)
+        yield from (f"{number}. {literal(text)}" for number, text in numbered)
         yield from ("", f"<code>{literal(found.explain)}</code>")
 
 
