@@ -243,7 +243,7 @@ import ctypes, os, threading, time
 from pathlib import Path
 import pytest_gkd.processes.guardian_start
 
-pytest_gkd.processes.guardian_start.STILL_LIMIT_S = 2
+pytest_gkd.processes.guardian_start.STILL_LIMIT_S = 6
 
 def block():
     report = Path(".gkd/last/report.json")
