@@ -177,6 +177,24 @@ def test_shared_memory_is_listed_when_a_process_of_the_run_holds_it(
 
 
 @pytest.mark.skipif(not procfs.shares_memory(), reason="/dev/shm is no tmpfs")
+def test_memory_of_unknown_processes_is_told_where_all_of_them_are_seen(
+    manifest_file: ManifestFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follows = writer(manifest_file, tmp_path, set(), {})
+    theirs = procfs.SHM / f"gkd-test-{os.getpid()}-theirs"
+    theirs.touch()
+    monkeypatch.setattr(manifest, "pid_namespace", lambda: "pid:[4026531836]")
+    try:
+        seen = [s.name for s in follows.unclaimed()]
+        monkeypatch.setattr(manifest, "pid_namespace", lambda: "pid:[4026532000]")
+        unseen = follows.unclaimed()
+    finally:
+        theirs.unlink()
+    assert theirs.name in seen
+    assert unseen == []
+
+
+@pytest.mark.skipif(not procfs.shares_memory(), reason="/dev/shm is no tmpfs")
 @pytest.mark.parametrize("reads", ["open", "mmap"])
 def test_what_a_process_of_the_run_only_reads_is_not_listed(
     manifest_file: ManifestFile, tmp_path: Path, reads: str

@@ -27,6 +27,8 @@ EVERY_S = 1.0
 REST = 100
 # Walks after which pids that were passed over are looked at anew; they are reused.
 FORGET_AFTER = 30
+# PROC_PID_INIT_INO of Linux (include/linux/proc_ns.h): the one of the machine itself.
+INITIAL_NAMESPACE = "pid:[4026531836]"
 # What Ray's own processes are told of the session that they belong to.
 RAY_FOLDER = re.compile(r"--(?:session[-_]dir|temp[-_]dir)=(\S+)")
 # Ray names a session after the moment and the process that began it (node.py).
@@ -245,8 +247,12 @@ class ManifestWriter(threading.Thread):
                 self._note_memory([s.pid], self.workers())
 
     def unclaimed(self) -> list[SegmentLine]:
-        """New files of /dev/shm that no process of the run was seen to hold."""
-        found = procfs.segments().items() if self._shares else ()
+        """New files of /dev/shm that no process of the run was seen to hold.
+
+        None in a container: those of others may be there too, and not their processes.
+        """
+        sees_all = manifest.pid_namespace() == INITIAL_NAMESPACE
+        found = procfs.segments().items() if self._shares and sees_all else ()
         return [
             SegmentLine(name, *identity, "", 0)
             for name, identity in found
