@@ -14,6 +14,7 @@ from pytest_gkd import __version__, fault_specs, sanitize
 from pytest_gkd.diagnosis import catalogue as rules
 from pytest_gkd.diagnosis import log_file, logs, own_rules
 from pytest_gkd.gpu_report import gpu_runs, result_files
+from pytest_gkd.job.findings import CheckError
 from pytest_gkd.options import near
 from pytest_gkd.processes import host_summary, stale_runs
 from pytest_gkd.report import explain, render
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     try:
         return int(asked.run(asked))
-    except (log_file.LogError, rules.RuleError, LookupError) as error:
+    except (log_file.LogError, rules.RuleError, CheckError, LookupError) as error:
         _say_error(str(error))
         return UNUSABLE
     except BrokenPipeError:
@@ -96,6 +97,35 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--yes", action="store_true", help="do it")
     command.add_argument("--format", choices=("text", "json"), default="text")
     command.set_defaults(run=_clean)
+
+    command = commands.add_parser(
+        "check",
+        help="say what a launch script of verl would start, and what is wrong with it",
+        description="Reads a bash script without running any of it: the command that "
+        "starts verl, the values that it gives with the lines they stand in, and keys "
+        "that verl's release does not have.",
+        epilog="Exit status: 0 no error was found, 1 errors were, 2 there is no job of "
+        "verl that could be read, or wrong usage.",
+    )
+    command.add_argument("script", metavar="FILE", help="a launch script for bash")
+    command.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="arguments for the script"
+    )
+    command.add_argument(
+        "--framework",
+        default="",
+        metavar="verl==RELEASE",
+        help="the release that judges (default: the installed, else the newest known)",
+    )
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable that the script finds set; repeatable",
+    )
+    command.add_argument("--format", choices=("text", "json"), default="text")
+    command.set_defaults(run=_job)
 
     command = commands.add_parser(
         "env", help="print what to paste into an issue: system, GPUs, versions"
@@ -211,6 +241,24 @@ def _explain(asked: argparse.Namespace) -> int:
 def _faults(asked: argparse.Namespace) -> int:
     found = fault_specs.load().values()
     return _answer(asked, explain.faults_json(found), explain.faults_text(found))
+
+
+def _job(asked: argparse.Namespace) -> int:
+    # Only here: its parser is a package of its own.
+    from pytest_gkd.job import check
+
+    given = {"HOME": str(Path.home())}
+    for text in asked.set:
+        name, equals, value = text.partition("=")
+        if not (equals and name.isidentifier()):
+            raise LookupError(f"--set={text}: expected NAME=VALUE")
+        given[name] = value
+    framework, _, release = asked.framework.partition("==")
+    if framework not in ("", "verl"):
+        raise LookupError(f"--framework={asked.framework}: only verl can be read yet")
+    found = check.check(Path(asked.script), asked.overrides, release, given)
+    _answer(asked, found.to_json(), check.text(found))
+    return FOUND if any(f.level == "error" for f in found.findings) else HEALTHY
 
 
 def _clean(asked: argparse.Namespace) -> int:

@@ -1,0 +1,57 @@
+"""Finds the command that starts the training among those of a script."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pytest_gkd.job.shell_values import Command, Word
+
+PYTHON = re.compile(r"python[\d.]*|coverage|torchrun|deepspeed")
+# The module, script or subcommand that is started, where its name says whose it is.
+PROGRAMS = {
+    "verl": re.compile(
+        r"verl\.trainer\.main_ppo\w*|(?:.*/)?verl/trainer/main_ppo\w*\.py"
+    ),
+    "trl": re.compile(r"trl \w+"),
+    "ms-swift": re.compile(r"swift \w+|megatron (?:rlhf|sft|pt)|.*swift/cli/\w+\.py"),
+}
+
+
+class Launch(NamedTuple):
+    """A training's start: whose it is, the program, and the words it is given."""
+
+    framework: str
+    program: str
+    arguments: tuple[Word, ...]
+    command: Command
+
+
+def launches(commands: tuple[Command, ...]) -> Iterator[Launch]:
+    """The commands that start a framework which is known here, in their order."""
+    for command in commands:
+        for program, arguments in _programs(command.words):
+            framework = next(
+                (f for f, fits in PROGRAMS.items() if fits.fullmatch(program)), ""
+            )
+            if framework:
+                yield Launch(framework, program, arguments, command)
+                break
+
+
+def _programs(words: tuple[Word, ...]) -> Iterator[tuple[str, tuple[Word, ...]]]:
+    """What the words may start, whatever stands before it: ``uv run``, ``srun`` ..."""
+    values = [word.text.value or "" for word in words]
+    has_python = False
+    for number, value in enumerate(values):
+        following = values[number + 1] if number + 1 < len(values) else ""
+        rest, name = words[number + 2 :], posixpath.basename(value)
+        if value == "-m" and has_python:
+            yield following, rest
+        elif name in ("trl", "swift", "megatron"):
+            yield f"{name} {following}", rest
+        elif value.endswith(".py") and (has_python or number == 0):
+            yield value, words[number + 1 :]
+        has_python = has_python or bool(PYTHON.fullmatch(name))

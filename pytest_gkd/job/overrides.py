@@ -1,0 +1,163 @@
+"""Hydra's overrides on a command line, and the defaults that they change."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pytest_gkd.job.shell_values import Word
+
+OVERRIDE = re.compile(
+    r"(?P<sign>\+\+|\+|~)?(?P<key>[\w@/][\w.@/-]*)(?:=(?P<value>.*))?", re.DOTALL
+)
+INTERPOLATION = re.compile(
+    r"\$\{(?:oc\.select:)?\s*(?P<key>\.*[\w.]+)\s*(?:,(?P<other>[^${}]*))?\}"
+)
+WHOLE = re.compile(r"[+-]?[0-9](?:_?[0-9]){0,99}")
+REAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
+DEEPEST = 10
+
+
+class Override(NamedTuple):
+    """``key=value``; ``sign`` is ``+`` or ``++`` for a key that may be new, ``~`` for
+    one that goes. ``value`` is undetermined where ``needs`` says what would tell."""
+
+    sign: str
+    key: str
+    value: Any
+    needs: frozenset[str]
+    word: Word
+
+
+@dataclass(frozen=True)
+class Given:
+    """A key: ``user``, ``default``, or ``undetermined`` for want of ``needs``."""
+
+    source: str
+    value: Any = None
+    word: Word | None = None
+    needs: frozenset[str] = frozenset()
+    expression: str = ""
+
+
+def parsed(words: Iterable[Word]) -> Iterator[Override]:
+    """The overrides among the words; options of Hydra's own are passed over.
+
+    A word of which not even the key is certain comes with an empty key.
+    """
+    for word in words:
+        shape, needs = word.text.shape, word.text.needs
+        found = OVERRIDE.fullmatch(shape)
+        if found is None:
+            if needs and not shape.startswith("-"):
+                yield Override("", "", None, needs, word)
+            continue
+        if found["value"] is None and not found["sign"]:
+            continue
+        value = None if needs else literal(found["value"] or "")
+        yield Override(found["sign"] or "", found["key"], value, needs, word)
+
+
+def literal(text: str) -> Any:
+    """A value as Hydra reads it: null, true, 1, 1e-6, quoted, a list; else a text.
+
+    Hydra's grammar (hydra.cc, Override Grammar): 1e-6 is a number, unlike in YAML.
+    """
+    text = text.strip()
+    plain = {"null": None, "true": True, "false": False}
+    if text.lower() in plain:
+        return plain[text.lower()]
+    if WHOLE.fullmatch(text):
+        return int(text)
+    if REAL.fullmatch(text):
+        number = float(text)
+        return text if number in (float("inf"), float("-inf")) else number
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1]
+    # One level: what is in a list of lists is told as it is written.
+    if text.startswith("[") and text.endswith("]") and "[" not in text[1:]:
+        return [literal(part) for part in _split(text[1:-1]) if part.strip()]
+    return text
+
+
+def _split(text: str) -> Iterator[str]:
+    """At commas that stand in no quotes and no brackets."""
+    depth, quote, start = 0, "", 0
+    for at, char in enumerate(text):
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char in "[{(":
+            depth += 1
+        elif char in "]})":
+            depth -= 1
+        elif char == "," and not depth:
+            yield text[start:at]
+            start = at + 1
+    yield text[start:]
+
+
+class Job:
+    """A release's keys with their defaults, and what a command line made of them."""
+
+    def __init__(
+        self, defaults: Mapping[str, Any], overrides: Iterable[Override]
+    ) -> None:
+        self._defaults = defaults
+        self._given = {override.key: override for override in overrides}
+
+    def find(self, pattern: str) -> Given:
+        """The value of a key; ``*`` in it stands for any one name.
+
+        Where several keys are given that differ, it is the list of their values.
+        """
+        keys = [key for key in self._given if fnmatch.fnmatchcase(key, pattern)]
+        if not keys:
+            default = (k for k in self._defaults if fnmatch.fnmatchcase(k, pattern))
+            return self.value(next(default, pattern))
+        found = [self.value(key) for key in keys]
+        known = list(dict.fromkeys(str(one.value) for one in found))
+        if len(known) == 1 or any(one.needs for one in found):
+            return next((one for one in found if one.needs), found[0])
+        return Given("user", [one.value for one in found], found[0].word)
+
+    def value(self, key: str, depth: int = 0) -> Given:
+        """What a key is, with the interpolations of its default resolved."""
+        if depth > DEEPEST:
+            return Given("undetermined", needs=frozenset({key}))
+        override = self._given.get(key)
+        if override is not None and override.sign != "~":
+            needs, value = override.needs, override.value
+            if isinstance(value, str) and "${" in value:
+                needs = frozenset({value})
+            source = "undetermined" if needs else "user"
+            return Given(source, None if needs else value, override.word, needs)
+        above = next((k for k in self._given if key.startswith(f"{k}.")), None)
+        whole = override or (self._given[above] if above else None)
+        if whole is not None:  # removed, or given with all of its section
+            text = f"{whole.sign}{whole.key}"
+            return Given("undetermined", None, whole.word, frozenset({text}))
+        if key not in self._defaults:
+            return Given("undetermined", needs=frozenset({key}))
+        default = self._defaults[key]
+        if not isinstance(default, str) or "${" not in default:
+            return Given("default", default)
+        return self._interpolated(key, default, depth)
+
+    def _interpolated(self, key: str, default: str, depth: int) -> Given:
+        found = INTERPOLATION.fullmatch(default)
+        if found is None:
+            return Given("undetermined", needs=frozenset({default}))
+        other = found["key"]
+        if other.startswith("."):
+            levels = len(other) - len(other.lstrip("."))
+            other = ".".join([*key.split(".")[:-levels], other.lstrip(".")])
+        if other in self._defaults or other in self._given:
+            return self.value(other, depth + 1)
+        if found["other"] is not None:
+            return Given("default", literal(found["other"]))
+        return Given("undetermined", needs=frozenset({default}))

@@ -1,0 +1,85 @@
+"""A launch script's file: whether it is one, and which of its lines bash loses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pytest_gkd.job.findings import CheckError, Finding
+
+CAUSE = "config.missing-value"
+MOST_BYTES = 1 << 20
+SHELLS = re.compile(rb"#!.*\b(?:bash|sh|dash|ksh|zsh)\b")
+# So many are told; the others have the same reason.
+MOST_LOST = 5
+
+
+def text_of(path: Path) -> str:
+    """The script. Raises CheckError where it is none that bash would read."""
+    try:
+        if path.is_dir():
+            raise CheckError(f"{path} is a directory; give the launch script in it")
+        if not path.is_file():
+            what = "no regular file" if path.exists() else "not there"
+            raise CheckError(f"{path} is {what}; give the path of a launch script")
+        if path.stat().st_size > MOST_BYTES:
+            size = path.stat().st_size / 1e6
+            raise CheckError(f"{path} has {size:.0f} MB: that is no launch script")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise CheckError(f"{path} cannot be read: {error.strerror}") from error
+    if b"\0" in raw:
+        raise CheckError(f"{path} is binary (it has NUL bytes), no launch script")
+    first = raw.partition(b"\n")[0]
+    if first.startswith(b"#!") and not SHELLS.match(first):
+        said = first.decode("utf-8", "replace").strip()
+        raise CheckError(f"{path} is no bash script; its first line is {said}")
+    return raw.decode("utf-8", "replace")
+
+
+def losses(
+    path: Path, text: str, lost: Iterable[tuple[str, int, str]]
+) -> Iterator[Finding]:
+    """Words that bash never gives to the command that they are meant for.
+
+    ``lost`` are the lines that look like options and that bash takes for commands.
+    """
+    if "\r\n" in text:
+        yield _finding(
+            str(path),
+            text[: text.index("\r\n")].count("\n") + 1,
+            "lines end as on Windows (CR LF): bash takes the CR for a part of the last "
+            "word, and a backslash before it joins no lines; convert the file with "
+            "dos2unix or sed -i 's/\\r$//'",
+        )
+    lines = text.replace("\r\n", "\n").split("\n")
+    told: set[tuple[str, int]] = set()
+    for file, line, option in lost:
+        if (file, line) in told or len(told) >= MOST_LOST:
+            continue
+        told.add((file, line))
+        before = lines[line - 2] if file == str(path) and line > 1 else ""
+        yield _finding(
+            file,
+            line,
+            f"bash takes this line for a command of its own: {option[:60]} is not "
+            f"given to the command above it{_why(before)}",
+        )
+
+
+def _why(before: str) -> str:
+    """By the line before: what ended the command there."""
+    if re.search(r"\\[ \t]+$", before):
+        return ", which ends at the blank after the backslash in the line before"
+    if before.lstrip().startswith("#"):
+        return ", which ends at the comment in the line before"
+    if re.search(r"\s#[^\"']*$", before):
+        return ", which ends at the comment after the backslash in the line before"
+    if not before.strip():
+        return ", which ends at the empty line before"
+    return ": the line before has no backslash at its end"
+
+
+def _finding(file: str, line: int, message: str) -> Finding:
+    return Finding(CAUSE, "error", message, file, line, "")

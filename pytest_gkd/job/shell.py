@@ -1,0 +1,773 @@
+"""Reads a bash script: which commands it would start, and with which words.
+
+Nothing of it is executed. What only an execution could tell (the output of a program, a
+variable that the script expects from outside, a file's existence) is undetermined, and
+where a branch hangs on it, both ways are followed.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
+
+from pytest_gkd.job.shell_values import (
+    EMPTY,
+    Command,
+    Condition,
+    Text,
+    Word,
+    World,
+    merged,
+    unknown,
+)
+from pytest_gkd.job.shell_words import NAME, Words, calculated, matches
+
+BASH = Language(tree_sitter_bash.language())
+# More branches that hang on the unknown than these are not followed.
+MOST_WORLDS = 16
+MOST_ROUNDS = 256
+MOST_STEPS = 10_000
+MOST_BYTES = 1 << 20
+# Functions in functions, and files that source files.
+DEEPEST = 16
+SETS = re.compile(r"\$\{(\w+):?=")
+NAMED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL | re.ASCII)
+ASSIGNS = re.compile(r"(?:[-+*/%]|\*\*)?=")
+# declare's flags that change what an assignment means: -i, -l, -n, -u.
+CHANGING = re.compile(r"[-+][a-zA-Z]*[ilnu][a-zA-Z]*")
+# An option, or a key of Hydra's: bash takes a line that begins so for a command's name.
+OPTION = re.compile(
+    r"--?[A-Za-z][\w-]*(?:=.*)?|\+{0,2}[A-Za-z_]\w*(?:\.\w+)+=.*", re.DOTALL
+)
+SILENT = {
+    *(
+        "shopt",
+        "trap",
+        "wait",
+        "sleep",
+        "ulimit",
+        "umask",
+        ":",
+        "true",
+        "false",
+        "test",
+    ),
+    *("echo", "mkdir", "ls", "date", "type", "hash", "kill", "pkill", "[", "popd"),
+}
+PREFIXES = {"time", "command", "builtin", "exec"}
+# In a loop's condition: read NAME, NAME++, NAME = 1.
+CHANGED = re.compile(
+    r"\bread\s+(?:-\w+\s+)*(\w+)|(\w+)\s*(?:\+\+|--|[-+*/%]?=(?!=))|(?:\+\+|--)(\w+)"
+)
+CLAUSES = ("elif_clause", "else_clause")
+TESTS = ("test_command", "compound_statement")
+RUNS = ("command", "pipeline", "list")
+
+
+@dataclass
+class Script:
+    """What was read: a world for each way that the script may go, and remarks.
+
+    A remark is a file, a line, and what could not be followed there. ``is_whole`` is
+    False where the script was not followed to its end. ``lost`` are lines that bash
+    takes for commands of their own though they look like options.
+    """
+
+    worlds: list[World]
+    remarks: list[tuple[str, int, str]] = field(default_factory=list)
+    lost: list[tuple[str, int, str]] = field(default_factory=list)
+    is_whole: bool = True
+
+
+def read(path: Path, given: Mapping[str, str], arguments: Iterable[str] = ()) -> Script:
+    """Read the script at ``path``.
+
+    ``given`` are variables that it finds set, ``arguments`` its own ("$@"). Raises
+    OSError where it cannot be read, RecursionError where it is nested too deep.
+    """
+    reader = _Reader(path)
+    words = tuple(Word(Text(a), "the command line", 0, a) for a in arguments)
+    first = World(
+        variables={n: (Word(Text(v), "--set", 0, v),) for n, v in given.items()},
+        arguments=words,
+        exported=frozenset(given),
+    )
+    worlds = reader.source(path.read_bytes(), str(path), [first])
+    return Script(worlds, reader.remarks, reader.lost, reader.is_whole)
+
+
+class _Reader(Words):
+    """Follows a script statement by statement, in all worlds at once."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), str(Path.cwd()))
+        self.remarks: list[tuple[str, int, str]] = []
+        self.lost: list[tuple[str, int, str]] = []
+        self.is_whole = True
+        self._depth = 0
+
+    def source(self, text: bytes, file: str, worlds: list[World]) -> list[World]:
+        """Follow a file, in all worlds."""
+        outer = self._source, self._file
+        self._source, self._file = text.replace(b"\r\n", b"\n"), file
+        self._depth += 1
+        try:
+            root = Parser(BASH).parse(self._source).root_node
+            if root.has_error:
+                self._note_errors(root)
+            return self._body(root, worlds)
+        finally:
+            self._depth -= 1
+            self._source, self._file = outer
+
+    def _note_errors(self, node: Node) -> None:
+        for child in node.children:
+            if child.type == "ERROR" or child.is_missing:
+                self._remark(child, "this is no bash that could be read")
+            elif child.has_error:
+                self._note_errors(child)
+
+    def _remark(self, node: Node, text: str) -> None:
+        remark = (self._file, node.start_point.row + 1, text)
+        if remark not in self.remarks[-50:]:
+            self.remarks.append(remark)
+
+    def _give_up(self, node: Node, text: str) -> None:
+        self.is_whole = False
+        self._remark(node, text)
+
+    # -- statements ------------------------------------------------------------------
+
+    def _body(self, node: Node, worlds: list[World]) -> list[World]:
+        """All statements of a block, one after the other."""
+        for child in node.named_children:
+            after = child.next_sibling
+            if after is not None and after.type == "&":  # in a subshell of its own
+                worlds = [
+                    inside.back_in(world)
+                    for world in worlds
+                    for inside in self._statement(child, [world])
+                ]
+            else:
+                worlds = self._statement(child, worlds)
+        return worlds
+
+    def _statement(self, node: Node, worlds: list[World]) -> list[World]:
+        going = [world for world in worlds if not world.jump]
+        follow = getattr(self, f"_do_{node.type}", None)
+        if follow is None or not going:
+            return worlds
+        self._steps += len(going)
+        if self._steps > MOST_STEPS:
+            self._give_up(node, "the script does more than is followed; no further")
+            return worlds
+        found = merged(new for world in going for new in follow(node, world))
+        if len(found) > MOST_WORLDS:
+            self._give_up(node, "more ways lead here than are followed")
+            found = found[:MOST_WORLDS]
+        rest = merged(world for world in worlds if world.jump)
+        return [*found, *rest[:MOST_WORLDS]]
+
+    def _do_variable_assignment(self, node: Node, world: World) -> list[World]:
+        return [self._assign(node, self._assigned(node, world))]
+
+    def _do_variable_assignments(self, node: Node, world: World) -> list[World]:
+        for child in node.named_children:
+            world = self._assign(child, self._assigned(child, world))
+        return [world]
+
+    def _assign(self, node: Node, world: World, *, export: bool = False) -> World:
+        target = node.child_by_field_name("name")
+        value = node.child_by_field_name("value")
+        assert target is not None
+        name = self._raw(target)
+        old = world.variables.get(name, ())
+        adds = any(child.type == "+=" for child in node.children)
+        if target.type == "subscript":  # one element: which one is seldom certain
+            name = name.partition("[")[0]
+            return world.with_variable(name, (self._unknown(node, name),), array=True)
+        if value is not None and value.type == "array":
+            keyed = any(self._raw(c).startswith("[") for c in value.named_children)
+            words = [self._unknown(value, name)] if keyed else []
+            words = words or self._arguments(value.named_children, world)
+            words = [*old, *words] if adds else words
+            world = world.with_variable(name, tuple(words), array=True)
+        else:
+            text = EMPTY if value is None else self._text(value, world)
+            if adds:
+                text = self._variable(name, world) + text
+            word = self._word(text, node if value is None else value)
+            is_array = name in world.arrays  # its first element, then
+            rest = old[1:] if is_array else ()
+            world = world.with_variable(name, (word, *rest), array=is_array)
+        return self._exported(world, [name]) if export else world
+
+    @staticmethod
+    def _exported(world: World, names: Iterable[str]) -> World:
+        return replace(world, exported=world.exported | set(names))
+
+    def _do_declaration_command(self, node: Node, world: World) -> list[World]:
+        keyword = node.children[0].type
+        parts = [c for c in node.named_children if c.type != "comment"]
+        flags = [self._raw(c) for c in parts if self._raw(c).startswith(("-", "+"))]
+        exports = keyword == "export" or any("x" in flag for flag in flags)
+        is_local = keyword == "local" or (keyword != "export" and self._depth > 1)
+        is_local = is_local and "-g" not in flags and keyword != "readonly"
+        changes = any(CHANGING.fullmatch(flag) for flag in flags)
+        for child in parts:
+            target = child.child_by_field_name("name")
+            name = self._raw(child if target is None else target)
+            found = NAMED.match(self._raw(child).strip("\"'"))
+            name = found[1] if found else name
+            if not NAME.fullmatch(name):
+                if not self._raw(child).startswith(("-", "+")):
+                    self._give_up(node, "which variable is declared is not certain")
+                continue
+            if is_local:
+                world = replace(world, local=world.local | {name})
+            if child.type == "variable_assignment":
+                world = self._assign(child, world, export=exports)
+            elif found is not None:
+                text = self._text(child, world)
+                needs = text.needs
+                text = Text(text.shape.partition("=")[2], needs)
+                world = world.with_variable(
+                    name, (self._word(text, child),), array=False
+                )
+            if is_local and child.type == "variable_name":
+                world = world.without_variables([name])
+            if changes:
+                world = world.with_variable(
+                    name, (self._unknown(child, name),), array=name in world.arrays
+                )
+            if exports:
+                world = self._exported(world, [name])
+        return [world]
+
+    def _do_unset_command(self, node: Node, world: World) -> list[World]:
+        raw = [self._raw(child).strip("\"'") for child in node.named_children]
+        for name in (text.partition("[")[0] for text in raw if "[" in text):
+            word = self._unknown(node, name)
+            world = world.with_variable(name, (word,), array=True)
+        return [world.without_variables(n for n in raw if NAME.fullmatch(n))]
+
+    def _do_program(self, node: Node, world: World) -> list[World]:
+        return self._body(node, [world])
+
+    _do_do_group = _do_else_clause = _do_negated_command = _do_program
+
+    def _do_compound_statement(self, node: Node, world: World) -> list[World]:
+        if node.children[0].type != "((":
+            return self._body(node, [world])
+        for child in node.named_children:
+            world = self._set_number(child, world)
+        return [world]
+
+    def _do_ERROR(self, node: Node, world: World) -> list[World]:  # noqa: N802
+        self._give_up(node, "what stands here is not followed")
+        return [world]
+
+    def _do_subshell(self, node: Node, world: World) -> list[World]:
+        return [inside.back_in(world) for inside in self._body(node, [world])]
+
+    def _do_pipeline(self, node: Node, world: World) -> list[World]:
+        worlds = [world]
+        for child in node.named_children:
+            worlds = [
+                inside.back_in(each)
+                for each in worlds
+                for inside in self._statement(child, [each])
+            ]
+        return worlds
+
+    def _do_function_definition(self, node: Node, world: World) -> list[World]:
+        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+        if name is None or body is None:
+            return [world]
+        function = {self._raw(name): (body, self._source, self._file)}
+        return [replace(world, functions={**world.functions, **function})]
+
+    def _do_list(self, node: Node, world: World) -> list[World]:
+        if len(node.children) != 3:
+            return [world]
+        left, sign, right = node.children[0], node.children[1].type, node.children[2]
+        found = []
+        for holds, each in self._decide(left, world):
+            if holds == (sign == "&&"):
+                found += self._statement(right, [each])
+            else:
+                found.append(each)
+        return found
+
+    def _do_if_statement(self, node: Node, world: World) -> list[World]:
+        clauses = [node, *(c for c in node.children if c.type in CLAUSES)]
+        return self._clauses(clauses, world)
+
+    def _clauses(self, clauses: list[Node], world: World) -> list[World]:
+        """The first of the if, elif and else clauses whose condition holds."""
+        if not clauses:
+            return [world]
+        parts = [c for c in clauses[0].named_children if c.type not in CLAUSES]
+        then = next((c for c in clauses[0].children if c.type == "then"), None)
+        ways = [(True, world)]
+        for part in parts:
+            if then is not None and part.start_byte < then.start_byte:
+                ways = [way for _, each in ways for way in self._decide(part, each)]
+        found = []
+        for holds, each in ways:
+            if not holds:
+                found += self._clauses(clauses[1:], each)
+                continue
+            worlds = [each]
+            for part in parts:
+                if then is None or part.start_byte >= then.end_byte:
+                    worlds = self._statement(part, worlds)
+            found += worlds
+        return found
+
+    def _do_case_statement(self, node: Node, world: World) -> list[World]:
+        value = node.child_by_field_name("value")
+        items = [c for c in node.named_children if c.type == "case_item"]
+        assert value is not None
+        subject = self._text(value, world)
+        ends = {c.type for item in items for c in item.children}
+        if ends & {";&", ";;&"}:
+            self._give_up(node, "a case that falls through is not followed")
+        found = []
+        for item in items:
+            patterns = item.children_by_field_name("value")
+            ids = {pattern.id for pattern in patterns}
+            body = [c for c in item.named_children if c.id not in ids]
+            holds = matches(
+                subject,
+                [(self._text(p, world), p.type, self._raw(p)) for p in patterns],
+            )
+            taken = [world]
+            if holds is None:
+                said = f"{self._raw(value)} is {' or '.join(map(self._raw, patterns))}"
+                needs = subject.needs or frozenset({said})
+                taken = [self._supposed(item, world, said, needs, holds=True)]
+                world = self._supposed(item, world, said, needs, holds=False)
+            if holds is not False:
+                for statement in body:
+                    taken = self._statement(statement, taken)
+                found += taken
+            if holds:
+                return found
+        return [*found, world]
+
+    # -- loops -----------------------------------------------------------------------
+
+    def _do_for_statement(self, node: Node, world: World) -> list[World]:
+        name = node.child_by_field_name("variable")
+        body = node.child_by_field_name("body")
+        if name is None or body is None:
+            return [world]
+        values = node.children_by_field_name("value")
+        if node.children[0].type == "select":
+            return self._once(body, world, self._raw(name))
+        words = self._arguments(values, world) if values else list(world.arguments)
+        if any(not w.text.shape.strip("\ue000") and w.text.needs for w in words):
+            # How many words it will be is not certain.
+            return self._once(body, world, self._raw(name))
+        worlds, found = [world], []
+        for word in words[:MOST_ROUNDS]:
+            variable = self._raw(name)
+            worlds = [w.with_variable(variable, (word,), array=False) for w in worlds]
+            worlds, ended = self._round(body, worlds)
+            found += ended
+        if len(words) > MOST_ROUNDS:
+            self._give_up(node, f"only {MOST_ROUNDS} rounds of the loop are followed")
+        return [*found, *worlds]
+
+    def _round(
+        self, body: Node, worlds: list[World]
+    ) -> tuple[list[World], list[World]]:
+        """One round of a loop: the worlds that go on, and those that leave it."""
+        going, left = [], []
+        for world in self._statement(body, worlds):
+            if world.jump in ("", "continue"):
+                going.append(replace(world, jump=""))
+            else:
+                jump = "" if world.jump == "break" else world.jump
+                left.append(replace(world, jump=jump))
+        return merged(going), left
+
+    def _rounds(
+        self,
+        node: Node,
+        world: World,
+        goes: Callable[[World], bool | None],
+        then: Callable[[World], World] = lambda world: world,
+    ) -> list[World]:
+        """A loop that goes on while ``goes``, None for nobody knows."""
+        body = node.child_by_field_name("body")
+        if body is None:
+            return [world]
+        worlds, found = [world], []
+        for _ in range(MOST_ROUNDS):
+            going = []
+            for each in worlds:
+                holds = goes(each)
+                if holds is None:
+                    found += self._once(body, each)
+                elif holds:
+                    going.append(each)
+                else:
+                    found.append(each)
+            if not going:
+                return found
+            worlds, left = self._round(body, going)
+            worlds = [then(each) for each in worlds]
+            found += left
+            if all(any(each.holds_as(old) for old in going) for each in worlds):
+                # Every further round is the same, as of one that waits for a server.
+                return found or worlds
+        self._give_up(node, f"only {MOST_ROUNDS} rounds of the loop are followed")
+        return [*found, *worlds]
+
+    def _do_c_style_for_statement(self, node: Node, world: World) -> list[World]:
+        first, condition, update = (
+            node.child_by_field_name(name)
+            for name in ("initializer", "condition", "update")
+        )
+        world = world if first is None else self._set_number(first, world)
+        if condition is None or update is None:
+            self._give_up(node, "a loop without a condition is not followed")
+            return [world]
+
+        def goes(each: World) -> bool | None:
+            number = self._number(condition, each)
+            return None if number is None else number != 0
+
+        def then(each: World) -> World:
+            return self._set_number(update, each)
+
+        return self._rounds(node, world, goes, then)
+
+    def _do_while_statement(self, node: Node, world: World) -> list[World]:
+        """While or until."""
+        parts = [c for c in node.children_by_field_name("condition") if c.is_named]
+        stops = node.children[0].type == "until"
+        changed = CHANGED.findall(" ".join(map(self._raw, parts)))
+        names = [name for pair in changed for name in pair if NAME.fullmatch(name)]
+        if names:  # the condition itself sets what it asks for
+            body = node.child_by_field_name("body") or node
+            for name in names:
+                word = self._unknown(node, name)
+                world = world.with_variable(name, (word,), array=False)
+            return self._once(body, world, *names)
+
+        def goes(each: World) -> bool | None:
+            holds = self._condition(parts[-1], each)[0] if parts else None
+            return None if holds is None else holds != stops
+
+        return self._rounds(node, world, goes)
+
+    def _once(self, body: Node, world: World, *names: str) -> list[World]:
+        """A loop of unknown rounds: none, or some, whose variables are not certain."""
+        start = world
+        for name in names:
+            start = start.with_variable(name, (self._unknown(body, name),), array=False)
+        unsure = []
+        for each in self._statement(body, [start]):
+            if each.jump in ("break", "continue"):
+                each = replace(each, jump="")
+            changed = [
+                n for n, v in each.variables.items() if v != world.variables.get(n)
+            ]
+            for name in changed:
+                word = self._unknown(body, name)
+                each = each.with_variable(name, (word,), array=name in each.arrays)
+            unsure.append(each)
+        return [world, *unsure]
+
+    # -- numbers ---------------------------------------------------------------------
+
+    def _set_number(self, node: Node, world: World) -> World:
+        """What an arithmetic expression does to a variable: ``i++``, ``n += 2``."""
+        if node.type == "variable_assignment":
+            return self._assign(node, world)
+        if len(node.children) < 2:
+            return world
+        signs = [self._raw(c) for c in node.children]
+        if len(signs) == 2 and set(signs) & {"++", "--"}:
+            name = signs[0] if signs[1] in ("++", "--") else signs[1]
+            old = self._named(name, world)
+            value = None if old is None else old + (1 if "++" in signs else -1)
+        elif len(signs) == 3 and ASSIGNS.fullmatch(signs[1]):
+            name = signs[0]
+            value = self._number(node.children[2], world)
+            if signs[1] != "=" and value is not None:
+                old = self._named(name, world)
+                value = None if old is None else calculated(signs[1][:-1], old, value)
+        else:
+            return self._assigned(node, world)
+        text = unknown(name) if value is None else Text(str(value))
+        return world.with_variable(name, (self._word(text, node),), array=False)
+
+    def _assigned(self, node: Node, world: World) -> World:
+        """After the assignments inside words: ``${name:=default}``, ``$((n++))``."""
+        for child in node.named_children:
+            if child.type in ("command_substitution", "subshell"):
+                continue
+            if child.type == "expansion" and (found := SETS.match(self._raw(child))):
+                word = self._word(self._text(child, world), child)
+                world = world.with_variable(found[1], (word,), array=False)
+            signs = [self._raw(c) for c in child.children]
+            if len(signs) in (2, 3) and child.type.endswith("_expression"):
+                changes = set(signs) & {"++", "--"} or ASSIGNS.fullmatch(signs[1])
+                for name in signs[::2] if changes and child.type != "test" else ():
+                    if NAME.fullmatch(name) and self._in_numbers(child):
+                        word = self._unknown(child, name)
+                        world = world.with_variable(name, (word,), array=False)
+            world = self._assigned(child, world)
+        return world
+
+    @staticmethod
+    def _in_numbers(node: Node) -> bool:
+        above: Node | None = node
+        while above is not None and above.type != "arithmetic_expansion":
+            above = above.parent
+        return above is not None
+
+    # -- commands --------------------------------------------------------------------
+
+    def _do_redirected_statement(self, node: Node, world: World) -> list[World]:
+        body = node.child_by_field_name("body")
+        redirects = node.children_by_field_name("redirect")
+        documents = [r for r in redirects if r.type == "heredoc_redirect"]
+        targets = [
+            r.child_by_field_name("destination")
+            for r in redirects
+            if r.type == "file_redirect" and r.children[0].type in (">", ">|")
+        ]
+        worlds = [world] if body is None else self._statement(body, [world])
+        is_cat = body is not None and self._raw(body) == "cat"
+        if is_cat and documents and targets and targets[0] is not None:
+            text = self._document(documents[0], world)
+            name = self._text(targets[0], world).value
+            if name is not None:
+                worlds = [replace(w, files={**w.files, name: text}) for w in worlds]
+        # A command behind a here-document stands inside its node.
+        for command in (c for d in documents for c in d.named_children):
+            if command.type in RUNS:
+                worlds = self._statement(command, worlds)
+        return worlds
+
+    def _do_command(self, node: Node, world: World) -> list[World]:
+        world = self._assigned(node, world)
+        before, parts = world, []
+        for child in node.children:
+            if child.type == "variable_assignment":
+                before = self._assign(child, before, export=True)
+            elif child.type == "command_name":
+                parts += child.children
+                if OPTION.fullmatch(self._raw(child)):
+                    line = child.start_point.row + 1
+                    self.lost.append((self._file, line, self._raw(child)[:80]))
+            else:
+                parts.append(child)
+        words = self._arguments(parts, world)
+        if not words:
+            return [before]
+        ends = words[0].text.value == "exec" and len(words) > 1
+        while len(words) > 1 and words[0].text.value in PREFIXES:
+            words = words[1:]
+        name = words[0].text.value or ""
+        if name in BUILTINS:
+            return BUILTINS[name](self, node, world, words[1:])
+        if name in world.functions:
+            called = self._call(name, before, tuple(words[1:]))
+            return (
+                called
+                if before is world
+                else [w.keeping(world, before) for w in called]
+            )
+        if name in SILENT:
+            if name == "popd":
+                world = replace(world, directory=unknown("the directory"))
+            return [world]
+        exports = tuple(
+            (variable, before.variables[variable][0])
+            for variable in sorted(before.exported)
+            if before.variables.get(variable)
+        )
+        line = node.start_point.row + 1
+        world = world.with_command(Command(tuple(words), exports, self._file, line))
+        return [replace(world, jump="exit") if ends else world]
+
+    def _call(self, name: str, world: World, words: tuple[Word, ...]) -> list[World]:
+        body, source, file = world.functions[name]
+        if self._depth >= DEEPEST:
+            self._give_up(body, f"{name} calls itself more often than is followed")
+            return [world]
+        outer = self._source, self._file
+        self._source, self._file = source, file
+        self._depth += 1
+        start = replace(world, arguments=words, local=frozenset())
+        try:
+            inside = self._statement(body, [start])
+        finally:
+            self._depth -= 1
+            self._source, self._file = outer
+        return [each.back_from(world) for each in inside]
+
+    def _exit(self, node: Node, world: World, words: list[Word]) -> list[World]:
+        return [replace(world, jump="exit")]
+
+    def _jump(self, node: Node, world: World, words: list[Word]) -> list[World]:
+        name = next(n for n in ("return", "break", "continue") if n in self._raw(node))
+        if words and words[0].text.value != "1" and name != "return":
+            self._give_up(node, f"{name} over several loops is not followed")
+        return [replace(world, jump=name)]
+
+    def _shift(self, node: Node, world: World, words: list[Word]) -> list[World]:
+        number = words[0].text.value if words else "1"
+        if number is None or not re.fullmatch("[0-9]{1,4}", number):
+            self._give_up(node, "how far the arguments are shifted is not certain")
+            return [world]
+        if int(number) > len(world.arguments):  # bash refuses, and shifts nothing
+            return [world]
+        return [replace(world, arguments=world.arguments[int(number) :])]
+
+    def _set(self, node: Node, world: World, words: list[Word]) -> list[World]:
+        values = [word.text.value for word in words]
+        if "--" in values:
+            rest = words[values.index("--") + 1 :]
+        elif words and (values[0] or "")[:1] not in ("-", "+"):
+            rest = words
+        else:
+            return [world]
+        return [replace(world, arguments=tuple(rest))]
+
+    def _cd(self, node: Node, world: World, words: list[Word]) -> list[World]:
+        places = [w.text for w in words if w.text.shape not in ("--", "-P", "-L")]
+        if not places:
+            place = self._variable("HOME", world)
+        elif places[0].needs or places[0].shape[:1] in ("-", "+"):
+            place = unknown(self._raw(node))
+        else:
+            place = self._absolute(world, places[0].shape)
+        return [replace(world, directory=place)]
+
+    def _eval(self, node: Node, world: World, words: list[Word]) -> list[World]:
+        self._remark(node, "eval is not followed; what it sets or starts is not known")
+        return [world]
+
+    def _let(self, node: Node, world: World, words: list[Word]) -> list[World]:
+        for word in words:
+            found = re.match(r"(?:\+\+|--)?([A-Za-z_]\w*)", word.text.shape, re.ASCII)
+            if found:
+                text = self._unknown(node, found[1])
+                world = world.with_variable(found[1], (text,), array=False)
+        return [world]
+
+    def _printf(self, node: Node, world: World, words: list[Word]) -> list[World]:
+        if words and words[0].text.value == "-v":
+            return self._fills(node, world, words[1:2])
+        return [world]
+
+    def _fills(self, node: Node, world: World, words: list[Word]) -> list[World]:
+        """``read``, ``mapfile`` and their like: what they put into variables."""
+        for word in words:
+            name = word.text.value or ""
+            if NAME.fullmatch(name):
+                text = self._unknown(node, name)
+                world = world.with_variable(name, (text,), array=name in world.arrays)
+        return [world]
+
+    def _sourced(self, node: Node, world: World, words: list[Word]) -> list[World]:
+        name = words[0].text.value if words else None
+        if name is None:
+            self._remark(node, "which file is sourced here is not certain")
+            return [world]
+        text, path = self._found(name, world)
+        if text is None or self._depth >= DEEPEST:
+            self._remark(
+                node, f"{name} is sourced and not read; what it sets is unknown"
+            )
+            return [world]
+        inner = replace(world, arguments=tuple(words[1:]) or world.arguments)
+        inside = self.source(text, path, [inner])
+        return [
+            replace(
+                each,
+                arguments=world.arguments,
+                jump="" if each.jump == "return" else each.jump,
+            )
+            for each in inside
+        ]
+
+    def _found(self, name: str, world: World) -> tuple[bytes | None, str]:
+        """A sourced file's text: from where the script is, or beside this file."""
+        places = [
+            self._absolute(world, name),
+            Text(str(Path(self._file).parent / name)),
+        ]
+        for place in places:
+            path = Path(place.shape)
+            try:
+                here = path.stat()
+                if stat.S_ISREG(here.st_mode) and here.st_size < MOST_BYTES:
+                    return path.read_bytes(), str(path)
+            except (OSError, ValueError):
+                continue
+        return None, ""
+
+    # -- branches --------------------------------------------------------------------
+
+    def _decide(self, node: Node, world: World) -> list[tuple[bool, World]]:
+        """The worlds that a condition leads to: one where it is certain, else two."""
+        holds, needs = self._condition(node, world)
+        worlds = [world]
+        if node.type not in TESTS:
+            worlds = self._statement(node, worlds)
+        elif node.children[0].type == "((":
+            worlds = self._do_compound_statement(node, world)
+        found: list[tuple[bool, World]] = []
+        for each in worlds:
+            if holds is not None or each.jump:
+                found.append((bool(holds), each))
+                continue
+            said = self._raw(node)
+            found += [
+                (way, self._supposed(node, each, said, needs, holds=way))
+                for way in (True, False)
+            ]
+        return found
+
+    def _supposed(
+        self, node: Node, world: World, said: str, needs: frozenset[str], *, holds: bool
+    ) -> World:
+        line = node.start_point.row + 1
+        condition = Condition(said[:200], self._file, line, holds, needs)
+        return replace(world, conditions=(*world.conditions, condition))
+
+
+Builtin = Callable[[_Reader, Node, World, list[Word]], list[World]]
+BUILTINS: dict[str, Builtin] = {
+    "exit": _Reader._exit,
+    "return": _Reader._jump,
+    "break": _Reader._jump,
+    "continue": _Reader._jump,
+    "shift": _Reader._shift,
+    "set": _Reader._set,
+    "cd": _Reader._cd,
+    "pushd": _Reader._cd,
+    "eval": _Reader._eval,
+    "let": _Reader._let,
+    "printf": _Reader._printf,
+    "read": _Reader._fills,
+    "mapfile": _Reader._fills,
+    "readarray": _Reader._fills,
+    "getopts": _Reader._fills,
+    "source": _Reader._sourced,
+    ".": _Reader._sourced,
+}

@@ -1,0 +1,212 @@
+"""What a shell script's words and variables are, as far as that is certain."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+# Stands in a text for a part that is not certain; a private-use character.
+HOLE = "\ue000"
+# Longer ones nobody wrote; a script that doubles a variable in a loop ends here.
+LONGEST = 1 << 16
+MOST_WORDS = 20_000
+NOBODY: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Text:
+    """A string, in whose ``shape`` a ``HOLE`` stands for each part that is not certain.
+
+    ``needs`` are then the variables, or the commands, that would tell.
+    """
+
+    shape: str
+    needs: frozenset[str] = NOBODY
+
+    @property
+    def value(self) -> str | None:
+        """The string, None where it is not certain."""
+        return None if self.needs else self.shape
+
+    def __add__(self, other: Text) -> Text:
+        if len(self.shape) + len(other.shape) > LONGEST:
+            return unknown("a text of more than 64 KiB")
+        return Text(self.shape + other.shape, self.needs | other.needs)
+
+
+EMPTY = Text("")
+
+
+def unknown(*needs: str) -> Text:
+    """A text of which nothing is certain; what would tell, at least one."""
+    return Text(HOLE, frozenset(needs))
+
+
+def concatenated(parts: Iterable[Text]) -> Text:
+    """All of them in one."""
+    whole = EMPTY
+    for part in parts:
+        whole += part
+    return whole
+
+
+class Word(NamedTuple):
+    """A word as a command gets it, and where it is written: file, line, expression."""
+
+    text: Text
+    file: str
+    line: int
+    source: str
+
+
+class Condition(NamedTuple):
+    """A branch that was taken, or not, without knowing whether bash would."""
+
+    text: str
+    file: str
+    line: int
+    holds: bool
+    needs: frozenset[str]
+
+    def __str__(self) -> str:
+        return f"{'if' if self.holds else 'unless'} {self.text} (line {self.line})"
+
+
+class Command(NamedTuple):
+    """A command that bash would start, and the variables that it gets."""
+
+    words: tuple[Word, ...]
+    exports: tuple[tuple[str, Word], ...]
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class World:
+    """The state of a script on one way through its branches.
+
+    ``jump`` is break, continue or return while that is on its way, exit at the end.
+    ``trace`` stands for the words of all ``commands``, to compare worlds by;
+    ``functions`` are a body, its text and file by name.
+    """
+
+    variables: dict[str, tuple[Word, ...]] = field(default_factory=dict)
+    arrays: frozenset[str] = NOBODY
+    exported: frozenset[str] = NOBODY
+    unset: frozenset[str] = NOBODY
+    local: frozenset[str] = NOBODY
+    functions: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, Text] = field(default_factory=dict)
+    commands: tuple[Command, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    arguments: tuple[Word, ...] = ()
+    directory: Text = EMPTY
+    jump: str = ""
+    trace: int = 0
+
+    def with_variable(
+        self, name: str, words: tuple[Word, ...], *, array: bool
+    ) -> World:
+        """The same, but for one variable."""
+        if len(words) > MOST_WORDS:
+            last = words[-1]
+            text = unknown(f"an array of more than {MOST_WORDS} words")
+            words = (last._replace(text=text),)
+        arrays = self.arrays | {name} if array else self.arrays - {name}
+        return replace(
+            self,
+            variables={**self.variables, name: words},
+            arrays=arrays,
+            unset=self.unset - {name},
+        )
+
+    def without_variables(self, names: Iterable[str]) -> World:
+        """The same, but for variables that are unset."""
+        gone = frozenset(names)
+        variables = {n: v for n, v in self.variables.items() if n not in gone}
+        return replace(
+            self,
+            variables=variables,
+            arrays=self.arrays - gone,
+            exported=self.exported - gone,
+            unset=self.unset | gone,
+        )
+
+    def with_command(self, command: Command) -> World:
+        """The same, after one more command."""
+        words = tuple(word.text for word in command.words)
+        trace = hash((self.trace, words))
+        return replace(self, commands=(*self.commands, command), trace=trace)
+
+    def back_in(self, outer: World) -> World:
+        """The world after a subshell: its commands count, its variables are gone."""
+        return replace(
+            outer,
+            commands=self.commands,
+            conditions=self.conditions,
+            files=self.files,
+            trace=self.trace,
+        )
+
+    def back_from(self, outer: World) -> World:
+        """The world after a function: its arguments and locals are gone."""
+        jump = "" if self.jump == "return" else self.jump
+        world = replace(self, arguments=outer.arguments, local=outer.local, jump=jump)
+        for name in self.local:
+            if name in outer.variables:
+                is_array = name in outer.arrays
+                world = world.with_variable(name, outer.variables[name], array=is_array)
+            else:
+                world = world.without_variables([name])
+                world = replace(world, unset=outer.unset)
+        return world
+
+    def keeping(self, outer: World, inner: World) -> World:
+        """After a call with variables before it: they are as they were before."""
+        world = self
+        for name in inner.variables:
+            if inner.variables[name] is not outer.variables.get(name):
+                if name in outer.variables:
+                    old, is_array = outer.variables[name], name in outer.arrays
+                    world = world.with_variable(name, old, array=is_array)
+                else:
+                    world = world.without_variables([name])
+        return replace(world, unset=outer.unset, exported=outer.exported)
+
+    def is_like(self, other: World) -> bool:
+        """Whether the two differ only in the way that led here."""
+        return self.trace == other.trace and self.holds_as(other)
+
+    def holds_as(self, other: World) -> bool:
+        """Whether the two differ only in that, and in the commands that were begun."""
+        return (
+            self.jump == other.jump
+            and self.variables == other.variables
+            and self.arguments == other.arguments
+            and self.arrays == other.arrays
+            and self.exported == other.exported
+            and self.unset == other.unset
+            and self.local == other.local
+            and self.functions == other.functions
+            and self.directory == other.directory
+            and self.files == other.files
+        )
+
+
+def merged(worlds: Iterable[World]) -> list[World]:
+    """Those that differ; of several that do not, one with the conditions they share."""
+    found: list[World] = []
+    for world in worlds:
+        for number, other in enumerate(found):
+            if world.is_like(other):
+                pairs = zip(world.conditions, other.conditions, strict=False)
+                shared = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+                found[number] = replace(
+                    other, conditions=tuple(pair[0] for pair in shared)
+                )
+                break
+        else:
+            found.append(world)
+    return found

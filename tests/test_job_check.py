@@ -1,0 +1,510 @@
+"""``gkd check``: the values of a launch script of verl, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gkd.job import check
+from pytest_gkd.job.check import Checked
+from pytest_gkd.job.findings import CheckError, Finding
+
+SCRIPT = """\
+#!/usr/bin/env bash
+set -xeuo pipefail
+MODEL=${MODEL:-Qwen/Qwen3-8B}
+PROMPT=1024
+RESPONSE=2048
+files="['$HOME/a.parquet', '$HOME/b.parquet']"
+case "$MODEL" in
+  *8B) TP=2 ;;
+  *) TP=1 ;;
+esac
+DATA=(
+  data.train_files="$files"
+  data.max_prompt_length=${PROMPT}
+  data.max_response_length=${RESPONSE}
+)
+ARGS=(
+  actor_rollout_ref.model.path="$MODEL"
+  actor_rollout_ref.actor.optim.lr=1e-6
+  actor_rollout_ref.rollout.tensor_model_parallel_size=$TP
+  actor_rollout_ref.rollout.max_model_len=$((PROMPT + RESPONSE + 1))
+)
+ARGS+=(
+  distillation.enabled=True
+  distillation.n_gpus_per_node=4
+  distillation.nnodes=1
+  distillation.teacher_models.teacher_model.model_path=Qwen/Qwen3-32B
+)
+export NCCL_DEBUG=INFO
+LAUNCH=(python3)
+if [ "${USE_UV:-1}" != 0 ]; then LAUNCH=(uv run --frozen python3); fi
+"${LAUNCH[@]}" -m verl.trainer.main_ppo \\
+  "${DATA[@]}" \\
+  "${ARGS[@]}" \\
+  "$@"
+"""
+RELEASE = "0.9.1"
+
+
+def checked(path: Path, text: str, *overrides: str, **given: str) -> Checked:
+    path.write_bytes(text.encode())
+    return check.check(path, overrides, RELEASE, {"HOME": "/home/her", **given})
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "run.sh"
+
+
+def values(found: Checked) -> dict[str, Any]:
+    return {name: value.value for name, value in found.values.items()}
+
+
+def errors(found: Checked) -> list[Finding]:
+    return [finding for finding in found.findings if finding.level != "note"]
+
+
+def test_values_come_with_the_lines_they_stand_in(script: Path) -> None:
+    found = checked(script, SCRIPT)
+    assert not found.findings
+    assert found.lines == [31]
+    expected = {
+        "student": ("Qwen/Qwen3-8B", 17),
+        "teacher": ("Qwen/Qwen3-32B", 26),
+        "train_files": (["/home/her/a.parquet", "/home/her/b.parquet"], 12),
+        "max_prompt_length": (1024, 13),
+        "max_model_len": (3073, 20),
+        "learning_rate": (1e-6, 18),
+        "tensor_parallel_size": (2, 19),
+    }
+    told = {n: (v.value, v.line) for n, v in found.values.items() if n in expected}
+    assert told == expected
+    assert {found.values[name].source for name in expected} == {"user"}
+    value = found.values["max_model_len"]
+    assert value.expression.endswith("max_model_len=$((PROMPT + RESPONSE + 1))")
+
+
+def test_what_is_not_given_has_the_releases_default(script: Path) -> None:
+    found = checked(script, SCRIPT)
+    batch = found.values["train_batch_size"]
+    assert (batch.value, batch.source) == (1024, "default")
+    # Its default refers to another key: actor_rollout_ref.rollout.dtype and the like.
+    assert values(found)["use_dynamic_bsz"] is False
+
+
+def test_gpus_are_summed_by_role(script: Path) -> None:
+    """The pool of the teacher is beside that of trainer and rollout."""
+    told = values(checked(script, SCRIPT))
+    names = ("trainer_gpus", "rollout_gpus", "teacher_gpus", "total_gpus", "placement")
+    assert [told[name] for name in names] == [8, 8, 4, 12, "colocated"]
+
+
+def test_several_teachers_are_a_list(script: Path) -> None:
+    second = "+distillation.teacher_models.math.model_path=other"
+    teacher = checked(script, SCRIPT, second).values["teacher"]
+    assert (teacher.value, teacher.source) == (["Qwen/Qwen3-32B", "other"], "user")
+
+
+def test_the_scripts_own_arguments_win(script: Path) -> None:
+    found = checked(script, SCRIPT, "actor_rollout_ref.model.path=mine")
+    assert found.values["student"].value == "mine"
+    assert found.values["student"].file == "the command line"
+    (twice,) = errors(found)
+    assert "given twice: Qwen/Qwen3-8B in line 17, then mine" in twice.message
+
+
+def test_a_variable_that_is_set_counts(script: Path) -> None:
+    told = values(checked(script, SCRIPT, MODEL="q4B"))
+    assert (told["student"], told["tensor_parallel_size"]) == ("q4B", 1)
+
+
+def test_what_a_branch_decides_is_undetermined_with_both_ways(script: Path) -> None:
+    text = SCRIPT.replace(
+        "PROMPT=1024", 'if [ "$BIG" = 1 ]; then PROMPT=9; else PROMPT=8; fi'
+    )
+    value = checked(script, text).values["max_prompt_length"]
+    assert (value.value, value.source) == (None, "undetermined")
+    assert value.alternatives == [
+        '9 if [ "$BIG" = 1 ] (line 4)',
+        '8 unless [ "$BIG" = 1 ] (line 4)',
+        "give it with --set BIG=VALUE",
+    ]
+    assert values(checked(script, text, BIG="1"))["max_prompt_length"] == 9
+
+
+def test_a_value_from_outside_says_which_variable(script: Path) -> None:
+    text = SCRIPT.replace("${MODEL:-Qwen/Qwen3-8B}", "$STUDENT")
+    value = checked(script, text).values["student"]
+    assert value.source == "undetermined"
+    assert value.alternatives == ["give it with --set STUDENT=VALUE"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "level", "says"),
+    [
+        (
+            "data.max_promt_length=8",
+            "error",
+            "no key data.max_promt_length; did you mean 'data.max_prompt_length'",
+        ),
+        (
+            "+data.max_promt_length=8",
+            "warning",
+            "+ adds it, and nothing of verl's reads it. Did you mean "
+            "data.max_prompt_length?",
+        ),
+        (
+            "+actor_rollout_ref.ref.model.path=teacher",
+            "error",
+            "give it as distillation.teacher_models.teacher_model.model_path",
+        ),
+        (
+            "distillation.teacher_models.second.model_path=m",
+            "error",
+            "added with a +: +distillation.teacher_models.second.model_path=",
+        ),
+        (
+            "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
+            "error",
+            "it is one of model_engine=megatron, and this job's is another",
+        ),
+        (
+            "actor_rollout_ref.actor.model_engine=megatron",
+            "error",
+            "did you mean 'model_engine'?",
+        ),
+    ],
+)
+def test_a_key_that_the_release_does_not_have(
+    argument: str, level: str, says: str, script: Path
+) -> None:
+    text = SCRIPT.replace(
+        "  distillation.enabled=True", f"  {argument}\n  distillation.enabled=True"
+    )
+    (finding,) = errors(checked(script, text))
+    assert (finding.cause, finding.level, finding.line) == (
+        "config.unknown-option",
+        level,
+        23,
+    )
+    assert says in finding.message
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "+data.my_own_key=1",
+        "+actor_rollout_ref.actor.megatron.override_transformer_config.moe_x=1",
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.mm_processor_cache_gb=0",
+        "+distillation.teacher_models.second.model_path=m",
+        "hydra.run.dir=x",
+        "--config-name=ppo_megatron_trainer",
+        "model_engine=megatron",
+        "~data.prompt_key",
+        "actor@actor_rollout_ref.actor=mine actor_rollout_ref.actor.engine.tp=2",
+    ],
+)
+def test_a_key_that_may_be_read_is_no_fault(argument: str, script: Path) -> None:
+    assert not errors(checked(script, SCRIPT, *argument.split()))
+
+
+def test_the_engines_own_keys_count(script: Path) -> None:
+    key = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"
+    assert errors(checked(script, SCRIPT, key))
+    assert not errors(checked(script, SCRIPT, key, "model_engine=megatron"))
+    assert not errors(
+        checked(script, SCRIPT, key, "--config-name=ppo_megatron_trainer")
+    )
+
+
+def test_keys_of_an_engine_that_is_not_recorded_are_not_judged(script: Path) -> None:
+    found = checked(script, SCRIPT, "model_engine=mine", "actor_rollout_ref.x.y=1")
+    assert [(f.level, f.key) for f in found.findings] == [("note", "")]
+
+
+LOST = "python3 -m verl.trainer.main_ppo \\\n  data.a=1 \\\n"
+LAST = "  data.b=2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        (LOST.replace("1 \\", "1 \\ ") + LAST, 3, "at the blank after the backslash"),
+        (LOST + "  # a note\n" + LAST, 4, "at the comment in the line before"),
+        (LOST.replace("1 \\", "1") + LAST, 3, "has no backslash at its end"),
+        (LOST + "\n" + LAST, 4, "at the empty line before"),
+        (LOST.replace("1 \\", "1 \\ # x") + LAST, 3, "comment after the backslash"),
+        (LOST.replace("\n", "\r\n") + LAST, 1, "dos2unix"),
+    ],
+    ids=["blank", "comment", "no backslash", "empty", "after", "Windows"],
+)
+def test_what_bash_never_gives_to_the_command_is_named(
+    text: str, line: int, says: str, script: Path
+) -> None:
+    found = checked(script, text).findings
+    lost = [f for f in found if f.cause == "config.missing-value"]
+    assert [(f.line, says in f.message) for f in lost] == [(line, True)]
+
+
+def test_a_comment_in_an_array_and_a_text_in_a_document_lose_nothing(
+    script: Path,
+) -> None:
+    text = SCRIPT.replace("DATA=(", "DATA=( \\\n  # what it reads")
+    text += "cat <<EOF\nrun \\\n# a\n  data.x=1\nEOF\n"
+    assert not checked(script, text).findings
+
+
+@pytest.mark.parametrize(
+    ("lines", "arguments", "names"),
+    [
+        ("", '"data.train_batch_size=$X"', ["train_batch_size"]),
+        ("", '"data.train_batch_size"=$X', ["train_batch_size"]),
+        ('L=("data.train_batch_size=$X")', '"${L[@]}"', ["train_batch_size"]),
+        ('A="trainer.nnodes=2 data.train_batch_size=$X"', "$A", ["train_batch_size"]),
+        (
+            'if [ "$BIG" = 1 ]; then N=4; else N=1; fi',
+            "trainer.nnodes=$N",
+            ["nodes", "trainer_gpus", "rollout_gpus", "total_gpus"],
+        ),
+        (
+            "",
+            "actor_rollout_ref.rollout.nnodes=$G",
+            ["rollout_gpus", "total_gpus", "placement"],
+        ),
+        ("", "distillation.enabled=$D", ["teacher_gpus", "total_gpus"]),
+        (
+            'if [ "$X" ]; then f() { T=1; }; else f() { T=2; }; fi; f',
+            "trainer.nnodes=$T",
+            ["nodes"],
+        ),
+        ("", "~trainer.nnodes", ["nodes", "trainer_gpus"]),
+        ("", "'trainer={nnodes: 2}'", ["nodes", "trainer_gpus"]),
+        ("", "trainer.nnodes=True", ["trainer_gpus", "total_gpus"]),
+        ("", "trainer.nnodes='${oc.env:N}'", ["nodes"]),
+        ("", "--config-name=mine", ["max_prompt_length", "nodes"]),
+        ("", "--config-name=$C", ["nodes"]),
+        ("", "model_engine=$E", ["nodes"]),
+        ("while read -r N; do T=$N; done < f", "trainer.nnodes=$T", ["nodes"]),
+        ("T=1; for i in $LIST; do T=$i; done", "trainer.nnodes=$T", ["nodes"]),
+        ("T=1; let T=5", "trainer.nnodes=$T", ["nodes"]),
+        ("T=1; printf -v T 5", "trainer.nnodes=$T", ["nodes"]),
+        ("declare -i T=1+1", "trainer.nnodes=$T", ["nodes"]),
+        ("A=([2]=x [0]=1)", "trainer.nnodes=${A[0]}", ["nodes"]),
+        ("", "trainer.nnodes=${SHLVL:-8}", ["nodes"]),
+        ("A='1*'; [[ 1x == 1\"*\" ]] && T=1 || T=2", "trainer.nnodes=$T", ["nodes"]),
+        ("T=1; [ -n $NONE ] && T=2", "trainer.nnodes=$T", ["nodes"]),
+        ('P="it\'s"', 'data.prompt_key="${P//\\\'/q}"', ["prompt_column"]),
+        ("case a in a) T=1 ;& b) T=2 ;; esac", "trainer.nnodes=$T", ["nodes"]),
+        ("N=4; L=$((-1 + N))", "trainer.nnodes=$L", ["nodes", "total_gpus"]),
+        ('k=N; N=1; declare "$k=4"', "trainer.nnodes=$N", ["nodes"]),
+        ("N=1; while read N; do :; done < f", "trainer.nnodes=$N", ["nodes"]),
+        ("i=0; while ((i++<3)); do :; done", "trainer.nnodes=$i", ["nodes"]),
+        ("", 'data.train_files=${F:-"/my data/x"}', ["train_files"]),
+        ("A=(2 4)", 'trainer.nnodes="${A[@]}"', ["nodes"]),
+        ("", "trainer.nnodes={01..03}", ["nodes"]),
+        ("select N in 1 2; do break; done", "trainer.nnodes=$N", ["nodes"]),
+        (
+            "X=$(cat <<EOF | tr a b\nabc\nEOF\n)",
+            "data.prompt_key=$X",
+            ["prompt_column"],
+        ),
+        (
+            "T=${T:-$(((a + b) * 2))}",
+            "data.train_batch_size=$T",
+            ["train_batch_size"],
+        ),
+        ("x=$((1 + (T++)))", "trainer.nnodes=$T", ["nodes"]),
+    ],
+)
+def test_what_is_not_certain_is_never_told_as_certain(
+    lines: str, arguments: str, names: list[str], script: Path
+) -> None:
+    start = "python3 -m verl.trainer.main_ppo"
+    found = checked(script, f"{lines}\n{start} {arguments}\n")
+    sources = {name: found.values[name].source for name in names}
+    assert sources == dict.fromkeys(names, "undetermined")
+    assert all(found.values[name].alternatives for name in names)
+
+
+def test_an_argument_that_may_be_any_option_is_named(script: Path) -> None:
+    found = checked(
+        script, "python3 -m verl.trainer.main_ppo $EXTRA trainer.nnodes=2\n"
+    )
+    assert found.values["nodes"].value == 2
+    (note,) = found.findings
+    assert note.message == "what $EXTRA adds or changes is not known: EXTRA"
+
+
+def test_the_second_job_of_a_script_is_not_the_first(script: Path) -> None:
+    start = "python3 -m verl.trainer.main_ppo trainer.nnodes"
+    found = checked(script, f"{start}=2\n{start}=4\n")
+    assert values(found)["nodes"] == 2
+    assert [f.message for f in found.findings] == [
+        "another job is started in line 2; it is not checked"
+    ]
+
+
+def test_a_file_that_is_only_copied_is_no_job(script: Path) -> None:
+    text = f"cp verl/trainer/main_ppo.py /bak/\nE=; X=$($E && pwd)\n{SCRIPT}"
+    assert values(checked(script, text))["student"] == "Qwen/Qwen3-8B"
+
+
+def test_a_script_that_waits_for_a_server_starts_its_job(script: Path) -> None:
+    wait = "while true; do curl x && break; sleep 1; done\n"
+    found = checked(
+        script, wait + "python3 -m verl.trainer.main_ppo trainer.nnodes=2\n"
+    )
+    assert values(found)["nodes"] == 2
+
+
+def test_a_job_that_is_not_reached_says_where_reading_ended(script: Path) -> None:
+    with pytest.raises(CheckError, match="found were run; line 1: which file is"):
+        checked(script, 'source "$WHERE"\nrun\n')
+
+
+def test_whole_commands_lose_nothing(script: Path) -> None:
+    text = LOST + "  data.b=2\n# a note\npython3 -m other a \\\n  --b\n"
+    causes = {finding.cause for finding in checked(script, text).findings}
+    assert causes == {"config.unknown-option"}
+
+
+def bad_file(path: Path, kind: str) -> None:
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "binary":
+        path.write_bytes(b"\x7fELF\0\0")
+    elif kind == "python":
+        path.write_text("#!/usr/bin/env python3\nprint(1)\n")
+    elif kind == "large":
+        path.write_bytes(b"#\n" * (3 << 20))
+    elif kind == "other":
+        path.write_text("python train.py --a 1\n")
+    elif kind == "trl":
+        path.write_text("trl gkd --model_name_or_path m\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("missing", "is not there"),
+        ("directory", "is a directory"),
+        ("FIFO", "is no regular file"),
+        ("binary", "NUL bytes"),
+        ("python", "its first line is #!/usr/bin/env python3"),
+        ("large", "6 MB: that is no launch script"),
+        ("trl", "starts trl; only jobs of verl can be read yet"),
+        ("other", "no command was found that starts verl; found were python"),
+    ],
+)
+def test_what_is_no_job_is_refused_by_name(kind: str, says: str, script: Path) -> None:
+    bad_file(script, kind)
+    with pytest.raises(CheckError, match=str(script)) as caught:
+        check.check(script, release=RELEASE)
+    assert says in str(caught.value)
+
+
+def test_a_release_that_is_not_recorded_is_refused(script: Path) -> None:
+    script.write_text(SCRIPT)
+    with pytest.raises(CheckError, match=r"verl 0\.1 is not recorded; .* 0\.8\.0"):
+        check.check(script, release="0.1")
+
+
+def gkd(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest_gkd", "check", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_answers_in_text_and_in_json(script: Path) -> None:
+    script.write_text(SCRIPT)
+    done = gkd(str(script), "--framework=verl==0.9.0", "--set", "MODEL=m")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "verl 0.9.0 (--framework), started in line 31"
+    assert any(line.split() == ["student", "m", "line", "17"] for line in lines)
+    assert lines[-1] == "no error found"
+    done = gkd(str(script), "data.x=1", "--format=json")
+    assert done.returncode == 1
+    told = json.loads(done.stdout)
+    assert (told["schema"], told["framework"]) == (1, "verl")
+    assert told["values"]["teacher"]["value"] == "Qwen/Qwen3-32B"
+    assert told["findings"][0]["key"] == "data.x"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a && " * 3000 + "b",
+        "{ " * 3000 + "}" * 3000,
+        "if a; then " * 2000 + "b" + "; fi" * 2000,
+        "run " + "$(" * 3000 + ")" * 3000,
+        "run ${A:-" * 2000 + "}" * 2000,
+        "run $((" + "1+" * 5000 + "1))",
+        "source /dev/zero",
+        "X=(" + "a " * 50_000 + ")\n" + 'X+=("${X[@]}")\n' * 12,
+        "a \\\n#\n" * 50_000,
+        "shift ²\nrun ${A[²]} $(seq ²)",
+    ],
+    ids=[
+        "and",
+        "braces",
+        "if",
+        "substitution",
+        "default",
+        "sum",
+        "zero",
+        "array",
+        "comments",
+        "digits",
+    ],
+)
+def test_a_hostile_script_is_refused_or_read(text: str, script: Path) -> None:
+    with pytest.raises(CheckError, match=r"nested deeper|no command was found"):
+        checked(script, text + "\n")
+
+
+def test_a_sourced_pipe_is_not_waited_for(script: Path) -> None:
+    os.mkfifo(script.parent / "pipe")
+    found = checked(script, f"source {script.parent}/pipe\n{SCRIPT}")
+    assert "is sourced and not read" in found.findings[0].message
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "1e999", "[" * 3000, "1_024"])
+def test_odd_values_are_read_as_hydra_would_or_as_text(
+    value: str, script: Path
+) -> None:
+    found = checked(script, SCRIPT, f"data.train_batch_size={value}")
+    batch = found.values["train_batch_size"]
+    assert (batch.value, batch.source) == (1024 if value == "1_024" else value, "user")
+    json.loads(json.dumps(found.to_json(), allow_nan=False))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere.sh"], "nowhere.sh is not there"),
+        (["run.sh", "--set", "A"], "--set=A: expected NAME=VALUE"),
+        (["run.sh", "--framework=trl==1"], "only verl can be read yet"),
+    ],
+)
+def test_a_wrong_call_is_told_and_is_2(arguments: list[str], says: str) -> None:
+    done = gkd(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_a_script_says_is_escaped(script: Path) -> None:
+    script.write_text(SCRIPT.replace("Qwen/Qwen3-8B", "\x1b]0;x\x07\\n::error::"))
+    done = gkd(str(script))
+    assert "\x1b" not in done.stdout
+    assert not any(line.startswith("::") for line in done.stdout.splitlines())
