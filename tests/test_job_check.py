@@ -334,6 +334,16 @@ def test_what_is_not_certain_is_never_told_as_certain(
     assert all(found.values[name].alternatives for name in names)
 
 
+def test_of_a_script_that_is_not_followed_to_its_end_nothing_is_certain(
+    script: Path,
+) -> None:
+    found = checked(script, f"for i in {'1 ' * 300}; do run $i; done\n{SCRIPT}")
+    assert {value.source for value in found.values.values()} == {"undetermined"}
+    assert found.values["student"].alternatives == [
+        "the script was not followed to its end"
+    ]
+
+
 def test_an_argument_that_may_be_any_option_is_named(script: Path) -> None:
     found = checked(
         script, "python3 -m verl.trainer.main_ppo $EXTRA trainer.nnodes=2\n"

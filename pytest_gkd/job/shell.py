@@ -96,7 +96,6 @@ def read(path: Path, given: Mapping[str, str], arguments: Iterable[str] = ()) ->
     first = World(
         variables={n: (Word(Text(v), "--set", 0, v),) for n, v in given.items()},
         arguments=words,
-        exported=frozenset(given),
     )
     worlds = reader.source(path.read_bytes(), str(path), [first])
     return Script(worlds, reader.remarks, reader.lost, reader.is_whole)
@@ -182,7 +181,7 @@ class _Reader(Words):
             world = self._assign(child, self._assigned(child, world))
         return [world]
 
-    def _assign(self, node: Node, world: World, *, export: bool = False) -> World:
+    def _assign(self, node: Node, world: World) -> World:
         target = node.child_by_field_name("name")
         value = node.child_by_field_name("value")
         assert target is not None
@@ -206,17 +205,12 @@ class _Reader(Words):
             is_array = name in world.arrays  # its first element, then
             rest = old[1:] if is_array else ()
             world = world.with_variable(name, (word, *rest), array=is_array)
-        return self._exported(world, [name]) if export else world
-
-    @staticmethod
-    def _exported(world: World, names: Iterable[str]) -> World:
-        return replace(world, exported=world.exported | set(names))
+        return world
 
     def _do_declaration_command(self, node: Node, world: World) -> list[World]:
         keyword = node.children[0].type
         parts = [c for c in node.named_children if c.type != "comment"]
         flags = [self._raw(c) for c in parts if self._raw(c).startswith(("-", "+"))]
-        exports = keyword == "export" or any("x" in flag for flag in flags)
         is_local = keyword == "local" or (keyword != "export" and self._depth > 1)
         is_local = is_local and "-g" not in flags and keyword != "readonly"
         changes = any(CHANGING.fullmatch(flag) for flag in flags)
@@ -232,7 +226,7 @@ class _Reader(Words):
             if is_local:
                 world = replace(world, local=world.local | {name})
             if child.type == "variable_assignment":
-                world = self._assign(child, world, export=exports)
+                world = self._assign(child, world)
             elif found is not None:
                 text = self._text(child, world)
                 needs = text.needs
@@ -246,8 +240,6 @@ class _Reader(Words):
                 world = world.with_variable(
                     name, (self._unknown(child, name),), array=name in world.arrays
                 )
-            if exports:
-                world = self._exported(world, [name])
         return [world]
 
     def _do_unset_command(self, node: Node, world: World) -> list[World]:
@@ -543,18 +535,7 @@ class _Reader(Words):
         body = node.child_by_field_name("body")
         redirects = node.children_by_field_name("redirect")
         documents = [r for r in redirects if r.type == "heredoc_redirect"]
-        targets = [
-            r.child_by_field_name("destination")
-            for r in redirects
-            if r.type == "file_redirect" and r.children[0].type in (">", ">|")
-        ]
         worlds = [world] if body is None else self._statement(body, [world])
-        is_cat = body is not None and self._raw(body) == "cat"
-        if is_cat and documents and targets and targets[0] is not None:
-            text = self._document(documents[0], world)
-            name = self._text(targets[0], world).value
-            if name is not None:
-                worlds = [replace(w, files={**w.files, name: text}) for w in worlds]
         # A command behind a here-document stands inside its node.
         for command in (c for d in documents for c in d.named_children):
             if command.type in RUNS:
@@ -566,7 +547,7 @@ class _Reader(Words):
         before, parts = world, []
         for child in node.children:
             if child.type == "variable_assignment":
-                before = self._assign(child, before, export=True)
+                before = self._assign(child, before)
             elif child.type == "command_name":
                 parts += child.children
                 if OPTION.fullmatch(self._raw(child)):
@@ -594,13 +575,8 @@ class _Reader(Words):
             if name == "popd":
                 world = replace(world, directory=unknown("the directory"))
             return [world]
-        exports = tuple(
-            (variable, before.variables[variable][0])
-            for variable in sorted(before.exported)
-            if before.variables.get(variable)
-        )
         line = node.start_point.row + 1
-        world = world.with_command(Command(tuple(words), exports, self._file, line))
+        world = world.with_command(Command(tuple(words), self._file, line))
         return [replace(world, jump="exit") if ends else world]
 
     def _call(self, name: str, world: World, words: tuple[Word, ...]) -> list[World]:

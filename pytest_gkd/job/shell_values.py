@@ -75,10 +75,9 @@ class Condition(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command that bash would start, and the variables that it gets."""
+    """A command that bash would start."""
 
     words: tuple[Word, ...]
-    exports: tuple[tuple[str, Word], ...]
     file: str
     line: int
 
@@ -94,11 +93,9 @@ class World:
 
     variables: dict[str, tuple[Word, ...]] = field(default_factory=dict)
     arrays: frozenset[str] = NOBODY
-    exported: frozenset[str] = NOBODY
     unset: frozenset[str] = NOBODY
     local: frozenset[str] = NOBODY
     functions: dict[str, Any] = field(default_factory=dict)
-    files: dict[str, Text] = field(default_factory=dict)
     commands: tuple[Command, ...] = ()
     conditions: tuple[Condition, ...] = ()
     arguments: tuple[Word, ...] = ()
@@ -130,7 +127,6 @@ class World:
             self,
             variables=variables,
             arrays=self.arrays - gone,
-            exported=self.exported - gone,
             unset=self.unset | gone,
         )
 
@@ -146,7 +142,6 @@ class World:
             outer,
             commands=self.commands,
             conditions=self.conditions,
-            files=self.files,
             trace=self.trace,
         )
 
@@ -173,7 +168,7 @@ class World:
                     world = world.with_variable(name, old, array=is_array)
                 else:
                     world = world.without_variables([name])
-        return replace(world, unset=outer.unset, exported=outer.exported)
+        return replace(world, unset=outer.unset)
 
     def is_like(self, other: World) -> bool:
         """Whether the two differ only in the way that led here."""
@@ -186,12 +181,10 @@ class World:
             and self.variables == other.variables
             and self.arguments == other.arguments
             and self.arrays == other.arrays
-            and self.exported == other.exported
             and self.unset == other.unset
             and self.local == other.local
             and self.functions == other.functions
             and self.directory == other.directory
-            and self.files == other.files
         )
 
 

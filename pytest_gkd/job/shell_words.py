@@ -75,7 +75,7 @@ PARAMETER = re.compile(
     r"(?P<name>[A-Za-z_]\w*|[0-9]+|[@*#?$!-])(?:\[(?P<index>[^\]]*)\])?",
     re.ASCII,
 )
-DEFAULT = re.compile(r":?[-=+?](?![0-9])|:?[-=+?]")
+DEFAULT = re.compile(r":?[-=+?]")
 # Variables that bash sets by itself, to what only a run could tell.
 BASHS = {
     *("BASH", "BASHPID", "BASH_VERSION", "COLUMNS", "EPOCHSECONDS", "EUID", "GROUPS"),
