@@ -114,8 +114,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--framework",
         default="",
-        metavar="verl==RELEASE",
-        help="the release that judges (default: the installed, else the newest known)",
+        metavar="NAME==RELEASE",
+        help="the framework, and the release of it that judges (default: the "
+        "installed, else the newest known)",
     )
     command.add_argument(
         "--set",
@@ -253,10 +254,7 @@ def _job(asked: argparse.Namespace) -> int:
         if not (equals and name.isidentifier()):
             raise LookupError(f"--set={text}: expected NAME=VALUE")
         given[name] = value
-    framework, _, release = asked.framework.partition("==")
-    if framework not in ("", "verl"):
-        raise LookupError(f"--framework={asked.framework}: only verl can be read yet")
-    found = check.check(Path(asked.script), asked.overrides, release, given)
+    found = check.check(Path(asked.script), asked.overrides, asked.framework, given)
     _answer(asked, found.to_json(), check.text(found))
     return FOUND if any(f.level == "error" for f in found.findings) else HEALTHY
 

@@ -4,37 +4,39 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from pytest_gkd.job.shell_values import Command, Word
 
 PYTHON = re.compile(r"python[\d.]*|coverage|torchrun|deepspeed")
-# The module, script or subcommand that is started, where its name says whose it is.
-PROGRAMS = {
-    "verl": re.compile(
-        r"verl\.trainer\.main_ppo\w*|(?:.*/)?verl/trainer/main_ppo\w*\.py"
-    ),
-    "trl": re.compile(r"trl \w+"),
-    "ms-swift": re.compile(r"swift \w+|megatron (?:rlhf|sft|pt)|.*swift/cli/\w+\.py"),
-}
 
 
 class Launch(NamedTuple):
-    """A training's start: whose it is, the program, and the words it is given."""
+    """A training's start: whose it is, the program, and the words it is given.
+
+    ``document`` is the configuration file where that is what was given to check.
+    """
 
     framework: str
     program: str
     arguments: tuple[Word, ...]
     command: Command
+    document: Path | None = None
 
 
-def launches(commands: tuple[Command, ...]) -> Iterator[Launch]:
-    """The commands that start a framework which is known here, in their order."""
+def launches(
+    commands: tuple[Command, ...], programs: Mapping[str, re.Pattern[str]]
+) -> Iterator[Launch]:
+    """The commands that start one of the frameworks, in their order.
+
+    ``programs`` are the module, script or subcommand that each is started by.
+    """
     for command in commands:
         for program, arguments in _programs(command.words):
             framework = next(
-                (f for f, fits in PROGRAMS.items() if fits.fullmatch(program)), ""
+                (f for f, fits in programs.items() if fits.fullmatch(program)), ""
             )
             if framework:
                 yield Launch(framework, program, arguments, command)

@@ -1,0 +1,1 @@
+"""What each training framework makes of the words that start it."""

@@ -1,0 +1,52 @@
+"""What a framework's reader gives back, the same for every framework."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Set as AbstractSet
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from pytest_gkd.job.findings import Finding
+from pytest_gkd.job.launch import Launch
+from pytest_gkd.job.overrides import Given, Override
+
+UNKNOWN = "config.unknown-option"
+
+
+class Reading(NamedTuple):
+    """A start of a framework, understood.
+
+    ``said`` is what the user gave, ``values`` what the job makes of it by the names of
+    ``gkd check``. ``problem`` says why its keys cannot be judged, if so.
+    """
+
+    said: list[Override]
+    values: dict[str, Given]
+    findings: list[Finding]
+    problem: str = ""
+
+
+@cache
+def names(framework: str) -> dict[str, str]:
+    """The framework's own key for each value of ``gkd check``."""
+    text = (Path(__file__).parent / "names.toml").read_text("utf-8")
+    return dict(tomllib.loads(text)[framework])
+
+
+class Framework(Protocol):
+    """A module of this package: one training framework.
+
+    ``PACKAGE`` is its distribution's name, ``PROGRAM`` what starts it.
+    """
+
+    PACKAGE: str
+    PROGRAM: re.Pattern[str]
+
+    def is_own(self, keys: AbstractSet[str]) -> bool:
+        """Whether a configuration file with these keys is this framework's."""
+
+    def read(self, launch: Launch, release: str) -> Reading:
+        """What a start of the framework means under a recorded release."""

@@ -1,0 +1,213 @@
+"""verl: Hydra's overrides on its generated configuration."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from pytest_gkd.job import releases
+from pytest_gkd.job.findings import Finding
+from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, names
+from pytest_gkd.job.launch import Launch
+from pytest_gkd.job.overrides import Given, Job, Override, parsed
+from pytest_gkd.job.shell_values import EMPTY, Text
+from pytest_gkd.options import near
+
+PACKAGE = "verl"
+PROGRAM = re.compile(r"verl\.trainer\.main_ppo\w*|(?:.*/)?verl/trainer/main_ppo\w*\.py")
+DEFAULT_ENGINE = "dp"
+# Hydra's own keys, and sections that go to a function or another library as they are.
+FREE = re.compile(
+    r"model_engine|[\w/-]+@[\w.]+|hydra[/.].*|.*\b(?:\w*kwargs|override_\w+)\..*"
+)
+CONFIG_NAME = re.compile(r"ppo_(?:(\w+)_)?trainer(?:\.yaml)?")
+CONFIG_OPTIONS = re.compile(
+    r"(?P<option>--config-name|--config-path|-cn|-cp|-cd)=?(.*)"
+)
+ENGINES = ("dp", "megatron", "veomni", "torchtitan")
+TEACHERS = "distillation.teacher_models"
+TEACHER = re.compile(r"^(distillation\.teacher_models\.)\w+(\..*)?$")
+OLD_TEACHER = "actor_rollout_ref.ref.model.path"
+# Near names are looked for so often; that takes milliseconds each.
+MOST_NEAR = 20
+
+
+def is_own(keys: AbstractSet[str]) -> bool:
+    """Whether a configuration file is one of verl's."""
+    return any(key.startswith("actor_rollout_ref.") for key in keys)
+
+
+def read(launch: Launch, release: str) -> Reading:
+    """The values of a start of verl, and the keys that the release does not have."""
+    said = list(parsed(launch.arguments))
+    defaults, problem = _defaults(launch, said, release)
+    findings = [] if problem else list(_unknown(said, defaults, release))
+    return Reading(said, _values(Job(defaults, said)), findings, problem)
+
+
+def schema(release: str, engine: str = DEFAULT_ENGINE) -> dict[str, Any] | None:
+    """The keys of a release under an engine with their defaults, None for another."""
+    whole = releases.schema("verl", release)
+    own = whole["engines"].get(engine)
+    if own is None:
+        return None
+    keys = {**whole["keys"], **own["changed"]}
+    return {key: value for key, value in keys.items() if key not in own["absent"]}
+
+
+def _defaults(
+    launch: Launch, said: Iterable[Override], release: str
+) -> tuple[dict[str, Any], str]:
+    """The defaults that count, by ``model_engine=`` or ``--config-name``.
+
+    None, and why, where the configuration is not one that was recorded.
+    """
+    engine = DEFAULT_ENGINE
+    texts = [word.text for word in launch.arguments]
+    for number, text in enumerate(texts):
+        found = CONFIG_OPTIONS.fullmatch(text.shape)
+        if found is None:
+            continue
+        follows = texts[number + 1] if number + 1 < len(texts) else EMPTY
+        given = Text(found[2], text.needs) if found[2] else follows
+        name = given.value or ""
+        known = CONFIG_NAME.fullmatch(name)
+        is_name = found["option"] in ("--config-name", "-cn")
+        if (known is None) if is_name else (name.strip("./") != "config"):
+            return {}, f"the configuration is {name or 'not certain'}: not recorded"
+        if is_name and known is not None:
+            engine = known[1] or DEFAULT_ENGINE
+    for override in said:
+        if override.key == "model_engine":
+            engine = "not certain" if override.needs else str(override.value)
+    defaults = schema(release, engine)
+    if defaults is None:
+        return {}, f"verl {release}'s keys under {engine} are not recorded, nor judged"
+    return defaults, ""
+
+
+def _values(job: Job) -> dict[str, Given]:
+    """All values of the job on one way through the script."""
+    values = {name: job.find(key) for name, key in names("verl").items()}
+    trainer = _product(job, "trainer.nnodes", "trainer.n_gpus_per_node")
+    rollout = _product(
+        job,
+        "actor_rollout_ref.rollout.nnodes",
+        "actor_rollout_ref.rollout.n_gpus_per_node",
+    )
+    teacher = _product(job, "distillation.nnodes", "distillation.n_gpus_per_node")
+    enabled = job.find("distillation.enabled")
+    if enabled.value is not True:
+        teacher = Given(
+            enabled.source, None if enabled.needs else 0, None, enabled.needs
+        )
+    # Without nodes of its own the rollout shares those of the trainer.
+    shares = rollout.value == 0
+    values["trainer_gpus"] = trainer
+    values["rollout_gpus"] = trainer if shares else rollout
+    values["teacher_gpus"] = teacher
+    values["placement"] = Given(
+        rollout.source,
+        None if rollout.needs else "colocated" if shares else "split",
+        None,
+        rollout.needs,
+        "actor_rollout_ref.rollout.nnodes",
+    )
+    parts = [trainer, teacher] if shares else [trainer, rollout, teacher]
+    needs = frozenset[str]().union(*(part.needs for part in parts))
+    values["total_gpus"] = Given(
+        "undetermined" if needs else "user",
+        None if needs else sum(part.value for part in parts),
+        None,
+        needs,
+        "trainer_gpus + teacher_gpus" if shares else "all three together",
+    )
+    return values
+
+
+def _product(job: Job, nodes: str, gpus: str) -> Given:
+    found = [job.find(nodes), job.find(gpus)]
+    numbers = [g.value for g in found if type(g.value) is int]
+    needs = found[0].needs | found[1].needs
+    if found[0].value == 0 and type(found[0].value) is int:
+        return Given(found[0].source, 0, None, frozenset(), nodes)
+    if len(numbers) < 2:
+        needs = needs or frozenset({nodes, gpus})
+        return Given("undetermined", None, None, needs, f"{nodes} * {gpus}")
+    source = "user" if "user" in {g.source for g in found} else "default"
+    return Given(
+        source, numbers[0] * numbers[1], None, frozenset(), f"{nodes} * {gpus}"
+    )
+
+
+def _unknown(
+    said: Sequence[Override], defaults: Mapping[str, Any], release: str
+) -> Iterator[Finding]:
+    """Keys that the release's configuration does not have.
+
+    Hydra refuses them, but for those with a +, which it adds: the user's code may read
+    them, so that they are told of only where they look like a known one.
+    """
+    parts = [key.split(".") for key in defaults]
+    sections = {".".join(p[:n]) for p in parts for n in range(1, len(p))}
+    open_keys = [key for key, default in defaults.items() if default in ({}, None)]
+    # Hydra puts another file in a section's place: group@section=file.
+    open_keys += [o.key.partition("@")[2] for o in said if "@" in o.key]
+    free = tuple(f"{key}." for key in open_keys)
+    looked = 0
+    for override in said:
+        key, sign, word = override.key, override.sign, override.word
+        # Every further teacher has the keys of the first, and is added with a +.
+        first = TEACHER.sub(r"\1teacher_model\2", key)
+        alike = first if sign else key
+        level = "error"
+        if (
+            not key
+            or FREE.fullmatch(key)
+            or alike in sections
+            or alike.startswith(free)
+        ):
+            continue
+        if alike in defaults:
+            # What is null, and a list or mapping, may be added to (hydra 1.3,
+            # ConfigLoaderImpl._apply_overrides_to_config).
+            is_part = str(override.value)[:1] in ("[", "{") or override.needs
+            if sign != "+" or alike != key or defaults[key] is None or is_part:
+                continue
+            message = f"{key} is there already: Hydra refuses +{key}; leave out the +"
+        elif key == OLD_TEACHER:
+            message = (
+                f"verl {release} has no key {key}: research code on verl up to 0.7 "
+                f"read the teacher from it; give it as {TEACHERS}.teacher_model."
+                "model_path, with distillation.enabled=True"
+            )
+        elif sign and sign != "~":
+            looked += 1
+            close = difflib.get_close_matches(alike, list(defaults), 1, cutoff=0.95)
+            if not close or looked > MOST_NEAR:
+                continue
+            level = "warning"
+            message = (
+                f"verl {release} has no key {key}; {sign} adds it, and nothing of "
+                f"verl's reads it. Did you mean {close[0]}?"
+            )
+        elif first in defaults:
+            message = f"a further teacher is added with a +: +{key}=..."
+        else:
+            looked += 1
+            message = f"verl {release} has no key {key}"
+            message += _hint(key, defaults, release) if looked <= MOST_NEAR else "."
+        yield Finding(UNKNOWN, level, message, word.file, word.line, key)
+
+
+def _hint(key: str, defaults: Mapping[str, Any], release: str) -> str:
+    """What may have been meant: a key of another engine, or a near one."""
+    if key.endswith(".model_engine"):
+        return "; did you mean 'model_engine'?"
+    for engine in ENGINES:
+        if key in (schema(release, engine) or {}):
+            return f": it is one of model_engine={engine}, and this job's is another"
+    return near(key, defaults)
