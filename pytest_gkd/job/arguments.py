@@ -1,0 +1,193 @@
+"""A command line's ``--option value`` words, as argparse would take them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_gkd.job.findings import Finding
+from pytest_gkd.job.overrides import Override
+from pytest_gkd.job.shell_values import Word
+from pytest_gkd.options import near
+
+UNKNOWN = "config.unknown-option"
+MISSING = "config.missing-value"
+# Near names are looked for so often; that takes milliseconds each.
+MOST_NEAR = 20
+NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own _negative_number_matcher
+TRUE = ("yes", "true", "t", "y", "1")
+FALSE = ("no", "false", "f", "n", "0")
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of an argparse parser.
+
+    ``key`` is its ``dest``. ``type`` is int, float, str, bool (transformers'
+    ``string_to_bool``), json, or a flag's constant as ``true`` or ``false``. ``nargs``
+    is argparse's: "" for one value, "?", "*", "+", or a number's digits.
+    """
+
+    key: str
+    type: str = "str"
+    nargs: str = ""
+    choices: Sequence[Any] = ()
+
+    @property
+    def most(self) -> int:
+        """How many words it may take."""
+        if self.type in ("true", "false"):
+            return 0
+        return {"": 1, "?": 1}.get(self.nargs) or (
+            int(self.nargs) if self.nargs.isdigit() else 1 << 30
+        )
+
+    @property
+    def least(self) -> int:
+        """How many words it must have."""
+        if self.type in ("true", "false") or self.nargs in ("?", "*"):
+            return 0
+        return int(self.nargs) if self.nargs.isdigit() else 1
+
+
+@dataclass
+class Arguments:
+    """What the words give: settings, words of no option, and what argparse refuses."""
+
+    said: list[Override] = field(default_factory=list)
+    rest: list[Word] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def parsed(
+    words: Iterable[Word],
+    options: Mapping[str, Option],
+    whose: str,
+    *,
+    abbreviations: bool = True,
+    refuses: bool = True,
+) -> Arguments:
+    """The settings that the words give to a parser with these ``options``.
+
+    ``whose`` names the parser in messages, as "TRL 1.9.0". ``abbreviations`` is
+    argparse's ``allow_abbrev``; ``refuses`` says whether an unknown option ends the
+    program (parse_args) or is passed over (parse_known_args).
+    """
+    found = Arguments()
+    waiting = list(words)
+    looked = 0
+    while waiting:
+        word = waiting.pop(0)
+        name, equals, inline = word.text.shape.partition("=")
+        if word.text.needs and not (equals and "\ue000" not in name):
+            found.said.append(Override("", "", None, word.text.needs, word))
+            continue
+        if not name.startswith("-") or NUMBER.fullmatch(name) or name == "-":
+            found.rest.append(word)
+            continue
+        option, problem = _option(name, options, whose, abbreviations)
+        if option is None:
+            looked += 1
+            if not problem:
+                level = "error" if refuses else "warning"
+                hint = near(name, options) if looked <= MOST_NEAR else "."
+                more = "" if refuses else " It passes it over, and nothing reads it."
+                problem = f"{whose} has no option {name}{hint}{more}"
+            else:
+                level = "error"
+            found.findings.append(_finding(UNKNOWN, level, problem, word, name))
+            # Its values are nobody's.
+            while waiting and not equals and not _is_option(waiting[0]):
+                waiting.pop(0)
+            continue
+        values = [word._replace(text=type(word.text)(inline, word.text.needs))]
+        if not equals:
+            values = []
+            while waiting and len(values) < option.most and not _is_option(waiting[0]):
+                values.append(waiting.pop(0))
+        found.said.append(_setting(option, name, word, values, found.findings, whose))
+    return found
+
+
+def _is_option(word: Word) -> bool:
+    shape = word.text.shape
+    return len(shape) > 1 and shape[0] == "-" and not NUMBER.fullmatch(shape)
+
+
+def _option(
+    name: str, options: Mapping[str, Option], whose: str, abbreviations: bool
+) -> tuple[Option | None, str]:
+    """The option of that name or, as argparse has it, the only one that begins so.
+
+    Two spellings of one option are two to it, at least up to Python 3.13.0.
+    """
+    if name in options:
+        return options[name], ""
+    if not (abbreviations and name.startswith("--")):
+        return None, ""
+    fits = [full for full in options if full.startswith(name)]
+    if len(fits) > 1:
+        some = ", ".join(sorted(fits)[:4])
+        return None, f"{name} may mean {some}: {whose} refuses it; write it in full"
+    return (options[fits[0]], "") if fits else (None, "")
+
+
+def _setting(
+    option: Option,
+    name: str,
+    word: Word,
+    values: Sequence[Word],
+    findings: list[Finding],
+    whose: str,
+) -> Override:
+    """One option with its values, converted; what cannot be stays as it is written."""
+    source = " ".join([word.source, *(v.source for v in values if v is not word)])
+    here = word._replace(source=source if values else word.source)
+    if option.type in ("true", "false"):
+        return Override("", option.key, option.type == "true", frozenset(), here)
+    needs = frozenset[str]().union(*(value.text.needs for value in values))
+    if needs:
+        return Override("", option.key, None, needs, here)
+    if len(values) < option.least:
+        text = f"{name} expects a value, and the next word is an option or the end"
+        findings.append(_finding(MISSING, "error", text, word, option.key))
+        return Override("", option.key, None, frozenset({f"{name}'s value"}), here)
+    read = []
+    for value in values:
+        shape = value.text.shape
+        try:
+            read.append(converted(shape, option.type))
+        except ValueError:
+            text = f"{name} {shape[:60]}: {whose} expects {_kind(option.type)}"
+            findings.append(_finding(UNKNOWN, "error", text, word, option.key))
+            return Override("", option.key, shape, frozenset(), here)
+        if option.choices and read[-1] not in option.choices:
+            some = ", ".join(map(str, option.choices))
+            text = f"{name} {shape[:60]}: {whose} knows {some}"
+            findings.append(_finding(UNKNOWN, "error", text, word, option.key))
+    if option.nargs in ("", "?"):
+        return Override("", option.key, read[0] if read else True, frozenset(), here)
+    return Override("", option.key, read, frozenset(), here)
+
+
+def converted(text: str, kind: str) -> Any:
+    """A word as its option's type. Raises ValueError where it is not of it."""
+    if kind == "int":
+        return int(text)
+    if kind == "float":
+        return float(text)
+    if kind == "bool":
+        if text.lower() in TRUE + FALSE:
+            return text.lower() in TRUE
+        raise ValueError(text)
+    return text
+
+
+def _kind(kind: str) -> str:
+    return {"int": "a whole number", "float": "a number"}.get(kind, "true or false")
+
+
+def _finding(cause: str, level: str, text: str, word: Word, key: str) -> Finding:
+    return Finding(cause, level, text, word.file, word.line, key)
