@@ -14,9 +14,17 @@ from pytest_gkd.job.shell_values import Command
 BASH = shutil.which("bash")
 # bash tells what it would start: there is no PATH to find a program in.
 TELLS = """
-command_not_found_handle() { printf '%s\\0' "$@" END >&9; }
+command_not_found_handle() {
+    local told=("$@" ENVIRONMENT) name
+    for name in $(compgen -e); do  # of which bash gives to no program what is an array
+        [[ ${!name@a} == *a* ]] || told+=("$name=${!name}")
+    done
+    printf '%s\\0' "${told[@]}" END >&9
+}
 exec 9>&1 >/dev/null
 """
+# What bash gives to every command by itself.
+ALWAYS = {"HOME", "PATH", "LANG", "PWD", "OLDPWD", "SHLVL", "_"}
 
 # Each ends in commands that bash cannot find, and so tells of.
 SCRIPTS = {
@@ -81,12 +89,22 @@ SCRIPTS = {
     "shift too far": "set -- a b c; shift 5; run $#",
     "substitution": "Y=$(echo ${N:=5}); run x$Y ${N:-1}",
     "escaped names": "f() { FOO=1 return; run a; }; f; run b",
+    "exported": "A=1; export B=2; X=3 run a; run b; export A; A=5; run c",
+    "export by others": "declare -x A=1; typeset -x B; B=2; run a; declare +x A; run b",
+    "no longer exported": "export A=1 B=2; export -n B; run a; unset A; A=3; run b",
+    "all exported": "set -a; A=1; source ./more.sh; set +a; B=2; run $B; "
+    "set -o allexport; C=3; run c",
+    "exported by a function": "f() { export A=1; local -x L=5; run a; }; f; run b",
+    "exported in a subshell": "( export A=1; run a ); run b",
+    "exported to a function": "f() { run a; }; X=4 f; run b; X=5; X=6 f; run c",
+    "no array is exported": "export A=(a b); B=(c); export B; run a",
+    "no function is exported": "f() { run a; }; f2=1; export -f f; f",
     "unquoted array": 'A=("a b" c); run ${A[@]} ${A[*]} "$@"',
 }
 
 
 def told(script: Path, *arguments: str) -> list[list[str]]:
-    """The commands that bash would have started, in their order."""
+    """The commands that bash would have started, each with its environment."""
     assert BASH is not None
     done = subprocess.run(
         [BASH, "-c", f'{TELLS}\n. "$0"', str(script), *arguments],
@@ -99,6 +117,9 @@ def told(script: Path, *arguments: str) -> list[list[str]]:
     found: list[list[str]] = [[]]
     for word in done.stdout.decode().split("\0")[:-1]:
         if word == "END":
+            at = found[-1].index("ENVIRONMENT")
+            seen = [v for v in found[-1][at + 1 :] if v.partition("=")[0] not in ALWAYS]
+            found[-1][at:] = [" ".join(sorted(seen))]
             found.append([])
         else:
             found[-1].append(word)
@@ -109,6 +130,12 @@ def words(command: Command) -> list[str | None]:
     return [word.text.value for word in command.words]
 
 
+def environment(command: Command) -> str:
+    given = command.environment.items()
+    seen = (f"{name}={word.text.value}" for name, word in given if name not in ALWAYS)
+    return " ".join(sorted(seen))
+
+
 def commands(
     script: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str
 ) -> list[list[list[str | None]]]:
@@ -116,7 +143,11 @@ def commands(
     monkeypatch.chdir(script.parent)
     read = shell.read(script, {"HOME": "/home/her"}, arguments)
     return [
-        [words(command) for command in world.commands if words(command)[0] != "cat"]
+        [
+            [*words(command), environment(command)]
+            for command in world.commands
+            if words(command)[0] != "cat"
+        ]
         for world in read.worlds
     ]
 
@@ -174,8 +205,8 @@ def test_what_hangs_on_the_unknown_is_followed_both_ways(
 ) -> None:
     script.write_text('N=$(nproc)\nif [ "$N" -gt 8 ]; then T=8; else T=1; fi\nrun $T\n')
     assert sorted(map(str, commands(script, monkeypatch))) == [
-        "[['run', '1']]",
-        "[['run', '8']]",
+        "[['run', '1', '']]",
+        "[['run', '8', '']]",
     ]
     world = shell.read(script, {}).worlds[0]
     (condition,) = world.conditions
@@ -197,6 +228,36 @@ def test_a_variable_from_outside_is_named(script: Path) -> None:
     assert word.line == 1
     (world,) = shell.read(script, {"MODEL": "m"}).worlds
     assert world.commands[0].words[1].text.value == "--model=m"
+
+
+@pytest.mark.skipif(shutil.which("env") is None, reason="needs env")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "env X=1 Y='a b' {}",
+        "export A=1; env -i X=1 {}",
+        "export A=1 B=2; nohup env -u A X=$B {}",
+    ],
+)
+def test_what_env_gives_to_a_command_is_what_it_sees(line: str, script: Path) -> None:
+    shows = "/usr/bin/env"
+    script.write_text(line.format(shows) + "\n")
+    (world,) = shell.read(script, {}).worlds
+    assert BASH is not None
+    done = subprocess.run(
+        [BASH, str(script)], env={}, stdout=subprocess.PIPE, text=True, check=True
+    )
+    seen = [v for v in done.stdout.splitlines() if v.partition("=")[0] not in ALWAYS]
+    assert environment(world.commands[0]) == " ".join(sorted(seen))
+
+
+def test_a_variable_before_a_command_has_its_own_line(script: Path) -> None:
+    script.write_text("export A=$MORE\nX=1 \\\nY=2 \\\nrun\n")
+    (world,) = shell.read(script, {}).worlds
+    given = world.commands[0].environment
+    lines = {name: (word.line, word.source) for name, word in given.items()}
+    assert lines == {"A": (1, "$MORE"), "X": (2, "1"), "Y": (3, "2")}
+    assert given["A"].text.needs == {"MORE"}
 
 
 def test_a_word_of_an_array_has_its_own_line(script: Path) -> None:

@@ -7,9 +7,10 @@ where a branch hangs on it, both ways are followed.
 
 from __future__ import annotations
 
+import posixpath
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -38,6 +39,8 @@ MOST_BYTES = 1 << 20
 DEEPEST = 16
 SETS = re.compile(r"\$\{(\w+):?=")
 NAMED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL | re.ASCII)
+# set's flags that export whatever is set from then on, and those that end it.
+SHORT = {"-": re.compile(r"-[a-zA-Z]*a[a-zA-Z]*"), "+": re.compile(r"\+[a-zA-Z]*a\w*")}
 ASSIGNS = re.compile(r"(?:[-+*/%]|\*\*)?=")
 # declare's flags that change what an assignment means: -i, -l, -n, -u.
 CHANGING = re.compile(r"[-+][a-zA-Z]*[ilnu][a-zA-Z]*")
@@ -95,6 +98,7 @@ def read(path: Path, given: Mapping[str, str], arguments: Iterable[str] = ()) ->
     words = tuple(Word(Text(a), "the command line", 0, a) for a in arguments)
     first = World(
         variables={n: (Word(Text(v), "--set", 0, v),) for n, v in given.items()},
+        exported=frozenset(given),
         arguments=words,
     )
     worlds = reader.source(path.read_bytes(), str(path), [first])
@@ -214,6 +218,10 @@ class _Reader(Words):
         is_local = keyword == "local" or (keyword != "export" and self._depth > 1)
         is_local = is_local and "-g" not in flags and keyword != "readonly"
         changes = any(CHANGING.fullmatch(flag) for flag in flags)
+        is_export = keyword == "export" and not any("f" in flag for flag in flags)
+        gives = is_export and "-n" not in flags
+        gives = gives or any("x" in flag and flag[0] == "-" for flag in flags)
+        hides = any(flag == "-n" or flag[0] + flag[-1] == "+x" for flag in flags)
         for child in parts:
             target = child.child_by_field_name("name")
             name = self._raw(child if target is None else target)
@@ -240,6 +248,10 @@ class _Reader(Words):
                 world = world.with_variable(
                     name, (self._unknown(child, name),), array=name in world.arrays
                 )
+            if gives:
+                world = world.exporting([name])
+            elif hides and (is_export or not changes):
+                world = replace(world, exported=world.exported - {name})
         return [world]
 
     def _do_unset_command(self, node: Node, world: World) -> list[World]:
@@ -547,7 +559,8 @@ class _Reader(Words):
         before, parts = world, []
         for child in node.children:
             if child.type == "variable_assignment":
-                before = self._assign(child, before)
+                target = child.child_by_field_name("name") or child
+                before = self._assign(child, before).exporting([self._raw(target)])
             elif child.type == "command_name":
                 parts += child.children
                 if OPTION.fullmatch(self._raw(child)):
@@ -576,7 +589,8 @@ class _Reader(Words):
                 world = replace(world, directory=unknown("the directory"))
             return [world]
         line = node.start_point.row + 1
-        world = world.with_command(Command(tuple(words), self._file, line))
+        seen = _environment(before.environment(), words)
+        world = world.with_command(Command(tuple(words), self._file, line, seen))
         return [replace(world, jump="exit") if ends else world]
 
     def _call(self, name: str, world: World, words: tuple[Word, ...]) -> list[World]:
@@ -615,6 +629,10 @@ class _Reader(Words):
 
     def _set(self, node: Node, world: World, words: list[Word]) -> list[World]:
         values = [word.text.value for word in words]
+        for sign in "-+":
+            named = f"{sign}o" in values and "allexport" in values
+            if named or any(SHORT[sign].fullmatch(v or "") for v in values):
+                world = replace(world, exports=sign == "-")
         if "--" in values:
             rest = words[values.index("--") + 1 :]
         elif words and (values[0] or "")[:1] not in ("-", "+"):
@@ -725,6 +743,26 @@ class _Reader(Words):
         line = node.start_point.row + 1
         condition = Condition(said[:200], self._file, line, holds, needs)
         return replace(world, conditions=(*world.conditions, condition))
+
+
+def _environment(given: dict[str, Word], words: Sequence[Word]) -> dict[str, Word]:
+    """What a command sees, with what ``env`` among its words adds and takes away."""
+    names = [posixpath.basename(word.text.value or "") for word in words]
+    rest = list(words[names.index("env") + 1 :]) if "env" in names else []
+    while rest:
+        word = rest.pop(0)
+        found = NAMED.fullmatch(word.text.shape)
+        if found:
+            text = Text(found[2], word.text.needs)
+            given = {**given, found[1]: word._replace(text=text)}
+        elif word.text.value in ("-i", "-", "--ignore-environment"):
+            given = {}
+        elif word.text.value == "-u" and rest:
+            gone = rest.pop(0).text.value
+            given = {name: given[name] for name in given if name != gone}
+        else:
+            break
+    return given
 
 
 Builtin = Callable[[_Reader, Node, World, list[Word]], list[World]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -75,11 +75,16 @@ class Condition(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command that bash would start."""
+    """A command that bash would start.
+
+    ``environment`` are the variables that the script gives it: exported, before the
+    command, or behind ``env``. What it may inherit beyond these is not known.
+    """
 
     words: tuple[Word, ...]
     file: str
     line: int
+    environment: Mapping[str, Word] = {}
 
 
 @dataclass(frozen=True)
@@ -87,12 +92,15 @@ class World:
     """The state of a script on one way through its branches.
 
     ``jump`` is break, continue or return while that is on its way, exit at the end.
-    ``trace`` stands for the words of all ``commands``, to compare worlds by;
-    ``functions`` are a body, its text and file by name.
+    ``trace`` stands for the words and environments of all ``commands``, to compare
+    worlds by; ``functions`` are a body, its text and file by name. ``exports`` is
+    whether every variable that is set is exported from then on (``set -a``).
     """
 
     variables: dict[str, tuple[Word, ...]] = field(default_factory=dict)
     arrays: frozenset[str] = NOBODY
+    exported: frozenset[str] = NOBODY
+    exports: bool = False
     unset: frozenset[str] = NOBODY
     local: frozenset[str] = NOBODY
     functions: dict[str, Any] = field(default_factory=dict)
@@ -116,6 +124,7 @@ class World:
             self,
             variables={**self.variables, name: words},
             arrays=arrays,
+            exported=self.exported | {name} if self.exports else self.exported,
             unset=self.unset - {name},
         )
 
@@ -127,13 +136,24 @@ class World:
             self,
             variables=variables,
             arrays=self.arrays - gone,
+            exported=self.exported - gone,
             unset=self.unset | gone,
         )
+
+    def exporting(self, names: Iterable[str]) -> World:
+        """The same, but for variables that commands see from now on."""
+        return replace(self, exported=self.exported.union(names))
+
+    def environment(self) -> dict[str, Word]:
+        """What a command sees; bash exports no arrays."""
+        names = sorted(self.exported & self.variables.keys() - self.arrays)
+        return {name: self.variables[name][0] for name in names}
 
     def with_command(self, command: Command) -> World:
         """The same, after one more command."""
         words = tuple(word.text for word in command.words)
-        trace = hash((self.trace, words))
+        given = tuple((name, word.text) for name, word in command.environment.items())
+        trace = hash((self.trace, words, given))
         return replace(self, commands=(*self.commands, command), trace=trace)
 
     def back_in(self, outer: World) -> World:
@@ -156,13 +176,16 @@ class World:
             else:
                 world = world.without_variables([name])
                 world = replace(world, unset=outer.unset)
-        return world
+        exported = (world.exported - self.local) | (outer.exported & self.local)
+        return replace(world, exported=exported)
 
     def keeping(self, outer: World, inner: World) -> World:
         """After a call with variables before it: they are as they were before."""
         world = self
         for name in inner.variables:
             if inner.variables[name] is not outer.variables.get(name):
+                if name not in outer.exported:
+                    world = replace(world, exported=world.exported - {name})
                 if name in outer.variables:
                     old, is_array = outer.variables[name], name in outer.arrays
                     world = world.with_variable(name, old, array=is_array)
@@ -181,6 +204,8 @@ class World:
             and self.variables == other.variables
             and self.arguments == other.arguments
             and self.arrays == other.arrays
+            and self.exported == other.exported
+            and self.exports == other.exports
             and self.unset == other.unset
             and self.local == other.local
             and self.functions == other.functions
