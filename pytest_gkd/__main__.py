@@ -248,13 +248,8 @@ def _job(asked: argparse.Namespace) -> int:
     # Only here: its parser is a package of its own.
     from pytest_gkd.job import check
 
-    given = {"HOME": str(Path.home())}
-    for text in asked.set:
-        name, equals, value = text.partition("=")
-        if not (equals and name.isidentifier()):
-            raise LookupError(f"--set={text}: expected NAME=VALUE")
-        given[name] = value
-    found = check.check(Path(asked.script), asked.overrides, asked.framework, given)
+    given = check.variables(asked.set)
+    found = check.check(asked.script, asked.overrides, asked.framework, given)
     _answer(asked, found.to_json(), check.text(found))
     return FOUND if any(f.level == "error" for f in found.findings) else HEALTHY
 

@@ -80,7 +80,8 @@ class Settings:
     counts the CUDA devices of this process, ``bfloat16`` says whether all of them
     compute in it, ``exclusive`` whether one takes a single process at a time.
     ``*_why`` say in words why ``layout``, ``world_size`` and ``gpus`` have the value
-    they have. ``origins`` holds where the values that were given came from.
+    they have. ``origins`` holds where the values that were given came from. ``job`` is
+    what ``gkd check --format=json`` says of the job's own configuration.
     Temperatures and fractions are plain numbers, lengths are in tokens.
     """
 
@@ -181,6 +182,7 @@ class Settings:
     exclusive: bool = False
     cpus: int = 1
     origins: Mapping[str, str] = field(default_factory=dict)
+    job: Mapping[str, Any] | None = None
 
     def origin(self, name: str) -> str:
         """Who gave a value, for messages: its flag, or its ini name and file."""
@@ -234,8 +236,26 @@ STAGE_FILES = Option(
     "FILE",
     "files with stages of your own that --gkd-stages also runs",
 )
+CONFIG = Option(
+    "config",
+    "list",
+    None,
+    "FILE",
+    "the job's launch script, configuration file or command, which settings are taken "
+    "from and the stage config judges; repeatable, for its arguments KEY=VALUE",
+)
+FRAMEWORK = Option(
+    "framework",
+    "text",
+    "",
+    "NAME==RELEASE",
+    "whose job it is, and the release that judges it (default: as gkd check)",
+)
+SET = Option(
+    "set", "list", None, "NAME=VALUE", "a variable that the job's script finds set"
+)
 RULES = Option("rules", "list", None, "FILE", "files with rules (causes) of your own")
-WITH_FLAG = (STAGES, TIMEOUT, REPORT, *OPTIONS)
+WITH_FLAG = (STAGES, TIMEOUT, REPORT, CONFIG, FRAMEWORK, SET, *OPTIONS)
 # Every ini key but gkd_keyword.
 WITH_INI = (*WITH_FLAG, STAGE_FILES, RULES)
 

@@ -17,6 +17,8 @@ class Stage:
     are read from disk. What hangs is still ended early.
     ``shared`` marks a stage whose product (the engine) a later stage has to make
     itself when this one is not selected, and then needs this one's time for.
+    ``of_config`` marks one that there is only where the job's own configuration is
+    given.
     """
 
     name: str
@@ -26,6 +28,7 @@ class Stage:
     budget_s: float
     shared: bool = False
     gpu_budget_s: float | None = None
+    of_config: bool = False
 
     def budget(self, gpus: int) -> float:
         """Seconds, on a machine with so many GPUs in use."""
@@ -35,6 +38,7 @@ class Stage:
 # The order is the order of reports. Within the lane "host", data and tokenizer run
 # first (see stage_plan.py): they are quick, and training_step waits for them.
 STAGES: tuple[Stage, ...] = (
+    Stage("config", "the job's own configuration", "host", (), 10, of_config=True),
     Stage("environment", "versions, GPU, disk, limits, Ray", "host", (), 30),
     Stage("data", "train files", "host", (), 20),
     Stage("tokenizer", "student and teacher tokenizers", "host", (), 30),
@@ -59,10 +63,11 @@ STAGES: tuple[Stage, ...] = (
 )
 
 BY_NAME = {stage.name: stage for stage in STAGES}
+OF_EVERY_JOB = tuple(stage.name for stage in STAGES if not stage.of_config)
 
 # The order in which a lane runs its stages where it differs from the order of reports.
 LANE_ORDER: dict[str, tuple[str, ...]] = {
-    "host": ("data", "tokenizer", "environment", "nccl"),
+    "host": ("config", "data", "tokenizer", "environment", "nccl"),
 }
 
 # vLLM measures the GPU's memory while its engine starts and gives up when others take

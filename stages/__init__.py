@@ -1,1 +1,1 @@
-"""The seven stages, as ordinary pytest tests."""
+"""The stages, as ordinary pytest tests."""

@@ -17,6 +17,9 @@ FLAGS = [
     "--gkd-stages",
     "--gkd-timeout",
     "--gkd-report",
+    "--gkd-config",
+    "--gkd-framework",
+    "--gkd-set",
     "--gkd-student",
     "--gkd-teacher",
     "--gkd-train-files",
@@ -41,6 +44,7 @@ FLAGS = [
 INI_ONLY = ["gkd_keyword", "gkd_stage_files", "gkd_rules"]
 
 STAGE_NAMES = [
+    "config",
     "environment",
     "data",
     "tokenizer",

@@ -193,7 +193,7 @@ def test_a_budget_of_the_users_is_taken_as_it_is() -> None:
 
 def test_each_lane_has_a_worker_and_runs_quick_stages_first() -> None:
     host, rollout = stage_plan.lanes(stage_plan.build(BUILT_IN, None, ()), 2)
-    assert names(host) == ["data", "tokenizer", "environment", "nccl"]
+    assert names(host) == ["config", "data", "tokenizer", "environment", "nccl"]
     assert names(rollout) == ["vllm", "weight_sync", "training_step"]
 
 

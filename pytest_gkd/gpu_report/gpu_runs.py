@@ -30,7 +30,7 @@ from pytest_gkd.gpu_report import result_files, result_page
 from pytest_gkd.options import BESIDE_THE_ENGINE, choose_layout
 from pytest_gkd.processes import gpus, host_capabilities, prctl
 from pytest_gkd.report.record import REPORT
-from pytest_gkd.stage_specs import BY_NAME, LAYOUTS
+from pytest_gkd.stage_specs import BY_NAME, LAYOUTS, OF_EVERY_JOB
 
 # What keeps compiled kernels: Triton, TorchInductor, torch's extensions, FlashInfer,
 # vLLM, DeepGEMM and the driver, each by the variable that its documentation names.
@@ -67,7 +67,7 @@ class Run:
     """
 
     name: str
-    stages: tuple[str, ...] = tuple(BY_NAME)
+    stages: tuple[str, ...] = OF_EVERY_JOB
     options: tuple[str, ...] = ()
     layout: str | None = None
     cold_or_warm: str | None = None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd import fault_specs
-from pytest_gkd.stage_specs import BY_NAME, LAYOUTS
+from pytest_gkd.stage_specs import BY_NAME, LAYOUTS, OF_EVERY_JOB
 
 SCHEMA = 1
 DIRECTORY = "gpu-results"
@@ -265,7 +265,7 @@ def whole_passes(result: Result) -> Iterator[Mapping[str, Any]]:
     """The runs in which every stage passed, on a GPU."""
     for run in result.runs:
         passed = [one["name"] for one in run["stages"] if one["outcome"] == "passed"]
-        if run["gpus"] and not run["fault"] and set(passed) >= set(BY_NAME):
+        if run["gpus"] and not run["fault"] and set(passed) >= set(OF_EVERY_JOB):
             yield run
 
 

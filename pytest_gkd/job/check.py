@@ -59,17 +59,29 @@ class Checked:
         return {"schema": 1, **asdict(self), "findings": findings}
 
 
+def variables(texts: Iterable[str]) -> dict[str, str]:
+    """``NAME=VALUE`` texts, and HOME. Raises CheckError for one that is none."""
+    given = {"HOME": str(Path.home())}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (equals and name.isidentifier()):
+            raise CheckError(f"--set={text}: expected NAME=VALUE")
+        given[name] = value
+    return given
+
+
 def check(
-    path: Path,
+    job: str | Path,
     overrides: Iterable[str] = (),
     framework: str = "",
     given: Mapping[str, str] | None = None,
 ) -> Checked:
     """Read the job of a launch script or a configuration; nothing of it is executed.
 
-    ``overrides`` are what is given to the script ("$@"), ``framework`` is as in
-    ``--framework``, ``given`` variables that a script finds set. Raises CheckError
-    where there is no job of a known framework.
+    ``job`` is its path, or a command as it would be typed into a shell. ``overrides``
+    are what is given to the script ("$@"), ``framework`` is as in ``--framework``,
+    ``given`` variables that a script finds set. Raises CheckError where there is no job
+    of a known framework.
     """
     asked, _, release = framework.partition("==")
     if asked and asked not in FRAMEWORKS:
@@ -77,12 +89,15 @@ def check(
         raise CheckError(f"--framework={framework}: known frameworks are {known}")
     findings: list[Finding] = []
     is_whole = True
+    path, typed = Path(job), ""
+    if " " in str(job).strip() and not path.exists():
+        path, typed = Path("the command"), str(job)
     if path.suffix in documents.SUFFIXES:
         starts = [(World(), _document(path, overrides, asked))]
     else:
-        raw = script_file.text_of(path)
+        raw = typed or script_file.text_of(path)
         try:
-            script = shell.read(path, given or {}, overrides)
+            script = shell.read(path, given or {}, overrides, typed)
         except RecursionError:
             raise CheckError(f"{path} is nested deeper than can be followed") from None
         starts, *later = _jobs(path, script, asked)

@@ -88,8 +88,10 @@ class Script:
     is_whole: bool = True
 
 
-def read(path: Path, given: Mapping[str, str], arguments: Iterable[str] = ()) -> Script:
-    """Read the script at ``path``.
+def read(
+    path: Path, given: Mapping[str, str], arguments: Iterable[str] = (), text: str = ""
+) -> Script:
+    """Read the script at ``path``, or its ``text``, given as such.
 
     ``given`` are variables that it finds set, ``arguments`` its own ("$@"). Raises
     OSError where it cannot be read, RecursionError where it is nested too deep.
@@ -101,7 +103,7 @@ def read(path: Path, given: Mapping[str, str], arguments: Iterable[str] = ()) ->
         exported=frozenset(given),
         arguments=words,
     )
-    worlds = reader.source(path.read_bytes(), str(path), [first])
+    worlds = reader.source(text.encode() or path.read_bytes(), str(path), [first])
     return Script(worlds, reader.remarks, reader.lost, reader.is_whole)
 
 

@@ -303,6 +303,12 @@ def header(record: RunRecord, lanes: int, notes: Iterable[str]) -> list[str]:
     device = "cpu" if not settings["gpus"] else f"{settings['gpus']} GPU(s)"
     device += f" ({settings['gpus_why']})" if settings["gpus_why"] else ""
     lines = [f"gkd: {layout}, device {device}, {lanes} lane(s), {model}"]
+    if job := settings["job"]:
+        taken = ", ".join(job["taken"]) or "nothing"
+        lines.append(
+            f"gkd: job of {job['framework']} {job['release']} ({job['release_by']}) in "
+            f"{job['script']}, which decides: {taken}"
+        )
     if record.injected:
         lines.append(_injected(record.injected))
     lines += [f"gkd: {note}" for note in notes]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_gkd.options import WITH_INI
+from pytest_gkd.options import CONFIG, WITH_INI
 from pytest_gkd.stage_plan import mentioned
+from pytest_gkd.stage_specs import OF_EVERY_JOB
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,10 @@ def named(config: pytest.Config, option: argparse.Namespace) -> tuple[str, ...]:
     """The stages that ``-k`` means when it is allowed to, in this run or the next."""
     if config.getini("gkd_keyword") is False:
         return ()
-    return mentioned(option.keyword or "")
+    names = mentioned(option.keyword or "")
+    if getattr(option, CONFIG.ini, None) or config.getini(CONFIG.ini):
+        return names
+    return tuple(name for name in names if name in OF_EVERY_JOB)
 
 
 def reason(config: pytest.Config, option: argparse.Namespace) -> str:

@@ -27,12 +27,14 @@ class Given:
     """A value as it was given (None or empty: it was not), and who gave it.
 
     ``origin`` is for messages, such as ``--gkd-student`` or ``gkd_student in
-    pytest.ini``. Relative paths in the value are relative to ``base``.
+    pytest.ini``. Relative paths in the value are relative to ``base``. ``is_flag`` says
+    that it stands on the command line.
     """
 
     value: Any
     origin: str
     base: Path
+    is_flag: bool = False
 
 
 def given(config: pytest.Config, option: Option) -> Given:
@@ -40,7 +42,7 @@ def given(config: pytest.Config, option: Option) -> Given:
     here = config.invocation_params.dir
     value = getattr(config.option, option.ini, None)
     if value not in (None, False, []):
-        return Given(value, _flag(config, option.flag), here)
+        return Given(value, _flag(config, option.flag), here, is_flag=True)
     return _in_ini(config, option)
 
 

@@ -13,7 +13,7 @@ from pytest_gkd import options
 from pytest_gkd.options import Budget, Settings, SettingsError
 from pytest_gkd.run import keyword_selection, option_origins
 from pytest_gkd.run.built_in_stages import is_built_in, stage_file, stages_dir
-from pytest_gkd.stage_specs import BY_NAME
+from pytest_gkd.stage_specs import BY_NAME, OF_EVERY_JOB
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,31 @@ def select(config: pytest.Config) -> Selection | None:
         listed = option_origins.given(config, options.STAGE_FILES)
         own += tuple(option_origins.files(listed))
         if "all" in names:
-            return Selection(None, tuple(BY_NAME), True, own, origin)
+            return Selection(None, offered(config), True, own, origin)
         chosen = tuple(name for name in BY_NAME if name in names)
+        if not set(chosen) <= set(offered(config)):
+            raise SettingsError(
+                f"{origin}: the stage config judges the job's own configuration: name "
+                f"it with {options.CONFIG.flag}=FILE"
+            )
         return Selection(names, chosen, True, own, origin)
     if built_in:
         chosen = tuple(
-            name for name in BY_NAME if any(_covers(arg, name) for arg in built_in)
+            name
+            for name in offered(config)
+            if any(_covers(arg, name) for arg in built_in)
         )
         return Selection(None, chosen, False, own, origin)
     chosen = keyword_selection.chosen(config, config.option)
     if not chosen:
         return None
     return Selection(None, chosen, False, tuple(config.args), origin)
+
+
+def offered(config: pytest.Config) -> tuple[str, ...]:
+    """The built-in stages that there are in this run."""
+    has_config = option_origins.given(config, options.CONFIG).value
+    return tuple(BY_NAME) if has_config else OF_EVERY_JOB
 
 
 def _covers(arg: str, name: str) -> bool:

@@ -12,15 +12,18 @@ import pytest
 from pytest_gkd import fault_specs, options
 from pytest_gkd.options import OPTIONS, Settings, SettingsError
 from pytest_gkd.processes import gpus
-from pytest_gkd.run import option_origins
+from pytest_gkd.run import job_settings, option_origins
 from pytest_gkd.run.selection import Selection
 
 
 def read(config: pytest.Config) -> Settings:
     """Options over ini over defaults, with what ``auto`` stands for on this machine."""
     origin, given, values = {}, {}, dict[str, Any]()
+    usable = gpus.usable()
+    job = job_settings.read(config, usable.ranks)
     for option in OPTIONS:
         one = option_origins.given(config, option)
+        one = job.instead_of(one, option) if job else one
         origin[option.name] = one.origin
         if one.value:
             given[option.name] = one.origin
@@ -51,7 +54,6 @@ def read(config: pytest.Config) -> Settings:
         values |= needed
         origin |= dict.fromkeys(needed, origin["inject"])
         given |= dict.fromkeys(needed, origin["inject"])
-    usable = gpus.usable()
     cpus = len(os.sched_getaffinity(0))
     values["layout"], values["layout_why"] = options.choose_layout(
         values["layout"],
@@ -78,6 +80,7 @@ def read(config: pytest.Config) -> Settings:
         exclusive=usable.exclusive,
         cpus=cpus,
         origins=given,
+        job=job.told if job else None,
     )
 
 
