@@ -30,7 +30,9 @@ def test_a_record_that_cannot_be_written_is_told_and_written_once_it_can(
     stage = StageRecord("data", "stages/test_data.py::test_data", "host", 20.0)
     record.stages.append(stage)
     path = tmp_path / "report.json"
-    teller = Teller(record, path, threading.RLock(), told.append, lambda _: None)
+    teller = Teller(
+        record, path, threading.RLock(), told.append, lambda _: None, lambda _: None
+    )
     stage.facts["deep"] = nested(levels)
     teller.write()
     assert len(told) == 1
@@ -57,7 +59,9 @@ def test_without_a_thread_changes_are_written_at_once_and_none_is_begun(
     )  # however slow this machine is
     record = RunRecord("2026-01-01T00:00:00+00:00", {}, {})
     path = tmp_path / "report.json"
-    teller = Teller(record, path, threading.RLock(), print, lambda directory: None)
+    teller = Teller(
+        record, path, threading.RLock(), print, lambda directory: None, lambda _: None
+    )
     before = threading.active_count()
     for text in ("first", "second", "third"):
         record.notes.append(text)
@@ -73,7 +77,9 @@ def test_without_a_thread_a_flood_of_changes_is_not_written_one_by_one(
     written: list[Path] = []
     record = RunRecord("2026-01-01T00:00:00+00:00", {}, {})
     path = tmp_path / "report.json"
-    teller = Teller(record, path, threading.RLock(), print, written.append)
+    teller = Teller(
+        record, path, threading.RLock(), print, written.append, lambda _: None
+    )
     for _ in range(100):
         teller.changed()
     assert len(written) < 100
@@ -92,6 +98,8 @@ def test_a_directory_that_a_stage_removes_meanwhile_is_made_anew_with_its_marker
             directory.rename(gone)
 
     record = RunRecord("2026-01-01T00:00:00+00:00", {}, {})
-    Teller(record, path, threading.RLock(), told.append, prepare).write()
+    Teller(
+        record, path, threading.RLock(), told.append, prepare, lambda _: None
+    ).write()
     assert told == []
     assert sorted(file.name for file in path.parent.iterdir()) == [MARKER, path.name]

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gkd.processes.host_capabilities import may_mount
 from pytest_gkd.run.report_directory import (
     KEPT,
     MARKER,
@@ -618,12 +620,82 @@ def test_another_runs_report_in_its_place_is_left_alone(tmp_path: Path) -> None:
             made.restore(made.path)
 
 
+FILLS = """
+import os, pathlib
+import pytest
+
+if os.environ.get("FILLS"):
+    with open("filler", "wb", buffering=0) as filler:
+        try:
+            while True:
+                filler.write(bytes(4096))
+        except OSError:
+            pass
+
+@pytest.mark.gkd_stage("probe", timeout=60)
+def test_probe(gkd):
+    print("said")
+    (gkd.output_dir / "child.log").write_text("said")
+"""
+
+
+@pytest.mark.skipif(not may_mount(), reason="needs the right to mount")
+def test_after_a_full_disk_the_next_run_has_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "test_probe.py").write_text(FILLS)
+    pytest_ = shlex.join(command())
+    script = (
+        f"mount -t tmpfs -o size=100k disk {tmp_path}/disk && cd {tmp_path}/disk && "
+        f"cp ../test_probe.py . && FILLS=1 {pytest_}; rm filler; {pytest_}"
+    )
+    (tmp_path / "disk").mkdir()
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert "the report could not be written: [Errno 28]" in done.stdout
+    assert "1 failed" in done.stdout
+    assert "1 passed" in done.stdout, done.stdout
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("written", [None, '{"stages": []}'])
+def test_what_a_run_claims_is_moved_and_nothing_else(
+    tmp_path: Path, written: str | None
+) -> None:
+    with contextlib.closing(ReportDir(tmp_path, None)) as made:
+        report(made.path, "data", "gw0")
+        (made.path / "report.json").unlink()
+        if written is not None:
+            (made.path / "report.json").write_text(written)
+        (made.path / "output/gw0").rename(made.path / "output/session")
+        made.claim(["data", "nccl[2]/deep"])
+        assert "another run is writing" in told_to_another_run(tmp_path)
+    path = made.path
+    (path / "output/dear").mkdir()
+    with pytest.raises(ReportRefusedError, match="output/dear is not part of"):
+        ReportDir(tmp_path)
+    (path / "output/dear").rmdir()
+    for _ in range(2):
+        a_run(tmp_path, None, "tokenizer")
+    (kept,) = tmp_path.glob(".gkd/runs/*/output/data")
+    for _ in range(KEPT + 1):
+        a_run(tmp_path)
+    assert not kept.exists()
+
+
 def test_a_full_disk_leaves_no_half_made_directories(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
             restore(tmp_path / "last")
+        assert list(tmp_path.iterdir()) == []
+        with pytest.raises(OSError, match="File too large"):
+            ReportDir(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / ".gkd/.gitignore").exists()  # an empty one ignores nothing
+    a_run(tmp_path)

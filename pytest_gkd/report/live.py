@@ -31,6 +31,7 @@ class Teller(threading.Thread):
     ``lock`` is held while the ``record`` is read, and to be held by who changes it.
     ``tell`` gets what went wrong.
     ``could_write`` is of the last time that the report was written.
+    ``claim`` gets the stages that ran where the report cannot be written.
     ``prepare`` sees that the directory of ``path`` is there and ours, or raises
     OSError.
     The thread need not be started; then the report is written by who changes it, at
@@ -45,6 +46,7 @@ class Teller(threading.Thread):
         lock: AbstractContextManager[object],
         tell: Callable[[str], None],
         prepare: Callable[[Path], None],
+        claim: Callable[[list[str]], None],
     ) -> None:
         super().__init__(name="gkd-teller", daemon=True)
         self.console = Console(None)
@@ -53,6 +55,7 @@ class Teller(threading.Thread):
         self._lock = lock
         self._tell = tell
         self._prepare = prepare
+        self._claim = claim
         self._one = threading.RLock()
         self.could_write = True
         self._is_due = False
@@ -97,6 +100,10 @@ class Teller(threading.Thread):
             self._is_due, self.could_write = True, False
             kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
             self._tell(f"the report could not be written: {kind}{error}")
+            with self._lock:
+                ran = [stage.name for stage in self._record.stages if stage.ran]
+            with contextlib.suppress(OSError):  # that it cannot be written is told
+                self._claim(ran)
         finally:
             now = monotonic()
             if self.is_alive():

@@ -101,7 +101,9 @@ class RunParts:
             lock=lock,
         )
         self.guardian = GuardianWatch(home, self.watchdog, self.recorder, self.before)
-        self.teller = Teller(self.record, self.report_file, lock, note, report.restore)
+        self.teller = Teller(
+            self.record, self.report_file, lock, note, report.restore, report.claim
+        )
         self.recorder.changed = self.teller.changed
         self.shutdown = Shutdown(home, self.manifest_writer, self.before)
         self._pid = os.getpid()

@@ -17,7 +17,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +74,14 @@ class ReportDir:
                     f"to {os.path.normpath(wanted / aside / own)}"
                 )
             elif any(_lexists(fd, part) for part in PARTS):
-                _refuse_strangers(fd)
+                _refuse_strangers(fd, lock)
                 runs = _step(above, RUNS, opened)
-                _keep(fd, runs, aside, opened)
+                _keep(fd, lock, runs, aside, opened)
                 _prune(runs)
             assert lock is not None
             _sign(lock)
             _close_to_others(fd)
+            self._marker = lock
             self.path = _true_path(fd)
             self._fd = fd
             self._is_default = name is None
@@ -103,19 +104,30 @@ class ReportDir:
         with contextlib.ExitStack() as opened:
             fd = os.open(path, _DIRECTORY)
             opened.callback(os.close, fd)
-            if _hold(fd, opened) is None or _lexists(fd, REPORT):
+            lock = _hold(fd, opened)
+            if lock is None or _lexists(fd, REPORT):
                 text = "the report of another run has its place"
                 raise OSError(errno.EEXIST, text, str(path))
             if self._is_default:
                 _ignore_in_git(_step(fd, "..", opened))
-            self._fd = fd
+            self._fd, self._marker = fd, lock
             self._opened.push(opened.pop_all())
+
+    def claim(self, stages: list[str]) -> None:
+        """Say in the marker that these stages ran, for a report that cannot.
+
+        The marker has its block already, also where the disk is full. Raises OSError.
+        """
+        with self._one:
+            begun_ns = os.fstat(self._marker).st_mtime_ns
+            _sign(self._marker, stages)
+            os.utime(self._marker, ns=(begun_ns, begun_ns))
 
     def close(self) -> None:
         """Make all of the report private to this user, and let the directory go."""
         with self._opened:
             if not procfs.mounted_below(self.path):
-                _make_private(self._fd)
+                _make_private(self._fd, self._marker)
 
 
 def restore(path: Path) -> None:
@@ -204,8 +216,13 @@ def _ignore_in_git(fd: int) -> None:
     with contextlib.suppress(FileExistsError):  # also a link: it is the user's
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         made = os.open(".gitignore", flags, 0o600, dir_fd=fd)
-        os.write(made, b"*\n")
-        os.close(made)
+        try:
+            os.write(made, b"*\n")
+        except OSError:
+            os.unlink(".gitignore", dir_fd=fd)  # an empty one ignores nothing
+            raise
+        finally:
+            os.close(made)
 
 
 # -- whose it is -----------------------------------------------------------------------
@@ -224,7 +241,7 @@ def _is_marked(fd: int) -> bool:
     with contextlib.suppress(OSError):
         marker = os.open(MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
         with os.fdopen(marker, "rb") as file:
-            return SIGNATURE.encode().startswith(file.read(len(SIGNATURE) + 1))
+            return SIGNATURE.encode().startswith(file.read(len(SIGNATURE)))
     return False
 
 
@@ -232,7 +249,7 @@ def _bears_marker(fd: int) -> bool:
     """The same by its looks: to close it would give up this run's lock (F_SETLK)."""
     with contextlib.suppress(FileNotFoundError):
         found = os.stat(MARKER, dir_fd=fd, follow_symlinks=False)
-        return stat.S_ISREG(found.st_mode) and found.st_size == len(SIGNATURE)
+        return stat.S_ISREG(found.st_mode) and found.st_size >= len(SIGNATURE)
     return False
 
 
@@ -246,8 +263,8 @@ def _refuse_unmarked(fd: int) -> None:
         )
 
 
-def _refuse_strangers(fd: int) -> None:
-    strangers = list(_strangers(fd))
+def _refuse_strangers(fd: int, marker: int) -> None:
+    strangers = list(_strangers(fd, marker))
     if strangers:
         path = _true_path(fd)
         raise ReportRefusedError(
@@ -257,12 +274,12 @@ def _refuse_strangers(fd: int) -> None:
         )
 
 
-def _strangers(fd: int) -> Iterator[str]:
+def _strangers(fd: int, marker: int) -> Iterator[str]:
     """What in the parts of a report no stage of it is proven to have made.
 
     A job may have written to ``output`` meanwhile; that is not ours to move.
     """
-    report = _read(fd)
+    report, ran = _read(fd), _ran(fd, marker)
     for part in PARTS:
         try:
             here = os.stat(part, dir_fd=fd, follow_symlinks=False)
@@ -275,19 +292,39 @@ def _strangers(fd: int) -> Iterator[str]:
         elif part in FOLDERS:
             with contextlib.ExitStack() as opened:
                 for name in _names(_enter(fd, part, opened)):
-                    if not _is_ours(report, part, name):
+                    if not _is_ours(ran, part, name):
                         yield f"{part}/{name}"
 
 
-def _is_ours(report: dict[str, Any], folder: str, name: str) -> bool:
-    """Whether ``folder/name`` is of a run that has written ``report``.
+def _is_ours(ran: set[str] | None, folder: str, name: str) -> bool:
+    """Whether ``folder/name`` is of a run whose stages ``ran``, as ``_ran`` tells."""
+    if ran is None:
+        return False
+    return name in ran or _NO_STAGE[folder].fullmatch(name) is not None
 
-    By its stages that ran; without a report that can be read, nothing is.
+
+def _ran(fd: int, marker: int) -> set[str] | None:
+    """The folders of stages that ran, by the report and by what the marker claims.
+
+    None, and so nothing is ours, where neither can be read.
     """
-    ran = (str(one.get("name")) for one in _stages(report) if one.get("ran") is True)
-    if name in {stage.split("/")[0] for stage in ran}:
-        return True
-    return "stages" in report and bool(_NO_STAGE[folder].fullmatch(name))
+    report = _read(fd)
+    names = [str(one.get("name")) for one in _stages(report) if one.get("ran") is True]
+    claims = _claims(marker)
+    if "stages" not in report and not claims:
+        return None
+    return {name.split("/")[0] for name in names + claims}
+
+
+def _claims(marker: int) -> list[str]:
+    """The stages that a held marker names; opened anew it would lose the lock."""
+    signature = SIGNATURE.encode()
+    text = os.pread(marker, os.fstat(marker).st_size, 0)
+    with contextlib.suppress(ValueError):
+        found = json.loads(text.removeprefix(signature))
+        if text.startswith(signature) and isinstance(found, list):
+            return [str(name) for name in found]
+    return []
 
 
 def _read(fd: int) -> dict[str, Any]:
@@ -327,9 +364,12 @@ def _hold(fd: int, opened: contextlib.ExitStack) -> int | None:
     return marker
 
 
-def _sign(marker: int) -> None:
-    os.truncate(marker, 0)
-    os.pwrite(marker, SIGNATURE.encode(), 0)
+def _sign(marker: int, ran: Sequence[str] = ()) -> None:
+    """Write the marker anew, in its own block: a full disk may give no other."""
+    claims = json.dumps(sorted(ran)) if ran else ""
+    text = f"{SIGNATURE}{claims}".encode()
+    os.pwrite(marker, text, 0)
+    os.truncate(marker, len(text))
     os.fchmod(marker, 0o600)
 
 
@@ -350,13 +390,15 @@ def _fresh(runs: int, begun_ns: int, opened: contextlib.ExitStack) -> tuple[int,
         begun_ns += 1
 
 
-def _keep(fd: int, runs: int, aside: str, opened: contextlib.ExitStack) -> None:
+def _keep(
+    fd: int, lock: int, runs: int, aside: str, opened: contextlib.ExitStack
+) -> None:
     """Move the report in ``fd`` to a directory of its own; ``aside`` leads there."""
     kept, name = _fresh(runs, os.stat(MARKER, dir_fd=fd).st_mtime_ns, opened)
     with contextlib.ExitStack() as held:
         marker = _hold(kept, held)
         assert marker is not None
-        _sign(marker)
+        _sign(marker, _claims(lock))
         for part in PARTS:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(part, part, src_dir_fd=fd, dst_dir_fd=kept)
@@ -393,9 +435,10 @@ def _remove(runs: int, name: str) -> None:
     with contextlib.ExitStack() as opened:
         fd = _enter(runs, name, opened)
         more = set(_names(fd)) - {*PARTS, MARKER}
-        if more or not _is_marked(fd) or any(_strangers(fd)):
+        if more or not _is_marked(fd):
             return
-        if _hold(fd, opened) is None:
+        marker = _hold(fd, opened)
+        if marker is None or any(_strangers(fd, marker)):
             return
         for part in PARTS:
             if not _lexists(fd, part):
@@ -412,21 +455,21 @@ def _remove(runs: int, name: str) -> None:
 # -- for this user alone ---------------------------------------------------------------
 
 
-def _make_private(fd: int) -> None:
+def _make_private(fd: int, marker: int) -> None:
     """Take from others what the processes of stages gave them in ``fd``.
 
     A file that has another name as well is left: it may be the user's elsewhere. So
     is what is not proven to be ours.
     """
-    report = _read(fd)
+    ran = _ran(fd, marker)
     for folder in FOLDERS:
         if not _lexists(fd, folder):
             continue
         top = True
         for _, below, names, here in os.fwalk(folder, dir_fd=fd):
             if top:
-                below[:] = [name for name in below if _is_ours(report, folder, name)]
-                names = [name for name in names if _is_ours(report, folder, name)]
+                below[:] = [name for name in below if _is_ours(ran, folder, name)]
+                names = [name for name in names if _is_ours(ran, folder, name)]
                 top = False
             _close_to_others(here)
             for name in names:
