@@ -111,22 +111,22 @@ def check(
     name = starts[0][1].framework
     reader = FRAMEWORKS[name]
     release, chosen_by = releases.judge(name, reader.PACKAGE, release)
-    read = []
+    read, told = [], list[tuple[World, list[Finding]]]()
     for world, launch in starts:
         reading = reader.read(launch, release)
         read.append((world, reading.values))
+        found = [*reading.findings, *_twice(reading.said), *_uncertain(reading.said)]
         if reading.problem:
-            findings.append(note(reading.problem, str(path), launch.command.line))
-        findings += reading.findings
-        findings += [*_twice(reading.said), *_uncertain(reading.said)]
+            found.append(note(reading.problem, str(path), launch.command.line))
+        told.append((world, found))
     values = {name: _merged(name, read) for name in read[0][1]}
     if not is_whole:
         for value in values.values():
             value.source, value.value = "undetermined", None
             value.alternatives = ["the script was not followed to its end"]
     lines = sorted({launch.command.line for _, launch in starts})
-    told = list(dict.fromkeys(findings))[:MOST_FINDINGS]
-    return Checked(name, release, chosen_by, str(path), lines, values, told)
+    findings = list(dict.fromkeys([*findings, *_on_ways(told)]))[:MOST_FINDINGS]
+    return Checked(name, release, chosen_by, str(path), lines, values, findings)
 
 
 def _document(path: Path, overrides: Iterable[str], asked: str) -> Launch:
@@ -195,6 +195,22 @@ def _merged(name: str, read: Sequence[tuple[World, dict[str, Given]]]) -> Value:
 
 
 # -- faults ------------------------------------------------------------------------
+
+
+def _on_ways(told: Sequence[tuple[World, list[Finding]]]) -> Iterator[Finding]:
+    """What is found on all ways through a script, and what on some, with their branch.
+
+    The latter are warnings: the way that the job goes may be another one.
+    """
+    for world, findings in told:
+        for finding in findings:
+            if all(finding in others for _, others in told):
+                yield finding
+            else:
+                branch = ", ".join(map(str, world.conditions)) or "else"
+                level = "warning" if finding.level == "error" else finding.level
+                message = f"{finding.message} ({branch})"
+                yield finding._replace(level=level, message=message)
 
 
 def _twice(said: Iterable[Override]) -> Iterator[Finding]:

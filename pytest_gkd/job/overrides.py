@@ -110,12 +110,16 @@ class Job:
         self._defaults = defaults
         self._given = {override.key: override for override in overrides}
 
+    def given(self, pattern: str) -> list[str]:
+        """The keys of a pattern that the command line gives."""
+        return [key for key in self._given if fnmatch.fnmatchcase(key, pattern)]
+
     def find(self, pattern: str) -> Given:
         """The value of a key; ``*`` in it stands for any one name.
 
         Where several keys are given that differ, it is the list of their values.
         """
-        keys = [key for key in self._given if fnmatch.fnmatchcase(key, pattern)]
+        keys = self.given(pattern)
         if not keys:
             default = (k for k in self._defaults if fnmatch.fnmatchcase(k, pattern))
             return self.value(next(default, pattern))

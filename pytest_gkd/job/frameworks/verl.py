@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_gkd.job import releases
 from pytest_gkd.job.findings import Finding
+from pytest_gkd.job.frameworks import verl_rules
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, names
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Given, Job, Override, parsed
@@ -44,8 +45,11 @@ def read(launch: Launch, release: str) -> Reading:
     """The values of a start of verl, and the keys that the release does not have."""
     said = list(parsed(launch.arguments))
     defaults, problem = _defaults(launch, said, release)
-    findings = [] if problem else list(_unknown(said, defaults, release))
-    return Reading(said, _values(Job(defaults, said)), findings, problem)
+    job = Job(defaults, said)
+    findings = []
+    if not problem:
+        findings = [*_unknown(said, defaults, release), *verl_rules.broken(job)]
+    return Reading(said, _values(job), findings, problem)
 
 
 def schema(release: str, engine: str = DEFAULT_ENGINE) -> dict[str, Any] | None:

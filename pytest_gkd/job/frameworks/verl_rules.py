@@ -1,0 +1,344 @@
+"""verl's own rules on sizes: what fails at its start, after a rollout, or in silence.
+
+The same in verl 0.8.0, 0.9.0 and 0.9.1; where each stands in its sources is said below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pytest_gkd.job.findings import Finding
+from pytest_gkd.job.overrides import Given, Job
+
+CONFLICT = "config.invalid-combination"
+MISSING = "config.missing-value"
+ACTOR = "actor_rollout_ref.actor"
+REF = "actor_rollout_ref.ref"
+ROLLOUT = "actor_rollout_ref.rollout"
+LOSS = "distillation.distillation_loss"
+TEACHERS = "distillation.teacher_models"
+TEACHER = f"{TEACHERS}.teacher_model"
+TOPK_LOSSES = ("forward_kl_topk",)  # trainer/distillation/losses.py
+
+
+def broken(job: Job) -> Iterator[Finding]:
+    """The rules that a job breaks, each as far as what it needs is certain."""
+    for rule in RULES:
+        yield from rule(_Sizes(job))
+
+
+class _Sizes:
+    """The values of a job by their keys."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._read: dict[str, Given] = {}
+        teachers = {key.split(".")[2] for key in job.given(f"{TEACHERS}.*.*")}
+        self.more_teachers = teachers - {"teacher_model"}
+        self.has_first = "teacher_model" in teachers
+
+    def __call__(self, key: str) -> Any:
+        """A value; Unsure where it is not certain or not of this release."""
+        given = self._read[key] = self._job.find(key)
+        if given.needs:
+            raise _UnsureError
+        return given.value
+
+    def whole(self, *keys: str) -> list[int]:
+        """Values that are whole numbers; Unsure where one is none."""
+        values = [self(key) for key in keys]
+        if not all(type(value) is int for value in values):
+            raise _UnsureError
+        return values
+
+    def fault(
+        self, message: str, level: str = "error", cause: str = CONFLICT
+    ) -> Finding:
+        """A finding at the last key that was looked at and that the user gave."""
+        given = [(k, one) for k, one in self._read.items() if one.word is not None]
+        key, one = given[-1] if given else (next(iter(self._read), ""), None)
+        word = one.word if one else None
+        file, line = (word.file, word.line) if word else ("", 0)
+        return Finding(cause, level, message, file, line, key)
+
+
+class _UnsureError(Exception):
+    """A value that a rule needs is not certain."""
+
+
+Rule = Callable[[_Sizes], Iterator[Finding]]
+RULES: list[Rule] = []
+
+
+def _rule(body: Rule) -> Rule:
+    """A rule that holds its tongue where it cannot be sure."""
+
+    def judged(sizes: _Sizes) -> Iterator[Finding]:
+        try:
+            yield from list(body(sizes))
+        except _UnsureError:
+            return
+
+    RULES.append(judged)
+    return judged
+
+
+def _data_parallel(sizes: _Sizes) -> tuple[int, int]:
+    """The trainer's GPUs, and into how many parts they split a batch.
+
+    FSDP's get_data_parallel_size is the world over Ulysses' (workers/engine/fsdp),
+    Megatron's the world over tensor, pipeline and context parallelism.
+    """
+    nodes, per_node = sizes.whole("trainer.nnodes", "trainer.n_gpus_per_node")
+    strategy = sizes(f"{ACTOR}.strategy")
+    if strategy in ("fsdp", "fsdp2"):
+        (split,) = sizes.whole(f"{ACTOR}.ulysses_sequence_parallel_size")
+    elif strategy == "megatron":
+        parts = ("tensor_model", "pipeline_model", "context")
+        keys = [f"{ACTOR}.megatron.{part}_parallel_size" for part in parts]
+        tensor, pipeline, context = sizes.whole(*keys)
+        split = tensor * pipeline * context
+    else:
+        raise _UnsureError
+    if not (nodes * per_node > 0 and split > 0):
+        raise _UnsureError
+    return nodes * per_node, split
+
+
+@_rule
+def _world(sizes: _Sizes) -> Iterator[Finding]:
+    # utils/config.py, validate_config; FSDP: init_device_mesh over (dp, sp).
+    gpus, split = _data_parallel(sizes)
+    if gpus % split:
+        yield sizes.fault(
+            f"the trainer has {gpus} GPUs, and each model copy takes {split}: "
+            f"{gpus} is not a multiple of {split}"
+        )
+
+
+@_rule
+def _mini_batch(sizes: _Sizes) -> Iterator[Finding]:
+    # workers/engine_workers.py, train_mini_batch: mini_batch_size is n times the key.
+    gpus, split = _data_parallel(sizes)
+    mini, samples = sizes.whole(f"{ACTOR}.ppo_mini_batch_size", f"{ROLLOUT}.n")
+    parts = gpus // split
+    if parts and mini * samples % parts:
+        yield sizes.fault(
+            f"a mini batch of {mini} prompts times {samples} samples does not divide "
+            f"among {parts} data-parallel ranks; verl finds that out after the first "
+            "rollout"
+        )
+
+
+@_rule
+def _batch(sizes: _Sizes) -> Iterator[Finding]:
+    # workers/config/actor.py, ActorConfig.validate (only without dynamic batch size);
+    # utils/tensordict_utils.py, make_iterator.
+    keys = ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
+    train, mini = sizes.whole(*keys)
+    late = "; verl finds that out after the first rollout"
+    if 0 < train < mini:
+        late = late if sizes(f"{ACTOR}.use_dynamic_bsz") else ""
+        yield sizes.fault(
+            f"ppo_mini_batch_size {mini} is more than train_batch_size {train}{late}"
+        )
+    elif mini > 0 and train % mini:
+        yield sizes.fault(
+            f"train_batch_size {train} is not a multiple of ppo_mini_batch_size "
+            f"{mini}{late}"
+        )
+
+
+@_rule
+def _real_batch(sizes: _Sizes) -> Iterator[Finding]:
+    # utils/config.py, validate_config.
+    gpus, split = _data_parallel(sizes)
+    if sizes(f"{ACTOR}.use_dynamic_bsz"):
+        return
+    least = gpus
+    if sizes(f"{ACTOR}.strategy") == "megatron":
+        least = gpus // split * sizes.whole(f"{ACTOR}.ppo_micro_batch_size_per_gpu")[0]
+    train, samples = sizes.whole("data.train_batch_size", f"{ROLLOUT}.n")
+    if least and train * samples % least:
+        yield sizes.fault(
+            f"train_batch_size {train} times {samples} samples is not a multiple of "
+            f"{least}, as verl demands without use_dynamic_bsz"
+        )
+
+
+@_rule
+def _micro_batches(sizes: _Sizes) -> Iterator[Finding]:
+    # workers/config/actor.py, __post_init__; utils/config.py, check_mutually_exclusive.
+    if sizes(f"{ACTOR}.use_dynamic_bsz"):
+        return
+    names = [f"{ACTOR}.ppo_micro_batch_size", f"{ROLLOUT}.log_prob_micro_batch_size"]
+    if sizes(f"{ACTOR}.use_kl_loss") or sizes("algorithm.use_kl_in_reward"):
+        names.append(f"{REF}.log_prob_micro_batch_size")
+    for name in names:
+        given = [sizes(name) is not None, sizes(f"{name}_per_gpu") is not None]
+        if all(given):
+            yield sizes.fault(f"{name} and {name}_per_gpu exclude each other")
+        elif not any(given):
+            yield sizes.fault(
+                f"{name}_per_gpu has no value, and use_dynamic_bsz is not on: give one "
+                "of the two",
+                cause=MISSING,
+            )
+
+
+@_rule
+def _sequence_parallel(sizes: _Sizes) -> Iterator[Finding]:
+    # workers/config/actor.py, FSDPActorConfig.validate.
+    key = "actor_rollout_ref.model.use_remove_padding"
+    (split,) = sizes.whole(f"{ACTOR}.ulysses_sequence_parallel_size")
+    if sizes(f"{ACTOR}.strategy") in ("fsdp", "fsdp2") and split > 1 and not sizes(key):
+        yield sizes.fault(f"ulysses_sequence_parallel_size {split} needs {key}=True")
+
+
+@_rule
+def _rollout(sizes: _Sizes) -> Iterator[Finding]:
+    # workers/config/rollout.py, __post_init__; workers/engine_workers.py, init_model.
+    if sizes(f"{ROLLOUT}.mode") == "sync":
+        yield sizes.fault(f"{ROLLOUT}.mode=sync is gone; verl has only async")
+    names = ("tensor_model_parallel", "data_parallel", "pipeline_model_parallel")
+    tensor, data, pipeline = sizes.whole(*(f"{ROLLOUT}.{name}_size" for name in names))
+    if pipeline > 1 and sizes(f"{ROLLOUT}.name") in ("vllm", "sglang"):
+        yield sizes.fault(
+            f"pipeline_model_parallel_size is {pipeline}: verl's rollout has none"
+        )
+    (experts,) = sizes.whole(f"{ROLLOUT}.expert_parallel_size")
+    name = sizes(f"{ROLLOUT}.name")
+    if name != "trtllm" and experts > 1 and experts != tensor * data:
+        yield sizes.fault(
+            f"expert_parallel_size {experts} must be tensor_model_parallel_size "
+            f"{tensor} times data_parallel_size {data}"
+        )
+    own = sizes.whole(f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node")
+    shared = sizes.whole("trainer.nnodes", "trainer.n_gpus_per_node")
+    nodes, per_node = own if own[0] else shared
+    replica = tensor * data * pipeline
+    if replica > 0 and nodes * per_node % replica:
+        yield sizes.fault(
+            f"{nodes * per_node} GPUs of the rollout are not a multiple of the "
+            f"{replica} that one replica takes"
+        )
+
+
+@_rule
+def _lengths(sizes: _Sizes) -> Iterator[Finding]:
+    # vllm_async_server.py, generate: max_tokens is cut to what the context leaves.
+    keys = ("data.max_prompt_length", "data.max_response_length")
+    prompt, response = sizes.whole(*keys)
+    (most,) = sizes.whole(f"{ROLLOUT}.max_model_len")
+    if prompt >= most:
+        yield sizes.fault(
+            f"max_model_len {most} leaves no room for a response after a prompt of "
+            f"{prompt}"
+        )
+    elif prompt + response > most:
+        yield sizes.fault(
+            f"max_model_len {most} is less than prompt {prompt} and response "
+            f"{response}: verl cuts the responses of long prompts short, in silence",
+            "warning",
+        )
+
+
+@_rule
+def _teacher(sizes: _Sizes) -> Iterator[Finding]:
+    # workers/config/distillation.py, _resolve_teacher_models, check_configured.
+    given = sizes(f"{TEACHER}.model_path")
+    if sizes.more_teachers:
+        if sizes.has_first:
+            yield sizes.fault(
+                f"verl drops teacher_model as soon as there are others "
+                f"({', '.join(sorted(sizes.more_teachers))}): give it another name"
+            )
+        return
+    if not sizes("distillation.enabled"):
+        if given:
+            yield sizes.fault(
+                f"the teacher {given} is not used: distillation.enabled is not True",
+                "warning",
+            )
+        return
+    if given is None:
+        yield sizes.fault(f"{TEACHER}.model_path has no value", cause=MISSING)
+
+
+@_rule
+def _teacher_gpus(sizes: _Sizes) -> Iterator[Finding]:
+    # trainer/main_ppo*.py (pool); workers/config/distillation.py, __post_init__.
+    if sizes.more_teachers or not sizes("distillation.enabled"):
+        return
+    keys = ("distillation.nnodes", "distillation.n_gpus_per_node")
+    nodes, per_node = sizes.whole(*keys)
+    if nodes <= 0 or per_node <= 0:
+        yield sizes.fault(
+            "the teacher has no GPUs: distillation.nnodes and distillation."
+            f"n_gpus_per_node are {nodes} and {per_node}",
+            cause=MISSING,
+        )
+        return
+    # The third factor, pipeline parallelism, is refused for a rollout.
+    names = ("tensor_model_parallel", "data_parallel")
+    tensor, data = sizes.whole(*(f"{TEACHER}.inference.{name}_size" for name in names))
+    replica = tensor * data
+    if replica > 0 and nodes * per_node % replica:
+        yield sizes.fault(
+            f"the teacher's pool of {nodes * per_node} GPUs is not a multiple of the "
+            f"{replica} that one replica of it takes"
+        )
+
+
+@_rule
+def _teacher_length(sizes: _Sizes) -> Iterator[Finding]:
+    # workers/config/distillation.py, validate_and_prepare_for_distillation.
+    if sizes.more_teachers or not sizes("distillation.enabled"):
+        return
+    keys = ("data.max_prompt_length", "data.max_response_length")
+    prompt, response = sizes.whole(*keys)
+    (most,) = sizes.whole(f"{TEACHER}.inference.max_model_len")
+    if prompt + response + 1 > most:
+        yield sizes.fault(
+            f"the teacher's max_model_len {most} is less than prompt {prompt}, "
+            f"response {response} and one more token"
+        )
+
+
+@_rule
+def _loss(sizes: _Sizes) -> Iterator[Finding]:
+    # workers/config/distillation.py, DistillationLossConfig.__post_init__.
+    if not sizes("distillation.enabled"):
+        return
+    mode, by_policy = sizes(f"{LOSS}.loss_mode"), sizes(f"{LOSS}.use_policy_gradient")
+    if mode == "k1" and not by_policy:
+        yield sizes.fault(
+            "loss_mode k1 without use_policy_gradient has a gradient that does not "
+            "depend on the teacher: verl refuses it"
+        )
+    if mode in TOPK_LOSSES and by_policy:
+        yield sizes.fault(
+            f"loss_mode {mode} with use_policy_gradient uses the sampled token only, "
+            "and hardly any of the top-k: verl means it for use_policy_gradient=False",
+            "warning",
+        )
+
+
+@_rule
+def _log_probabilities(sizes: _Sizes) -> Iterator[Finding]:
+    # workers/config/distillation.py, _validate_topk_logprobs.
+    if sizes.more_teachers or not sizes("distillation.enabled"):
+        return
+    if sizes(f"{LOSS}.loss_mode") not in TOPK_LOSSES:
+        return
+    if sizes(f"{LOSS}.topk") is None:
+        yield sizes.fault(f"{LOSS}.topk has no value", cause=MISSING)
+        return
+    (top,) = sizes.whole(f"{LOSS}.topk")
+    (most,) = sizes.whole(f"{TEACHER}.inference.engine_kwargs.vllm.max_logprobs")
+    if most < top:
+        yield sizes.fault(
+            f"the teacher's engine gives {most} log-probabilities a token "
+            f"(max_logprobs), and the loss takes {top} (topk)"
+        )

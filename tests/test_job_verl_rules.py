@@ -1,0 +1,166 @@
+"""verl's own rules on batches, GPUs, lengths and the teacher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_gkd.job import check
+from pytest_gkd.job.findings import Finding
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+LOSS = "distillation.distillation_loss"
+TEACHER = "distillation.teacher_models.teacher_model"
+SOUND = {
+    "data.train_batch_size": "64",
+    "data.max_prompt_length": "512",
+    "data.max_response_length": "1024",
+    f"{ACTOR}.ppo_mini_batch_size": "16",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": "2",
+    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "2",
+    f"{ROLLOUT}.name": "vllm",
+    f"{ROLLOUT}.n": "2",
+    f"{ROLLOUT}.tensor_model_parallel_size": "2",
+    f"{ROLLOUT}.max_model_len": "1536",
+    "trainer.nnodes": "1",
+    "trainer.n_gpus_per_node": "8",
+}
+TAUGHT = {
+    "distillation.enabled": "True",
+    "distillation.nnodes": "1",
+    "distillation.n_gpus_per_node": "4",
+    f"{TEACHER}.model_path": "some/teacher",
+    f"{TEACHER}.inference.tensor_model_parallel_size": "2",
+    f"{TEACHER}.inference.max_model_len": "1537",
+    f"{LOSS}.loss_mode": "forward_kl_topk",
+    f"{LOSS}.topk": "64",
+    f"{LOSS}.use_policy_gradient": "False",
+}
+OTHER = "+distillation.teacher_models.maths"
+
+
+def judged(path: Path, release: str, given: dict[str, str]) -> list[Finding]:
+    words = " ".join(f"{key}={value}" for key, value in given.items())
+    script = path / "run.sh"
+    script.write_text(f"python -m verl.trainer.main_ppo {words}\n")
+    found = check.check(script, (), f"verl=={release}").findings
+    return [finding for finding in found if finding.level != "note"]
+
+
+@pytest.mark.parametrize("release", ["0.8.0", "0.9.0", "0.9.1"])
+@pytest.mark.parametrize("more", [{}, TAUGHT])
+def test_a_sound_job_is_let_through(
+    release: str, more: dict[str, str], tmp_path: Path
+) -> None:
+    assert judged(tmp_path, release, SOUND | more) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (
+            {f"{ACTOR}.ulysses_sequence_parallel_size": "3"},
+            "the trainer has 8 GPUs, and each model copy takes 3",
+        ),
+        (
+            {
+                f"{ACTOR}.ulysses_sequence_parallel_size": "2",
+                "actor_rollout_ref.model.use_remove_padding": "False",
+            },
+            "needs actor_rollout_ref.model.use_remove_padding=True",
+        ),
+        (
+            {f"{ACTOR}.ppo_mini_batch_size": "2", f"{ROLLOUT}.n": "1"},
+            "a mini batch of 2 prompts times 1 samples does not divide among 8",
+        ),
+        (
+            {"data.train_batch_size": "8"},
+            "ppo_mini_batch_size 16 is more than train_batch_size 8",
+        ),
+        (
+            {"data.train_batch_size": "8", f"{ACTOR}.use_dynamic_bsz": "True"},
+            "more than train_batch_size 8; verl finds that out after the first rollout",
+        ),
+        (
+            {"data.train_batch_size": "40"},
+            "train_batch_size 40 is not a multiple of ppo_mini_batch_size 16",
+        ),
+        (
+            {
+                "trainer.n_gpus_per_node": "6",
+                f"{ACTOR}.ppo_mini_batch_size": "5",
+                "data.train_batch_size": "5",
+                f"{ROLLOUT}.n": "4",
+            },
+            "train_batch_size 5 times 4 samples is not a multiple of 6",
+        ),
+        ({f"{ACTOR}.ppo_micro_batch_size": "4"}, "exclude each other"),
+        (
+            {f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "null"},
+            "log_prob_micro_batch_size_per_gpu has no value",
+        ),
+        (
+            {f"{ACTOR}.use_kl_loss": "True"},
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu has no value",
+        ),
+        ({f"{ROLLOUT}.mode": "sync"}, "mode=sync is gone"),
+        ({f"{ROLLOUT}.pipeline_model_parallel_size": "2"}, "verl's rollout has none"),
+        ({f"{ROLLOUT}.expert_parallel_size": "4"}, "expert_parallel_size 4 must be"),
+        (
+            {f"{ROLLOUT}.tensor_model_parallel_size": "3"},
+            "8 GPUs of the rollout are not a multiple of the 3",
+        ),
+        ({f"{ROLLOUT}.max_model_len": "512"}, "leaves no room for a response"),
+        ({f"{ROLLOUT}.max_model_len": "1535"}, "short, in silence"),
+        (
+            {**TAUGHT, "distillation.enabled": "False"},
+            "the teacher some/teacher is not used",
+        ),
+        ({**TAUGHT, f"{TEACHER}.model_path": "null"}, "model_path has no value"),
+        ({**TAUGHT, "distillation.nnodes": "0"}, "the teacher has no GPUs"),
+        (
+            {**TAUGHT, f"{TEACHER}.inference.tensor_model_parallel_size": "3"},
+            "the teacher's pool of 4 GPUs is not a multiple of the 3",
+        ),
+        (
+            {**TAUGHT, f"{TEACHER}.inference.max_model_len": "1536"},
+            "the teacher's max_model_len 1536 is less than",
+        ),
+        ({**TAUGHT, f"{LOSS}.loss_mode": "k1"}, "verl refuses it"),
+        ({**TAUGHT, f"{LOSS}.use_policy_gradient": "True"}, "the sampled token only"),
+        ({**TAUGHT, f"{LOSS}.topk": "null"}, "topk has no value"),
+        (
+            {**TAUGHT, f"+{TEACHER}.inference.engine_kwargs.vllm.max_logprobs": "8"},
+            "gives 8 log-probabilities a token (max_logprobs), and the loss takes 64",
+        ),
+        (
+            {**TAUGHT, f"{OTHER}.model_path": "a/b", f"{OTHER}.key": "maths"},
+            "verl drops teacher_model as soon as there are others (maths)",
+        ),
+    ],
+)
+def test_a_broken_rule_is_told(
+    changed: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    found = judged(tmp_path, "0.9.1", SOUND | changed)
+    assert any(says in finding.message for finding in found), found
+    assert all(finding.line == 1 for finding in found)
+
+
+def test_what_is_not_certain_breaks_no_rule(tmp_path: Path) -> None:
+    for key in SOUND:
+        assert judged(tmp_path, "0.9.1", SOUND | {key: "$UNKNOWN"}) == []
+
+
+def test_a_fault_on_one_way_only_is_a_warning_with_its_branch(tmp_path: Path) -> None:
+    given = SOUND | {f"{ROLLOUT}.tensor_model_parallel_size": "$TP"}
+    words = " ".join(f"{key}={value}" for key, value in given.items())
+    script = tmp_path / "run.sh"
+    script.write_text(
+        'if [ "$BIG" ]; then TP=3; else TP=2; fi\n'
+        f"python -m verl.trainer.main_ppo {words}\n"
+    )
+    (finding,) = check.check(script, (), "verl==0.9.1").findings
+    assert finding.level == "warning"
+    assert "the 3 that one replica takes (if" in finding.message
