@@ -76,15 +76,25 @@ def test_a_sound_job_is_let_through(
         ),
         (
             {"data.train_batch_size": "8"},
-            "ppo_mini_batch_size 16 is more than train_batch_size 8",
+            "not a multiple of ppo_mini_batch_size 16, and is less: verl refuses it",
         ),
         (
             {"data.train_batch_size": "8", f"{ACTOR}.use_dynamic_bsz": "True"},
-            "more than train_batch_size 8; verl finds that out after the first rollout",
+            "each step computes 16 sequences of padding beside 16 real ones",
         ),
         (
-            {"data.train_batch_size": "40"},
-            "train_batch_size 40 is not a multiple of ppo_mini_batch_size 16",
+            {"data.train_batch_size": "40", "trainer.use_v1": "False"},
+            "ppo_mini_batch_size 16; verl finds that out after the first rollout",
+        ),
+        (
+            {
+                "data.train_batch_size": "4",
+                f"{ACTOR}.ppo_mini_batch_size": "4",
+                f"{ROLLOUT}.n": "2",
+                f"{ROLLOUT}.agent.num_workers": "16",
+                "trainer.use_v1": "False",
+            },
+            "train_batch_size 4 times 2 samples does not divide among 16 agent loop",
         ),
         (
             {

@@ -110,6 +110,10 @@ class Job:
         self._defaults = defaults
         self._given = {override.key: override for override in overrides}
 
+    def knows(self, key: str) -> bool:
+        """Whether the release has a default for the key."""
+        return key in self._defaults
+
     def given(self, pattern: str) -> list[str]:
         """The keys of a pattern that the command line gives."""
         return [key for key in self._given if fnmatch.fnmatchcase(key, pattern)]

@@ -1,6 +1,8 @@
 """verl's own rules on sizes: what fails at its start, after a rollout, or in silence.
 
-The same in verl 0.8.0, 0.9.0 and 0.9.1; where each stands in its sources is said below.
+Read in verl 0.8.0, 0.9.0 and 0.9.1; where each stands in its sources is said below.
+0.9 has a second trainer (trainer/ppo/v1, its default), which pads such batches as do
+not divide.
 """
 
 from __future__ import annotations
@@ -44,6 +46,10 @@ class _Sizes:
         if given.needs:
             raise _UnsureError
         return given.value
+
+    def has(self, key: str) -> bool:
+        """Whether the release has the key."""
+        return self._job.knows(key)
 
     def whole(self, *keys: str) -> list[int]:
         """Values that are whole numbers; Unsure where one is none."""
@@ -134,20 +140,42 @@ def _mini_batch(sizes: _Sizes) -> Iterator[Finding]:
 @_rule
 def _batch(sizes: _Sizes) -> Iterator[Finding]:
     # workers/config/actor.py, ActorConfig.validate (only without dynamic batch size);
-    # utils/tensordict_utils.py, make_iterator.
+    # utils/tensordict_utils.py, make_iterator; trainer/ppo/v1/trainer_base.py pads in
+    # _balance_batch.
     keys = ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
     train, mini = sizes.whole(*keys)
-    late = "; verl finds that out after the first rollout"
-    if 0 < train < mini:
-        late = late if sizes(f"{ACTOR}.use_dynamic_bsz") else ""
+    if train <= 0 or mini <= 0 or train % mini == 0:
+        return
+    text = f"train_batch_size {train} is not a multiple of ppo_mini_batch_size {mini}"
+    if train < mini and not sizes(f"{ACTOR}.use_dynamic_bsz"):
+        yield sizes.fault(f"{text}, and is less: verl refuses it")
+    elif _pads(sizes):
+        (samples,) = sizes.whole(f"{ROLLOUT}.n")
+        more = -train % mini * samples
+        text += f": each step computes {more} sequences of padding beside"
+        yield sizes.fault(f"{text} {train * samples} real ones", "warning")
+    else:
+        yield sizes.fault(f"{text}; verl finds that out after the first rollout")
+
+
+@_rule
+def _agent_workers(sizes: _Sizes) -> Iterator[Finding]:
+    # experimental/agent_loop/agent_loop.py, generate_sequences; protocol.py, chunk.
+    if _pads(sizes):
+        return
+    keys = ("data.train_batch_size", f"{ROLLOUT}.n", f"{ROLLOUT}.agent.num_workers")
+    train, samples, workers = sizes.whole(*keys)
+    if workers > 0 and train * samples % workers:
         yield sizes.fault(
-            f"ppo_mini_batch_size {mini} is more than train_batch_size {train}{late}"
+            f"train_batch_size {train} times {samples} samples does not divide among "
+            f"{workers} agent loop workers ({keys[2]}); verl finds that out at the "
+            "first rollout"
         )
-    elif mini > 0 and train % mini:
-        yield sizes.fault(
-            f"train_batch_size {train} is not a multiple of ppo_mini_batch_size "
-            f"{mini}{late}"
-        )
+
+
+def _pads(sizes: _Sizes) -> bool:
+    """Whether the trainer fills up a batch that does not divide."""
+    return sizes.has("trainer.use_v1") and bool(sizes("trainer.use_v1"))
 
 
 @_rule
