@@ -98,35 +98,29 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--format", choices=("text", "json"), default="text")
     command.set_defaults(run=_clean)
 
-    command = commands.add_parser(
+    _add_job(
+        commands,
         "check",
-        help="say what a launch script of verl would start, and what is wrong with it",
-        description="Reads a bash script without running any of it: the command that "
-        "starts verl, the values that it gives with the lines they stand in, and keys "
-        "that verl's release does not have.",
-        epilog="Exit status: 0 no error was found, 1 errors were, 2 there is no job of "
-        "verl that could be read, or wrong usage.",
+        _job,
+        ("text", "json"),
+        help="say what a job would start, and what is wrong with it",
+        description="Reads a launch script for bash or a configuration file without "
+        "running any of it: the command that starts the training, the values that it "
+        "gives with the lines they stand in, and what the framework's release makes "
+        "of them.",
+        epilog="Exit status: 0 no error was found, 1 errors were, 2 there is no job "
+        "that could be read, or wrong usage.",
     )
-    command.add_argument("script", metavar="FILE", help="a launch script for bash")
-    command.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="arguments for the script"
+    _add_job(
+        commands,
+        "debug-config",
+        _debug_config,
+        ("text", "args", "json"),
+        help="print a job's smallest meaningful run, as overrides for it",
+        description="One step of the smallest batch, short, eager, nothing saved or "
+        "logged, each with its reason; parallel sizes, sharding and transports stay.",
+        epilog="Exit status: 0, or 2 where there is no job that could be read.",
     )
-    command.add_argument(
-        "--framework",
-        default="",
-        metavar="NAME==RELEASE",
-        help="the framework, and the release of it that judges (default: the "
-        "installed, else the newest known)",
-    )
-    command.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a variable that the script finds set; repeatable",
-    )
-    command.add_argument("--format", choices=("text", "json"), default="text")
-    command.set_defaults(run=_job)
 
     command = commands.add_parser(
         "env", help="print what to paste into an issue: system, GPUs, versions"
@@ -244,6 +238,35 @@ def _faults(asked: argparse.Namespace) -> int:
     return _answer(asked, explain.faults_json(found), explain.faults_text(found))
 
 
+def _add_job(
+    commands: Any, name: str, run: Any, formats: tuple[str, ...], **texts: str
+) -> None:
+    """A command that reads the user's own job."""
+    command = commands.add_parser(name, **texts)
+    command.add_argument(
+        "script", metavar="FILE", help="a launch script for bash, YAML, JSON or TOML"
+    )
+    command.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="arguments for the script"
+    )
+    command.add_argument(
+        "--framework",
+        default="",
+        metavar="NAME==RELEASE",
+        help="the framework, and the release of it that judges (default: the "
+        "installed, else the newest known)",
+    )
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable that the script finds set; repeatable",
+    )
+    command.add_argument("--format", choices=formats, default="text")
+    command.set_defaults(run=run)
+
+
 def _job(asked: argparse.Namespace) -> int:
     # Only here: its parser is a package of its own.
     from pytest_gkd.job import check
@@ -259,6 +282,19 @@ def _clean(asked: argparse.Namespace) -> int:
     told = stale_runs.to_json(runs, yes=asked.yes)
     _answer(asked, told, stale_runs.report_text(runs, yes=asked.yes))
     return stale_runs.exit_status(runs, yes=asked.yes)
+
+
+def _debug_config(asked: argparse.Namespace) -> int:
+    from pytest_gkd.job import check, debug_config
+
+    given = check.variables(asked.set)
+    small = debug_config.smallest(
+        lambda more: check.check(
+            asked.script, [*asked.overrides, *more], asked.framework, given
+        )
+    )
+    told = small.arguments() if asked.format == "args" else debug_config.text(small)
+    return _answer(asked, small.to_json(), told)
 
 
 def _env(asked: argparse.Namespace) -> int:

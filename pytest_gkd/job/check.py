@@ -245,23 +245,24 @@ def _uncertain(said: Iterable[Override]) -> Iterator[Finding]:
 
 def text(checked: Checked) -> str:
     """For people: what was understood, then what is wrong."""
+    one = sanitize.line
     release = f"{checked.framework} {checked.release} ({checked.release_by})"
-    told = [f"{release}, started in line {', '.join(map(str, checked.lines))}"]
+    lines = ", ".join(map(str, checked.lines))
+    told = [one(f"{release}, started in line {lines}")]
     width = max(map(len, checked.values))
     for name, value in checked.values.items():
-        said = "?" if value.source == "undetermined" else _shown(value.value)
+        said = "?" if value.source == "undetermined" else one(_shown(value.value))
         place = _place(checked, value.file, value.line)
-        told.append(
-            f"  {name:{width}}  {said:32}  {place or value.expression or value.source}"
-        )
-        told += [f"  {'':{width}}    {option}" for option in value.alternatives]
+        origin = one(place or value.expression or value.source)
+        told.append(f"  {name:{width}}  {said:32}  {origin}")
+        told += [f"  {'':{width}}    {one(option)}" for option in value.alternatives]
     for finding in checked.findings:
         cause = f" [{finding.cause}]" if finding.cause else ""
         place = _place(checked, finding.file, finding.line)
-        told.append(f"{finding.level}: {place}: {finding.message}{cause}")
+        told.append(one(f"{finding.level}: {place}: {finding.message}{cause}"))
     errors = sum(finding.level == "error" for finding in checked.findings)
     told.append(f"{errors} error(s)" if errors else "no error found")
-    return "\n".join(sanitize.line(line) for line in told)
+    return "\n".join(told)
 
 
 def _place(checked: Checked, file: str, line: int) -> str:
