@@ -87,6 +87,7 @@ CAUSES = [
     "data.cache",
     "data.loader-stall",
     "data.worker-died",
+    "internal.error",
     "tokenizer.load",
     "tokenizer.chat-template",
     "tokenizer.vocab-mismatch",

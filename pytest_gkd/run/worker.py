@@ -17,6 +17,7 @@ import pytest
 from pytest_gkd import sanitize, typed_json
 from pytest_gkd import stage_events as events
 from pytest_gkd.clock import monotonic
+from pytest_gkd.own_faults import own_fault
 from pytest_gkd.processes import cgroup, prctl, procfs, stacks, tree
 from pytest_gkd.processes.import_clock import ImportClock, ImportsBelow
 from pytest_gkd.processes.procfs import Descriptor
@@ -29,6 +30,7 @@ from pytest_gkd.report.record import (
     TIMEOUT,
 )
 from pytest_gkd.run.assignment import Link
+from pytest_gkd.run.built_in_stages import stages_dir
 from pytest_gkd.run.captured_output import (
     captured_descriptors,
     channel_descriptors,
@@ -442,6 +444,8 @@ class StageWorker:
                 fault = shadowed(error, report.longreprtext)
             elif fault is not None:
                 result.error = str(fault)
+            if fault is None and (own := own_fault(error, stages_dir())):
+                fault, result.error = own, str(own)
             result.fault = fault.to_json() if fault else None
         if failed_parts:
             first, _ = failed_parts[0]

@@ -283,6 +283,10 @@ class Engine:
         if not running.done():
             how = f"had not finished after {budget_s:.1f} s"
             raise late_fault([what], how, "sync.stuck")
+        if error is not None:
+            said = engine_errors.kept(self.config.socket_dir, self.config.model)
+            if isinstance(said, StageFault):
+                raise said from error
         return running.result()
 
 

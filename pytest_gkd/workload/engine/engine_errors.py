@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from pytest_gkd.own_faults import own_fault
 from pytest_gkd.stage_api import StageFault
 
 RECORD = "error.json"
@@ -37,7 +38,9 @@ class _Keeper(logging.Filter):
         directory = os.environ.get("VLLM_RPC_BASE_PATH")
         if error is None or not directory:
             return True
+        own = own_fault(error)
         found = {
+            "own": own and own.to_json(),
             "type": type(error).__name__,
             "text": str(error)[:TEXT_CHARS],
             "missing": _missing(error),
@@ -72,6 +75,8 @@ def kept(directory: str, model: str) -> Exception | None:
         found: dict[str, Any] = json.loads(text)
     except (OSError, ValueError):
         return None
+    if found["own"]:
+        return StageFault.from_json(found["own"])
     if found["missing"]:
         return _missing_fault(found["missing"], model)
     named: type[EngineStartError] = type(found["type"], (EngineStartError,), {})

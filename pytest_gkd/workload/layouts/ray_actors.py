@@ -6,6 +6,7 @@ import abc
 import functools
 from typing import TYPE_CHECKING, Any
 
+from pytest_gkd.own_faults import own_fault
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload import collector
 
@@ -37,6 +38,10 @@ class Role(abc.ABC):
             return getattr(made[part], method)(*args, **kwargs) if method else None
         except StageFault as fault:
             return fault
+        except Exception as error:
+            if own := own_fault(error):
+                return own
+            raise
 
     @functools.cached_property
     def _made(self) -> dict[str, Any]:
