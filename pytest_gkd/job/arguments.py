@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,13 @@ MOST_NEAR = 20
 NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own _negative_number_matcher
 TRUE = ("yes", "true", "t", "y", "1")
 FALSE = ("no", "false", "f", "n", "0")
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "json": "JSON",
+    "dict": "a mapping, which only a configuration file can give",
+}
 
 
 @dataclass(frozen=True)
@@ -26,14 +35,17 @@ class Option:
     """An option of an argparse parser.
 
     ``key`` is its ``dest``. ``type`` is int, float, str, bool (transformers'
-    ``string_to_bool``), json, or a flag's constant as ``true`` or ``false``. ``nargs``
-    is argparse's: "" for one value, "?", "*", "+", or a number's digits.
+    ``string_to_bool``), json, dict (which no word can give), or a flag's constant as
+    ``true`` or ``false``. ``nargs``
+    is argparse's: "" for one value, "?", "*", "+", or a number's digits. ``none`` says
+    that "none" and "null" stand for None, as in TRL's copy of HfArgumentParser.
     """
 
     key: str
     type: str = "str"
     nargs: str = ""
     choices: Sequence[Any] = ()
+    none: bool = False
 
     @property
     def most(self) -> int:
@@ -50,6 +62,28 @@ class Option:
         if self.type in ("true", "false") or self.nargs in ("?", "*"):
             return 0
         return int(self.nargs) if self.nargs.isdigit() else 1
+
+    def converted(self, text: str) -> Any:
+        """A word as argparse would convert it. Raises ValueError where it refuses."""
+        if self.none and text.lower() in ("none", "null"):
+            return None
+        if self.choices:
+            return {str(choice): choice for choice in self.choices}.get(text, text)
+        if self.type == "int":
+            return int(text)
+        if self.type == "float":
+            number = float(text)
+            return number if math.isfinite(number) else text  # JSON has no infinity
+        if self.type == "bool" and text.lower() in TRUE + FALSE:
+            return text.lower() in TRUE
+        if self.type == "json" and text.startswith("{"):
+            try:
+                return json.loads(text)
+            except RecursionError:
+                raise ValueError(text) from None
+        if self.type in ("bool", "dict"):
+            raise ValueError(text)
+        return text
 
 
 @dataclass
@@ -158,9 +192,9 @@ def _setting(
     for value in values:
         shape = value.text.shape
         try:
-            read.append(converted(shape, option.type))
+            read.append(option.converted(shape))
         except ValueError:
-            text = f"{name} {shape[:60]}: {whose} expects {_kind(option.type)}"
+            text = f"{name} {shape[:60]}: {whose} expects {KINDS[option.type]}"
             findings.append(_finding(UNKNOWN, "error", text, word, option.key))
             return Override("", option.key, shape, frozenset(), here)
         if option.choices and read[-1] not in option.choices:
@@ -170,23 +204,6 @@ def _setting(
     if option.nargs in ("", "?"):
         return Override("", option.key, read[0] if read else True, frozenset(), here)
     return Override("", option.key, read, frozenset(), here)
-
-
-def converted(text: str, kind: str) -> Any:
-    """A word as its option's type. Raises ValueError where it is not of it."""
-    if kind == "int":
-        return int(text)
-    if kind == "float":
-        return float(text)
-    if kind == "bool":
-        if text.lower() in TRUE + FALSE:
-            return text.lower() in TRUE
-        raise ValueError(text)
-    return text
-
-
-def _kind(kind: str) -> str:
-    return {"int": "a whole number", "float": "a number"}.get(kind, "true or false")
 
 
 def _finding(cause: str, level: str, text: str, word: Word, key: str) -> Finding:

@@ -10,13 +10,13 @@ from typing import Any
 from pytest_gkd import sanitize
 from pytest_gkd.job import documents, releases, script_file, shell
 from pytest_gkd.job.findings import CheckError, Finding, note
-from pytest_gkd.job.frameworks import verl
+from pytest_gkd.job.frameworks import trl, verl
 from pytest_gkd.job.frameworks.reading import Framework
-from pytest_gkd.job.launch import Launch, launches
+from pytest_gkd.job.launch import OWN_PROGRAM, Launch, launches
 from pytest_gkd.job.overrides import Given, Override
 from pytest_gkd.job.shell_values import Command, Text, Word, World
 
-FRAMEWORKS: dict[str, Framework] = {"verl": verl}
+FRAMEWORKS: dict[str, Framework] = {"verl": verl, "trl": trl}
 CONFLICT = "config.invalid-combination"
 MOST_FINDINGS = 200
 Worlds = list[tuple[World, Launch]]
@@ -119,7 +119,8 @@ def check(
         if reading.problem:
             found.append(note(reading.problem, str(path), launch.command.line))
         told.append((world, found))
-    values = {name: _merged(name, read) for name in read[0][1]}
+    names = dict.fromkeys(name for _, values in read for name in values)
+    values = {name: _merged(name, read) for name in names}
     if not is_whole:
         for value in values.values():
             value.source, value.value = "undetermined", None
@@ -150,6 +151,13 @@ def _jobs(path: Path, script: shell.Script, asked: str) -> list[Worlds]:
     found = [list(launches(world.commands, programs)) for world in script.worlds]
     first = next((launch.framework for starts in found for launch in starts), "")
     starts = [[s for s in some if s.framework == (asked or first)] for some in found]
+    if asked and not any(starts):
+        # The user says so: then any script of theirs may be the trainer.
+        own = {asked: OWN_PROGRAM}
+        starts = [list(launches(world.commands, own)) for world in script.worlds]
+        # What gets no options (a download, say) is none where another does.
+        trains = [[s for s in some if _has_options(s)] for some in starts]
+        starts = trains if any(trains) else starts
     most = max(map(len, starts), default=0)
     if most:
         pairs = list(zip(script.worlds, starts, strict=True))
@@ -164,12 +172,17 @@ def _jobs(path: Path, script: shell.Script, asked: str) -> list[Worlds]:
     )
 
 
+def _has_options(launch: Launch) -> bool:
+    return any(word.text.shape.startswith("--") for word in launch.arguments)
+
+
 # -- values ------------------------------------------------------------------------
 
 
 def _merged(name: str, read: Sequence[tuple[World, dict[str, Given]]]) -> Value:
     """One value of what the ways through the script make of it."""
-    found = [(world, values[name]) for world, values in read]
+    absent = Given("default")
+    found = [(world, values.get(name, absent)) for world, values in read]
     first = found[0][1]
     options = []
     if len({repr((given.needs, given.value)) for _, given in found}) > 1:

@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 from pytest_gkd.job.shell_values import Command, Word
 
-PYTHON = re.compile(r"python[\d.]*|coverage|torchrun|deepspeed")
+PYTHON = re.compile(r"python[\d.]*|coverage|torchrun|deepspeed|accelerate")
 
 
 class Launch(NamedTuple):
     """A training's start: whose it is, the program, and the words it is given.
 
-    ``document`` is the configuration file where that is what was given to check.
+    ``document`` is the configuration file where that is what was given to check,
+    ``beside`` are all commands of the script.
     """
 
     framework: str
@@ -24,6 +25,13 @@ class Launch(NamedTuple):
     arguments: tuple[Word, ...]
     command: Command
     document: Path | None = None
+    beside: tuple[Command, ...] = ()
+
+    @property
+    def before(self) -> tuple[Word, ...]:
+        """What stands before the program: the launcher with its options."""
+        words = self.command.words
+        return words[: len(words) - len(self.arguments) - 1]
 
 
 def launches(
@@ -39,8 +47,12 @@ def launches(
                 (f for f, fits in programs.items() if fits.fullmatch(program)), ""
             )
             if framework:
-                yield Launch(framework, program, arguments, command)
+                yield Launch(framework, program, arguments, command, beside=commands)
                 break
+
+
+# A script or a module of the user's own, whose name tells no framework.
+OWN_PROGRAM = re.compile(r".*\.py|(?!torch\.|accelerate\.)[A-Za-z_]\w*(\.\w+)+")
 
 
 def _programs(words: tuple[Word, ...]) -> Iterator[tuple[str, tuple[Word, ...]]]:

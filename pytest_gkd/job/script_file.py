@@ -15,8 +15,8 @@ SHELLS = re.compile(rb"#!.*\b(?:bash|sh|dash|ksh|zsh)\b")
 MOST_LOST = 5
 
 
-def text_of(path: Path) -> str:
-    """The script. Raises CheckError where it is none that bash would read."""
+def text_of(path: Path, *, is_script: bool = True) -> str:
+    """The text of a file. Raises CheckError where bash would not read such a script."""
     try:
         if path.is_dir():
             raise CheckError(f"{path} is a directory; give the launch script in it")
@@ -32,7 +32,7 @@ def text_of(path: Path) -> str:
     if b"\0" in raw:
         raise CheckError(f"{path} is binary (it has NUL bytes), no launch script")
     first = raw.partition(b"\n")[0]
-    if first.startswith(b"#!") and not SHELLS.match(first):
+    if is_script and first.startswith(b"#!") and not SHELLS.match(first):
         said = first.decode("utf-8", "replace").strip()
         raise CheckError(f"{path} is no bash script; its first line is {said}")
     return raw.decode("utf-8", "replace")

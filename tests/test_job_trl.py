@@ -1,0 +1,450 @@
+"""``gkd check`` on TRL: its scripts, its configurations and what starts them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gkd.job import check
+from pytest_gkd.job.check import Checked
+from pytest_gkd.job.findings import CheckError
+
+GKD = (
+    "examples/scripts/gkd.py --model_name_or_path s --teacher_model_name_or_path t "
+    "--dataset_name d"
+)
+GOLD = GKD.replace("gkd.py", "gold.py")
+GRPO = "trl grpo --model_name_or_path s --dataset_name d --reward_funcs r"
+
+
+def checked(
+    place: Path, text: str, release: str = "1.9.0", name: str = "run.sh", **given: str
+) -> Checked:
+    path = place / name
+    path.write_text(text + "\n")
+    return check.check(path, (), f"trl=={release}", given)
+
+
+def told(found: Checked) -> list[tuple[str, str]]:
+    faults = [f for f in found.findings if f.level != "note"]
+    return [(f.level, f.key.lstrip("-")) for f in faults]
+
+
+def values(found: Checked) -> dict[str, Any]:
+    return {name: value.value for name, value in found.values.items()}
+
+
+def test_an_option_counts_before_the_configuration_and_that_before_the_default(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "learning_rate: 1e-6\nmax_new_tokens: 64\nlmbda: 1.0\nbf16: true\n"
+        "gradient_checkpointing_kwargs:\n  use_reentrant: false\n"
+    )
+    found = checked(tmp_path, f"python {GKD} --config c.yaml --max_new_tokens 32")
+    assert not told(found)
+    rate, beta = found.values["learning_rate"], found.values["loss_beta"]
+    assert (rate.value, rate.source, rate.line) == (1e-6, "user", 1)
+    assert rate.file.endswith("c.yaml")
+    assert (beta.value, beta.source) == (0.5, "default")
+    assert values(found)["max_response_length"] == 32
+    assert values(found)["loss_lambda"] == 1.0
+
+
+def test_of_a_configuration_that_is_not_found_no_default_is_told(
+    tmp_path: Path,
+) -> None:
+    found = checked(tmp_path, f"python {GKD} --config $C")
+    assert values(found)["student"] == "s"
+    assert found.values["learning_rate"].source == "undetermined"
+    assert found.values["learning_rate"].alternatives == ["give it with --set C=VALUE"]
+
+
+@pytest.mark.parametrize(
+    ("line", "level", "key", "says"),
+    [
+        (f"python {GKD} --lambda 1", "error", "lambda", "has no option --lambda; did"),
+        (f"python {GKD} --max_seq_length 9", "error", "max_seq_length", "TRL 0.16.1"),
+        (f"python {GKD} --evaluation_strategy no", "error", "evaluation_strategy", "4."),
+        (f"python {GKD} --learning_rate fast", "error", "learning_rate", "a number"),
+        (f"python {GKD} --dtype bf16", "error", "dtype", "knows auto, bfloat16"),
+        (f"python {GKD} --bf16 --fp16", "error", "bf16", "expects a value"),
+        (f"python {GKD} --bf16 1 --fp16", "error", "fp16", "both on"),
+        (f"python {GKD} --beta 1.5", "error", "beta", "between 0 and 1"),
+        (f"python {GKD} --lmbda 1 --seq_kd", "warning", "seq_kd", "changes nothing"),
+        (f"python {GKD} stray", "error", "", "stray belongs to no option"),
+        ("trl gkd --lmbda 1", "error", "gkd", "accelerate launch examples/scripts/gkd"),
+        (GRPO.replace(" --reward_funcs r", ""), "error", "reward_funcs", "neither"),
+        (GRPO.replace(" --dataset_name d", ""), "error", "dataset_name", "neither"),
+        (f"{GRPO} --max_prompt_length 9", "error", "max_prompt_length", "0.27.2"),
+        (f"{GRPO} --vllm_mode server", "warning", "vllm_mode", "without use_vllm"),
+        (
+            f"{GRPO} --num_processes 4 --per_device_train_batch_size 1",
+            "error",
+            "num_generations",
+            "1 per device * 4 processes * 1 steps = 4, which num_generations 8",
+        ),
+        (
+            f"{GRPO} --generation_batch_size 8 --steps_per_generation 2",
+            "error",
+            "steps_per_generation",
+            "both given",
+        ),
+        (
+            f"{GRPO} --num_processes 4 --use_vllm --vllm_tensor_parallel_size 3",
+            "error",
+            "vllm_tensor_parallel_size",
+            "does not divide the 4 processes",
+        ),
+        (
+            f"{GRPO} --num_processes 4 --eval_strategy steps "
+            "--per_device_eval_batch_size 1",
+            "error",
+            "per_device_eval_batch_size",
+            "no multiple of the 8 generations",
+        ),
+        (
+            f"python {GOLD} --num_generations 3",
+            "error",
+            "num_generations",
+            "is not generation_batch_size 2 * num_generations 3",
+        ),
+        (
+            f"python {GOLD} --max_length 128",
+            "error",
+            "max_completion_length",
+            "leaves no room",
+        ),
+        (
+            f"python {GOLD} --use_uld_loss --use_liger_kernel",
+            "error",
+            "use_liger_kernel",
+            "exclude each other",
+        ),
+        (
+            f"python {GKD} --lora_target_modules q_proj, v_proj",
+            "warning",
+            "lora_target_modules",
+            "q_proj, with its comma",
+        ),
+        (
+            f"CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=4 {GKD}",
+            "error",
+            "CUDA_VISIBLE_DEVICES",
+            "4 processes are started",
+        ),
+        (
+            f"accelerate launch --num_processes 8 --num_machines 3 {GKD}",
+            "error",
+            "num_processes",
+            "8 processes cannot be spread over 3 machines",
+        ),
+        (
+            f"accelerate launch --num_proceses 8 {GKD}",
+            "error",
+            "num_proceses",
+            "has no option --num_proceses; did you mean '--num_processes'",
+        ),
+        (
+            f"python {GKD} --load_best_model_at_end",
+            "error",
+            "load_best_model_at_end",
+            "to be the same",
+        ),
+        (
+            "python examples/scripts/gkd.py --model_name_or_path s --dataset_name d",
+            "error",
+            "teacher_model_name_or_path",
+            "is not given",
+        ),
+        (f"python {GKD} --config /nowhere.yaml", "error", "config", "no such file"),
+    ],
+)  # fmt: skip
+def test_what_trl_refuses_is_told(
+    line: str, level: str, key: str, says: str, tmp_path: Path
+) -> None:
+    found = checked(tmp_path, line)
+    assert (level, key) in told(found)
+    fault = next(f for f in found.findings if f.key.lstrip("-") == key)
+    assert says in fault.message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"python {GKD}",
+        f"python {GKD} --learning-rate 1e-6 --no_disable_dropout --lora_r 8",
+        f"python {GKD} --lora_target_modules all-linear --report_to none",
+        f"python {GKD} --max_length none",
+        f"{GRPO} --num_processes 8 --use_vllm --vllm_tensor_parallel_size 4",
+        f"{GRPO} --accelerate_config zero3 --num_generations 4",
+        "accelerate launch --config_file={} --num_processes=2 -m trl.scripts.sft "
+        "--model_name_or_path s --dataset_name d",
+        f"python {GOLD} --num_generations 4 --gradient_accumulation_steps 2",
+    ],
+)
+def test_what_trl_takes_is_no_fault(line: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n")
+    assert not told(checked(tmp_path, line.replace("{}", "a.yaml")))
+
+
+@pytest.mark.parametrize(
+    ("yaml", "level", "key", "says"),
+    [
+        ("lmbda: [1]\nlamda: 1", "error", "lamda", "has no key lamda; did you mean"),
+        ("eval_strategy: no", "error", "eval_strategy", 'write "no"'),
+        ("learning_rate: fast", "error", "learning_rate", "expects a number"),
+        ("max_new_tokens: 1.5", "warning", "max_new_tokens", "no whole number"),
+        ("label_names: a", "error", "label_names", "read letter by letter"),
+        ("evaluation_strategy: steps", "error", "evaluation_strategy", "4.46.3"),
+    ],
+)
+def test_what_a_configuration_cannot_mean_is_told(
+    yaml: str, level: str, key: str, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(yaml + "\n")
+    found = checked(tmp_path, f"python {GKD} --config c.yaml")
+    (fault,) = [f for f in found.findings if f.level != "note"]
+    assert (fault.level, fault.key) == (level, key)
+    assert says in fault.message
+
+
+def test_keys_of_a_configuration_that_a_script_passes_over_are_a_warning(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "c.yaml").write_text("num_processes: 2\nmodel_name_or_path: s\n")
+    script = "accelerate launch trl/scripts/sft.py --dataset_name d --config c.yaml"
+    assert told(checked(tmp_path, script)) == [("warning", "num_processes")]
+    # trl sft gives it to its launcher.
+    found = checked(tmp_path, "trl sft --dataset_name d --config c.yaml")
+    assert (told(found), values(found)["trainer_gpus"]) == ([], 2)
+
+
+SERVE = "trl vllm-serve --model s --tensor_parallel_size 2"
+SERVED = "--use_vllm --vllm_mode server"
+
+
+@pytest.mark.parametrize(
+    ("serve", "train", "keys"),
+    [
+        (f"{SERVE} --port 8001", f"python {GOLD} {SERVED}", []),
+        (SERVE, f"python {GOLD} {SERVED}", ["vllm_server_port"]),
+        (SERVE, f"{GRPO} --num_processes 8 {SERVED}", []),
+        (
+            f"{SERVE} --port 9000",
+            f"{GRPO} --num_processes 8 {SERVED} --vllm_server_base_url "
+            "http://localhost:8000",
+            ["vllm_server_base_url"],
+        ),
+        (SERVE, f"{GRPO} --num_processes 8 {SERVED} --vllm_server_host far "
+         "--vllm_server_port 1", []),
+        (
+            f"CUDA_VISIBLE_DEVICES=0,1 {SERVE}",
+            f"CUDA_VISIBLE_DEVICES=1,2 {GRPO} --num_processes 2 "
+            f"--gradient_accumulation_steps 4 {SERVED}",
+            ["vllm_mode"],
+        ),
+        (
+            SERVE.replace("--model s", "--model other"),
+            f"{GRPO} --num_processes 8 {SERVED}",
+            ["model_name_or_path"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_trainer_and_its_server_fit(
+    serve: str, train: str, keys: list[str], tmp_path: Path
+) -> None:
+    found = checked(tmp_path, f"{serve} &\n{train}")
+    assert [key for _, key in told(found)] == keys
+    assert values(found)["rollout_gpus"] == 2
+    assert values(found)["placement"] == "split"
+
+
+def test_gpus_are_summed_over_trainer_and_server(tmp_path: Path) -> None:
+    found = values(checked(tmp_path, f"{SERVE} &\n{GRPO} --num_processes 8 {SERVED}"))
+    names = ("trainer_gpus", "rollout_gpus", "total_gpus", "rollout_engine")
+    assert [found[name] for name in names] == [8, 2, 10, "vllm"]
+
+
+def test_what_no_launcher_tells_is_undetermined(tmp_path: Path) -> None:
+    found = checked(tmp_path, f"python {GKD}").values
+    assert found["trainer_gpus"].source == found["total_gpus"].source == "undetermined"
+    assert found["train_batch_size"].value is None
+    text = f"CUDA_VISIBLE_DEVICES=2,3 python {GKD}"
+    assert checked(tmp_path, text).values["trainer_gpus"].value == 2
+    found = checked(tmp_path, f"accelerate launch --num_processes $N {GKD}").values
+    assert found["trainer_gpus"].alternatives == ["give it with --set N=VALUE"]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {
+                "distributed_type": "DEEPSPEED",
+                "num_processes": 16,
+                "num_machines": 2,
+                "deepspeed_config": {
+                    "zero_stage": 3,
+                    "offload_param_device": "cpu",
+                    "offload_optimizer_device": "none",
+                },
+            },
+            {"zero_stage": 3, "offload_param": True, "offload_optimizer": False}
+            | {"nodes": 2, "gpus_per_node": 8, "trainer_gpus": 16},
+        ),
+        (
+            {
+                "distributed_type": "FSDP",
+                "num_processes": 4,
+                "fsdp_config": {"fsdp_version": 2, "fsdp_offload_params": True},
+                "parallelism_config": {
+                    "parallelism_config_cp_size": 2,
+                    "parallelism_config_dp_shard_size": 2,
+                },
+            },
+            {"fsdp_version": 2, "offload_param": True, "context_parallel_size": 2},
+        ),
+    ],
+)
+def test_accelerates_configuration_tells_the_sharding(
+    config: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "a.yaml").write_text(json.dumps(config))
+    found = checked(tmp_path, f"accelerate launch --config_file a.yaml {GKD}")
+    assert not told(found)
+    assert expected.items() <= values(found).items()
+    alone = check.check(tmp_path / "a.yaml")
+    assert (alone.framework, told(alone)) == ("trl", [])
+    assert expected.items() <= values(alone).items()
+
+
+@pytest.mark.parametrize(
+    ("config", "level", "key"),
+    [
+        ({"distributed_type": "NO", "num_processes": 8}, "warning", "num_processes"),
+        ({"distributed_type": "MULTI_GPU"}, "error", "config_file"),
+        ({"distributed_type": "NO", "num_procs": 8}, "error", "num_procs"),
+        ({"num_processes": 1}, "error", ""),
+        (
+            {
+                "distributed_type": "FSDP",
+                "num_processes": 4,
+                "parallelism_config": {"parallelism_config_cp_size": 3},
+            },
+            "error",
+            "num_processes",
+        ),
+    ],
+)
+def test_what_accelerate_refuses_is_told(
+    config: dict[str, Any], level: str, key: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.yaml").write_text(json.dumps(config))
+    found = checked(tmp_path, f"accelerate launch --config_file a.yaml {GKD}")
+    assert told(found) == [(level, key)]
+
+
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [
+        ({"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": True}}, []),
+        ({"train_micro_batch_size_per_gpu": 4}, ["train_micro_batch_size_per_gpu"]),
+        ({"bf16": {"enabled": False}}, ["bf16.enabled"]),
+        ({"train_batch_size": 16, "gradient_clipping": 1.0}, []),
+        ({"train_batch_size": 32}, ["train_batch_size"]),
+        ({"optimizer": {"params": {"lr": 1e-5}}}, ["optimizer.params.lr"]),
+    ],
+)
+def test_deepspeeds_own_file_says_the_same(
+    config: dict[str, Any], keys: list[str], tmp_path: Path
+) -> None:
+    whole = {"zero_optimization": {"stage": 2}, **config}
+    (tmp_path / "ds.json").write_text(json.dumps(whole, indent=1))
+    found = checked(tmp_path, f"torchrun --nproc-per-node 2 {GKD} --deepspeed ds.json")
+    assert [key for _, key in told(found)] == keys
+    assert values(found)["zero_stage"] == 2
+
+
+OWN = """
+from dataclasses import dataclass
+from trl import ModelConfig, TrlParser
+from trl.experimental.gkd import GKDConfig
+
+@dataclass
+class Mine:
+    prompts: str
+    keep: int = 3
+
+parser = TrlParser((Mine, GKDConfig, ModelConfig))
+mine, training, model = parser.parse_args_and_config()
+"""
+
+
+def test_a_script_of_the_users_own_is_read_and_not_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OWN)
+    line = "python download.py\npython train.py --prompts p --keep 4 --lmbda 1 --kep 2"
+    found = checked(tmp_path, line)
+    assert told(found) == [("error", "kep")]
+    assert found.lines == [2]
+    assert values(found)["loss_lambda"] == 1
+    assert found.values["loss_beta"].source == "default"
+
+
+@pytest.mark.parametrize(
+    "source", [None, "(" * 9000, "x = \0", "from mine import C\nTrlParser(C)", "1"]
+)
+def test_of_a_script_that_cannot_be_read_nothing_is_guessed(
+    source: str | None, tmp_path: Path
+) -> None:
+    if source is not None:
+        (tmp_path / "train.py").write_text(source)
+    found = checked(tmp_path, "torchrun --nproc_per_node 2 train.py --lmbda 1 --kep 2")
+    assert not told(found)
+    assert [f.level for f in found.findings] == ["note"]
+    assert found.values["student"].source == "undetermined"
+    assert values(found)["trainer_gpus"] == 2
+
+
+def test_a_script_is_taken_for_trls_only_if_the_user_says_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OWN)
+    (tmp_path / "run.sh").write_text("python train.py --prompts p\n")
+    with pytest.raises(CheckError, match="no command was found"):
+        check.check(tmp_path / "run.sh")
+
+
+def test_a_vocabulary_that_differs_is_refused(tmp_path: Path) -> None:
+    for name, config in (
+        ("s", {"vocab_size": 9}),
+        ("t", {"text_config": {"vocab_size": 8}}),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    fault = [("error", "teacher_model_name_or_path")]
+    assert told(checked(tmp_path, f"python {GKD}")) == fault
+    assert told(checked(tmp_path, f"python {GOLD} --use_uld_loss")) == []
+    (tmp_path / "t" / "config.json").write_text("[" * 9000)
+    assert told(checked(tmp_path, f"python {GKD}")) == []
+
+
+def test_a_configuration_alone_is_judged_by_the_scripts_that_fit(
+    tmp_path: Path,
+) -> None:
+    text = "model_name_or_path: s\nreward_funcs: [r]\nnum_processes: 4\nfrob: 1\n"
+    found = checked(tmp_path, text, name="c.yaml")
+    assert told(found) == [("error", "frob")]
+    assert values(found)["trainer_gpus"] == 4
+    # grpo and rloo read such a file, and differ in it.
+    assert found.values["samples_per_prompt"].source == "undetermined"
+
+
+def test_branches_that_start_different_programs_are_told_together(
+    tmp_path: Path,
+) -> None:
+    text = f'if [ "$A" ]; then {GRPO}; else trl sft --model_name_or_path s; fi'
+    found = checked(tmp_path, text)
+    assert values(found)["student"] == "s"
+    assert found.values["samples_per_prompt"].source == "undetermined"
