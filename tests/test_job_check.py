@@ -400,7 +400,7 @@ def bad_file(path: Path, kind: str) -> None:
     elif kind == "large":
         path.write_bytes(b"#\n" * (3 << 20))
     elif kind == "other":
-        path.write_text("python train.py --a 1\n")
+        path.write_text("python -c 1\n")
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_of_a_configuration_that_is_not_found_no_default_is_told(
     [
         (f"python {GKD} --lambda 1", "error", "lambda", "has no option --lambda; did"),
         (f"python {GKD} --max_seq_length 9", "error", "max_seq_length", "TRL 0.16.1"),
-        (f"python {GKD} --evaluation_strategy no", "error", "evaluation_strategy", "4."),
+        (f"python {GKD} --no_cuda", "error", "no_cuda", "transformers 4.57.6"),
         (f"python {GKD} --learning_rate fast", "error", "learning_rate", "a number"),
         (f"python {GKD} --dtype bf16", "error", "dtype", "knows auto, bfloat16"),
         (f"python {GKD} --bf16 --fp16", "error", "bf16", "expects a value"),

@@ -31,7 +31,7 @@ def jobs() -> list[Any]:
 
 def job_file(one: dict[str, Any], place: Path, folder: Path) -> Path:
     """The file or, where a page holds a job in some of its lines, these alone."""
-    path = place / one["path"]
+    path: Path = place / one["path"]
     if not path.is_file():
         pytest.skip(f"GKD_UPSTREAM has no {one['repository']} with {one['path']}")
     raw = path.read_bytes()

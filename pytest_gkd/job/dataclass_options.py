@@ -96,7 +96,7 @@ def options(given: Fields, *, none: bool = True) -> dict[str, Option]:
 
     ``none`` says whether the parser takes "none" for None, as TRL's own does.
     """
-    found = {}
+    found: dict[str, Option] = {}
     for name, field in given.items():
         option = Option(
             name,
