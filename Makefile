@@ -17,7 +17,7 @@ SUPPORTED = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if
 # What runs the tests: .ci/tests gives those that failed another try.
 TRY :=
 
-.PHONY: stages test matrix matrix-slow models neighbours twins compat light check lock clean
+.PHONY: stages test matrix matrix-slow models shrink neighbours twins compat light check lock clean
 
 stages: $(VENV)/.ready
 	$(BIN)/pytest --gkd-stages
@@ -33,7 +33,12 @@ matrix: $(VENV)/.ready
 # Tiny models of every text architecture, in the three layouts; make models MODEL=qwen3
 # for one. Some hours; models/keep.py then keeps what was found for docs/models.md.
 models: $(VENV)/.ready
-	$(BIN)/pytest -p no:gkd models -n2 $(if $(MODEL),-k "[$(MODEL)-")
+	$(BIN)/pytest -p no:gkd models/test_models.py -n2 $(if $(MODEL),-k "[$(MODEL)-")
+
+# Copies of deeper ones with fewer layers, with real and random weights, through all
+# seven stages; make shrink MODEL=qwen3 for one. Half an hour.
+shrink: $(VENV)/.ready
+	$(BIN)/pytest -p no:gkd models/test_shrunk.py $(if $(MODEL),-k "[$(MODEL)-")
 
 # The same with every process slowed down: one core, the lowest priority and, where the
 # kernel may be told so, nothing cached of any disk before each fault.

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd.workload.models import tiny_text
+from pytest_gkd.workload.models import shrink, tiny_text
 
 SHAPES = Path(__file__).parent / "shapes.toml"
 
@@ -18,14 +18,17 @@ def shapes() -> dict[str, dict[str, Any]]:
     return found
 
 
-def make(name: str, directory: Path) -> Path:
-    """Write the model ``name``, its tokenizer and config into ``directory``."""
+def make(name: str, directory: Path, times: int = 1) -> Path:
+    """Write the model ``name``, its tokenizer and config into ``directory``.
+
+    With so many ``times`` the layers.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     saved = shapes()[name].get("saved", {})
     torch.manual_seed(1)
-    config = AutoConfig.for_model(**values(name))
+    config = AutoConfig.for_model(**_deepened(values(name), times))
     dtype = getattr(torch, saved.get("dtype", "float32"))
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.generation_config.do_sample = False
@@ -37,6 +40,17 @@ def make(name: str, directory: Path) -> Path:
         (directory / file).write_text(json.dumps(value, ensure_ascii=False), "utf-8")
     _change(directory, saved)
     return directory
+
+
+def _deepened(given: dict[str, Any], times: int) -> dict[str, Any]:
+    layers = next(given[key] for key in shrink.DEPTHS if key in given)
+    found = dict(given)
+    for key, value in given.items():
+        if key in shrink.DEPTHS:
+            found[key] = value * times
+        elif isinstance(value, list | str) and len(value) == layers:
+            found[key] = value * times if key != "model_type" else value
+    return found
 
 
 def _change(directory: Path, saved: dict[str, Any]) -> None:

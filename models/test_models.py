@@ -42,6 +42,20 @@ def base() -> Iterator[Path]:
 def test_model(name: str, layout: str, base: Path) -> None:
     model = make.make(name, base / "model")
     started = time.monotonic()
+    stages, said = run(base, model, f"--gkd-stages={','.join(STAGES)}", layout)
+    found = record(name, layout, stages, time.monotonic() - started)
+    known = make.known(name, layout)
+    assert found["failed"] == (known["stage"] if known else None), (
+        f"expected {known or 'all to pass'}\n{said}"
+    )
+    if known and "cause" in known:
+        assert found["cause"] == known["cause"], said
+
+
+def run(
+    base: Path, model: Path, stages: str, layout: str, *more: str
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """The stages of a run by their names, and the end of what it said."""
     done = subprocess.run(
         [
             sys.executable,
@@ -49,12 +63,13 @@ def test_model(name: str, layout: str, base: Path) -> None:
             "pytest",
             "-p",
             "no:cacheprovider",
-            f"--gkd-stages={','.join(STAGES)}",
+            stages,
             f"--gkd-student={model}",
             f"--gkd-teacher={model}",
             f"--gkd-layout={layout}",
             f"--gkd-timeout=all={BUDGET_S}",
             f"--gkd-report={base / 'r'}",
+            *more,
         ],
         cwd=base,
         env={n: v for n, v in os.environ.items() if not n.startswith("PYTEST_")},
@@ -64,14 +79,7 @@ def test_model(name: str, layout: str, base: Path) -> None:
         check=False,
     )
     report = json.loads((base / "r/report.json").read_text())
-    stages = {stage["name"]: stage for stage in report["stages"]}
-    found = record(name, layout, stages, time.monotonic() - started)
-    known = make.known(name, layout)
-    assert found["failed"] == (known["stage"] if known else None), (
-        f"expected {known or 'all to pass'}\n{done.stdout[-6000:]}"
-    )
-    if known and "cause" in known:
-        assert found["cause"] == known["cause"], done.stdout[-6000:]
+    return {stage["name"]: stage for stage in report["stages"]}, done.stdout[-6000:]
 
 
 def record(

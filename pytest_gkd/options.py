@@ -13,6 +13,7 @@ from typing import Any
 from pytest_gkd.stage_specs import BY_NAME, LAYOUTS
 
 LOSSES = ("topk", "full")
+FEW, AUTO = "few", "auto"
 
 
 class SettingsError(ValueError):
@@ -31,6 +32,7 @@ class Option:
 
     ``kind`` is how the value is read: ``text``, ``count`` (a whole number above 0),
     ``number`` (zero or more), ``list`` (repeatable), ``flag``, or one of ``choices``.
+    ``bare`` is the value of the flag alone, empty where one has to follow.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Option:
     metavar: str
     help: str
     choices: tuple[str, ...] = ()
+    bare: str = ""
 
     @property
     def flag(self) -> str:
@@ -62,6 +65,7 @@ def _option(
     *,
     unset: Any = _SAME,
     choices: tuple[str, ...] = (),
+    bare: str = "",
 ) -> Any:
     """A setting that is an option too, with its ``default``.
 
@@ -69,6 +73,7 @@ def _option(
     """
     own = default if unset is _SAME else unset
     told = {"default": own, "metavar": metavar, "help": text, "choices": choices}
+    told["bare"] = bare
     return field(default=default, metadata=told)
 
 
@@ -79,9 +84,9 @@ class Settings:
     Fields with a help text are options. ``device`` is ``cpu`` or ``cuda``; ``gpus``
     counts the CUDA devices of this process, ``bfloat16`` says whether all of them
     compute in it, ``exclusive`` whether one takes a single process at a time.
-    ``*_why`` say in words why ``layout``, ``world_size`` and ``gpus`` have the value
-    they have. ``origins`` holds where the values that were given came from. ``job`` is
-    what ``gkd check --format=json`` says of the job's own configuration.
+    ``*_why`` say in words why ``layout``, ``shrink``, ``world_size`` and ``gpus`` have
+    the value they have. ``origins`` holds where the values that were given came from.
+    ``job`` is what ``gkd check --format=json`` says of the job's own configuration.
     Temperatures and fractions are plain numbers, lengths are in tokens.
     """
 
@@ -92,6 +97,19 @@ class Settings:
     teacher: str | None = _option(
         "PATH",
         "model directory or hub id of the teacher (default: a tiny model made here)",
+    )
+    shrink: str | None = _option(
+        "LAYERS",
+        "run on copies of student and teacher with their first LAYERS layers; few (the "
+        "flag alone): as many as have one of each kind; auto: few where the full "
+        "models do not fit this machine",
+        bare=FEW,
+    )
+    shrink_weights: str = _option(
+        "KIND",
+        "weights of the copies: real, those of the layers that they keep, or random",
+        "real",
+        choices=("real", "random"),
     )
     train_files: tuple[str, ...] = _option(
         "FILE",
@@ -175,6 +193,7 @@ class Settings:
         "what can be broken",
     )
     layout_why: str = ""
+    shrink_why: str = ""
     world_size_why: str = ""
     gpus: int = 0
     gpus_why: str = ""
@@ -214,6 +233,7 @@ STAGES = Option(
     None,
     "NAMES",
     "run the stages, all of them or those named: --gkd-stages=nccl,vllm",
+    bare="all",
 )
 TIMEOUT = Option(
     "timeout",
@@ -314,6 +334,14 @@ def _number(
     if not holds(value) or value == math.inf:
         raise SettingsError(f"{origin}: {raw!r} is not {expected}")
     return value
+
+
+def check_layers(raw: str, origin: str) -> None:
+    """Raise SettingsError for what is no number of layers, nor a word for one."""
+    if raw not in (FEW, AUTO):
+        expected = f"a number of layers, {FEW} or {AUTO} (the flag alone means {FEW}; "
+        expected += f"write --gkd-shrink={FEW} where a word follows)"
+        _number(raw, origin, int, expected, lambda n: n > 0)
 
 
 @dataclass(frozen=True)

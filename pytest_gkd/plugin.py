@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from pytest_gkd.options import STAGES, WITH_FLAG, WITH_INI
+from pytest_gkd.options import WITH_FLAG, WITH_INI
 
 if TYPE_CHECKING:
     from pytest_gkd.run.keyword_selection import Verdict
@@ -22,7 +22,6 @@ MARKER = (
     "pytest --gkd-stages runs it in its lane's own process, after its needs, and ends "
     "it with everything it started when its timeout (seconds) is over."
 )
-ALL = "all"
 BY_KEYWORD: pytest.StashKey[Verdict] = pytest.StashKey()
 PREPARED: pytest.StashKey[Prepared | None] = pytest.StashKey()
 
@@ -38,8 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             how = {"action": "store_true"}
         elif option.kind == "list":
             how["action"] = "append"
-        elif option is STAGES:
-            how |= {"nargs": "?", "const": ALL}
+        elif option.bare:
+            how |= {"nargs": "?", "const": option.bare}
         group.addoption(option.flag, dest=option.ini, help=text, **how)
     for option in WITH_INI:
         kind: Literal["linelist"] | None = "linelist" if option.kind == "list" else None

@@ -28,8 +28,9 @@ class JobKeeper:
 
     def open(self, inputs: Inputs) -> Job:
         """The job that is there and sound, else a new one."""
-        from pytest_gkd.workload.layouts import estimate, layout
+        from pytest_gkd.workload.layouts import estimate, layout, shrunk
 
+        inputs = shrunk.inputs_of(self._gkd, inputs)
         if self.job is not None and self.job.broken:
             self._gkd.step("ending the engine of the failed stage")
             self.job.close(for_another=True)

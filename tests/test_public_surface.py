@@ -22,6 +22,8 @@ FLAGS = [
     "--gkd-set",
     "--gkd-student",
     "--gkd-teacher",
+    "--gkd-shrink",
+    "--gkd-shrink-weights",
     "--gkd-train-files",
     "--gkd-prompt-column",
     "--gkd-max-prompt-length",

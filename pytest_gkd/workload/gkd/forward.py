@@ -28,7 +28,7 @@ def load_model(
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    model, info = _model_class(config).from_pretrained(
+    model, info = model_class(config).from_pretrained(
         path,
         dtype=getattr(torch, dtype),
         trust_remote_code=trust_remote_code,
@@ -53,7 +53,7 @@ def load_model(
     return model.to(device).eval()
 
 
-def _model_class(config: Any) -> Any:
+def model_class(config: Any) -> Any:
     """The auto class for ``config``: a vision-language model is no CausalLM to it."""
     import transformers
 

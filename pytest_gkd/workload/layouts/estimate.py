@@ -254,10 +254,17 @@ class Estimate:
         }
         if told:
             gkd.fact("memory_estimate_gib", told)
-        for place, parts in needs.items():
-            room = self.rooms.get(place)
-            if room is not None:
-                self._judge(gkd, place, room, parts)
+        for text in self.judge(gkd.stage):
+            gkd.note("memory.tight", f"It may not fit: {text}")
+
+    def judge(self, stage: str) -> list[str]:
+        """What may not fit, in words. Raises StageFault as ``check`` does."""
+        return [
+            tight
+            for place, parts in self.needs(stage).items()
+            if (room := self.rooms.get(place))
+            if (tight := self._judge(stage, place, room, parts))
+        ]
 
     def needs(self, stage: str) -> dict[int | str, list[Part]]:
         """What one of our stages puts where; empty for a stage of the user's."""
@@ -304,8 +311,8 @@ class Estimate:
         ]
 
     def _judge(
-        self, gkd: StageContext, place: int | str, room: Room, parts: list[Part]
-    ) -> None:
+        self, stage: str, place: int | str, room: Room, parts: list[Part]
+    ) -> str:
         if place != HOST and place in self.where["engine"]:
             self._judge_engine(room)
         least, usual = sum(p.least for p in parts), sum(p.usual for p in parts)
@@ -315,7 +322,7 @@ class Estimate:
         if least > room.most:
             raise StageFault(
                 "env.host-oom" if place == HOST else "cuda.oom",
-                f"{gkd.stage} cannot fit, by the models' files: {has}, and at least "
+                f"{stage} cannot fit, by the models' files: {has}, and at least "
                 f"{size_text(least)} of the following is certain: {listed}",
                 facts={
                     "place": room.name,
@@ -324,9 +331,9 @@ class Estimate:
                     **self._smaller_share(place, room, parts),
                 },
             )
-        if usual > room.free:
-            text = f"{has}; {listed} make {size_text(usual)}, without activations."
-            gkd.note("memory.tight", f"It may not fit: {text}")
+        if usual <= room.free:
+            return ""
+        return f"{has}; {listed} make {size_text(usual)}, without activations."
 
     def _judge_engine(self, room: Room) -> None:
         """Raise where the engine's share cannot hold its weights and one sequence, or

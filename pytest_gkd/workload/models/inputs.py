@@ -43,8 +43,7 @@ def resolve(settings: Settings, fallback_dir: Path) -> Inputs:
     teacher without a student is its own student for the same reason. ``fallback_dir``
     holds the made files when the cache directory cannot be written.
     """
-    student = settings.student or settings.teacher
-    teacher = settings.teacher or settings.student
+    student, teacher = named(settings)
     train_files = settings.train_files
     made: list[str] = []
     reasons: list[str] = []
@@ -72,6 +71,14 @@ def resolve(settings: Settings, fallback_dir: Path) -> Inputs:
         "; ".join(reasons),
         settings.origins,
         None if "train_files" in made else settings.prompt_column,
+    )
+
+
+def named(settings: Settings) -> tuple[str | None, str | None]:
+    """The user's student and teacher; each is the other one where one is named."""
+    return (
+        settings.student or settings.teacher,
+        settings.teacher or settings.student,
     )
 
 

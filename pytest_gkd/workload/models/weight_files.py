@@ -11,6 +11,7 @@ import struct
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pytest_gkd.workload import paths
 # The most that the safetensors format allows for a header (safetensors, README).
 MAX_HEADER_BYTES = 100_000_000
 SAMPLES, SAMPLE_BYTES = 256, 4096
+CHUNK_BYTES = 16 << 20
 _SHARD = re.compile(
     r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})(?P<suffix>\..+)"
 )
@@ -124,6 +126,29 @@ def tensors_named(
                 place = data + start, end - start
                 found.append(Tensor(name, path, tensor["dtype"], shape, *place))
     return found
+
+
+def write_safetensors(path: Path, tensors: Iterable[Tensor]) -> None:
+    """Write tensors of other files, their bytes as they are, into a new file.
+
+    The widest elements first, so that each tensor begins at a multiple of its own.
+    """
+    placed = sorted(tensors, key=lambda t: (-t.bytes // max(1, prod(t.shape)), t.name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in placed:
+        start, end = end, end + tensor.bytes
+        place = {"shape": tensor.shape, "data_offsets": (start, end)}
+        header[tensor.name] = {"dtype": tensor.dtype, **place}
+    raw = json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 8)
+    with path.open("xb") as file:
+        file.write(struct.pack("<Q", len(raw)) + raw)
+        for tensor in placed:
+            with tensor.path.open("rb") as source:
+                source.seek(tensor.start)
+                for left in range(tensor.bytes, 0, -CHUNK_BYTES):
+                    file.write(source.read(min(left, CHUNK_BYTES)))
 
 
 def differ(one: Tensor, other: Tensor) -> bool:
