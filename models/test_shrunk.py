@@ -58,7 +58,8 @@ def test_shrunk(name: str, weights: str, base: Path) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     told = {"copy": copy, "run_s": round(taken, 1), **found}
     (RESULTS / f"{name}.{weights}.json").write_text(json.dumps(told, indent=1) + "\n")
-    assert found == {stage.name: "passed" for stage in STAGES}, said
+    seven = [stage.name for stage in STAGES if not stage.of_config]
+    assert found == dict.fromkeys(seven, "passed"), said
     assert f" with {FEW[name]} of {2 * TIMES} layers" in copy
     assert ("random" in copy) == (weights == "random")
     assert state(model) == before
