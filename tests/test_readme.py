@@ -8,7 +8,7 @@ from pathlib import Path
 import fresh_python
 import pytest
 
-from pytest_gkd.options import OPTIONS
+from pytest_gkd.options import OPTIONS, WITH_FLAG
 from pytest_gkd.stage_specs import BY_NAME, LAYOUTS, OF_EVERY_JOB, STAGES
 
 ROOT = Path(__file__).parent.parent
@@ -34,8 +34,7 @@ def test_every_option_is_in_the_readme(flag: str) -> None:
 
 
 def test_no_option_in_the_readme_is_unknown() -> None:
-    known = {option.flag for option in OPTIONS}
-    known |= {"--gkd-stages", "--gkd-timeout", "--gkd-report"}
+    known = {option.flag for option in WITH_FLAG}
     assert set(re.findall(r"--gkd-[a-z-]+[a-z]", README)) <= known
 
 
