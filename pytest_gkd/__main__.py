@@ -123,6 +123,24 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     command = commands.add_parser(
+        "tiny-data",
+        help="write the smallest slice of a train file that stands for it",
+        description="Keeps the shortest, the longest and the typical row, one of each "
+        "kind (columns that are empty, types, roles), and rows at even distances, with "
+        "the file's schema. The file itself is only read.",
+        epilog="Exit status: 0, or 2 where it cannot be read or the output is there.",
+    )
+    command.add_argument("file", metavar="FILE", help="parquet, JSON lines, CSV, Arrow")
+    command.add_argument(
+        "--rows", type=_count, default=16, metavar="N", help="at most (default: 16)"
+    )
+    command.add_argument(
+        "--output", metavar="FILE", help="default: NAME.tiny.SUFFIX in this directory"
+    )
+    command.add_argument("--format", choices=("text", "json"), default="text")
+    command.set_defaults(run=_tiny_data)
+
+    command = commands.add_parser(
         "env", help="print what to paste into an issue: system, GPUs, versions"
     )
     command.set_defaults(run=_env)
@@ -295,6 +313,21 @@ def _debug_config(asked: argparse.Namespace) -> int:
     )
     told = small.arguments() if asked.format == "args" else debug_config.text(small)
     return _answer(asked, small.to_json(), told)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def _tiny_data(asked: argparse.Namespace) -> int:
+    from pytest_gkd.job import tiny_data
+
+    path = Path(asked.file)
+    output = Path(asked.output or f"{path.stem}.tiny{path.suffix}")
+    found = tiny_data.write(path, output, asked.rows)
+    return _answer(asked, found.to_json(), tiny_data.text(found))
 
 
 def _env(asked: argparse.Namespace) -> int:

@@ -1,0 +1,192 @@
+"""The smallest slice of a train file that stands for it, with the same schema."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pytest_gkd import sanitize
+from pytest_gkd.job.findings import CheckError
+
+LINES = (".jsonl", ".ndjson", ".json")
+TABLES = {".parquet": "parquet", ".arrow": "ipc", ".feather": "ipc", ".csv": "csv"}
+# Of how many kinds of rows one is kept at most.
+MOST_KINDS = 64
+
+
+class Kept(NamedTuple):
+    """A row that is kept: its number, from 0, its characters, and why."""
+
+    row: int
+    characters: int
+    why: str
+
+
+@dataclass
+class Slice:
+    """What was kept of a file with so many ``rows``, and where it was written."""
+
+    file: str
+    output: str
+    rows: int
+    kept: list[Kept]
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``gkd tiny-data --format=json`` prints it."""
+        kept = [one._asdict() for one in self.kept]
+        return {"schema": 1, **asdict(self), "kept": kept}
+
+
+def write(path: Path, output: Path, most: int) -> Slice:
+    """Write at most ``most`` rows of ``path`` to ``output``, in the file's order.
+
+    The shortest, the longest and the typical row, one of each kind (which columns are
+    empty, which types and roles they hold), then rows at even distances. JSON lines
+    are copied as they are. Raises CheckError where the file cannot be read or where
+    ``output`` is there already.
+    """
+    if output.exists():
+        raise CheckError(f"{output} is there already and stays: name another --output")
+    if not path.is_file():
+        what = "a directory" if path.is_dir() else "not there"
+        raise CheckError(f"{path} is {what}; give a train file")
+    rows = _lines(path) if path.suffix in LINES else _table_rows(path)
+    try:
+        kept, total = _chosen(rows, most)
+        if not total:
+            raise CheckError(f"{path} has no rows")
+        numbers = {one.row for one in kept}
+        if path.suffix in LINES:
+            with output.open("xb") as file:
+                wanted = (line for n, line in enumerate(_raw(path)) if n in numbers)
+                file.writelines(line.rstrip(b"\r\n") + b"\n" for line in wanted)
+        else:
+            _write_table(path, output, sorted(numbers))
+    except OSError as error:
+        raise CheckError(f"{path}: {error.strerror or error}") from None
+    return Slice(str(path), str(output), total, kept)
+
+
+def _chosen(rows: Iterable[Any], most: int) -> tuple[list[Kept], int]:
+    sizes = array("q")
+    kinds: dict[str, int] = {}
+    for number, row in enumerate(rows):
+        sizes.append(_characters(row))
+        kind = _kind(row)
+        if kind not in kinds and len(kinds) < MOST_KINDS:
+            kinds[kind] = number
+    if not sizes:
+        return [], 0
+    order = sorted(range(len(sizes)), key=sizes.__getitem__)
+    why = {order[0]: "the shortest"}
+    why.setdefault(order[-1], "the longest")
+    why.setdefault(order[len(order) // 2], "of typical length")
+    for kind, number in kinds.items():
+        if len(why) < most:
+            why.setdefault(number, f"the first with {kind}")
+    step = max(1, len(sizes) // most)
+    for number in range(0, len(sizes), step):
+        if len(why) < most:
+            why.setdefault(number, "at an even distance")
+    kept = [Kept(n, sizes[n], why[n]) for n in sorted(why)]
+    return kept[:most], len(sizes)
+
+
+def _characters(value: Any) -> int:
+    """The characters of all texts in a row."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_characters, value.values()))
+    if isinstance(value, list):
+        return sum(map(_characters, value))
+    return 0
+
+
+def _kind(value: Any) -> str:
+    """What a row is like, apart from its texts: columns, types, roles, emptiness."""
+    if isinstance(value, dict):
+        parts = (f"{key}: {_kind(one)}" for key, one in value.items() if key != "role")
+        role = [str(value["role"])] if isinstance(value.get("role"), str) else []
+        return f"{{{', '.join([*role, *parts])}}}"
+    if isinstance(value, list):
+        kinds = list(dict.fromkeys(map(_kind, value)))
+        return f"[{', '.join(kinds)}]"
+    if value is None or value in ("", b""):
+        return "nothing"
+    return type(value).__name__
+
+
+# -- JSON lines --------------------------------------------------------------------
+
+
+def _raw(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from (line for line in file if line.strip())
+
+
+def _lines(path: Path) -> Iterator[Any]:
+    """Each line's value; of one that is no JSON, a text that says so."""
+    for line in _raw(path):
+        if path.suffix == ".json" and line.lstrip().startswith(b"["):
+            raise CheckError(
+                f"{path} is one JSON list; write a row a line (.jsonl), as in "
+                "jq -c '.[]' FILE"
+            )
+        try:
+            yield json.loads(line)
+        except (ValueError, RecursionError):
+            yield {"a line that is no JSON": line.decode("utf-8", "replace")}
+
+
+# -- tables ------------------------------------------------------------------------
+
+
+def _scanner(path: Path) -> Any:
+    kind = TABLES.get(path.suffix)
+    if kind is None:
+        known = ", ".join([*LINES, *TABLES])
+        raise CheckError(f"{path}: {path.suffix or 'no suffix'} is none of {known}")
+    try:
+        from pyarrow import dataset
+    except ImportError:
+        raise CheckError(
+            f"{path} needs pyarrow, which is not installed: pip install pyarrow"
+        ) from None
+    return dataset.dataset(path, format=kind)
+
+
+def _table_rows(path: Path) -> Iterator[Any]:
+    try:
+        for batch in _scanner(path).to_batches(batch_size=1024):
+            yield from batch.to_pylist()
+    except ValueError as error:  # pyarrow's own are
+        raise CheckError(f"{path} cannot be read: {error}") from None
+
+
+def _write_table(path: Path, output: Path, numbers: list[int]) -> None:
+    import pyarrow
+    from pyarrow import csv, ipc, parquet
+
+    table = _scanner(path).take(pyarrow.array(numbers))
+    with output.open("xb") as file:
+        if path.suffix == ".parquet":
+            parquet.write_table(table, file)
+        elif path.suffix == ".csv":
+            csv.write_csv(table, file)
+        else:
+            with ipc.new_file(file, table.schema) as writer:
+                writer.write_table(table)
+
+
+def text(found: Slice) -> str:
+    """For people: which rows were kept, and why."""
+    told = [f"{found.output}: {len(found.kept)} of {found.rows} rows of {found.file}"]
+    told += [
+        f"row {one.row}: {one.why}, {one.characters} characters" for one in found.kept
+    ]
+    return "\n".join(map(sanitize.line, told))
