@@ -260,6 +260,14 @@ def test_a_variable_before_a_command_has_its_own_line(script: Path) -> None:
     assert given["A"].text.needs == {"MORE"}
 
 
+def test_what_stands_before_an_ampersand_is_not_waited_for(script: Path) -> None:
+    lines = ["a", "b > log 2>&1 &", "if true; then c & d; fi", "f() { g; }", "f &", "e"]
+    script.write_text("\n".join(lines) + "\n")
+    (world,) = shell.read(script, {}).worlds
+    waits = {words(command)[0] for command in world.commands if command.waits}
+    assert waits == {"a", "d", "e"}
+
+
 def test_a_word_of_an_array_has_its_own_line(script: Path) -> None:
     script.write_text('A=(\n  a=1\n  b=2\n)\nrun "${A[@]}"\n')
     (world,) = shell.read(script, {}).worlds
@@ -285,6 +293,9 @@ def test_a_word_of_an_array_has_its_own_line(script: Path) -> None:
         "seq 2 4",
         "seq 2 3 9",
         "realpath /usr/../etc/.",
+        "expr 32 / 4 / 2",
+        "expr 7 % 4 * 5",
+        "expr 3 - 4 + 9",
         "echo a b",
     ],
 )
@@ -296,7 +307,15 @@ def test_what_a_program_prints_is_what_it_would_print(line: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["readlink a", "realpath --relative-to=/a /a/b", "date", "seq x", "echo -n a"],
+    [
+        "readlink a",
+        "realpath --relative-to=/a /a/b",
+        "date",
+        "seq x",
+        "echo -n a",
+        "expr 1 / 0",
+        "expr 1 + 2 * 3",
+    ],
 )
 def test_what_is_not_certain_to_be_printed_is_not_guessed(line: str) -> None:
     assert shell_patterns.printed(line.split(), lambda path: path) is None

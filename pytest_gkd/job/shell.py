@@ -116,6 +116,7 @@ class _Reader(Words):
         self.lost: list[tuple[str, int, str]] = []
         self.is_whole = True
         self._depth = 0
+        self._waits = True
 
     def source(self, text: bytes, file: str, worlds: list[World]) -> list[World]:
         """Follow a file, in all worlds."""
@@ -172,7 +173,10 @@ class _Reader(Words):
         if self._steps > MOST_STEPS:
             self._give_up(node, "the script does more than is followed; no further")
             return worlds
+        outer, after = self._waits, node.next_sibling
+        self._waits = outer and (after is None or after.type != "&")
         found = merged(new for world in going for new in follow(node, world))
+        self._waits = outer
         if len(found) > MOST_WORLDS:
             self._give_up(node, "more ways lead here than are followed")
             found = found[:MOST_WORLDS]
@@ -592,7 +596,8 @@ class _Reader(Words):
             return [world]
         line = node.start_point.row + 1
         seen = _environment(before.environment(), words)
-        world = world.with_command(Command(tuple(words), self._file, line, seen))
+        command = Command(tuple(words), self._file, line, seen, self._waits)
+        world = world.with_command(command)
         return [replace(world, jump="exit") if ends else world]
 
     def _call(self, name: str, world: World, words: tuple[Word, ...]) -> list[World]:

@@ -116,6 +116,8 @@ def printed(words: list[str], absolute: Callable[[str], str | None]) -> str | No
         arguments = arguments[1:]
     if name == "readlink" and arguments[:1] == ["-f"]:
         name, arguments = "realpath", arguments[1:]
+    if name == "expr":
+        return _reckoned(arguments)
     if any(word.startswith("-") for word in arguments):
         return None
     if name == "echo":
@@ -137,6 +139,28 @@ def printed(words: list[str], absolute: Callable[[str], str | None]) -> str | No
     if name == "seq":
         return _counted(arguments)
     return None
+
+
+def _reckoned(arguments: list[str]) -> str | None:
+    """What ``expr`` prints of whole numbers and signs of one rank."""
+    numbers, signs = arguments[::2], {*arguments[1::2]}
+    is_whole = all(re.fullmatch(r"[0-9]{1,9}", number) for number in numbers)
+    if not is_whole or len(arguments) % 2 == 0 or len(arguments) > 9:
+        return None
+    if not (signs <= {"+", "-"} or signs <= {"*", "/", "%"}):
+        return None
+    found = int(numbers[0])
+    for sign, number in zip(arguments[1::2], map(int, numbers[1:]), strict=True):
+        if sign in ("/", "%") and number == 0:
+            return None
+        found = {
+            "+": found + number,
+            "-": found - number,
+            "*": found * number,
+            "/": found // (number or 1),
+            "%": found % (number or 1),
+        }[sign]
+    return str(found)
 
 
 def _counted(arguments: list[str]) -> str | None:

@@ -79,12 +79,14 @@ class Command(NamedTuple):
 
     ``environment`` are the variables that the script gives it: exported, before the
     command, or behind ``env``. What it may inherit beyond these is not known.
+    ``waits`` is whether the script goes on only at its end, as without ``&``.
     """
 
     words: tuple[Word, ...]
     file: str
     line: int
     environment: Mapping[str, Word] = {}
+    waits: bool = True
 
 
 @dataclass(frozen=True)
