@@ -69,18 +69,19 @@ def verl(wheel: Path) -> dict[str, Any]:
 
 # -- transformers, accelerate, TRL ---------------------------------------------------
 
-ENUMS = r"transformers/(?:trainer_utils|debug_utils|training_args)\.py"
+ENUMS = r"transformers/(?:trainer_utils|debug_utils|training_args(?:_seq2seq)?)\.py"
 CONFIGS = r"trl/(?:.*_config|scripts/.*|experimental/utils)\.py"
 SCRIPTS = r"trl/(?:scripts/[a-z]\w*|experimental/\w+/\w+)\.py"
 SHIPPED = r"trl/accelerate_configs/\w+\.yaml"
 
 
 def transformers(wheel: Path) -> dict[str, Any]:
-    """TrainingArguments, which the configurations of TRL and others inherit."""
+    """What the configurations of TRL, ms-swift and others inherit."""
     known: dict[str, Any] = {}
     for text in files(wheel, ENUMS).values():
         known |= dataclass_options.classes(text, known)
-    return {"classes": {"TrainingArguments": known["TrainingArguments"]}}
+    names = ("TrainingArguments", "Seq2SeqTrainingArguments")
+    return {"classes": {name: known[name] for name in names}}
 
 
 def accelerate(wheel: Path) -> dict[str, Any]:
@@ -176,6 +177,60 @@ def add_examples(schema: dict[str, Any], folder: Path) -> None:
         del schema["classes"][name]
 
 
+# -- ms-swift ------------------------------------------------------------------------
+
+SWIFT = (
+    r"swift/(?:llm/argument|arguments|trainers|rlhf_trainers|ray|ray_utils|hub|plugin"
+    r"|megatron/arguments?)/.*\.py"
+)
+# The class that each command reads its arguments into (swift/pipelines, 4.6.0).
+SWIFT_PROGRAMS = {
+    "swift rlhf": "RLHFArguments",
+    "swift sft": "SftArguments",
+    "swift pt": "PretrainArguments",
+    "swift deploy": "DeployArguments",
+    "swift rollout": "RolloutArguments",
+    "megatron rlhf": "MegatronRLHFArguments",
+    "megatron sft": "MegatronSftArguments",
+    "megatron pt": "MegatronPretrainArguments",
+}
+
+
+def ms_swift(wheel: Path) -> dict[str, Any]:
+    """The classes that ms-swift's commands read their arguments into.
+
+    Those of transformers, which they inherit, stand in its own schema.
+    """
+    known: dict[str, Any] = {}
+    for text in files(wheel, SWIFT).values():
+        known |= dataclass_options.classes(text, known)
+    used: dict[str, Any] = {}
+    waiting = [name for name in SWIFT_PROGRAMS.values() if name in known]
+    while waiting:
+        name = waiting.pop()
+        used[name] = known[name]
+        waiting += [base for base in known[name]["bases"] if base in known]
+    programs = {name: own for name, own in SWIFT_PROGRAMS.items() if own in used}
+    return {"classes": used, "programs": programs}
+
+
+def gone(schema: dict[str, Any], older: list[tuple[str, Any]]) -> dict[str, list[str]]:
+    """The fields of older releases that no class has any more.
+
+    Each with the last of these releases that has it, and the first that has not.
+    """
+
+    def keys(one: dict[str, Any]) -> set[str]:
+        return {key for own in one["classes"].values() for key in own["fields"]}
+
+    follow = [release for release, _ in older[1:]] + [schema["release"]]
+    return {
+        key: [release, after]
+        for (release, old), after in zip(older, follow, strict=True)
+        for key in sorted(keys(old) - keys(schema))
+    }
+
+
 def removed(schema: dict[str, Any], older: list[tuple[str, Any]]) -> dict[str, Any]:
     """Of each class, the fields of older releases that it has no more.
 
@@ -203,6 +258,7 @@ RECORDERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "transformers": transformers,
     "accelerate": accelerate,
     "trl": trl,
+    "ms_swift": ms_swift,
 }
 
 
@@ -220,9 +276,10 @@ def main() -> None:
     if asked.before:
         releases = sorted((Version(w.name.split("-")[1]), w) for w in asked.before)
         older = [(str(version), RECORDERS[name](wheel)) for version, wheel in releases]
-        schema["removed"] = removed({**schema, "release": release}, older)
+        tell = gone if name == "ms_swift" else removed
+        schema["removed"] = tell({**schema, "release": release}, older)
     schema.get("classes", {}).pop("TrainingArguments" if name == "trl" else "", None)
-    path = PLACE / f"{name}-{release}.json"
+    path = PLACE / f"{name.replace('_', '-')}-{release}.json"
     path.write_text(json.dumps(schema, indent=0, sort_keys=True) + "\n")
     print(path)
 

@@ -10,13 +10,17 @@ from typing import Any
 from pytest_gkd import sanitize
 from pytest_gkd.job import documents, releases, script_file, shell
 from pytest_gkd.job.findings import CheckError, Finding, note
-from pytest_gkd.job.frameworks import trl, verl
+from pytest_gkd.job.frameworks import ms_swift, trl, verl
 from pytest_gkd.job.frameworks.reading import Framework
 from pytest_gkd.job.launch import OWN_PROGRAM, Launch, launches
 from pytest_gkd.job.overrides import Given, Override
 from pytest_gkd.job.shell_values import Command, Text, Word, World
 
-FRAMEWORKS: dict[str, Framework] = {"verl": verl, "trl": trl}
+FRAMEWORKS: dict[str, Framework] = {
+    "verl": verl,
+    "trl": trl,
+    "ms-swift": ms_swift,
+}
 CONFLICT = "config.invalid-combination"
 MOST_FINDINGS = 200
 Worlds = list[tuple[World, Launch]]

@@ -21,7 +21,8 @@ from pytest_gkd.job.shell_values import NOBODY, Word
 from pytest_gkd.options import near
 
 CONFLICT = "config.invalid-combination"
-NAMES = ("accelerate", "torchrun", "deepspeed")
+TORCHRUN = ("torchrun", "torch.distributed.run")
+NAMES = ("accelerate", *TORCHRUN, "deepspeed")
 # distributed_type without which one process is started, whatever num_processes says.
 ALONE = ("NO", "no", None, False)
 PARALLEL = "parallelism_config_"
@@ -33,7 +34,8 @@ class Started:
     """What a launcher makes of a job.
 
     ``given`` are its settings by their names, ``values`` those by the names of ``gkd
-    check``; ``processes`` is the world size.
+    check``; ``processes`` is the world size, ``each`` that of one machine where the
+    launcher is told so.
     """
 
     name: str = "python"
@@ -41,6 +43,7 @@ class Started:
     findings: list[Finding] = field(default_factory=list)
     processes: Given = field(default_factory=lambda: Given("default", 1))
     machines: Given = field(default_factory=lambda: Given("default", 1))
+    each: Given | None = None
 
     def find(self, key: str, default: Any = None) -> Given:
         """A setting of the launcher's."""
@@ -237,7 +240,7 @@ def _check_shape(found: Started) -> None:
 def _other(name: str, words: list[Word]) -> Started:
     """torchrun's and deepspeed's processes."""
     found = Started(name)
-    if name == "torchrun":
+    if name in TORCHRUN:
         # torch/distributed/run.py: --nproc-per-node is 1, --nnodes is 1:1.
         count = _option(words, "nproc_per_node", 1)
         found.machines = _option(words, "nnodes", 1)
@@ -247,6 +250,7 @@ def _other(name: str, words: list[Word]) -> Started:
         found.machines = _option(words, "num_nodes", 1)
         if any(word.text.shape.startswith(("-H", "--hostfile")) for word in words):
             found.machines = Given("undetermined", needs=frozenset({"the hostfile"}))
+    found.each = None if count.value == -1 else count
     sizes = [count.value, found.machines.value]
     needs = count.needs | found.machines.needs
     if not needs and (type(sizes[0]) is not int or sizes[0] < 0):
