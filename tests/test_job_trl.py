@@ -50,6 +50,8 @@ def test_an_option_counts_before_the_configuration_and_that_before_the_default(
     assert (rate.value, rate.source, rate.line) == (1e-6, "user", 1)
     assert rate.file.endswith("c.yaml")
     assert (beta.value, beta.source) == (0.5, "default")
+    # SFTConfig has one, and GKD reads it nowhere.
+    assert "loss" not in found.values
     assert values(found)["max_response_length"] == 32
     assert values(found)["loss_lambda"] == 1.0
 
@@ -75,6 +77,14 @@ def test_of_a_configuration_that_is_not_found_no_default_is_told(
         (f"python {GKD} --bf16 1 --fp16", "error", "fp16", "both on"),
         (f"python {GKD} --beta 1.5", "error", "beta", "between 0 and 1"),
         (f"python {GKD} --lmbda 1 --seq_kd", "warning", "seq_kd", "changes nothing"),
+        (f"python {GKD} --config=c.yaml", "error", "config", "as two words only"),
+        (f"trl vllm-serve --mdl s &\n{GRPO}", "error", "mdl", "vllm-serve has no"),
+        (
+            f"vllm serve s &\n{GRPO} --use_vllm --vllm_mode server",
+            "error",
+            "vllm_mode",
+            "`vllm serve` of line 1 has no place",
+        ),
         (f"python {GKD} stray", "error", "", "stray belongs to no option"),
         ("trl gkd --lmbda 1", "error", "gkd", "accelerate launch examples/scripts/gkd"),
         (GRPO.replace(" --reward_funcs r", ""), "error", "reward_funcs", "neither"),

@@ -90,6 +90,7 @@ class _Reader:
         words, settings, needs = list(launch.arguments), list[Override](), NOBODY
         if program.passes != "line":
             words, settings, needs = self._config(words)
+        self._servers(launch)
         options = self._options(program)
         beside = {**accelerate.options(), **LAUNCHER} if is_command else {}
         refuses = program.passes != "all"
@@ -199,7 +200,11 @@ class _Reader:
         """
         values = [word.text.value for word in words]
         if "--config" not in values:
-            return words, [], NOBODY
+            inline = [w for w in words if w.text.shape.startswith("--config=")]
+            for word in inline:
+                text = f"{self._whose} takes --config and its file as two words only"
+                self._add(UNKNOWN, "error", text, word, "config")
+            return [word for word in words if word not in inline], [], NOBODY
         number = values.index("--config")
         rest = [*words[:number], *words[number + 2 :]]
         if number + 1 == len(words):
@@ -300,6 +305,19 @@ class _Reader:
                     shared[name] = {**shared[name], "unknown": "the script's"}
                     shared[name].pop("default", None)
         return Program("", [], shared)
+
+    def _servers(self, launch: Launch) -> None:
+        """The options of a ``trl vllm-serve`` in the same script."""
+        script = self._schema["programs"].get("trl/scripts/vllm_serve.py")
+        if script is None or script["passes"] == "all":  # vLLM gets the rest then
+            return
+        fields = dataclass_options.union_of(script["classes"], self._known)
+        options = dataclass_options.options(fields, none=self._schema["none"])
+        for server in trl_rules.servers(launch.beside):
+            if server.is_trl:
+                whose = f"{self._whose}'s vllm-serve"
+                read = parsed(self._config(list(server.words))[0], options, whose)
+                self._findings += read.findings
 
     # -- faults --------------------------------------------------------------------
 

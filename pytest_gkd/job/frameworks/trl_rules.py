@@ -94,15 +94,17 @@ class TrlJob:
     @property
     def server(self) -> Server | None:
         """The vLLM server that the same script starts, if it does."""
-        servers = [s for c in self.launch.beside if (s := _server(c)) is not None]
-        return servers[0] if len(servers) == 1 else None
+        found = servers(self.launch.beside)
+        return found[0] if len(found) == 1 else None
 
 
 @dataclass
 class Server:
-    """A ``trl vllm-serve`` or ``vllm serve``: its options by their names."""
+    """A ``trl vllm-serve`` or ``vllm serve``: its words, and options by their names."""
 
     command: Command
+    is_trl: bool
+    words: tuple[Word, ...]
     said: dict[str, Word]
 
     def value(self, name: str, default: Any) -> Any:
@@ -112,6 +114,11 @@ class Server:
             return default
         text = word.text.value
         return int(text) if text and text.isdecimal() and len(text) < 9 else text
+
+
+def servers(commands: Iterable[Command]) -> list[Server]:
+    """The vLLM servers that the commands start."""
+    return [server for one in commands if (server := _server(one)) is not None]
 
 
 def _server(command: Command) -> Server | None:
@@ -136,7 +143,7 @@ def _server(command: Command) -> Server | None:
             said[key] = word._replace(text=text)
         elif number + 1 < len(rest):
             said[key] = rest[number + 1]
-    return Server(command, said)
+    return Server(command, values[starts[0] + 1] == "vllm-serve", rest, said)
 
 
 # -- values ------------------------------------------------------------------------
@@ -148,6 +155,9 @@ def values(job: TrlJob) -> dict[str, Given]:
     for name, key in names("trl").items():
         if key in job.fields or (job.unread and not job.fields):
             found[name] = job.find(key)
+    if {"GKDConfig", "GOLDConfig"} & job.classes:
+        # SFTConfig's loss_type is not theirs: their compute_loss reads beta.
+        found.pop("loss", None)
     if "max_new_tokens" in job.fields and "max_response_length" not in found:
         found["max_response_length"] = job.find("max_new_tokens")
     if job.unread and "student" not in found:
@@ -510,6 +520,15 @@ def _served(job: TrlJob, server: Server) -> Iterator[Finding]:
             f"{where} listens on {given}: it waits for vllm_server_timeout and gives up"
         )
         yield job.finding(CONFLICT, "error", key, text)
+    if not server.is_trl and not job.since("1.10"):
+        # 1.9.0: trl/generation/vllm_client.py asks for /get_world_size/,
+        # /init_communicator/ and /update_named_param/, which trl/scripts/vllm_serve.py
+        # has; 1.16.0 asks for what vLLM itself has.
+        text = (
+            f"{job.whose} sends weights to a `trl vllm-serve`: the `vllm serve` of "
+            f"line {server.command.line} has no place for them"
+        )
+        yield job.finding(CONFLICT, "error", "vllm_mode", text)
     model, student = server.said.get("model"), job.find("model_name_or_path").value
     served = model.text.value if model is not None else None
     if served and isinstance(student, str) and served != student:
