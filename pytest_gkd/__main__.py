@@ -141,6 +141,16 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=_tiny_data)
 
     command = commands.add_parser(
+        "warm",
+        help="read a model's files into the page cache, and say how fast that was",
+        description="What a start then reads comes from memory. A second call tells "
+        "what memory gives, the first what the disk or network does.",
+    )
+    command.add_argument("model", metavar="MODEL", help="a directory or a file")
+    command.add_argument("--format", choices=("text", "json"), default="text")
+    command.set_defaults(run=_warm)
+
+    command = commands.add_parser(
         "env", help="print what to paste into an issue: system, GPUs, versions"
     )
     command.set_defaults(run=_env)
@@ -328,6 +338,26 @@ def _tiny_data(asked: argparse.Namespace) -> int:
     output = Path(asked.output or f"{path.stem}.tiny{path.suffix}")
     found = tiny_data.write(path, output, asked.rows)
     return _answer(asked, found.to_json(), tiny_data.text(found))
+
+
+def _warm(asked: argparse.Namespace) -> int:
+    from pytest_gkd.job import warm
+
+    last = 0
+
+    def told(done: int, total: int) -> None:
+        nonlocal last
+        percent = 100 * done // max(1, total)
+        if sys.stderr.isatty() and percent != last:
+            last = percent
+            bar = "#" * (percent // 4)
+            sys.stderr.write(f"\r[{bar:25}] {percent:3} % of {total / 1e9:.2f} GB")
+            sys.stderr.flush()
+
+    found = warm.read(Path(asked.model), told)
+    if last:
+        sys.stderr.write("\n")
+    return _answer(asked, found.to_json(), warm.text(found))
 
 
 def _env(asked: argparse.Namespace) -> int:
