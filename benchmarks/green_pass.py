@@ -15,6 +15,9 @@ What a stage spends: ``imports`` as its import clock has it (to half a second, w
 those of its processes, and in the environment stage with those of the engine's lane,
 which it waits for while Ray starts), ``engine`` the engine's start without them,
 ``work`` all the rest. The two lanes run at the same time: a column has no sum.
+
+Python keeps its byte code, as that of an installed package is kept: a checkout without
+it, under PYTHONDONTWRITEBYTECODE, is compiled anew by every process of a run.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ def timed(command: list[str], environment: Mapping[str, str]) -> tuple[Run, str]
         started = time.perf_counter()
         process = subprocess.Popen(
             command,
-            env={**os.environ, **environment},
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "", **environment},
             stdout=output,
             stderr=subprocess.STDOUT,
         )
