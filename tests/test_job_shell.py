@@ -61,6 +61,9 @@ SCRIPTS = {
     "subshell": "A=1; ( A=2; run $A ); run $A",
     "sourced": "source ./more.sh; run $FROM_MORE",
     "indirect": "A=B; B=c; run ${!A}",
+    "either test": 'N=0; if [ -z "$N" ] || [ "$N" -le 0 ]; then N=8; fi; '
+    'if [ "$N" = 8 ] && [[ $N -gt 9 ]]; then N=1; fi; run $N',
+    "number by default": 'N=4; run ${A:-$((N - 1))} "${B:-$((N+1))}" ${N:-$((9))}',
     "unset": "A=1; unset A; run x${A}y",
     "multibyte": 'A="é"; run "$A" ü${A}ß "${A:-x}" --long-ü=1',
     "prefix": "time run a; command run b",
@@ -170,6 +173,30 @@ def test_a_script_is_read_as_bash_reads_it(
     assert expected, "bash itself would start nothing"
     (found,) = commands(script, monkeypatch, *arguments)
     assert sorted(map(str, found)) == sorted(map(str, expected))
+
+
+OWN_DIRECTORY = [
+    '$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)',
+    '$( cd -- "$( dirname -- "${BASH_SOURCE[0]}" )" &> /dev/null && pwd )',
+    '$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/..',
+    '$(dirname "$0")',
+]
+
+
+@pytest.mark.skipif(BASH is None, reason="needs bash")
+@pytest.mark.parametrize("idiom", OWN_DIRECTORY)
+def test_the_directory_of_a_script_is_known(
+    idiom: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    script = tmp_path / "jobs/run.sh"
+    script.write_text(f'D="{idiom}"\n/bin/echo "$D"\n')
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert BASH is not None
+    printed = subprocess.check_output([BASH, str(script)], text=True).strip()
+    (world,) = shell.read(script, {}).worlds
+    assert words(world.commands[0]) == ["/bin/echo", printed]
 
 
 CANARY = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,13 +100,14 @@ def parsed(
     options: Mapping[str, Option],
     whose: str,
     *,
-    abbreviations: bool = True,
+    abbreviations: bool | Collection[str] = True,
     refuses: bool = True,
 ) -> Arguments:
     """The settings that the words give to a parser with these ``options``.
 
     ``whose`` names the parser in messages, as "TRL 1.9.0". ``abbreviations`` is
-    argparse's ``allow_abbrev``; ``refuses`` says whether an unknown option ends the
+    argparse's ``allow_abbrev``, or the options that may be abbreviated where several
+    parsers read the words; ``refuses`` says whether an unknown option ends the
     program (parse_args) or is passed over (parse_known_args).
     """
     found = Arguments()
@@ -151,7 +152,10 @@ def _is_option(word: Word) -> bool:
 
 
 def _option(
-    name: str, options: Mapping[str, Option], whose: str, abbreviations: bool
+    name: str,
+    options: Mapping[str, Option],
+    whose: str,
+    abbreviations: bool | Collection[str],
 ) -> tuple[Option | None, str]:
     """The option of that name or, as argparse has it, the only one that begins so.
 
@@ -161,7 +165,8 @@ def _option(
         return options[name], ""
     if not (abbreviations and name.startswith("--")):
         return None, ""
-    fits = [full for full in options if full.startswith(name)]
+    full_names = options if abbreviations is True else abbreviations
+    fits = [full for full in full_names if full.startswith(name)]
     if len(fits) > 1:
         some = ", ".join(sorted(fits)[:4])
         return None, f"{name} may mean {some}: {whose} refuses it; write it in full"

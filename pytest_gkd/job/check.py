@@ -10,9 +10,9 @@ from typing import Any
 from pytest_gkd import sanitize
 from pytest_gkd.job import documents, releases, script_file, shell
 from pytest_gkd.job.findings import CheckError, Finding, note
-from pytest_gkd.job.frameworks import ms_swift, trl, verl
+from pytest_gkd.job.frameworks import ms_swift, slime, trl, verl
 from pytest_gkd.job.frameworks.reading import Framework
-from pytest_gkd.job.launch import OWN_PROGRAM, Launch, launches
+from pytest_gkd.job.launch import OWN_PROGRAM, Launch, Program, launches
 from pytest_gkd.job.overrides import Given, Override
 from pytest_gkd.job.shell_values import Command, Text, Word, World
 
@@ -20,6 +20,8 @@ FRAMEWORKS: dict[str, Framework] = {
     "verl": verl,
     "trl": trl,
     "ms-swift": ms_swift,
+    "slime": slime.Family("slime"),
+    "miles": slime.Family("miles"),
 }
 CONFLICT = "config.invalid-combination"
 MOST_FINDINGS = 200
@@ -151,14 +153,14 @@ def _document(path: Path, overrides: Iterable[str], asked: str) -> Launch:
 
 def _jobs(path: Path, script: shell.Script, asked: str) -> list[Worlds]:
     """The starts of a framework in their order, each on all ways through the script."""
-    programs = {name: reader.PROGRAM for name, reader in FRAMEWORKS.items()}
-    found = [list(launches(world.commands, programs)) for world in script.worlds]
+    programs = {n: Program(r.PROGRAM, r.is_own) for n, r in FRAMEWORKS.items()}
+    found = [list(launches(world.commands, programs, asked)) for world in script.worlds]
     first = next((launch.framework for starts in found for launch in starts), "")
     starts = [[s for s in some if s.framework == (asked or first)] for some in found]
     if asked and not any(starts):
         # The user says so: then any script of theirs may be the trainer.
-        own = {asked: OWN_PROGRAM}
-        starts = [list(launches(world.commands, own)) for world in script.worlds]
+        own = {asked: Program(OWN_PROGRAM, programs[asked].is_own)}
+        starts = [list(launches(world.commands, own, asked)) for world in script.worlds]
         # What gets no options (a download, say) is none where another does.
         trains = [[s for s in some if _has_options(s)] for some in starts]
         starts = trains if any(trains) else starts

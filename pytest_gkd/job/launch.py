@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,21 +35,40 @@ class Launch(NamedTuple):
         return words[: len(words) - len(self.arguments) - 1]
 
 
+class Program(NamedTuple):
+    """What starts a framework: a module, script or subcommand.
+
+    A name in the group ``common`` may be anybody's, as train.py. It is the framework's
+    where ``is_own`` says so of the words and of the files that they stand in.
+    """
+
+    name: re.Pattern[str]
+    is_own: Callable[[AbstractSet[str]], bool]
+
+
 def launches(
-    commands: tuple[Command, ...], programs: Mapping[str, re.Pattern[str]]
+    commands: tuple[Command, ...], programs: Mapping[str, Program], asked: str = ""
 ) -> Iterator[Launch]:
     """The commands that start one of the frameworks, in their order.
 
-    ``programs`` are the module, script or subcommand that each is started by.
+    ``asked`` is the one that a common name counts for, if so.
     """
     for command in commands:
         for program, arguments in _programs(command.words):
-            framework = next(
-                (f for f, fits in programs.items() if fits.fullmatch(program)), ""
-            )
-            if framework:
-                yield Launch(framework, program, arguments, command, beside=commands)
-                break
+            said = {word.text.shape for word in arguments}
+            said |= {word.file for word in command.words}
+            for framework, (name, is_own) in programs.items():
+                found = name.fullmatch(program)
+                is_common = found and "common" in name.groupindex and found["common"]
+                is_sure = framework == asked if asked else is_own(said)
+                if found and (is_sure or not is_common):
+                    yield Launch(
+                        framework, program, arguments, command, beside=commands
+                    )
+                    break
+            else:
+                continue
+            break
 
 
 # A script or a module of the user's own, whose name tells no framework.

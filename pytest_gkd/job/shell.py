@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import tree_sitter_bash
-from tree_sitter import Language, Node, Parser
+from tree_sitter import Node, Parser
 
 from pytest_gkd.job.shell_values import (
     EMPTY,
@@ -27,9 +26,8 @@ from pytest_gkd.job.shell_values import (
     merged,
     unknown,
 )
-from pytest_gkd.job.shell_words import NAME, Words, calculated, matches
+from pytest_gkd.job.shell_words import BASH, NAME, Words, calculated, matches
 
-BASH = Language(tree_sitter_bash.language())
 # More branches that hang on the unknown than these are not followed.
 MOST_WORLDS = 16
 MOST_ROUNDS = 256

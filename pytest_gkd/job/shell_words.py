@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePosixPath
 
-from tree_sitter import Node
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
 
 from pytest_gkd.job import shell_patterns
 from pytest_gkd.job.shell_values import (
@@ -57,6 +58,7 @@ EXPANDED = {
 }
 # Blanks that an unquoted expansion brings, until the word is split at them.
 BLANK = "\0"
+BASH = Language(tree_sitter_bash.language())
 BLANKS = re.compile(r"[ \t\n]+")
 # At the beginning of a word, or of an assignment's value (bash(1), Tilde Expansion).
 TILDE = re.compile(r"(?:[A-Za-z_]\w*=)?~(?:/|$)", re.ASCII)
@@ -83,6 +85,8 @@ BASHS = {
     *("PATH", "PPID", "RANDOM", "SECONDS", "SHELL", "SHLVL", "TERM", "UID", "USER"),
     *("?", "$", "!", "-", "_"),
 }
+# How statements that only ask begin.
+TESTS = {"[", "[[", "!"}
 Verdict = tuple[bool | None, frozenset[str]]
 
 
@@ -117,12 +121,26 @@ class Words:
             if opening == "[" and self._splits(inner[0], world):
                 return self._unsure(node)
             return self._tested(inner[0], world)
+        first = {c.children[0].type for c in inner if c.children}
+        if node.type == "list" and len(inner) == 2 and first <= TESTS:
+            return self._either(node, inner, world)
         if node.type == "negated_command" and len(inner) == 1:
             holds, needs = self._condition(inner[0], world)
             return (None if holds is None else not holds), needs
         if node.type == "command" and self._raw(node) in ("true", ":", "false"):
             return self._raw(node) != "false", frozenset()
         return self._unsure(node)
+
+    def _either(self, node: Node, sides: list[Node], world: World) -> Verdict:
+        """``[ ... ] || [ ... ]``, and with ``&&``: tests, which change nothing."""
+        decides = node.children[1].type == "||"
+        found = [self._condition(side, world) for side in sides]
+        needs = found[0][1] | found[1][1]
+        if any(holds is decides for holds, _ in found):
+            return decides, needs
+        if any(holds is None for holds, _ in found):
+            return None, needs
+        return not decides, needs
 
     def _splits(self, node: Node, world: World) -> bool:
         """Whether an operand of ``[`` is unquoted and not one word."""
@@ -497,6 +515,8 @@ class Words:
         if len(inner) != 1:
             return nothing
         command = inner[0]
+        if command.type == "subshell" and command.end_byte == node.end_byte - 1:
+            return self._calculated(node, world) or nothing
         if command.type == "list":
             return self._entered(command, world) or nothing
         if command.type == "redirected_statement":
@@ -514,6 +534,20 @@ class Words:
             known, lambda path: self._absolute(world, path, place).value
         )
         return nothing if text is None else Text(text)
+
+    def _calculated(self, node: Node, world: World) -> Text | None:
+        """``$((1 + 2))``, which the parser takes for a subshell in ``${x:-...}``."""
+        raw = self._raw(node)
+        if not raw.startswith("$(("):
+            return None
+        outer, self._source = self._source, f": {raw}".encode()
+        try:
+            command = Parser(BASH).parse(self._source).root_node.named_children[0]
+            read = command.named_children[-1]
+            is_number = read.type == "arithmetic_expansion"
+            return self._text(read, world) if is_number else None
+        finally:
+            self._source = outer
 
     def _entered(self, command: Node, world: World) -> Text | None:
         """``cd DIRECTORY && pwd``."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.launch import Launch
@@ -36,17 +37,34 @@ def names(framework: str) -> dict[str, str]:
     return dict(tomllib.loads(text)[framework])
 
 
+def derived(expression: str, compute: Callable[..., Any], *parts: Given) -> Given:
+    """A value that several make, undetermined where one of them is.
+
+    ``expression`` says of which options it comes.
+    """
+    needs = frozenset[str]().union(*(part.needs for part in parts))
+    if needs:
+        return Given("undetermined", None, None, needs, expression)
+    source = "user" if any(part.source == "user" for part in parts) else "default"
+    value = compute(*(part.value for part in parts))
+    return Given(source, value, None, frozenset(), expression)
+
+
 class Framework(Protocol):
     """A module of this package: one training framework.
 
-    ``PACKAGE`` is its distribution's name, ``PROGRAM`` what starts it.
+    ``PACKAGE`` is its distribution's name, ``PROGRAM`` what starts it; a name in its
+    group ``common`` may start others, too.
     """
 
     PACKAGE: str
     PROGRAM: re.Pattern[str]
 
     def is_own(self, keys: AbstractSet[str]) -> bool:
-        """Whether a configuration file with these keys is this framework's."""
+        """Whether a configuration file with these keys is this framework's.
+
+        So are a program of a common name with these words, and the words' files.
+        """
 
     def read(self, launch: Launch, release: str) -> Reading:
         """What a start of the framework means under a recorded release."""

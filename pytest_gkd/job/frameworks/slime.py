@@ -1,0 +1,222 @@
+"""slime, and its fork miles: options of Megatron's, SGLang's and their own parsers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Set as AbstractSet
+
+from pytest_gkd.job import arguments
+from pytest_gkd.job.findings import Finding
+from pytest_gkd.job.frameworks import slime_rules
+from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, derived, names
+from pytest_gkd.job.frameworks.sglang_server import Server
+from pytest_gkd.job.frameworks.slime_options import Known, options
+from pytest_gkd.job.launch import Launch
+from pytest_gkd.job.overrides import Given
+
+# No other framework has these with their dashes.
+OWN = {
+    "--actor-num-nodes",
+    "--actor-num-gpus-per-node",
+    "--rollout-num-gpus",
+    "--rollout-num-gpus-per-engine",
+    "--rollout-batch-size",
+    "--rollout-max-response-len",
+}
+HINT = re.compile(r"(?<![A-Za-z])(miles|slime)(?![A-Za-z])")
+
+
+class Family:
+    """One of the two, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.PACKAGE = name
+        self.PROGRAM = re.compile(
+            r"(?P<common>(?:.*/)?train(?:_async|_multi_lora_async)?\.py)"
+        )
+
+    def is_own(self, keys: AbstractSet[str]) -> bool:
+        """Whether a train.py with these words is this one's, by options and names."""
+        if not keys & OWN:
+            return False
+        hints = [found[1] for key in keys for found in HINT.finditer(key)]
+        is_fork = hints.count("miles") > hints.count("slime")
+        return is_fork == (self.PACKAGE == "miles")
+
+    def read(self, launch: Launch, release: str) -> Reading:
+        """What a start means, and what the release makes of its options."""
+        named, served, added = options(self.PACKAGE, release)
+        is_slime = self.PACKAGE == "slime"
+        whose = f"{self.PACKAGE} {release}"
+        # slime's Megatron parser takes no abbreviations and SGLang's does; both pass
+        # over what they do not know (slime/utils/arguments.py, parse_args). miles has
+        # one parser, Megatron's, which refuses it.
+        found = arguments.parsed(
+            launch.arguments,
+            named,
+            whose,
+            abbreviations=served if is_slime else (),
+            refuses=not is_slime,
+        )
+        known = Known(self.PACKAGE, release, launch, found.said)
+        findings = found.findings
+        if not is_slime:
+            findings = [_softened(finding, known) for finding in findings]
+        for word in found.rest:
+            text = f"{word.text.shape[:60]} belongs to no option"
+            level = "warning" if is_slime else "error"
+            text += ": it is passed over" if is_slime else f": {whose} refuses it"
+            findings.append(Finding(UNKNOWN, level, text, word.file, word.line, ""))
+        findings += [*known.missing(), *known.sizes()]
+        findings += slime_rules.judged(known)
+        last = {o.key: o for o in found.said}
+        # What a sourced file gives of the model may be given anew.
+        said = [
+            o
+            for o in found.said
+            if last[o.key] is o
+            or (o.key not in added and o.word.file == last[o.key].word.file)
+        ]
+        return Reading(said, _values(known), findings)
+
+
+def _softened(finding: Finding, known: Known) -> Finding:
+    """miles' own forks of SGLang, and functions of the user's, may add options."""
+    is_served = finding.key.startswith(("--sglang-", "--eval-sglang-", "--router-"))
+    is_unknown = finding.key.startswith("--")
+    adds = ("rollout_function_path", "custom_generate_function_path")
+    is_added = any(known.is_given(key) for key in adds)
+    is_fsdp = known.is_given("train_backend") and known["train_backend"] != "megatron"
+    if is_unknown and (is_served or is_added or is_fsdp):
+        return finding._replace(level="warning")
+    return finding
+
+
+def _values(known: Known) -> dict[str, Given]:
+    """All values of the job on one way through the script."""
+    find = known.find
+    values = {name: find(key) for name, key in names("slime").items() if known.has(key)}
+    values["dtype"] = derived(
+        "--fp16", lambda half: "float16" if half else "bfloat16", find("fp16")
+    )
+    values["rollout_engine"] = Given("default", "sglang", expression="the only one")
+    values["tensor_parallel_size"] = derived(
+        "--rollout-num-gpus-per-engine",
+        lambda gpus, pipeline: gpus // max(1, pipeline),
+        find("rollout_num_gpus_per_engine"),
+        find("sglang_pp_size"),
+    )
+    values["offload_param"] = derived(
+        "--offload-train, or else --colocate",
+        lambda own, both, shares: shares if own is None and not both else own or both,
+        find("offload_train"),
+        find("offload"),
+        find("colocate"),
+    )
+    trainer = derived(
+        "--actor-num-nodes * --actor-num-gpus-per-node",
+        lambda nodes, gpus: nodes * gpus,
+        find("actor_num_nodes"),
+        find("actor_num_gpus_per_node"),
+    )
+    rollout = _rollout(known, trainer)
+    values["trainer_gpus"], values["rollout_gpus"] = trainer, rollout
+    values["placement"] = derived(
+        "--colocate",
+        lambda shares: "colocated" if shares else "split",
+        find("colocate"),
+    )
+    values |= _teacher(known)
+    # slime/ray/placement_group.py, _get_placement_group_layout
+    values["total_gpus"] = derived(
+        "trainer_gpus and rollout_gpus, and teacher_gpus",
+        lambda shares, train, roll, teacher: (
+            None
+            if roll is None
+            else (max(train, roll) if shares else train + roll) + teacher
+        ),
+        find("colocate"),
+        trainer,
+        rollout,
+        values["teacher_gpus"],
+    )
+    return values
+
+
+def _rollout(known: Known, trainer: Given) -> Given:
+    """How many GPUs the rollout has, those that it shares with the trainer included."""
+
+    def number(
+        own: int | None, shares: bool, train: int, trains_only: bool, data: str | None
+    ) -> int | None:
+        if trains_only or data is not None:
+            return 0
+        # miles, and slime up to 0.2.4, pass over --rollout-num-gpus in this case.
+        is_set = own is not None and known.is_at_least("0.3.0")
+        return train if shares and not is_set else own
+
+    if known.is_given("rollout_external_engine_addrs"):
+        needs = frozenset({"what runs at --rollout-external-engine-addrs"})
+        return Given("undetermined", None, None, needs)
+    return derived(
+        "--rollout-num-gpus, or --colocate",
+        number,
+        known.find("rollout_num_gpus"),
+        known.find("colocate"),
+        trainer,
+        known.find("debug_train_only"),
+        known.find("load_debug_rollout_data"),
+    )
+
+
+def _teacher(known: Known) -> dict[str, Given]:
+    """The teacher: a checkpoint in the trainer, or a server of SGLang's."""
+    kind = derived(
+        "--use-opd and --opd-type",
+        lambda uses, kind: kind if uses else None,
+        known.find("use_opd"),
+        known.find("opd_type"),
+    )
+    if kind.needs:
+        return dict.fromkeys(("teacher", "teacher_gpus"), kind)
+    none = Given("default", 0, expression="none of its own")
+    if kind.value != "sglang":
+        teacher = known.find("opd_teacher_load") if kind.value else Given("default")
+        return {"teacher": teacher, "teacher_gpus": none}
+    values = dict[str, Given]()
+    places = slime_rules.teacher_places(known)
+    if len(places) == 1:
+        ip, port = places[0]
+        url = known.find("rm_url" if known.is_given("rm_url") else "opd_teacher_urls")
+        values["teacher_server_ip"] = Given("user", ip, url.word)
+        values["teacher_server_port"] = Given("user", port, url.word)
+    served = slime_rules.teachers(known)
+    if not served:
+        needs = frozenset({"what is served at the teacher's address"})
+        unknown = Given("undetermined", None, None, needs)
+        return {**values, "teacher": unknown, "teacher_gpus": unknown}
+    return values | _served(served)
+
+
+def _served(servers: list[Server]) -> dict[str, Given]:
+    """What the teachers' servers are started with; lists, where they are several."""
+    keys = {
+        "teacher": "model_path",
+        "teacher_tensor_parallel_size": "tp_size",
+        "teacher_gpu_memory_utilization": "mem_fraction_static",
+        "teacher_max_model_len": "context_length",
+    }
+    found = {}
+    for name, key in keys.items():
+        each = [server.find(key) for server in servers]
+        found[name] = (
+            each[0]
+            if len(each) == 1
+            else derived("each server", lambda *values: list(values), *each)
+        )
+    found["teacher_gpus"] = derived(
+        "the servers' CUDA_VISIBLE_DEVICES, or --tp * --dp",
+        lambda *numbers: sum(numbers),
+        *(server.number_of_gpus() for server in servers),
+    )
+    return found

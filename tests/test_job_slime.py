@@ -1,0 +1,245 @@
+"""``gkd check`` on slime and miles: values, what they refuse, the teacher's server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_gkd.job import releases
+from pytest_gkd.job.check import Checked, check
+from pytest_gkd.job.findings import CheckError, Finding
+
+TEACHER = "CUDA_VISIBLE_DEVICES=7 python3 -m sglang.launch_server --model-path T --tp 1"
+OPD = """\
+--use-opd --opd-type sglang --rm-url http://127.0.0.1:13141/generate
+--custom-rm-path slime.rollout.on_policy_distillation.reward_func
+--custom-reward-post-process-path slime.rollout.on_policy_distillation.post
+"""
+START = """\
+MODEL_ARGS=(--num-layers 36 --num-attention-heads 32 --group-query-attention
+  --num-query-groups 8)
+ray start --head --num-gpus 8
+ray job submit --address=http://127.0.0.1:8265 -- python3 train.py \\
+  --actor-num-nodes 1 --actor-num-gpus-per-node 4 --rollout-num-gpus 2 \\
+  --rollout-batch-size 16 --n-samples-per-prompt 4 --num-rollout 3 \\
+  --global-batch-size 64 --tensor-model-parallel-size 2 --load L \\
+  --hf-checkpoint Qwen/Qwen3-8B ${MODEL_ARGS[@]} "$@" """
+
+
+def checked(
+    path: Path, more: str = "", before: str = "", framework: str = "slime==0.3.1"
+) -> Checked:
+    path.write_text(f"{before}\n{START}\n")
+    return check(path, more.split(), framework)
+
+
+def faults(found: Checked) -> list[Finding]:
+    return [f for f in found.findings if f.level != "note"]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "run.sh"
+
+
+def test_a_start_that_is_right_has_no_fault(script: Path) -> None:
+    found = checked(script, OPD, f"{TEACHER} --port 13141 &")
+    assert not faults(found)
+    told = {name: value.value for name, value in found.values.items()}
+    assert told["total_gpus"] == 4 + 2 + 1
+    assert (told["teacher"], told["teacher_server_port"]) == ("T", 13141)
+    assert (told["tensor_parallel_size"], told["placement"]) == (1, "split")
+    assert (told["dtype"], told["offload_param"]) == ("bfloat16", False)
+    assert found.values["train_tensor_parallel_size"].source == "user"
+    assert found.values["pipeline_parallel_size"].source == "default"
+
+
+@pytest.mark.parametrize(
+    ("more", "level", "said"),
+    [
+        ("--use-odp", "warning", "did you mean '--use-opd'"),
+        ("--rollout-batch 3", "warning", "no option --rollout-batch"),
+        ("--use-dynamic-batch-size True", "warning", "True belongs to no option"),
+        ("--sglang-mem-fraction x", "error", "expects a number"),
+        ("--sglang-enable 0.4", "error", "may mean"),
+        ("--opd-type vllm", "error", "knows sglang, megatron"),
+        ("--lr 1e-6 --lr 1e-5", "warning", "given twice"),
+        ("--tensor-model-parallel-size 0", "error", "must be 1 at least"),
+        ("--rollout-temperature 0", "error", "not above 0"),
+        ("--use-opd", "error", "demands --opd-type"),
+        ("--use-opd --opd-type megatron", "error", "demands --opd-teacher-load"),
+        ("--use-opd --opd-type sglang --opd-teacher-load X", "error", "is refused"),
+        ("--opd-teacher-load X", "error", "refused without --use-opd"),
+        ("--opd-kl-coef 0.5", "warning", "nothing is distilled"),
+        ("--use-opd --opd-type sglang", "error", "nobody asks the teacher"),
+        (f"{OPD} --rm-url=", "error", "the teacher's server is not named"),
+        (
+            "--custom-rm-path a.rollout.on_policy_distillation.reward_func",
+            "error",
+            "is no reward",
+        ),
+        ("--rm-type remote_rm", "error", "has no --rm-url"),
+        ("--use-kl-loss", "error", "--ref-load"),
+        ("--load=", "error", "no weights to begin with"),
+        ("--eval-interval 5", "error", "demands --eval-prompt-data"),
+        ("--eval-prompt-data a b c", "error", "pairs"),
+        ("--save-interval 5", "error", "demands --save"),
+        ("--kl-coef 0.1 --kl-loss-coef 0.1 --ref-load R", "error", "only one"),
+        ("--advantage-estimator reinforce_plus_plus", "error", "normalize"),
+        ("--use-tis --use-rollout-logprobs", "error", "exclude each other"),
+        ("--get-mismatch-metrics", "error", "--custom-tis-function-path"),
+        ("--use-dynamic-batch-size", "error", "--max-tokens-per-gpu"),
+        ("--max-tokens-per-gpu 9", "warning", "counts for nothing"),
+        ("--balance-by-flops", "error", "--use-dynamic-batch-size"),
+        ("--debug-rollout-only --debug-train-only", "error", "exclude each other"),
+        ("--num-steps-per-rollout 2", "error", "--global-batch-size 64 is not"),
+        ("--global-batch-size 128", "error", "too few for a step"),
+        ("--global-batch-size 48", "warning", "the rest is dropped"),
+        ("--over-sampling-batch-size 8", "error", "is below"),
+        ("--num-epoch 3", "warning", "counts for nothing"),
+        ("--enable-mtp-training", "error", "--mtp-num-layers"),
+        (
+            "--rollout-max-context-len 9 --rollout-max-prompt-len 9",
+            "error",
+            "leaves nothing",
+        ),
+        (
+            "--only-train-params-name-list a --freeze-params-name-list b",
+            "error",
+            "exclude each other",
+        ),
+        ("--update-weight-transport disk", "error", "--update-weight-disk-dir"),
+        ("--update-weight-mode delta", "error", "--update-weight-transport disk"),
+        ("--update-weight-mode delta --colocate", "error", "refused with --colocate"),
+        ("--update-weight-mode delta", "error", "local-checkpoint-dir"),
+        ("--rollout-num-gpus-per-engine 4", "error", "fewer GPUs than"),
+        ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", "warning", "is idle"),
+        ("--rollout-num-gpus-per-engine 2 --sglang-pp-size 3", "error", "no multiple"),
+        ("--sglang-dp-size 2", "error", "--sglang-enable-dp-attention"),
+        ("--sglang-dp-size 2 --sglang-enable-dp-attention", "error", "does not divide"),
+        ("--context-parallel-size 4", "error", "no multiple of tensor 2"),
+        ("--expert-model-parallel-size 8 --num-experts 8", "error", "expert parallel"),
+        ("--expert-model-parallel-size 2", "error", "does not divide --num-experts"),
+        ("--num-attention-heads 31", "error", "does not divide --num-attention-heads"),
+        ("--num-query-groups 3", "error", "neither divides the other"),
+        (
+            "--pipeline-model-parallel-size 2 --num-layers 35",
+            "error",
+            "does not divide",
+        ),
+        ("--decoder-last-pipeline-num-layers 3", "error", "without pipeline"),
+        (
+            "--recompute-granularity selective --recompute-method uniform",
+            "error",
+            "is refused",
+        ),
+        (
+            "--rollout-batch-size 1 --n-samples-per-prompt 1 --global-batch-size 1",
+            "error",
+            "fewer samples than there are",
+        ),
+        ("--rollout-num-gpus 8", "warning", "it waits"),
+        ("--wandb-key 0123456789abcdef0123456789abcdef01234567", "warning", "a key in"),
+        ("--prompt-data /not/here.jsonl", "warning", "not on this machine"),
+    ],
+)
+def test_what_is_wrong_is_told(more: str, level: str, said: str, script: Path) -> None:
+    found = [f.level for f in faults(checked(script, more)) if said in f.message]
+    assert found == [level]
+
+
+@pytest.mark.parametrize(
+    ("server", "more", "said"),
+    [
+        (f"{TEACHER} --port 13142 &", "", "its server listens at 13142"),
+        (f"{TEACHER} &", "", "its server listens at 30000"),
+        (f"{TEACHER} --port 13141 &", "--rm-url http://127.0.0.1:13141/", "/generate"),
+        (
+            f"{TEACHER} --port 13141 --context-length 4096 &",
+            "--rollout-max-response-len 8192",
+            "takes 4096 tokens",
+        ),
+        (f"{TEACHER.replace('=7', '=5')} --port 13141 &", "", "share 5"),
+    ],
+)
+def test_a_teacher_that_cannot_answer_is_told(
+    server: str, more: str, said: str, script: Path
+) -> None:
+    url = "--rm-url http://127.0.0.1:13141/generate"
+    words = OPD.replace(url, "") if "--rm-url" in more else OPD
+    (fault,) = faults(checked(script, f"{words} {more}", server))
+    assert said in fault.message
+
+
+def test_a_teacher_of_another_tokenizer_is_told(script: Path) -> None:
+    for name in ("student", "teacher"):
+        (script.parent / name).mkdir()
+        (script.parent / name / "tokenizer.json").write_text(json.dumps(name))
+    server = TEACHER.replace("T ", f"{script.parent}/teacher ")
+    more = f"{OPD} --hf-checkpoint {script.parent}/student"
+    found = faults(checked(script, more, f"{server} --port 13141 &"))
+    assert ["another than the student's" in f.message for f in found] == [True]
+    (script.parent / "teacher/tokenizer.json").write_text('"student"')
+    assert not faults(checked(script, more, f"{server} --port 13141 &"))
+
+
+def test_a_shape_that_is_not_the_checkpoints_is_told(script: Path) -> None:
+    config = {"num_hidden_layers": 28, "num_attention_heads": 32}
+    (script.parent / "config.json").write_text(json.dumps(config))
+    (fault,) = faults(checked(script, f"--hf-checkpoint {script.parent}"))
+    assert fault.message.startswith("--num-layers is 36, and num_hidden_layers")
+    (script.parent / "config.json").write_text("[" * 9999)
+    assert not faults(checked(script, f"--hf-checkpoint {script.parent}"))
+
+
+def test_train_py_is_slimes_by_its_options_alone(script: Path) -> None:
+    script.write_text("python3 train.py --lr 1e-6\n")
+    with pytest.raises(CheckError, match="no command was found"):
+        check(script)
+    assert check(script, framework="slime").framework == "slime"
+    script.write_text(START)
+    assert check(script).framework == "slime"
+    script.write_text(f"{START} --custom-rm-path miles.rollout.x.y\n")
+    assert check(script).framework == "miles"
+
+
+def test_train_async_py_refuses_to_share_gpus(script: Path) -> None:
+    script.write_text(START.replace("train.py", "train_async.py"))
+    (fault,) = faults(check(script, ["--colocate"]))
+    assert "train_async.py refuses --colocate" in fault.message
+
+
+def test_what_an_option_needs_that_is_not_given_is_told(script: Path) -> None:
+    script.write_text("python train.py --actor-num-nodes 1 --colocate --load L\n")
+    told = " ".join(fault.message for fault in faults(check(script)))
+    assert "refuses a start without --rollout-batch-size" in told
+    assert "neither --num-rollout nor --num-epoch" in told
+
+
+def test_miles_refuses_what_slime_passes_over(script: Path) -> None:
+    (fault,) = faults(checked(script, "--use-odp", framework="miles"))
+    assert (fault.level, fault.key) == ("error", "--use-odp")
+    (fault,) = faults(checked(script, "stray", framework="miles"))
+    assert fault.level == "error"
+    (fault,) = faults(checked(script, "--sglang-of-a-fork 1", framework="miles"))
+    assert fault.level == "warning"
+
+
+def test_words_that_are_not_known_leave_no_default_certain(script: Path) -> None:
+    script.write_text(START.replace('"$@"', "$MORE"))
+    found = check(script)
+    assert found.values["placement"].source == "undetermined"
+    script.write_text(START.replace("MODEL_ARGS=", "OTHERS="))
+    found = check(script)
+    assert found.values["placement"].value == "split"
+
+
+@pytest.mark.parametrize("name", ["slime", "miles"])
+def test_every_recorded_release_reads_a_start(name: str, script: Path) -> None:
+    for release in releases.recorded(name):
+        found = checked(script, framework=f"{name}=={release}")
+        assert not faults(found)
+        assert found.values["total_gpus"].value == 6
+        assert found.values["pipeline_parallel_size"].value == 1
