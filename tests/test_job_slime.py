@@ -155,6 +155,7 @@ def test_what_is_wrong_is_told(more: str, level: str, said: str, script: Path) -
     [
         (f"{TEACHER} --port 13142 &", "", "its server listens at 13142"),
         (f"{TEACHER} &", "", "its server listens at 30000"),
+        (f"{TEACHER} --port 13141", "", "add & behind it"),
         (f"{TEACHER} --port 13141 &", "--rm-url http://127.0.0.1:13141/", "/generate"),
         (
             f"{TEACHER} --port 13141 --context-length 4096 &",

@@ -667,6 +667,10 @@ def _addresses(v: Known) -> Iterator[Finding]:
                 yield v.fault(CONFLICT, "error", text, key)
     answer = v["rollout_max_response_len"]
     for server in teachers(v):
+        if server.command.waits:
+            word = server.command.words[0]
+            text = "the script waits for the teacher's server to end: add & behind it"
+            yield Finding(CONFLICT, "error", text, word.file, word.line, "")
         length = server.find("context_length").value
         if length and answer and length <= answer:
             text = (
