@@ -102,6 +102,15 @@ def test_a_command_is_a_job_too(job: Path) -> None:
     assert values["max_prompt_length"]["value"] == 9
 
 
+def test_of_ms_swifts_data_only_files_are_taken(job: Path) -> None:
+    text = "swift rlhf --rlhf_type gkd --model some/model --dataset {}\n"
+    (job / "run.sh").write_text(text.format("train.jsonl#500"))
+    found = probe(job)
+    assert (found["student"], found["train_files"]) == ("some/model", ["train.jsonl"])
+    (job / "run.sh").write_text(text.format("train.jsonl some/dataset#500"))
+    assert probe(job)["train_files"] == []
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
