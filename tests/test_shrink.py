@@ -245,6 +245,13 @@ def test_a_model_with_no_more_layers_is_not_copied(tmp_path: Path) -> None:
     assert planned(source, random=True).text == "2 of 2 layers, random weights"
 
 
+def test_a_list_may_say_how_many_layers_there_are(tmp_path: Path) -> None:
+    kinds = ["mamba", "mamba", "attention", "mamba"]
+    source = model(tmp_path / "m", dense(4), layers_block_type=kinds)
+    copy = config_of(written(source))
+    assert copy == {"vocab_size": 8, "layers_block_type": kinds[:3]}
+
+
 # -- what cannot be copied ---------------------------------------------------------
 
 

@@ -49,6 +49,8 @@ NUMBERS = (
 )
 # One letter a layer.
 PATTERN = "hybrid_override_pattern"
+# As long as there are layers, where nothing else says how many (nemotron_h).
+LISTED = ("layers_block_type", "layer_types", PATTERN)
 # Layers behind the last one, which draft tokens; a copy has none.
 DRAFTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _DRAFTS = re.compile(r"(.*\.)?mtp\w*\..*")
@@ -152,6 +154,7 @@ def check_space(directory: Path, wanted_bytes: int) -> None:
 
 def _depth(part: Mapping[str, Any]) -> int:
     found = [part[key] for key in DEPTHS if isinstance(part.get(key), int)]
+    found += [len(part[key]) for key in LISTED if isinstance(part.get(key), list | str)]
     return next(iter(found), 0)
 
 
