@@ -28,6 +28,7 @@ from recorded import (
 )
 
 from pytest_gkd import options
+from pytest_gkd.checkpoint import ITEM_BYTES
 from pytest_gkd.options import Settings
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.environment import gpu
@@ -73,7 +74,7 @@ def sparse(directory: Path, shape: Shape, dtype: str = "BF16", **config: Any) ->
     sizes["lm_head.weight"] = [shape.vocab, wide]
     header, end = {}, 0
     for name, size in sizes.items():
-        start, end = end, end + math.prod(size) * estimate.ITEM_BYTES[dtype]
+        start, end = end, end + math.prod(size) * ITEM_BYTES[dtype]
         header[name] = {"dtype": dtype, "shape": size, "data_offsets": [start, end]}
     raw = json.dumps(header).encode()
     with (directory / "model.safetensors").open("wb") as file:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_gkd.checkpoint import cache_elements
 from pytest_gkd.options import Settings
 
 CPU_CACHE_BYTES = 32 << 20
@@ -57,32 +58,6 @@ def choose_dtype(
 
 # vLLM refuses these in float16 (vllm/config/model.py, _FLOAT16_NOT_SUPPORTED_MODELS).
 WITHOUT_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
-
-# What model types call the same thing (transformers 5.19, the attribute maps of its
-# configurations).
-HEADS = ("num_attention_heads", "n_head", "n_heads")
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
-WIDTH = ("hidden_size", "n_embd", "d_model")
-
-
-def _first(config: Mapping[str, Any], names: Iterable[str]) -> Any:
-    return next((config[n] for n in names if isinstance(config.get(n), int)), None)
-
-
-def heads(config: Mapping[str, Any]) -> int | None:
-    """Attention heads of each layer, None where ``config`` has another word for it."""
-    found: int | None = _first(config, HEADS)
-    return found
-
-
-def cache_elements(config: Mapping[str, Any]) -> int | None:
-    """Keys and values of a token in all layers; None without the usual keys."""
-    try:
-        width = config.get("head_dim") or _first(config, WIDTH) // heads(config)
-        kv_heads = config.get("num_key_value_heads") or heads(config)
-        return int(2 * _first(config, LAYERS) * kv_heads * width)
-    except (TypeError, ZeroDivisionError):
-        return None
 
 
 def cache_bytes(config: Mapping[str, Any], tokens: int) -> int | None:

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from pytest_gkd import checkpoint
+from pytest_gkd.checkpoint import ITEM_BYTES
 from pytest_gkd.options import Settings
 from pytest_gkd.processes import gpus
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.engine import engine_config
 from pytest_gkd.workload.environment import gpu
 from pytest_gkd.workload.environment import memory as env_memory
 from pytest_gkd.workload.environment.findings import size_text
@@ -43,8 +44,6 @@ CONTEXT_BYTES = GIB // 2
 PASSING_BYTES = 4 * GIB
 # torch and vLLM see up to 2 % less of a card than the driver's library shows.
 UNSEEN = 0.05
-# Bytes of an element in safetensors files, by the format's names (safetensors, README).
-ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 FORMAT_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 # Parts that some loaders leave out: what sees or hears, and layers that draft tokens.
 _LEFT_OUT = re.compile(r"vision|visual|image|audio|speech|projector|mtp|nextn|eh_proj")
@@ -101,16 +100,14 @@ class Size:
 
 def count(files: ModelFiles, dtype: str) -> Size | None:
     """The weights of a model that is loaded in ``dtype``; None for pickled ones."""
-    config = {**files.config, **model_files.text_part(files.config)}
+    config = {**files.config, **checkpoint.text_part(files.config)}
     # Mistral's own format lies beside the one that is loaded.
     named = [p for p in files.weight_files if not p.name.startswith("consolidated")]
-    tensors: dict[str, Mapping[str, Any]] = {}
-    for path in named or files.weight_files:
-        if path.suffix != ".safetensors":
-            return None
-        tensors |= read_safetensors_header(path, str(files.directory))
-    if config.get("tie_word_embeddings") is not False:
-        tensors.pop("lm_head.weight", None)
+    used = named or files.weight_files
+    if any(path.suffix != ".safetensors" for path in used):
+        return None
+    headers = (read_safetensors_header(path, str(files.directory)) for path in used)
+    tensors = checkpoint.loaded(config, headers)
     stored_as = FORMAT_NAMES[dtype]
     quantized = "quantization_config" in config
     elements = nbytes = least = trained = 0
@@ -156,7 +153,7 @@ def training(size: Size, dtype: str, device: str) -> list[Part]:
 
 def cache(config: Mapping[str, Any], tokens: int, width: int) -> Part:
     """The KV cache of one sequence of ``tokens``, in elements of ``width`` bytes."""
-    usual = (engine_config.cache_elements(config) or 0) * tokens * width
+    usual = (checkpoint.cache_elements(config) or 0) * tokens * width
     layers = set(config.get("layer_types") or ["full_attention"])
     plain = config.get("model_type") in PLAIN_CACHE and layers == {"full_attention"}
     sliding = config.get("use_sliding_window")
@@ -234,7 +231,7 @@ class Estimate:
             if files and size:
                 self.sizes[role] = size
                 if role == "student":
-                    text = model_files.text_part(files.config)
+                    text = checkpoint.text_part(files.config)
                     self.config = {**files.config, **text}
 
     def check(self, gkd: StageContext) -> None:
@@ -392,7 +389,7 @@ class Estimate:
         alone = others.isdisjoint(self.where["engine"])
         if share <= (0.9 if alone else 0.5) and share * room.total <= room.free:
             found["share"] = f"{share:.2f}"
-        heads, more = engine_config.heads(self.config), 2 * self.ranks
+        heads, more = checkpoint.heads(self.config), 2 * self.ranks
         if heads and heads % more == 0 and self.settings.gpus > more:
             found["tensor_parallel"] = more
         return found

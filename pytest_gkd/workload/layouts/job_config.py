@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_gkd import checkpoint
 from pytest_gkd.options import Settings
 from pytest_gkd.workload.engine import engine_config
 from pytest_gkd.workload.engine.engine_config import EngineConfig
@@ -64,7 +65,7 @@ def job_config(settings: Settings, inputs: Inputs, run_dir: Path) -> JobConfig:
         config = AutoConfig.from_pretrained(
             inputs.student, trust_remote_code=settings.trust_remote_code
         ).to_dict()
-    config = {**config, **model_files.text_part(config)}
+    config = {**config, **checkpoint.text_part(config)}
     tokens = settings.max_prompt_length + max(settings.max_new_tokens, CHECK_TOKENS)
     tokens = max(tokens, MIN_MODEL_LEN)
     positions = model_files.positions(config)

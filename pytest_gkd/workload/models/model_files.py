@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_gkd.checkpoint import text_part
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload import paths
 from pytest_gkd.workload.models.model_paths import is_offline, locate, reach_hub
@@ -224,12 +225,6 @@ def context_tokens(name: str, origin: str) -> int | None:
     config = {**config, **text_part(config)}
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     return None if "factor" in json.dumps(rope) else positions(config)
-
-
-def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a multimodal model's config that is its language model's."""
-    part = config.get("text_config")
-    return part if isinstance(part, dict) else {}
 
 
 def read_config(directory: Path, origin: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,11 +14,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from pytest_gkd import checkpoint
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload import paths
 
-# The most that the safetensors format allows for a header (safetensors, README).
-MAX_HEADER_BYTES = 100_000_000
 SAMPLES, SAMPLE_BYTES = 256, 4096
 CHUNK_BYTES = 16 << 20
 _SHARD = re.compile(
@@ -58,41 +56,16 @@ def check_weights(directory: Path, origin: str) -> tuple[Path, ...]:
 
 
 def read_safetensors_header(path: Path, origin: str) -> dict[str, Any]:
-    """Tensor name to ``{"dtype", "shape", "data_offsets"}`` of a file that is whole.
+    """``checkpoint.read_header`` of a file that is whole.
 
-    It is as long as its header says. Layout (safetensors, README): 8 bytes of
-    little-endian header length, a JSON header with the offsets of each tensor, then
-    the data. Raises StageFault ``checkpoint.corrupt``.
+    Raises StageFault ``checkpoint.corrupt``.
     """
-    size = path.stat().st_size
-    start = _start(path, origin)[:8]
-    if size < 8:
-        raise _corrupt(path, origin, f"is {size} bytes long")
-    (header_bytes,) = struct.unpack("<Q", start)
-    if header_bytes > MAX_HEADER_BYTES:
-        problem = f"is not a safetensors file: it starts with {start!r}, which would "
-        problem += f"be a header of {header_bytes} bytes"
-        raise _corrupt(path, origin, problem)
-    if 8 + header_bytes > size:
-        problem = f"ends inside its header: it is {size} bytes long, the header alone "
-        problem += f"takes {8 + header_bytes}"
-        raise _corrupt(path, origin, problem)
-    with path.open("rb") as file:
-        file.seek(8)
-        raw = file.read(header_bytes)
+    _start(path, origin)
     try:
-        header = json.loads(raw)
-        tensors = {name: v for name, v in header.items() if name != "__metadata__"}
-        ends = [int(tensor["data_offsets"][1]) for tensor in tensors.values()]
-    except (ValueError, AttributeError, KeyError, TypeError, IndexError) as error:
-        problem = f"has no readable header: {type(error).__name__}: {error}"
-        raise _corrupt(path, origin, problem) from error
-    promised = 8 + header_bytes + max(ends, default=0)
-    if size != promised:
-        problem = "is truncated" if size < promised else "has bytes after its tensors"
-        problem += f": it is {size} bytes long, its header promises {promised}"
-        raise _corrupt(path, origin, problem, expected_bytes=promised)
-    return tensors
+        return checkpoint.read_header(path)
+    except checkpoint.HeaderError as error:
+        facts = {"expected_bytes": error.promised} if error.promised else {}
+        raise _corrupt(path, origin, str(error), **facts) from error
 
 
 @dataclass(frozen=True)
