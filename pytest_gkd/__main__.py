@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -16,7 +17,7 @@ from pytest_gkd.diagnosis import log_file, logs, own_rules
 from pytest_gkd.gpu_report import gpu_runs, result_files
 from pytest_gkd.job.findings import CheckError
 from pytest_gkd.options import near
-from pytest_gkd.processes import host_summary, stale_runs
+from pytest_gkd.processes import gpus, host_summary, stale_runs
 from pytest_gkd.report import explain, render
 
 INTERRUPTED = 130  # as a shell says that SIGINT ended a command
@@ -46,7 +47,7 @@ class _Parser(argparse.ArgumentParser):
         super().error(sanitize.text(message))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> _Parser:
     parser = _Parser(
         prog="gkd",
         description="Name what broke a distillation or RL post-training run, from its "
@@ -98,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--format", choices=("text", "json"), default="text")
     command.set_defaults(run=_clean)
 
-    _add_job(
+    command = _add_job(
         commands,
         "check",
         _job,
@@ -110,6 +111,13 @@ def _parser() -> argparse.ArgumentParser:
         "of them.",
         epilog="Exit status: 0 no error was found, 1 errors were, 2 there is no job "
         "that could be read, or wrong usage.",
+    )
+    command.add_argument(
+        "--machine",
+        default="",
+        metavar="KEY=VALUE,...",
+        help="what the job is to run on, such as nodes=2,gpus=8,memory=79.1GiB, the "
+        "memory being that of one GPU (default: the smallest GPU here)",
     )
     _add_job(
         commands,
@@ -268,9 +276,9 @@ def _faults(asked: argparse.Namespace) -> int:
 
 def _add_job(
     commands: Any, name: str, run: Any, formats: tuple[str, ...], **texts: str
-) -> None:
+) -> _Parser:
     """A command that reads the user's own job."""
-    command = commands.add_parser(name, **texts)
+    command: _Parser = commands.add_parser(name, **texts)
     command.add_argument(
         "script", metavar="FILE", help="a launch script for bash, YAML, JSON or TOML"
     )
@@ -293,14 +301,20 @@ def _add_job(
     )
     command.add_argument("--format", choices=formats, default="text")
     command.set_defaults(run=run)
+    return command
 
 
 def _job(asked: argparse.Namespace) -> int:
     # Only here: its parser is a package of its own.
-    from pytest_gkd.job import check
+    from pytest_gkd.job import check, fitting
 
     given = check.variables(asked.set)
-    found = check.check(asked.script, asked.overrides, asked.framework, given)
+    machine = fitting.machine(asked.machine)
+    if machine.memory is None:
+        # None of a GPU that shares the host's memory is told.
+        here = [card.total_bytes for card in gpus.usable().cards]
+        machine = replace(machine, memory=min(filter(None, here), default=None))
+    found = check.check(asked.script, asked.overrides, asked.framework, given, machine)
     _answer(asked, found.to_json(), check.text(found))
     return FOUND if any(f.level == "error" for f in found.findings) else HEALTHY
 

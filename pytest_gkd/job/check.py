@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd import sanitize
-from pytest_gkd.job import documents, releases, script_file, shell
+from pytest_gkd.job import documents, fitting, releases, script_file, shell
 from pytest_gkd.job.findings import CheckError, Finding, note
 from pytest_gkd.job.frameworks import ms_swift, slime, trl, verl
-from pytest_gkd.job.frameworks.reading import Framework
+from pytest_gkd.job.frameworks.reading import Framework, names
 from pytest_gkd.job.launch import OWN_PROGRAM, Launch, Program, launches
+from pytest_gkd.job.memory import Row
 from pytest_gkd.job.overrides import Given, Override
 from pytest_gkd.job.shell_values import Command, Text, Word, World
 
@@ -48,7 +49,8 @@ class Value:
 class Checked:
     """The verdict on a job.
 
-    ``release_by`` says who chose the release, ``lines`` where the training is started.
+    ``release_by`` says who chose the release, ``lines`` where the training is started,
+    ``no_memory_plan`` why ``memory`` is empty.
     """
 
     framework: str
@@ -58,6 +60,8 @@ class Checked:
     lines: list[int]
     values: dict[str, Value]
     findings: list[Finding]
+    memory: list[Row] = field(default_factory=list)
+    no_memory_plan: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As ``gkd check --format=json`` prints it."""
@@ -81,13 +85,14 @@ def check(
     overrides: Iterable[str] = (),
     framework: str = "",
     given: Mapping[str, str] | None = None,
+    machine: fitting.Machine = fitting.ANY,
 ) -> Checked:
     """Read the job of a launch script or a configuration; nothing of it is executed.
 
     ``job`` is its path, or a command as it would be typed into a shell. ``overrides``
     are what is given to the script ("$@"), ``framework`` is as in ``--framework``,
-    ``given`` variables that a script finds set. Raises CheckError where there is no job
-    of a known framework.
+    ``given`` variables that a script finds set, ``machine`` what it is to run on.
+    Raises CheckError where there is no job of a known framework.
     """
     asked, _, release = framework.partition("==")
     if asked and asked not in FRAMEWORKS:
@@ -125,15 +130,21 @@ def check(
         if reading.problem:
             found.append(note(reading.problem, str(path), launch.command.line))
         told.append((world, found))
-    names = dict.fromkeys(name for _, values in read for name in values)
-    values = {name: _merged(name, read) for name in names}
+    told_names = dict.fromkeys(name for _, values in read for name in values)
+    values = {name: _merged(name, read) for name in told_names}
     if not is_whole:
         for value in values.values():
             value.source, value.value = "undetermined", None
             value.alternatives = ["the script was not followed to its end"]
     lines = sorted({launch.command.line for _, launch in starts})
-    findings = list(dict.fromkeys([*findings, *_on_ways(told)]))[:MOST_FINDINGS]
-    return Checked(name, release, chosen_by, str(path), lines, values, findings)
+    certain = {n: v.value for n, v in values.items() if v.source != "undetermined"}
+    certain["release"] = release
+    keys = names(name) | names(f"{name}-memory")
+    plan, reason, wrong = fitting.judge(certain, keys, machine, str(path), lines[0])
+    findings += [*_on_ways(told), *wrong]
+    findings = list(dict.fromkeys(findings))[:MOST_FINDINGS]
+    start = name, release, chosen_by, str(path), lines
+    return Checked(*start, values, findings, plan, reason)
 
 
 def _document(path: Path, overrides: Iterable[str], asked: str) -> Launch:
@@ -270,11 +281,14 @@ def text(checked: Checked) -> str:
     told = [one(f"{release}, started in line {lines}")]
     width = max(map(len, checked.values))
     for name, value in checked.values.items():
+        if name in names(f"{checked.framework}-memory") and value.source != "user":
+            continue
         said = "?" if value.source == "undetermined" else one(_shown(value.value))
         place = _place(checked, value.file, value.line)
         origin = one(place or value.expression or value.source)
         told.append(f"  {name:{width}}  {said:32}  {origin}")
         told += [f"  {'':{width}}    {one(option)}" for option in value.alternatives]
+    told += fitting.lines(checked.memory, one(checked.no_memory_plan))
     for finding in checked.findings:
         cause = f" [{finding.cause}]" if finding.cause else ""
         place = _place(checked, finding.file, finding.line)

@@ -32,9 +32,9 @@ class Reading(NamedTuple):
 
 @cache
 def names(framework: str) -> dict[str, str]:
-    """The framework's own key for each value of ``gkd check``."""
+    """The framework's own key for each value of ``gkd check``; empty without any."""
     text = (Path(__file__).parent / "names.toml").read_text("utf-8")
-    return dict(tomllib.loads(text)[framework])
+    return dict(tomllib.loads(text).get(framework, {}))
 
 
 def derived(expression: str, compute: Callable[..., Any], *parts: Given) -> Given:

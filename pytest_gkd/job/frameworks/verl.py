@@ -96,6 +96,10 @@ def _defaults(
 def _values(job: Job) -> dict[str, Given]:
     """All values of the job on one way through the script."""
     values = {name: job.find(key) for name, key in names("verl").items()}
+    for name, key in names("verl-memory").items():
+        found = job.find(key)
+        # An engine that does not have the key.
+        values[name] = Given("default") if found.needs == {key} else found
     trainer = _product(job, "trainer.nnodes", "trainer.n_gpus_per_node")
     rollout = _product(
         job,

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_gkd.checkpoint import LAYERS
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload import paths
-from pytest_gkd.workload.engine.engine_config import LAYERS
 from pytest_gkd.workload.models.model_files import read_config
 from pytest_gkd.workload.models.weight_files import (
     Tensor,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,0 +1,350 @@
+"""Whether a job's roles fit its GPUs, and the smallest change with which they do."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd.job import memory, models
+from pytest_gkd.job.findings import CheckError, Finding, note
+from pytest_gkd.job.memory import GIB, Engine, Job, Row, Trainer
+from pytest_gkd.job.models import Model
+
+MACHINE = "--machine"
+UNITS = {"": 1, "B": 1, "MIB": 1 << 20, "GIB": GIB, "MB": 10**6, "GB": 10**9}
+SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]*)", re.IGNORECASE)
+# Beyond this part too much a job is held to be wrong, below it may be the plan.
+CERTAIN = 0.1
+SHARE_STEP = 0.05
+MOST_CHANGES = 3
+# What the trainer keeps its weights in, by verl's words.
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the job is to run on; ``memory`` is that of each GPU in bytes."""
+
+    nodes: int | None = None
+    gpus: int | None = None
+    memory: int | None = None
+
+
+ANY = Machine()
+
+
+def machine(text: str) -> Machine:
+    """``nodes=2,gpus=8,memory=79.1GiB``, each of them once or not at all.
+
+    Raises CheckError for anything else.
+    """
+    found: dict[str, int] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        amount = _amount(name, value)
+        if name in found or not amount:
+            raise CheckError(
+                f"{MACHINE}={text}: {part} is not understood; expected for example "
+                "nodes=2,gpus=8,memory=79.1GiB, with the memory of one GPU"
+            )
+        found[name] = amount
+    return Machine(**found)
+
+
+def _amount(name: str, value: str) -> int:
+    """A number of things, or of bytes; 0 for what is neither."""
+    if name in ("nodes", "gpus"):
+        return int(value) if value.isdecimal() else 0
+    size = SIZE.fullmatch(value) if name == "memory" else None
+    return int(float(size[1]) * UNITS.get(size[2].upper(), 0)) if size else 0
+
+
+# -- jobs of verl ------------------------------------------------------------------
+
+
+def job(values: Values, student: Model, teacher: Model | None, room: int | None) -> Job:
+    """What a job of verl is made of, by the names of ``gkd check``, and ``release``.
+
+    Lengths count in full: the plan is for the longest batch. Raises CheckError where a
+    value that it needs is not certain.
+    """
+    prompt, response = _number(values, "max_prompt_length", "max_response_length")
+    nodes, each = _number(values, "nodes", "gpus_per_node")
+    length, gpus = prompt + response, nodes * each
+    context = values.get("context_parallel_size") or 1
+    samples = values.get("samples_per_prompt") or 1
+    batch = values.get("train_batch_size") or 1
+    rows = (values.get("ppo_mini_batch_size") or batch) * samples * context / gpus
+    if values.get("use_dynamic_bsz"):
+        budget = _number(values, "max_tokens_per_gpu")[0] * context
+        tokens = max(budget, length)
+        several = rows * length > tokens
+    else:
+        micro = _number(values, "micro_batch_size")[0]
+        tokens, several = micro * length, rows > micro
+    strategy = values.get("trainer_strategy")
+    if strategy not in ("fsdp", "fsdp2"):
+        raise CheckError(f"the memory of a trainer under {strategy} is not known yet")
+    is_fsdp2 = strategy == "fsdp2"
+    always = bool(is_fsdp2 and values.get("offload_policy"))
+
+    def when(name: str) -> str:
+        return "always" if always else "between" if values.get(name) else "never"
+
+    uses_topk = "topk" in str(values.get("loss")) and values.get("loss_topk")
+    is_trained_by = "logprob" if values.get("loss_policy_gradient") else "topk"
+    loss = is_trained_by if uses_topk and values.get("teacher_gpus") else "logprob"
+    shards = values.get("fsdp_size") or 0
+    trainer = Trainer(
+        student,
+        gpus=gpus,
+        sharding="fsdp2" if is_fsdp2 else "fsdp",
+        shards=max(shards, 0),
+        context=context,
+        weights=DTYPES.get(str(values.get("weights_dtype")), "float32"),
+        offload_weights=when("param_offload"),
+        offload_states=when("optimizer_offload"),
+        recompute=values.get("recompute") is not False,
+        tokens=tokens,
+        micro_batches=1 + several,
+        keeps=values.get("release") not in (None, "0.8.0"),
+        loss="fused" if values.get("fused_kernels") else loss,
+        lora_rank=values.get("lora_rank") or 0,
+    )
+    wide = values.get("tensor_parallel_size") or 1
+    engines = max((values.get("rollout_gpus") or gpus) // wide, 1)
+    at_once = math.ceil(batch * samples / engines)
+    rollout = Engine(
+        student,
+        gpus=values.get("rollout_gpus") or gpus,
+        tensor=wide,
+        share=values.get("gpu_memory_utilization") or 0.5,
+        length=values.get("max_model_len") or length,
+        sequences=min(values.get("max_num_seqs") or at_once, at_once),
+        batched_tokens=values.get("max_num_batched_tokens") or 8192,
+        sleeps=bool(values.get("free_cache_engine")),
+        eager=bool(values.get("enforce_eager")),
+    )
+    judge = None
+    if teacher is not None:
+        judge = Engine(
+            teacher,
+            gpus=values.get("teacher_gpus") or 1,
+            tensor=values.get("teacher_tensor_parallel_size") or 1,
+            share=values.get("teacher_gpu_memory_utilization") or 0.5,
+            length=values.get("teacher_max_model_len") or length + 1,
+            batched_tokens=values.get("teacher_max_num_batched_tokens") or 8192,
+            scores=True,
+            eager=bool(values.get("teacher_enforce_eager")),
+        )
+    bucket = (values.get("sync_bucket_megabytes") or 2048) << 20
+    colocated = values.get("placement") != "split"
+    return Job(trainer, rollout, judge, colocated, room, bucket)
+
+
+def _number(values: Values, *names: str) -> list[int]:
+    found = [values.get(name) for name in names]
+    for name, value in zip(names, found, strict=True):
+        if type(value) is not int or value < 1:
+            raise CheckError(f"{name} is {'not certain' if value is None else value}")
+    return [value for value in found if value is not None]
+
+
+# -- changes -----------------------------------------------------------------------
+
+
+def candidates(values: Values) -> Iterator[dict[str, Any]]:
+    """Changes that lower some phase, from those that cost least to more GPUs."""
+    for name, wanted in (
+        ("recompute", True),
+        ("free_cache_engine", True),
+        ("param_offload", True),
+        ("optimizer_offload", True),
+    ):
+        if values.get(name) is (not wanted):
+            yield {name: wanted}
+    for name in ("gpu_memory_utilization", "teacher_gpu_memory_utilization"):
+        own = values.get(name)
+        if isinstance(own, float):
+            steps = [round(SHARE_STEP * step, 2) for step in range(2, 20)]
+            for share in sorted(steps, key=lambda step: abs(step - own)):
+                yield {name: share}
+    floor = sum(
+        values.get(n) or 0 for n in ("max_prompt_length", "max_response_length")
+    )
+    for name, least in (
+        ("teacher_max_num_batched_tokens", 512),
+        ("max_num_batched_tokens", 512),
+        ("max_tokens_per_gpu", floor),
+        ("micro_batch_size", 1),
+    ):
+        yield from ({name: size} for size in _halves(values.get(name), least))
+    if values.get("trainer_strategy") == "fsdp2" and not values.get("offload_policy"):
+        yield {"offload_policy": True}
+    for name, most in (
+        ("context_parallel_size", "trainer_gpus"),
+        ("teacher_tensor_parallel_size", "teacher_gpus"),
+        ("tensor_parallel_size", "rollout_gpus"),
+    ):
+        size, limit = values.get(name), min(values.get(most) or 0, 8)
+        while isinstance(size, int) and 2 * size <= limit:
+            size *= 2
+            yield {name: size}
+    for factor in (2, 4, 8):
+        nodes = (values.get("nodes") or 1) * factor
+        gpus = (values.get("trainer_gpus") or 1) * factor
+        yield {"nodes": nodes, "trainer_gpus": gpus, "rollout_gpus": gpus}
+
+
+def _halves(size: Any, least: int) -> Iterator[int]:
+    while isinstance(size, int) and size // 2 >= max(least, 1):
+        size //= 2
+        yield size
+
+
+def excess(rows: list[Row]) -> int:
+    """Bytes that are too many, of all rows together."""
+    over = (row.total - row.available for row in rows if row.available is not None)
+    return sum(max(one, 0) for one in over)
+
+
+def mended(
+    values: Values, student: Model, teacher: Model | None, room: int
+) -> dict[str, Any]:
+    """The first change with which all fits, each tried by the same plan; else several,
+    each the one that helps most beside those before. Empty where none does."""
+    changed: dict[str, Any] = {}
+    left = excess(memory.plan(job(values, student, teacher, room)))
+    for _ in range(MOST_CHANGES):
+        now = {**values, **changed}
+        best, least = {}, left
+        for change in candidates(now):
+            try:
+                rows = memory.plan(job({**now, **change}, student, teacher, room))
+            except CheckError:
+                continue
+            over = excess(rows)
+            if not over:
+                return changed | change
+            if over < least:
+                best, least = change, over
+        if not best:
+            return {}
+        changed, left = changed | best, least
+    return {}
+
+
+# -- what is told ------------------------------------------------------------------
+
+
+def judge(
+    values: Values, keys: Mapping[str, str], on: Machine, file: str, line: int
+) -> tuple[list[Row], str, list[Finding]]:
+    """The plan of a job, why there is none, and what is wrong with it.
+
+    ``keys`` are the framework's own for the names of values; the findings are told of
+    ``line`` in ``file``.
+    """
+    told = list(_too_many(values, on, file, line))
+    room = on.memory
+    if "trainer_strategy" not in keys:
+        return [], "it is not made for this framework yet", told
+    try:
+        student = _model(values, "student")
+        teacher = _model(values, "teacher") if values.get("teacher_gpus") else None
+        rows = memory.plan(job(values, student, teacher, room))
+    except CheckError as error:
+        return [], str(error), told
+    if any(model and model.is_rough for model in (student, teacher)):
+        text = "the activations of this kind of attention are counted roughly"
+        told.append(note(text, file, line))
+    bad = [row for row in rows if row.verdict == "does-not-fit"]
+    if bad and room is not None:
+        change = mended(values, student, teacher, room)
+        told += [
+            _finding(row, _advice(change, values, keys), file, line) for row in bad
+        ]
+    return rows, "", told
+
+
+def _too_many(values: Values, on: Machine, file: str, line: int) -> Iterator[Finding]:
+    wanted, there = values.get("total_gpus"), (on.nodes or 1) * (on.gpus or 0)
+    if isinstance(wanted, int) and there and wanted > there:
+        text = f"the job wants {wanted} GPUs, and {MACHINE} has {there}"
+        yield Finding("ray.no-resources", "error", text, file, line, "")
+
+
+def _model(values: Values, role: str) -> Model:
+    named = values.get(role)
+    paths = named if isinstance(named, list) else [named]
+    found = []
+    for path in paths:
+        if not isinstance(path, str) or not (Path(path) / "config.json").is_file():
+            said = path if isinstance(path, str) else "not certain"
+            raise CheckError(f"the {role} is {said}, no directory with a config.json")
+        found.append(models.read(Path(path)))
+    return max(found, key=lambda model: model.elements)
+
+
+def _finding(row: Row, advice: str, file: str, line: int) -> Finding:
+    available = row.available or 0
+    largest = sorted(row.bytes.items(), key=lambda part: -part[1])[:3]
+    parts = ", ".join(f"{name} {_gib(size)}" for name, size in largest)
+    over = row.total - available
+    is_start = row.phase == "engine start"
+    where = "its share of the GPU" if is_start else "each of its GPUs"
+    text = (
+        f"{row.role} does not fit in {row.phase}: {_gib(row.total)} of the "
+        f"{_gib(available)} of {where}, {_gib(over)} too much; largest: {parts}{advice}"
+    )
+    level = "error" if over > CERTAIN * available else "warning"
+    cause = "vllm.kv-cache" if is_start else "cuda.oom"
+    return Finding(cause, level, text, file, line, "")
+
+
+def _advice(change: Mapping[str, Any], values: Values, keys: Mapping[str, str]) -> str:
+    if not change:
+        return ""
+    told = [
+        f"{keys[name].replace('*', 'NAME')}={value} (now {values.get(name)})"
+        for name, value in change.items()
+        if name in keys
+    ]
+    return f". With {' and '.join(told)} all fits"
+
+
+def _gib(count: int) -> str:
+    return f"{count / GIB:.1f} GiB"
+
+
+def to_json(rows: list[Row]) -> list[dict[str, Any]]:
+    """As in ``gkd check --format=json``."""
+    return [asdict(row) for row in rows]
+
+
+def lines(rows: list[Row], reason: str) -> list[str]:
+    """The fullest phase of each role, and each that does not fit; or why there is no
+    plan."""
+    if not rows:
+        return [f"no memory plan: {reason}"]
+    worst = {
+        row.role: row
+        for row in sorted(rows, key=lambda row: row.total)
+        if row.phase != "engine start"
+    }
+    shown = [r for r in rows if r in worst.values() or r.verdict == "does-not-fit"]
+    told = ["memory of a GPU, planned:"]
+    if rows[0].available is None:
+        told = [f"memory of a GPU, planned (is it enough? {MACHINE}=memory=80GiB):"]
+    for row in shown:
+        of = f" of {_gib(row.available)}: {row.verdict}" if row.available else ""
+        told.append(f"  {row.role:15}  {row.phase:20}  {_gib(row.total)}{of}")
+        parts = sorted(row.bytes.items(), key=lambda part: -part[1])
+        listed = ", ".join(f"{name} {_gib(size)}" for name, size in parts[:4])
+        told.append(f"  {'':15}    {listed}")
+    return told

@@ -1,0 +1,238 @@
+"""A model's sizes, from config.json and the headers of its safetensors alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd import checkpoint
+from pytest_gkd.job.findings import CheckError
+
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)")
+NORM = re.compile(r"norm|\bln_")
+# Parts of attention that are not queries, keys and values of every token.
+OTHER_ATTENTION = re.compile(r"kv_a_proj|linear_attn|mamba|ssm|conv1d")
+# Model types whose RMSNorms multiply by their weight in float32.
+WIDE_NORMS = ("gemma", "olmo2", "olmo3")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A decoder layer in elements.
+
+    ``items`` and ``floats`` are what its backward pass keeps of a token, in the
+    dtype that is computed in and in float32; ``inner`` is its widest intermediate.
+    """
+
+    elements: int
+    items: int
+    floats: int
+    inner: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's sizes, in elements where nothing else is said.
+
+    ``stored_bytes`` is what its files hold, ``head`` 0 where it is tied to the
+    ``embedding``. ``end`` is what comes behind the layers, ``cached`` (elements of a
+    token, most tokens or 0) of each layer's cache. ``is_rough`` says that what its
+    layers keep is not known in detail.
+    """
+
+    path: str
+    elements: int
+    stored_bytes: int
+    is_quantized: bool
+    vocab: int
+    width: int
+    embedding: int
+    head: int
+    largest: int
+    layers: tuple[Layer, ...]
+    end: Layer
+    cached: tuple[tuple[int, int], ...]
+    matrices: int
+    is_rough: bool
+
+    def loaded_bytes(self, dtype: str) -> int:
+        """Bytes of the weights in ``dtype``; quantised ones stay as they are."""
+        return self.stored_bytes if self.is_quantized else self.elements * WIDTHS[dtype]
+
+    def cache_bytes(self, tokens: int, dtype: str) -> int:
+        """Bytes of the cached keys and values of one sequence of ``tokens``.
+
+        A layer with a window keeps no more than that (vLLM, v1/kv_cache_interface.py,
+        ``max_memory_usage_bytes``); its blocks of 16 tokens are counted whole.
+        """
+        kept = (
+            size * math.ceil(min(tokens, most or tokens) / 16) * 16
+            for size, most in self.cached
+        )
+        return sum(kept) * WIDTHS[dtype]
+
+
+def read(directory: Path) -> Model:
+    """The sizes of a model directory.
+
+    Raises CheckError where it has no config.json, no safetensors, or not whole ones.
+    """
+    try:
+        config = json.loads((directory / "config.json").read_text("utf-8"))
+        config = {**config, **checkpoint.text_part(config)}
+        index = directory / "model.safetensors.index.json"
+        if index.is_file():
+            shards = json.loads(index.read_text("utf-8"))["weight_map"].values()
+            files = [directory / name for name in sorted(set(shards))]
+        else:
+            files = sorted(directory.glob("*.safetensors"))
+        headers = {
+            path: checkpoint.read_header(path)
+            for path in files
+            if not path.name.startswith(("adapter", "consolidated"))
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckError(f"{directory} cannot be read as a model: {error}") from None
+    if not headers:
+        raise CheckError(f"{directory} has no *.safetensors")
+    tensors = checkpoint.loaded(config, headers.values())
+    try:
+        return _model(str(directory), config, tensors)
+    except (TypeError, KeyError, ValueError, ZeroDivisionError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise CheckError(
+            f"{directory}/config.json has not the usual keys: {said}"
+        ) from None
+
+
+def _model(
+    path: str, config: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Any]]
+) -> Model:
+    sizes = {name: math.prod(tensor["shape"]) for name, tensor in tensors.items()}
+    embedding = max(
+        (n for name, n in sizes.items() if re.search(r"embed|wte", name)), default=0
+    )
+    grouped: dict[int, dict[str, list[int]]] = {}
+    for name, tensor in tensors.items():
+        found = LAYER.search(name)
+        if found:
+            grouped.setdefault(int(found[1]), {})[found[2]] = tensor["shape"]
+    most = checkpoint.first(config, checkpoint.LAYERS) or len(grouped)
+    names = [grouped[number] for number in sorted(grouped)[:most]]
+    offsets = [tensor["data_offsets"] for tensor in tensors.values()]
+    return Model(
+        path=path,
+        elements=sum(sizes.values()),
+        stored_bytes=sum(high - low for low, high in offsets),
+        is_quantized="quantization_config" in config,
+        vocab=int(config["vocab_size"]),
+        width=_width(config),
+        embedding=embedding,
+        head=sizes.get("lm_head.weight", 0),
+        largest=max(sizes.values()),
+        layers=tuple(_layer(config, shapes) for shapes in names),
+        end=_end(config),
+        cached=tuple(_cached(config, number) for number in range(len(names))),
+        matrices=sum(
+            sum(shape)
+            for shapes in names
+            for shape in shapes.values()
+            if len(shape) == 2
+        ),
+        is_rough=any(OTHER_ATTENTION.search(" ".join(shapes)) for shapes in names),
+    )
+
+
+def _width(config: Mapping[str, Any]) -> int:
+    found = checkpoint.first(config, checkpoint.WIDTH)
+    if found is None:
+        raise KeyError("hidden_size")
+    return found
+
+
+def _has_wide_norms(config: Mapping[str, Any]) -> bool:
+    return str(config.get("model_type")).startswith(WIDE_NORMS)
+
+
+def _end(config: Mapping[str, Any]) -> Layer:
+    """What the last norm and the output matrix keep of a token, as in ``_layer``; a cap
+    on the logits keeps them as they are then."""
+    width = _width(config)
+    items, floats = (1, 2) if _has_wide_norms(config) else (2, 1)
+    capped = int(config["vocab_size"]) if config.get("final_logit_softcapping") else 0
+    return Layer(0, items * width + capped, floats * width, 0)
+
+
+def _layer(config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> Layer:
+    """What a layer of transformers' models keeps of a token for its backward pass.
+
+    Counted tensor by tensor, as Korthikanti et al. do (arXiv 2205.05198, section 4.1),
+    from what PyTorch's derivatives keep (derivatives.yaml) of transformers 5.19's
+    layers with flash attention: the inputs of matrices that are trained; queries, keys,
+    values, output and the softmax's sums of attention; of an RMSNorm its input in
+    float32 and what its weight multiplies; gate, its activation, the other factor and
+    their product. Megatron's fused kernels keep less.
+    """
+    width, heads = _width(config), checkpoint.heads(config) or 1
+    elements = sum(math.prod(shape) for shape in shapes.values())
+    text = " ".join(shapes)
+    dense = checkpoint.first(config, ["intermediate_size", "n_inner"]) or 4 * width
+    if OTHER_ATTENTION.search(text):
+        used = [shape for shape in shapes.values() if len(shape) == 2]
+        return Layer(elements, sum(map(sum, used)), width, dense)
+    size = checkpoint.head_size(config) or 1
+    queries = heads * size
+    keys = (checkpoint.first(config, ["num_key_value_heads"]) or heads) * size
+    items, floats = 2 * width + 2 * queries + 2 * keys, heads
+    if "qkv_proj" in text:
+        # The values are a view that keeps all of it, and their result is copied.
+        items += 2 * queries + keys
+    for name, shape in shapes.items():
+        if len(shape) != 1 or not NORM.search(name) or name.endswith(".bias"):
+            continue
+        spread = {"q": queries, "k": keys}.get(name.split("_norm")[0].split(".")[-1])
+        normed = spread or shape[0]
+        if name.replace(".weight", ".bias") in shapes:
+            items += normed
+        elif _has_wide_norms(config):
+            floats += 2 * normed + 1
+        else:
+            items, floats = items + normed, floats + normed + 1
+    is_gated = re.search(r"gate_proj|gate_up_proj|\bw3\b", text)
+    count = checkpoint.first(config, EXPERTS)
+    if count and "experts" in text:
+        inner = checkpoint.first(config, ["moe_intermediate_size"]) or dense
+        chosen = checkpoint.first(config, ["num_experts_per_tok"]) or 1
+        shared = checkpoint.first(config, ["shared_expert_intermediate_size"]) or (
+            inner * (checkpoint.first(config, ["n_shared_experts"]) or 0)
+        )
+        # Each chosen expert's rows are gathered, and its output is kept to be weighed.
+        items += chosen * (4 * inner + 2 * width) + 4 * shared
+        return Layer(elements, items, floats + 2 * count, chosen * inner + shared)
+    return Layer(elements, items + (4 if is_gated else 2) * dense, floats, dense)
+
+
+def _cached(config: Mapping[str, Any], number: int) -> tuple[int, int]:
+    """Elements of a token in a layer's cache, and the most tokens of it, 0 for all.
+
+    Latent attention keeps one vector and its rotary part (vLLM, MLAAttentionSpec);
+    linear attention none of a token.
+    """
+    latent = checkpoint.first(config, ["kv_lora_rank"])
+    if latent:
+        return latent + (checkpoint.first(config, ["qk_rope_head_dim"]) or 0), 0
+    kinds = config.get("layer_types") or []
+    kind = str(kinds[number]) if number < len(kinds) else "full_attention"
+    layers = checkpoint.first(config, checkpoint.LAYERS) or 1
+    own = (checkpoint.cache_elements(config) or 0) // layers
+    if kind in ("full_attention", "attention"):
+        return own, 0
+    window = checkpoint.first(config, ["sliding_window"])
+    return (own, window) if kind == "sliding_attention" and window else (0, 0)

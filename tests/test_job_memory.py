@@ -1,0 +1,212 @@
+"""The memory plan of a job: others' published figures, and real allocations."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import memory_page
+import pytest
+from test_estimate import HALF_B, QWEN_7B, QWEN_14B, Shape, sparse
+
+from pytest_gkd.__main__ import main
+from pytest_gkd.job import fitting, memory, models
+from pytest_gkd.job.findings import CheckError
+from pytest_gkd.job.memory import GIB, Engine, Job, Trainer
+from pytest_gkd.job.models import Layer, Model
+
+LLAMA_8B = Shape(4096, 32, 32, 8, 14_336, 128_256)
+LAYER = Layer(1, 1, 1, 1)
+OF_7_5B = Model(
+    path="",
+    elements=7_500_000_000,
+    stored_bytes=0,
+    is_quantized=False,
+    vocab=1,
+    width=1,
+    embedding=1,
+    head=0,
+    largest=1,
+    layers=(LAYER,),
+    end=LAYER,
+    cached=((1, 0),),
+    matrices=1,
+    is_rough=False,
+)
+SCRIPT = """\
+python3 -m verl.trainer.main_ppo \\
+  actor_rollout_ref.model.path={student} \\
+  distillation.teacher_models.teacher_model.model_path={teacher} \\
+  distillation.enabled=True distillation.nnodes=1 distillation.n_gpus_per_node=2 \\
+  distillation.distillation_loss.loss_mode=forward_kl_topk \\
+  data.max_prompt_length=1024 data.max_response_length=8192 data.train_batch_size=64 \\
+  actor_rollout_ref.actor.use_dynamic_bsz=True \\
+  actor_rollout_ref.actor.ppo_mini_batch_size=64 \\
+  actor_rollout_ref.actor.ppo_max_token_len_per_gpu=36864 \\
+  actor_rollout_ref.rollout.gpu_memory_utilization=0.5 \\
+  trainer.nnodes=1 trainer.n_gpus_per_node=4 "$@"
+"""
+
+
+def shape(path: Path, of: Shape, **config: Any) -> Path:
+    return sparse(path, of, intermediate_size=of.intermediate, **config)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "gigabytes"), [("zero1", 31.4), ("zero2", 16.6), ("zero3", 1.9)]
+)
+def test_the_figures_of_zeros_paper(sharding: str, gigabytes: float) -> None:
+    # arXiv 1910.02054, figure 1: 7.5 billion weights, 64 ranks.
+    parts = memory.resident(Trainer(OF_7_5B, gpus=64, sharding=sharding), "update")
+    assert sum(parts.values()) / 1e9 == pytest.approx(gigabytes, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "each"), [("megatron", 18), ("megatron-distributed", 6 + 12 / 8)]
+)
+def test_the_bytes_of_megatrons_documentation(sharding: str, each: float) -> None:
+    trainer = Trainer(OF_7_5B, gpus=64, tensor=4, pipeline=2, sharding=sharding)
+    parts = memory.resident(trainer, "update")
+    assert sum(parts.values()) == pytest.approx(each * OF_7_5B.elements / 8)
+
+
+def test_a_llama_8b_keeps_128_kib_of_a_token(tmp_path: Path) -> None:
+    model = models.read(shape(tmp_path / "m", LLAMA_8B))
+    assert model.cache_bytes(16, "bfloat16") == 16 * 131_072
+
+
+def test_a_head_that_is_a_copy_counts_once(tmp_path: Path) -> None:
+    own = models.read(shape(tmp_path / "own", HALF_B))
+    tied = models.read(shape(tmp_path / "tied", HALF_B, tie_word_embeddings=True))
+    assert own.elements - tied.elements == HALF_B.vocab * HALF_B.hidden
+    assert (tied.head, own.head) == (0, own.embedding)
+
+
+def test_a_window_bounds_what_a_layer_keeps(tmp_path: Path) -> None:
+    kinds = ["sliding_attention", "full_attention"] * 12
+    windows = {"layer_types": kinds, "sliding_window": 1024}
+    model = models.read(shape(tmp_path / "m", HALF_B, **windows))
+    plain = models.read(shape(tmp_path / "plain", HALF_B))
+    whole = plain.cache_bytes(8192, "bfloat16")
+    assert model.cache_bytes(8192, "bfloat16") == whole * (8192 + 1024) // (2 * 8192)
+
+
+def test_quantised_weights_are_taken_as_they_are(tmp_path: Path) -> None:
+    stored = {"quantization_config": {"quant_method": "fp8"}}
+    model = models.read(sparse(tmp_path / "m", HALF_B, "F32", **stored))
+    assert model.loaded_bytes("bfloat16") == 4 * model.elements
+
+
+def test_what_is_no_model_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CheckError, match=r"config\.json"):
+        models.read(tmp_path)
+    path = shape(tmp_path / "m", HALF_B)
+    with (path / "model.safetensors").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(CheckError, match="bytes after its tensors"):
+        models.read(path)
+
+
+def totals(job: Job) -> dict[str, int]:
+    return {row.phase: row.total for row in memory.plan(job)}
+
+
+def test_verls_offload_lowers_the_rollout_and_not_the_update(tmp_path: Path) -> None:
+    model = models.read(shape(tmp_path / "m", QWEN_7B))
+    trainer = Trainer(model, gpus=8, tokens=8192)
+    engine = Engine(model, gpus=8, tensor=2, length=8192, sleeps=True)
+    job = Job(trainer, engine, memory=80 * GIB)
+    away: Any = {"offload_weights": "between", "offload_states": "between"}
+    moved = dataclasses.replace(job, trainer=dataclasses.replace(trainer, **away))
+    before, after = totals(job), totals(moved)
+    assert after["rollout"] < before["rollout"]
+    for phase in ("forward and backward", "optimizer step"):
+        assert after[phase] == before[phase]
+
+
+def test_deferred_reduction_keeps_whole_gradients(tmp_path: Path) -> None:
+    model = models.read(shape(tmp_path / "m", QWEN_7B))
+    found = []
+    for sharding in ("fsdp", "fsdp2"):
+        trainer = Trainer(model, 8, sharding, tokens=4096, micro_batches=2, keeps=True)
+        synced = dataclasses.replace(trainer, keeps=False)
+        phase = "forward and backward"
+        found.append(totals(Job(trainer))[phase] - totals(Job(synced))[phase])
+    assert found == [2 * model.elements, 4 * model.elements]
+
+
+@pytest.mark.parametrize(
+    "text", ["memory=7x", "memory", "gpus=0", "cards=2", "nodes=1,nodes=2", "memory=0"]
+)
+def test_a_machine_that_is_not_understood_is_refused(text: str) -> None:
+    with pytest.raises(CheckError, match="expected for example"):
+        fitting.machine(text)
+
+
+def test_a_machine_is_read() -> None:
+    found = fitting.machine("nodes=2, gpus=8,memory=79.5GiB")
+    assert found == fitting.Machine(2, 8, 159 * GIB // 2)
+
+
+def check(capsys: Any, script: Path, *given: str) -> tuple[int, dict[str, Any]]:
+    status = main(["check", str(script), *given, "--format=json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_a_job_that_does_not_fit_is_told_the_change_with_which_it_does(
+    tmp_path: Path, capsys: Any
+) -> None:
+    paths = {
+        "student": shape(tmp_path / "student", QWEN_7B),
+        "teacher": shape(tmp_path / "teacher", QWEN_14B),
+    }
+    script = tmp_path / "run.sh"
+    script.write_text(SCRIPT.format(**paths))
+    machine = "--machine=memory=79.1GiB"
+    status, found = check(capsys, script, machine)
+    bad = [row for row in found["memory"] if row["verdict"] == "does-not-fit"]
+    assert status == 1
+    assert [row["phase"] for row in bad] == ["forward and backward"]
+    for row in found["memory"]:
+        assert sum(row["bytes"].values()) == row["total"]
+    (told,) = [one for one in found["findings"] if one["level"] == "error"]
+    assert told["cause"] == "cuda.oom"
+    change = told["message"].split("With ")[1].split(" ")[0]
+    assert change == "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=9216"
+    status, found = check(capsys, script, change, machine)
+    assert status == 0
+    assert "does-not-fit" not in {row["verdict"] for row in found["memory"]}
+
+
+def test_more_gpus_than_the_machine_has_are_told(tmp_path: Path, capsys: Any) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(SCRIPT.format(student="a/b", teacher="a/b"))
+    for gpus, causes in ((4, ["ray.no-resources"]), (6, [])):
+        status, found = check(capsys, script, f"--machine=gpus={gpus}")
+        assert [one["cause"] for one in found["findings"]] == causes
+        assert status == (gpus == 4)
+
+
+def test_without_a_model_or_a_machine_it_is_said_once(
+    tmp_path: Path, capsys: Any
+) -> None:
+    script = tmp_path / "run.sh"
+    made = shape(tmp_path / "m", HALF_B)
+    script.write_text(SCRIPT.format(student=made, teacher="Qwen/Qwen3-8B"))
+    status, found = check(capsys, script)
+    assert (status, found["findings"], found["memory"]) == (0, [], [])
+    assert found["no_memory_plan"].startswith("the teacher is Qwen/Qwen3-8B")
+    script.write_text(SCRIPT.format(student=made, teacher=made))
+    status, found = check(capsys, script)
+    assert (status, found["findings"]) == (0, [])
+    assert {row["verdict"] for row in found["memory"]} == {None}
+
+
+@pytest.mark.needs("torch", "transformers")
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_real_step_takes_what_is_planned(recompute: bool) -> None:
+    lines = memory_page.judged("qwen2", "float32", "own-topk", recompute=recompute)
+    for line in lines:
+        assert abs(line.error) < 0.05, line
