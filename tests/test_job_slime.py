@@ -217,6 +217,10 @@ def test_what_an_option_needs_that_is_not_given_is_told(script: Path) -> None:
     told = " ".join(fault.message for fault in faults(check(script)))
     assert "refuses a start without --rollout-batch-size" in told
     assert "neither --num-rollout nor --num-epoch" in told
+    assert "needs --rollout-num-gpus" not in told
+    script.write_text("python train.py --actor-num-nodes 1\n")
+    told = " ".join(fault.message for fault in faults(check(script)))
+    assert "without --colocate the rollout needs --rollout-num-gpus" in told
 
 
 def test_miles_refuses_what_slime_passes_over(script: Path) -> None:
@@ -226,6 +230,8 @@ def test_miles_refuses_what_slime_passes_over(script: Path) -> None:
     assert fault.level == "error"
     (fault,) = faults(checked(script, "--sglang-of-a-fork 1", framework="miles"))
     assert fault.level == "warning"
+    more = "--train-backend fsdp --attn-implementation sdpa"
+    assert not faults(checked(script, more, framework="miles"))
 
 
 def test_words_that_are_not_known_leave_no_default_certain(script: Path) -> None:

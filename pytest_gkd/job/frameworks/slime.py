@@ -86,8 +86,11 @@ def _softened(finding: Finding, known: Known) -> Finding:
     is_unknown = finding.key.startswith("--")
     adds = ("rollout_function_path", "custom_generate_function_path")
     is_added = any(known.is_given(key) for key in adds)
-    is_fsdp = known.is_given("train_backend") and known["train_backend"] != "megatron"
-    if is_unknown and (is_served or is_added or is_fsdp):
+    backend = known.find("train_backend")
+    if is_unknown and backend.value == "fsdp":
+        text = f"{finding.key} is not judged: FSDP's own options are not recorded"
+        return finding._replace(cause="", level="note", message=text)
+    if is_unknown and (is_served or is_added):
         return finding._replace(level="warning")
     return finding
 
