@@ -10,7 +10,7 @@ from typing import Any
 from pytest_gkd import sanitize
 from pytest_gkd.job import documents, fitting, releases, script_file, shell
 from pytest_gkd.job.findings import CheckError, Finding, note
-from pytest_gkd.job.frameworks import ms_swift, slime, trl, verl
+from pytest_gkd.job.frameworks import ms_swift, nemo_rl, slime, trl, verl
 from pytest_gkd.job.frameworks.reading import Framework, names
 from pytest_gkd.job.launch import OWN_PROGRAM, Launch, Program, launches
 from pytest_gkd.job.memory import Row
@@ -23,6 +23,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "ms-swift": ms_swift,
     "slime": slime.Family("slime"),
     "miles": slime.Family("miles"),
+    "nemo-rl": nemo_rl,
 }
 CONFLICT = "config.invalid-combination"
 MOST_FINDINGS = 200
@@ -277,8 +278,8 @@ def text(checked: Checked) -> str:
     """For people: what was understood, then what is wrong."""
     one = sanitize.line
     release = f"{checked.framework} {checked.release} ({checked.release_by})"
-    lines = ", ".join(map(str, checked.lines))
-    told = [one(f"{release}, started in line {lines}")]
+    lines = ", ".join(str(line) for line in checked.lines if line)
+    told = [one(f"{release}, started in line {lines}" if lines else release)]
     width = max(map(len, checked.values))
     for name, value in checked.values.items():
         if name in names(f"{checked.framework}-memory") and value.source != "user":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +21,33 @@ MOST_SETTINGS = 20_000
 DEEPEST = 50
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MERGE = "tag:yaml.org,2002:merge"
+EXPONENT = r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)[eE][-+]?[0-9]+"
 
 
-def settings(path: Path) -> list[Override]:
+def _omegaconf() -> Any:
+    """OmegaConf 2.3's loader (omegaconf/_utils.py, get_yaml_loader): 1e-6 is a number,
+    a date a text, and a key that stands twice in one mapping is refused."""
+    loader: Any = type("OmegaConfLoader", (LOADER,), {"refuses_twice": True})
+    loader.yaml_implicit_resolvers = {
+        first: [one for one in some if not one[0].endswith(":timestamp")]
+        for first, some in LOADER.yaml_implicit_resolvers.items()
+    }
+    number = re.compile(f"^(?:{EXPONENT})$")
+    loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float", number, list("-+0123456789.")
+    )
+    return loader
+
+
+OMEGACONF = _omegaconf()
+
+
+def settings(path: Path, loader: Any = LOADER) -> list[Override]:
     """All values of a file by their dotted keys, in the file's order.
 
-    Values are as YAML 1.1 has them (``1e-6`` is a text there); an empty mapping is a
-    value, a list is one value. Raises CheckError where the file cannot be read, is
-    broken, or is no mapping.
+    Values are as YAML 1.1 has them (``1e-6`` is a text there), or as ``loader`` has
+    them; an empty mapping is a value, a list is one value. Raises CheckError where the
+    file cannot be read, is broken, or is no mapping.
     """
     text = script_file.text_of(path)
     try:
@@ -36,7 +56,7 @@ def settings(path: Path) -> list[Override]:
         else:
             # JSON is YAML but for tabs, which YAML has no place for outside of texts.
             text = text.replace("\t", "  ") if path.suffix == ".json" else text
-            found = _yaml(path, text)
+            found = _yaml(path, text, loader)
     except tomllib.TOMLDecodeError as error:
         raise CheckError(f"{path} is no TOML: {error}") from None
     except yaml.YAMLError as error:
@@ -49,15 +69,15 @@ def settings(path: Path) -> list[Override]:
     return found
 
 
-def _yaml(path: Path, text: str) -> list[Override]:
+def _yaml(path: Path, text: str, kind: Any) -> list[Override]:
     # libyaml's composer calls itself for each level, until the stack is full.
     depth = 0
-    for event in yaml.parse(text, LOADER):
+    for event in yaml.parse(text, kind):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
             raise RecursionError
-    loader = LOADER(text)
+    loader = kind(text)
     try:
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
@@ -79,18 +99,42 @@ def _mapping(
 ) -> Iterator[Override]:
     if len(above) > DEEPEST:
         raise RecursionError
+    for name, value in _pairs(loader, node, {}).items():
+        key = (*above, name)
+        if isinstance(value, yaml.MappingNode) and value.value:
+            yield from _mapping(loader, file, value, key)
+        else:
+            yield _setting(file, value.start_mark.line + 1, key, _plain(loader, value))
+
+
+def _pairs(
+    loader: Any, node: yaml.MappingNode, known: dict[int, dict[str, yaml.Node] | None]
+) -> dict[str, yaml.Node]:
+    """A mapping's values with those that it merges; its own ones count.
+
+    ``known`` are the mappings that were seen, None for one that is being read.
+    """
+    if id(node) in known:
+        found = known[id(node)]
+        if found is None:
+            raise RecursionError
+        return found
+    known[id(node)] = None
+    own: dict[str, yaml.Node] = {}
+    merged: dict[str, yaml.Node] = {}
     for key, value in node.value:
         if key.tag == MERGE:
             parts = value.value if isinstance(value, yaml.SequenceNode) else [value]
             for part in parts:
                 if isinstance(part, yaml.MappingNode):
-                    yield from _mapping(loader, file, part, above)
-            continue
-        name = (*above, str(key.value))
-        if isinstance(value, yaml.MappingNode) and value.value:
-            yield from _mapping(loader, file, value, name)
+                    merged = _pairs(loader, part, known) | merged
+        elif str(key.value) in own and getattr(loader, "refuses_twice", False):
+            text = f"found duplicate key {key.value}"
+            raise yaml.constructor.ConstructorError(None, None, text, key.start_mark)
         else:
-            yield _setting(file, value.start_mark.line + 1, name, _plain(loader, value))
+            own[str(key.value)] = value
+    known[id(node)] = found = merged | own
+    return found
 
 
 def _plain(loader: Any, node: yaml.Node, depth: int = 0) -> Any:
@@ -98,7 +142,8 @@ def _plain(loader: Any, node: yaml.Node, depth: int = 0) -> Any:
     if depth > DEEPEST:
         raise RecursionError
     if isinstance(node, yaml.MappingNode):
-        return {str(k.value): _plain(loader, v, depth + 1) for k, v in node.value}
+        pairs = _pairs(loader, node, {})
+        return {name: _plain(loader, v, depth + 1) for name, v in pairs.items()}
     if isinstance(node, yaml.SequenceNode):
         return [_plain(loader, value, depth + 1) for value in node.value]
     if node.tag in loader.yaml_constructors:

@@ -88,4 +88,5 @@ def _programs(words: tuple[Word, ...]) -> Iterator[tuple[str, tuple[Word, ...]]]
             yield f"{name} {following}", rest
         elif value.endswith(".py") and (has_python or number == 0):
             yield value, words[number + 1 :]
-        has_python = has_python or bool(PYTHON.fullmatch(name))
+        is_uv = name == "run" and number > 0 and values[number - 1] == "uv"
+        has_python = has_python or is_uv or bool(PYTHON.fullmatch(name))

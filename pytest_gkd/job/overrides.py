@@ -79,11 +79,11 @@ def literal(text: str) -> Any:
         return text[1:-1]
     # One level: what is in a list of lists is told as it is written.
     if text.startswith("[") and text.endswith("]") and "[" not in text[1:]:
-        return [literal(part) for part in _split(text[1:-1]) if part.strip()]
+        return [literal(part) for part in split(text[1:-1]) if part.strip()]
     return text
 
 
-def _split(text: str) -> Iterator[str]:
+def split(text: str) -> Iterator[str]:
     """At commas that stand in no quotes and no brackets."""
     depth, quote, start = 0, "", 0
     for at, char in enumerate(text):

@@ -1,0 +1,305 @@
+"""NeMo-RL: YAML files that inherit, Hydra's overrides, classes that pydantic checks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd.job import documents, releases
+from pytest_gkd.job.arguments import MISSING, UNKNOWN
+from pytest_gkd.job.findings import CheckError, Finding
+from pytest_gkd.job.frameworks import nemo_rl_keys, nemo_rl_rules
+from pytest_gkd.job.frameworks.nemo_rl_rules import Look, NotCertainError
+from pytest_gkd.job.frameworks.reading import Reading, names
+from pytest_gkd.job.launch import Launch
+from pytest_gkd.job.omegaconf import Config, UnresolvedError, applied, flat
+from pytest_gkd.job.overrides import Given, Override, parsed
+from pytest_gkd.job.shell_values import NOBODY, Text, Word
+from pytest_gkd.options import near
+
+PACKAGE = "nemo-rl"
+PROGRAM = re.compile(
+    r"(?:.*/)?examples/(?:[\w.-]+/)*run_(?:vlm_)?"
+    r"(?:\w*distillation|grpo|ppo|dpo|sft|rm|eval)(?:_\w+)?\.py"
+)
+# The sections that say which algorithm it is, the more particular ones first.
+ALGORITHMS = ("distillation", "ppo", "grpo", "dpo", "sft", "rm", "eval")
+SECTIONS = {
+    *("checkpointing", "cluster", "data", "data_plane", "defaults", "env"),
+    *("generation", "logger", "loss_fn", "policy", "teacher", "tokenizer", "value"),
+    *ALGORITHMS,
+}
+# argparse takes what --config is abbreviated to; all else goes on to Hydra.
+CONFIG = re.compile(r"(?P<option>--c(?:o(?:n(?:f(?:ig?)?)?)?)?)(?:=(?P<value>.*))?")
+FOLDER = "examples/configs"
+MOST_FILES = 50
+
+
+def is_own(keys: AbstractSet[str]) -> bool:
+    """Whether a configuration file is one of NeMo-RL's."""
+    tops = {key.partition(".")[0] for key in keys}
+    has_cluster = {"cluster.num_nodes", "cluster.gpus_per_node"} & keys
+    inherits = "defaults" in keys and {"defaults"} < tops <= SECTIONS
+    return bool("policy.model_name" in keys or has_cluster or inherits)
+
+
+def read(launch: Launch, release: str) -> Reading:
+    """The values of a start of NeMo-RL, and what it would refuse or do otherwise."""
+    schema = releases.schema("nemo-rl", release)
+    given, rest = _given_config(launch)
+    files = Files(schema, release)
+    if given is not None and given.text.needs:
+        needs = ", ".join(sorted(given.text.needs))
+        problem = f"which configuration {given.source[:60]} is, is not certain: {needs}"
+        return _unread(rest, given.text.needs, problem)
+    path = launch.document or files.find(launch, given)
+    config = files.composed(path) if path else files.shipped(files.own_config(launch))
+    config.environment = launch.command.environment
+    if given is not None or launch.document:
+        config.defaults -= {str(path)}
+    said = list(parsed(rest))
+    findings = [*files.findings, *_foreign(rest)]
+    for override, text in applied(config, said):
+        hint = near(override.key, config.settings) if "no key" in text else ""
+        text = f"{text}{hint}" if hint else f"{text}: Hydra refuses it"
+        findings.append(_finding(UNKNOWN, "error", text, override.word, override.key))
+    for setting, text in config.unresolved():
+        text = f"{setting.key}: {setting.value} cannot be resolved: {text}"
+        findings.append(_finding(MISSING, "error", text, setting.word, setting.key))
+    sections = [a for a in ALGORITHMS if config.has(a)]
+    algorithm = sections[0] if sections else ""
+    findings += nemo_rl_keys.judged(config, algorithm, schema, release)
+    findings += nemo_rl_rules.judged(
+        config, algorithm, is_script=launch.document is None
+    )
+    return Reading(said, _values(config, algorithm, schema), list(findings))
+
+
+def _unread(rest: Iterable[Word], needs: frozenset[str], problem: str) -> Reading:
+    """All that is left of a start whose configuration is not certain."""
+    said = list(parsed(rest))
+    known = _values(Config(said), "distillation", {})
+    tables = [*names("nemo-rl"), *names("nemo-rl-dtensor"), *DERIVED]
+    values = {name: Given("undetermined", needs=needs) for name in tables}
+    values |= {n: g for n, g in known.items() if n not in DERIVED}
+    return Reading(said, values, [], problem)
+
+
+def _given_config(launch: Launch) -> tuple[Word | None, list[Word]]:
+    """The word of --config, and all other words; argparse takes the last one."""
+    given, rest = None, []
+    words = iter(launch.arguments)
+    for word in words:
+        found = CONFIG.fullmatch(word.text.shape)
+        if found is None:
+            rest.append(word)
+        elif found["value"] is not None:
+            given = word._replace(text=Text(found["value"], word.text.needs))
+        else:
+            given = next(words, None)
+    return given, rest
+
+
+def _foreign(words: Iterable[Word]) -> Iterator[Finding]:
+    """Words that are no overrides: argparse passes them on, and Hydra refuses them."""
+    for word in words:
+        shape = word.text.shape
+        is_override = "=" in shape or shape.startswith("~") or word.text.needs
+        if not is_override or shape.startswith("-"):
+            text = f"{shape[:60]} is no override (key=value): Hydra refuses it"
+            yield _finding(UNKNOWN, "error", text, word, shape[:60])
+
+
+# -- files -------------------------------------------------------------------------
+
+
+@dataclass
+class Files:
+    """The files of a configuration, with what they inherit from."""
+
+    schema: Mapping[str, Any]
+    release: str
+    findings: list[Finding] = field(default_factory=list)
+    read: int = 0
+
+    def find(self, launch: Launch, given: Word | None) -> Path | None:
+        """The file that --config names, or the program's own one."""
+        script = Path(launch.command.file)
+        if given is None:
+            program = launch.program.partition(f"{FOLDER.partition('/')[0]}/")[0]
+            name = f"{program}{FOLDER}/{self.own_config(launch)}"
+            return _found(script, name)
+        name = given.text.value or ""
+        if not name:
+            return _found(script, f"{FOLDER}/{self.own_config(launch)}")
+        path = _found(script, name)
+        if path is None:
+            text = (
+                f"the configuration {name} is not there; judged are NeMo-RL's defaults"
+            )
+            self._tell(MISSING, text, given, "defaults")
+        return path
+
+    def own_config(self, launch: Launch) -> str:
+        """What the program takes where no configuration is given."""
+        programs = self.schema["programs"]
+        name = launch.program.rpartition("/")[2]
+        return str(programs.get(name, programs["run_distillation.py"]))
+
+    def composed(self, path: Path, chain: tuple[Path, ...] = ()) -> Config:
+        """A file's settings on top of those of its ``defaults``.
+
+        As load_config_with_inheritance in nemo_rl/utils/config.py: relative to the
+        file, depth first, the last one counts.
+        """
+        self.read += 1
+        if self.read > MOST_FILES:
+            raise CheckError(
+                f"{path} is one of more than {MOST_FILES} files to inherit"
+            )
+        settings = documents.settings(path, documents.OMEGACONF)
+        config = Config()
+        for setting in settings:
+            if setting.key.partition(".")[0] != "defaults":
+                continue
+            for name in self._names(setting):
+                above = path.parent / name
+                here = (*chain, path.resolve())
+                if above.resolve() in here:
+                    text = f"{name} inherits from {path.name}, which inherits from it"
+                    self._tell("config.invalid-combination", text, setting.word, name)
+                elif above.is_file():
+                    _join(config, self.composed(above, here))
+                else:
+                    known = name.rpartition("/")[2] in self.schema["configs"]
+                    more = f"; read is that of {self.release}" if known else ""
+                    text = f"defaults: {name} is not there (looked for {above}){more}"
+                    self._tell(MISSING, text, setting.word, name)
+                    if known:
+                        _join(config, self.shipped(name.rpartition("/")[2]))
+        own = Config(s for s in settings if s.key.partition(".")[0] != "defaults")
+        if _is_shipped(path, self.schema):
+            own.defaults.add(str(path))
+        _join(config, own)
+        return config
+
+    def _names(self, setting: Override) -> list[str]:
+        value = setting.value
+        if setting.key == "defaults" and isinstance(value, str):
+            return [value]
+        if setting.key == "defaults" and isinstance(value, list):
+            return [str(one) for one in value]
+        text = "defaults is expected to be a file, or a list of files"
+        self._tell(UNKNOWN, text, setting.word, "defaults")
+        return []
+
+    def shipped(self, name: str) -> Config:
+        """A recorded configuration, with what it inherits from."""
+        tree = dict(self.schema["configs"][name])
+        above = tree.pop("defaults", [])
+        config = Config()
+        for one in [above] if isinstance(above, str) else above:
+            _join(config, self.shipped(one))
+        _join(config, Config(_recorded(flat(tree))))
+        return config
+
+    def _tell(self, cause: str, text: str, word: Word, key: str) -> None:
+        self.findings.append(_finding(cause, "error", text, word, key))
+
+
+def _found(script: Path, name: str) -> Path | None:
+    """A file by its path: absolute, from the script's directory or above, or here."""
+    places = [*(script.absolute().parents if script.is_file() else ()), Path()]
+    return next((p / name for p in places if (p / name).is_file()), None)
+
+
+def _is_shipped(path: Path, schema: Mapping[str, Any]) -> bool:
+    where = path.resolve().as_posix()
+    return any(where.endswith(f"/{FOLDER}/{name}") for name in schema["configs"])
+
+
+def _recorded(settings: Iterable[tuple[str, Any]]) -> Iterator[Override]:
+    for key, value in settings:
+        word = Word(Text(key), "", 0, f"{key}: {value}"[:200])
+        yield Override("", key, value, NOBODY, word)
+
+
+def _join(config: Config, other: Config) -> None:
+    """Merge; a top section with ``_override_: true`` replaces the one before."""
+    settings = dict(other.settings)
+    for section in other.below(""):
+        marker = settings.get(f"{section}._override_")
+        if marker is not None and marker.value:
+            config.remove(section)
+            del settings[marker.key]
+    config.merge(settings.values())
+    config.defaults |= other.defaults
+
+
+# -- values ------------------------------------------------------------------------
+
+
+DERIVED: dict[str, tuple[Callable[[Look], Any], str]] = {
+    "load_format": (nemo_rl_rules.load_format, "set by NeMo-RL"),
+    "lora_rank": (nemo_rl_rules.lora_rank, "0 without LoRA"),
+    "teacher": (nemo_rl_rules.teachers, "the models of all teachers"),
+    "teacher_tensor_parallel_size": (
+        nemo_rl_rules.teacher_tensor_parallel,
+        "the teacher's own backend",
+    ),
+    "train_files": (nemo_rl_rules.train_files, "all of data.train"),
+    "placement": (nemo_rl_rules.placement, "policy.generation.colocated.enabled"),
+    "trainer_gpus": (lambda look: nemo_rl_rules.gpus(look).trainer, "of the cluster"),
+    "rollout_gpus": (lambda look: nemo_rl_rules.gpus(look).rollout, "of the cluster"),
+    "teacher_gpus": (lambda look: nemo_rl_rules.gpus(look).teacher, "of the cluster"),
+    "total_gpus": (
+        lambda look: nemo_rl_rules.gpus(look).total,
+        "nodes * gpus_per_node",
+    ),
+}
+
+
+def _values(
+    config: Config, algorithm: str, schema: Mapping[str, Any]
+) -> dict[str, Given]:
+    """All values of the job that it has."""
+    found: dict[str, Given] = {}
+    try:
+        backend = Look(config).backend("policy")
+    except NotCertainError:
+        backend = "dtensor"
+    for name, keys in (names("nemo-rl") | names(f"nemo-rl-{backend}")).items():
+        for key in keys.format(algorithm=algorithm).split(" | "):
+            given = _value(config, key) or nemo_rl_keys.default(key, algorithm, schema)
+            if given is not None and (name not in found or found[name].value is None):
+                found[name] = given
+    for name, (function, expression) in DERIVED.items():
+        look = Look(config)
+        try:
+            value = function(look)
+        except NotCertainError as error:
+            found[name] = Given(
+                "undetermined", needs=error.needs, expression=expression
+            )
+            continue
+        if value is not None:
+            is_users = any(given.source == "user" for given in look.given)
+            word = look.given[-1].word if len(look.given) == 1 else None
+            source = "user" if is_users else "default"
+            found[name] = Given(source, value, word, expression=expression)
+    return found
+
+
+def _value(config: Config, key: str) -> Given | None:
+    try:
+        return config.value(key)
+    except UnresolvedError as error:
+        return Given("undetermined", needs=frozenset({str(error)}))
+
+
+def _finding(cause: str, level: str, text: str, word: Word, key: str) -> Finding:
+    return Finding(cause, level, text, word.file, word.line, key)
