@@ -423,6 +423,12 @@ def test_what_is_no_job_is_refused_by_name(kind: str, says: str, script: Path) -
     assert says in str(caught.value)
 
 
+def test_another_program_of_the_framework_is_no_job(script: Path) -> None:
+    script.write_text("torchrun -m verl.trainer.sft_trainer data.train_batch_size=8\n")
+    with pytest.raises(CheckError, match="no command was found that starts verl"):
+        check.check(script, framework=RELEASE)
+
+
 def test_a_release_that_is_not_recorded_is_refused(script: Path) -> None:
     script.write_text(SCRIPT)
     with pytest.raises(CheckError, match=r"verl 0\.1 is not recorded; .* 0\.8\.0"):

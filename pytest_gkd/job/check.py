@@ -173,6 +173,11 @@ def _jobs(path: Path, script: shell.Script, asked: str) -> list[Worlds]:
         # The user says so: then any script of theirs may be the trainer.
         own = {asked: Program(OWN_PROGRAM, programs[asked].is_own)}
         starts = [list(launches(world.commands, own, asked)) for world in script.worlds]
+        # But not the framework's other programs, such as verl.trainer.sft_trainer.
+        other = f"{asked}."
+        starts = [
+            [s for s in some if not s.program.startswith(other)] for some in starts
+        ]
         # What gets no options (a download, say) is none where another does.
         trains = [[s for s in some if _has_options(s)] for some in starts]
         starts = trains if any(trains) else starts
