@@ -31,6 +31,7 @@ ALGORITHMS = ("distillation", "ppo", "grpo", "dpo", "sft", "rm", "eval")
 SECTIONS = {
     *("checkpointing", "cluster", "data", "data_plane", "defaults", "env"),
     *("generation", "logger", "loss_fn", "policy", "teacher", "tokenizer", "value"),
+    *("async_rl", "on_policy_distillation", "teachers"),
     *ALGORITHMS,
 }
 # argparse takes what --config is abbreviated to; all else goes on to Hydra.
