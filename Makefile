@@ -70,6 +70,7 @@ check: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks compat matrix models neighbours twins
 	$(BIN)/lint-imports
 
 $(VENV)/.ready: $(LOCK) pyproject.toml

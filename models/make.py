@@ -73,14 +73,14 @@ def _change(directory: Path, saved: dict[str, Any]) -> None:
             renamed = saved.get("renamed", {})
             given = {renamed.get(key, key): value for key, value in given.items()}
         (directory / file).write_text(json.dumps(given), "utf-8")
-    file = directory / "model.safetensors"
+    weights_file = directory / "model.safetensors"
     if saved.get("head"):
-        weights = load_file(file)
+        weights = load_file(weights_file)
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
-        save_file(weights, file, {"format": "pt"})
+        save_file(weights, weights_file, {"format": "pt"})
     if saved.get("bin"):
-        save(load_file(file), directory / "pytorch_model.bin")
-        file.unlink()
+        save(load_file(weights_file), directory / "pytorch_model.bin")
+        weights_file.unlink()
 
 
 def values(name: str) -> dict[str, Any]:

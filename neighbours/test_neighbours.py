@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_plugin import Run, write
+from tests.test_plugin import Run
 
 ROOT = Path(__file__).parent.parent
 PLUGINS = ROOT / "requirements/neighbours.txt"
@@ -106,7 +106,7 @@ def environment() -> dict[str, str]:
 def test_stages_are_judged_beside(
     neighbour: str, python: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    write(tmp_path, STAGES)
+    (tmp_path / "test_probe.py").write_text(STAGES)
     run = Run(
         tmp_path,
         *("-p", "gkd", "-p", "xdist", "-p", "timeout", *NEIGHBOURS[neighbour]),
@@ -124,7 +124,7 @@ def test_stages_are_judged_beside(
 def test_stages_are_judged_beside_all_that_are_installed(
     python: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    write(tmp_path, STAGES)
+    (tmp_path / "test_probe.py").write_text(STAGES)
     names = "--gkd-stages=works,full,stuck,last"
     run = Run(
         *(tmp_path, names, "--cov=.", "--reruns=1", "--junitxml=j.xml"),

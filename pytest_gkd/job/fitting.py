@@ -107,8 +107,8 @@ def job(values: Values, student: Model, teacher: Model | None, room: int | None)
         shards=max(shards, 0),
         context=context,
         weights=DTYPES.get(str(values.get("weights_dtype")), "float32"),
-        offload_weights=when("param_offload"),
-        offload_states=when("optimizer_offload"),
+        offload_weights=when("offload_param"),
+        offload_states=when("offload_optimizer"),
         recompute=values.get("recompute") is not False,
         tokens=tokens,
         micro_batches=1 + several,
@@ -163,8 +163,8 @@ def candidates(values: Values) -> Iterator[dict[str, Any]]:
     for name, wanted in (
         ("recompute", True),
         ("free_cache_engine", True),
-        ("param_offload", True),
-        ("optimizer_offload", True),
+        ("offload_param", True),
+        ("offload_optimizer", True),
     ):
         if values.get(name) is (not wanted):
             yield {name: wanted}
