@@ -96,10 +96,13 @@ def _defaults(
 def _values(job: Job) -> dict[str, Given]:
     """All values of the job on one way through the script."""
     values = {name: job.find(key) for name, key in names("verl").items()}
-    for name, key in names("verl-memory").items():
+    by_engine = (names("verl-memory"), names("verl-megatron"))
+    for name, key in [pair for table in by_engine for pair in table.items()]:
         found = job.find(key)
-        # An engine that does not have the key.
-        values[name] = Given("default") if found.needs == {key} else found
+        if found.needs != {key}:
+            values[name] = found
+        else:  # a key that this engine does not have
+            values.setdefault(name, Given("default"))
     trainer = _product(job, "trainer.nnodes", "trainer.n_gpus_per_node")
     rollout = _product(
         job,
