@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_gkd import fault_specs
 from pytest_gkd.gpu_report import result_files
-from pytest_gkd.stage_specs import STAGES
+from pytest_gkd.stage_specs import OF_EVERY_JOB
 
 H100 = "NVIDIA H100 80GB HBM3"
 TRANSPORTS = {"colocated": "in-process", "split": "nccl", "ray": "nccl"}
@@ -57,7 +57,7 @@ def whole(layout: str, which: str, transport: str = "") -> dict[str, Any]:
     }
     if transport == "cuda-ipc":
         facts["nccl"] = {"backend": "nccl", "world_size": 1}
-    stages = [stage(one.name, facts=facts.get(one.name, {})) for one in STAGES]
+    stages = [stage(name, facts=facts.get(name, {})) for name in OF_EVERY_JOB]
     name = f"{layout}, {which}"
     return run(name, stages, layout=layout, **{"pass": which})
 

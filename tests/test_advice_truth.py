@@ -90,7 +90,7 @@ SYSTEM = ("HTTPS_PROXY", "LD_LIBRARY_PATH", "LD_PRELOAD", "TMPDIR")
 # Programs of the system or of a package that the advice says to install.
 PROGRAMS = [
     "apt-get", "chmod", "compute-sanitizer", "dcgmi", "df", "dmesg", "docker", "du",
-    "free", "getent", "git", "grep", "head", "ibv_devinfo", "id", "ip", "kill",
+    "free", "getent", "git", "gkd", "grep", "head", "ibv_devinfo", "id", "ip", "kill",
     "ls", "nc", "nvidia-smi", "pip", "ps", "py-spy", "python", "quota", "rm", "sed",
     "sha256sum", "ss", "systemctl", "tail", "tar", "ulimit", "uv", "zcat",
 ]  # fmt: skip
@@ -99,7 +99,7 @@ PROGRAMS = [
 def package_file(path: str) -> Path:
     name = path.partition("/")[0]
     found = importlib.util.find_spec(name)
-    assert found is not None, f"{name}, of the lock, is not installed"
+    assert found is not None, f"{'gkd', name}, of the lock, is not installed"
     assert found.submodule_search_locations
     return Path(next(iter(found.submodule_search_locations))).parent / path
 

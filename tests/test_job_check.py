@@ -19,8 +19,8 @@ SCRIPT = """\
 #!/usr/bin/env bash
 set -xeuo pipefail
 MODEL=${MODEL:-Qwen/Qwen3-8B}
-PROMPT=1024 SIZES=actor_rollout_ref.actor.use_dynamic_bsz=True
-RESPONSE=2048
+PROMPT=1024 R=actor_rollout_ref
+RESPONSE=2048 D=$R.actor.use_dynamic_bsz=True
 files="['$HOME/a.parquet', '$HOME/b.parquet']"
 case "$MODEL" in
   *8B) TP=2 ;;
@@ -33,7 +33,7 @@ DATA=(
 )
 ARGS=(
   actor_rollout_ref.model.path="$MODEL"
-  actor_rollout_ref.actor.optim.lr=1e-6 $SIZES
+  actor_rollout_ref.actor.optim.lr=1e-6 $D $R.rollout.name=vllm
   actor_rollout_ref.rollout.tensor_model_parallel_size=$TP
   actor_rollout_ref.rollout.max_model_len=$((PROMPT + RESPONSE + 1))
 )
@@ -52,7 +52,9 @@ if [ "${USE_UV:-1}" != 0 ]; then LAUNCH=(uv run --frozen python3); fi
   "$@"
 """
 RELEASE = "verl==0.9.1"
-SIZES = "actor_rollout_ref.actor.use_dynamic_bsz=True"
+SIZES = (
+    "actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.rollout.name=vllm"
+)
 START = f"python3 -m verl.trainer.main_ppo {SIZES}"
 
 
@@ -95,7 +97,7 @@ def test_values_come_with_the_lines_they_stand_in(script: Path) -> None:
 
 
 def test_what_is_not_given_has_the_releases_default(script: Path) -> None:
-    found = checked(script, SCRIPT.replace("$SIZES", ""))
+    found = checked(script, SCRIPT.replace(" $D ", " "))
     batch = found.values["train_batch_size"]
     assert (batch.value, batch.source) == (1024, "default")
     # Its default refers to another key: actor_rollout_ref.rollout.dtype and the like.
@@ -421,6 +423,18 @@ def test_what_is_no_job_is_refused_by_name(kind: str, says: str, script: Path) -
     with pytest.raises(CheckError, match=str(script)) as caught:
         check.check(script, framework=RELEASE)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ['"${LATER[@]}"', '"trainer.nnodes=2"'])
+def test_an_array_that_bash_takes_for_a_command_is_lost(
+    line: str, script: Path
+) -> None:
+    text = f"LATER=(trainer.nnodes=2)\n{START} \\\n  data.seed=1\n  {line}\n"
+    found = checked(script, text)
+    (finding,) = [one for one in found.findings if one.line == 4]
+    assert finding.level == "error"
+    assert "bash takes this line for a command of its own" in finding.message
+    assert found.values["nodes"].value == 1
 
 
 def test_another_program_of_the_framework_is_no_job(script: Path) -> None:

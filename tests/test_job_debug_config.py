@@ -19,7 +19,7 @@ SCRIPT = """\
 python3 -m verl.trainer.main_ppo \\
   data.train_batch_size=1024 \\
   actor_rollout_ref.actor.use_dynamic_bsz=True \\
-  actor_rollout_ref.rollout.n=4 \\
+  actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.name=vllm \\
   actor_rollout_ref.rollout.tensor_model_parallel_size=2 \\
   trainer.nnodes=${NODES:-2} trainer.n_gpus_per_node=6 "$@"
 """

@@ -26,6 +26,9 @@ ROUND = "a: &a\n  b: *a\n"
 BOMB = "a0: &a0 {x: 1, y: 2}\n" + "".join(
     f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}\n" for n in range(1, 30)
 )
+LISTS = "a0: &a0 [1, 2]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 11)
+)
 
 
 def read(path: Path, text: str) -> dict[str, tuple[Any, int]]:
@@ -70,6 +73,8 @@ def test_tags_are_never_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("job.yaml", ROUND, "nested deeper than can be followed"),
         ("job.yaml", BOMB, "stands for more than 20,000 settings"),
         ("job.yaml", "a: *b\n", "line 1: found undefined alias"),
+        ("job.yaml", LISTS, "stands for more than 20,000 settings"),
+        ("job.json", '{"a": ' + "9" * 5000 + "}", "limit"),
         ("job.yaml", "a: " + "[" * 400_000, "nested deeper"),
         ("job.json", '{"a": }}', "line 1"),
         ("job.toml", "a = \n", "is no TOML"),

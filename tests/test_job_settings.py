@@ -15,10 +15,14 @@ python3 -m verl.trainer.main_ppo \\
   data.train_files=train.jsonl \\
   data.max_prompt_length=${LENGTH:-256} \\
   actor_rollout_ref.model.path=$STUDENT \\
-  actor_rollout_ref.actor.optim.lr=2e-6 \\
+  actor_rollout_ref.actor.optim.lr=2e-6 actor_rollout_ref.rollout.name=vllm \\
+  actor_rollout_ref.actor.use_dynamic_bsz=True \\
   actor_rollout_ref.rollout.tensor_model_parallel_size=4 \\
   "$@"
 """
+SIZES = (
+    "actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.rollout.name=vllm"
+)
 SETTINGS = ("student", "max_prompt_length", "learning_rate", "train_files", "origins")
 
 
@@ -95,7 +99,9 @@ def test_all_faults_of_a_job_fail_its_stage(job: Path) -> None:
 
 
 def test_a_command_is_a_job_too(job: Path) -> None:
-    command = "srun -N 2 python -m verl.trainer.main_ppo data.max_prompt_length=9"
+    command = (
+        f"srun -N 2 python -m verl.trainer.main_ppo data.max_prompt_length=9 {SIZES}"
+    )
     done = run(job, "--gkd-stages=config", f"--gkd-config={command}")
     assert done.returncode == 0, done.stdout
     values = stages(job)["config"]["facts"]["job"]["values"]

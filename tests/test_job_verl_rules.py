@@ -115,6 +115,19 @@ def test_a_sound_job_is_let_through(
             "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu has no value",
         ),
         ({f"{ROLLOUT}.mode": "sync"}, "mode=sync is gone"),
+        ({f"{ROLLOUT}.gpu_memory_utilization": "40"}, "40 is no fraction above 0"),
+        ({f"{ROLLOUT}.gpu_memory_utilization": "O.4"}, "verl expects a number"),
+        ({"data.train_batch_size": "6O"}, "is 6O, and verl expects a whole number"),
+        ({"data.max_prompt_length": "1024.5"}, "verl expects a whole number"),
+        ({f"{ACTOR}.use_kl_loss": "Ture"}, "is Ture, and verl expects true or false"),
+        (
+            {
+                f"{ACTOR}.use_dynamic_bsz": "True",
+                f"{ACTOR}.ppo_max_token_len_per_gpu": "1024",
+            },
+            "ppo_max_token_len_per_gpu 1024 is less than prompt 512 and response 1024",
+        ),
+        ({**TAUGHT, f"{LOSS}.loss_mode": "k7"}, "loss_mode k7: verl knows"),
         ({f"{ROLLOUT}.pipeline_model_parallel_size": "2"}, "verl's rollout has none"),
         ({f"{ROLLOUT}.expert_parallel_size": "4"}, "expert_parallel_size 4 must be"),
         (
@@ -161,6 +174,28 @@ def test_a_broken_rule_is_told(
 def test_what_is_not_certain_breaks_no_rule(tmp_path: Path) -> None:
     for key in SOUND:
         assert judged(tmp_path, "0.9.1", SOUND | {key: "$UNKNOWN"}) == []
+
+
+def test_an_engine_that_is_not_named_is_told(tmp_path: Path) -> None:
+    given = {key: value for key, value in SOUND.items() if not key.endswith(".name")}
+    (finding,) = judged(tmp_path, "0.9.1", given)
+    assert "actor_rollout_ref.rollout.name must be given" in finding.message
+
+
+def test_a_fault_on_all_ways_stays_an_error_whatever_its_numbers(
+    tmp_path: Path,
+) -> None:
+    given = SOUND | {"trainer.n_gpus_per_node": "$N", "data.train_batch_size": "32"}
+    given |= {f"{ACTOR}.ppo_mini_batch_size": "32", f"{ROLLOUT}.n": "1"}
+    words = " ".join(f"{key}={value}" for key, value in given.items())
+    script = tmp_path / "run.sh"
+    script.write_text(
+        'if [ "$BIG" ]; then N=48; else N=24; fi\n'
+        f"python -m verl.trainer.main_ppo {words}\n"
+    )
+    found = check.check(script, (), "verl==0.9.1").findings
+    mini = [one for one in found if "a mini batch of 32" in one.message]
+    assert [one.level for one in mini] == ["error", "error"]
 
 
 def test_a_fault_on_one_way_only_is_a_warning_with_its_branch(tmp_path: Path) -> None:

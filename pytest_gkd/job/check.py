@@ -244,7 +244,14 @@ def _on_ways(told: Sequence[tuple[World, list[Finding]]]) -> Iterator[Finding]:
                 yield finding
             else:
                 branch = ", ".join(map(str, world.conditions)) or "else"
-                level = "warning" if finding.level == "error" else finding.level
+                # With other numbers in it, a fault may be on all ways.
+                same = (finding.cause, finding.level, finding.key, finding.line)
+                everywhere = all(
+                    any(same == (o.cause, o.level, o.key, o.line) for o in others)
+                    for _, others in told
+                )
+                is_sure = everywhere or finding.level != "error"
+                level = finding.level if is_sure else "warning"
                 message = f"{finding.message} ({branch})"
                 yield finding._replace(level=level, message=message)
 
@@ -298,7 +305,8 @@ def text(checked: Checked) -> str:
     for finding in checked.findings:
         cause = f" [{finding.cause}]" if finding.cause else ""
         place = _place(checked, finding.file, finding.line)
-        told.append(one(f"{finding.level}: {place}: {finding.message}{cause}"))
+        where = f"{place}: " if place else ""
+        told.append(one(f"{finding.level}: {where}{finding.message}{cause}"))
     errors = sum(finding.level == "error" for finding in checked.findings)
     told.append(f"{errors} error(s)" if errors else "no error found")
     return "\n".join(told)

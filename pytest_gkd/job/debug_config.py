@@ -49,7 +49,8 @@ class Change(NamedTuple):
 class DebugConfig:
     """What makes a job small, and what it keeps.
 
-    ``left`` says what could not be made small, and why; ``reaches`` whether the script
+    ``left`` says what could not be made small, and why, and what is wrong with it all
+    the same; ``reaches`` whether the script
     hands arguments of its own on to the job.
     """
 
@@ -93,6 +94,11 @@ def smallest(check: Callable[[tuple[str, ...]], Checked]) -> DebugConfig:
             name = row["set"].partition("=")[0]
             left.append(f"{name} stays: the {missing.args[0]} is not certain")
     small = check(tuple(change.text for change in changes))
+    left += [
+        f"error in it: {finding.message}"
+        for finding in small.findings
+        if finding.level == "error"
+    ]
     given = {value.file for value in small.values.values()}
     return DebugConfig(
         found.framework,
@@ -128,7 +134,7 @@ def text(small: DebugConfig) -> str:
     told += [f"  {change.text:{width}}  {change.why}" for change in small.changes]
     kept = ", ".join(f"{name} {value}" for name, value in small.kept.items())
     told.append(sanitize.line(f"kept, as a failure may hang on them: {kept}"))
-    told += small.left
+    told += map(sanitize.line, small.left)
     if small.reaches:
         again = f"gkd debug-config {script} --format=args"
         told.append(f"run: bash {script} $({again})")

@@ -59,6 +59,10 @@ def settings(path: Path, loader: Any = LOADER) -> list[Override]:
             found = _yaml(path, text, loader)
     except tomllib.TOMLDecodeError as error:
         raise CheckError(f"{path} is no TOML: {error}") from None
+    except CheckError:
+        raise
+    except ValueError as error:  # a number of thousands of digits
+        raise CheckError(f"{path}: {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
@@ -82,14 +86,9 @@ def _yaml(path: Path, text: str, kind: Any) -> list[Override]:
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
             raise CheckError(f"{path} holds no settings: its top level is no mapping")
-        found = []
-        for setting in _mapping(loader, str(path), root, ()):
-            found.append(setting)
-            if len(found) > MOST_SETTINGS:
-                raise CheckError(
-                    f"{path} stands for more than {MOST_SETTINGS:,} settings"
-                )
-        return found
+        if _size(root, {}) > 3 * MOST_SETTINGS:  # a key and a value, in sections
+            raise CheckError(f"{path} stands for more than {MOST_SETTINGS:,} settings")
+        return list(_mapping(loader, str(path), root, ()))
     finally:
         loader.dispose()
 
@@ -135,6 +134,20 @@ def _pairs(
             own[str(key.value)] = value
     known[id(node)] = found = merged | own
     return found
+
+
+def _size(node: yaml.Node, known: dict[int, int], depth: int = 0) -> int:
+    """How many nodes a node stands for, with all that its aliases name."""
+    if depth > DEEPEST:
+        raise RecursionError
+    if id(node) not in known:
+        parts: list[yaml.Node] = []
+        if isinstance(node, yaml.SequenceNode):
+            parts = node.value
+        elif isinstance(node, yaml.MappingNode):
+            parts = [part for pair in node.value for part in pair]
+        known[id(node)] = 1 + sum(_size(part, known, depth + 1) for part in parts)
+    return known[id(node)]
 
 
 def _plain(loader: Any, node: yaml.Node, depth: int = 0) -> Any:

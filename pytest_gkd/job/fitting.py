@@ -15,7 +15,29 @@ from pytest_gkd.job.memory import GIB, Engine, Job, Row, Trainer
 from pytest_gkd.job.models import Model
 
 MACHINE = "--machine"
-UNITS = {"": 1, "B": 1, "MIB": 1 << 20, "GIB": GIB, "MB": 10**6, "GB": 10**9}
+SHARES = ("gpu_memory_utilization", "teacher_gpu_memory_utilization")
+AMOUNTS = (
+    "context_parallel_size",
+    "samples_per_prompt",
+    "train_batch_size",
+    "ppo_mini_batch_size",
+    "max_tokens_per_gpu",
+    "micro_batch_size",
+    "loss_topk",
+    "lora_rank",
+    "tensor_parallel_size",
+    "rollout_gpus",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "teacher_gpus",
+    "teacher_tensor_parallel_size",
+    "teacher_max_model_len",
+    "teacher_max_num_batched_tokens",
+    "sync_bucket_megabytes",
+)
+MOST_OF_ANYTHING = 1e12
+UNITS = {"B": 1, "MIB": 1 << 20, "GIB": GIB, "MB": 10**6, "GB": 10**9}
 SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]*)", re.IGNORECASE)
 # Beyond this part too much a job is held to be wrong, below it may be the plan.
 CERTAIN = 0.1
@@ -73,6 +95,18 @@ def job(values: Values, student: Model, teacher: Model | None, room: int | None)
     Lengths count in full: the plan is for the longest batch. Raises CheckError where a
     value that it needs is not certain.
     """
+    for name in AMOUNTS:
+        value = values.get(name)
+        if value is not None and not (
+            isinstance(value, int | float) and 0 <= value < MOST_OF_ANYTHING
+        ):
+            raise CheckError(f"{name} is {str(value)[:60]}")
+    for name in SHARES:
+        value = values.get(name)
+        if value is not None and not (
+            isinstance(value, float | int) and 0 < value <= 1
+        ):
+            raise CheckError(f"{name} is {str(value)[:60]}, and no share of a GPU")
     prompt, response = _number(values, "max_prompt_length", "max_response_length")
     nodes, each = _number(values, "nodes", "gpus_per_node")
     length, gpus = prompt + response, nodes * each

@@ -105,7 +105,7 @@ def read(directory: Path) -> Model:
     tensors = checkpoint.loaded(config, headers.values())
     try:
         return _model(str(directory), config, tensors)
-    except (TypeError, KeyError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, KeyError, ValueError, ArithmeticError) as error:
         said = f"{type(error).__name__}: {error}"
         raise CheckError(
             f"{directory}/config.json has not the usual keys: {said}"

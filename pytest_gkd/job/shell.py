@@ -567,14 +567,16 @@ class _Reader(Words):
                 before = self._assign(child, before).exporting([self._raw(target)])
             elif child.type == "command_name":
                 parts += child.children
-                if OPTION.fullmatch(self._raw(child)):
-                    line = child.start_point.row + 1
-                    self.lost.append((self._file, line, self._raw(child)[:80]))
             else:
                 parts.append(child)
         words = self._arguments(parts, world)
         if not words:
             return [before]
+        # Also what an array or a quoted text holds.
+        if OPTION.fullmatch(words[0].text.shape):
+            first = node.child_by_field_name("name") or node
+            line = first.start_point.row + 1
+            self.lost.append((self._file, line, self._raw(first)[:80]))
         ends = words[0].text.value == "exec" and len(words) > 1
         while len(words) > 1 and words[0].text.value in PREFIXES:
             words = words[1:]

@@ -20,6 +20,7 @@ from pytest_gkd.options import near
 PACKAGE = "verl"
 PROGRAM = re.compile(r"verl\.trainer\.main_ppo\w*|(?:.*/)?verl/trainer/main_ppo\w*\.py")
 DEFAULT_ENGINE = "dp"
+WORDS_OF_TRUTH = ("yes", "no", "on", "off", "y", "n", "true", "false")  # OmegaConf
 # Hydra's own keys, and sections that go to a function or another library as they are.
 FREE = re.compile(
     r"model_engine|[\w/-]+@[\w.]+|hydra[/.].*|.*\b(?:\w*kwargs|override_\w+)\..*"
@@ -48,7 +49,11 @@ def read(launch: Launch, release: str) -> Reading:
     job = Job(defaults, said)
     findings = []
     if not problem:
-        findings = [*_unknown(said, defaults, release), *verl_rules.broken(job)]
+        findings = [
+            *_unknown(said, defaults, release),
+            *_types(said, defaults),
+            *verl_rules.broken(job),
+        ]
     return Reading(said, _values(job), findings, problem)
 
 
@@ -152,6 +157,31 @@ def _product(job: Job, nodes: str, gpus: str) -> Given:
     return Given(
         source, numbers[0] * numbers[1], None, frozenset(), f"{nodes} * {gpus}"
     )
+
+
+def _types(said: Sequence[Override], defaults: Mapping[str, Any]) -> Iterator[Finding]:
+    """Values that are no numbers, or not true or false, where the default is one."""
+    for override in said:
+        key, value, word = override.key, override.value, override.word
+        default = defaults.get(key)
+        if override.needs or override.sign == "~" or value is None:
+            continue
+        if isinstance(value, str) and "${" in value:
+            continue
+        if isinstance(default, bool):
+            fits = value in (True, False) or str(value).lower() in WORDS_OF_TRUTH
+            kind = "true or false"
+        elif isinstance(default, int):
+            fits = isinstance(value, int | float) and value == int(value)
+            kind = "a whole number"
+        elif isinstance(default, float):
+            fits = isinstance(value, int | float)
+            kind = "a number"
+        else:
+            continue
+        if not fits:
+            text = f"{key} is {str(value)[:60]}, and verl expects {kind}"
+            yield Finding(UNKNOWN, "error", text, word.file, word.line, key)
 
 
 def _unknown(

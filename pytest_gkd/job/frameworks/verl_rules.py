@@ -21,7 +21,10 @@ ROLLOUT = "actor_rollout_ref.rollout"
 LOSS = "distillation.distillation_loss"
 TEACHERS = "distillation.teacher_models"
 TEACHER = f"{TEACHERS}.teacher_model"
-TOPK_LOSSES = ("forward_kl_topk",)  # trainer/distillation/losses.py
+# trainer/distillation/losses.py
+TOPK_LOSSES = ("forward_kl_topk",)
+LOSSES = (*TOPK_LOSSES, "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+UNGIVEN = "???"  # OmegaConf's mark of a value that must be given
 
 
 def broken(job: Job) -> Iterator[Finding]:
@@ -254,6 +257,39 @@ def _rollout(sizes: _Sizes) -> Iterator[Finding]:
 
 
 @_rule
+def _engine(sizes: _Sizes) -> Iterator[Finding]:
+    # trainer/config/rollout/rollout.yaml; vLLM takes a share above 0 and up to 1.
+    if sizes(f"{ROLLOUT}.name") == UNGIVEN:
+        yield sizes.fault(
+            f"{ROLLOUT}.name must be given, for example vllm", cause=MISSING
+        )
+    share = sizes(f"{ROLLOUT}.gpu_memory_utilization")
+    if isinstance(share, int | float) and not 0 < share <= 1:
+        yield sizes.fault(
+            f"gpu_memory_utilization {share} is no fraction above 0 and up to 1"
+        )
+
+
+@_rule
+def _tokens(sizes: _Sizes) -> Iterator[Finding]:
+    # utils/seqlen_balancing.py, rearrange_micro_batches: an assertion on each batch.
+    if not sizes(f"{ACTOR}.use_dynamic_bsz"):
+        return
+    if sizes(f"{ACTOR}.strategy") not in ("fsdp", "fsdp2"):
+        return
+    keys = ("data.max_prompt_length", "data.max_response_length")
+    prompt, response = sizes.whole(*keys)
+    split, most = sizes.whole(
+        f"{ACTOR}.ulysses_sequence_parallel_size", f"{ACTOR}.ppo_max_token_len_per_gpu"
+    )
+    if most * split < prompt + response:
+        yield sizes.fault(
+            f"ppo_max_token_len_per_gpu {most} is less than prompt {prompt} and "
+            f"response {response}: verl ends at the first longer sequence"
+        )
+
+
+@_rule
 def _lengths(sizes: _Sizes) -> Iterator[Finding]:
     # vllm_async_server.py, generate: max_tokens is cut to what the context leaves.
     keys = ("data.max_prompt_length", "data.max_response_length")
@@ -339,7 +375,10 @@ def _loss(sizes: _Sizes) -> Iterator[Finding]:
     # workers/config/distillation.py, DistillationLossConfig.__post_init__.
     if not sizes("distillation.enabled"):
         return
-    mode, by_policy = sizes(f"{LOSS}.loss_mode"), sizes(f"{LOSS}.use_policy_gradient")
+    mode = sizes(f"{LOSS}.loss_mode")
+    if mode not in LOSSES:
+        yield sizes.fault(f"loss_mode {mode}: verl knows {', '.join(LOSSES)}")
+    by_policy = sizes(f"{LOSS}.use_policy_gradient")
     if mode == "k1" and not by_policy:
         yield sizes.fault(
             "loss_mode k1 without use_policy_gradient has a gradient that does not "
