@@ -437,6 +437,13 @@ def test_an_array_that_bash_takes_for_a_command_is_lost(
     assert found.values["nodes"].value == 1
 
 
+def test_arguments_that_reach_no_job_are_told(script: Path) -> None:
+    found = checked(script, f"{START}\n", "trainer.nnodes=2")
+    (finding,) = errors(found)
+    assert "hands no arguments of its own on" in finding.message
+    assert not errors(checked(script, f'{START} "$@"\n', "trainer.nnodes=2"))
+
+
 def test_another_program_of_the_framework_is_no_job(script: Path) -> None:
     script.write_text("torchrun -m verl.trainer.sft_trainer data.train_batch_size=8\n")
     with pytest.raises(CheckError, match="no command was found that starts verl"):

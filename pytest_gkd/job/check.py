@@ -83,7 +83,7 @@ def variables(texts: Iterable[str]) -> dict[str, str]:
 
 def check(
     job: str | Path,
-    overrides: Iterable[str] = (),
+    overrides: Sequence[str] = (),
     framework: str = "",
     given: Mapping[str, str] | None = None,
     machine: fitting.Machine = fitting.ANY,
@@ -114,6 +114,9 @@ def check(
             raise CheckError(f"{path} is nested deeper than can be followed") from None
         starts, *later = _jobs(path, script, asked)
         is_whole = script.is_whole
+        if overrides and not any(_hands_on(launch) for _, launch in starts):
+            text = f"{path} hands no arguments of its own on: those given are ignored"
+            findings.append(Finding(CONFLICT, "warning", text, str(path), 0, ""))
         findings += script_file.losses(path, raw, script.lost)
         findings += [note(text, file, line) for file, line, text in script.remarks]
         for others in later:
@@ -146,6 +149,11 @@ def check(
     findings = list(dict.fromkeys(findings))[:MOST_FINDINGS]
     start = name, release, chosen_by, str(path), lines
     return Checked(*start, values, findings, plan, reason)
+
+
+def _hands_on(launch: Launch) -> bool:
+    """Whether words of the command line reach the start."""
+    return any(word.file == "the command line" for word in launch.arguments)
 
 
 def _document(path: Path, overrides: Iterable[str], asked: str) -> Launch:
