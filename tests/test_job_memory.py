@@ -46,6 +46,7 @@ python3 -m verl.trainer.main_ppo \\
   actor_rollout_ref.actor.ppo_mini_batch_size=64 \\
   actor_rollout_ref.actor.ppo_max_token_len_per_gpu=36864 \\
   actor_rollout_ref.rollout.gpu_memory_utilization=0.5 \\
+  actor_rollout_ref.rollout.name=vllm \\
   trainer.nnodes=1 trainer.n_gpus_per_node=4 "$@"
 """
 
@@ -178,6 +179,21 @@ def test_a_job_that_does_not_fit_is_told_the_change_with_which_it_does(
     status, found = check(capsys, script, change, machine)
     assert status == 0
     assert "does-not-fit" not in {row["verdict"] for row in found["memory"]}
+
+
+def test_no_advice_asks_for_more_gpus_than_there_are(
+    tmp_path: Path, capsys: Any
+) -> None:
+    model = shape(tmp_path / "model", QWEN_7B)
+    script = tmp_path / "run.sh"
+    script.write_text(SCRIPT.format(student=model, teacher=model))
+    told = {}
+    for place in ("", ",nodes=1,gpus=6"):
+        _, found = check(capsys, script, f"--machine=memory=52GiB{place}")
+        bad = [one for one in found["findings"] if one["cause"] == "cuda.oom"]
+        told[place] = bad[0]["message"]
+    assert "trainer.nnodes" in told[""]
+    assert "trainer.nnodes" not in told[",nodes=1,gpus=6"]
 
 
 def test_more_gpus_than_the_machine_has_are_told(tmp_path: Path, capsys: Any) -> None:

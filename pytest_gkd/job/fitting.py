@@ -56,6 +56,11 @@ class Machine:
     gpus: int | None = None
     memory: int | None = None
 
+    @property
+    def all_gpus(self) -> int:
+        """The GPUs of all nodes; 0 where that is not known."""
+        return (self.nodes or 1) * (self.gpus or 0)
+
 
 ANY = Machine()
 
@@ -248,16 +253,21 @@ def excess(rows: list[Row]) -> int:
 
 
 def mended(
-    values: Values, student: Model, teacher: Model | None, room: int
+    values: Values, student: Model, teacher: Model | None, on: Machine
 ) -> dict[str, Any]:
     """The first change with which all fits, each tried by the same plan; else several,
     each the one that helps most beside those before. Empty where none does."""
     changed: dict[str, Any] = {}
+    room = on.memory
     left = excess(memory.plan(job(values, student, teacher, room)))
     for _ in range(MOST_CHANGES):
         now = {**values, **changed}
         best, least = {}, left
         for change in candidates(now):
+            more = change.get("trainer_gpus", 0) - (now.get("trainer_gpus") or 0)
+            wanted = (now.get("total_gpus") or 0) + more
+            if "nodes" in change and on.all_gpus and wanted > on.all_gpus:
+                continue
             try:
                 rows = memory.plan(job({**now, **change}, student, teacher, room))
             except CheckError:
@@ -299,7 +309,7 @@ def judge(
         told.append(note(text, file, line))
     bad = [row for row in rows if row.verdict == "does-not-fit"]
     if bad and room is not None:
-        change = mended(values, student, teacher, room)
+        change = mended(values, student, teacher, on)
         told += [
             _finding(row, _advice(change, values, keys), file, line) for row in bad
         ]
@@ -307,7 +317,7 @@ def judge(
 
 
 def _too_many(values: Values, on: Machine, file: str, line: int) -> Iterator[Finding]:
-    wanted, there = values.get("total_gpus"), (on.nodes or 1) * (on.gpus or 0)
+    wanted, there = values.get("total_gpus"), on.all_gpus
     if isinstance(wanted, int) and there and wanted > there:
         text = f"the job wants {wanted} GPUs, and {MACHINE} has {there}"
         yield Finding("ray.no-resources", "error", text, file, line, "")
@@ -343,7 +353,7 @@ def _finding(row: Row, advice: str, file: str, line: int) -> Finding:
 
 def _advice(change: Mapping[str, Any], values: Values, keys: Mapping[str, str]) -> str:
     if not change:
-        return ""
+        return ". No change of its sizes that was tried makes it fit"
     told = [
         f"{keys[name].replace('*', 'NAME')}={value} (now {values.get(name)})"
         for name, value in change.items()
