@@ -70,6 +70,17 @@ def _trains(v: Known) -> bool:
     return not v["debug_rollout_only"] and v["train_backend"] == "megatron"
 
 
+def _has_fixed_batches(v: Known) -> bool:
+    """Whether a rollout's samples are cut into steps of --global-batch-size."""
+    return bool(
+        _trains(v)
+        and not v.is_given("num_steps_per_rollout")
+        and not v.is_given("use_dynamic_global_batch_size")
+        and not v.is_given("custom_convert_samples_to_train_data_path")
+        and v["global_batch_size"]
+    )
+
+
 def _serves(v: Known) -> bool:
     """Whether engines for the rollout are started here."""
     return (
@@ -277,25 +288,14 @@ RULES = (
     # miles the rollout raises ValueError.
     Rule(
         "rollout_batch_size n_samples_per_prompt global_batch_size",
-        lambda v: (
-            _trains(v)
-            and not v.is_given("num_steps_per_rollout")
-            and not v.is_given("use_dynamic_global_batch_size")
-            and not v.is_given("custom_convert_samples_to_train_data_path")
-            and v["global_batch_size"]
-            and _samples(v) < v["global_batch_size"]
-        ),
+        lambda v: _has_fixed_batches(v) and _samples(v) < v["global_batch_size"],
         "a rollout has {rollout_batch_size} * {n_samples_per_prompt} samples, too few "
         "for a step of --global-batch-size {global_batch_size}",
     ),
     Rule(
         "rollout_batch_size n_samples_per_prompt global_batch_size",
         lambda v: (
-            _trains(v)
-            and not v.is_given("num_steps_per_rollout")
-            and not v.is_given("use_dynamic_global_batch_size")
-            and not v.is_given("custom_convert_samples_to_train_data_path")
-            and v["global_batch_size"]
+            _has_fixed_batches(v)
             and _samples(v) > v["global_batch_size"]
             and _samples(v) % v["global_batch_size"]
         ),
