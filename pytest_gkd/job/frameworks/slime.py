@@ -9,8 +9,9 @@ from pytest_gkd.job import arguments
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.frameworks import slime_rules
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, derived, names
+from pytest_gkd.job.frameworks.recorded_options import parser
 from pytest_gkd.job.frameworks.sglang_server import Server
-from pytest_gkd.job.frameworks.slime_options import Known, options
+from pytest_gkd.job.frameworks.slime_options import TABLES, Known
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Given
 
@@ -45,7 +46,8 @@ class Family:
 
     def read(self, launch: Launch, release: str) -> Reading:
         """What a start means, and what the release makes of its options."""
-        named, served, added = options(self.PACKAGE, release)
+        taken = parser(self.PACKAGE, release, *TABLES)
+        served = parser(self.PACKAGE, release, "served").options
         is_slime = self.PACKAGE == "slime"
         whose = f"{self.PACKAGE} {release}"
         # slime's Megatron parser takes no abbreviations and SGLang's does; both pass
@@ -53,7 +55,7 @@ class Family:
         # one parser, Megatron's, which refuses it.
         found = arguments.parsed(
             launch.arguments,
-            named,
+            taken.options,
             whose,
             abbreviations=served if is_slime else (),
             refuses=not is_slime,
@@ -75,7 +77,7 @@ class Family:
             o
             for o in found.said
             if last[o.key] is o
-            or (o.key not in added and o.word.file == last[o.key].word.file)
+            or (o.key not in taken.added and o.word.file == last[o.key].word.file)
         ]
         return Reading(said, _values(known), findings)
 

@@ -7,16 +7,18 @@ Where no other source is named, a rule is slime_validate_args' and miles_validat
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 from pytest_gkd import sanitize
 from pytest_gkd.job.arguments import MISSING
 from pytest_gkd.job.findings import Finding
+from pytest_gkd.job.frameworks import recorded_options
+from pytest_gkd.job.frameworks.recorded_options import CONFLICT, Rule, UnsureError
 from pytest_gkd.job.frameworks.sglang_server import DEVICES, Server
-from pytest_gkd.job.frameworks.slime_options import CONFLICT, Known, UnsureError
+from pytest_gkd.job.frameworks.slime_options import Known
 
 HERE = ("127.0.0.1", "localhost", "0.0.0.0", "::1")  # noqa: S104  compared with
 REWARD = "rollout.on_policy_distillation.reward_func"
@@ -33,20 +35,6 @@ MOE_KEYS = {
     *("moe_intermediate_size", "num_experts", "n_routed_experts", "num_local_experts")
 }
 MOST_BYTES = 1 << 20
-
-
-class Rule(NamedTuple):
-    """``wrong`` says of a start's settings whether ``message`` is to be told.
-
-    ``keys`` are where: at the last of them that the user gives. {key} in the message
-    stands for its value.
-    """
-
-    keys: str
-    wrong: Callable[[Known], Any]
-    message: str
-    cause: str = CONFLICT
-    level: str = "error"
 
 
 def _world(v: Known) -> int:
@@ -92,7 +80,7 @@ def _serves(v: Known) -> bool:
     )
 
 
-RULES = (
+RULES: tuple[Rule[Known], ...] = (
     Rule(
         "rollout_temperature",
         lambda v: v.is_at_least("0.3.1") and v["rollout_temperature"] <= 0,
@@ -565,32 +553,8 @@ RULES = (
 
 def judged(v: Known) -> Iterator[Finding]:
     """All that is wrong with a start, as far as its values are certain."""
-    for rule in RULES:
-        try:
-            if rule.wrong(v):
-                text = rule.message.format_map(_Shown(v))
-                yield v.fault(rule.cause, rule.level, text, *rule.keys.split())
-        except UnsureError:
-            continue
-    for check in (_addresses, _devices, _ray, _shape, _tokenizers, _absent, _others):
-        try:
-            yield from check(v)
-        except UnsureError:
-            continue
-
-
-class _Shown(dict[str, Any]):
-    """The values in a message; "?" for one that is not certain."""
-
-    def __init__(self, v: Known) -> None:
-        super().__init__()
-        self._known = v
-
-    def __missing__(self, key: str) -> Any:
-        try:
-            return self._known[key]
-        except UnsureError:
-            return "?"
+    checks = (_addresses, _devices, _ray, _shape, _tokenizers, _absent, _others)
+    return recorded_options.judged(v, RULES, checks)
 
 
 def _rollout_gpus(v: Known) -> int:

@@ -1,0 +1,205 @@
+"""The recorded options of an argparse program, what a start makes of them, and rules.
+
+A schema has a table for each parser: options by their name, as tools/record_options.py
+writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from pytest_gkd.job import releases
+from pytest_gkd.job.arguments import MISSING, Option
+from pytest_gkd.job.findings import Finding
+from pytest_gkd.job.launch import Launch
+from pytest_gkd.job.overrides import Given, Job, Override
+
+CONFLICT = "config.invalid-combination"
+
+
+class Parser(NamedTuple):
+    """The options of a release by name; by key their defaults, names and types.
+
+    ``kinds`` are those of numbers, ``added`` keys of which each mention adds a value,
+    ``required`` names without which the program does not start.
+    """
+
+    options: dict[str, Option]
+    defaults: dict[str, Any]
+    names: dict[str, str]
+    kinds: dict[str, str]
+    added: frozenset[str]
+    required: tuple[str, ...]
+
+
+@cache
+def parser(framework: str, release: str, *tables: str) -> Parser:
+    """That of some tables of a release's schema; of one name the later one counts."""
+    whole = releases.schema(framework, release)
+    records = {name: r for table in tables for name, r in whole[table].items()}
+    found = Parser({}, {}, {}, {}, frozenset(_added(records)), _required(records))
+    for name, record in records.items():
+        key, kind = _key(name, record), record.get("type", "str")
+        found.options[name] = Option(
+            key=key,
+            type=kind,
+            nargs=record.get("nargs", ""),
+            choices=record.get("choices", ()),
+        )
+        found.names.setdefault(key, name)
+        if kind in ("int", "float"):
+            found.kinds[key] = kind
+        default = record.get("default")
+        if default != "?":
+            given = found.defaults.get(key) if default is None else default
+            found.defaults[key] = given
+    return found
+
+
+def _key(name: str, record: Mapping[str, Any]) -> str:
+    return str(record.get("key") or name.lstrip("-").replace("-", "_"))
+
+
+def _added(records: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    return (_key(name, record) for name, record in records.items() if "adds" in record)
+
+
+def _required(records: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    return tuple(name for name, record in records.items() if record.get("required"))
+
+
+class UnsureError(Exception):
+    """A value that is not certain."""
+
+
+class Known:
+    """The settings of a start, where they are certain.
+
+    ``SIZES`` are keys of numbers that must be one at least.
+    """
+
+    SIZES: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        name: str,
+        release: str,
+        parser: Parser,
+        launch: Launch,
+        said: Sequence[Override],
+    ) -> None:
+        self.name, self.release = name, release
+        self.parser, self.launch = parser, launch
+        self._job = Job(parser.defaults, said)
+        self._given = {override.key: override for override in said}
+        words = (o for o in said if not o.key)
+        # What words that may be any option hang on.
+        self.open = frozenset[str]().union(*(o.needs for o in words))
+
+    def find(self, key: str) -> Given:
+        """A key's value; a default is none where words may be any option."""
+        given = self._job.value(key)
+        if given.source == "default" and self.open:
+            return Given("undetermined", None, None, self.open)
+        kind = self.parser.kinds.get(key)
+        single = not isinstance(given.value, list) and given.value is not None
+        if kind and single and not self._fits(given.value, kind, key):
+            needs = frozenset({f"a value of {key} that is right"})
+            return Given("undetermined", None, given.word, needs)
+        return given
+
+    def _fits(self, value: Any, kind: str, key: str) -> bool:
+        """Whether it is a number, and a size one that something can be divided by."""
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and (kind == "float" or key not in self.SIZES or value > 0)
+
+    def __getitem__(self, key: str) -> Any:
+        """A key's certain value. Raises UnsureError."""
+        given = self.find(key)
+        if given.needs:
+            raise UnsureError(key)
+        return given.value
+
+    def has(self, key: str) -> bool:
+        """Whether the release has an option of this key."""
+        return key in self.parser.defaults
+
+    def is_given(self, key: str) -> bool:
+        """Whether the user says something of it."""
+        return key in self._given
+
+    def fault(self, cause: str, level: str, message: str, *keys: str) -> Finding:
+        """A finding at the last of the keys that the user gives."""
+        words = [self._given[key].word for key in keys if key in self._given]
+        word = words[-1] if words else self.launch.command.words[0]
+        key = next(iter(keys), "")
+        return Finding(cause, level, message, word.file, word.line, key)
+
+    def sizes(self) -> Iterator[Finding]:
+        """Numbers below one, which divide nothing."""
+        for key, override in self._given.items():
+            value = override.value
+            if key in self.SIZES and isinstance(value, int) and value < 1:
+                text = f"{self.parser.names[key]} is {value}, and must be 1 at least"
+                yield self.fault(CONFLICT, "error", text, key)
+
+    def missing(self) -> Iterator[Finding]:
+        """Options that the parser itself demands."""
+        for name in self.parser.required:
+            key = self.parser.options[name].key
+            if not self.open and not self.is_given(key):
+                text = f"{self.name} {self.release} refuses a start without {name}"
+                yield self.fault(MISSING, "error", text, key)
+
+
+K = TypeVar("K", bound=Known)
+
+
+class Rule(NamedTuple, Generic[K]):
+    """``wrong`` says of a start's settings whether ``message`` is to be told.
+
+    ``keys`` are where: at the last of them that the user gives. {key} in the message
+    stands for its value.
+    """
+
+    keys: str
+    wrong: Callable[[K], Any]
+    message: str
+    cause: str = CONFLICT
+    level: str = "error"
+
+
+def judged(
+    v: K,
+    rules: Iterable[Rule[K]],
+    checks: Iterable[Callable[[K], Iterator[Finding]]] = (),
+) -> Iterator[Finding]:
+    """All that is wrong with a start, as far as its values are certain."""
+    for rule in rules:
+        try:
+            if rule.wrong(v):
+                text = rule.message.format_map(_Shown(v))
+                yield v.fault(rule.cause, rule.level, text, *rule.keys.split())
+        except UnsureError:
+            continue
+    for check in checks:
+        try:
+            yield from check(v)
+        except UnsureError:
+            continue
+
+
+class _Shown(dict[str, Any]):
+    """The values in a message; "?" for one that is not certain."""
+
+    def __init__(self, v: Known) -> None:
+        super().__init__()
+        self._known = v
+
+    def __missing__(self, key: str) -> Any:
+        try:
+            return self._known[key]
+        except UnsureError:
+            return "?"
