@@ -44,6 +44,8 @@ def test_vllm(gkd: StageContext, job: Job) -> None:
         gkd.note("vllm.rounding", rounding)
     if deviation := reference.deviation(checks):
         gkd.note("vllm.deviation", deviation)
+    if slow := job.engine.slow_loading():
+        gkd.note("vllm.loading-slow", slow)
     facts = job.describe()
     engine = f"{facts['engine']}, {facts['engine_dtype']}"
     gkd.fact("summary", f"{engine}, up in {facts['engine_start_s']} s")

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import procfs, tree
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload import collector, exit_reasons
 from pytest_gkd.workload.deadline import GRACE_S, begun, late_fault
-from pytest_gkd.workload.engine import engine_errors
+from pytest_gkd.workload.engine import engine_errors, load_times
 from pytest_gkd.workload.engine.engine_config import EngineConfig
 from pytest_gkd.workload.sync import push
 from pytest_gkd.workload.sync.broadcast import Info, Rendezvous
@@ -147,7 +147,24 @@ class Engine:
             "engine_dtype": self.config.dtype,
             "engine_device": identity["device"],
             "max_model_len_tokens": self.config.max_model_len,
+            **self._load_times().facts(),
         }
+
+    def slow_loading(self) -> str:
+        """What made loading the weights slow, and what would help; empty if nothing."""
+        from vllm.config import load
+
+        strategies = get_args(getattr(load, "SafetensorsLoadStrategy", None))
+        return load_times.advice(
+            self._load_times(),
+            Path(self.config.model),
+            prefetches="prefetch" in strategies,
+        )
+
+    def _load_times(self) -> load_times.LoadTimes:
+        # The slowest rank's: the others wait for it.
+        ranks = [load_times.LoadTimes(**one) for one in self._rpc("gkd_load_times")]
+        return max(ranks, key=lambda one: one.seconds)
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Token ids of ``texts`` by the tokenizer that the engine loaded."""

@@ -10,9 +10,10 @@ import base64
 import contextlib
 import pickle
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pytest_gkd.workload.engine import engine_errors
+from pytest_gkd.workload.engine import engine_errors, load_times
 from pytest_gkd.workload.sync import broadcast, parameters
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def _pack_experts_again(model: Any) -> None:
 # In an engine of several processes this module is first imported in the worker, before
 # the model is loaded.
 keep_weights_in_place()
+load_times.measure()
 engine_errors.keep()
 
 
@@ -116,6 +118,10 @@ class WeightReceiver:
             return {"device": str(device), "uuid": str(device)}
         properties = torch.cuda.get_device_properties(device)
         return {"device": properties.name, "uuid": str(properties.uuid)}
+
+    def gkd_load_times(self) -> dict[str, float]:
+        """How this process loaded its weights: the fields of LoadTimes."""
+        return asdict(load_times.last())
 
     def gkd_parameters(self, names: list[str]) -> dict[str, Any]:
         """``parameters``: name -> [dtype, shape]; ``engine_names``: by trainer's name.

@@ -1,0 +1,101 @@
+"""What is said of an engine's loading."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fresh_python
+import pytest
+
+from pytest_gkd.workload.engine import load_times
+from pytest_gkd.workload.engine.load_times import LoadTimes
+
+GB = 10**9
+MODEL = Path("/models/m")
+
+
+def slow(**changes: Any) -> LoadTimes:
+    parts = {"build_s": 1.0, "read_s": 30.0, "move_s": 4.0, "finish_s": 2.0}
+    return LoadTimes(**{**parts, "bytes": 15 * GB, "disk_bytes": 15 * GB, **changes})
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
+    """The speed of a disk that is not here."""
+    speed: dict[str, float | None] = {"is": 2.0 * GB}
+    monkeypatch.setattr(load_times, "disk_speed", lambda model: speed["is"])
+    return speed
+
+
+@pytest.mark.parametrize(
+    ("found", "speed", "says", "says_not"),
+    [
+        (
+            slow(),
+            2.0,
+            "15.0 GB came from the disk, at 0.50 GB/s; the disk gi",
+            "/dev/s",
+        ),
+        (
+            slow(),
+            2.0,
+            "To read ahead: safetensors_load_strategy='prefetch' in",
+            "/dev/s",
+        ),
+        (slow(), 0.6, "which is what the disk gives (0.60 GB/s to 4 readers)", "ahead"),
+        (slow(), None, "at 0.50 GB/s. To read ahead", "gives"),
+        (slow(disk_bytes=0), 2.0, "reading 15.0 GB 30.0, copying into", "disk"),
+        (slow(move_s=40.0), 2.0, "parameters 40.0", "disk"),
+        (slow(read_s=0.1, move_s=34.0, reads_apart=False), 2.0, "0.44 GB/s", "/dev/s"),
+    ],
+)
+def test_a_slow_loading_is_taken_apart(
+    found: LoadTimes,
+    speed: float | None,
+    says: str,
+    says_not: str,
+    disk: dict[str, float | None],
+) -> None:
+    disk["is"] = speed and speed * GB
+    told = load_times.advice(found, MODEL, prefetches=True)
+    assert says in told
+    assert says_not not in told
+
+
+def test_an_older_vllm_is_not_told_to_prefetch(disk: dict[str, float | None]) -> None:
+    told = load_times.advice(slow(), MODEL, prefetches=False)
+    assert told.endswith("To read ahead: `gkd warm /models/m` before the start.")
+
+
+@pytest.mark.parametrize("found", [slow(read_s=0.5, move_s=0), slow(bytes=0)])
+def test_nothing_is_said_of_a_fast_loading_or_one_without_files(
+    found: LoadTimes, disk: dict[str, float | None]
+) -> None:
+    assert load_times.advice(found, MODEL, prefetches=True) == ""
+
+
+def test_a_disk_is_asked_past_the_page_cache(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(load_times.CHUNK * 3))
+    speed = load_times.disk_speed(tmp_path)
+    assert speed is None or speed > 1e6  # a tmpfs of old kernels has no such reads
+    assert load_times.disk_speed(tmp_path / "nothing") is None
+
+
+def test_a_vllm_whose_loader_reads_in_a_way_of_its_own_has_a_total() -> None:
+    loader = SimpleNamespace()
+    assert load_times._whole(lambda model: model)(loader) is loader
+    assert load_times.last().finish_s > 0
+
+
+def test_an_engine_in_processes_of_its_own_tells_what_it_loaded(tmp_path: Path) -> None:
+    stages = ("--gkd-stages=vllm", "--gkd-layout=split")
+    done = fresh_python.run("-m", "pytest", *stages, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    report = json.loads((tmp_path / ".gkd/last/report.json").read_text())
+    (vllm,) = (stage["facts"] for stage in report["stages"] if stage["name"] == "vllm")
+    parts = [vllm[f"load_{name}_s"] for name in ("build", "read", "move", "finish")]
+    assert 0 < sum(parts) < vllm["engine_start_s"]
+    assert vllm["load_gb"] > 0
