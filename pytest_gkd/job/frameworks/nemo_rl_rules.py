@@ -7,6 +7,7 @@ below nemo_rl/.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,12 @@ GENERATION = "policy.generation"
 VLLM = f"{GENERATION}.vllm_cfg"
 OPD = "on_policy_distillation"
 PRECISIONS = ("float32", "bfloat16", "float16")
+# By what a teacher with nodes of its own is split.
+SPLIT_BY = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+)
 SKIP_TP_CHECK = "NRL_IGNORE_TP_ACCURACY_CHECK"
 SKIP_TOKENIZER_CHECK = "NRL_SKIP_DISTILLATION_TOKENIZER_CHECK"
 
@@ -59,6 +66,20 @@ class Look:
             raise NotCertainError(frozenset({key}))
         return value
 
+    def size(self, key: str, default: int | None = None) -> int:
+        """The same, of a number of parts: 1 at least; _sizes tells what is less."""
+        value = self.whole(key, default)
+        if value < 1:
+            raise NotCertainError(frozenset({key}))
+        return value
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        """The same, of a mapping; what is not there is empty."""
+        value = self(key) or {}
+        if not isinstance(value, dict):
+            raise NotCertainError(frozenset({key}))
+        return value
+
     def is_on(self, key: str) -> bool:
         """The same, of a flag; what is not there is off."""
         return bool(self(key, False))
@@ -73,11 +94,11 @@ class Look:
         if self.backend(section) == "megatron":
             start = f"{section}.megatron_cfg"
             names = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
-            tensor, pipeline = (self.whole(f"{start}.{name}") for name in names)
+            tensor, pipeline = (self.size(f"{start}.{name}") for name in names)
         else:
             start, pipeline = f"{section}.dtensor_cfg", 1
-            tensor = self.whole(f"{start}.tensor_parallel_size", 1)
-        return tensor, pipeline, self.whole(f"{start}.context_parallel_size", 1)
+            tensor = self.size(f"{start}.tensor_parallel_size", 1)
+        return tensor, pipeline, self.size(f"{start}.context_parallel_size", 1)
 
     def is_set(self, variable: str) -> bool:
         """Whether an environment variable is set, as far as the script says."""
@@ -132,26 +153,21 @@ def _teachers_apart(look: Look) -> list[tuple[str, int, int, int]]:
     start = f"{OPD}.non_colocated_teachers"
     if not (look.is_on(f"{OPD}.enabled") and look.is_on(f"{start}.enabled")):
         return []
-    models = dict(look(f"{OPD}.teacher_model_by_agent_name", {}))
+    models = look.mapping(f"{OPD}.teacher_model_by_agent_name")
     is_shared = look(f"{OPD}.deduplicate_shared_teacher_checkpoints", True)
+    defaults = {"num_nodes": 1, "gpus_per_node": 8, **dict.fromkeys(SPLIT_BY, 1)}
+    defaults |= look.mapping(f"{start}.default_teacher_cfg")
     found, seen = [], set()
     for alias, model in models.items():
-        if is_shared and model in seen:
+        if is_shared and str(model) in seen:
             continue
-        seen.add(model)
-        own = dict(look(f"{start}.default_teacher_cfg", {}) or {})
-        own |= look(f"{start}.teacher_overrides.{alias}", {}) or {}
-        names = (
-            "tensor_model_parallel_size",
-            "pipeline_model_parallel_size",
-            "context_parallel_size",
-        )
-        split = 1
-        for name in names:
-            split *= own.get(name, 1)
-        found.append(
-            (alias, own.get("num_nodes", 1), own.get("gpus_per_node", 8), split)
-        )
+        seen.add(str(model))
+        own = defaults | look.mapping(f"{start}.teacher_overrides.{alias}")
+        sizes = [own[key] for key in ("num_nodes", "gpus_per_node", *SPLIT_BY)]
+        if not all(type(size) is int and size > 0 for size in sizes):
+            raise NotCertainError(frozenset({start}))
+        nodes, each, *split = sizes
+        found.append((alias, nodes, each, math.prod(split)))
     return found
 
 
@@ -189,10 +205,10 @@ def teachers(look: Look) -> Any:
     if isinstance(several, list):
         models = [one.get("model_name") for one in several if isinstance(one, dict)]
     elif look.is_on(f"{OPD}.enabled"):
-        models = list((look(f"{OPD}.teacher_model_by_agent_name") or {}).values())
+        models = list(look.mapping(f"{OPD}.teacher_model_by_agent_name").values())
     else:
         return None
-    models = list(dict.fromkeys(models))
+    models = [one for at, one in enumerate(models) if one not in models[:at]]
     return models[0] if len(models) == 1 else models
 
 
@@ -257,6 +273,19 @@ def _models(look: Look) -> list[str]:
     return [s for s in ("policy", "teacher") if look.config.has(f"{s}.model_name")]
 
 
+def _sizes(look: Look, _: str) -> Iterator[Fault]:
+    """What others are divided by, in these rules' sources."""
+    keys = [f"cluster.{name}" for name in ("num_nodes", "gpus_per_node")]
+    keys.append("policy.train_global_batch_size")
+    keys += [_parallel_key(look, one) for one in _models(look)]
+    if look.config.has(VLLM):
+        keys.append(f"{VLLM}.tensor_parallel_size")
+    for key in keys:
+        value = look(key)
+        if type(value) is int and value < 1:
+            yield key, f"{key} = {value} must be at least 1"
+
+
 def _backend(look: Look, _: str) -> Iterator[Fault]:
     """models/policy/lm_policy.py, Policy.__init__."""
     for one in _models(look):
@@ -294,12 +323,14 @@ def _parallel_key(look: Look, one: str) -> str:
 def _batches(look: Look, algorithm: str) -> Iterator[Fault]:
     """distributed/batched_data_dict.py, shard_by_batch_size, and who calls it."""
     key = "policy.train_global_batch_size"
-    batch = look.whole(key)
+    batch = look.size(key)
     tensor, pipeline, context = look.parallel("policy")
     ranks = (gpus(look).trainer or 0) // (tensor * pipeline * context)
     if (gpus(look).trainer or 0) % (tensor * pipeline * context):
         return  # told already
-    if ranks and batch % ranks:
+    # dpo.py and rm.py train on pairs: gbs is twice the batch.
+    each = 2 if algorithm in ("dpo", "rm") else 1
+    if ranks and batch * each % ranks:
         yield (
             key,
             f"{key} = {batch} cannot be divided by the {ranks} data-parallel ranks",
@@ -425,6 +456,8 @@ def _resources(look: Look, _: str) -> Iterator[Fault]:
     reward_nodes, reward = _reward_model(look)
     start = f"{GENERATION}.colocated.resources"
     own_gpus, own_nodes = look(f"{start}.gpus_per_node"), look(f"{start}.num_nodes")
+    if not {type(own_gpus), type(own_nodes)} <= {int, type(None)}:
+        return
     apart = "the rollout has GPUs of its own (colocated.enabled is false)"
     if look.whole("cluster.num_nodes") > 1:
         nodes, reward = nodes - reward_nodes, 0
@@ -471,6 +504,9 @@ def _teacher_nodes(look: Look, _: str) -> Iterator[Fault]:
     key = f"{OPD}.non_colocated_teachers.enabled"
     if apart and sum(n for _, n, _, _ in apart) >= nodes:
         yield key, f"the teachers take all {nodes} nodes: none is left to the policy"
+    if apart and look.backend("policy") == "dtensor":
+        own_key = "policy.dtensor_cfg.enabled"
+        yield own_key, f"{own_key} must be false: teachers with nodes need Megatron"
     for alias, own_nodes, own, split in apart:
         if own > each:
             yield (
@@ -491,7 +527,7 @@ def _vllm(look: Look, _: str) -> Iterator[Fault]:
     if look(f"{GENERATION}.backend") != "vllm":
         return
     keys = [f"{VLLM}.{name}_parallel_size" for name in ("tensor", "pipeline", "expert")]
-    tensor, pipeline, expert = (look.whole(key, 1) for key in keys)
+    tensor, pipeline, expert = (look.size(key, 1) for key in keys)
     rollout, is_async = gpus(look).rollout, look.is_on(f"{VLLM}.async_engine")
     if rollout and rollout % (tensor * pipeline):
         yield (
@@ -720,6 +756,7 @@ def _not_there(look: Look, _: str) -> Iterator[Fault]:
 
 Rule = Callable[[Look, str], Iterator[Fault]]
 REFUSED: tuple[Rule, ...] = (
+    _sizes,
     _backend,
     _world,
     _batches,
