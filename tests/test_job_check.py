@@ -130,6 +130,12 @@ def test_a_variable_that_is_set_counts(script: Path) -> None:
     assert (told["student"], told["tensor_parallel_size"]) == ("q4B", 1)
 
 
+def test_a_sum_with_brackets_in_a_default_is_computed(script: Path) -> None:
+    text = f"a=1; b=2\nT=${{T:-$(((a + b) * 2))}}\n{START} data.max_prompt_length=$T\n"
+    found = checked(script, text)
+    assert (values(found)["max_prompt_length"], errors(found)) == (6, [])
+
+
 def test_what_a_branch_decides_is_undetermined_with_both_ways(script: Path) -> None:
     text = SCRIPT.replace(
         "PROMPT=1024", 'if [ "$BIG" = 1 ]; then PROMPT=9; else PROMPT=8; fi'
@@ -289,7 +295,6 @@ def test_a_comment_in_an_array_and_a_text_in_a_document_lose_nothing(
             ["nodes"],
         ),
         ("", "~trainer.nnodes", ["nodes", "trainer_gpus"]),
-        ("", "'trainer={nnodes: 2}'", ["nodes", "trainer_gpus"]),
         ("", "trainer.nnodes=True", ["trainer_gpus", "total_gpus"]),
         ("", "trainer.nnodes='${oc.env:N}'", ["nodes"]),
         ("", "--config-name=mine", ["max_prompt_length", "nodes"]),
@@ -515,14 +520,29 @@ def test_a_sourced_pipe_is_not_waited_for(script: Path) -> None:
     assert "is sourced and not read" in found.findings[0].message
 
 
-@pytest.mark.parametrize("value", ["9" * 5000, "1e999", "[" * 3000, "1_024"])
-def test_odd_values_are_read_as_hydra_would_or_as_text(
-    value: str, script: Path
-) -> None:
+@pytest.mark.parametrize("value", ["1e999", "1_024", "1__024"])
+def test_odd_values_are_read_as_hydra_would(value: str, script: Path) -> None:
     found = checked(script, SCRIPT, f"data.train_batch_size={value}")
     batch = found.values["train_batch_size"]
     assert (batch.value, batch.source) == (1024 if value == "1_024" else value, "user")
     json.loads(json.dumps(found.to_json(), allow_nan=False))
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 3000, "'" * 3001, "{a:" * 3000])
+def test_a_hostile_value_is_refused_as_hydra_does(value: str, script: Path) -> None:
+    found = checked(script, SCRIPT, f"data.train_batch_size={value}")
+    assert found.values["train_batch_size"].source == "undetermined"
+    (finding,) = errors(found)
+    assert (finding.key, finding.level) == ("data.train_batch_size", "error")
+
+
+def test_a_mapping_for_a_section_gives_its_keys(script: Path) -> None:
+    found = checked(script, f"{START} 'trainer={{nnodes: 2, n_gpus_per_node: 4}}'\n")
+    assert (values(found)["trainer_gpus"], found.values["nodes"].line) == (8, 1)
+    (finding, *_) = errors(
+        checked(script, f"{START} '+data={{max_promt_length: 8}}'\n")
+    )
+    assert "Did you mean data.max_prompt_length?" in finding.message
 
 
 @pytest.mark.parametrize(

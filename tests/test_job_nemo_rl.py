@@ -119,7 +119,7 @@ def test_a_merged_mapping_gives_way_to_the_keys_own(config: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "value"),
     [
-        ("policy.train_global_batch_size=${mul:${.train_micro_batch_size}, 8}", 8),
+        ("policy.train_global_batch_size='${mul:${.train_micro_batch_size}, 8}'", 8),
         ("policy.train_global_batch_size=${max:3,4}", 4),
         ("policy.train_global_batch_size='${div:${cluster.num_nodes},1}'", 1.0),
     ],

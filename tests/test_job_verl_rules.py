@@ -171,6 +171,20 @@ def test_a_broken_rule_is_told(
     assert all(finding.line == 1 for finding in found)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {f"{ROLLOUT}.top_p": "0.9", f"{ROLLOUT}.val_kwargs.temperature": "0.6"},
+        {f"{ACTOR}.entropy_coeff": "0.001"},
+        {"algorithm.rollout_correction.rollout_is_threshold": "0.5_4.0"},
+    ],
+)
+def test_a_fraction_where_the_default_is_0_or_1_is_no_fault(
+    given: dict[str, str], tmp_path: Path
+) -> None:
+    assert judged(tmp_path, "0.9.1", SOUND | given) == []
+
+
 def test_what_is_not_certain_breaks_no_rule(tmp_path: Path) -> None:
     for key in SOUND:
         assert judged(tmp_path, "0.9.1", SOUND | {key: "$UNKNOWN"}) == []

@@ -102,13 +102,15 @@ def parsed(
     *,
     abbreviations: bool | Collection[str] = True,
     refuses: bool = True,
+    positionals: bool = False,
 ) -> Arguments:
     """The settings that the words give to a parser with these ``options``.
 
     ``whose`` names the parser in messages, as "TRL 1.9.0". ``abbreviations`` is
     argparse's ``allow_abbrev``, or the options that may be abbreviated where several
     parsers read the words; ``refuses`` says whether an unknown option ends the
-    program (parse_args) or is passed over (parse_known_args).
+    program (parse_args) or is passed over (parse_known_args), ``positionals`` whether
+    words without an option are the program's, and not an unknown option's.
     """
     found = Arguments()
     waiting = list(words)
@@ -134,7 +136,8 @@ def parsed(
                 level = "error"
             found.findings.append(_finding(UNKNOWN, level, problem, word, name))
             # Its values are nobody's.
-            while waiting and not equals and not _is_option(waiting[0]):
+            takes = not (equals or positionals)
+            while waiting and takes and not _is_option(waiting[0]):
                 waiting.pop(0)
             continue
         values = [word._replace(text=type(word.text)(inline, word.text.needs))]

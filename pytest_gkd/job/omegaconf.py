@@ -313,8 +313,7 @@ def applied(
         setting = config.settings.get(key)
         is_there = config.has(key) or config.value(key) is not None
         is_null = setting is not None and setting.value is None and not setting.needs
-        text = str(override.value)
-        is_mapping = isinstance(override.value, str) and text.startswith("{")
+        is_mapping = isinstance(override.value, dict)
         is_part = isinstance(override.value, list) or is_mapping
         if not key:
             continue
@@ -328,7 +327,8 @@ def applied(
         elif sign == "+" and is_there and not (is_null or is_part or override.needs):
             yield override, f"{key} is there already; leave out the + or write ++{key}"
         if is_mapping:  # joined with what is there, and not read
-            override = override._replace(value=None, needs=frozenset({text}))
+            needs = frozenset({str(override.value)})
+            override = override._replace(value=None, needs=needs)
         config.put(override)
 
 

@@ -8,17 +8,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pytest_gkd.job.shell_values import Word
+from pytest_gkd.job import hydra_grammar
+from pytest_gkd.job.hydra_grammar import Function, RefusedError, Sweep
+from pytest_gkd.job.shell_values import NOBODY, Word
 
-OVERRIDE = re.compile(
-    r"(?P<sign>\+\+|\+|~)?(?P<key>[\w@/][\w.@/-]*)(?:=(?P<value>.*))?", re.DOTALL
-)
 INTERPOLATION = re.compile(
     r"\$\{(?:oc\.select:)?\s*(?P<key>\.*[\w.]+)\s*(?:,(?P<other>[^${}]*))?\}"
 )
-WHOLE = re.compile(r"[+-]?[0-9](?:_?[0-9]){0,99}")
-REAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 DEEPEST = 10
+WITHOUT_BLANKS = "write key=value without blanks around the ="
+SWEEP = (
+    "gives several values, which Hydra refuses without --multirun: write '[a,b]' for a "
+    "list, or \"'a,b'\" for a text"
+)
 
 
 class Override(NamedTuple):
@@ -46,41 +48,67 @@ class Given:
 def parsed(words: Iterable[Word]) -> Iterator[Override]:
     """The overrides among the words; options of Hydra's own are passed over.
 
-    A word of which not even the key is certain comes with an empty key.
+    A word of which not even the key is certain comes with an empty key. What a word
+    that Hydra refuses would set is undetermined.
     """
     for word in words:
         shape, needs = word.text.shape, word.text.needs
-        found = OVERRIDE.fullmatch(shape)
-        if found is None:
-            if needs and not shape.startswith("-"):
+        left, equals, _ = shape.partition("=")
+        found = hydra_grammar.KEY.fullmatch(left)
+        if needs:
+            if found and equals:
+                yield Override(found["sign"] or "", found["key"], None, needs, word)
+            elif not shape.startswith("-"):
                 yield Override("", "", None, needs, word)
             continue
-        if found["value"] is None and not found["sign"]:
+        try:
+            sign, key, value = hydra_grammar.assignment(shape)
+        except RefusedError:
+            if found and equals:
+                needs = frozenset({"a word that Hydra refuses"})
+                yield Override(found["sign"] or "", found["key"], None, needs, word)
             continue
-        value = None if needs else literal(found["value"] or "")
-        yield Override(found["sign"] or "", found["key"], value, needs, word)
+        if isinstance(value, Sweep | Function):
+            yield Override(sign, key, None, frozenset({value.text}), word)
+        else:
+            yield Override(sign, key, value, NOBODY, word)
+
+
+def refused(words: Iterable[Word], *, sweeps: bool) -> Iterator[tuple[Word, str]]:
+    """The words that Hydra's grammar refuses, and why: what follows the word itself.
+
+    ``sweeps`` is whether it takes several values for one key, as with --multirun.
+    """
+    words = list(words)
+    before = ""
+    for number, word in enumerate(words):
+        shape = word.text.shape
+        if word.text.needs:
+            before = ""
+            continue
+        after = words[number + 1].text.shape if number + 1 < len(words) else ""
+        try:
+            value = hydra_grammar.assignment(shape).value
+        except RefusedError as error:
+            if after.startswith("=") and "=" not in shape:
+                yield word, f"and {after[:60]} are two words to bash: {WITHOUT_BLANKS}"
+            elif not (shape.startswith("=") and before and "=" not in before):
+                is_value = before.endswith("=") and "=" not in shape
+                more = f", which ends {before[:60]}: {WITHOUT_BLANKS}"
+                yield word, f"stands behind a blank{more}" if is_value else str(error)
+        else:
+            if isinstance(value, Sweep) and not sweeps:
+                yield word, SWEEP
+        before = shape
 
 
 def literal(text: str) -> Any:
-    """A value as Hydra reads it: null, true, 1, 1e-6, quoted, a list; else a text.
-
-    Hydra's grammar (hydra.cc, Override Grammar): 1e-6 is a number, unlike in YAML.
-    """
-    text = text.strip()
-    plain = {"null": None, "true": True, "false": False}
-    if text.lower() in plain:
-        return plain[text.lower()]
-    if WHOLE.fullmatch(text):
-        return int(text)
-    if REAL.fullmatch(text):
-        number = float(text)
-        return text if number in (float("inf"), float("-inf")) else number
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-        return text[1:-1]
-    # One level: what is in a list of lists is told as it is written.
-    if text.startswith("[") and text.endswith("]") and "[" not in text[1:]:
-        return [literal(part) for part in split(text[1:-1]) if part.strip()]
-    return text
+    """A value as Hydra reads it; what it refuses, or has to compute, is a text."""
+    try:
+        value = hydra_grammar.value(text)
+    except RefusedError:
+        return text
+    return text if isinstance(value, Sweep | Function) else value
 
 
 def split(text: str) -> Iterator[str]:

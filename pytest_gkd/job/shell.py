@@ -123,6 +123,10 @@ class _Reader(Words):
         self._depth += 1
         try:
             root = Parser(BASH).parse(self._source).root_node
+            if root.has_error and b"$(((" in self._source:
+                # The parser does not know it in ${x:-$(((1 + 2) * 3))}; bash does:
+                self._source = self._source.replace(b"$(((", b"$(( (")
+                root = Parser(BASH).parse(self._source).root_node
             if root.has_error:
                 self._note_errors(root)
             return self._body(root, worlds)

@@ -17,7 +17,7 @@ from pytest_gkd.job.frameworks.nemo_rl_rules import Look, NotCertainError
 from pytest_gkd.job.frameworks.reading import Reading, names
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.omegaconf import Config, UnresolvedError, applied, flat
-from pytest_gkd.job.overrides import Given, Override, parsed
+from pytest_gkd.job.overrides import Given, Override, parsed, refused
 from pytest_gkd.job.shell_values import NOBODY, Text, Word
 from pytest_gkd.options import near
 
@@ -107,12 +107,9 @@ def _given_config(launch: Launch) -> tuple[Word | None, list[Word]]:
 
 def _foreign(words: Iterable[Word]) -> Iterator[Finding]:
     """Words that are no overrides: argparse passes them on, and Hydra refuses them."""
-    for word in words:
-        shape = word.text.shape
-        is_override = "=" in shape or shape.startswith("~") or word.text.needs
-        if not is_override or shape.startswith("-"):
-            text = f"{shape[:60]} is no override (key=value): Hydra refuses it"
-            yield _finding(UNKNOWN, "error", text, word, shape[:60])
+    for word, text in refused(words, sweeps=True):
+        shape = word.text.shape[:60]
+        yield _finding(UNKNOWN, "error", f"{shape} {text}", word, shape)
 
 
 # -- files -------------------------------------------------------------------------

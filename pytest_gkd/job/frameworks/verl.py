@@ -8,27 +8,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from pytest_gkd.job import releases
+from pytest_gkd.job import hydra_options, releases
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.frameworks import verl_rules
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, names
+from pytest_gkd.job.hydra_options import CommandLine
 from pytest_gkd.job.launch import Launch
-from pytest_gkd.job.overrides import Given, Job, Override, parsed
-from pytest_gkd.job.shell_values import EMPTY, Text
+from pytest_gkd.job.omegaconf import flat
+from pytest_gkd.job.overrides import Given, Job, Override
 from pytest_gkd.options import near
 
 PACKAGE = "verl"
 PROGRAM = re.compile(r"verl\.trainer\.main_ppo\w*|(?:.*/)?verl/trainer/main_ppo\w*\.py")
 DEFAULT_ENGINE = "dp"
+# trainer/config/algorithm.py, RolloutCorrectionConfig: lower and upper as 0.5_2.0.
+NUMBERS_OR_TEXTS = {"algorithm.rollout_correction.rollout_is_threshold"}
 WORDS_OF_TRUTH = ("yes", "no", "on", "off", "y", "n", "true", "false")  # OmegaConf
 # Hydra's own keys, and sections that go to a function or another library as they are.
 FREE = re.compile(
     r"model_engine|[\w/-]+@[\w.]+|hydra[/.].*|.*\b(?:\w*kwargs|override_\w+)\..*"
 )
 CONFIG_NAME = re.compile(r"ppo_(?:(\w+)_)?trainer(?:\.yaml)?")
-CONFIG_OPTIONS = re.compile(
-    r"(?P<option>--config-name|--config-path|-cn|-cp|-cd)=?(.*)"
-)
 ENGINES = ("dp", "megatron", "veomni", "torchtitan")
 TEACHERS = "distillation.teacher_models"
 TEACHER = re.compile(r"^(distillation\.teacher_models\.)\w+(\..*)?$")
@@ -44,12 +44,13 @@ def is_own(keys: AbstractSet[str]) -> bool:
 
 def read(launch: Launch, release: str) -> Reading:
     """The values of a start of verl, and the keys that the release does not have."""
-    said = list(parsed(launch.arguments))
-    defaults, problem = _defaults(launch, said, release)
+    line = hydra_options.read(launch.arguments)
+    defaults, problem = _defaults(line, release)
+    said = list(_spread(line.overrides, defaults))
     job = Job(defaults, said)
-    findings = []
+    findings = line.findings
     if not problem:
-        findings = [
+        findings += [
             *_unknown(said, defaults, release),
             *_types(said, defaults),
             *verl_rules.broken(job),
@@ -67,35 +68,45 @@ def schema(release: str, engine: str = DEFAULT_ENGINE) -> dict[str, Any] | None:
     return {key: value for key, value in keys.items() if key not in own["absent"]}
 
 
-def _defaults(
-    launch: Launch, said: Iterable[Override], release: str
-) -> tuple[dict[str, Any], str]:
+def _defaults(line: CommandLine, release: str) -> tuple[dict[str, Any], str]:
     """The defaults that count, by ``model_engine=`` or ``--config-name``.
 
     None, and why, where the configuration is not one that was recorded.
     """
     engine = DEFAULT_ENGINE
-    texts = [word.text for word in launch.arguments]
-    for number, text in enumerate(texts):
-        found = CONFIG_OPTIONS.fullmatch(text.shape)
-        if found is None:
+    for option in ("config_name", "config_path", "config_dir"):
+        given = line.options.get(option)
+        if given is None:
             continue
-        follows = texts[number + 1] if number + 1 < len(texts) else EMPTY
-        given = Text(found[2], text.needs) if found[2] else follows
-        name = given.value or ""
+        name = "" if given.needs else str(given.value)
         known = CONFIG_NAME.fullmatch(name)
-        is_name = found["option"] in ("--config-name", "-cn")
+        is_name = option == "config_name"
         if (known is None) if is_name else (name.strip("./") != "config"):
             return {}, f"the configuration is {name or 'not certain'}: not recorded"
         if is_name and known is not None:
             engine = known[1] or DEFAULT_ENGINE
-    for override in said:
+    for override in line.overrides:
         if override.key == "model_engine":
             engine = "not certain" if override.needs else str(override.value)
     defaults = schema(release, engine)
     if defaults is None:
         return {}, f"verl {release}'s keys under {engine} are not recorded, nor judged"
     return defaults, ""
+
+
+def _spread(
+    said: Iterable[Override], defaults: Mapping[str, Any]
+) -> Iterator[Override]:
+    """The overrides, a mapping that is given for a section as each of its keys."""
+    for override in said:
+        is_section = any(key.startswith(f"{override.key}.") for key in defaults)
+        if not (is_section and isinstance(override.value, dict)):
+            yield override
+            continue
+        # Hydra lets a mapping be added to a section with keys that are there.
+        sign = override.sign and "++"
+        for key, value in flat(override.value, override.key):
+            yield override._replace(sign=sign, key=key, value=value)
 
 
 def _values(job: Job) -> dict[str, Given]:
@@ -171,9 +182,15 @@ def _types(said: Sequence[Override], defaults: Mapping[str, Any]) -> Iterator[Fi
         if isinstance(default, bool):
             fits = value in (True, False) or str(value).lower() in WORDS_OF_TRUTH
             kind = "true or false"
-        elif isinstance(default, int):
+        elif isinstance(default, int) and abs(default) > 1:
             fits = isinstance(value, int | float) and value == int(value)
             kind = "a whole number"
+        elif key in NUMBERS_OR_TEXTS:
+            continue
+        elif isinstance(default, int):
+            # 0 and 1 are the defaults of fractions, too (temperature, top_p).
+            fits = isinstance(value, int | float)
+            kind = "a number"
         elif isinstance(default, float):
             fits = isinstance(value, int | float)
             kind = "a number"
@@ -212,10 +229,15 @@ def _unknown(
             or alike.startswith(free)
         ):
             continue
+        value = override.value
+        if sign == "~" and value is not None and defaults.get(key, value) != value:
+            message = f"{key} is {defaults[key]} and not {value}: Hydra refuses ~{key}"
+            yield Finding(UNKNOWN, level, message, word.file, word.line, key)
+            continue
         if alike in defaults:
             # What is null, and a list or mapping, may be added to (hydra 1.3,
             # ConfigLoaderImpl._apply_overrides_to_config).
-            is_part = str(override.value)[:1] in ("[", "{") or override.needs
+            is_part = isinstance(override.value, list | dict) or override.needs
             if sign != "+" or alike != key or defaults[key] is None or is_part:
                 continue
             message = f"{key} is there already: Hydra refuses +{key}; leave out the +"
