@@ -331,8 +331,12 @@ def _debug_config(asked: argparse.Namespace) -> int:
 
     given = check.variables(asked.set)
     small = debug_config.smallest(
-        lambda more: check.check(
-            asked.script, [*asked.overrides, *more], asked.framework, given
+        lambda more=(), added=(): check.check(
+            asked.script,
+            [*asked.overrides, *more],
+            asked.framework,
+            given,
+            added=added,
         )
     )
     told = small.arguments() if asked.format == "args" else debug_config.text(small)

@@ -25,11 +25,11 @@ python3 -m verl.trainer.main_ppo \\
 """
 
 
-def small(path: Path, text: str = SCRIPT) -> DebugConfig:
+def small(path: Path, text: str = SCRIPT, release: str = "verl==0.9.1") -> DebugConfig:
     script = path / "run.sh"
     script.write_text(text)
     return debug_config.smallest(
-        lambda more: check.check(script, more, "verl==0.9.1", {})
+        lambda more=(), added=(): check.check(script, more, release, {}, added=added)
     )
 
 
@@ -73,7 +73,9 @@ def test_what_is_not_certain_stays_and_is_told(tmp_path: Path) -> None:
     text = SCRIPT.replace("${NODES:-2}", "$NODES").replace(' "$@"', "")
     found = small(tmp_path, text)
     assert "data.train_batch_size" not in changes(found)
-    assert "data.train_batch_size stays: the batch is not certain" in found.left
+    (left,) = found.left
+    assert "data.train_batch_size" in left
+    assert "how many GPUs train is not certain" in left
     assert "add these to the command in line 1" in debug_config.text(found)
 
 
@@ -95,3 +97,67 @@ def test_the_command_prints_it(form: str, tmp_path: Path) -> None:
         assert not set("'\"[]*?") & set(done.stdout)
     else:
         assert json.loads(done.stdout)["kept"]["placement"] == "colocated"
+
+
+SLIME = """\
+python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 6 --load L \\
+  --rollout-num-gpus 2 --rollout-batch-size 128 --n-samples-per-prompt 4 \\
+  --num-rollout 3 --hf-checkpoint Qwen/Qwen3-8B --global-batch-size 512
+"""
+JOBS = {
+    "trl-grpo": "accelerate launch --num_processes 3 grpo.py --num_generations 8",
+    "trl-gkd": "accelerate launch gkd.py --teacher_model_name_or_path T --lmbda 1",
+    "ms-swift": "NPROC_PER_NODE=3 swift rlhf --rlhf_type grpo --model M --dataset D "
+    "--num_generations 3",
+    "ms-swift-megatron": "NPROC_PER_NODE=4 megatron rlhf --rlhf_type gkd --model M "
+    "--teacher_model T --dataset D --tensor_model_parallel_size 2 --vllm_mode colocate",
+    "slime": SLIME,
+    "miles": SLIME,
+    "nemo-rl-distillation": "uv run examples/run_distillation.py",
+    "nemo-rl-grpo": "uv run examples/run_grpo.py cluster.gpus_per_node=8",
+}
+
+
+def of_framework(name: str, path: Path) -> tuple[DebugConfig, set[str]]:
+    framework = next(n for n in check.FRAMEWORKS if name.startswith(n))
+    (newest, *_) = reversed(recorded(framework))
+    release = f"{framework}=={newest}"
+    before = check.check(command(name, path), [], release)
+    errors = {f.message for f in before.findings if f.level == "error"}
+    return small(path, JOBS[name], release), errors
+
+
+def command(name: str, path: Path) -> Path:
+    (path / "run.sh").write_text(JOBS[name])
+    return path / "run.sh"
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_small_job_of_each_framework_breaks_no_rule(
+    name: str, tmp_path: Path
+) -> None:
+    found, errors = of_framework(name, tmp_path)
+    assert not errors
+    assert not [text for text in found.left if "error" in text]
+    assert len(found.changes) > 5
+
+
+def test_every_row_makes_some_job_smaller(tmp_path: Path) -> None:
+    used = set()
+    for name in JOBS:
+        found, _ = of_framework(name, tmp_path)
+        used |= {(found.framework, c.text.partition("=")[0]) for c in found.changes}
+    table = tomllib.loads(debug_config.TABLE.read_text())
+    del table["verl"]
+    rows = {(n, r["set"]) for n, some in table.items() for r in some if "set" in r}
+    assert {(n, text.partition("=")[0]) for n, text in rows} == used
+
+
+def test_a_configuration_file_is_given_them_behind_it(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("defaults: grpo_math_1B.yaml\ngrpo: {num_prompts_per_step: 64}\n")
+    found = debug_config.smallest(
+        lambda more=(), added=(): check.check(job, more, "nemo-rl", {}, added=added)
+    )
+    assert "behind it" in debug_config.text(found)
+    assert "grpo.num_prompts_per_step" in changes(found)

@@ -27,6 +27,7 @@ FRAMEWORKS: dict[str, Framework] = {
 }
 CONFLICT = "config.invalid-combination"
 MOST_FINDINGS = 200
+ADDED = "an added argument"
 Worlds = list[tuple[World, Launch]]
 
 
@@ -87,12 +88,14 @@ def check(
     framework: str = "",
     given: Mapping[str, str] | None = None,
     machine: fitting.Machine = fitting.ANY,
+    added: Sequence[str] = (),
 ) -> Checked:
     """Read the job of a launch script or a configuration; nothing of it is executed.
 
     ``job`` is its path, or a command as it would be typed into a shell. ``overrides``
     are what is given to the script ("$@"), ``framework`` is as in ``--framework``,
     ``given`` variables that a script finds set, ``machine`` what it is to run on.
+    ``added`` are further arguments of the start itself, whose lines are their numbers.
     Raises CheckError where there is no job of a known framework.
     """
     asked, _, release = framework.partition("==")
@@ -123,6 +126,8 @@ def check(
             command = others[0][1].command
             text = f"another job is started in line {command.line}; it is not checked"
             findings.append(note(text, command.file, command.line))
+    more = tuple(Word(Text(t), ADDED, number, t) for number, t in enumerate(added, 1))
+    starts = [(w, s._replace(arguments=(*s.arguments, *more))) for w, s in starts]
     name = starts[0][1].framework
     reader = FRAMEWORKS[name]
     release, chosen_by = releases.judge(name, reader.PACKAGE, release)

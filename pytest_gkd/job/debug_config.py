@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_gkd import sanitize
-from pytest_gkd.job.check import Checked
+from pytest_gkd.job import documents
+from pytest_gkd.job.check import ADDED, Checked
 from pytest_gkd.job.findings import CheckError
+from pytest_gkd.job.frameworks.reading import UNKNOWN
 
 TABLE = Path(__file__).parent / "frameworks/smallest.toml"
 SHORT = 64  # tokens of a response
@@ -73,12 +75,13 @@ class DebugConfig:
         return shlex.join(change.text for change in self.changes)
 
 
-def smallest(check: Callable[[tuple[str, ...]], Checked]) -> DebugConfig:
-    """The smallest run of the job that ``check`` reads with these further arguments.
+def smallest(check: Callable[..., Checked]) -> DebugConfig:
+    """The smallest run of the job that ``check`` reads.
 
-    Raises CheckError where the framework's syntax for it is not known.
+    It is called with further arguments for the script, or ``added`` to the start
+    itself. Raises CheckError where the framework's syntax for it is not known.
     """
-    found = check(())
+    found = check()
     table = tomllib.loads(TABLE.read_text("utf-8"))
     if found.framework not in table:
         raise CheckError(
@@ -86,20 +89,34 @@ def smallest(check: Callable[[tuple[str, ...]], Checked]) -> DebugConfig:
             f"{', '.join(table)} small"
         )
     values = {name: value.value for name, value in found.values.items()}
-    sizes, changes, left = _sizes(values), [], []
-    for row in table[found.framework]:
+    rows, sizes = table[found.framework], _sizes(values)
+    left = [row["note"] for row in rows if "note" in row]
+    rows = [row for row in rows if "set" in row]
+    anyhow = {"batch": 1, "samples": 1, **sizes}
+    tried = check(added=[row["set"].format(**anyhow) for row in rows])
+    # What this job's program does not have.
+    strange = {
+        finding.line - 1
+        for finding in tried.findings
+        if finding.file == ADDED and finding.cause == UNKNOWN
+    }
+    changes, unsure = list[Change](), list[str]()
+    for row in (row for number, row in enumerate(rows) if number not in strange):
         try:
             changes.append(Change(row["set"].format(**sizes), row["why"]))
-        except KeyError as missing:
-            name = row["set"].partition("=")[0]
-            left.append(f"{name} stays: the {missing.args[0]} is not certain")
-    small = check(tuple(change.text for change in changes))
+        except KeyError:
+            unsure.append(row["set"].partition("=")[0])
+    if unsure:
+        reason = "how many GPUs train is not certain"
+        left.append(f"{', '.join(unsure)} as they are: {reason}")
+    texts = [change.text for change in changes]
+    small = check(added=texts)
     left += [
         f"error in it: {finding.message}"
         for finding in small.findings
         if finding.level == "error"
     ]
-    given = {value.file for value in small.values.values()}
+    given = {value.file for value in check(texts).values.values()}
     return DebugConfig(
         found.framework,
         found.release,
@@ -123,6 +140,7 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
     sizes = {"tokens": min(SHORT, response or SHORT)}
     if gpus:
         sizes["batch"] = gpus // math.gcd(gpus, samples or 1)
+        sizes["samples"] = sizes["batch"] * (samples or 1)
     return sizes
 
 
@@ -135,7 +153,9 @@ def text(small: DebugConfig) -> str:
     kept = ", ".join(f"{name} {value}" for name, value in small.kept.items())
     told.append(sanitize.line(f"kept, as a failure may hang on them: {kept}"))
     told += map(sanitize.line, small.left)
-    if small.reaches:
+    if Path(small.script).suffix in documents.SUFFIXES:
+        told.append(f"run: give these to the program that reads {script}, behind it")
+    elif small.reaches:
         again = f"gkd debug-config {script} --format=args"
         told.append(f"run: bash {script} $({again})")
     else:
