@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from pytest_gkd.stage_api import Note, StageFault
+from pytest_gkd.variable_table import KNOWN, VARIABLES
 from pytest_gkd.workload.environment.variable_names import (
     read_interfaces,
     read_real_names,
     read_vllm_source,
 )
-from pytest_gkd.workload.environment.variable_table import KNOWN, VARIABLES
 from pytest_gkd.workload.environment.variables import (
     judge_variables,
     vllm_choices,

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pytest_gkd.stage_api import Note, StageFault
-from pytest_gkd.workload.environment.variable_names import PLACES
-from pytest_gkd.workload.environment.variable_table import (
+from pytest_gkd.variable_table import (
     GONE_FROM_VLLM,
     KNOWN,
     VARIABLES,
     Variable,
+    near_names,
 )
-
-# High enough that NCCL_P2P_LEVEL and NCCL_P2P_DISABLE are not taken for one another.
-NEAR = 0.86
+from pytest_gkd.workload.environment.variable_names import PLACES
 
 
 def judge_variables(
@@ -53,18 +50,12 @@ def judge_variables(
 
 
 def _judge_row(row: Variable, value: str, *, gpus: int) -> list[StageFault | Note]:
-    said = f"{row.name}={value}"
-    if row.valid and not re.fullmatch(row.valid, value, re.IGNORECASE):
-        text = f"{said}: expected {row.expected}."
-        if row.ends_job and (gpus or not row.gpu_only):
-            text = f"{said}: expected {row.expected}; {row.ends_job}."
-            return [_invalid(row.name, value, text)]
-        return [Note("variable.value", text)]
     items: list[StageFault | Note] = []
-    if row.always:
-        items.append(Note("variable.misread", f"{row.name} {row.always}"))
-    if text := row.when.get(value.upper(), ""):
-        items.append(Note("variable.setting", f"{said} {text}"))
+    for kind, text, ends_job in row.remarks(value, gpus=gpus > 0):
+        if ends_job:
+            items.append(_invalid(row.name, value, text))
+        else:
+            items.append(Note(f"variable.{kind}", text))
     return items
 
 
@@ -126,7 +117,7 @@ def _judge_vllm(
 
 
 def _near(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(names), n=3, cutoff=NEAR)
+    near = near_names(name, names)
     return f"; near names: {', '.join(near)}" if near else ""
 
 

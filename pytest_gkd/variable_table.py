@@ -2,14 +2,31 @@
 
 Rows are facts about released software (looked up in torch 2.11 to 2.15, NCCL 2.27 to
 2.32, vLLM 0.21 to 0.33 and Ray 2.60). Names that an installed package defines itself
-are not listed here: they are read from it (see variables.py).
+are not listed here: the environment stage reads them from it, and ``gkd check`` from
+what tools/record_variables.py wrote down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+# High enough that NCCL_P2P_LEVEL and NCCL_P2P_DISABLE are not taken for one another.
+NEAR = 0.86
+
+
+class Remark(NamedTuple):
+    """What is said of a variable: ``kind`` is value (a bad one), misread or setting.
+
+    ``ends_job`` is what its reader does with a bad value, where it stops at that.
+    """
+
+    kind: str
+    text: str
+    ends_job: str = ""
 
 
 @dataclass(frozen=True)
@@ -30,6 +47,31 @@ class Variable:
     expected: str = ""
     ends_job: str = ""
     gpu_only: bool = False
+
+    def remarks(self, value: str, *, gpus: bool) -> list[Remark]:
+        """What its value deserves to be told; ``gpus`` is whether the job has any."""
+        said = f"{self.name}={value}"
+        if self.valid and not re.fullmatch(self.valid, value, re.IGNORECASE):
+            ends_job = self.ends_job if gpus or not self.gpu_only else ""
+            text = f"{said}: expected {self.expected}"
+            return [
+                Remark(
+                    "value",
+                    f"{text}; {ends_job}." if ends_job else f"{text}.",
+                    ends_job,
+                )
+            ]
+        found = []
+        if self.always:
+            found.append(Remark("misread", f"{self.name} {self.always}"))
+        if text := self.when.get(value.upper(), ""):
+            found.append(Remark("setting", f"{said} {text}"))
+        return found
+
+
+def near_names(name: str, names: Iterable[str]) -> list[str]:
+    """Up to three names that ``name`` may be a slip of, the nearest first."""
+    return difflib.get_close_matches(name, sorted(names), n=3, cutoff=NEAR)
 
 
 FLAG = r"y|yes|1|t|true|n|no|0|f|false"
