@@ -37,7 +37,9 @@ class Variable:
     ``valid`` is a regular expression for good values (all of the value, upper and
     lower case alike) and ``expected`` the same in words. ``ends_job`` is what the
     program that reads it does with any other value, where it stops at the start;
-    ``gpu_only`` restricts that to jobs on GPUs.
+    ``gpu_only`` restricts that to jobs on GPUs. ``is_choice`` is for what is said by
+    value that may well be meant, ``is_hint`` for what is said always of a variable that
+    does work.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Variable:
     expected: str = ""
     ends_job: str = ""
     gpu_only: bool = False
+    is_choice: bool = False
+    is_hint: bool = False
 
     def remarks(self, value: str, *, gpus: bool) -> list[Remark]:
         """What its value deserves to be told; ``gpus`` is whether the job has any."""
@@ -100,6 +104,18 @@ def _torch_flag(name: str, **options: Any) -> Variable:
         ends_job=TORCH_STOPS,
         gpu_only=True,
         **options,
+    )
+
+
+def _allocator(name: str) -> Variable:
+    """KEY:VALUE with commas between (texts of torch 2.9 and 2.15, libc10.so)."""
+    return Variable(
+        name,
+        valid=r"|(?!.*expandable_segments\s*:(?!\s*(?-i:True|False)\b))\s*\w+\s*:[^=;]*",
+        expected="key:value with commas between, such as expandable_segments:True "
+        "(True and False with a capital)",
+        ends_job="torch raises when it first uses a GPU",
+        gpu_only=True,
     )
 
 
@@ -192,6 +208,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
         always="bounds a stuck watchdog thread, not a collective.",
+        is_hint=True,
         valid=NUMBER,
         expected="a whole number of seconds",
         ends_job=TORCH_STOPS,
@@ -205,10 +222,21 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "VLLM_LOGGING_LEVEL",
+        when={"DEBUG": "writes the debug lines of every engine process."},
+        is_choice=True,
         valid="DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|NOTSET|\\d+",
         expected="DEBUG, INFO, WARNING or ERROR",
     ),
+    _allocator("PYTORCH_ALLOC_CONF"),
+    _allocator("PYTORCH_CUDA_ALLOC_CONF"),
     # -- diagnostics that stay switched on -------------------------------------------
+    Variable(
+        "VLLM_TRACE_FUNCTION",
+        when={
+            "1": "writes down every function that Python calls; vLLM says that it "
+            "slows the code down and is for hangs and crashes only."
+        },
+    ),
     Variable(
         "CUDA_LAUNCH_BLOCKING",
         when={"1": "waits after every kernel, which is slow and hides races."},
@@ -235,6 +263,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "RAY_memory_monitor_refresh_ms",
+        is_choice=True,
         when={
             "0": "turns Ray's memory monitor off: the kernel then picks which process "
             "to kill."
@@ -242,6 +271,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
+        is_choice=True,
         when={
             "1": "leaves every Ray worker with all GPUs visible; each has to choose "
             "its own."
@@ -249,6 +279,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+        is_choice=True,
         when={
             "1": "lets max_model_len exceed what the model was made for, where its "
             "output may be NaN."
@@ -266,6 +297,9 @@ GONE_FROM_VLLM: dict[str, str] = {
     "kernel",
     "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "vLLM 0.33 no longer has it",
 }
+
+# What is gone, and asked for what is now the only way.
+AS_IT_IS = frozenset({("VLLM_USE_V1", "1")})
 
 # Names that are right, so that a near miss of one can be told from another real name
 # and most environments need no look into the installed packages.

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd import sanitize
-from pytest_gkd.job import documents, fitting, releases, script_file, shell
+from pytest_gkd.job import (
+    documents,
+    environment,
+    fitting,
+    releases,
+    script_file,
+    shell,
+)
 from pytest_gkd.job.findings import CheckError, Finding, note
 from pytest_gkd.job.frameworks import ms_swift, nemo_rl, slime, trl, verl
 from pytest_gkd.job.frameworks.reading import Framework, names
@@ -104,7 +111,7 @@ def check(
         raise CheckError(f"--framework={framework}: known frameworks are {known}")
     findings: list[Finding] = []
     is_whole = True
-    path, typed = Path(job), ""
+    path, typed, raw = Path(job), "", ""
     if " " in str(job).strip() and not path.exists():
         path, typed = Path("the command"), str(job)
     if path.suffix in documents.SUFFIXES:
@@ -136,6 +143,7 @@ def check(
         reading = reader.read(launch, release)
         read.append((world, reading.values))
         found = [*reading.findings, *_twice(reading.said), *_uncertain(reading.said)]
+        found += environment.findings(launch, reading, raw)
         if reading.problem:
             found.append(note(reading.problem, str(path), launch.command.line))
         told.append((world, found))

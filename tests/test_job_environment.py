@@ -1,0 +1,127 @@
+"""The environment of a job: what nobody reads, what is refused, what reaches nobody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_gkd.job import check, environment
+from pytest_gkd.job.findings import Finding
+
+BATCH = "actor_rollout_ref.actor.use_dynamic_bsz=True"
+START = f"python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm {BATCH}"
+SLIME = "python3 train.py --hf-checkpoint /root/m --rollout-batch-size 8"
+
+
+def told(folder: Path, script: str) -> list[Finding]:
+    path = folder / "run.sh"
+    path.write_text(script)
+    return [one for one in check.check(path).findings if one.key.isupper()]
+
+
+def short(found: list[Finding]) -> list[str]:
+    return [f"{one.level} {one.key} {one.line}" for one in found]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        # read by nobody, or no longer
+        ("export NCCL_TIMEOUT=600\nSTART", ["warning NCCL_TIMEOUT 1"]),
+        ("export VLLM_USE_V1=0\nSTART", ["warning VLLM_USE_V1 1"]),
+        ("export VLLM_USE_V1=ture\nSTART", ["warning VLLM_USE_V1 1"]),
+        ("export VLLM_USE_V1=1\nSTART", ["note VLLM_USE_V1 1"]),
+        ("VLLM_ATTENTION_BACKEND=X START", ["warning VLLM_ATTENTION_BACKEND 1"]),
+        ("env NCCL_DEBUGG=INFO START", ["warning NCCL_DEBUGG 1"]),
+        ("export HF_HUB_OFLINE=1\nSTART", ["warning HF_HUB_OFLINE 1"]),
+        ("export VLLM_MINE=$X\nSTART", ["warning VLLM_MINE 1"]),
+        (
+            "export NCCL_ASYNC_ERROR_HANDLING=1\nSTART",
+            ["warning NCCL_ASYNC_ERROR_HANDLING 1"],
+        ),
+        # the user's own, a plugin's, what commands do not see, or what the script uses
+        ("export MY_TIMEOUT=1 HF_MODEL_PATH=/m RAY_DATA_HOME=/d\nSTART", []),
+        ("export VLLM_ASCEND_ENABLE_NZ=0 NCCL_IBEXT_DISABLE=1\nSTART", []),
+        ("export PYTORCH_NPU_ALLOC_CONF=x VLLM_VERSION=0.13.0\nSTART", []),
+        ("NCCL_TIMEOUT=600\nVLLM_MINE=1\nSTART", []),
+        ("export VLLM_HTTP=8000\nSTART trainer.nnodes=$VLLM_HTTP", []),
+        # values
+        (
+            "export TORCH_DISTRIBUTED_DEBUG=verbose\nSTART",
+            ["error TORCH_DISTRIBUTED_DEBUG 1"],
+        ),
+        ("export NCCL_DEBUG=LOUD\nSTART", ["warning NCCL_DEBUG 1"]),
+        (
+            "export VLLM_ENGINE_READY_TIMEOUT_S=10m\nSTART",
+            ["error VLLM_ENGINE_READY_TIMEOUT_S 1"],
+        ),
+        (
+            "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments=True\nSTART",
+            ["error PYTORCH_CUDA_ALLOC_CONF 1"],
+        ),
+        (
+            "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:true\nSTART",
+            ["error PYTORCH_CUDA_ALLOC_CONF 1"],
+        ),
+        (
+            "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512,backend:native START",
+            [],
+        ),
+        # settings for debugging
+        ("export CUDA_LAUNCH_BLOCKING=1\nSTART", ["warning CUDA_LAUNCH_BLOCKING 1"]),
+        ("export CUDA_LAUNCH_BLOCKING=0 NCCL_DEBUG=INFO\nSTART", []),
+        ("NCCL_DEBUG=TRACE START", ["warning NCCL_DEBUG 1"]),
+        ("export NCCL_IB_DISABLE=1\nSTART trainer.nnodes=1", []),
+        (
+            "export NCCL_IB_DISABLE=1\nSTART trainer.nnodes=2",
+            ["warning NCCL_IB_DISABLE 1"],
+        ),
+        ("export VLLM_LOGGING_LEVEL=DEBUG\nSTART", ["note VLLM_LOGGING_LEVEL 1"]),
+        # on one way through the script only
+        (
+            'if [ -n "$D" ]; then export CUDA_LAUNCH_BLOCKING=1; fi\nSTART',
+            ["warning CUDA_LAUNCH_BLOCKING 1"],
+        ),
+    ],
+)
+def test_variables_are_judged_by_who_reads_them(
+    tmp_path: Path, script: str, expected: list[str]
+) -> None:
+    assert short(told(tmp_path, script.replace("START", START))) == expected
+
+
+@pytest.mark.parametrize(
+    ("installed", "level"), [("0.11.0", ["error"]), ("0.20.2", []), ("", ["note"])]
+)
+def test_expandable_segments_are_refused_by_old_sleep_modes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: str, level: list[str]
+) -> None:
+    monkeypatch.setattr(environment, "_installed", lambda library: installed)
+    script = f"export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n{START}"
+    assert [one.level for one in told(tmp_path, script)] == level
+    keeps = "actor_rollout_ref.rollout.free_cache_engine=False"
+    assert told(tmp_path, f"{script} {keeps}") == []
+
+
+def test_a_near_name_and_what_took_its_place_are_said(tmp_path: Path) -> None:
+    script = f"export VLLM_LOGING_LEVEL=INFO VLLM_ATTENTION_BACKEND=X\n{START}"
+    gone, slip = (one.message for one in told(tmp_path, script))
+    assert "0.15.1 does not read" in gone
+    assert "--attention-backend" in gone
+    assert "near names: VLLM_LOGGING_LEVEL" in slip
+
+
+def test_what_is_set_for_the_check_is_not_the_scripts(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(START)
+    found = check.check(path, given={"NCCL_TIMEOUT": "600"}).findings
+    assert not [one for one in found if one.key == "NCCL_TIMEOUT"]
+
+
+def test_an_installed_release_that_reads_a_variable_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "does not read" in environment.unread("VLLM_USE_V1")
+    monkeypatch.setattr(environment, "_installed", lambda library: "0.10.2")
+    assert environment.unread("VLLM_USE_V1") == ""
