@@ -57,6 +57,41 @@ def test_json_with_tabs_and_toml(tmp_path: Path) -> None:
     assert found == {"x": (1, 1), "a.b.c": ("d", 3)}
 
 
+TOML = """\
+name = "x"
+text = \"\"\"
+other = 1
+\"\"\"
+[a]
+name = "y"
+b."c.d" = 1
+[[a.list]]
+name = 1
+[a.list.inner]
+name = 2
+[[a.list]]
+name = 3
+[z]
+other = 2
+"""
+
+
+def test_a_name_in_several_tables_of_toml_has_each_its_line(tmp_path: Path) -> None:
+    found = {key: line for key, (_, line) in read(tmp_path / "a.toml", TOML).items()}
+    lines = {
+        "name": 1,
+        "text": 2,
+        "a.name": 6,
+        "a.b.c.d": 7,
+        "a.list": 8,
+        "z.other": 15,
+    }
+    assert found == lines
+    inside = documents.toml_lines(TOML)
+    keys = ("a.list.0.name", "a.list.0.inner.name", "a.list.1.name")
+    assert [inside[key] for key in keys] == [9, 11, 13]
+
+
 def test_tags_are_never_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = read(tmp_path / "job.yaml", TAGGED)
@@ -78,6 +113,9 @@ def test_tags_are_never_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("job.yaml", "a: " + "[" * 400_000, "nested deeper"),
         ("job.json", '{"a": }}', "line 1"),
         ("job.toml", "a = \n", "is no TOML"),
+        ("job.toml", "".join(f"a{n}=1\n" for n in range(20_001)), "than 20,000"),
+        ("job.toml", "a" + ".a" * 100_000 + " = 1", "nested deeper"),
+        ("job.toml", "a = {b" + ' . "a"' * 100_000 + " = 1}", "nested deeper"),
     ],
 )
 def test_a_broken_file_is_refused_by_name(

@@ -117,6 +117,26 @@ def test_of_ms_swifts_data_only_files_are_taken(job: Path) -> None:
     assert probe(job)["train_files"] == []
 
 
+def test_a_job_in_our_own_names(job: Path) -> None:
+    text = 'student = "some/model"\nmax_prompt_length = 99\nloss_topk = 8\n'
+    (job / "jobs").mkdir()
+    (job / "jobs/job.toml").write_text(f'{text}train_files = "train.jsonl"\n')
+    (job / "jobs/train.jsonl").write_text('{"prompt": "x"}\n')
+    done = run(
+        job, "--gkd-stages=probe,config", "probe.py", "--gkd-config=jobs/job.toml"
+    )
+    assert done.returncode == 0, done.stdout
+    found = stages(job)["probe"]["facts"]
+    assert (found["student"], found["max_prompt_length"]) == ("some/model", 99)
+    # A file that lies beside the configuration is meant.
+    assert found["train_files"] == [str(job / "jobs/train.jsonl")]
+    assert "4 settings taken" in stages(job)["config"]["facts"]["summary"]
+    (job / "jobs/job.toml").write_text(f"{text}max_lenght = 1\n")
+    done = run(job, "--gkd-stages=config", "--gkd-config=jobs/job.toml")
+    assert done.returncode == 1
+    assert "no value max_lenght" in json.dumps(stages(job)["config"])
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

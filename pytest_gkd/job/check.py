@@ -17,7 +17,7 @@ from pytest_gkd.job import (
     shell,
 )
 from pytest_gkd.job.findings import CheckError, Finding, note
-from pytest_gkd.job.frameworks import ms_swift, nemo_rl, slime, trl, verl
+from pytest_gkd.job.frameworks import ms_swift, nemo_rl, plain, slime, trl, verl
 from pytest_gkd.job.frameworks.reading import Framework, names
 from pytest_gkd.job.launch import OWN_PROGRAM, Launch, Program, launches
 from pytest_gkd.job.memory import Row
@@ -31,6 +31,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "slime": slime.Family("slime"),
     "miles": slime.Family("miles"),
     "nemo-rl": nemo_rl,
+    "gkd": plain,
 }
 CONFLICT = "config.invalid-combination"
 MOST_FINDINGS = 200

@@ -21,6 +21,15 @@ MOST_SETTINGS = 20_000
 DEEPEST = 50
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MERGE = "tag:yaml.org,2002:merge"
+TOML_WORD = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
+TOML_PART = re.compile(TOML_WORD)
+TOML_NAME = rf"{TOML_WORD}(?:[ \t]*+\.[ \t]*+{TOML_WORD})*+"
+TOML_HEADER = re.compile(rf"[ \t]*+(\[\[?)[ \t]*+({TOML_NAME})[ \t]*+\]")
+TOML_KEY = re.compile(rf"[ \t]*+({TOML_NAME})[ \t]*+=")
+# tomllib keeps every beginning of a dotted key: memory by the square of its parts.
+TOML_DEEP = re.compile(
+    rf"(?<![\w-]){TOML_WORD}(?:[ \t]*+\.[ \t]*+{TOML_WORD}){{{DEEPEST}}}"
+)
 EXPONENT = r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)[eE][-+]?[0-9]+"
 
 
@@ -52,7 +61,7 @@ def settings(path: Path, loader: Any = LOADER) -> list[Override]:
     text = script_file.text_of(path)
     try:
         if path.suffix == ".toml":
-            found = list(_toml(str(path), tomllib.loads(text), text.split("\n")))
+            found = _toml_settings(path, text)
         else:
             # JSON is YAML but for tabs, which YAML has no place for outside of texts.
             text = text.replace("\t", "  ") if path.suffix == ".json" else text
@@ -164,21 +173,61 @@ def _plain(loader: Any, node: yaml.Node, depth: int = 0) -> Any:
     return node.value
 
 
+def _toml_settings(path: Path, text: str) -> list[Override]:
+    if TOML_DEEP.search(text):
+        raise RecursionError
+    found = list(_toml(str(path), tomllib.loads(text), toml_lines(text)))
+    if len(found) > MOST_SETTINGS:
+        raise CheckError(f"{path} has more than {MOST_SETTINGS:,} settings")
+    return found
+
+
 def _toml(
-    file: str, table: dict[str, Any], lines: list[str], above: tuple[str, ...] = ()
+    file: str, table: dict[str, Any], lines: dict[str, int], above: tuple[str, ...] = ()
 ) -> Iterator[Override]:
     for key, value in table.items():
         name = (*above, key)
         if isinstance(value, dict) and value:
             yield from _toml(file, value, lines, name)
         else:
-            starts = (n for n, line in enumerate(lines, 1) if _names(line, key))
-            yield _setting(file, next(starts, 0), name, value)
+            yield _setting(file, lines.get(".".join(name), 0), name, value)
 
 
-def _names(line: str, key: str) -> bool:
-    left, equals, _ = line.partition("=")
-    return bool(equals) and left.split(".")[-1].strip(" \t\"'") == key
+def toml_lines(text: str) -> dict[str, int]:
+    """The line in which each key of a TOML file stands, and each of its tables.
+
+    A key is the dotted one, with the number of a table in an array of them.
+    """
+    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    above: list[str] = []
+    end = ""
+    for number, line in enumerate(text.split("\n"), 1):
+        if end:
+            end = "" if end in line else end
+            continue
+        header, left = TOML_HEADER.match(line), TOML_KEY.match(line)
+        if header:
+            above = []
+            for part in _parts(header[2]):
+                above.append(part)
+                if ".".join(above) in counts and above != _parts(header[2]):
+                    above.append(str(counts[".".join(above)]))
+            key = ".".join(above)
+            found.setdefault(key, number)
+            if header[1] == "[[":
+                counts[key] = counts.get(key, -1) + 1
+                above.append(str(counts[key]))
+        elif left:
+            found.setdefault(".".join([*above, *_parts(left[1])]), number)
+        for quotes in ('"""', "'''"):
+            if line.count(quotes) % 2:
+                end = quotes
+    return found
+
+
+def _parts(dotted: str) -> list[str]:
+    return [part.strip().strip("\"'") for part in TOML_PART.findall(dotted)]
 
 
 def _setting(file: str, line: int, name: tuple[str, ...], value: Any) -> Override:

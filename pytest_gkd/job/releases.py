@@ -10,6 +10,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from pytest_gkd import __version__
 from pytest_gkd.job.findings import CheckError
 
 SCHEMAS = Path(__file__).parent / "schemas"
@@ -36,9 +37,10 @@ def schema(framework: str, release: str) -> dict[str, Any]:
 def judge(framework: str, package: str, asked: str) -> tuple[str, str]:
     """The release that judges, and why: the asked, the installed, or the newest one.
 
-    Raises CheckError where the asked one is not recorded.
+    Our own names have no other than the installed one. Raises CheckError where the
+    asked one is not recorded.
     """
-    known = recorded(framework)
+    known = recorded(framework) or [__version__]
     if asked:
         if asked not in known:
             raise CheckError(
@@ -46,6 +48,8 @@ def judge(framework: str, package: str, asked: str) -> tuple[str, str]:
             )
         return asked, "--framework"
     newest = known[-1]
+    if newest == __version__ and not recorded(framework):
+        return newest, "the installed one"
     try:
         installed = metadata.version(package)
     except metadata.PackageNotFoundError:
