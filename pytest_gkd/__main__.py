@@ -30,7 +30,14 @@ EXITS = {"healthy": HEALTHY, "failed": FOUND, "hung": FOUND, "unknown": UNKNOWN}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = _parser()
-    asked = parser.parse_args(arguments)
+    asked, rest = parser.parse_known_args(arguments)
+    if rest:
+        # argparse gives up a job's arguments where an option stands before them.
+        end = rest.index("--") if "--" in rest else len(rest)
+        are_options = any(word.startswith("-") for word in rest[:end])
+        if are_options or not hasattr(asked, "overrides"):
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        asked.overrides += rest[:end] + rest[end + 1 :]
     try:
         return int(asked.run(asked))
     except (log_file.LogError, rules.RuleError, CheckError, LookupError) as error:

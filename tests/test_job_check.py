@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gkd import __main__
 from pytest_gkd.job import check
 from pytest_gkd.job.check import Checked
 from pytest_gkd.job.findings import CheckError, Finding
@@ -565,3 +566,45 @@ def test_what_a_script_says_is_escaped(script: Path) -> None:
     done = gkd(str(script))
     assert "\x1b" not in done.stdout
     assert not any(line.startswith("::") for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "counts"),
+    [
+        ("trainer.nnodes=3 --set X=1", 3),
+        ("--set X=1 trainer.nnodes=3", 3),
+        ("--set X=1 trainer.nnodes=3 --format=json trainer.nnodes=4", 4),
+        ("--set X=1 -- trainer.nnodes=5", 5),
+    ],
+)
+def test_arguments_may_stand_behind_options(
+    words: str, counts: int, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.write_text('python3 -m verl.trainer.main_ppo a=$X "$@"\n')
+    __main__.main(["check", "--format=json", str(script), *words.split()])
+    assert json.loads(capsys.readouterr().out)["values"]["nodes"]["value"] == counts
+
+
+@pytest.mark.parametrize("words", ["--set X=1 a=b --bad", "--set X=1 --bad -- a=b"])
+def test_options_that_there_are_not_are_refused(words: str, script: Path) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        __main__.main(["check", str(script), *words.split()])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a=${NODES:-2}", "does not read NODE; did you mean NODES?"),
+        ("a=$NODE", ""),
+        ("a=$(( NODE + 1 ))", ""),
+        ("a=$NODES\n. ./other.sh", ""),
+    ],
+)
+def test_a_variable_that_nothing_reads_is_told(
+    text: str, says: str, script: Path
+) -> None:
+    (script.parent / "other.sh").write_text("true\n")
+    script.write_text(f"python3 -m verl.trainer.main_ppo {text}\n")
+    found = check.check(script, [], "verl", {"NODE": "3"}).findings
+    told = [f.message for f in found if f.message.startswith("--set")]
+    assert [says in one for one in told] == ([True] if says else [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -129,6 +131,7 @@ def check(
             text = f"{path} hands no arguments of its own on: those given are ignored"
             findings.append(Finding(CONFLICT, "warning", text, str(path), 0, ""))
         findings += script_file.losses(path, raw, script.lost)
+        findings += _unread(path, raw, given or {})
         findings += [note(text, file, line) for file, line, text in script.remarks]
         for others in later:
             command = others[0][1].command
@@ -163,6 +166,19 @@ def check(
     findings = list(dict.fromkeys(findings))[:MOST_FINDINGS]
     start = name, release, chosen_by, str(path), lines
     return Checked(*start, values, findings, plan, reason)
+
+
+def _unread(path: Path, raw: str, given: Iterable[str]) -> Iterator[Finding]:
+    """Variables given with ``--set`` that a script never names; it sources no other."""
+    if re.search(r"(?m)(^|[\s;&|(])(source|\.)\s", raw):
+        return
+    known = sorted(set(re.findall(r"\$\{?[#!]?([A-Za-z_]\w*)", raw)))
+    for name in given:
+        if name != "HOME" and not re.search(rf"\b{name}\b", raw):
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            text = f"--set={name}: {path} does not read {name}{hint}"
+            yield Finding(CONFLICT, "warning", text, str(path), 0, "")
 
 
 def _hands_on(launch: Launch) -> bool:
