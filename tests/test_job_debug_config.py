@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd.job import check, debug_config
+from pytest_gkd.job import check, debug_config, releases
 from pytest_gkd.job.debug_config import DebugConfig
 from pytest_gkd.job.frameworks import verl
-from pytest_gkd.job.releases import recorded
 
 SCRIPT = """\
 python3 -m verl.trainer.main_ppo \\
@@ -63,8 +62,8 @@ def test_the_small_job_breaks_no_rule(tmp_path: Path) -> None:
 
 def test_every_key_is_one_of_every_release() -> None:
     rows = tomllib.loads(debug_config.TABLE.read_text())["verl"]
-    for release in recorded("verl"):
-        known = verl.schema(release)
+    for number in releases.recorded("verl"):
+        known = verl.schema(releases.release("verl", number))
         assert known is not None
         assert {row["set"].partition("=")[0] for row in rows} <= set(known)
 
@@ -120,7 +119,7 @@ JOBS = {
 
 def of_framework(name: str, path: Path) -> tuple[DebugConfig, set[str]]:
     framework = next(n for n in check.FRAMEWORKS if name.startswith(n))
-    (newest, *_) = reversed(recorded(framework))
+    (newest, *_) = reversed(releases.recorded(framework))
     release = f"{framework}=={newest}"
     before = check.check(command(name, path), [], release)
     errors = {f.message for f in before.findings if f.level == "error"}

@@ -26,9 +26,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from record_schema import PLACE
-
 from pytest_gkd.job import documents
+from pytest_gkd.job.releases import SCHEMAS
 
 KINDS = {"TypedDict", "BaseModel"}
 CONFIG = re.compile(r"[\w.-]+\.yaml")
@@ -81,7 +80,7 @@ def record(sources: Path, release: str = "") -> Path:
     }
     for found in classes.values():
         del found["module"], found["name"]
-    path = PLACE / f"nemo-rl-{release or _version(sources)}.json"
+    path = SCHEMAS / f"nemo-rl-{release or _version(sources)}.json"
     path.write_text(json.dumps(schema, indent=0, sort_keys=True) + "\n")
     return path
 

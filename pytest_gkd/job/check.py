@@ -108,7 +108,7 @@ def check(
     ``added`` are further arguments of the start itself, whose lines are their numbers.
     Raises CheckError where there is no job of a known framework.
     """
-    asked, _, release = framework.partition("==")
+    asked, _, asked_release = framework.partition("==")
     if asked and asked not in FRAMEWORKS:
         known = ", ".join(FRAMEWORKS)
         raise CheckError(f"--framework={framework}: known frameworks are {known}")
@@ -141,7 +141,8 @@ def check(
     starts = [(w, s._replace(arguments=(*s.arguments, *more))) for w, s in starts]
     name = starts[0][1].framework
     reader = FRAMEWORKS[name]
-    release, chosen_by = releases.judge(name, reader.PACKAGE, release)
+    release, chosen_by, problems = releases.judge(name, asked_release)
+    findings += [note(problem, str(path), 0) for problem in problems]
     read, told = [], list[tuple[World, list[Finding]]]()
     for world, launch in starts:
         reading = reader.read(launch, release)
@@ -159,12 +160,12 @@ def check(
             value.alternatives = ["the script was not followed to its end"]
     lines = sorted({launch.command.line for _, launch in starts})
     certain = {n: v.value for n, v in values.items() if v.source != "undetermined"}
-    certain["release"] = release
+    certain["release"] = release.rules
     keys = names(name) | names(f"{name}-memory")
     plan, reason, wrong = fitting.judge(certain, keys, machine, str(path), lines[0])
     findings += [*_on_ways(told), *wrong]
     findings = list(dict.fromkeys(findings))[:MOST_FINDINGS]
-    start = name, release, chosen_by, str(path), lines
+    start = name, str(release), chosen_by, str(path), lines
     return Checked(*start, values, findings, plan, reason)
 
 

@@ -58,31 +58,35 @@ def settings(path: Path, loader: Any = LOADER) -> list[Override]:
     them; an empty mapping is a value, a list is one value. Raises CheckError where the
     file cannot be read, is broken, or is no mapping.
     """
-    text = script_file.text_of(path)
+    return settings_of(script_file.text_of(path), str(path), loader)
+
+
+def settings_of(text: str, file: str, loader: Any = LOADER) -> list[Override]:
+    """The same of a text; ``file`` is the name of the file that it is of."""
     try:
-        if path.suffix == ".toml":
-            found = _toml_settings(path, text)
+        if file.endswith(".toml"):
+            found = _toml_settings(file, text)
         else:
             # JSON is YAML but for tabs, which YAML has no place for outside of texts.
-            text = text.replace("\t", "  ") if path.suffix == ".json" else text
-            found = _yaml(path, text, loader)
+            text = text.replace("\t", "  ") if file.endswith(".json") else text
+            found = _yaml(file, text, loader)
     except tomllib.TOMLDecodeError as error:
-        raise CheckError(f"{path} is no TOML: {error}") from None
+        raise CheckError(f"{file} is no TOML: {error}") from None
     except CheckError:
         raise
     except ValueError as error:  # a number of thousands of digits
-        raise CheckError(f"{path}: {error}") from None
+        raise CheckError(f"{file}: {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         what = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise CheckError(f"{path}{where}: {what}") from None
+        raise CheckError(f"{file}{where}: {what}") from None
     except RecursionError:
-        raise CheckError(f"{path} is nested deeper than can be followed") from None
+        raise CheckError(f"{file} is nested deeper than can be followed") from None
     return found
 
 
-def _yaml(path: Path, text: str, kind: Any) -> list[Override]:
+def _yaml(file: str, text: str, kind: Any) -> list[Override]:
     # libyaml's composer calls itself for each level, until the stack is full.
     depth = 0
     for event in yaml.parse(text, kind):
@@ -94,10 +98,10 @@ def _yaml(path: Path, text: str, kind: Any) -> list[Override]:
     try:
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
-            raise CheckError(f"{path} holds no settings: its top level is no mapping")
+            raise CheckError(f"{file} holds no settings: its top level is no mapping")
         if _size(root, {}) > 3 * MOST_SETTINGS:  # a key and a value, in sections
-            raise CheckError(f"{path} stands for more than {MOST_SETTINGS:,} settings")
-        return list(_mapping(loader, str(path), root, ()))
+            raise CheckError(f"{file} stands for more than {MOST_SETTINGS:,} settings")
+        return list(_mapping(loader, file, root, ()))
     finally:
         loader.dispose()
 
@@ -173,12 +177,12 @@ def _plain(loader: Any, node: yaml.Node, depth: int = 0) -> Any:
     return node.value
 
 
-def _toml_settings(path: Path, text: str) -> list[Override]:
+def _toml_settings(file: str, text: str) -> list[Override]:
     if TOML_DEEP.search(text):
         raise RecursionError
-    found = list(_toml(str(path), tomllib.loads(text), toml_lines(text)))
+    found = list(_toml(file, tomllib.loads(text), toml_lines(text)))
     if len(found) > MOST_SETTINGS:
-        raise CheckError(f"{path} has more than {MOST_SETTINGS:,} settings")
+        raise CheckError(f"{file} has more than {MOST_SETTINGS:,} settings")
     return found
 
 

@@ -1,59 +1,168 @@
-"""The releases of a framework whose keys are recorded, and which of them judges."""
+"""The releases of a framework whose options are recorded, and which of them judges."""
 
 from __future__ import annotations
 
 import json
+import sys
+import warnings
+from dataclasses import dataclass, field
 from functools import cache
-from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from pytest_gkd import __version__
 from pytest_gkd.job.findings import CheckError
+from pytest_gkd.job.sources import SOURCES, files
 
 SCHEMAS = Path(__file__).parent / "schemas"
+UNKNOWN = "of unknown version"
+
+
+@dataclass(frozen=True)
+class Release:
+    """A recorded release of a framework, or the installed copy of it.
+
+    ``number`` is its version, ``rules`` the recorded release whose rules count for it,
+    ``schema`` what its framework's recorder reads in its sources.
+    """
+
+    framework: str
+    number: str
+    rules: str
+    is_installed: bool
+    schema: dict[str, Any] = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return self.number
+
+    def is_at_least(self, release: str) -> bool:
+        """Whether it is that release or a later one, as far as its version tells."""
+        own = self.rules if self.number == UNKNOWN else self.number
+        return Version(own) >= Version(release)
+
+
+class Judged(NamedTuple):
+    """The release that judges, who chose it, and why it is not what is installed."""
+
+    release: Release
+    by: str
+    problems: tuple[str, ...] = ()
 
 
 def recorded(framework: str) -> list[str]:
     """The recorded releases of a framework, oldest first."""
-    found = [p.stem.removeprefix(f"{framework}-") for p in _files(framework)]
-    return sorted(found, key=Version)
-
-
-def _files(framework: str) -> list[Path]:
-    return list(SCHEMAS.glob(f"{framework}-[0-9]*.json"))
+    found = SCHEMAS.glob(f"{framework}-[0-9]*.json")
+    return sorted((p.stem.removeprefix(f"{framework}-") for p in found), key=Version)
 
 
 @cache
-def schema(framework: str, release: str) -> dict[str, Any]:
-    """What is recorded of a release, as its framework's recorder wrote it."""
-    text = (SCHEMAS / f"{framework}-{release}.json").read_text("utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+def release(framework: str, number: str) -> Release:
+    """A recorded release, as its framework's recorder wrote it."""
+    text = (SCHEMAS / f"{framework}-{number}.json").read_text("utf-8")
+    return Release(framework, number, number, False, json.loads(text))
 
 
-def judge(framework: str, package: str, asked: str) -> tuple[str, str]:
-    """The release that judges, and why: the asked, the installed, or the newest one.
+def newest(framework: str) -> Release:
+    """The newest recorded release."""
+    return release(framework, recorded(framework)[-1])
 
-    Our own names have no other than the installed one. Raises CheckError where the
-    asked one is not recorded.
+
+def judge(framework: str, asked: str = "") -> Judged:
+    """The asked release, else the installed copy, else the newest recorded one.
+
+    Raises CheckError where the asked one is neither recorded nor installed.
     """
-    known = recorded(framework) or [__version__]
-    if asked:
-        if asked not in known:
-            raise CheckError(
-                f"{framework} {asked} is not recorded; recorded are {', '.join(known)}"
-            )
-        return asked, "--framework"
-    newest = known[-1]
-    if newest == __version__ and not recorded(framework):
-        return newest, "the installed one"
+    known = recorded(framework)
+    if not known and asked in ("", __version__):  # our own names
+        own = Release(framework, __version__, __version__, False, {})
+        return Judged(own, "the installed one")
+    if asked in known:
+        return Judged(release(framework, asked), "--framework")
+    here = _installed(framework, tuple(sys.path))
+    if asked and (here is None or here.release.number != asked):
+        raise CheckError(
+            f"{framework} {asked} is neither installed nor recorded; recorded are "
+            f"{', '.join(known) or __version__}"
+        )
+    return here or Judged(
+        newest(framework), "the newest recorded, as none is installed"
+    )
+
+
+def beside(own: Release, package: str) -> Judged:
+    """A package that a framework needs: an installed one beside an installed one."""
+    if own.is_installed:
+        return judge(package)
+    return Judged(newest(package), "the newest recorded")
+
+
+@cache
+def _installed(framework: str, _path: tuple[str, ...]) -> Judged | None:
+    """The copy that this process would import from ``sys.path``, None without any.
+
+    It is read where it lies, unless its files are those of the recorded release.
+    """
+    version = files.version(framework)
+    if version is None:
+        return None
+    number = version or UNKNOWN
+    source = SOURCES.get(framework)
+    known = recorded(framework)
+    older, is_older = _nearest(framework, number)
+    if source is None:
+        if number in known:
+            return Judged(release(framework, number), "the installed one")
+        by = f"the newest recorded, as the installed {number} is not"
+        return Judged(newest(framework), by)
     try:
-        installed = metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return newest, "the newest recorded, as none is installed"
-    if installed in known:
-        return installed, "the installed one"
-    return newest, f"the newest recorded, as the installed {installed} is not"
+        folder, texts = files.texts(source)
+        if files.digest(texts) == older.schema.get("digest"):
+            same = "" if older.number == number else f", the same as {older}"
+            schema, by = older.schema, f"the installed one{same}"
+        else:
+            schema = _read(source, texts)
+            if source.complete and is_older:
+                schema = source.complete(schema, number, str(older), older.schema)
+            by = f"read from {folder}; rules of {older}"
+    except files.SourceError as error:
+        other = release(framework, number) if number in known else newest(framework)
+        by = "recorded" if number in known else "the newest recorded"
+        text = f"the installed {framework} {number} is not read, but {other}: {error}"
+        return Judged(other, by, (text,))
+    copy = Release(framework, number, older.number, True, schema)
+    others = [judge(name) for name in source.beside]
+    for one in others:
+        with_it = f"{one.release.framework} {one.release}"
+        by += f"; {with_it} {'beside it' if one.release.is_installed else one.by}"
+    return Judged(copy, by, tuple(p for one in others for p in one.problems))
+
+
+def _nearest(framework: str, number: str) -> tuple[Release, bool]:
+    """The nearest recorded release that is not newer, or the oldest one, and which.
+
+    For no version at all it is the newest one.
+    """
+    known = recorded(framework)
+    try:
+        version = Version(number)
+    except InvalidVersion:
+        return newest(framework), True
+    older = [one for one in known if Version(one) <= version]
+    return release(framework, (older or known[:1])[-1]), bool(older)
+
+
+def _read(source: files.Source, texts: files.Files) -> dict[str, Any]:
+    """What the sources say, in the shape of a recorded release. Raises SourceError."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of their texts' escapes
+            said = json.dumps(source.read(texts), default=str)
+    except files.SourceError:
+        raise
+    except Exception as error:  # a stranger's layout can break any step of a reader
+        why = f"{type(error).__name__}: {error}"[:120]
+        raise files.SourceError(f"it is laid out otherwise ({why})") from error
+    schema: dict[str, Any] = json.loads(said)
+    return schema

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd.job import documents, releases
+from pytest_gkd.job import documents
 from pytest_gkd.job.arguments import MISSING, UNKNOWN, Option, parsed
 from pytest_gkd.job.findings import CheckError, Finding
 from pytest_gkd.job.overrides import Given, Override
+from pytest_gkd.job.releases import Release
 from pytest_gkd.job.shell_values import NOBODY, Word
 from pytest_gkd.options import near
 
@@ -35,15 +36,21 @@ class Started:
 
     ``given`` are its settings by their names, ``values`` those by the names of ``gkd
     check``; ``processes`` is the world size, ``each`` that of one machine where the
-    launcher is told so.
+    launcher is told so; ``release`` is accelerate's.
     """
 
+    release: Release
     name: str = "python"
     given: dict[str, Override] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     processes: Given = field(default_factory=lambda: Given("default", 1))
     machines: Given = field(default_factory=lambda: Given("default", 1))
     each: Given | None = None
+
+    @property
+    def whose(self) -> str:
+        """The release of accelerate that judges, for messages."""
+        return f"accelerate {self.release}"
 
     def find(self, key: str, default: Any = None) -> Given:
         """A setting of the launcher's."""
@@ -54,19 +61,9 @@ class Started:
         return Given(source, said.value, said.word, said.needs)
 
 
-def options() -> dict[str, Option]:
+def options(release: Release) -> dict[str, Option]:
     """The options of ``accelerate launch``."""
-    return {name: Option(**given) for name, given in _schema()["launch"].items()}
-
-
-def _schema() -> dict[str, Any]:
-    release, _ = releases.judge("accelerate", "accelerate", "")
-    return releases.schema("accelerate", release)
-
-
-def whose() -> str:
-    """The release of accelerate that judges, for messages."""
-    return f"accelerate {releases.judge('accelerate', 'accelerate', '')[0]}"
+    return {name: Option(**given) for name, given in release.schema["launch"].items()}
 
 
 def is_own(keys: Iterable[str]) -> bool:
@@ -74,7 +71,7 @@ def is_own(keys: Iterable[str]) -> bool:
     return "distributed_type" in keys
 
 
-def started(before: Sequence[Word], place: Path) -> Started:
+def started(before: Sequence[Word], place: Path, release: Release) -> Started:
     """What the words before the program make of it.
 
     ``place`` is the folder that relative paths are looked for in, besides this one.
@@ -82,21 +79,23 @@ def started(before: Sequence[Word], place: Path) -> Started:
     names = [posixpath.basename(word.text.value or "") for word in before]
     number = max((n for n, name in enumerate(names) if name in NAMES), default=None)
     if number is None:
-        return Started()
+        return Started(release)
     rest = list(before[number + 1 :])
     if names[number] != "accelerate":
-        return _other(names[number], rest)
+        return _other(Started(release, names[number]), rest)
     if rest and rest[0].text.value == "launch":
         rest.pop(0)
     if rest and rest[-1].text.value in ("-m", "--module"):
         rest.pop()
-    read = parsed(rest, options(), whose(), abbreviations=False)
-    return configured(read.said, place, read.findings)
+    whose = f"accelerate {release}"
+    read = parsed(rest, options(release), whose, abbreviations=False)
+    return configured(read.said, place, release, read.findings)
 
 
 def configured(
     said: Iterable[Override],
     place: Path,
+    release: Release,
     findings: Iterable[Finding] = (),
     shipped: dict[str, Any] | None = None,
 ) -> Started:
@@ -104,7 +103,7 @@ def configured(
 
     ``shipped`` are configurations that ``--accelerate_config`` may name.
     """
-    found = Started("accelerate", findings=list(findings))
+    found = Started(release, "accelerate", findings=list(findings))
     own = {one.key: one for one in said if one.key}
     file = own.get("config_file") or own.get("accelerate_config")
     if file is not None and not file.needs:
@@ -133,19 +132,21 @@ def add_file(found: Started, path: Path) -> None:
         text = f"accelerate's configuration cannot be read: {error}"
         found.findings.append(Finding(MISSING, "error", text, str(path), 0, ""))
         return
-    known, seen = _schema()["config"], set()
+    known, seen = found.release.schema["config"], set()
     for setting in settings:
         above, _, key = setting.key.rpartition(".")
         top = setting.key.partition(".")[0]
         if top not in known and top not in seen:
-            text = f"{whose()} refuses {path}: it has no key {top}{near(top, known)}"
+            text = (
+                f"{found.whose} refuses {path}: it has no key {top}{near(top, known)}"
+            )
             found.findings.append(_finding(UNKNOWN, "error", text, setting))
         seen.add(top)
         if above == "fsdp_config" and not key.startswith("fsdp"):
             key = f"fsdp_{key}"
         found.given[key] = setting._replace(key=key)
     if "distributed_type" not in found.given:
-        text = f"{whose()} refuses {path}: it has no distributed_type"
+        text = f"{found.whose} refuses {path}: it has no distributed_type"
         found.findings.append(Finding(MISSING, "error", text, str(path), 0, ""))
 
 
@@ -201,7 +202,7 @@ def count(
         found.processes = Given("user", 1, many.word, NOBODY, "distributed_type: NO")
     elif found.processes.value == -1:
         if file is not None and kind is not None:
-            text = f"num_processes is not in {file.value}: {whose()} wants it then"
+            text = f"num_processes is not in {file.value}: {found.whose} wants it then"
             found.findings.append(_finding(MISSING, "error", text, file))
         found.processes = Given("undetermined", needs=frozenset({COUNT}))
     _check_shape(found)
@@ -237,10 +238,9 @@ def _check_shape(found: Started) -> None:
         found.findings.append(_finding(CONFLICT, "error", text, where))
 
 
-def _other(name: str, words: list[Word]) -> Started:
+def _other(found: Started, words: list[Word]) -> Started:
     """torchrun's and deepspeed's processes."""
-    found = Started(name)
-    if name in TORCHRUN:
+    if found.name in TORCHRUN:
         # torch/distributed/run.py: --nproc-per-node is 1, --nnodes is 1:1.
         count = _option(words, "nproc_per_node", 1)
         found.machines = _option(words, "nnodes", 1)

@@ -20,17 +20,15 @@ from pytest_gkd.job.frameworks.ms_swift_job import Server, Start
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Given, Job, Override
+from pytest_gkd.job.releases import Release
 from pytest_gkd.job.shell_values import Text, Word
 
-PACKAGE = "ms-swift"
 PROGRAM = re.compile(
     r"(?P<cli>swift|megatron) (?P<cli_does>rlhf|sft|pt)"
     r"|(?:.*/)?swift/cli/(?P<file>_megatron/)?(?P<file_does>rlhf|sft|pt)\.py"
     r"|swift\.cli\.(?P<module>_megatron\.)?(?P<module_does>rlhf|sft|pt)"
 )
 CONFIGURATIONS = (".yaml", ".yml", ".json")
-# TrainingArguments' release; ms-swift takes a range of them (4.6.0: >=4.33,<5.20).
-TRANSFORMERS = "5.19.0"
 # What 4.0 renamed, as its own examples show (examples/megatron, v3.12.5 and v4.0.0;
 # train_type was still taken until 4.0.4), and 3.10 the options of `swift rollout`.
 RENAMED = {
@@ -84,7 +82,7 @@ def is_own(keys: AbstractSet[str]) -> bool:
     return "rlhf_type" in keys or ({"model", "dataset"} <= keys and bool(trains & keys))
 
 
-def read(launch: Launch, release: str) -> Reading:
+def read(launch: Launch, release: Release) -> Reading:
     """The values of a start of ms-swift, and what its release makes of the options."""
     program = _program(launch)
     environment = dict(launch.command.environment)
@@ -108,7 +106,11 @@ def read(launch: Launch, release: str) -> Reading:
         for key, field in _fields(program, release).items()
         if "default" in field
     }
-    launcher = accelerate.started(launch.before, Path(launch.command.file).parent)
+    launcher = accelerate.started(
+        launch.before,
+        Path(launch.command.file).parent,
+        releases.beside(release, "accelerate").release,
+    )
     start = Start(
         program,
         Job(defaults, found.said),
@@ -270,10 +272,14 @@ def _passed_over(words: Iterable[Word]) -> Iterable[Finding]:
 # -- options -----------------------------------------------------------------------
 
 
+def _transformers(release: Release) -> Release:
+    return releases.beside(release, "transformers").release
+
+
 @cache
-def _fields(program: str, release: str) -> dataclass_options.Fields:
-    whole = releases.schema("ms-swift", release)
-    theirs = releases.schema("transformers", TRANSFORMERS)["classes"]
+def _fields(program: str, release: Release) -> dataclass_options.Fields:
+    whole = release.schema
+    theirs = _transformers(release).schema["classes"]
     known = {**whole["classes"], **{f"Hf{name}": own for name, own in theirs.items()}}
     known["HfSeq2SeqTrainingArguments"] = {
         **theirs["Seq2SeqTrainingArguments"],
@@ -283,7 +289,7 @@ def _fields(program: str, release: str) -> dataclass_options.Fields:
 
 
 @cache
-def _options(program: str, release: str) -> Mapping[str, Option]:
+def _options(program: str, release: Release) -> Mapping[str, Option]:
     """The options of a command; JSON is read, and mended, after the parser."""
     found = dataclass_options.options(_fields(program, release), none=False)
     return {
@@ -294,7 +300,7 @@ def _options(program: str, release: str) -> Mapping[str, Option]:
     }
 
 
-def _parsed(words: list[Word], program: str, release: str) -> Arguments:
+def _parsed(words: list[Word], program: str, release: Release) -> Arguments:
     """The words as HfArgumentParser has them; what is left over ends ms-swift.
 
     swift/pipelines/base.py, SwiftPipeline._parse_args: ``remaining_argv``.
@@ -315,7 +321,7 @@ def _parsed(words: list[Word], program: str, release: str) -> Arguments:
     return found
 
 
-def _certain(override: Override, program: str, release: str) -> Override:
+def _certain(override: Override, program: str, release: Release) -> Override:
     """The same; of a value that is not of its option's type nothing is certain."""
     field = _fields(program, release).get(override.key, {})
     value = override.value
@@ -328,7 +334,7 @@ def _certain(override: Override, program: str, release: str) -> Override:
     return override
 
 
-def _explained(finding: Finding, program: str, release: str) -> str:
+def _explained(finding: Finding, program: str, release: Release) -> str:
     """Why an option is not known: it was removed, renamed, or is another command's."""
     if finding.cause != UNKNOWN or not finding.key.startswith("--"):
         return ""
@@ -336,14 +342,14 @@ def _explained(finding: Finding, program: str, release: str) -> str:
     head = f"ms-swift {release}'s {program} has no option {finding.key}"
     fields = _fields(program, release)
     new = RENAMED.get(key, "")
-    last = releases.schema("ms-swift", release)["removed"].get(key)
+    last = release.schema["removed"].get(key)
     if new in fields:
         since = f"; {last[0]} had it" if last else ""
         return f"{head}{since}: it is --{new}"
     if last:
         return f"{head}: {last[0]} had it, {last[1]} has not"
-    theirs = releases.schema("transformers", TRANSFORMERS)
-    old = theirs["removed"]["TrainingArguments"].get(key)
+    theirs = _transformers(release).schema["removed"]
+    old = theirs.get("TrainingArguments", {}).get(key)
     if old and "learning_rate" in fields:
         return (
             f"{head} with transformers {old[1]}; with {old[0]} it is taken, as one of "
@@ -353,7 +359,7 @@ def _explained(finding: Finding, program: str, release: str) -> str:
     others = sorted(
         (
             other
-            for other in releases.schema("ms-swift", release)["programs"]
+            for other in release.schema["programs"]
             if key in _fields(other, release)
         ),
         key=lambda other: not other.endswith(does),
@@ -370,7 +376,7 @@ def _explained(finding: Finding, program: str, release: str) -> str:
 SERVERS = {"deploy": "teacher", "rollout": "rollout"}
 
 
-def _servers(launch: Launch, release: str) -> list[Server]:
+def _servers(launch: Launch, release: Release) -> list[Server]:
     """The servers that the same script starts: teachers', and the rollout's."""
     found = []
     own = launch.beside.index(launch.command) if launch.beside else 0

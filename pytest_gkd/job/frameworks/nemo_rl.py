@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd.job import documents, releases
+from pytest_gkd.job import documents
 from pytest_gkd.job.arguments import MISSING, UNKNOWN
 from pytest_gkd.job.findings import CheckError, Finding
 from pytest_gkd.job.frameworks import nemo_rl_keys, nemo_rl_rules
@@ -18,10 +18,10 @@ from pytest_gkd.job.frameworks.reading import Reading, names
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.omegaconf import Config, UnresolvedError, applied, flat
 from pytest_gkd.job.overrides import Given, Override, parsed, refused
+from pytest_gkd.job.releases import Release
 from pytest_gkd.job.shell_values import NOBODY, Text, Word
 from pytest_gkd.options import near
 
-PACKAGE = "nemo-rl"
 PROGRAM = re.compile(
     r"(?:.*/)?examples/(?:[\w.-]+/)*run_(?:vlm_)?"
     r"(?:\w*distillation|grpo|ppo|dpo|sft|rm|eval)(?:_\w+)?\.py"
@@ -48,9 +48,9 @@ def is_own(keys: AbstractSet[str]) -> bool:
     return bool("policy.model_name" in keys or has_cluster or inherits)
 
 
-def read(launch: Launch, release: str) -> Reading:
+def read(launch: Launch, release: Release) -> Reading:
     """The values of a start of NeMo-RL, and what it would refuse or do otherwise."""
-    schema = releases.schema("nemo-rl", release)
+    schema = release.schema
     given, rest = _given_config(launch)
     files = Files(schema, release)
     if given is not None and given.text.needs:
@@ -120,7 +120,7 @@ class Files:
     """The files of a configuration, with what they inherit from."""
 
     schema: Mapping[str, Any]
-    release: str
+    release: Release
     findings: list[Finding] = field(default_factory=list)
     read: int = 0
 

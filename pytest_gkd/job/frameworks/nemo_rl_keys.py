@@ -13,6 +13,7 @@ from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.omegaconf import MISSING as STILL_TO_BE_GIVEN
 from pytest_gkd.job.omegaconf import Config, UnresolvedError, flat
 from pytest_gkd.job.overrides import Given, Override
+from pytest_gkd.job.releases import Release
 from pytest_gkd.job.shell_values import NOBODY, Text, Word
 from pytest_gkd.options import near
 
@@ -26,7 +27,7 @@ FREE = re.compile(
 
 
 def judged(
-    config: Config, algorithm: str, schema: Mapping[str, Any], release: str
+    config: Config, algorithm: str, schema: Mapping[str, Any], release: Release
 ) -> Iterator[Finding]:
     """Keys that nothing reads, values of a wrong type, and what is not given yet."""
     name = _master(config, algorithm, schema)
@@ -84,7 +85,9 @@ def _classes(schema: Mapping[str, Any], text: str) -> list[str]:
 class _Judge:
     """One walk through a configuration."""
 
-    def __init__(self, config: Config, schema: Mapping[str, Any], release: str) -> None:
+    def __init__(
+        self, config: Config, schema: Mapping[str, Any], release: Release
+    ) -> None:
         self.config, self.schema, self.release = config, schema, release
         trees = schema["configs"].values()
         keys = {key for tree in trees for key, _ in flat(tree)}

@@ -18,9 +18,9 @@ from pytest_gkd.job.findings import CheckError, Finding
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, derived
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Given, Override, parsed
+from pytest_gkd.job.releases import Release
 from pytest_gkd.options import near
 
-PACKAGE = "pytest-gkd"
 PROGRAM = re.compile(r"(?!)")  # no program: only files are in these names
 TABLE = "gkd"
 CONFLICT = "config.invalid-combination"
@@ -66,7 +66,7 @@ def is_own(keys: AbstractSet[str]) -> bool:
     return "student" in keys or any(key.startswith(f"{TABLE}.") for key in keys)
 
 
-def read(launch: Launch, release: str) -> Reading:
+def read(launch: Launch, release: Release) -> Reading:
     """The values of a file, those that follow from them, and what is wrong.
 
     With a table ``gkd`` the file's others are somebody else's.
@@ -95,7 +95,7 @@ def read(launch: Launch, release: str) -> Reading:
 
 
 def _judged(
-    settings: Iterable[Override], release: str
+    settings: Iterable[Override], release: Release
 ) -> tuple[dict[str, Given], list[Finding]]:
     """The values that are known and of their kind, and what is wrong with others."""
     known, findings = kinds(), list[Finding]()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Given, Override
+from pytest_gkd.job.releases import Release
 
 UNKNOWN = "config.unknown-option"
 
@@ -53,11 +54,9 @@ def derived(expression: str, compute: Callable[..., Any], *parts: Given) -> Give
 class Framework(Protocol):
     """A module of this package: one training framework.
 
-    ``PACKAGE`` is its distribution's name, ``PROGRAM`` what starts it; a name in its
-    group ``common`` may start others, too.
+    ``PROGRAM`` is what starts it; a name in its group ``common`` may start others, too.
     """
 
-    PACKAGE: str
     PROGRAM: re.Pattern[str]
 
     def is_own(self, keys: AbstractSet[str]) -> bool:
@@ -66,5 +65,5 @@ class Framework(Protocol):
         So are a program of a common name with these words, and the words' files.
         """
 
-    def read(self, launch: Launch, release: str) -> Reading:
+    def read(self, launch: Launch, release: Release) -> Reading:
         """What a start of the framework means under a recorded release."""

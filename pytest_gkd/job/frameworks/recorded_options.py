@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from pytest_gkd.job import releases
 from pytest_gkd.job.arguments import MISSING, Option
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Given, Job, Override
+from pytest_gkd.job.releases import Release
 
 CONFLICT = "config.invalid-combination"
 
@@ -35,9 +35,9 @@ class Parser(NamedTuple):
 
 
 @cache
-def parser(framework: str, release: str, *tables: str) -> Parser:
+def parser(release: Release, *tables: str) -> Parser:
     """That of some tables of a release's schema; of one name the later one counts."""
-    whole = releases.schema(framework, release)
+    whole = release.schema
     records = {name: r for table in tables for name, r in whole[table].items()}
     found = Parser({}, {}, {}, {}, frozenset(_added(records)), _required(records))
     for name, record in records.items():
@@ -84,13 +84,12 @@ class Known:
 
     def __init__(
         self,
-        name: str,
-        release: str,
+        release: Release,
         parser: Parser,
         launch: Launch,
         said: Sequence[Override],
     ) -> None:
-        self.name, self.release = name, release
+        self.name, self.release = release.framework, release
         self.parser, self.launch = parser, launch
         self._job = Job(parser.defaults, said)
         self._given = {override.key: override for override in said}

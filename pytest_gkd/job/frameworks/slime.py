@@ -14,6 +14,7 @@ from pytest_gkd.job.frameworks.sglang_server import Server
 from pytest_gkd.job.frameworks.slime_options import TABLES, Known
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Given
+from pytest_gkd.job.releases import Release
 
 # No other framework has these with their dashes.
 OWN = {
@@ -31,7 +32,7 @@ class Family:
     """One of the two, by its name."""
 
     def __init__(self, name: str) -> None:
-        self.PACKAGE = name
+        self.NAME = name
         self.PROGRAM = re.compile(
             r"(?P<common>(?:.*/)?train(?:_async|_multi_lora_async)?\.py)"
         )
@@ -42,14 +43,14 @@ class Family:
             return False
         hints = [found[1] for key in keys for found in HINT.finditer(key)]
         is_fork = hints.count("miles") > hints.count("slime")
-        return is_fork == (self.PACKAGE == "miles")
+        return is_fork == (self.NAME == "miles")
 
-    def read(self, launch: Launch, release: str) -> Reading:
+    def read(self, launch: Launch, release: Release) -> Reading:
         """What a start means, and what the release makes of its options."""
-        taken = parser(self.PACKAGE, release, *TABLES)
-        served = parser(self.PACKAGE, release, "served").options
-        is_slime = self.PACKAGE == "slime"
-        whose = f"{self.PACKAGE} {release}"
+        taken = parser(release, *TABLES)
+        served = parser(release, "served").options
+        is_slime = self.NAME == "slime"
+        whose = f"{self.NAME} {release}"
         # slime's Megatron parser takes no abbreviations and SGLang's does; both pass
         # over what they do not know (slime/utils/arguments.py, parse_args). miles has
         # one parser, Megatron's, which refuses it.
@@ -60,7 +61,7 @@ class Family:
             abbreviations=served if is_slime else (),
             refuses=not is_slime,
         )
-        known = Known(self.PACKAGE, release, launch, found.said)
+        known = Known(release, launch, found.said)
         findings = found.findings
         if not is_slime:
             findings = [_softened(finding, known) for finding in findings]

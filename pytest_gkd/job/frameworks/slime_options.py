@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from packaging.version import Version
-
 from pytest_gkd.job.frameworks import recorded_options, sglang_server
 from pytest_gkd.job.frameworks.recorded_options import UnsureError, parser
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Given, Override
+from pytest_gkd.job.releases import Release
 
 # Which of two parsers takes an option: SGLang's ("served") or Megatron's.
 TABLES = ("served", "options")
@@ -49,10 +48,8 @@ class Known(recorded_options.Known):
         }
     )
 
-    def __init__(
-        self, name: str, release: str, launch: Launch, said: list[Override]
-    ) -> None:
-        super().__init__(name, release, parser(name, release, *TABLES), launch, said)
+    def __init__(self, release: Release, launch: Launch, said: list[Override]) -> None:
+        super().__init__(release, parser(release, *TABLES), launch, said)
         self.shape, self.open = frozenset[str](), frozenset[str]()
         for override in said:
             found = ARRAY.fullmatch(override.word.source)
@@ -89,4 +86,4 @@ class Known(recorded_options.Known):
 
     def is_at_least(self, release: str) -> bool:
         """Whether this is slime, and not of an older release."""
-        return self.name == "slime" and Version(self.release) >= Version(release)
+        return self.name == "slime" and self.release.is_at_least(release)

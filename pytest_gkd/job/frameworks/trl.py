@@ -20,10 +20,10 @@ from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading
 from pytest_gkd.job.frameworks.trl_rules import TrlJob
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Job, Override
+from pytest_gkd.job.releases import Release
 from pytest_gkd.job.shell_values import NOBODY, Word
 from pytest_gkd.options import near
 
-PACKAGE = "trl"
 PROGRAM = re.compile(
     r"trl (?!vllm-serve|env|skills|chat)[a-z]\w*"
     r"|trl\.(?:scripts|experimental\.\w+)\.(?!vllm_serve)\w+"
@@ -55,12 +55,10 @@ def is_own(keys: AbstractSet[str]) -> bool:
     return "model_name_or_path" in keys or accelerate.is_own(keys)
 
 
-def read(launch: Launch, release: str) -> Reading:
+def read(launch: Launch, release: Release) -> Reading:
     """The values of a start of TRL, and what is wrong with it."""
-    schema = releases.schema("trl", release)
-    known = _known(schema)
     place = (launch.document or Path(launch.command.file)).parent
-    reader = _Reader(schema, known, release, place)
+    reader = _Reader(_known(release), release, place)
     if launch.document is not None:
         return reader.document(launch)
     return reader.command(launch)
@@ -72,11 +70,10 @@ class _Reader:
     ``place`` is the folder of the script, from where relative paths are tried first.
     """
 
-    def __init__(
-        self, schema: dict[str, Any], known: dict[str, Any], release: str, place: Path
-    ) -> None:
-        self._schema, self._known = schema, known
+    def __init__(self, known: dict[str, Any], release: Release, place: Path) -> None:
+        self._schema, self._known = release.schema, known
         self._release, self._whose = release, f"TRL {release}"
+        self._accelerate = releases.beside(release, "accelerate").release
         self._place = place
         self._findings: list[Finding] = []
 
@@ -92,7 +89,7 @@ class _Reader:
             words, settings, needs = self._config(words)
         self._servers(launch)
         options = self._options(program)
-        beside = {**accelerate.options(), **LAUNCHER} if is_command else {}
+        beside = self._launchers() if is_command else {}
         refuses = program.passes != "all"
         line = parsed(words, {**beside, **options}, self._whose, refuses=refuses)
         if program.fields is not None:
@@ -109,10 +106,11 @@ class _Reader:
             launcher = accelerate.configured(
                 [one for one in everything if one.key in extra],
                 self._place,
+                self._accelerate,
                 shipped=self._schema["accelerate_configs"],
             )
         else:
-            launcher = accelerate.started(launch.before, self._place)
+            launcher = accelerate.started(launch.before, self._place, self._accelerate)
         said = [one for one in everything if one.key not in extra]
         return self._reading(said, program, launcher, launch, needs)
 
@@ -126,7 +124,7 @@ class _Reader:
             for key, _, value in [word.text.shape.lstrip("-").partition("=")]
         ]
         if accelerate.is_own({one.key for one in settings}):
-            started = accelerate.Started("accelerate")
+            started = accelerate.Started(self._accelerate, "accelerate")
             accelerate.add_file(started, file)
             accelerate.count(started, is_configured=True)
             nothing = Program("", [], None)
@@ -135,12 +133,13 @@ class _Reader:
         program = self._fitting({one.key for one in grouped})
         options = self._options(program)
         own = {option.key for option in options.values()}
-        beside = {**accelerate.options(), **LAUNCHER}
+        beside = self._launchers()
         extra = {option.key for option in beside.values()} - own
         said = self._configured(grouped, program, options, extra)
         launcher = accelerate.configured(
             [one for one in said if one.key in extra],
             self._place,
+            self._accelerate,
             shipped=self._schema["accelerate_configs"],
         )
         said = [one for one in said if one.key not in extra]
@@ -180,6 +179,9 @@ class _Reader:
                 "its options into was not found: they are not judged"
             )
         return Reading(said, trl_rules.values(job), told, problem)
+
+    def _launchers(self) -> dict[str, Option]:
+        return {**accelerate.options(self._accelerate), **LAUNCHER}
 
     def _options(self, program: Program) -> dict[str, Option]:
         fields = program.fields
@@ -344,11 +346,10 @@ class _Reader:
     def _aged(self, finding: Finding, program: Program) -> Finding:
         """A key that older releases had is told with them."""
         key = finding.key.lstrip("-").replace("-", "_")
-        release, _ = releases.judge("transformers", "transformers", "")
-        inherited = releases.schema("transformers", release)["removed"]
+        theirs = releases.beside(self._release, "transformers").release
         for whose, gone in (
             ("TRL", self._schema.get("removed", {})),
-            ("transformers", inherited),
+            ("transformers", theirs.schema.get("removed", {})),
         ):
             for one in _bases(program.classes, self._known):
                 if finding.cause == UNKNOWN and key in gone.get(one, {}):
@@ -386,11 +387,10 @@ def _grouped(settings: Iterable[Override]) -> list[Override]:
 # -- what reads the options ----------------------------------------------------------
 
 
-def _known(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _known(release: Release) -> dict[str, Any]:
     """TRL's classes, and those of transformers that they inherit."""
-    release, _ = releases.judge("transformers", "transformers", "")
-    inherited = releases.schema("transformers", release)
-    return {**inherited["classes"], **schema["classes"]}
+    inherited = releases.beside(release, "transformers").release.schema
+    return {**inherited["classes"], **release.schema["classes"]}
 
 
 def _program(

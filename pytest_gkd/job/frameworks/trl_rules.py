@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from packaging.version import Version
-
 from pytest_gkd.job import documents, script_file
 from pytest_gkd.job.arguments import MISSING
 from pytest_gkd.job.findings import CheckError, Finding
@@ -28,6 +26,7 @@ from pytest_gkd.job.frameworks.accelerate import (
 from pytest_gkd.job.frameworks.reading import names
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Given, Job, Override
+from pytest_gkd.job.releases import Release
 from pytest_gkd.job.shell_values import NOBODY, Command, Word
 
 LOCAL = ("0.0.0.0", "127.0.0.1", "localhost")  # noqa: S104 - names of this host
@@ -51,7 +50,7 @@ class TrlJob:
     fields: frozenset[str]
     classes: frozenset[str]
     unread: frozenset[str]
-    release: str
+    release: Release
     is_upstream: bool
 
     @property
@@ -61,7 +60,7 @@ class TrlJob:
 
     def since(self, release: str) -> bool:
         """Whether what judges is that release or a later one."""
-        return Version(self.release) >= Version(release)
+        return self.release.is_at_least(release)
 
     def find(self, key: str) -> Given:
         """A key's value; of one that the script does not read, None."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from pytest_gkd.job import hydra_options, releases
+from pytest_gkd.job import hydra_options
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.frameworks import verl_rules
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, names
@@ -16,9 +16,9 @@ from pytest_gkd.job.hydra_options import CommandLine
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.omegaconf import flat
 from pytest_gkd.job.overrides import Given, Job, Override
+from pytest_gkd.job.releases import Release
 from pytest_gkd.options import near
 
-PACKAGE = "verl"
 PROGRAM = re.compile(r"verl\.trainer\.main_ppo\w*|(?:.*/)?verl/trainer/main_ppo\w*\.py")
 DEFAULT_ENGINE = "dp"
 # trainer/config/algorithm.py, RolloutCorrectionConfig: lower and upper as 0.5_2.0.
@@ -42,7 +42,7 @@ def is_own(keys: AbstractSet[str]) -> bool:
     return any(key.startswith("actor_rollout_ref.") for key in keys)
 
 
-def read(launch: Launch, release: str) -> Reading:
+def read(launch: Launch, release: Release) -> Reading:
     """The values of a start of verl, and the keys that the release does not have."""
     line = hydra_options.read(launch.arguments)
     defaults, problem = _defaults(line, release)
@@ -58,9 +58,9 @@ def read(launch: Launch, release: str) -> Reading:
     return Reading(said, _values(job), findings, problem)
 
 
-def schema(release: str, engine: str = DEFAULT_ENGINE) -> dict[str, Any] | None:
+def schema(release: Release, engine: str = DEFAULT_ENGINE) -> dict[str, Any] | None:
     """The keys of a release under an engine with their defaults, None for another."""
-    whole = releases.schema("verl", release)
+    whole = release.schema
     own = whole["engines"].get(engine)
     if own is None:
         return None
@@ -68,7 +68,7 @@ def schema(release: str, engine: str = DEFAULT_ENGINE) -> dict[str, Any] | None:
     return {key: value for key, value in keys.items() if key not in own["absent"]}
 
 
-def _defaults(line: CommandLine, release: str) -> tuple[dict[str, Any], str]:
+def _defaults(line: CommandLine, release: Release) -> tuple[dict[str, Any], str]:
     """The defaults that count, by ``model_engine=`` or ``--config-name``.
 
     None, and why, where the configuration is not one that was recorded.
@@ -202,7 +202,7 @@ def _types(said: Sequence[Override], defaults: Mapping[str, Any]) -> Iterator[Fi
 
 
 def _unknown(
-    said: Sequence[Override], defaults: Mapping[str, Any], release: str
+    said: Sequence[Override], defaults: Mapping[str, Any], release: Release
 ) -> Iterator[Finding]:
     """Keys that the release's configuration does not have.
 
@@ -241,7 +241,7 @@ def _unknown(
             if sign != "+" or alike != key or defaults[key] is None or is_part:
                 continue
             message = f"{key} is there already: Hydra refuses +{key}; leave out the +"
-        elif key == OLD_TEACHER:
+        elif key == OLD_TEACHER and "distillation.enabled" in defaults:
             message = (
                 f"verl {release} has no key {key}: research code on verl up to 0.7 "
                 f"read the teacher from it; give it as {TEACHERS}.teacher_model."
@@ -266,7 +266,7 @@ def _unknown(
         yield Finding(UNKNOWN, level, message, word.file, word.line, key)
 
 
-def _hint(key: str, defaults: Mapping[str, Any], release: str) -> str:
+def _hint(key: str, defaults: Mapping[str, Any], release: Release) -> str:
     """What may have been meant: a key of another engine, or a near one."""
     if key.endswith(".model_engine"):
         return "; did you mean 'model_engine'?"

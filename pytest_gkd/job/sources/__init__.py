@@ -1,0 +1,14 @@
+"""What the frameworks' sources say of their options; nothing of them is imported."""
+
+from __future__ import annotations
+
+from pytest_gkd.job.sources import ms_swift, trl, verl
+from pytest_gkd.job.sources.files import Source
+
+SOURCES: dict[str, Source] = {
+    "verl": verl.SOURCE,
+    "trl": trl.TRL,
+    "transformers": trl.TRANSFORMERS,
+    "accelerate": trl.ACCELERATE,
+    "ms-swift": ms_swift.SOURCE,
+}

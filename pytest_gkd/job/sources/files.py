@@ -1,0 +1,109 @@
+"""The files of an installed package, found and read without importing it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata, util
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MOST_FILES = 2000
+MOST_BYTES = 32 << 20
+# The files' texts by their names below the folder that the module stands in.
+Files = Mapping[str, str]
+Schema = dict[str, Any]
+
+
+class SourceError(Exception):
+    """Sources that are not there, or not laid out as they are known, as a clause."""
+
+
+class Source(NamedTuple):
+    """Where a framework's options stand in its sources, and what reads them.
+
+    ``modules`` are the globs of the files that ``read`` wants, by the importable name
+    of the folder that they are below. ``read`` may raise anything where the sources are
+    laid out in another way. ``complete`` adds what the record of an older release
+    tells: of ``schema, release, older_release, older_schema`` it makes the whole
+    schema. ``beside`` are other packages that have a part of the options.
+    """
+
+    modules: Mapping[str, Sequence[str]]
+    read: Callable[[Files], Schema]
+    complete: Callable[[Schema, str, str, Schema], Schema] | None = None
+    beside: tuple[str, ...] = ()
+
+
+def version(package: str) -> str | None:
+    """A package's version, "" where its metadata is broken, None without any."""
+    try:
+        found = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError, OSError):
+        return ""
+    return found or ""
+
+
+def texts(source: Source, path: Sequence[str] | None = None) -> tuple[Path, Files]:
+    """The folder that a source's first module is in, and all the wanted files.
+
+    They are looked for as an import would, along ``path`` or, without one, where this
+    process imports from: an editable checkout is found, too. Raises SourceError.
+    """
+    folders, found, size = [], dict[str, str](), 0
+    for module, globs in source.modules.items():
+        places = _places(module, path)
+        if not places:
+            raise SourceError(f"{module} is not found where modules are imported from")
+        folders += places[:1]
+        try:
+            paths = _wanted(module, places, globs)
+            if not paths:
+                raise SourceError(f"{places[0]} has no {globs[0]} that can be read")
+            for name, file in sorted(paths.items()):
+                size += file.stat().st_size
+                if size > MOST_BYTES or len(found) > MOST_FILES:
+                    raise SourceError(f"{places[0]} has more than is read")
+                found[name] = file.read_bytes().decode("utf-8", "replace")
+        except OSError as error:
+            raise SourceError(f"{error.filename}: {error.strerror}") from error
+    return folders[0], found
+
+
+def _wanted(
+    module: str, places: Sequence[Path], globs: Sequence[str]
+) -> dict[str, Path]:
+    """The files by their names; of one name that in the first place, as an import."""
+    return {
+        f"{module}/{file.relative_to(place).as_posix()}": file
+        for place in reversed(places)
+        for glob in globs
+        for file in place.glob(glob)
+        if file.is_file()
+    }
+
+
+def matching(files: Files, wanted: str) -> Files:
+    """Those whose names match a pattern."""
+    return {name: text for name, text in files.items() if re.fullmatch(wanted, name)}
+
+
+def digest(files: Files) -> str:
+    """The same for the same files."""
+    told = hashlib.sha256()
+    for name, text in files.items():
+        told.update(f"{name}\0{text}\0".encode())
+    return told.hexdigest()
+
+
+def _places(module: str, path: Sequence[str] | None) -> list[Path]:
+    """The folders that a module of this name is imported from."""
+    try:
+        spec = PathFinder.find_spec(module, path) if path else util.find_spec(module)
+    except (ImportError, AttributeError, ValueError, OSError):
+        return []
+    return [Path(p) for p in (spec and spec.submodule_search_locations) or ()]
