@@ -125,3 +125,80 @@ def test_an_installed_release_that_reads_a_variable_counts(
     assert "does not read" in environment.unread("VLLM_USE_V1")
     monkeypatch.setattr(environment, "_installed", lambda library: "0.10.2")
     assert environment.unread("VLLM_USE_V1") == ""
+
+
+JSON = """--runtime-env-json='{"env_vars": {"NCCL_DEBUG": "INFO"}}'"""
+SUBMIT = f"ray job submit {JSON} -- {START}"
+START_RAY = "ray start --head"
+OWN = "+ray_kwargs.ray_init.runtime_env.env_vars"
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        # exported where the job is submitted
+        ("export HF_HOME=/d\nSUBMIT", ["warning HF_HOME 1"]),
+        ("export NCCL_DEBUG=INFO MINE=1\nSUBMIT", []),
+        ("export HF_HOME=/d\nray start --head\nSUBMIT", []),
+        ("ray start --head\nexport HF_HOME=/d\nSUBMIT", ["warning HF_HOME 2"]),
+        ("ray job submit -- env HF_HOME=/d START", []),
+        ("export HF_HOME=/d\nSUBMIT +x=$HF_HOME", []),
+        ("export HF_HOME=/d\nray job submit --runtime-env=$E -- START", []),
+        ("export HF_HOME=/d\nray job submit --runtime-env=env.yaml -- START", []),
+        ("export RAY_ADDRESS=http://h:8265\nSUBMIT", []),
+        # exported between ray start and the driver
+        ("export NCCL_ALGO=Ring HF_HOME=/d\nray start --head\nSTART", []),
+        (
+            "ray start --head\nexport NCCL_NVLS_ENABLE=0 HF_HOME=/d\nSTART",
+            ["warning NCCL_NVLS_ENABLE 2"],
+        ),
+        ("ray start --head\nexport NCCL_ALGO=Ring\nSTART", []),
+        ("ray start --head\nNCCL_NVLS_ENABLE=0 START OWN.NCCL_NVLS_ENABLE=\\'0\\'", []),
+        ("ray start --head\nray stop\nexport NCCL_NVLS_ENABLE=0\nSTART", []),
+        ("export NCCL_NVLS_ENABLE=0\nSTART", []),
+        # what Ray refuses
+        ("START OWN.NVTE_X=0", ["error NVTE_X 1"]),
+        ("START OWN.NVTE_X=\\'0\\'", []),
+        (
+            'ray job submit --runtime-env-json \'{"env_vars": {"A_B": 1}}\' -- START',
+            ["error A_B 1"],
+        ),
+        (
+            'ray job submit --runtime-env-json \'{"env_vars": {"NCCL_ALGO": "Ring"}}\''
+            " -- START",
+            ["error NCCL_ALGO 1"],
+        ),
+        ("SUBMIT OWN.NCCL_DEBUG=WARN", ["error NCCL_DEBUG 1"]),
+        # GPUs
+        (
+            "export CUDA_VISIBLE_DEVICES=0,1\nSTART trainer.n_gpus_per_node=4",
+            ["warning CUDA_VISIBLE_DEVICES 1"],
+        ),
+        ("export CUDA_VISIBLE_DEVICES=0,1\nSTART trainer.n_gpus_per_node=2", []),
+        (
+            "export CUDA_VISIBLE_DEVICES=0,1\nray start --head --num-gpus=4\nSTART",
+            ["error CUDA_VISIBLE_DEVICES 1"],
+        ),
+    ],
+)
+def test_what_reaches_the_workers_of_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: list[str]
+) -> None:
+    (tmp_path / "env.yaml").write_text('env_vars: {HF_HOME: "/d"}\n')
+    monkeypatch.chdir(tmp_path)
+    script = script.replace("SUBMIT", SUBMIT).replace("OWN", OWN)
+    assert short(told(tmp_path, script.replace("START", START))) == expected
+
+
+def test_a_runtime_environment_that_is_no_json_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"ray job submit --runtime-env-json='{{a,}}' -- {START}")
+    found = [one for one in check.check(path).findings if one.key == "env_vars"]
+    assert [one.level for one in found] == ["error"]
+
+
+def test_a_job_of_slime_is_told_what_stays_behind(tmp_path: Path) -> None:
+    script = f"ray start --head\nexport NCCL_NVLS_ENABLE=0\nray job submit -- {SLIME}"
+    (one,) = told(tmp_path, script)
+    assert "NCCL_NVLS_ENABLE will not reach the workers" in one.message
+    assert "--runtime-env-json" in one.message

@@ -4,10 +4,10 @@
 
 SOURCE is a wheel, an unpacked archive or a checkout; nothing of it is imported. Taken
 are names with one of PREFIXES: from Python, C and C++ every string that is such a name
-as a whole, from compiled files those that end in NUL, and NCCL's ``NCCL_PARAM``, which
-puts NCCL_ before its names. ``--reads`` takes only those that Python looks up,
-for frameworks, which also name variables that they set for others. Adds to
-pytest_gkd/job/schemas/variables.json, by library:
+as a whole, from compiled files those that end in NUL, NCCL's ``NCCL_PARAM``, which puts
+NCCL_ before its names, and the fields of SGLang's environ.py. ``--reads`` takes only
+those that Python looks up, for frameworks, which also name variables that they set for
+others. Adds to pytest_gkd/job/schemas/variables.json, by library:
 
 - ``releases``: those that were recorded;
 - ``names``: the first and the last recorded release that has the name, and where
@@ -39,6 +39,7 @@ NAME = (
 )
 QUOTED = re.compile(rb"[\"'](" + NAME + rb")[\"']")
 WHOLE = re.compile(NAME + rb"(?=\0)")
+FIELD = re.compile(rb"^\s+(" + NAME + rb")\s*(?::[^=\n]+)?=\s*_?Env\w*\(", re.MULTILINE)
 PARAMETER = re.compile(rb'NCCL_PARAM\(\s*\w+\s*,\s*"(\w+)"')
 DEFINED = re.compile(rb"DEFINE_NCCL_PARAM\(\s*\w+\s*,[^,]+,\s*(NCCL_\w+)")
 READ = re.compile(
@@ -76,7 +77,7 @@ def names(name: str, raw: bytes, *, reads: bool) -> set[str]:
         if kind == ".py":
             found = {one or other for one, other in READ.findall(raw)}
     elif kind in SOURCES:
-        found = {*QUOTED.findall(raw), *DEFINED.findall(raw)}
+        found = {*QUOTED.findall(raw), *DEFINED.findall(raw), *FIELD.findall(raw)}
         found |= {b"NCCL_" + one for one in PARAMETER.findall(raw)}
     elif raw.startswith(b"\x7fELF"):
         found = set(_compiled(raw))

@@ -14,6 +14,7 @@ from pytest_gkd.job import (
     documents,
     environment,
     fitting,
+    ray_environment,
     releases,
     script_file,
     shell,
@@ -149,6 +150,7 @@ def check(
         read.append((world, reading.values))
         found = [*reading.findings, *_twice(reading.said), *_uncertain(reading.said)]
         found += environment.findings(launch, reading, raw)
+        found += ray_environment.findings(launch, reading, release, raw)
         if reading.problem:
             found.append(note(reading.problem, str(path), launch.command.line))
         told.append((world, found))

@@ -139,11 +139,12 @@ def findings(launch: Launch, reading: Reading, text: str) -> Iterator[Finding]:
     """What is wrong with the environment of a job; ``text`` is that of its script."""
     words = sorted(given(launch).items(), key=lambda one: one[1].line)
     for (name, _), word in words:
-        yield from _about(name, word, reading, text)
+        yield from about(name, word, reading, text)
     yield from _segments(launch, reading)
 
 
-def _about(name: str, word: Word, reading: Reading, text: str) -> Iterator[Finding]:
+def about(name: str, word: Word, reading: Reading, text: str) -> Iterator[Finding]:
+    """What is wrong with one variable, its value being the text of ``word``."""
     row, value = ROWS.get(name), word.text.value
     nodes = reading.values.get("nodes")
     if row is not None:
@@ -180,7 +181,7 @@ def unread(name: str, text: str = "") -> str:
     )
     if not strict and not name.startswith(SLIPS):
         return ""
-    if name in DRIVER or PLUGINS.fullmatch(name) or _is_own(name, text):
+    if name in DRIVER or PLUGINS.fullmatch(name) or is_own(name, text):
         return ""
     known = readers(name)
     if any(reader.is_current for reader in known):
@@ -211,7 +212,7 @@ def unread(name: str, text: str = "") -> str:
     return f"{does}; near names: {', '.join(near)}" if near else does
 
 
-def _is_own(name: str, text: str) -> bool:
+def is_own(name: str, text: str) -> bool:
     """Whether the script uses the variable, other than for its own default."""
     used = re.finditer(rf"\$\{{?{name}\b", text)
     own = re.compile(rf"\b{name}=[\"']?$")
