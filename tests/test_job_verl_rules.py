@@ -127,7 +127,11 @@ def test_a_sound_job_is_let_through(
             },
             "ppo_max_token_len_per_gpu 1024 is less than prompt 512 and response 1024",
         ),
-        ({**TAUGHT, f"{LOSS}.loss_mode": "k7"}, "loss_mode k7: verl knows"),
+        ({**TAUGHT, f"{LOSS}.loss_mode": "k7"}, "loss_mode=k7: verl 0.9.1 knows"),
+        (
+            {**TAUGHT, f"{TEACHER}.inference.name": "trtllm"},
+            "for a loss of the top-k verl takes vllm and sglang",
+        ),
         ({f"{ROLLOUT}.pipeline_model_parallel_size": "2"}, "verl's rollout has none"),
         ({f"{ROLLOUT}.expert_parallel_size": "4"}, "expert_parallel_size 4 must be"),
         (
@@ -183,6 +187,71 @@ def test_a_fraction_where_the_default_is_0_or_1_is_no_fault(
     given: dict[str, str], tmp_path: Path
 ) -> None:
     assert judged(tmp_path, "0.9.1", SOUND | given) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "level", "says"),
+    [
+        ({f"{ROLLOUT}.name": "vlm"}, "warning", "did you mean 'vllm'?"),
+        ({f"{ROLLOUT}.name": "mine"}, "warning", "registered by code of your own"),
+        ({"algorithm.adv_estimator": "gropo"}, "warning", "did you mean 'grpo'"),
+        ({f"{ACTOR}.policy_loss.loss_mode": "gpso"}, "warning", "did you mean 'gspo'"),
+        ({f"{ROLLOUT}.checkpoint_engine.backend": "ncl"}, "warning", "mean 'nccl'"),
+        ({**TAUGHT, f"{LOSS}.loss_mode": "forward_kl"}, "warning", "forward_kl_topk"),
+        ({f"{ACTOR}.strategy": "fsdpp"}, "warning", "did you mean 'fsdp'"),
+        ({f"{ACTOR}.strategy": "megatron"}, "error", "needs a model_engine=... of its"),
+        ({f"{ACTOR}.loss_agg_mode": "token_mean"}, "error", "did you mean 'token-mean"),
+        (
+            {
+                f"{ACTOR}.kl_loss_type": "full",
+                f"{ACTOR}.use_kl_loss": "True",
+                "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": "2",
+            },
+            "error",
+            "kl_loss_type=full: verl 0.9.1 knows kl, k1",
+        ),
+        ({"trainer.logger": "[console,wandbb]"}, "error", "did you mean 'wandb'"),
+        (
+            {"algorithm.rollout_correction.rollout_rs": "'token_k1,seq_k1'"},
+            "error",
+            "rollout_rs=seq_k1: verl 0.9.1 knows token_k1",
+        ),
+        ({"trainer.v1.trainer_mode": "async"}, "warning", "knows colocate_async"),
+    ],
+)
+def test_a_name_that_verl_does_not_know_is_told(
+    given: dict[str, str], level: str, says: str, tmp_path: Path
+) -> None:
+    words = {key: f'"{value}"' for key, value in given.items()}
+    found = judged(tmp_path, "0.9.1", SOUND | words)
+    assert [f.level for f in found if says in f.message] == [level], found
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {f"{ACTOR}.kl_loss_type": "full"},
+        {f"{ACTOR}.loss_agg_mode": "token-sum"},
+        {"trainer.logger": "[console,tracking,trackio]"},
+        {"trainer.logger": "wandb"},
+        {"algorithm.kl_penalty": "k3+", "algorithm.use_kl_in_reward": "False"},
+        {
+            f"{ROLLOUT}.checkpoint_engine.backend": "mine",
+            f"{ROLLOUT}.checkpoint_engine.custom_backend_module": "my.module",
+        },
+        {f"{ACTOR}.strategy": "fsdp2", "algorithm.adv_estimator": "rloo"},
+        {"reward.reward_manager.name": "Mine", "reward.reward_manager.source": "x"},
+    ],
+)
+def test_a_name_that_verl_knows_or_never_looks_at_is_no_fault(
+    given: dict[str, str], tmp_path: Path
+) -> None:
+    assert judged(tmp_path, "0.9.1", SOUND | given) == []
+
+
+def test_each_release_has_its_own_names(tmp_path: Path) -> None:
+    given = SOUND | {f"{ACTOR}.strategy": "fsdp_turbo"}
+    assert [len(judged(tmp_path, r, given)) for r in ("0.9.0", "0.9.1")] == [1, 0]
 
 
 def test_what_is_not_certain_breaks_no_rule(tmp_path: Path) -> None:

@@ -142,6 +142,10 @@ class Job:
         """Whether the release has a default for the key."""
         return key in self._defaults
 
+    def default(self, key: str) -> Any:
+        """The release's default for the key, as it is written there."""
+        return self._defaults.get(key)
+
     def given(self, pattern: str) -> list[str]:
         """The keys of a pattern that the command line gives."""
         return [key for key in self._given if fnmatch.fnmatchcase(key, pattern)]

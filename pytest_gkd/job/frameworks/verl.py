@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_gkd.job import hydra_options
 from pytest_gkd.job.findings import Finding
-from pytest_gkd.job.frameworks import verl_rules
+from pytest_gkd.job.frameworks import verl_choices, verl_rules
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, names
 from pytest_gkd.job.hydra_options import CommandLine
 from pytest_gkd.job.launch import Launch
@@ -53,6 +53,7 @@ def read(launch: Launch, release: Release) -> Reading:
         findings += [
             *_unknown(said, defaults, release),
             *_types(said, defaults),
+            *verl_choices.judged(said, job, release),
             *verl_rules.broken(job),
         ]
     return Reading(said, _values(job), findings, problem)

@@ -23,7 +23,6 @@ TEACHERS = "distillation.teacher_models"
 TEACHER = f"{TEACHERS}.teacher_model"
 # trainer/distillation/losses.py
 TOPK_LOSSES = ("forward_kl_topk",)
-LOSSES = (*TOPK_LOSSES, "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 UNGIVEN = "???"  # OmegaConf's mark of a value that must be given
 
 
@@ -376,8 +375,6 @@ def _loss(sizes: _Sizes) -> Iterator[Finding]:
     if not sizes("distillation.enabled"):
         return
     mode = sizes(f"{LOSS}.loss_mode")
-    if mode not in LOSSES:
-        yield sizes.fault(f"loss_mode {mode}: verl knows {', '.join(LOSSES)}")
     by_policy = sizes(f"{LOSS}.use_policy_gradient")
     if mode == "k1" and not by_policy:
         yield sizes.fault(
@@ -394,13 +391,22 @@ def _loss(sizes: _Sizes) -> Iterator[Finding]:
 
 @_rule
 def _log_probabilities(sizes: _Sizes) -> Iterator[Finding]:
-    # workers/config/distillation.py, _validate_topk_logprobs.
+    # workers/config/distillation.py, _validate_topk_logprobs; SGLang has no such bound.
     if sizes.more_teachers or not sizes("distillation.enabled"):
         return
     if sizes(f"{LOSS}.loss_mode") not in TOPK_LOSSES:
         return
     if sizes(f"{LOSS}.topk") is None:
         yield sizes.fault(f"{LOSS}.topk has no value", cause=MISSING)
+        return
+    engine = sizes(f"{TEACHER}.inference.name")
+    if engine not in ("vllm", "sglang"):
+        yield sizes.fault(
+            f"the teacher's engine is {engine}: for a loss of the top-k verl takes "
+            "vllm and sglang"
+        )
+        return
+    if engine == "sglang":
         return
     (top,) = sizes.whole(f"{LOSS}.topk")
     (most,) = sizes.whole(f"{TEACHER}.inference.engine_kwargs.vllm.max_logprobs")
