@@ -75,7 +75,14 @@ def test_of_a_configuration_that_is_not_found_no_default_is_told(
         (f"python {GKD} --dtype bf16", "error", "dtype", "knows auto, bfloat16"),
         (f"python {GKD} --bf16 --fp16", "error", "bf16", "expects a value"),
         (f"python {GKD} --bf16 1 --fp16", "error", "fp16", "both on"),
+        (
+            f"python {GKD} --load_in_8bit --load_in_4bit",
+            "error",
+            "load_in_4bit",
+            "both on",
+        ),
         (f"python {GKD} --beta 1.5", "error", "beta", "between 0 and 1"),
+        (f"python {GKD} --lmbda -0.1", "error", "lmbda", "between 0 and 1"),
         (f"python {GKD} --lmbda 1 --seq_kd", "warning", "seq_kd", "changes nothing"),
         (f"python {GKD} --config=c.yaml", "error", "config", "as two words only"),
         (f"trl vllm-serve --mdl s &\n{GRPO}", "error", "mdl", "vllm-serve has no"),
@@ -102,6 +109,30 @@ def test_of_a_configuration_that_is_not_found_no_default_is_told(
             "error",
             "steps_per_generation",
             "both given",
+        ),
+        (
+            f"{GRPO} --num_processes 4 --generation_batch_size 40",
+            "error",
+            "generation_batch_size",
+            "40 is no multiple of per_device_train_batch_size 8 * 4 processes",
+        ),
+        (
+            f"{GRPO} --num_generations 1",
+            "error",
+            "num_generations",
+            "num_generations is 1: TRL 1.9.0 wants 2 or more",
+        ),
+        (
+            f"{GRPO} --use_vllm --vllm_mode local",
+            "error",
+            "vllm_mode",
+            "vllm_mode is local: TRL 1.9.0 knows server and colocate",
+        ),
+        (
+            f"{GRPO} --use_vllm --vllm_max_model_length 256",
+            "warning",
+            "vllm_max_model_length",
+            "256 does not fit in vllm_max_model_length 256",
         ),
         (
             f"{GRPO} --num_processes 4 --use_vllm --vllm_tensor_parallel_size 3",
@@ -176,10 +207,9 @@ def test_of_a_configuration_that_is_not_found_no_default_is_told(
 def test_what_trl_refuses_is_told(
     line: str, level: str, key: str, says: str, tmp_path: Path
 ) -> None:
-    found = checked(tmp_path, line)
-    assert (level, key) in told(found)
-    fault = next(f for f in found.findings if f.key.lstrip("-") == key)
-    assert says in fault.message
+    found = checked(tmp_path, line).findings
+    faults = [(f.level, f.key.lstrip("-")) for f in found if says in f.message]
+    assert faults == [(level, key)], found
 
 
 @pytest.mark.parametrize(
@@ -194,11 +224,46 @@ def test_what_trl_refuses_is_told(
         "accelerate launch --config_file={} --num_processes=2 -m trl.scripts.sft "
         "--model_name_or_path s --dataset_name d",
         f"python {GOLD} --num_generations 4 --gradient_accumulation_steps 2",
+        f"python {GKD} --beta 0 --lmbda 1",
+        f"python {GKD} --seq_kd --lmbda 0.9",
+        f"python {GKD} --load_in_4bit --bf16 0 --fp16",
+        f"python {GOLD} --max_length 129",
+        f"{GRPO} --use_vllm --vllm_max_model_length 257",
+        f"{GRPO} --num_generations 2 --num_processes 4 --generation_batch_size 64",
+        f"{GRPO} --num_processes 4 --per_device_train_batch_size 1 "
+        "--steps_per_generation 2",
+        f"{GRPO} --num_processes 4 --eval_strategy steps "
+        "--per_device_eval_batch_size 1 --num_generations_eval 4",
+        f"{GRPO} --num_processes 4 --per_device_eval_batch_size 1",
+        f"{GRPO} --num_processes 4 --vllm_tensor_parallel_size 3 --use_vllm "
+        "--vllm_mode server",
+        f"CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 {GKD}",
+        f"python {GKD} --load_best_model_at_end --eval_strategy steps "
+        "--save_strategy steps",
+        f"python {GKD} --load_best_model_at_end --save_strategy best",
     ],
 )
 def test_what_trl_takes_is_no_fault(line: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n")
     assert not told(checked(tmp_path, line.replace("{}", "a.yaml")))
+
+
+@pytest.mark.parametrize(
+    ("release", "program", "keys"),
+    [
+        ("0.29.1", "grpo", []),
+        ("1.9.0", "grpo", ["auto_find_batch_size"]),
+        ("1.16.0", "rloo", ["auto_find_batch_size"]),
+        ("1.9.0", "sft", []),
+    ],
+)
+def test_a_batch_size_that_is_found_is_refused_where_groups_are_whole(
+    release: str, program: str, keys: list[str], tmp_path: Path
+) -> None:
+    line = f"{GRPO.replace('grpo', program)} --auto_find_batch_size"
+    if program == "sft":
+        line = line.replace("--reward_funcs r", "")
+    assert [key for _, key in told(checked(tmp_path, line, release))] == keys
 
 
 @pytest.mark.parametrize(

@@ -379,10 +379,9 @@ def _generation_batch(job: TrlJob) -> Iterator[Finding]:
         if count < 2:
             text = f"num_generations is {count}: {job.whose} wants 2 or more"
             yield job.finding(CONFLICT, "error", "num_generations", text)
-        if job.find("auto_find_batch_size").value is True and "GRPO" in str(
-            job.classes
-        ):
-            text = f"auto_find_batch_size is on: {job.whose} refuses it with GRPO"
+        # 0.29.1 takes it.
+        if job.since("1.9") and job.find("auto_find_batch_size").value is True:
+            text = f"auto_find_batch_size is on: {job.whose} refuses it here"
             yield job.finding(CONFLICT, "error", "auto_find_batch_size", text)
     if count < 1:
         return
