@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 MASK = "***"
@@ -188,8 +189,29 @@ def _of_environment() -> tuple[str, ...]:
     )
 
 
+def secrets(raw: str) -> Iterator[tuple[str, str]]:
+    """What is masked in a text: what tells that it is one (``hf_``, HF_TOKEN), and it.
+
+    A secret that two of them tell comes twice. Those of the environment are left out.
+    """
+    for shape in _SHAPES:
+        for found in shape.finditer(raw):
+            yield found[1], raw[found.end(1) : found.end()]
+    for name, begin, end in _named(raw):
+        yield name, raw[begin:end]
+
+
 def _mask_named(raw: str) -> str:
     parts = []
+    done = 0
+    for _, begin, end in _named(raw):
+        parts += [raw[done:begin], MASK]
+        done = end
+    return "".join([*parts, raw[done:]]) if parts else raw
+
+
+def _named(raw: str) -> Iterator[tuple[str, int, int]]:
+    """Each secret with a name: its name, and from where to where it is."""
     done = 0
     for found in _NAMED.finditer(raw):
         low = found.start()
@@ -205,12 +227,11 @@ def _mask_named(raw: str) -> str:
         if value is None or not names_secret(name, value[0]):
             continue
         begin, end = _cut(name, value[0])
-        parts += [raw[done : value.start() + begin], MASK]
         done = value.start() + end
         if end == _PEEK:
             rest = _REST.match(raw, done)
             done = rest.end() if rest else done
-    return "".join([*parts, raw[done:]]) if parts else raw
+        yield name, value.start() + begin, done
 
 
 def _in_name(char: str) -> bool:

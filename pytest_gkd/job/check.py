@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pytest_gkd.job import (
     releases,
     script_file,
     shell,
+    written_secrets,
 )
 from pytest_gkd.job.findings import CheckError, Finding, note
 from pytest_gkd.job.frameworks import ms_swift, nemo_rl, plain, slime, trl, verl
@@ -145,12 +146,16 @@ def check(
     release, chosen_by, problems = releases.judge(name, asked_release)
     findings += [note(problem, str(path), 0) for problem in problems]
     read, told = [], list[tuple[World, list[Finding]]]()
+    files = dict[str, None]()
     for world, launch in starts:
         reading = reader.read(launch, release)
         read.append((world, reading.values))
         found = [*reading.findings, *_twice(reading.said), *_uncertain(reading.said)]
         found += environment.findings(launch, reading, raw)
         found += ray_environment.findings(launch, reading, release, raw)
+        words = [one.word for one in reading.said]
+        words += [w for c in (launch.command, *launch.beside) for w in c.words]
+        files |= dict.fromkeys(written_secrets.files_of(words))
         if reading.problem:
             found.append(note(reading.problem, str(path), launch.command.line))
         told.append((world, found))
@@ -168,7 +173,22 @@ def check(
     findings += [*_on_ways(told), *wrong]
     findings = list(dict.fromkeys(findings))[:MOST_FINDINGS]
     start = name, str(release), chosen_by, str(path), lines
-    return Checked(*start, values, findings, plan, reason)
+    secrets, unsaid = written_secrets.in_files([str(path), *files])
+    checked = Checked(*start, values, [*findings, *secrets], plan, reason)
+    return _without(checked, written_secrets.hiding(unsaid))
+
+
+def _without(checked: Checked, hide: Callable[[Any], Any]) -> Checked:
+    """The same, without the secrets that stand in the job's files."""
+    for value in checked.values.values():
+        value.value, value.expression = hide(value.value), hide(value.expression)
+        value.alternatives = hide(value.alternatives)
+    checked.findings = [
+        finding._replace(message=hide(finding.message), key=hide(finding.key))
+        for finding in checked.findings
+    ]
+    checked.no_memory_plan = hide(checked.no_memory_plan)
+    return checked
 
 
 def _unread(path: Path, raw: str, given: Iterable[str]) -> Iterator[Finding]:

@@ -1,0 +1,100 @@
+"""Secrets in a job's files are told with their place, and never said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_gkd.job import check
+
+BATCH = "actor_rollout_ref.actor.use_dynamic_bsz=True"
+START = f"python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm {BATCH}"
+# Put together here, so that no scanner takes this file for one that holds any.
+HEX = "0123456789abcdef" * 2 + "01234567"
+HUB = "hf_" + "aB3dE5fG7hJ9kL1mN3pQ5rS7"
+HANDED = f'{{"env_vars": {{"HF_TOKEN": "{HUB}"}}}}'
+CLOUD = "AKIA" + "2E4G6J8L0N2Q4S6U"
+
+
+@pytest.mark.parametrize(
+    ("script", "line", "kind"),
+    [
+        (f"export WANDB_API_KEY={HEX}\nSTART", 1, "WANDB_API_KEY"),
+        (f"\nHF_TOKEN={HUB} START", 2, "Hugging Face"),
+        (f"START +trainer.wandb_api_key={HEX}", 1, "trainer.wandb_api_key"),
+        (f'export X_API_KEY="${{X_API_KEY:-{HEX}}}"\nSTART', 1, "X_API_KEY"),
+        (f"wandb login {HEX}\nSTART", 1, "W&B"),
+        (f"# export HF_TOKEN={HUB}\nSTART", 1, "Hugging Face"),
+        (f"aws configure set aws_access_key_id {CLOUD}\nSTART", 1, "AWS"),
+        ("curl https://me:pa55w0rd@host/x\nSTART", 1, "password in an address"),
+        (f"ray job submit --runtime-env-json '{HANDED}' -- START", 1, "Hugging Face"),
+    ],
+)
+def test_a_secret_is_told_with_place_and_kind(
+    tmp_path: Path, script: str, line: int, kind: str
+) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(script.replace("START", START))
+    found = check.check(path)
+    (one,) = [one for one in found.findings if one.cause == "config.secret-in-file"]
+    assert (one.level, one.file, one.line) == ("warning", str(path), line)
+    assert kind in one.message
+    everything = check.text(found) + json.dumps(found.to_json())
+    for secret in (HEX, HUB, CLOUD, "pa55w0rd"):
+        assert secret not in everything
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "export WANDB_API_KEY=your_wandb_api_key",
+        "export HF_TOKEN=hf_xxxxxxxxxxxxxxxxxxxxxxxxxx",
+        "export HF_TOKEN=$TOKEN OPENAI_API_KEY=EMPTY",
+        'export WANDB_API_KEY="${WANDB_API_KEY:?}"',
+        f"git checkout {HEX}",
+        "vllm serve m --api-key token-abc123",
+        "export HF_TOKEN=<your token> || true",
+        "PAD_TOKEN=abcdefgh12345678abcdefgh",
+        'export E2B_API_KEY="${E2B_API_KEY:-e2b_0000000000000000000000000000}"',
+        "export KEY_FILE=/root/.ssh/id_rsa1234567890",
+    ],
+)
+def test_what_stands_in_a_secrets_place_is_none(tmp_path: Path, words: str) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"{words}\n{START}\n")
+    found = check.check(path).findings
+    assert not [one for one in found if one.cause == "config.secret-in-file"]
+
+
+@pytest.mark.parametrize("key", ["trainer.nnodes", "data.train_batch_size", "no.key"])
+def test_a_key_in_place_of_a_number_is_not_said(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"{START} {key}={HEX} +{HEX}=1 {key}={HEX}\n")
+    found = check.check(path)
+    everything = check.text(found) + json.dumps(found.to_json())
+    assert HEX[:20] not in everything
+    assert "***" in everything
+
+
+def test_a_commit_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    snapshot = f"/cache/models--m/snapshots/{HEX}"
+    path.write_text(f"{START} actor_rollout_ref.model.path={snapshot}\n")
+    assert check.check(path).values["student"].value == snapshot
+
+
+def test_a_secret_of_a_configuration_file_is_told(tmp_path: Path) -> None:
+    """Also where a script names the file."""
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        f"model_name_or_path: m\nhub_token: {HUB}\nmax_completion_length: 8\n"
+    )
+    script = tmp_path / "run.sh"
+    script.write_text(f"trl grpo --config {path}\n")
+    for job, framework in ((path, "trl"), (script, "")):
+        found = check.check(job, framework=framework)
+        told = [one for one in found.findings if one.cause == "config.secret-in-file"]
+        assert [(one.file, one.line) for one in told] == [(str(path), 2)]
+        assert HUB not in json.dumps(found.to_json())
