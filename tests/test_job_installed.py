@@ -14,7 +14,7 @@ import pytest
 from pytest_gkd.job import check, releases
 from pytest_gkd.job.check import Checked
 from pytest_gkd.job.findings import CheckError
-from pytest_gkd.job.sources import SOURCES, files
+from pytest_gkd.job.sources import SOURCES, files, ms_swift
 
 VERL = "verl/trainer/config/_generated_ppo_trainer.yaml"
 KEYS = """\
@@ -115,6 +115,127 @@ def test_broken_metadata_is_no_obstacle(told: str, install: Install) -> None:
     assert found.release in ("of unknown version", "what?")
 
 
+TRAINING = """
+from dataclasses import dataclass, field
+
+@dataclass
+class TrainingArguments:
+    output_dir: str = field(default="out")
+    learning_rate: float = field(default=5e-5)
+
+@dataclass
+class Seq2SeqTrainingArguments(TrainingArguments):
+    sortish: bool = field(default=False)
+"""
+TRL = {
+    "trl/cli.py": "make_sft_parser",
+    "trl/trainer/model_config.py": """
+from dataclasses import dataclass
+
+@dataclass
+class ModelConfig:
+    model_name_or_path: str | None = None
+""",
+    "trl/trainer/sft_config.py": """
+from dataclasses import dataclass
+
+@dataclass
+class SFTConfig(TrainingArguments):
+    of_the_fork: int = 3
+""",
+    "trl/scripts/sft.py": "parser = TrlParser((SFTConfig, ModelConfig))",
+}
+
+
+def test_trl_is_read_with_the_transformers_beside_it(install: Install) -> None:
+    """The class that it inherits is that of the environment, whatever its release."""
+    install("trl", version("1.12.0", "trl"), TRL)
+    own = {"transformers/training_args.py": TRAINING, "transformers/__init__.py": ""}
+    start = "trl sft --model_name_or_path m --output_dir o --of_the_fork 4 --lerning 1"
+    found = check.check(start)
+    assert "rules of 1.9.0; transformers" in found.release_by
+    (fault,) = faults(found)
+    assert "TRL 1.12.0 has no option --lerning" in fault
+    assert found.values["student"].value == "m"
+    without = check.check(start, framework="trl==1.9.0")
+    assert any("--of_the_fork" in fault for fault in faults(without))
+    install("transformers", version("9.9", "transformers"), own)
+    assert releases.judge("transformers").release.schema["classes"].keys() == {
+        "TrainingArguments",
+        "Seq2SeqTrainingArguments",
+    }
+
+
+SWIFT = "from dataclasses import dataclass\n" + "".join(
+    f"""
+@dataclass
+class {name}:
+    rlhf_type: str = "dpo"
+    model: str | None = None
+    dataset: list[str] | None = None
+    of_the_fork: int = 3
+"""
+    for name in ms_swift.PROGRAMS.values()
+)
+
+
+SWIFT_START = "swift rlhf --rlhf_type gkd --model m --dataset d --of_the_fork 4"
+
+
+def test_ms_swift_is_read(install: Install) -> None:
+    sources = {"swift/arguments/all.py": SWIFT}
+    install("ms_swift", version("4.7.0", "ms-swift"), sources)
+    found = check.check(SWIFT_START)
+    assert "rules of 4.6.0" in found.release_by
+    assert not any("has no option" in fault for fault in faults(found))
+
+
+def test_another_package_of_the_same_name_is_told(install: Install) -> None:
+    sources = {"swift/arguments/all.py": "class Proxy: pass"}
+    install("ms_swift", version("4.7.0", "ms-swift"), sources)
+    told = notes(check.check(SWIFT_START))[0]
+    assert "ms-swift 4.7.0 is not read, but 4.6.0: it has no class" in told
+
+
+NEMO = {
+    "nemo_rl/__init__.py": "",
+    "nemo_rl/utils/config.py": 'OmegaConf.register_new_resolver("twice", f)',
+    "nemo_rl/algorithms/distillation.py": """
+from typing import TypedDict
+
+class PolicyConfig(TypedDict):
+    model_name: str
+    of_the_fork: int
+
+class MasterConfig(TypedDict):
+    policy: PolicyConfig
+
+def text():
+    return '''
+class Lost(
+'''
+""",
+    "examples/run_distillation.py": 'os.path.join(here, "configs", "own.yaml")',
+    "examples/configs/own.yaml": "defaults: parts/base.yaml\npolicy: {of_the_fork: 3}",
+    "examples/configs/parts/base.yaml": "policy: {model_name: m}",
+}
+
+
+def test_nemo_rl_is_read_with_the_examples_beside_it(install: Install) -> None:
+    install("nemo_rl", version("0.8.0rc1", "nemo-rl"), NEMO)
+    start = "uv run examples/run_distillation.py policy.of_the_"
+    found = check.check(start + "fork=4")
+    assert "rules of 0.7.0" in found.release_by
+    assert (found.values["student"].value, found.values["student"].source) == (
+        "m",
+        "default",
+    )
+    assert not any("of_the_fork" in fault for fault in faults(found))
+    assert any(
+        "of_the_frok" in fault for fault in faults(check.check(start + "frok=4"))
+    )
+
+
 BOMB = "a: &a [x, x]\n" + "".join(
     f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]\n"
     for a, b in zip("abcdefgh", "bcdefghi", strict=True)
@@ -124,7 +245,10 @@ BOMB = "a: &a [x, x]\n" + "".join(
 @pytest.mark.parametrize(
     ("sources", "why"),
     [
-        ({"verl/trainer/config/ppo_trainer.yaml": KEYS}, "has no trainer/config/_gen"),
+        (
+            {"verl/trainer/config/ppo_trainer.yaml": KEYS},
+            "has no verl/trainer/",
+        ),
         ({VERL: "- a list"}, "laid out otherwise (CheckError: "),
         ({VERL: "a: {b: 1}"}, "has no key actor_rollout_ref.model.path"),
         ({VERL: "a: [" * 500}, "nested deeper"),

@@ -342,13 +342,13 @@ def _explained(finding: Finding, program: str, release: Release) -> str:
     head = f"ms-swift {release}'s {program} has no option {finding.key}"
     fields = _fields(program, release)
     new = RENAMED.get(key, "")
-    last = release.schema["removed"].get(key)
+    last = release.schema.get("removed", {}).get(key)
     if new in fields:
         since = f"; {last[0]} had it" if last else ""
         return f"{head}{since}: it is --{new}"
     if last:
         return f"{head}: {last[0]} had it, {last[1]} has not"
-    theirs = _transformers(release).schema["removed"]
+    theirs = _transformers(release).schema.get("removed", {})
     old = theirs.get("TrainingArguments", {}).get(key)
     if old and "learning_rate" in fields:
         return (

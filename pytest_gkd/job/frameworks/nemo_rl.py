@@ -146,7 +146,8 @@ class Files:
         """What the program takes where no configuration is given."""
         programs = self.schema["programs"]
         name = launch.program.rpartition("/")[2]
-        return str(programs.get(name, programs["run_distillation.py"]))
+        usual = programs.get("run_distillation.py", next(iter(programs.values())))
+        return str(programs.get(name, usual))
 
     def composed(self, path: Path, chain: tuple[Path, ...] = ()) -> Config:
         """A file's settings on top of those of its ``defaults``.

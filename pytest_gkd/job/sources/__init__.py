@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_gkd.job.sources import ms_swift, trl, verl
+from pytest_gkd.job.sources import ms_swift, nemo_rl, trl, verl
 from pytest_gkd.job.sources.files import Source
 
 SOURCES: dict[str, Source] = {
@@ -11,4 +11,5 @@ SOURCES: dict[str, Source] = {
     "transformers": trl.TRANSFORMERS,
     "accelerate": trl.ACCELERATE,
     "ms-swift": ms_swift.SOURCE,
+    "nemo-rl": nemo_rl.SOURCE,
 }

@@ -25,10 +25,10 @@ class Source(NamedTuple):
     """Where a framework's options stand in its sources, and what reads them.
 
     ``modules`` are the globs of the files that ``read`` wants, by the importable name
-    of the folder that they are below. ``read`` may raise anything where the sources are
-    laid out in another way. ``complete`` adds what the record of an older release
-    tells: of ``schema, release, older_release, older_schema`` it makes the whole
-    schema. ``beside`` are other packages that have a part of the options.
+    of the folder that they stand in or beside. ``read`` may raise anything where the
+    sources are laid out in another way. ``complete`` adds what the record of an older
+    release tells: of ``schema, release, older_release, older_schema`` it makes the
+    whole schema. ``beside`` are other packages that have a part of the options.
     """
 
     modules: Mapping[str, Sequence[str]]
@@ -61,9 +61,9 @@ def texts(source: Source, path: Sequence[str] | None = None) -> tuple[Path, File
             raise SourceError(f"{module} is not found where modules are imported from")
         folders += places[:1]
         try:
-            paths = _wanted(module, places, globs)
+            paths = _wanted(places, globs)
             if not paths:
-                raise SourceError(f"{places[0]} has no {globs[0]} that can be read")
+                raise SourceError(f"{places[0].parent} has no {globs[0]} to be read")
             for name, file in sorted(paths.items()):
                 size += file.stat().st_size
                 if size > MOST_BYTES or len(found) > MOST_FILES:
@@ -74,15 +74,13 @@ def texts(source: Source, path: Sequence[str] | None = None) -> tuple[Path, File
     return folders[0], found
 
 
-def _wanted(
-    module: str, places: Sequence[Path], globs: Sequence[str]
-) -> dict[str, Path]:
+def _wanted(places: Sequence[Path], globs: Sequence[str]) -> dict[str, Path]:
     """The files by their names; of one name that in the first place, as an import."""
     return {
-        f"{module}/{file.relative_to(place).as_posix()}": file
+        file.relative_to(place.parent).as_posix(): file
         for place in reversed(places)
         for glob in globs
-        for file in place.glob(glob)
+        for file in place.parent.glob(glob)
         if file.is_file()
     }
 

@@ -80,7 +80,7 @@ def completed(schema: Schema, release: str, last: str, older: Schema) -> Schema:
 SOURCE = Source(
     {
         "swift": tuple(
-            f"{folder}/**/*.py"
+            f"swift/{folder}/**/*.py"
             for folder in (
                 *("llm/argument", "arguments", "trainers", "rlhf_trainers", "ray"),
                 *("ray_utils", "hub", "plugin", "megatron/argument"),

@@ -174,30 +174,35 @@ def completed(schema: Schema, release: str, last: str, older: Schema) -> Schema:
 TRANSFORMERS = Source(
     {
         "transformers": (
-            "trainer_utils.py",
-            "debug_utils.py",
-            "training_args.py",
-            "training_args_seq2seq.py",
+            "transformers/trainer_utils.py",
+            "transformers/debug_utils.py",
+            "transformers/training_args.py",
+            "transformers/training_args_seq2seq.py",
         )
     },
     transformers,
     completed,
 )
 ACCELERATE = Source(
-    {"accelerate": ("commands/launch.py", "commands/config/config_args.py")},
+    {
+        "accelerate": (
+            "accelerate/commands/launch.py",
+            "accelerate/commands/config/config_args.py",
+        )
+    },
     accelerate,
 )
 TRL = Source(
     {
         "trl": (
-            "**/*_config.py",
-            "scripts/*.py",
-            "experimental/utils.py",
-            "experimental/*/*.py",
-            "accelerate_configs/*.yaml",
-            "cli.py",
-            "cli/main.py",
-            "cli/commands/__init__.py",
+            "trl/**/*_config.py",
+            "trl/scripts/*.py",
+            "trl/experimental/utils.py",
+            "trl/experimental/*/*.py",
+            "trl/accelerate_configs/*.yaml",
+            "trl/cli.py",
+            "trl/cli/main.py",
+            "trl/cli/commands/__init__.py",
         )
     },
     trl,

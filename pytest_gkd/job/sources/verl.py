@@ -113,15 +113,15 @@ def _choices(
 SOURCE = Source(
     {
         "verl": (
-            "trainer/config/_generated_ppo_*trainer.yaml",
-            "trainer/ppo/*.py",
-            "trainer/ppo/v1/*.py",
-            "trainer/distillation/losses.py",
-            "workers/config/*.py",
-            "workers/rollout/replica.py",
-            "checkpoint_engine/*.py",
-            "experimental/reward_loop/reward_manager/*.py",
-            "utils/tracking.py",
+            "verl/trainer/config/_generated_ppo_*trainer.yaml",
+            "verl/trainer/ppo/*.py",
+            "verl/trainer/ppo/v1/*.py",
+            "verl/trainer/distillation/losses.py",
+            "verl/workers/config/*.py",
+            "verl/workers/rollout/replica.py",
+            "verl/checkpoint_engine/*.py",
+            "verl/experimental/reward_loop/reward_manager/*.py",
+            "verl/utils/tracking.py",
         )
     },
     read,

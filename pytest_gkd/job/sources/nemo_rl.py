@@ -1,52 +1,54 @@
-"""Records what a release of NeMo-RL reads from its configuration, for ``gkd check``.
-
-    python tools/record_nemo_rl.py SOURCES [RELEASE]
-
-Reads a checkout or an unpacked archive; nothing of it is imported. RELEASE is for
-sources between two releases, whose own version is not theirs. Writes
-pytest_gkd/job/schemas/nemo-rl-RELEASE.json:
-
-- ``configs``: the configurations that its programs take by themselves, with those that
-  they inherit from, as they are written; ``programs`` says whose they are;
-- ``classes``: each TypedDict and pydantic model with its fields, as ``annotation`` or
-  ``annotation = default``, and the names that its annotations use;
-- ``masters``: the class of the whole configuration by the module of its algorithm;
-- ``validates``: whether the programs hold a configuration against it;
-- ``resolvers``: OmegaConf's, as registered;
-- ``reads``: names that the code looks up, and that stand in no class.
-"""
+"""What NeMo-RL reads from its configuration, from its sources and its examples/."""
 
 from __future__ import annotations
 
 import ast
-import json
+import posixpath
 import re
-import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from pytest_gkd.job import documents
-from pytest_gkd.job.releases import SCHEMAS
+from pytest_gkd.job.sources.files import Files, Schema, Source, SourceError, matching
 
 KINDS = {"TypedDict", "BaseModel"}
 CONFIG = re.compile(r"[\w.-]+\.yaml")
+CONFIGS = "examples/configs"
+CLASS = re.compile(r"^class\s+(\w+)\s*\(([^)]*)\)", re.M)
+Imports = dict[str, dict[str, str]]
+RESOLVER = re.compile(r'register_new_resolver\(\s*"(\w+)"')
+# x["name"], x.get("name"), getattr(x, "name"), "name" in x
+LOOKUP = re.compile(
+    r"""(?<=[\w\])])\[\s*["']([a-z]\w*)["']\s*\]"""
+    r"""|\.(?:get|pop|setdefault)\(\s*["']([a-z]\w*)["']"""
+    r"""|\bgetattr\((?=(?:[^()]|\([^()]*\)){1,200}?,\s*["']([a-z]\w*)["'])"""
+    r"""|["']([a-z]\w*)["']\s+(?:not\s+)?in\b"""
+)
 
 
-def record(sources: Path, release: str = "") -> Path:
-    """Write the schema of one source tree; its path."""
-    modules = {
-        path.relative_to(sources)
-        .with_suffix("")
-        .as_posix()
-        .replace("/", "."): ast.parse(path.read_text("utf-8"))
-        for path in sorted((sources / "nemo_rl").rglob("*.py"))
+def read(files: Files) -> Schema:
+    """The configurations and classes of a checkout, for ``gkd check``.
+
+    - ``configs``: the configurations that its programs take by themselves, with those
+      that they inherit from, as they are written; ``programs`` says whose they are;
+    - ``classes``: each TypedDict and pydantic model with its fields, as ``annotation``
+      or ``annotation = default``, and the names that its annotations use;
+    - ``masters``: the class of the whole configuration by the module of its algorithm;
+    - ``validates``: whether the programs hold a configuration against it;
+    - ``resolvers``: OmegaConf's, as registered;
+    - ``reads``: names that the code looks up, and that stand in no class.
+    """
+    code = matching(files, r"nemo_rl/.*\.py")
+    programs = matching(files, r"examples/(?:.*/)?run_\w+\.py")
+    takes = {
+        posixpath.basename(program): name
+        for program, text in programs.items()
+        if (name := _own_config(text))
     }
-    programs = sorted((sources / "examples").rglob("run_*.py"))
-    takes = {p.name: name for p in programs if (name := _own_config(p))}
-    classes = _classes(modules)
-    texts = [path.read_text("utf-8") for path in programs]
-    configs = _configs(sources / "examples" / "configs", sorted(set(takes.values())))
+    if not takes:
+        raise SourceError("its examples/ with their configurations are not beside it")
+    classes = _classes(_modules(code))
+    configs = _configs(files, sorted(set(takes.values())))
     masters = {
         found["module"].rpartition(".")[2]: name
         for name, found in classes.items()
@@ -61,42 +63,23 @@ def record(sources: Path, release: str = "") -> Path:
         for part in key.split(".")
     }
     others = {n for found in classes.values() for n in found["fields"]}
-    schema = {
+    for found in classes.values():
+        del found["module"], found["name"]
+    registers = [code["nemo_rl/utils/config.py"], *programs.values()]
+    return {
         "classes": reached,
         "configs": {name: _nested(settings) for name, settings in configs.items()},
         "masters": masters,
         "programs": takes,
-        "reads": sorted((others | set(_lookups(modules.values()))) - known),
-        "resolvers": sorted(
-            set(
-                re.findall(
-                    r'register_new_resolver\(\s*"(\w+)"',
-                    (sources / "nemo_rl/utils/config.py").read_text("utf-8")
-                    + "".join(texts),
-                )
-            )
-        ),
-        "validates": any("MasterConfig(**" in text for text in texts),
+        "reads": sorted((others | set(_lookups(code.values()))) - known),
+        "resolvers": sorted({n for t in registers for n in RESOLVER.findall(t)}),
+        "validates": any("MasterConfig(**" in text for text in programs.values()),
     }
-    for found in classes.values():
-        del found["module"], found["name"]
-    path = SCHEMAS / f"nemo-rl-{release or _version(sources)}.json"
-    path.write_text(json.dumps(schema, indent=0, sort_keys=True) + "\n")
-    return path
 
 
-def _version(sources: Path) -> str:
-    text = (sources / "nemo_rl/package_info.py").read_text("utf-8")
-    parts = [
-        re.search(rf"^{name} = (\d+)", text, re.M)
-        for name in ("MAJOR", "MINOR", "PATCH")
-    ]
-    return ".".join(part[1] for part in parts if part)
-
-
-def _own_config(program: Path) -> str:
+def _own_config(text: str) -> str:
     """The configuration that a program takes where none is given."""
-    for node in ast.walk(ast.parse(program.read_text("utf-8"))):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "os.path.join":
             texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
             if texts and CONFIG.fullmatch(str(texts[-1])):
@@ -106,24 +89,52 @@ def _own_config(program: Path) -> str:
     return ""
 
 
-def _configs(place: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+def _configs(files: Files, names: list[str]) -> dict[str, dict[str, Any]]:
     """The files of these names, and all that they inherit from, as flat settings."""
     found: dict[str, dict[str, Any]] = {}
     while names:
         name = names.pop()
-        path = place / name
-        if name in found or not path.is_file():
+        path = f"{CONFIGS}/{name}"
+        if name in found or path not in files:
             continue
-        settings = documents.settings(path, documents.OMEGACONF)
+        settings = documents.settings_of(files[path], path, documents.OMEGACONF)
         found[name] = {setting.key: setting.value for setting in settings}
         above = found[name].get("defaults", [])
         parents = [above] if isinstance(above, str) else above
-        real = ((path.parent / one).resolve() for one in parents)
-        names += [one.relative_to(place.resolve()).as_posix() for one in real]
+        place = posixpath.dirname(name)
+        names += [posixpath.normpath(posixpath.join(place, one)) for one in parents]
     return found
 
 
 # -- classes -----------------------------------------------------------------------
+
+
+def _modules(code: Files) -> dict[str, ast.Module]:
+    """The modules that define the configuration's classes, each as an outline."""
+    defined = [
+        (file, found[1], set(re.findall(r"\w+", found[2])))
+        for file, text in code.items()
+        for found in CLASS.finditer(text)
+    ]
+    names, size = set(KINDS), 0
+    while len(names) > size:
+        size = len(names)
+        names |= {name for _, name, bases in defined if bases & names}
+    return {
+        file.removesuffix(".py").replace("/", "."): _outline(code[file], names)
+        for file in dict.fromkeys(file for file, name, _ in defined if name in names)
+    }
+
+
+def _outline(text: str, names: set[str]) -> ast.Module:
+    """The syntax of a file without its functions, and classes of other names."""
+    blocks = re.split(r"^(?=[^\s#)\]}])", text, flags=re.M)
+    wanted = "|".join(names)
+    other = re.compile(rf"@|(?:async\s+)?def\s|class\s+(?!(?:{wanted})\b)")
+    try:
+        return ast.parse("".join(block for block in blocks if not other.match(block)))
+    except SyntaxError:  # a text of several lines that begin at the margin
+        return ast.parse(text)
 
 
 def _classes(modules: dict[str, ast.Module]) -> dict[str, dict[str, Any]]:
@@ -134,13 +145,14 @@ def _classes(modules: dict[str, ast.Module]) -> dict[str, dict[str, Any]]:
         for node in tree.body
         if isinstance(node, ast.ClassDef)
     }
+    imports = {module: _imports(tree) for module, tree in modules.items()}
     names = {key for key, node in defined.items() if _bases(node) & KINDS}
     while True:
         more = {
             key
             for key, node in defined.items()
             if key not in names
-            and any(_find(modules, names, key[0], base) for base in _bases(node))
+            and any(_find(imports, names, key[0], base) for base in _bases(node))
         }
         if not more:
             break
@@ -163,11 +175,11 @@ def _classes(modules: dict[str, ast.Module]) -> dict[str, dict[str, Any]]:
             "bases": sorted(
                 called[base]
                 for name in _bases(node)
-                if (base := _find(modules, names, module, name))
+                if (base := _find(imports, names, module, name))
             ),
             "fields": {
                 line.target.id: ("NotRequired[%s]" if is_partial else "%s")
-                % _field(modules, names, called, module, line)
+                % _field(modules[module], imports, names, called, module, line)
                 for line in node.body
                 if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
             },
@@ -205,24 +217,33 @@ def _bases(node: ast.ClassDef) -> set[str]:
     return {ast.unparse(base) for base in node.bases}
 
 
+def _imports(tree: ast.Module) -> dict[str, str]:
+    """The module that each name is imported from."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                found.setdefault(alias.name, node.module or "")
+    return found
+
+
 def _find(
-    modules: dict[str, ast.Module], names: set[tuple[str, str]], module: str, name: str
+    imports: Imports, names: set[tuple[str, str]], module: str, name: str
 ) -> tuple[str, str] | None:
     """The class that a name means in a module: its own, or an imported one."""
     if (module, name) in names:
         return module, name
-    for node in ast.walk(modules[module]):
-        if isinstance(node, ast.ImportFrom) and any(a.name == name for a in node.names):
-            where = [m for m, n in names if n == name]
-            near = [
-                m for m in where if m == node.module or m.startswith(f"{node.module}.")
-            ]
-            return (near[0], name) if near else None
-    return None
+    origin = imports[module].get(name)
+    if origin is None:
+        return None
+    where = sorted(m for m, n in names if n == name)
+    near = [m for m in where if m == origin or m.startswith(f"{origin}.")]
+    return (near[0], name) if near else None
 
 
 def _field(
-    modules: dict[str, ast.Module],
+    tree: ast.Module,
+    imports: Imports,
     names: set[tuple[str, str]],
     called: dict[tuple[str, str], str],
     module: str,
@@ -230,9 +251,9 @@ def _field(
 ) -> str:
     class Renamed(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:
-            if key := _find(modules, names, module, node.id):
+            if key := _find(imports, names, module, node.id):
                 return ast.Name(called[key].replace("@", "__at__"))
-            alias = _alias(modules[module], node.id)
+            alias = _alias(tree, node.id)
             return self.visit(alias) if alias else node
 
         def visit_Constant(self, node: ast.Constant) -> ast.expr:
@@ -251,26 +272,20 @@ def _alias(tree: ast.Module, name: str) -> ast.expr | None:
     return None
 
 
-def _lookups(trees: Iterable[ast.Module]) -> Iterator[str]:
-    """Names that are looked up in a mapping: x["name"], x.get("name"), "name" in x."""
-    for tree in trees:
-        for node in ast.walk(tree):
-            found: ast.AST | None = None
-            if isinstance(node, ast.Subscript):
-                found = node.slice
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                is_lookup = node.func.attr in ("get", "pop", "setdefault")
-                found = node.args[0] if is_lookup and node.args else None
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
-                found = node.args[1]
-            elif isinstance(node, ast.Compare) and isinstance(
-                node.ops[0], ast.In | ast.NotIn
-            ):
-                found = node.left
-            name = found.value if isinstance(found, ast.Constant) else None
-            if isinstance(name, str) and re.fullmatch(r"[a-z]\w*", name):
-                yield name
+def _lookups(texts: Iterable[str]) -> Iterator[str]:
+    """Names that are looked up in a mapping or an object."""
+    for text in texts:
+        for found in LOOKUP.finditer(text):
+            yield next(filter(None, found.groups()))
 
 
-if __name__ == "__main__":
-    print(record(Path(sys.argv[1]), *sys.argv[2:3]))
+SOURCE = Source(
+    {
+        "nemo_rl": (
+            "nemo_rl/**/*.py",
+            "examples/**/run_*.py",
+            "examples/configs/**/*.yaml",
+        )
+    },
+    read,
+)
