@@ -55,6 +55,7 @@ SCRIPTS = {
     "brackets": "N=2; run [0]*$N+[1]*3 data.files=\"['$N','b']\" 'x={a: 1}'",
     "tilde": "A=~/x; run ~/a k.v=~/b kv=~/c ~ $A a~/",
     "here-document": "cat > f <<EOF\na: $HOME\nEOF\nrun f",
+    "read": "X=1; read -r -d '' A <<EOF\nb --c $X \\\n  --d 2\nEOF\nrun $A",
     "continued": "run a \\\n  b \\\n  # the end\nrun c",
     "background": "X=1 run a > log 2>&1 &\nwait",
     "pipe": "run a 2>&1 | other b",

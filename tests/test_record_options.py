@@ -19,6 +19,12 @@ parser.add_argument("--on", action="store_true")
 parser.add_argument("--no-off", action="store_false", dest="off")
 parser.add_argument("--both", action=argparse.BooleanOptionalAction, default=True)
 parser.add_argument("--must", required=True)
+for prefix in ("actor", "critic"):
+    parser.add_argument(f"--{prefix}.kind", choices=SIZES)
+    parser.add_argument(
+        f"--{prefix}.lr", type=float, default=1e-6 if prefix == "actor" else 9e-6
+    )
+    parser.add_argument(f"--{prefix}.not_on", dest=f"{prefix}.on", action="store_false")
 """
 
 
@@ -27,7 +33,7 @@ def test_options_are_recorded_as_argparse_makes_them(tmp_path: Path) -> None:
     (tmp_path / "source.py").write_text(SOURCE)
     sources = tool["Sources"]([tmp_path / "source.py"])
     recorded = tool["Options"](sources)
-    recorded.calls(ast.parse(SOURCE))
+    recorded.calls(tool["Unrolled"]({}).visit(ast.parse(SOURCE)))
     parser = argparse.ArgumentParser(add_help=False)
     given = {"parser": parser, "argparse": argparse}
     runpy.run_path(str(tmp_path / "source.py"), given)

@@ -1,27 +1,38 @@
-"""Records the options of a release of slime or miles, for ``gkd check``.
+"""Records the options of a release of an argparse program, for ``gkd check``.
 
     python tools/record_options.py slime-0.3.1 SLIME MEGATRON SGLANG
+    python tools/record_options.py openrlhf-0.11.2 OPENRLHF
+    python tools/record_options.py lightrft-0.1.1+main.49e62cb6 LIGHTRFT
 
-All three are source trees: slime's (or miles'), that of the Megatron-LM which its
-Dockerfile names (with its patch), and one with sglang and sglang_router side by side.
-Their calls of add_argument and their dataclasses are read; nothing of them is imported.
-Writes pytest_gkd/job/schemas/NAME-RELEASE.json: ``options`` of Megatron's parser, which
-takes the framework's own, and ``served``, which SGLang's takes. A default that only
-running the packages would tell is "?".
+All are source trees: slime's (or miles'), that of the Megatron-LM which its Dockerfile
+names (with its patch), and one with sglang and sglang_router side by side. Their calls
+of add_argument and their dataclasses are read; nothing of them is imported. Writes
+pytest_gkd/job/schemas/NAME-RELEASE.json, a table for each parser. slime's are
+``options`` of Megatron's, which takes the framework's own, and ``served``, which
+SGLang's takes; those of others are named by their program. A default that only running
+the packages would tell is "?". openrlhf_names.toml has keys for options with dots.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import json
 import operator
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 PLACE = Path(__file__).parents[1] / "pytest_gkd/job/schemas"
+OPENRLHF_NAMES = Path(__file__).parent / "openrlhf_names.toml"
+# The programs that train, and what adds options to their parsers.
+PROGRAMS = {
+    "openrlhf": ("openrlhf/cli/train_*.py", ()),
+    "lightrft": ("examples/*/train_*.py", ("lightrft/utils/cli_args.py",)),
+}
 MEGATRON = ("training/**/*.py", "core/transformer/*.py", "core/*.py")
 SGLANG = ("sglang/srt/server_args.py", "sglang_router/router_args.py")
 NUMBERS = ("int", "float")
@@ -71,6 +82,13 @@ class Sources:
             case ast.BinOp() if type(node.op) in SIGNS:
                 sign = SIGNS[type(node.op)]
                 return sign(self.value(node.left), self.value(node.right))
+            case ast.JoinedStr(values=parts):
+                return "".join(str(self.value(part)) for part in parts)
+            case ast.FormattedValue(value=inner, format_spec=None):
+                return self.value(inner)
+            case ast.IfExp(test=ast.Compare(left, [ast.Eq()], [right])):
+                is_so = self.value(left) == self.value(right)
+                return self.value(node.body if is_so else node.orelse)
             case ast.Name() if node.id in self.constants:
                 return self.value(self.constants[node.id])
             case ast.Attribute(value=ast.Name(id=owner)) if owner in self.classes:
@@ -139,13 +157,16 @@ class Options(dict[str, Record]):
         self.add(said, self._keywords(keywords), prefix, skipped)
 
     def _name(self, node: ast.expr) -> str:
-        if isinstance(node, ast.JoinedStr):  # the router's f"--{prefix}policy"
-            parts = [
-                str(part.value) if isinstance(part, ast.Constant) else "router-"
-                for part in node.values
-            ]
-            return "".join(parts)
-        return str(self.sources.value(node))
+        try:
+            return str(self.sources.value(node))
+        except NotCertainError:  # the router's f"--{prefix}policy"
+            if not isinstance(node, ast.JoinedStr):
+                raise
+        parts = [
+            str(part.value) if isinstance(part, ast.Constant) else "router-"
+            for part in node.values
+        ]
+        return "".join(parts)
 
     def _keywords(self, keywords: Mapping[str, ast.expr]) -> Record:
         record: Record = {}
@@ -389,6 +410,57 @@ def record(name: str, own: Path, other: Path, served: Path) -> Path:
         served_options.annotated("ServerArgs", prefix, skipped)
         server = next(functions(theirs.classes["ServerArgs"], "add_cli_args"))
         served_options.calls(server, prefix, skipped)
+    return written(name, {"options": options, "served": served_options})
+
+
+class Unrolled(ast.NodeTransformer):
+    """Loops over literals, as ``for prefix in ("actor", "critic")``, written out."""
+
+    def __init__(self, known: Mapping[str, ast.expr]) -> None:
+        self.known = known
+
+    def visit_For(self, node: ast.For) -> Any:
+        """The body once for each of the literals."""
+        match node:
+            case ast.For(target=ast.Name(id=name), iter=ast.Tuple(elts=parts)):
+                bodies = [
+                    Unrolled({**self.known, name: part}).visit(copy.deepcopy(one))
+                    for part in parts
+                    for one in node.body
+                ]
+                for number, one in enumerate(bodies):
+                    for inner in ast.walk(one):  # their order is that of the lines
+                        if isinstance(inner, ast.Call):
+                            inner.lineno = node.lineno + number
+                return bodies
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """The literal that the loop's variable stands for."""
+        return self.known.get(node.id, node)
+
+
+def record_programs(name: str, root: Path) -> Path:
+    """Write the schema of a release of OpenRLHF or LightRFT; its path."""
+    package = name.partition("-")[0]
+    pattern, others = PROGRAMS[package]
+    names = tomllib.loads(OPENRLHF_NAMES.read_text("utf-8"))
+    tables = {}
+    for file in sorted(root.glob(pattern)):
+        sources = Sources([file, *(root / other for other in others)])
+        options = Options(sources)
+        for tree in sources.trees.values():
+            options.calls(Unrolled({}).visit(tree))
+        if package == "openrlhf":
+            for one in options.values():
+                one["key"] = names.get(one["key"], one["key"])
+        part = file.stem if package == "openrlhf" else f"{file.parent.name}/{file.name}"
+        tables[part] = options
+    return written(name, tables)
+
+
+def written(name: str, tables: Mapping[str, Options]) -> Path:
+    """Write the tables as the schema of that name; its path."""
     path = PLACE / f"{name}.json"
     lines = [
         f"{json.dumps(part)}: {{\n"
@@ -396,11 +468,12 @@ def record(name: str, own: Path, other: Path, served: Path) -> Path:
             f"{json.dumps(k)}: {json.dumps(short(k, v))}" for k, v in sorted(of.items())
         )
         + "\n}"
-        for part, of in (("options", options), ("served", served_options))
+        for part, of in tables.items()
     ]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     return path
 
 
 if __name__ == "__main__":
-    print(record(sys.argv[1], *map(Path, sys.argv[2:5])))
+    recorder = record if len(sys.argv) > 3 else record_programs
+    print(recorder(sys.argv[1], *map(Path, sys.argv[2:])))

@@ -21,7 +21,16 @@ from pytest_gkd.job import (
     written_secrets,
 )
 from pytest_gkd.job.findings import CheckError, Finding, note
-from pytest_gkd.job.frameworks import ms_swift, nemo_rl, plain, slime, trl, verl
+from pytest_gkd.job.frameworks import (
+    lightrft,
+    ms_swift,
+    nemo_rl,
+    openrlhf,
+    plain,
+    slime,
+    trl,
+    verl,
+)
 from pytest_gkd.job.frameworks.reading import Framework, names
 from pytest_gkd.job.launch import OWN_PROGRAM, Launch, Program, launches
 from pytest_gkd.job.memory import Row
@@ -35,6 +44,8 @@ FRAMEWORKS: dict[str, Framework] = {
     "slime": slime.Family("slime"),
     "miles": slime.Family("miles"),
     "nemo-rl": nemo_rl,
+    "openrlhf": openrlhf,
+    "lightrft": lightrft,
     "gkd": plain,
 }
 CONFLICT = "config.invalid-combination"
@@ -141,9 +152,12 @@ def check(
             findings.append(note(text, command.file, command.line))
     more = tuple(Word(Text(t), ADDED, number, t) for number, t in enumerate(added, 1))
     starts = [(w, s._replace(arguments=(*s.arguments, *more))) for w, s in starts]
-    name = starts[0][1].framework
+    start = starts[0][1]
+    name = start.framework
     reader = FRAMEWORKS[name]
-    release, chosen_by, problems = releases.judge(name, asked_release)
+    release, chosen_by, problems = releases.judge(
+        name, asked_release, start.name, start.options
+    )
     findings += [note(problem, str(path), 0) for problem in problems]
     read, told = [], list[tuple[World, list[Finding]]]()
     files = dict[str, None]()
@@ -172,9 +186,9 @@ def check(
     plan, reason, wrong = fitting.judge(certain, keys, machine, str(path), lines[0])
     findings += [*_on_ways(told), *wrong]
     findings = list(dict.fromkeys(findings))[:MOST_FINDINGS]
-    start = name, str(release), chosen_by, str(path), lines
+    judged = name, str(release), chosen_by, str(path), lines
     secrets, unsaid = written_secrets.in_files([str(path), *files])
-    checked = Checked(*start, values, [*findings, *secrets], plan, reason)
+    checked = Checked(*judged, values, [*findings, *secrets], plan, reason)
     return _without(checked, written_secrets.hiding(unsaid))
 
 

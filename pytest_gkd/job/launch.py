@@ -29,6 +29,17 @@ class Launch(NamedTuple):
     beside: tuple[Command, ...] = ()
 
     @property
+    def name(self) -> str:
+        """The program's, without its folder, packages and suffix."""
+        return posixpath.basename(self.program.removesuffix(".py")).rpartition(".")[2]
+
+    @property
+    def options(self) -> frozenset[str]:
+        """The names of the long options that the program is given."""
+        shapes = (word.text.shape.partition("=")[0] for word in self.arguments)
+        return frozenset(shape for shape in shapes if shape.startswith("--"))
+
+    @property
     def before(self) -> tuple[Word, ...]:
         """What stands before the program: the launcher with its options."""
         words = self.command.words
@@ -82,7 +93,7 @@ def _programs(words: tuple[Word, ...]) -> Iterator[tuple[str, tuple[Word, ...]]]
     for number, value in enumerate(values):
         following = values[number + 1] if number + 1 < len(values) else ""
         rest, name = words[number + 2 :], posixpath.basename(value)
-        if value == "-m" and has_python:
+        if value in ("-m", "--module") and has_python:
             yield following, rest
         elif name in ("trl", "swift", "megatron"):
             yield f"{name} {following}", rest

@@ -69,10 +69,38 @@ def newest(framework: str) -> Release:
     return release(framework, recorded(framework)[-1])
 
 
-def judge(framework: str, asked: str = "") -> Judged:
-    """The asked release, else the installed copy, else the newest recorded one.
+def fitting(framework: str, program: str, options: frozenset[str]) -> Judged:
+    """The newest recorded release, and what says so.
 
-    Raises CheckError where the asked one is neither recorded nor installed.
+    One that has not even half of the ``options`` that ``program`` is given, or not that
+    program, is passed over for an older one; where all are, it is the newest.
+    """
+    if not options:
+        return Judged(newest(framework), "the newest recorded")
+    known = [release(framework, number) for number in reversed(recorded(framework))]
+    has_program = any(program in one.schema for one in known)
+    for one in known:
+        whole = one.schema
+        tables = [whole[program]] if program in whole else whole.values()
+        names = {name for table in tables if isinstance(table, dict) for name in table}
+        is_told = any(name.startswith("--") for name in names)
+        has_most = not is_told or 2 * len(options & names) >= len(options)
+        if has_most and has_program == (program in whole):
+            own = "" if one is known[0] else " that has these options"
+            return Judged(one, f"the newest recorded{own}")
+    return Judged(known[0], "the newest recorded")
+
+
+def judge(
+    framework: str,
+    asked: str = "",
+    program: str = "",
+    options: frozenset[str] = frozenset(),
+) -> Judged:
+    """The asked release, else the installed copy, else one that is recorded.
+
+    That is the newest that fits the options of a program's start. Raises CheckError
+    where the asked one is neither recorded nor installed.
     """
     known = recorded(framework)
     if not known and asked in ("", __version__):  # our own names
@@ -80,15 +108,16 @@ def judge(framework: str, asked: str = "") -> Judged:
         return Judged(own, "the installed one")
     if asked in known:
         return Judged(release(framework, asked), "--framework")
-    here = _installed(framework, tuple(sys.path))
+    here = _installed(framework, tuple(sys.path), program, options)
     if asked and (here is None or here.release.number != asked):
         raise CheckError(
             f"{framework} {asked} is neither installed nor recorded; recorded are "
             f"{', '.join(known) or __version__}"
         )
-    return here or Judged(
-        newest(framework), "the newest recorded, as none is installed"
-    )
+    if here is not None:
+        return here
+    fits = fitting(framework, program, options)
+    return fits._replace(by=f"{fits.by}, as none is installed")
 
 
 def beside(own: Release, package: str) -> Judged:
@@ -99,7 +128,9 @@ def beside(own: Release, package: str) -> Judged:
 
 
 @cache
-def _installed(framework: str, _path: tuple[str, ...]) -> Judged | None:
+def _installed(
+    framework: str, _path: tuple[str, ...], program: str, options: frozenset[str]
+) -> Judged | None:
     """The copy that this process would import from ``sys.path``, None without any.
 
     It is read where it lies, unless its files are those of the recorded release.
@@ -114,8 +145,8 @@ def _installed(framework: str, _path: tuple[str, ...]) -> Judged | None:
     if source is None:
         if number in known:
             return Judged(release(framework, number), "the installed one")
-        by = f"the newest recorded, as the installed {number} is not"
-        return Judged(newest(framework), by)
+        fits = fitting(framework, program, options)
+        return fits._replace(by=f"{fits.by}, as the installed {number} is not")
     try:
         folder, texts = files.texts(source)
         if files.digest(texts) == older.schema.get("digest"):

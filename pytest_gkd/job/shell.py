@@ -43,6 +43,9 @@ ASSIGNS = re.compile(r"(?:[-+*/%]|\*\*)?=")
 # declare's flags that change what an assignment means: -i, -l, -n, -u.
 CHANGING = re.compile(r"[-+][a-zA-Z]*[ilnu][a-zA-Z]*")
 # An option, or a key of Hydra's: bash takes a line that begins so for a command's name.
+READ_WHOLE = re.compile(
+    r"read\s+(?:(?:-r\s+)?-d|-rd)\s+(?:''|\"\")\s+([A-Za-z_]\w*)", re.ASCII
+)
 OPTION = re.compile(
     r"--?[A-Za-z][\w-]*(?:=.*)?|\+{0,2}[A-Za-z_]\w*(?:\.\w+)+=.*", re.DOTALL
 )
@@ -560,7 +563,16 @@ class _Reader(Words):
         for command in (c for d in documents for c in d.named_children):
             if command.type in RUNS:
                 worlds = self._statement(command, worlds)
+        read = READ_WHOLE.fullmatch(self._raw(body)) if body is not None else None
+        if read and len(redirects) == len(documents) == 1:
+            return [self._read(read[1], documents[0], each) for each in worlds]
         return worlds
+
+    def _read(self, name: str, document: Node, world: World) -> World:
+        """``read -r -d '' NAME`` of a here-document: all of it, its blanks apart."""
+        text = self._document(document, world)
+        word = self._word(replace(text, shape=text.shape.strip(" \t\n")), document)
+        return world.with_variable(name, (word,), array=False)
 
     def _do_command(self, node: Node, world: World) -> list[World]:
         world = self._assigned(node, world)

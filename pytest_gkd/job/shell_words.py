@@ -584,12 +584,14 @@ class Words:
         start = next((c for c in node.children if c.type == "heredoc_start"), None)
         if body is None or start is None:
             return EMPTY
-        if node.children[0].type == "<<-" or "\\" in self._raw(body):
+        raw = self._raw(body).replace("\\\n", "")
+        if node.children[0].type == "<<-" or "\\" in raw:
             return unknown("a here-document")
         if not NAME.fullmatch(self._raw(start)):  # quoted: as it stands
             return Text(self._raw(body))
         bounds = body.start_byte, body.end_byte
-        return self._joined(body.children, *bounds, world, quoted=True)
+        text = self._joined(body.children, *bounds, world, quoted=True)
+        return Text(text.shape.replace("\\\n", ""), text.needs)
 
     def _absolute(self, world: World, path: str, place: Text | None = None) -> Text:
         """A path from where the script is by then; links are not followed."""

@@ -125,6 +125,10 @@ class Known:
         """Whether the release has an option of this key."""
         return key in self.parser.defaults
 
+    def option(self, key: str) -> str:
+        """The name of the option that sets a key."""
+        return self.parser.names.get(key, f"--{key}")
+
     def is_given(self, key: str) -> bool:
         """Whether the user says something of it."""
         return key in self._given
@@ -141,7 +145,7 @@ class Known:
         for key, override in self._given.items():
             value = override.value
             if key in self.SIZES and isinstance(value, int) and value < 1:
-                text = f"{self.parser.names[key]} is {value}, and must be 1 at least"
+                text = f"{self.option(key)} is {value}, and must be 1 at least"
                 yield self.fault(CONFLICT, "error", text, key)
 
     def missing(self) -> Iterator[Finding]:
@@ -160,7 +164,7 @@ class Rule(NamedTuple, Generic[K]):
     """``wrong`` says of a start's settings whether ``message`` is to be told.
 
     ``keys`` are where: at the last of them that the user gives. {key} in the message
-    stands for its value.
+    stands for its value, {--key} for the option that sets it.
     """
 
     keys: str
@@ -191,13 +195,15 @@ def judged(
 
 
 class _Shown(dict[str, Any]):
-    """The values in a message; "?" for one that is not certain."""
+    """The values and options in a message; "?" for a value that is not certain."""
 
     def __init__(self, v: Known) -> None:
         super().__init__()
         self._known = v
 
     def __missing__(self, key: str) -> Any:
+        if key.startswith("--"):
+            return self._known.option(key[2:])
         try:
             return self._known[key]
         except UnsureError:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pytest_gkd import sanitize
 from pytest_gkd.job.arguments import MISSING
 from pytest_gkd.job.findings import Finding
-from pytest_gkd.job.frameworks import recorded_options
+from pytest_gkd.job.frameworks import ray_start, recorded_options
 from pytest_gkd.job.frameworks.recorded_options import CONFLICT, Rule, UnsureError
 from pytest_gkd.job.frameworks.sglang_server import DEVICES, Server
 from pytest_gkd.job.frameworks.slime_options import Known
@@ -652,37 +652,10 @@ def _total(v: Known) -> int:
     return max(train, rollout) if v["colocate"] else train + rollout
 
 
-def _ray_gpus(v: Known) -> tuple[int, Any] | None:
-    """What the script's only ``ray start`` gives Ray, and its word."""
-    words = [
-        command.words
-        for command in v.launch.beside
-        if [word.text.value for word in command.words[:2]] == ["ray", "start"]
-    ]
-    if len(words) != 1:
-        return None
-    for number, word in enumerate(words[0]):
-        name, equals, value = word.text.shape.partition("=")
-        if name == "--num-gpus":
-            following = words[0][number + 1 : number + 2]
-            text = value if equals else "".join(w.text.value or "" for w in following)
-            return (int(text), word) if text.isdigit() else None
-    return None
-
-
 def _ray(v: Known) -> Iterator[Finding]:
-    """More GPUs than Ray has: the placement group waits for ever."""
-    found = _ray_gpus(v)
-    if found is None or v["actor_num_nodes"] != 1:
-        return
-    number, word = found
-    total = _total(v)
-    if total > number:
-        text = (
-            f"the job needs {total} GPUs, and Ray is started with {number}: it waits, "
-            "and trains only if other nodes join"
-        )
-        yield Finding(CONFLICT, "warning", text, word.file, word.line, "--num-gpus")
+    """More GPUs than Ray has."""
+    if v["actor_num_nodes"] == 1:
+        yield from ray_start.too_few(v.launch.beside, _total(v))
 
 
 def _devices(v: Known) -> Iterator[Finding]:
@@ -690,7 +663,7 @@ def _devices(v: Known) -> Iterator[Finding]:
 
     Ray hands out the GPUs of a node from the first on.
     """
-    found = _ray_gpus(v)
+    found = ray_start.gpus(v.launch.beside)
     number = found[0] if found else 0
     total = _total(v)
     for server in v.servers:
