@@ -169,7 +169,7 @@ def test_a_value_from_outside_says_which_variable(script: Path) -> None:
         (
             "+data.max_promt_length=8",
             "warning",
-            "+ adds it, and nothing of verl's reads it. Did you mean "
+            "it is added, and nothing of verl's reads it. Did you mean "
             "data.max_prompt_length?",
         ),
         (
@@ -219,11 +219,18 @@ def test_a_key_that_the_release_does_not_have(
         "--config-name=ppo_megatron_trainer",
         "model_engine=megatron",
         "~data.prompt_key",
-        "actor@actor_rollout_ref.actor=mine actor_rollout_ref.actor.engine.tp=2",
+        "actor@actor_rollout_ref.actor=megatron_actor actor_rollout_ref.actor.x.tp=2",
     ],
 )
 def test_a_key_that_may_be_read_is_no_fault(argument: str, script: Path) -> None:
     assert not errors(checked(script, SCRIPT, *argument.split()))
+
+
+def test_a_file_for_a_section_may_be_in_a_verl_of_their_own(script: Path) -> None:
+    words = "actor@actor_rollout_ref.actor=mine actor_rollout_ref.actor.engine.tp=2"
+    (finding,) = errors(checked(script, SCRIPT, *words.split()))
+    assert finding.level == "warning"
+    assert "ppo_trainer is to take actor/mine.yaml" in finding.message
 
 
 def test_the_engines_own_keys_count(script: Path) -> None:

@@ -172,8 +172,9 @@ class Job:
         override = self._given.get(key)
         if override is not None and override.sign != "~":
             needs, value = override.needs, override.value
-            if isinstance(value, str) and "${" in value:
-                needs = frozenset({value})
+            if isinstance(value, str) and "${" in value and not needs:
+                found = self._interpolated(key, value, depth)
+                needs, value = found.needs, found.value
             source = "undetermined" if needs else "user"
             return Given(source, None if needs else value, override.word, needs)
         above = next((k for k in self._given if key.startswith(f"{k}.")), None)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_gkd.job import hydra_options
 from pytest_gkd.job.findings import Finding
-from pytest_gkd.job.frameworks import verl_choices, verl_rules
+from pytest_gkd.job.frameworks import verl_choices, verl_config, verl_rules
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, names
 from pytest_gkd.job.hydra_options import CommandLine
 from pytest_gkd.job.launch import Launch
@@ -19,7 +19,10 @@ from pytest_gkd.job.overrides import Given, Job, Override
 from pytest_gkd.job.releases import Release
 from pytest_gkd.options import near
 
-PROGRAM = re.compile(r"verl\.trainer\.main_ppo\w*|(?:.*/)?verl/trainer/main_ppo\w*\.py")
+PROGRAM = re.compile(
+    r"verl\.trainer\.main_ppo\w*|(?:.*/)?verl/trainer/main_ppo\w*\.py"
+    rf"|{verl_config.RECIPE.pattern}"
+)
 DEFAULT_ENGINE = "dp"
 # trainer/config/algorithm.py, RolloutCorrectionConfig: lower and upper as 0.5_2.0.
 NUMBERS_OR_TEXTS = {"algorithm.rollout_correction.rollout_is_threshold"}
@@ -28,35 +31,74 @@ WORDS_OF_TRUTH = ("yes", "no", "on", "off", "y", "n", "true", "false")  # OmegaC
 FREE = re.compile(
     r"model_engine|[\w/-]+@[\w.]+|hydra[/.].*|.*\b(?:\w*kwargs|override_\w+)\..*"
 )
-CONFIG_NAME = re.compile(r"ppo_(?:(\w+)_)?trainer(?:\.yaml)?")
 ENGINES = ("dp", "megatron", "veomni", "torchtitan")
 TEACHERS = "distillation.teacher_models"
 TEACHER = re.compile(r"^(distillation\.teacher_models\.)\w+(\..*)?$")
 OLD_TEACHER = "actor_rollout_ref.ref.model.path"
+# recipe/gkd of verl 0.7.0, and gkd/megatron of verl-recipe at 48ea0a79.
+OLD_RECIPE = (
+    "verl's GKD recipe (main_gkd) imports verl.workers.megatron_workers, which is in "
+    "verl up to 0.7.1; from 0.8 on main_ppo distils, with distillation.enabled=True"
+)
+CONFLICT = "config.invalid-combination"
 # Near names are looked for so often; that takes milliseconds each.
 MOST_NEAR = 20
 
 
 def is_own(keys: AbstractSet[str]) -> bool:
     """Whether a configuration file is one of verl's."""
-    return any(key.startswith("actor_rollout_ref.") for key in keys)
+    tops = {key.partition(".")[0] for key in keys}
+    builds_on_it = "defaults" in keys and "algorithm" in tops and "policy" not in tops
+    return "actor_rollout_ref" in tops or builds_on_it
 
 
 def read(launch: Launch, release: Release) -> Reading:
     """The values of a start of verl, and the keys that the release does not have."""
     line = hydra_options.read(launch.arguments)
-    defaults, problem = _defaults(line, release)
-    said = list(_spread(line.overrides, defaults))
-    job = Job(defaults, said)
-    findings = line.findings
-    if not problem:
+    config = _configuration(launch, line, release)
+    known = config.defaults | {one.key: one.value for one in config.given}
+    said = list(_spread(line.overrides, known))
+    job = Job(config.defaults, [*config.given, *said])
+    findings = [*line.findings, *config.findings]
+    if verl_config.RECIPE.fullmatch(launch.program) and release.is_at_least("0.8.0"):
+        word = launch.command.words[0]
+        findings.append(
+            Finding(CONFLICT, "error", OLD_RECIPE, word.file, word.line, "")
+        )
+    if not config.problem:
+        findings += _unknown(said, known, release)
+    if not (config.problem or config.is_alone):
+        every = [*config.given, *said]
+        broken = verl_rules.broken(job)
+        if launch.document is not None:  # what it lacks may come with its command line
+            broken = (one for one in broken if one.cause != verl_rules.MISSING)
         findings += [
-            *_unknown(said, defaults, release),
-            *_types(said, defaults),
-            *verl_choices.judged(said, job, release),
-            *verl_rules.broken(job),
+            *_unknown(_as_added(config.given), config.defaults, release),
+            *_types(every, config.defaults),
+            *verl_choices.judged(every, job, release),
+            *broken,
         ]
-    return Reading(said, _values(job), findings, problem)
+    return Reading(said, _values(job), findings, config.problem)
+
+
+def _as_added(given: Iterable[Override]) -> list[Override]:
+    """A file's settings: like those with a +, they may be new."""
+    return [one._replace(sign="++") for one in given]
+
+
+def _configuration(
+    launch: Launch, line: CommandLine, release: Release
+) -> verl_config.Composed:
+    """What Hydra composes: by engine alone as recorded, else of its files."""
+    chosen = [one for one in line.overrides if one.key == "model_engine"]
+    engine = str(chosen[-1].value) if chosen else DEFAULT_ENGINE
+    if chosen and chosen[-1].needs:
+        return verl_config.Composed(problem="model_engine is not certain")
+    own = schema(release, engine)
+    if own is None:
+        text = f"verl {release}'s keys under {engine} are not recorded, nor judged"
+        return verl_config.Composed(problem=text)
+    return verl_config.composed(launch, line, release, own)
 
 
 def schema(release: Release, engine: str = DEFAULT_ENGINE) -> dict[str, Any] | None:
@@ -67,32 +109,6 @@ def schema(release: Release, engine: str = DEFAULT_ENGINE) -> dict[str, Any] | N
         return None
     keys = {**whole["keys"], **own["changed"]}
     return {key: value for key, value in keys.items() if key not in own["absent"]}
-
-
-def _defaults(line: CommandLine, release: Release) -> tuple[dict[str, Any], str]:
-    """The defaults that count, by ``model_engine=`` or ``--config-name``.
-
-    None, and why, where the configuration is not one that was recorded.
-    """
-    engine = DEFAULT_ENGINE
-    for option in ("config_name", "config_path", "config_dir"):
-        given = line.options.get(option)
-        if given is None:
-            continue
-        name = "" if given.needs else str(given.value)
-        known = CONFIG_NAME.fullmatch(name)
-        is_name = option == "config_name"
-        if (known is None) if is_name else (name.strip("./") != "config"):
-            return {}, f"the configuration is {name or 'not certain'}: not recorded"
-        if is_name and known is not None:
-            engine = known[1] or DEFAULT_ENGINE
-    for override in line.overrides:
-        if override.key == "model_engine":
-            engine = "not certain" if override.needs else str(override.value)
-    defaults = schema(release, engine)
-    if defaults is None:
-        return {}, f"verl {release}'s keys under {engine} are not recorded, nor judged"
-    return defaults, ""
 
 
 def _spread(
@@ -255,7 +271,7 @@ def _unknown(
                 continue
             level = "warning"
             message = (
-                f"verl {release} has no key {key}; {sign} adds it, and nothing of "
+                f"verl {release} has no key {key}; it is added, and nothing of "
                 f"verl's reads it. Did you mean {close[0]}?"
             )
         elif first in defaults:

@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_gkd.job import documents
+from pytest_gkd.job import documents, hydra_compose
 from pytest_gkd.job.sources.files import Files, Schema, Source, SourceError, matching
 
 TREE = re.compile(r"verl/trainer/config/_generated_ppo_(?:(\w+?)_)?trainer\.yaml")
+CONFIG = re.compile(r"verl/trainer/config/((?!.*_generated_|sft_|eval)[\w/]+)\.yaml")
 MODEL = "actor_rollout_ref.model.path"
 FSDP = "dp"  # model_engine's own name for it
 # What verl knows for a key: files, and a pattern whose matches hold all the names.
@@ -76,6 +77,8 @@ def read(files: Files) -> Schema:
         if found:
             settings = documents.settings_of(text, name)
             engines[found[1] or FSDP] = {one.key: one.value for one in settings}
+    if FSDP not in engines:
+        raise SourceError("it has no verl/trainer/config/_generated_ppo_trainer.yaml")
     common = engines[FSDP]
     if MODEL not in common:
         raise SourceError(f"its configuration has no key {MODEL}")
@@ -92,6 +95,7 @@ def read(files: Files) -> Schema:
         "engines": changes,
         "open": _choices(files, OPEN_CHOICES),
         "closed": _choices(files, CLOSED_CHOICES),
+        "configs": _configs(files),
         "strategies": [re.findall(r"[\"'](\w+)[\"']", one) for one in asserted],
     }
 
@@ -110,10 +114,24 @@ def _choices(
     return found
 
 
+def _configs(files: Files) -> dict[str, Any]:
+    """The files that the trees are composed of, by their paths without the suffix."""
+    found = {}
+    for name, text in files.items():
+        own = CONFIG.fullmatch(name)
+        if own is None:
+            continue
+        settings = documents.settings_of(text, name, documents.OMEGACONF)
+        one = hydra_compose.config_file(text, settings)
+        keys = {setting.key: setting.value for setting in one.settings}
+        found[own[1]] = {"package": one.package, "defaults": one.defaults, "keys": keys}
+    return found
+
+
 SOURCE = Source(
     {
         "verl": (
-            "verl/trainer/config/_generated_ppo_*trainer.yaml",
+            "verl/trainer/config/**/*.yaml",
             "verl/trainer/ppo/*.py",
             "verl/trainer/ppo/v1/*.py",
             "verl/trainer/distillation/losses.py",
