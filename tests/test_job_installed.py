@@ -236,6 +236,86 @@ def test_nemo_rl_is_read_with_the_examples_beside_it(install: Install) -> None:
     )
 
 
+SLIME = {
+    "slime/utils/arguments.py": """
+def get_slime_extra_args_provider(add):
+    def add_all(parser):
+        parser.add_argument("--hf-checkpoint")
+        parser.add_argument("--actor-num-nodes", type=int, default=1)
+        parser.add_argument("--of-the-fork", type=int, default=LIMIT)
+        reset_arg(parser, "--micro-batch-size", type=int, default=7)
+
+LIMIT = 2 * 3
+""",
+    "slime/backends/sglang_utils/arguments.py": """
+skipped_args = ["model_path"]
+def add_sglang_arguments(parser):
+    parser.add_argument("--sglang-server-concurrency", type=int, default=512)
+""",
+    "megatron/training/arguments.py": """
+def _add_training_args(parser):
+    group = parser.add_argument_group(title="training")
+    group.add_argument("--micro-batch-size", type=int, default=None)
+    ArgumentGroupFactory(TrainingConfig).build_group(parser)
+""",
+    "megatron/core/config.py": """
+@dataclass
+class TrainingConfig:
+    train_iters: int = 5
+
+def lost(): pass
+""",
+    "sglang/srt/server_args.py": """
+class ServerArgs:
+    def add_cli_args(parser):
+        parser.add_argument("--model-path")
+        parser.add_argument("--mem-fraction-static", type=float)
+""",
+    "sglang_router/router_args.py": """
+class RouterArgs:
+    def add_cli_args(parser):
+        parser.add_argument("--router-policy", default="cache_aware")
+""",
+}
+SLIME_START = (
+    "python train.py --hf-checkpoint m --actor-num-nodes 1 --of-the-fork 4 "
+    "--sglang-mem-fraction-static 0.5 --train-iters 3 --router-policy x"
+)
+
+
+def test_slime_is_read_with_the_megatron_and_sglang_beside_it(install: Install) -> None:
+    install("slime", version("0.4.0", "slime"), SLIME)
+    found = check.check(SLIME_START, framework="slime")
+    assert "rules of 0.3.1" in found.release_by
+    assert not any("has no option" in finding.message for finding in found.findings)
+    options = releases.judge("slime").release.schema["options"]
+    assert options["--micro-batch-size"] == {"type": "int", "default": 7}
+    assert options["--of-the-fork"]["default"] == 6
+    wrong = check.check(f"{SLIME_START} --sglang-model-path m", framework="slime")
+    assert any("has no option" in finding.message for finding in wrong.findings)
+
+
+def test_slime_without_its_megatron_is_told(install: Install) -> None:
+    some = {name: text for name, text in SLIME.items() if "megatron" not in name}
+    install("slime", version("0.4.0", "slime"), some)
+    told = notes(check.check(SLIME_START, framework="slime"))[0]
+    assert "slime 0.4.0 is not read, but 0.3.1: megatron is not found" in told
+
+
+def test_openrlhf_is_read(install: Install) -> None:
+    program = (
+        'parser.add_argument("--of.the_fork")\nparser.add_argument("--actor.adam.lr")'
+    )
+    sources = {"openrlhf/cli/train_ppo_ray.py": program}
+    install("openrlhf", version("0.12.0", "openrlhf"), sources)
+    judged = releases.judge("openrlhf")
+    assert "rules of 0.11.2" in judged.by
+    assert judged.release.schema["train_ppo_ray"] == {
+        "--of.the_fork": {},
+        "--actor.adam.lr": {"key": "actor_learning_rate"},
+    }
+
+
 BOMB = "a: &a [x, x]\n" + "".join(
     f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]\n"
     for a, b in zip("abcdefgh", "bcdefghi", strict=True)

@@ -1,7 +1,7 @@
 """What is certain of a start of OpenRLHF, or of LightRFT, which has its options.
 
 Keys are what OpenRLHF calls its options up to 0.10.1; those of later releases, which
-have dots, are recorded with these (tools/openrlhf_names.toml). What is told has the
+have dots, are recorded with these (sources/openrlhf_names.toml). What is told has the
 names of the release.
 """
 

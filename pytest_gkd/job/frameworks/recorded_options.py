@@ -1,6 +1,6 @@
 """The recorded options of an argparse program, what a start makes of them, and rules.
 
-A schema has a table for each parser: options by their name, as tools/record_options.py
+A schema has a table for each parser: options by their name, as sources/add_argument.py
 writes them.
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_gkd.job.sources import ms_swift, nemo_rl, trl, verl
+from pytest_gkd.job.sources import ms_swift, nemo_rl, programs, slime, trl, verl
 from pytest_gkd.job.sources.files import Source
 
 SOURCES: dict[str, Source] = {
@@ -12,4 +12,8 @@ SOURCES: dict[str, Source] = {
     "accelerate": trl.ACCELERATE,
     "ms-swift": ms_swift.SOURCE,
     "nemo-rl": nemo_rl.SOURCE,
+    "slime": slime.source("slime"),
+    "miles": slime.source("miles"),
+    "openrlhf": programs.OPENRLHF,
+    "lightrft": programs.LIGHTRFT,
 }

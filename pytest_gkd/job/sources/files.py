@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -88,6 +89,25 @@ def _wanted(places: Sequence[Path], globs: Sequence[str]) -> dict[str, Path]:
 def matching(files: Files, wanted: str) -> Files:
     """Those whose names match a pattern."""
     return {name: text for name, text in files.items() if re.fullmatch(wanted, name)}
+
+
+def outline(text: str, wanted: re.Pattern[str]) -> str:
+    """A file's imports and values, and the classes that have a match; parsing is slow.
+
+    The text as it is where that has no syntax: of texts that begin at the margin.
+    """
+    blocks = re.split(r"^(?=[^\s#)\]}])", text, flags=re.MULTILINE)
+    kept = "".join(
+        block
+        for block in blocks
+        if not re.match(r"@|(?:async\s+)?def\s", block)
+        if not block.startswith("class ") or wanted.search(block)
+    )
+    try:
+        ast.parse(kept)
+    except SyntaxError:
+        return text
+    return kept
 
 
 def digest(files: Files) -> str:

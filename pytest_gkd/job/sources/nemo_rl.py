@@ -9,7 +9,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pytest_gkd.job import documents
-from pytest_gkd.job.sources.files import Files, Schema, Source, SourceError, matching
+from pytest_gkd.job.sources.files import (
+    Files,
+    Schema,
+    Source,
+    SourceError,
+    matching,
+    outline,
+)
 
 KINDS = {"TypedDict", "BaseModel"}
 CONFIG = re.compile(r"[\w.-]+\.yaml")
@@ -120,21 +127,17 @@ def _modules(code: Files) -> dict[str, ast.Module]:
     while len(names) > size:
         size = len(names)
         names |= {name for _, name, bases in defined if bases & names}
+    wanted = re.compile(rf"class\s+(?:{'|'.join(sorted(names))})\b")
     return {
-        file.removesuffix(".py").replace("/", "."): _outline(code[file], names)
+        file.removesuffix(".py").replace("/", "."): ast.parse(
+            outline(code[file], wanted)
+        )
         for file in dict.fromkeys(file for file, name, _ in defined if name in names)
     }
 
 
-def _outline(text: str, names: set[str]) -> ast.Module:
-    """The syntax of a file without its functions, and classes of other names."""
-    blocks = re.split(r"^(?=[^\s#)\]}])", text, flags=re.M)
-    wanted = "|".join(names)
-    other = re.compile(rf"@|(?:async\s+)?def\s|class\s+(?!(?:{wanted})\b)")
-    try:
-        return ast.parse("".join(block for block in blocks if not other.match(block)))
-    except SyntaxError:  # a text of several lines that begin at the margin
-        return ast.parse(text)
+def _module(file: str) -> str:
+    return file.removesuffix(".py").replace("/", ".")
 
 
 def _classes(modules: dict[str, ast.Module]) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""tools/record_options.py, held against argparse."""
+"""What is read of calls of add_argument, held against argparse."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import ast
 import runpy
 from pathlib import Path
-from typing import Any
 
-TOOL = Path(__file__).parents[1] / "tools/record_options.py"
+from pytest_gkd.job.sources import add_argument
+
 SOURCE = """
 SIZES = ["small", "big"]
 parser.add_argument("--plain")
@@ -29,11 +29,10 @@ for prefix in ("actor", "critic"):
 
 
 def test_options_are_recorded_as_argparse_makes_them(tmp_path: Path) -> None:
-    tool: dict[str, Any] = runpy.run_path(str(TOOL))
     (tmp_path / "source.py").write_text(SOURCE)
-    sources = tool["Sources"]([tmp_path / "source.py"])
-    recorded = tool["Options"](sources)
-    recorded.calls(tool["Unrolled"]({}).visit(ast.parse(SOURCE)))
+    sources = add_argument.Sources({"source.py": SOURCE})
+    recorded = add_argument.Options(sources)
+    recorded.calls(add_argument.Unrolled({}).visit(ast.parse(SOURCE)))
     parser = argparse.ArgumentParser(add_help=False)
     given = {"parser": parser, "argparse": argparse}
     runpy.run_path(str(tmp_path / "source.py"), given)

@@ -1,40 +1,14 @@
-"""Records the options of a release of an argparse program, for ``gkd check``.
-
-    python tools/record_options.py slime-0.3.1 SLIME MEGATRON SGLANG
-    python tools/record_options.py openrlhf-0.11.2 OPENRLHF
-    python tools/record_options.py lightrft-0.1.1+main.49e62cb6 LIGHTRFT
-
-All are source trees: slime's (or miles'), that of the Megatron-LM which its Dockerfile
-names (with its patch), and one with sglang and sglang_router side by side. Their calls
-of add_argument and their dataclasses are read; nothing of them is imported. Writes
-pytest_gkd/job/schemas/NAME-RELEASE.json, a table for each parser. slime's are
-``options`` of Megatron's, which takes the framework's own, and ``served``, which
-SGLang's takes; those of others are named by their program. A default that only running
-the packages would tell is "?". openrlhf_names.toml has keys for options with dots.
-"""
+"""The options that calls of add_argument and dataclasses make, from their source."""
 
 from __future__ import annotations
 
 import ast
 import copy
-import json
 import operator
 import re
-import sys
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-PLACE = Path(__file__).parents[1] / "pytest_gkd/job/schemas"
-OPENRLHF_NAMES = Path(__file__).parent / "openrlhf_names.toml"
-# The programs that train, and what adds options to their parsers.
-PROGRAMS = {
-    "openrlhf": ("openrlhf/cli/train_*.py", ()),
-    "lightrft": ("examples/*/train_*.py", ("lightrft/utils/cli_args.py",)),
-}
-MEGATRON = ("training/**/*.py", "core/transformer/*.py", "core/*.py")
-SGLANG = ("sglang/srt/server_args.py", "sglang_router/router_args.py")
 NUMBERS = ("int", "float")
 # SGLang's own actions that take no value, beside argparse's.
 FLAG = re.compile("StoreTrue|StoreConst|store_const|^DeprecatedAction$")
@@ -52,10 +26,10 @@ class NotCertainError(Exception):
 
 
 class Sources:
-    """The constants and classes of some files."""
+    """The constants and classes of some files, given as texts by their names."""
 
-    def __init__(self, files: Iterable[Path]) -> None:
-        self.trees = {file: ast.parse(file.read_bytes()) for file in files}
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self.trees = {name: ast.parse(text) for name, text in files.items()}
         self.constants: dict[str, ast.expr] = {}
         self.classes: dict[str, ast.ClassDef] = {}
         for tree in self.trees.values():
@@ -339,80 +313,6 @@ def functions(tree: ast.AST, *names: str) -> Iterator[ast.FunctionDef]:
             yield node
 
 
-def megatron(place: Path) -> Options:
-    """All of Megatron-LM's options."""
-    files = sorted({f for glob in MEGATRON for f in (place / "megatron").glob(glob)})
-    sources = Sources(files)
-    options = Options(sources)
-    tree = sources.trees[place / "megatron/training/arguments.py"]
-    for function in functions(tree):
-        if not function.name.startswith("_add_"):
-            continue
-        constants = {
-            target.id: node.value
-            for node in ast.walk(function)
-            if isinstance(node, ast.Assign)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        for node in ast.walk(function):
-            match node:
-                case ast.Call(
-                    func=ast.Name(id="ArgumentGroupFactory"), args=[ast.Name(id=name)]
-                ):
-                    given = {k.arg: k.value for k in node.keywords}
-                    excluded = given.get("exclude") or ast.List(elts=[])
-                    if isinstance(excluded, ast.Name):
-                        excluded = constants[excluded.id]
-                    options.fields(name, sources.value(excluded))
-        options.calls(function)
-    return options
-
-
-def short(name: str, record: Record) -> Record:
-    """Without what is clear: the key that its name makes, and None for a default."""
-    key = name.lstrip("-").replace("-", "_")
-    clear = {"key": key, "default": None}
-    if "default" not in record:
-        record = {**record, "default": "?"}
-    return {k: v for k, v in record.items() if k not in clear or clear[k] != v}
-
-
-def record(name: str, own: Path, other: Path, served: Path) -> Path:
-    """Write the schema of a release, named as slime-0.3.1; its path."""
-    package = name.partition("-")[0]
-    root = own / package
-    options = megatron(other)
-    sglang = root / "backends/sglang_utils/arguments.py"
-    mine = Sources([root / "utils/arguments.py", sglang])
-    options.sources = mine
-    tree = mine.trees[root / "utils/arguments.py"]
-    provider = f"get_{package}_extra_args_provider"
-    for function in functions(tree, provider, "_pre_parse_mode"):
-        options.calls(function)
-    for file in root.glob("*/args.py"):  # miles' dashboard
-        options.calls(ast.parse(file.read_bytes()))
-    theirs = Sources([served / file for file in SGLANG])
-    served_options = Options(mine)
-    for function in functions(mine.trees[sglang]):
-        if function.name in ("add_sglang_arguments", "add_sglang_router_arguments"):
-            served_options.calls(function)
-    served_options.sources = theirs
-    router = next(functions(theirs.classes["RouterArgs"], "add_cli_args"))
-    served_options.calls(router, "", ("host", "port"))
-    prefixes = {"sglang": "skipped_args", "eval-sglang": "_EVAL_SKIPPED_SERVER_ARGS"}
-    for prefix, constant in prefixes.items():
-        fallback = mine.constants.get("_SKIPPED_SERVER_ARGS")
-        node = mine.constants.get(constant) or (prefix == "sglang" and fallback)
-        if not node:
-            continue
-        skipped = mine.value(node)
-        served_options.annotated("ServerArgs", prefix, skipped)
-        server = next(functions(theirs.classes["ServerArgs"], "add_cli_args"))
-        served_options.calls(server, prefix, skipped)
-    return written(name, {"options": options, "served": served_options})
-
-
 class Unrolled(ast.NodeTransformer):
     """Loops over literals, as ``for prefix in ("actor", "critic")``, written out."""
 
@@ -440,40 +340,18 @@ class Unrolled(ast.NodeTransformer):
         return self.known.get(node.id, node)
 
 
-def record_programs(name: str, root: Path) -> Path:
-    """Write the schema of a release of OpenRLHF or LightRFT; its path."""
-    package = name.partition("-")[0]
-    pattern, others = PROGRAMS[package]
-    names = tomllib.loads(OPENRLHF_NAMES.read_text("utf-8"))
-    tables = {}
-    for file in sorted(root.glob(pattern)):
-        sources = Sources([file, *(root / other for other in others)])
-        options = Options(sources)
-        for tree in sources.trees.values():
-            options.calls(Unrolled({}).visit(tree))
-        if package == "openrlhf":
-            for one in options.values():
-                one["key"] = names.get(one["key"], one["key"])
-        part = file.stem if package == "openrlhf" else f"{file.parent.name}/{file.name}"
-        tables[part] = options
-    return written(name, tables)
+def short(name: str, record: Record) -> Record:
+    """Without what is clear: the key that its name makes, and None for a default."""
+    key = name.lstrip("-").replace("-", "_")
+    clear = {"key": key, "default": None}
+    if "default" not in record:
+        record = {**record, "default": "?"}
+    return {k: v for k, v in record.items() if k not in clear or clear[k] != v}
 
 
-def written(name: str, tables: Mapping[str, Options]) -> Path:
-    """Write the tables as the schema of that name; its path."""
-    path = PLACE / f"{name}.json"
-    lines = [
-        f"{json.dumps(part)}: {{\n"
-        + ",\n".join(
-            f"{json.dumps(k)}: {json.dumps(short(k, v))}" for k, v in sorted(of.items())
-        )
-        + "\n}"
-        for part, of in tables.items()
-    ]
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    return path
-
-
-if __name__ == "__main__":
-    recorder = record if len(sys.argv) > 3 else record_programs
-    print(recorder(sys.argv[1], *map(Path, sys.argv[2:])))
+def tables(parsers: Mapping[str, Options]) -> dict[str, dict[str, Record]]:
+    """Parsers' options as a schema has them."""
+    return {
+        table: {name: short(name, record) for name, record in sorted(of.items())}
+        for table, of in parsers.items()
+    }
