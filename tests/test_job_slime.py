@@ -177,12 +177,19 @@ def test_a_teacher_that_cannot_answer_is_told(
 def test_a_teacher_of_another_tokenizer_is_told(script: Path) -> None:
     for name in ("student", "teacher"):
         (script.parent / name).mkdir()
-        (script.parent / name / "tokenizer.json").write_text(json.dumps(name))
+        (script.parent / name / "config.json").write_text("{}")
+        vocab = {"a": len(name)}
+        file = script.parent / name / "tokenizer.json"
+        file.write_text(json.dumps({"of": name, "model": {"vocab": vocab}}))
+    (script.parent / "teacher/tokenizer.json").write_text('{"model": {"vocab": {}}}')
     server = TEACHER.replace("T ", f"{script.parent}/teacher ")
     more = f"{OPD} --hf-checkpoint {script.parent}/student"
     found = faults(checked(script, more, f"{server} --port 13141 &"))
-    assert ["another than the student's" in f.message for f in found] == [True]
-    (script.parent / "teacher/tokenizer.json").write_text('"student"')
+    assert not found  # a file without a vocabulary tells nothing
+    file.write_text('{"model": {"vocab": {"a": 1}}}')
+    (fault,) = faults(checked(script, more, f"{server} --port 13141 &"))
+    assert "1 of the student's 1 tokens have another id" in fault.message
+    file.write_text('{"model": {"vocab": {"a": 7}}}')
     assert not faults(checked(script, more, f"{server} --port 13141 &"))
 
 

@@ -6,10 +6,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from pytest_gkd.job import memory, models
+from pytest_gkd.job import memory, model_files, models
 from pytest_gkd.job.findings import CheckError, Finding, note
 from pytest_gkd.job.memory import GIB, Engine, Job, Row, Trainer
 from pytest_gkd.job.models import Model
@@ -328,10 +327,12 @@ def _model(values: Values, role: str) -> Model:
     paths = named if isinstance(named, list) else [named]
     found = []
     for path in paths:
-        if not isinstance(path, str) or not (Path(path) / "config.json").is_file():
+        place = model_files.directory(path)
+        if place is None:
             said = path if isinstance(path, str) else "not certain"
-            raise CheckError(f"the {role} is {said}, no directory with a config.json")
-        found.append(models.read(Path(path)))
+            where = "has no config.json here or in the hub's cache"
+            raise CheckError(f"the {role} is {said}, which {where}")
+        found.append(models.read(place))
     return max(found, key=lambda model: model.elements)
 
 

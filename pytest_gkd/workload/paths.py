@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import os
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,6 @@ from pytest_gkd.stage_api import StageFault
 
 # What git leaves in the place of a large file when git-lfs did not fetch it.
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-
-
-def hugging_face_home(environ: Mapping[str, str]) -> Path:
-    """Where Hugging Face's libraries keep what they fetch and prepare.
-
-    Below it huggingface_hub has ``hub`` (constants.py), datasets ``datasets``
-    (config.py).
-    """
-    cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = environ.get("HF_HOME") or f"{cache}/huggingface"
-    # Path.expanduser raises for a user without a home.
-    return Path(os.path.expanduser(home))  # noqa: PTH111
 
 
 def near_names(path: Path, suffixes: tuple[str, ...]) -> list[str]:

@@ -6,12 +6,12 @@ below nemo_rl/.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pytest_gkd.job import model_files
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.omegaconf import Config, UnresolvedError
 from pytest_gkd.job.overrides import Given
@@ -689,7 +689,8 @@ def _vocabulary(look: Look, algorithm: str) -> Iterator[Fault]:
     """algorithms/distillation.py, check_vocab_equality; for models that lie here."""
     if algorithm != "distillation" or look.is_set(SKIP_TOKENIZER_CHECK):
         return
-    sizes = [_vocabulary_of(look(f"{one}.model_name")) for one in ("policy", "teacher")]
+    models = [look(f"{one}.model_name") for one in ("policy", "teacher")]
+    sizes = list(map(model_files.vocabulary, models))
     if None not in sizes and sizes[0] != sizes[1]:
         yield (
             "teacher.model_name",
@@ -699,15 +700,6 @@ def _vocabulary(look: Look, algorithm: str) -> Iterator[Fault]:
                 "entries by their config.json; they must be the same"
             ),
         )
-
-
-def _vocabulary_of(model: Any) -> int | None:
-    path = Path(str(model)) / "config.json"
-    try:
-        size = json.loads(path.read_text("utf-8")).get("vocab_size")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return size if isinstance(size, int) else None
 
 
 def _lengths(look: Look, _: str) -> Iterator[Fault]:

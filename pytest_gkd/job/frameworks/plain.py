@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import tomllib
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd import checkpoint
-from pytest_gkd.job import documents, script_file
+from pytest_gkd.job import documents, model_files
 from pytest_gkd.job.findings import CheckError, Finding
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, derived
 from pytest_gkd.job.launch import Launch
@@ -272,7 +271,7 @@ def _models(job: _Job) -> Iterator[Finding]:
         ("student", "tensor_parallel_size", "max_model_len"),
         ("teacher", "teacher_tensor_parallel_size", "teacher_max_model_len"),
     ):
-        config = _config(job(role))
+        config = model_files.config(job(role))
         size, heads = job(tensor), checkpoint.heads(config)
         if size and heads and heads % size:
             text = f"{tensor} {size} does not divide the {heads} attention heads of "
@@ -285,25 +284,13 @@ def _models(job: _Job) -> Iterator[Finding]:
             text = f"{text}(max_position_embeddings): vLLM refuses it"
             level = "error" if job("rollout_engine") == "vllm" else "warning"
             yield job.fault(length, text, level, "vllm.max-model-len")
-    sizes = [_config(job(one)).get("vocab_size") for one in ("student", "teacher")]
+    sizes = [model_files.vocabulary(job(one)) for one in ("student", "teacher")]
     if all(_is_whole(size, 1) for size in sizes) and sizes[0] != sizes[1]:
         text = f"the vocabularies of student and teacher have {sizes[0]} and {sizes[1]}"
         text = f"{text} entries: a loss over all of them cannot be computed, and one "
         text = f"{text}over the teacher's top-k needs the same tokenizer"
         cause = "tokenizer.vocab-mismatch"
         yield job.fault("teacher", text, "warning", cause)
-
-
-def _config(model: Any) -> Mapping[str, Any]:
-    """The config.json of a model's directory, of its language model if it has more."""
-    path = Path(model) / "config.json" if isinstance(model, str) else None
-    if path is None or "\0" in str(path) or not path.is_file():
-        return {}
-    try:
-        config = json.loads(script_file.text_of(path, is_script=False))
-    except (ValueError, RecursionError):
-        return {}
-    return checkpoint.text_part(config) or config if isinstance(config, dict) else {}
 
 
 def _not_there(job: _Job) -> Iterator[Finding]:

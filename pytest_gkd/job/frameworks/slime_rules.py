@@ -6,13 +6,13 @@ Where no other source is named, a rule is slime_validate_args' and miles_validat
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from pytest_gkd import sanitize
+from pytest_gkd.job import model_files
 from pytest_gkd.job.arguments import MISSING
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.frameworks import ray_start, recorded_options
@@ -683,28 +683,12 @@ def _devices(v: Known) -> Iterator[Finding]:
 # -- files -------------------------------------------------------------------------
 
 
-def _config(place: str) -> dict[str, Any] | None:
-    """A local checkpoint's config.json; None where there is none to read."""
-    path = Path(place) / "config.json"
-    try:
-        if not path.is_file() or path.stat().st_size > MOST_BYTES:
-            return None
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def _shape(v: Known) -> Iterator[Finding]:
     """The model's shape against its checkpoint's, as _hf_validate_args holds them."""
     place = v["hf_checkpoint"]
     if not place or not _trains(v):
         return
-    config = _config(str(place))
-    if config is None:
-        return
-    text = config.get("text_config")
-    config = text if isinstance(text, dict) else config
+    config = model_files.config(place)
     pairs = dict(ALIKE) if MOE_KEYS & config.keys() else {**ALIKE, **DENSE}
     for theirs, ours in pairs.items():
         if theirs in config and v[ours] is not None and config[theirs] != v[ours]:
@@ -719,20 +703,15 @@ def _tokenizers(v: Known) -> Iterator[Finding]:
     """A teacher of another tokenizer: it is sent the student's token numbers."""
     if not _distills(v) or not v["hf_checkpoint"]:
         return
-    student = Path(v["hf_checkpoint"]) / "tokenizer.json"
     for server in teachers(v):
-        place = server.find("model_path").value
-        teacher = Path(place or "") / "tokenizer.json"
-        try:
-            if not place or student.read_bytes() == teacher.read_bytes():
-                continue
-        except OSError:
-            continue
-        text = (
-            f"the tokenizer.json of the teacher {place} is another than the student's: "
-            "it is sent the student's token numbers, and nothing compares the two"
-        )
-        yield v.fault(CONFLICT, "warning", text, "hf_checkpoint", "rm_url")
+        teacher = server.find("model_path").value
+        said, _ = model_files.other_tokenizer(v["hf_checkpoint"], teacher)
+        if said:
+            text = (
+                f"{said}: the teacher {teacher} is sent the student's token numbers, "
+                "and nothing compares the two"
+            )
+            yield v.fault(CONFLICT, "warning", text, "hf_checkpoint", "rm_url")
 
 
 def _absent(v: Known) -> Iterator[Finding]:

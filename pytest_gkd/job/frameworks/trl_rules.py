@@ -6,14 +6,13 @@ Each rule names the source file that has it, of TRL 1.16.0 where nothing else is
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pytest_gkd.job import documents, script_file
+from pytest_gkd.job import documents, model_files
 from pytest_gkd.job.arguments import MISSING
 from pytest_gkd.job.findings import CheckError, Finding
 from pytest_gkd.job.frameworks.accelerate import (
@@ -633,28 +632,13 @@ def _vocabulary(job: TrlJob) -> Iterator[Finding]:
     if not ({"GKDConfig", "DistillationConfig"} & job.classes and job.since("1.9")):
         return
     given = [job.find(key).value for key in ("model_name_or_path", TEACHER)]
-    sizes = [_vocabulary_size(one, job.place) for one in given]
+    sizes = [model_files.vocabulary(one, job.place) for one in given]
     if None not in sizes and sizes[0] != sizes[1]:
         text = (
             f"the student's vocabulary has {sizes[0]} entries and the teacher's "
             f"{sizes[1]}: {job.whose} refuses it; GOLD with use_uld_loss takes both"
         )
         yield job.finding(CONFLICT, "error", TEACHER, text)
-
-
-def _vocabulary_size(model: Any, place: Path) -> int | None:
-    if not isinstance(model, str):
-        return None
-    path = existing(f"{model}/config.json", place)
-    try:
-        text = script_file.text_of(path, is_script=False) if path else "{}"
-        config = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    own = config if isinstance(config, dict) else {}
-    inner = own.get("text_config")
-    size = (inner if isinstance(inner, dict) else own).get("vocab_size")
-    return size if type(size) is int else None
 
 
 def _zero(job: TrlJob) -> Iterator[Finding]:

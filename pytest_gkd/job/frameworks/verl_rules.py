@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pytest_gkd.job import model_files
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.overrides import Given, Job
 
@@ -414,4 +415,22 @@ def _log_probabilities(sizes: _Sizes) -> Iterator[Finding]:
         yield sizes.fault(
             f"the teacher's engine gives {most} log-probabilities a token "
             f"(max_logprobs), and the loss takes {top} (topk)"
+        )
+
+
+@_rule
+def _tokenizers(sizes: _Sizes) -> Iterator[Finding]:
+    # The teacher scores the student's token ids, and its top-k ids are looked up in the
+    # student's logits (trainer/distillation/losses.py); nothing compares the two.
+    if sizes.more_teachers or not sizes("distillation.enabled"):
+        return
+    student = sizes("actor_rollout_ref.model.path")
+    teacher = sizes(f"{TEACHER}.model_path")
+    said, in_earnest = model_files.other_tokenizer(student, teacher)
+    if said:
+        yield sizes.fault(
+            f"{said}: the teacher {teacher} is given the student's token ids, and verl "
+            "does not compare the two",
+            "error" if in_earnest else "warning",
+            "tokenizer.vocab-mismatch",
         )

@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
+from pytest_gkd import hub_cache
 from pytest_gkd.clock import monotonic
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload import paths
 
 # Another job that prepares the same files holds it as well, and lets go.
 WAIT_S = 3.0
@@ -29,7 +29,7 @@ def cache_root(environ: Mapping[str, str]) -> Path:
     """Where ``datasets`` keeps prepared files (datasets 5.2, config.py)."""
     if environ.get("HF_DATASETS_CACHE"):
         return Path(environ["HF_DATASETS_CACHE"]).expanduser()
-    return paths.hugging_face_home(environ) / "datasets"
+    return hub_cache.home(environ) / "datasets"
 
 
 def check(prepared_in: Iterable[Path], loaded_in: Path, root: Path) -> None:

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_gkd import hub_cache
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload import paths
 from pytest_gkd.workload.data.json_lines import ZIP, ZSTD, check_json, corrupt
-from pytest_gkd.workload.models import model_paths
 
 # The larger the files, the longer the data stage may take beyond its budget. Measured
 # on two cores: a million rows of JSONL (110 MB) in 10 s; this is a fifth of that pace.
@@ -111,7 +111,7 @@ def _is_on_hub(name: str, path: Path) -> bool:
     owner, _, rest = name.partition("/")
     return (
         bool(rest)
-        and model_paths.is_hub_id(name)
+        and hub_cache.is_hub_id(name)
         and not name.lower().endswith(SUFFIXES)
         and not (Path(owner).exists() or os.path.lexists(path))
     )

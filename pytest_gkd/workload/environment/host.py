@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pytest_gkd import hub_cache
 from pytest_gkd.stage_api import Note, StageFault
-from pytest_gkd.workload import paths
 from pytest_gkd.workload.environment.findings import size_text
 from pytest_gkd.workload.environment.memory import GIB, MIB, judge_memory, read_memory
 
@@ -77,7 +77,7 @@ def cache_dirs(environ: Mapping[str, str]) -> dict[str, Path]:
     home = Path(environ.get("HOME") or str(Path.home()))
     cache = Path(environ.get("XDG_CACHE_HOME") or home / ".cache")
     return {
-        "HF_HOME": paths.hugging_face_home(environ),
+        "HF_HOME": hub_cache.home(environ),
         "VLLM_CACHE_ROOT": Path(environ.get("VLLM_CACHE_ROOT") or cache / "vllm"),
         "TMPDIR": Path(environ.get("TMPDIR") or "/tmp"),  # noqa: S108
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import urllib.parse
 import urllib.request
@@ -12,7 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from pytest_gkd import hub_cache
 from pytest_gkd.clock import monotonic
+from pytest_gkd.hub_cache import is_hub_id
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload import paths
 from pytest_gkd.workload.deadline import begun
@@ -20,8 +21,6 @@ from pytest_gkd.workload.deadline import begun
 # For the hub's first answer. A name server that gives none costs 5 s (resolv.conf(5)).
 REACH_S = 12.0
 PORTS = {"http": 80, "https": 443}  # else a SOCKS proxy's (RFC 1928)
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def locate(name: str, origin: str) -> Located | None:
         raise paths.fault("checkpoint.missing", path, origin, what)
     if "://" in name or is_of_modelscope():
         return None
-    snapshot = _snapshot(name) if is_hub_id(name) else None
+    snapshot = hub_cache.snapshot(name, os.environ) if is_hub_id(name) else None
     if snapshot is not None:
         return Located(snapshot, from_hub=True)
     if not is_hub_id(name) or ("/" in name and path.parent.is_dir()):
@@ -62,7 +61,7 @@ def locate(name: str, origin: str) -> Located | None:
     if is_offline():
         problem = (
             "is neither a directory here nor in the hub's cache "
-            f"{hub_cache()}, and HF_HUB_OFFLINE forbids asking the hub"
+            f"{hub_cache.models(os.environ)}, and HF_HUB_OFFLINE forbids asking the hub"
         )
         raise unreachable(name, origin, problem)
     return None
@@ -133,21 +132,8 @@ def is_of_modelscope() -> bool:
 
 def unreachable(name: str, origin: str, problem: str) -> StageFault:
     """The fault for ``name``, which only the hub knows; ``problem`` follows it."""
-    cache = str(hub_cache())
+    cache = str(hub_cache.models(os.environ))
     return paths.fault("env.hub-unreachable", name, origin, problem, hub_cache=cache)
-
-
-def is_hub_id(name: str) -> bool:
-    """Whether ``name`` has the form of a name on the hub."""
-    return _HUB_ID.fullmatch(name) is not None
-
-
-def hub_cache() -> Path:
-    """Where huggingface_hub keeps models, by its own variables in its own order."""
-    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if os.environ.get(variable):
-            return Path(os.environ[variable]).expanduser()
-    return paths.hugging_face_home(os.environ) / "hub"
 
 
 def is_offline() -> bool:
@@ -156,14 +142,3 @@ def is_offline() -> bool:
         os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE")
         for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     )
-
-
-def _snapshot(hub_id: str) -> Path | None:
-    """The cached snapshot of the default branch, if its config is there."""
-    home = hub_cache() / ("models--" + hub_id.replace("/", "--"))
-    try:
-        revision = (home / "refs" / "main").read_text("utf-8").strip()
-    except (OSError, ValueError):
-        return None
-    snapshot = home / "snapshots" / revision
-    return snapshot if (snapshot / "config.json").exists() else None

@@ -1,0 +1,46 @@
+"""Where Hugging Face's libraries keep what they fetch, and which model lies there."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """Where Hugging Face's libraries keep what they fetch and prepare.
+
+    Below it huggingface_hub has ``hub`` (constants.py), datasets ``datasets``
+    (config.py).
+    """
+    cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    found = environ.get("HF_HOME") or f"{cache}/huggingface"
+    # Path.expanduser raises for a user without a home.
+    return Path(os.path.expanduser(found))  # noqa: PTH111
+
+
+def models(environ: Mapping[str, str]) -> Path:
+    """Where huggingface_hub keeps models, by its own variables in its own order."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if environ.get(variable):
+            return Path(os.path.expanduser(environ[variable]))  # noqa: PTH111
+    return home(environ) / "hub"
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether ``name`` has the form of a name on the hub."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
+def snapshot(hub_id: str, environ: Mapping[str, str]) -> Path | None:
+    """The cached snapshot of a model's default branch, if its config is there."""
+    place = models(environ) / ("models--" + hub_id.replace("/", "--"))
+    try:
+        revision = (place / "refs" / "main").read_text("utf-8").strip()
+        found = place / "snapshots" / revision
+        return found if (found / "config.json").exists() else None
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,99 @@
+"""The files of models that a job names: a directory, or the hub's local cache."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd import checkpoint, hub_cache
+
+MOST_BYTES = 64 << 20
+# A tokenizer with so many of the tokens elsewhere is another one; with fewer it has
+# gained or lost special tokens.
+OTHER = 0.01
+
+
+def directory(name: Any, place: Path | None = None) -> Path | None:
+    """Where the model of that name lies, if its config.json is on this machine.
+
+    ``place`` is the directory that a relative path starts from, before this one.
+    """
+    if not isinstance(name, str) or not name:
+        return None
+    try:
+        for path in ((place or Path()) / name, Path(name).expanduser()):
+            if (path / "config.json").is_file():
+                return path
+    except (OSError, ValueError, RuntimeError):  # a NUL, a user who is not there
+        return None
+    return hub_cache.snapshot(name, os.environ) if hub_cache.is_hub_id(name) else None
+
+
+def config(name: Any, place: Path | None = None) -> Mapping[str, Any]:
+    """A model's config.json, that of its language model if it has more parts.
+
+    Empty where there is none on this machine that can be read.
+    """
+    found = _json(directory(name, place), "config.json")
+    return {**found, **checkpoint.text_part(found)}
+
+
+def vocabulary(name: Any, place: Path | None = None) -> int | None:
+    """The entries of a model's embedding, by its config.json; None without one."""
+    size = config(name, place).get("vocab_size")
+    return size if type(size) is int else None
+
+
+def other_tokenizer(student: Any, teacher: Any) -> tuple[str, bool]:
+    """How the teacher's tokenizer.json differs from the student's, and if in earnest.
+
+    Empty where the same tokens have the same ids, or where one of them is not here.
+    """
+    places = [directory(name) for name in (student, teacher)]
+    try:
+        raw = [(place / "tokenizer.json").read_bytes() for place in places if place]
+    except OSError:
+        return "", False
+    if len(raw) < 2 or raw[0] == raw[1]:
+        return "", False
+    ours, theirs = (_ids(_json(place, "tokenizer.json")) for place in places)
+    if not ours or not theirs:
+        return "", False
+    elsewhere = [token for token, number in ours.items() if theirs.get(token) != number]
+    if not elsewhere:
+        return "", False
+    token = elsewhere[0]
+    text = (
+        f"{len(elsewhere)} of the student's {len(ours)} tokens have another id in the "
+        f"teacher's tokenizer.json or none, such as {token[:40]!r} ({ours[token]} "
+        f"against {theirs.get(token, 'none')})"
+    )
+    return text, len(elsewhere) > OTHER * len(ours)
+
+
+def _json(place: Path | None, name: str) -> dict[str, Any]:
+    try:
+        if place is None or (place / name).stat().st_size > MOST_BYTES:
+            return {}
+        found = json.loads((place / name).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Ids by token; those of a Unigram model stand in their order."""
+    model = tokenizer.get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    try:
+        if isinstance(vocab, list):
+            found = {str(entry[0]): number for number, entry in enumerate(vocab)}
+        else:
+            found = {str(token): int(number) for token, number in (vocab or {}).items()}
+        added = tokenizer.get("added_tokens") or []
+        return found | {str(one["content"]): int(one["id"]) for one in added}
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError):
+        return {}
