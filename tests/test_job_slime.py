@@ -151,12 +151,59 @@ def test_what_is_wrong_is_told(more: str, level: str, said: str, script: Path) -
 
 
 @pytest.mark.parametrize(
+    "more",
+    [
+        "--rollout-temperature 0.1",
+        "--use-kl-loss --ref-load R",
+        "--kl-coef 0.1 --ref-load R --load=",
+        "--eval-interval 5 --eval-prompt-data a b",
+        "--save-interval 5 --save S",
+        "--advantage-estimator reinforce_plus_plus --normalize-advantages",
+        "--get-mismatch-metrics --custom-tis-function-path m.f --use-tis",
+        "--use-dynamic-batch-size --max-tokens-per-gpu 9 --balance-by-flops",
+        "--num-steps-per-rollout 2 --global-batch-size 32",
+        "--global-batch-size 32",
+        "--global-batch-size 2 --rollout-batch-size 1 --n-samples-per-prompt 2",
+        "--over-sampling-batch-size 16",
+        "--enable-mtp-training --mtp-num-layers 1",
+        "--rollout-max-context-len 9 --rollout-max-prompt-len 8",
+        "--update-weight-transport disk --update-weight-disk-dir D",
+        "--update-weight-mode delta --update-weight-transport disk "
+        "--update-weight-disk-dir D --update-weight-local-checkpoint-dir C",
+        "--rollout-num-gpus-per-engine 2",
+        "--rollout-num-gpus 4 --rollout-num-gpus-per-engine 2",
+        "--rollout-num-gpus-per-engine 2 --sglang-pp-size 2",
+        "--rollout-num-gpus-per-engine 2 --sglang-dp-size 2 "
+        "--sglang-enable-dp-attention",
+        "--context-parallel-size 2",
+        "--expert-model-parallel-size 2 --num-experts 4",
+        "--num-query-groups 1",
+        "--num-query-groups 4",
+        "--pipeline-model-parallel-size 2",
+        "--pipeline-model-parallel-size 2 --num-layers 35 "
+        "--decoder-last-pipeline-num-layers 17",
+        "--recompute-granularity selective",
+        "--debug-rollout-only --context-parallel-size 4",
+    ],
+)
+def test_what_is_at_a_bound_is_no_fault(more: str, script: Path) -> None:
+    assert faults(checked(script, more)) == []
+
+
+def test_options_that_stand_in_another_file_are_noted(script: Path) -> None:
+    found = checked(script, "--custom-config-path c.yaml").findings
+    (note,) = [one for one in found if one.key == "custom_config_path"]
+    assert (note.level, "is not read here" in note.message) == ("note", True)
+
+
+@pytest.mark.parametrize(
     ("server", "more", "said"),
     [
         (f"{TEACHER} --port 13142 &", "", "its server listens at 13142"),
         (f"{TEACHER} &", "", "its server listens at 30000"),
         (f"{TEACHER} --port 13141", "", "add & behind it"),
         (f"{TEACHER} --port 13141 &", "--rm-url http://127.0.0.1:13141/", "/generate"),
+        (f"{TEACHER} --port 13141 &", "--rm-url http://[::1/generate", "no address"),
         (
             f"{TEACHER} --port 13141 --context-length 4096 &",
             "--rollout-max-response-len 8192",
