@@ -98,3 +98,12 @@ def test_a_secret_of_a_configuration_file_is_told(tmp_path: Path) -> None:
         told = [one for one in found.findings if one.cause == "config.secret-in-file"]
         assert [(one.file, one.line) for one in told] == [(str(path), 2)]
         assert HUB not in json.dumps(found.to_json())
+
+
+def test_a_sourced_file_is_the_place_for_them_and_not_repeated(tmp_path: Path) -> None:
+    (tmp_path / "own.env").write_text(f"export WANDB_API_KEY={HEX}\n")
+    path = tmp_path / "run.sh"
+    path.write_text(f"source {tmp_path}/own.env\n{START} x.y=[$WANDB_API_KEY]\n")
+    found = check.check(path)
+    assert not [one for one in found.findings if one.cause == "config.secret-in-file"]
+    assert HEX not in check.text(found) + json.dumps(found.to_json())

@@ -14,6 +14,7 @@ from pytest_gkd.job import (
     documents,
     environment,
     fitting,
+    placement,
     ray_environment,
     releases,
     script_file,
@@ -160,16 +161,21 @@ def check(
     )
     findings += [note(problem, str(path), 0) for problem in problems]
     read, told = [], list[tuple[World, list[Finding]]]()
-    files = dict[str, None]()
+    files, private = dict[str, None](), dict[str, None]()
     for world, launch in starts:
         reading = reader.read(launch, release)
         read.append((world, reading.values))
         found = [*reading.findings, *_twice(reading.said), *_uncertain(reading.said)]
         found += environment.findings(launch, reading, raw)
+        line = launch.command.line
+        found += placement.findings(reading.pools, machine, str(path), line)
         found += ray_environment.findings(launch, reading, release, raw)
-        words = [one.word for one in reading.said]
+        words: list[Word | None] = [one.word for one in reading.said]
+        words += [given.word for given in reading.values.values()]
         words += [w for c in (launch.command, *launch.beside) for w in c.words]
         files |= dict.fromkeys(written_secrets.files_of(words))
+        set_in = [w for c in launch.beside for w in c.environment.values()]
+        private |= dict.fromkeys(written_secrets.files_of(set_in))
         if reading.problem:
             found.append(note(reading.problem, str(path), launch.command.line))
         told.append((world, found))
@@ -187,7 +193,7 @@ def check(
     findings += [*_on_ways(told), *wrong]
     findings = list(dict.fromkeys(findings))[:MOST_FINDINGS]
     judged = name, str(release), chosen_by, str(path), lines
-    secrets, unsaid = written_secrets.in_files([str(path), *files])
+    secrets, unsaid = written_secrets.in_files([str(path), *files], private)
     checked = Checked(*judged, values, [*findings, *secrets], plan, reason)
     return _without(checked, written_secrets.hiding(unsaid))
 

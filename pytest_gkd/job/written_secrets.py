@@ -51,11 +51,17 @@ FEWEST = 7  # different characters
 LONGEST_LINE = 4000
 
 
-def in_files(files: Iterable[str]) -> tuple[list[Finding], list[str]]:
-    """Those of a job's files as findings, and all that may be one, never to be said."""
+def in_files(
+    files: Iterable[str], private: Iterable[str] = ()
+) -> tuple[list[Finding], list[str]]:
+    """Those of a job's files as findings, and all that may be one, never to be said.
+
+    A ``private`` file, which a script sources for its variables, is their place.
+    """
     told: list[Finding] = []
     unsaid: list[str] = []
-    for file in dict.fromkeys(files):
+    own = list(dict.fromkeys(files))
+    for file in dict.fromkeys([*own, *private]):
         try:
             text = script_file.text_of(Path(file), is_script=False)
         except (CheckError, ValueError):
@@ -65,7 +71,8 @@ def in_files(files: Iterable[str]) -> tuple[list[Finding], list[str]]:
             for sign, secret in sanitize.secrets(line[:LONGEST_LINE]):
                 unsaid.append(secret)
                 is_new = not any(secret in other or other in secret for other in seen)
-                if is_new and _is_written_out(sign, secret) and len(told) < MOST:
+                is_told = file in own and is_new and len(told) < MOST
+                if is_told and _is_written_out(sign, secret):
                     seen.add(secret)
                     told.append(_finding(sign, file, number))
     return told, unsaid

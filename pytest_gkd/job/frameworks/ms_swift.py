@@ -17,7 +17,7 @@ from pytest_gkd.job.arguments import Arguments, Option, parsed
 from pytest_gkd.job.findings import CheckError, Finding
 from pytest_gkd.job.frameworks import accelerate, ms_swift_rules
 from pytest_gkd.job.frameworks.ms_swift_job import Server, Start
-from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading
+from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, launched
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Given, Job, Override
 from pytest_gkd.job.releases import Release
@@ -135,7 +135,8 @@ def read(launch: Launch, release: Release) -> Reading:
             else Given("undetermined", None, None, needs)
             for name, given in values.items()
         }
-    return Reading(found.said, values, findings, problem)
+    pools = () if start.ray else launched(values)
+    return Reading(found.said, values, findings, problem, pools)
 
 
 def _program(launch: Launch) -> str:

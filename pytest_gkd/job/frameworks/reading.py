@@ -18,17 +18,33 @@ from pytest_gkd.job.releases import Release
 UNKNOWN = "config.unknown-option"
 
 
+class Pool(NamedTuple):
+    """GPUs of a role: ``each`` of them on every one of ``nodes``, never fewer.
+
+    ``key`` is the framework's own for ``each``; ``is_launched`` is whether a launcher
+    runs on every node, so that two of them cannot be one.
+    """
+
+    name: str
+    nodes: Given
+    each: Given
+    key: str = ""
+    is_launched: bool = False
+
+
 class Reading(NamedTuple):
     """A start of a framework, understood.
 
     ``said`` is what the user gave, ``values`` what the job makes of it by the names of
-    ``gkd check``. ``problem`` says why its keys cannot be judged, if so.
+    ``gkd check``. ``problem`` says why its keys cannot be judged, if so. ``pools`` are
+    those whose GPUs must be on the same node.
     """
 
     said: list[Override]
     values: dict[str, Given]
     findings: list[Finding]
     problem: str = ""
+    pools: tuple[Pool, ...] = ()
 
 
 @cache
@@ -36,6 +52,14 @@ def names(framework: str) -> dict[str, str]:
     """The framework's own key for each value of ``gkd check``; empty without any."""
     text = (Path(__file__).parent / "names.toml").read_text("utf-8")
     return dict(tomllib.loads(text).get(framework, {}))
+
+
+def launched(values: dict[str, Given]) -> tuple[Pool, ...]:
+    """The trainer's pool where a launcher starts a process for each of its GPUs."""
+    sizes = (values.get("nodes"), values.get("gpus_per_node"))
+    if sizes[0] is None or sizes[1] is None:
+        return ()
+    return (Pool("the trainer", sizes[0], sizes[1], is_launched=True),)
 
 
 def derived(expression: str, compute: Callable[..., Any], *parts: Given) -> Given:

@@ -16,7 +16,7 @@ from pytest_gkd.job import dataclass_options, documents, releases, script_file
 from pytest_gkd.job.arguments import KINDS, MISSING, MOST_NEAR, Option, parsed
 from pytest_gkd.job.findings import CheckError, Finding
 from pytest_gkd.job.frameworks import accelerate, trl_rules
-from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading
+from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, launched
 from pytest_gkd.job.frameworks.trl_rules import TrlJob
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Job, Override
@@ -178,7 +178,8 @@ class _Reader:
                 f"{program.name} is none of {self._whose}'s scripts, and what it reads "
                 "its options into was not found: they are not judged"
             )
-        return Reading(said, trl_rules.values(job), told, problem)
+        values = trl_rules.values(job)
+        return Reading(said, values, told, problem, launched(values))
 
     def _launchers(self) -> dict[str, Option]:
         return {**accelerate.options(self._accelerate), **LAUNCHER}

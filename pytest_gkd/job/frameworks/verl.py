@@ -11,7 +11,7 @@ from typing import Any
 from pytest_gkd.job import hydra_options
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.frameworks import verl_choices, verl_config, verl_rules
-from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, names
+from pytest_gkd.job.frameworks.reading import UNKNOWN, Pool, Reading, names
 from pytest_gkd.job.hydra_options import CommandLine
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.omegaconf import flat
@@ -78,7 +78,7 @@ def read(launch: Launch, release: Release) -> Reading:
             *verl_choices.judged(every, job, release),
             *broken,
         ]
-    return Reading(said, _values(job), findings, config.problem)
+    return Reading(said, _values(job), findings, config.problem, _pools(job))
 
 
 def _as_added(given: Iterable[Override]) -> list[Override]:
@@ -170,6 +170,23 @@ def _values(job: Job) -> dict[str, Given]:
         "trainer_gpus + teacher_gpus" if shares else "all three together",
     )
     return values
+
+
+def _pools(job: Job) -> tuple[Pool, ...]:
+    """Each node's part of a pool is one placement group with STRICT_PACK
+    (single_controller/ray/base.py, RayResourcePool.get_placement_groups, of 0.9.1)."""
+    sections = {"the trainer": "trainer", "the rollout": "actor_rollout_ref.rollout"}
+    if job.find("distillation.enabled").value is True:
+        sections["the teacher"] = "distillation"
+    return tuple(
+        Pool(
+            name,
+            job.find(f"{section}.nnodes"),
+            job.find(f"{section}.n_gpus_per_node"),
+            f"{section}.n_gpus_per_node",
+        )
+        for name, section in sections.items()
+    )
 
 
 def _product(job: Job, nodes: str, gpus: str) -> Given:
