@@ -165,6 +165,16 @@ FAULTS = {
         "24 is not 8 * 2 steps",
     ),
     "a generation's size": (GPUS + GRPO + "--generation_batch_size 12", "no multiple"),
+    "no batch": (
+        GPUS
+        + GRPO.replace("batch_size 2", "batch_size 0")
+        + "--generation_batch_size 16 --num_generations 5",
+        "--per_device_train_batch_size 0 is refused",
+    ),
+    "no steps": (
+        GPUS + GRPO + "--steps_per_generation 0",
+        "--steps_per_generation 0 is refused",
+    ),
     "evaluation": (
         GPUS + GRPO + "--split_dataset_ratio 0.1 --per_device_eval_batch_size 3",
         "no multiple of 8 generations",

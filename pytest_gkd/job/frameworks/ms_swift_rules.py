@@ -228,6 +228,11 @@ def _generations(start: Start) -> Iterator[Finding]:
     if any(one.needs for one in given):
         return
     one = size.value * world.value
+    sizes = {"per_device_train_batch_size": size, "steps_per_generation": steps}
+    for key, count in sizes.items():
+        if count.value is not None and count.value < 1:
+            yield _fault(start, key, f"--{key} {count.value} is refused: 1 at least")
+            return
     if total.value and steps.value and total.value != one * steps.value:
         text = (
             f"--generation_batch_size {total.value} is not {one} * {steps.value} steps"
