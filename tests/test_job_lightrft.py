@@ -60,6 +60,12 @@ def test_sglang_takes_lengths_from_the_model(script: Path) -> None:
         ("--rollout_batch_size 36", "warning", "the rest is not rolled out"),
         ("--initial_model_shard_size 3", "error", "does not divide 8"),
         ("--n_samples_per_prompt 1", "error", "above 1"),
+        ("--pretrain=", "error", "no model to train"),
+        ("--prompt_data=", "error", "there are no prompts"),
+        ("--input_template Q:", "warning", "has no {}"),
+        ("--critic_pretrain C", "warning", "there is no critic"),
+        ("--use_kl_loss", "warning", "recommends k2 or k3"),
+        ("--prompt_data /not/here", "warning", "not on this machine"),
         ("--engine_tp 2", "error", "no option --engine_tpp"),
     ],
 )

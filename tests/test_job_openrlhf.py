@@ -296,6 +296,9 @@ def test_a_program_without_a_rollout_is_read(script: Path) -> None:
             "replaced by flash_attention_2",
         ),
         ("--data.dataset=", "error", "there is no data set"),
+        ("--model.model_name_or_path=", "error", "no model to train"),
+        ("--data.input_template Q:", "warning", "has no {}"),
+        ("--ds.load_in_4bit --ds.param_dtype fp16", "error", "4bit demands bfloat16"),
         ("--ds.tensor_parallel_size 2 --ds.param_dtype fp16", "error", "bfloat16"),
     ],
 )
