@@ -245,6 +245,8 @@ def test_the_engines_own_keys_count(script: Path) -> None:
 def test_keys_of_an_engine_that_is_not_recorded_are_not_judged(script: Path) -> None:
     found = checked(script, SCRIPT, "model_engine=mine", "actor_rollout_ref.x.y=1")
     assert [(f.level, f.key) for f in found.findings] == [("note", "")]
+    found = checked(script, SCRIPT, "model_engine=megatorn")
+    assert found.findings[0].message.endswith("; did you mean 'megatron'?")
 
 
 LOST = f"{START} \\\n  data.a=1 \\\n"
@@ -547,6 +549,7 @@ def test_a_hostile_value_is_refused_as_hydra_does(value: str, script: Path) -> N
 def test_a_mapping_for_a_section_gives_its_keys(script: Path) -> None:
     found = checked(script, f"{START} 'trainer={{nnodes: 2, n_gpus_per_node: 4}}'\n")
     assert (values(found)["trainer_gpus"], found.values["nodes"].line) == (8, 1)
+    assert not errors(checked(script, f"{START} '+trainer={{nnodes: 2}}'\n"))
     (finding, *_) = errors(
         checked(script, f"{START} '+data={{max_promt_length: 8}}'\n")
     )

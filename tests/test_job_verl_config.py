@@ -132,6 +132,17 @@ def test_the_command_line_chooses_before_the_file(tmp_path: Path) -> None:
     assert found.values["trainer_strategy"].value == "megatron"
 
 
+def test_of_two_files_that_choose_the_outer_one_counts(tmp_path: Path) -> None:
+    text = MINE.replace("ppo_trainer", "ppo_megatron_trainer").replace(
+        "  - _self_", "  - override model_engine: veomni\n  - _self_"
+    )
+    path = written(tmp_path, mine=text)
+    strategy = check.check(path, (), RELEASE).values["trainer_strategy"]
+    assert strategy.value == "veomni"
+    found = check.check(path, ("model_engine=torchtitan",), RELEASE)
+    assert found.values["trainer_strategy"].value == "torchtitan"
+
+
 def test_a_group_that_is_nowhere_is_told(tmp_path: Path) -> None:
     text = MINE.replace("  - _self_", "  - rollout@a.b: nothing\n  - _self_")
     found = check.check(written(tmp_path, mine=text), (), RELEASE)

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import lru_cache
 from typing import Any
 
 from pytest_gkd.job import hydra_options
@@ -97,6 +98,7 @@ def _configuration(
     own = schema(release, engine)
     if own is None:
         text = f"verl {release}'s keys under {engine} are not recorded, nor judged"
+        text += near(engine, ENGINES).rstrip(".")
         return verl_config.Composed(problem=text)
     return verl_config.composed(launch, line, release, own)
 
@@ -283,7 +285,7 @@ def _unknown(
             )
         elif sign and sign != "~":
             looked += 1
-            close = difflib.get_close_matches(alike, list(defaults), 1, cutoff=0.95)
+            close = _close(alike, tuple(defaults))
             if not close or looked > MOST_NEAR:
                 continue
             level = "warning"
@@ -300,6 +302,18 @@ def _unknown(
         yield Finding(UNKNOWN, level, message, word.file, word.line, key)
 
 
+@lru_cache(1024)
+def _close(key: str, known: tuple[str, ...]) -> list[str]:
+    """The known key that differs by a slip of the pen, if any."""
+    return difflib.get_close_matches(key, known, 1, cutoff=0.95)
+
+
+@lru_cache(1024)
+def _near(key: str, known: tuple[str, ...]) -> str:
+    """The same on all ways through a script: looking takes milliseconds."""
+    return near(key, known)
+
+
 def _hint(key: str, defaults: Mapping[str, Any], release: Release) -> str:
     """What may have been meant: a key of another engine, or a near one."""
     if key.endswith(".model_engine"):
@@ -307,4 +321,4 @@ def _hint(key: str, defaults: Mapping[str, Any], release: Release) -> str:
     for engine in ENGINES:
         if key in (schema(release, engine) or {}):
             return f": it is one of model_engine={engine}, and this job's is another"
-    return near(key, defaults)
+    return _near(key, tuple(defaults))
