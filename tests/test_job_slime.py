@@ -154,6 +154,9 @@ def test_what_is_wrong_is_told(more: str, level: str, said: str, script: Path) -
     "more",
     [
         "--rollout-temperature 0.1",
+        "--use-opd --opd-type megatron --opd-teacher-load X",
+        "--use-opd --opd-type sglang --custom-generate-function-path m.f",
+        "--use-opd --opd-type sglang --rollout-function-path m.f",
         "--use-kl-loss --ref-load R",
         "--kl-coef 0.1 --ref-load R --load=",
         "--eval-interval 5 --eval-prompt-data a b",
