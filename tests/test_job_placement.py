@@ -16,6 +16,7 @@ TEACHER = (
     "distillation.enabled=True distillation.teacher_models.teacher_model.model_path=t "
     "distillation.nnodes=1 distillation.n_gpus_per_node"
 )
+OWN = "actor_rollout_ref.rollout.nnodes=2 actor_rollout_ref.rollout.n_gpus_per_node=3"
 SWIFT = "swift rlhf --rlhf_type grpo --model m --dataset d"
 SLIME = "python3 train.py --hf-checkpoint /root/m --rollout-batch-size 8"
 
@@ -36,6 +37,12 @@ SLIME = "python3 train.py --hf-checkpoint /root/m --rollout-batch-size 8"
         ),
         (
             f"{VERL} {TEACHER}=2 trainer.n_gpus_per_node=6 trainer.nnodes=2",
+            "nodes=2,gpus=8",
+            "",
+        ),
+        # 4 + 2 + 2 on one node, 3 + 3 + 2 on the other
+        (
+            f"{VERL} {TEACHER}=2 distillation.nnodes=3 trainer.n_gpus_per_node=4 {OWN}",
             "nodes=2,gpus=8",
             "",
         ),
