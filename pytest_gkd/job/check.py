@@ -28,6 +28,7 @@ from pytest_gkd.job.frameworks import (
     nemo_rl,
     openrlhf,
     plain,
+    prime_rl,
     slime,
     trl,
     verl,
@@ -47,6 +48,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "nemo-rl": nemo_rl,
     "openrlhf": openrlhf,
     "lightrft": lightrft,
+    "prime-rl": prime_rl,
     "gkd": plain,
 }
 CONFLICT = "config.invalid-combination"

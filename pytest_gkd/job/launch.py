@@ -86,6 +86,10 @@ def launches(
 OWN_PROGRAM = re.compile(r".*\.py|(?!torch\.|accelerate\.)[A-Za-z_]\w*(\.\w+)+")
 
 
+# Programs of prime-rl, whose names may be anybody's.
+PRIME_RL = ("rl", "sft", "trainer", "orchestrator", "inference", "evals")
+
+
 def _programs(words: tuple[Word, ...]) -> Iterator[tuple[str, tuple[Word, ...]]]:
     """What the words may start, whatever stands before it: ``uv run``, ``srun`` ..."""
     values = [word.text.value or "" for word in words]
@@ -97,6 +101,8 @@ def _programs(words: tuple[Word, ...]) -> Iterator[tuple[str, tuple[Word, ...]]]
             yield following, rest
         elif name in ("trl", "swift", "megatron"):
             yield f"{name} {following}", rest
+        elif name in PRIME_RL and (has_python or number == 0) and following[:1] in "@-":
+            yield name, words[number + 1 :]
         elif value.endswith(".py") and (has_python or number == 0):
             yield value, words[number + 1 :]
         is_uv = name == "run" and number > 0 and values[number - 1] == "uv"

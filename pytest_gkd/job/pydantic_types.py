@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import operator
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -70,11 +72,34 @@ def _fits(node: ast.expr, value: Any) -> bool:
         return isinstance(value, int | float) or _is_number(value)
     if name == "bool":
         return value in (0, 1) or (isinstance(value, str) and value.lower() in TRUTHS)
-    if name == "str":
+    if name in ("str", "Path"):
         return isinstance(value, str)
     if name in ("list", "dict"):
         return isinstance(value, {"list": list, "dict": dict}[name])
     return name in ("Any", "object") or value is not None
+
+
+BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "ge": ("at least", operator.ge),
+    "gt": ("above", operator.gt),
+    "le": ("at most", operator.le),
+    "lt": ("below", operator.lt),
+}
+
+
+def out_of_bounds(node: ast.expr, value: Any) -> str:
+    """What a number should be by the ``Field(ge=...)`` of its type; empty if it is."""
+    if type(value) not in (int, float) or not isinstance(node, ast.Subscript):
+        return ""
+    told = []
+    for call in node.slice.elts if isinstance(node.slice, ast.Tuple) else []:
+        for bound in call.keywords if isinstance(call, ast.Call) else []:
+            words, holds = BOUNDS.get(bound.arg or "", ("", operator.ge))
+            limit = bound.value.value if isinstance(bound.value, ast.Constant) else None
+            if not isinstance(limit, int | float) or holds(value, limit):
+                continue
+            told += [f"{words} {limit}"] if words else []
+    return " and ".join(told)
 
 
 def _is_number(value: Any) -> bool:
