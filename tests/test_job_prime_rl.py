@@ -181,7 +181,9 @@ def test_options_are_read_as_pydantic_config_does(
 @pytest.mark.parametrize(
     ("options", "key", "says"),
     [
-        ("--inference.vllm.max-model-len=9", "inference.vllm.max-model-len", "write"),
+        ("--trainer.model.lora.rank=9", "trainer.model.lora.rank", "write --trainer"),
+        ("--ckpt=x", "ckpt", "takes the = for a part of the name"),
+        ("--no-orchestrator.resume.step", "orchestrator.resume.step", "at least 1"),
         ("--trainer.model.seqlen 9", "trainer.model.seqlen", "did you mean 'seq_len'"),
         ("--orchestrator 5", "orchestrator", "is a section"),
         ("stray", "stray", "is no option"),
@@ -196,6 +198,16 @@ def test_options_that_it_refuses(options: str, key: str, says: str, job: Path) -
     found = started(job, options)
     assert ("error", key) in told(found)
     assert says in "".join(f.message for f in found.findings)
+
+
+def test_an_option_of_vllm_with_its_value_behind_an_equals_sign_is_lost(
+    job: Path,
+) -> None:
+    found = started(job, "--inference.vllm.max-model-len=9")
+    assert told(found) == [("warning", "inference.vllm.max-model-len")]
+    # Below a union of a union pydantic_config looks for no section.
+    options = "--trainer.model.quantization.type=fp8 --trainer.model.impl custom"
+    assert told(started(job, options)) == []
 
 
 def test_lists_take_words_or_json(job: Path) -> None:
@@ -373,6 +385,10 @@ def test_a_shared_key_that_a_role_contradicts_is_refused(job: Path) -> None:
     assert told(checked(job, text.replace("other", "student"))) == []
 
 
+def test_a_shared_transport_has_the_type_of_the_roles(job: Path) -> None:
+    assert told(checked(job, f"{BASE}[rollout_transport]\nport = 9\n")) == []
+
+
 def test_lengths_that_are_cut_short(job: Path) -> None:
     key = "orchestrator.train.sampling.max_completion_tokens"
     text = f"{BASE}max_model_len = 4097\n[orchestrator.train.sampling]\n"
@@ -442,7 +458,7 @@ def test_classes_are_recorded_with_what_their_names_mean(tmp_path: Path) -> None
             "fields": {
                 "n": "Annotated[int, Field(ge=1)] = 1",
                 "need": "Annotated[int, Field(gt=0)]",
-                "own": "Model__at__shared = Model__at__shared()",
+                "own": "Model__at__shared = lambda: Model__at__shared()",
                 "many": "list[int] = ...",
                 "v": "Annotated[dict[str, str], AfterValidator(f)] = {}",
             },

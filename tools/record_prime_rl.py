@@ -6,7 +6,8 @@ Reads a checkout; nothing of it is imported. Writes
 pytest_gkd/job/schemas/prime-rl-RELEASE.json:
 
 - ``classes``: each class of its package of configurations with its bases and fields, as
-  ``annotation`` or ``annotation = default``, and whether it takes ``any`` key beside;
+  ``annotation`` or ``annotation = default`` (a lambda, where a call makes it), and
+  whether it takes ``any`` key beside;
 - ``aliases``: of a class, other names of a field;
 - ``programs``: the class that each program reads its command line into.
 
@@ -22,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from record_schema import PLACE
+from record_options import PLACE
 
 CONFIGS = "packages/prime-rl-configs/src/prime_rl/configs"
 ROOT = "BaseConfig"
@@ -154,9 +155,10 @@ def _field(sources: Sources, module: str, line: ast.AnnAssign) -> tuple[str, lis
         value = value.args[0] if value.args else named.get("default_factory")
         if value is not None and ast.unparse(value) == "...":
             value = None
-        if value is named.get("default_factory") and value is not None:
+        if value is not None and value is named.get("default_factory"):
             is_class = isinstance(value, ast.Name)
-            value = ast.Call(value, [], []) if is_class else ast.Constant(...)
+            made = f"lambda: {ast.unparse(value)}()" if is_class else "..."
+            value = ast.parse(made, mode="eval").body
     annotation = ast.unparse(node)
     if bounds:
         told = ", ".join(f"{k.arg}={ast.unparse(k.value)}" for k in bounds)

@@ -89,7 +89,7 @@ BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 def out_of_bounds(node: ast.expr, value: Any) -> str:
     """What a number should be by the ``Field(ge=...)`` of its type; empty if it is."""
-    if type(value) not in (int, float) or not isinstance(node, ast.Subscript):
+    if not isinstance(value, int | float) or not isinstance(node, ast.Subscript):
         return ""
     told = []
     for call in node.slice.elts if isinstance(node.slice, ast.Tuple) else []:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pytest_gkd.job import documents, releases, script_file
+from pytest_gkd.job import documents, script_file
 from pytest_gkd.job.arguments import MISSING, UNKNOWN
 from pytest_gkd.job.findings import CheckError, Finding
 from pytest_gkd.job.frameworks import prime_rl_rules
@@ -27,9 +27,9 @@ from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Given, Override
 from pytest_gkd.job.pydantic_types import members
 from pytest_gkd.job.pydantic_types import read as read_type
+from pytest_gkd.job.releases import Release
 from pytest_gkd.job.shell_values import NOBODY, Text, Word
 
-PACKAGE = "prime-rl"
 PROGRAMS = ("rl", "sft", "trainer", "orchestrator", "inference", "evals")
 NAMES = "|".join(PROGRAMS)
 PROGRAM = re.compile(
@@ -59,9 +59,9 @@ def is_own(keys: AbstractSet[str]) -> bool:
     return FILE in keys or is_rl or is_sft
 
 
-def read(launch: Launch, release: str) -> Reading:
+def read(launch: Launch, release: Release) -> Reading:
     """The values of a start of prime-rl, and what it would refuse."""
-    schema = releases.schema("prime-rl", release)
+    schema = release.schema
     classes, whose = Classes(schema), f"prime-rl {release}"
     line = _CommandLine(classes, whose, Path(launch.command.file).parent)
     if launch.document:
@@ -202,13 +202,15 @@ class _CommandLine:
                 text = f"--{name} is a section: {self._whose} takes its keys one by one"
                 self._refuse(text, word, name)
                 continue
-            if equals and kind == "section":
+            if equals and kind in ("section", "present", "absent"):
                 text = (
                     f"--{name}={inline[:40]}: below a section that may be absent "
                     f"{self._whose} takes the = for a part of the name; write "
                     f"--{name} {inline[:40]}"
                 )
-                self._refuse(text, word, name)
+                # There it goes on to vLLM, as an argument of that name.
+                level = "warning" if "vllm" in name.split(".")[:-1] else "error"
+                self._refuse(text, word, name, level=level)
                 continue
             if equals:
                 values = [word._replace(text=Text(inline, word.text.needs))]
@@ -246,21 +248,22 @@ class _CommandLine:
                 text = fields.get(part.replace("-", "_"), "")
                 node = read_type(text or "Any")[0]
                 classes = self._classes.of(node)
-                is_plain = len(members(node)) == 1
                 is_last = number == len(parts) - 1
-                if classes and not is_plain:
+                is_plain = len(members(node)) == 1
+                if classes and not is_plain and not _is_aliased(node):
                     if is_last:
                         return ("absent" if start else "present"), ".".join(
                             one.replace("-", "_") for one in parts
                         )
                     below = True
                     break
-                if not text:
+                if not text or _is_aliased(node):
+                    text, classes = (text, classes) if is_last else ("", [])
                     break
             own = ".".join(one.replace("-", "_") for one in parts)
             if below:
                 return ("off" if start else "section"), own
-            if classes and not start:
+            if classes and not start and is_plain:
                 return "group", own
             kinds = [read_type(text)[0]] if text else []
             told = {one for kind in kinds for one in map(_name, members(kind))}
@@ -300,8 +303,23 @@ class _CommandLine:
         shown = None if needs else value
         self.said.append(Override("", key, shown, needs, here))
 
-    def _refuse(self, text: str, word: Word, key: str, cause: str = UNKNOWN) -> None:
-        self.findings.append(Finding(cause, "error", text, word.file, word.line, key))
+    def _refuse(
+        self,
+        text: str,
+        word: Word,
+        key: str,
+        cause: str = UNKNOWN,
+        level: str = "error",
+    ) -> None:
+        self.findings.append(Finding(cause, level, text, word.file, word.line, key))
+
+
+def _is_aliased(node: ast.expr) -> bool:
+    """Whether it is a union of a discriminated union, which cli.py does not look into.
+
+    _is_optional_model, _is_multi_model_union.
+    """
+    return isinstance(node, ast.BinOp) and "Annotated" in ast.unparse(node)
 
 
 def _name(node: Any) -> str:

@@ -119,6 +119,7 @@ class Classes:
 
     def default(self, value: ast.expr | None) -> str:
         """The class of a default; empty for another one."""
+        value = value.body if isinstance(value, ast.Lambda) else value
         if isinstance(value, ast.Call):
             name = ast.unparse(value.func)
             return name if name in self._classes else ""
@@ -142,7 +143,7 @@ class Classes:
             return (names or [""])[0], ""
         known = ", ".join(str(tag) for name in names for tag in self.tags(name))
         if "type" not in value:
-            name = self.default(default)
+            name = self.default(default) if isinstance(default, ast.Call) else ""
             return name, "" if name else f"needs a type: {known}"
         kind = value["type"]
         for name in names:
@@ -184,7 +185,7 @@ class Classes:
                 value = default.value if isinstance(default, ast.Constant) else {}
             name = ""
             if isinstance(value, dict) and text:
-                name = self.default(default) if not value else ""
+                name = "" if is_given else self.default(default)
                 name = name or self.meant(text, value)[0]
         value = None if value == "None" else value
         word = settings.word(key) if is_given else None

@@ -80,6 +80,11 @@ def propagated(settings: Settings) -> list[Finding]:
                 found.append(_finding(settings, text, target))
         for target in targets:
             fill(settings, target, shared)
+    # The roles share the table, and give it the type of their default.
+    transport = settings.get("rollout_transport")
+    if isinstance(transport, dict) and "type" not in transport:
+        word = settings.word("rollout_transport")
+        settings.put("rollout_transport.type", "zmq", word)
     template = "trainer.tokenizer.chat_template"
     fill(settings, "inference.vllm.chat_template", template)
     for shared, targets in PRESENT.items():
