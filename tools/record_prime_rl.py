@@ -23,8 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from record_options import PLACE
-
+PLACE = Path(__file__).parents[1] / "pytest_gkd/job/schemas"
 CONFIGS = "packages/prime-rl-configs/src/prime_rl/configs"
 ROOT = "BaseConfig"
 PROGRAM = re.compile(r"cli\((\w+)")
