@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from pytest_gkd.job import hydra_options
-from pytest_gkd.job.findings import Finding
+from pytest_gkd.job.findings import Finding, note
 from pytest_gkd.job.frameworks import verl_choices, verl_config, verl_rules
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Pool, Reading, names
 from pytest_gkd.job.hydra_options import CommandLine
@@ -293,6 +293,13 @@ def _unknown(
                 f"verl {release} has no key {key}; it is added, and nothing of "
                 f"verl's reads it. Did you mean {close[0]}?"
             )
+        elif file := _not_generated(key, release):
+            message = (
+                f"{key} is in {file}, and not in the tree that is generated from it "
+                "(scripts/generate_trainer_config.sh): it is not judged"
+            )
+            yield note(message, word.file, word.line)
+            continue
         elif first in defaults:
             message = f"a further teacher is added with a +: +{key}=..."
         else:
@@ -312,6 +319,19 @@ def _close(key: str, known: tuple[str, ...]) -> list[str]:
 def _near(key: str, known: tuple[str, ...]) -> str:
     """The same on all ways through a script: looking takes milliseconds."""
     return near(key, known)
+
+
+def _not_generated(key: str, release: Release) -> str:
+    """The file of an installed copy's configuration that has a key no tree has."""
+    if not release.is_installed:
+        return ""
+    if any(key in (schema(release, engine) or {}) for engine in ENGINES):
+        return ""
+    for name, one in release.schema["configs"].items():
+        section = f".{name.partition('/')[0]}."
+        if any(f".{key}".endswith(f"{section}{own}") for own in one["keys"]):
+            return f"{name}.yaml"
+    return ""
 
 
 def _hint(key: str, defaults: Mapping[str, Any], release: Release) -> str:
