@@ -540,6 +540,26 @@ def test_its_own_rules(
         (BASE, "data.validation=null distillation.val_period=0"),
         (BASE, "data.validation=null +data.train.split_validation_size=0.1"),
         (GRPO, f"{LORA}=true {TRITON}=true"),
+        (
+            GRPO,
+            f"{LORA}=true {TRITON}=false policy.dtensor_cfg.tensor_parallel_size=2",
+        ),
+        (
+            GRPO,
+            "policy.dtensor_cfg.sequence_parallel=true "
+            "policy.dtensor_cfg.tensor_parallel_size=2",
+        ),
+        (
+            BASE,
+            "policy.dtensor_cfg.sequence_parallel=true "
+            "policy.dtensor_cfg.tensor_parallel_size=1",
+        ),
+        (
+            GRPO,
+            "policy.dtensor_cfg.cpu_offload=true policy.dtensor_cfg._v2=false "
+            "cluster.gpus_per_node=1",
+        ),
+        (GRPO, f"{MEGATRON} policy.precision=bf16"),
         (GRPO, "policy.dtensor_cfg.cpu_offload=true cluster.gpus_per_node=2"),
         (GRPO, f"{APART} {RESOURCES}.gpus_per_node=7"),
         (GRPO, f"{APART} {RESOURCES}.gpus_per_node=4 {RESOURCES}.num_nodes=1"),
