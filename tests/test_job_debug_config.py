@@ -12,7 +12,7 @@ import pytest
 
 from pytest_gkd.job import check, debug_config, releases
 from pytest_gkd.job.debug_config import DebugConfig
-from pytest_gkd.job.frameworks import verl
+from pytest_gkd.job.frameworks.verl import reader as verl
 
 SCRIPT = """\
 python3 -m verl.trainer.main_ppo \\

@@ -13,7 +13,7 @@ import pytest
 from pytest_gkd.job import check, pydantic_types
 from pytest_gkd.job.check import Checked
 from pytest_gkd.job.findings import CheckError
-from pytest_gkd.job.frameworks import prime_rl_rules
+from pytest_gkd.job.frameworks.prime_rl import rules as prime_rl_rules
 
 RELEASE = "prime-rl==0.8.0+main.559b4477"
 TOOL = Path(__file__).parents[1] / "tools/record_prime_rl.py"

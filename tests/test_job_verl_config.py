@@ -10,7 +10,7 @@ import pytest
 from pytest_gkd.job import check, hydra_compose, releases
 from pytest_gkd.job.check import Checked
 from pytest_gkd.job.findings import CheckError
-from pytest_gkd.job.frameworks import verl
+from pytest_gkd.job.frameworks.verl import reader as verl
 
 RELEASE = "verl==0.9.1"
 SEARCH = "hydra:\n  searchpath: [pkg://verl.trainer.config]\n"

@@ -22,18 +22,15 @@ from pytest_gkd.job import (
     written_secrets,
 )
 from pytest_gkd.job.findings import CheckError, Finding, note
-from pytest_gkd.job.frameworks import (
-    lightrft,
-    ms_swift,
-    nemo_rl,
-    openrlhf,
-    plain,
-    prime_rl,
-    slime,
-    trl,
-    verl,
-)
+from pytest_gkd.job.frameworks import lightrft, plain
+from pytest_gkd.job.frameworks.ms_swift import reader as ms_swift
+from pytest_gkd.job.frameworks.nemo_rl import reader as nemo_rl
+from pytest_gkd.job.frameworks.openrlhf import reader as openrlhf
+from pytest_gkd.job.frameworks.prime_rl import reader as prime_rl
 from pytest_gkd.job.frameworks.reading import Framework, names
+from pytest_gkd.job.frameworks.slime import reader as slime
+from pytest_gkd.job.frameworks.trl import reader as trl
+from pytest_gkd.job.frameworks.verl import reader as verl
 from pytest_gkd.job.launch import OWN_PROGRAM, Launch, Program, launches
 from pytest_gkd.job.memory import Row
 from pytest_gkd.job.overrides import Given, Override

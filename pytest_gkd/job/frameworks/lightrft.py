@@ -15,8 +15,9 @@ from typing import Any
 
 from pytest_gkd.job import releases
 from pytest_gkd.job.findings import Finding
-from pytest_gkd.job.frameworks import accelerate, openrlhf_options, recorded_options
-from pytest_gkd.job.frameworks.openrlhf_options import COMMON, ROLLOUT, Known, absent
+from pytest_gkd.job.frameworks import accelerate, recorded_options
+from pytest_gkd.job.frameworks.openrlhf import options as openrlhf_options
+from pytest_gkd.job.frameworks.openrlhf.options import COMMON, ROLLOUT, Known, absent
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, derived, names
 from pytest_gkd.job.frameworks.recorded_options import CONFLICT, Rule, parser
 from pytest_gkd.job.launch import Launch

@@ -12,8 +12,9 @@ from typing import Any
 from pytest_gkd.job import documents
 from pytest_gkd.job.arguments import MISSING, UNKNOWN
 from pytest_gkd.job.findings import CheckError, Finding
-from pytest_gkd.job.frameworks import nemo_rl_keys, nemo_rl_rules
-from pytest_gkd.job.frameworks.nemo_rl_rules import Look, NotCertainError
+from pytest_gkd.job.frameworks.nemo_rl import keys as nemo_rl_keys
+from pytest_gkd.job.frameworks.nemo_rl import rules as nemo_rl_rules
+from pytest_gkd.job.frameworks.nemo_rl.rules import Look, NotCertainError
 from pytest_gkd.job.frameworks.reading import Reading, names
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.omegaconf import Config, UnresolvedError, applied, flat

@@ -11,8 +11,10 @@ from typing import Any
 
 from pytest_gkd.job import hydra_options
 from pytest_gkd.job.findings import Finding, note
-from pytest_gkd.job.frameworks import verl_choices, verl_config, verl_rules
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Pool, Reading, names
+from pytest_gkd.job.frameworks.verl import choices as verl_choices
+from pytest_gkd.job.frameworks.verl import config as verl_config
+from pytest_gkd.job.frameworks.verl import rules as verl_rules
 from pytest_gkd.job.hydra_options import CommandLine
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.omegaconf import flat

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from pytest_gkd.job import releases
 from pytest_gkd.job.findings import Finding
-from pytest_gkd.job.frameworks import accelerate, openrlhf_options, openrlhf_rules
-from pytest_gkd.job.frameworks.openrlhf_options import Known
+from pytest_gkd.job.frameworks import accelerate
+from pytest_gkd.job.frameworks.openrlhf import options as openrlhf_options
+from pytest_gkd.job.frameworks.openrlhf import rules as openrlhf_rules
+from pytest_gkd.job.frameworks.openrlhf.options import Known
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, derived, names
 from pytest_gkd.job.frameworks.recorded_options import UnsureError, parser
 from pytest_gkd.job.launch import Launch

@@ -15,8 +15,9 @@ from typing import Any
 from pytest_gkd.job import dataclass_options, documents, releases
 from pytest_gkd.job.arguments import Arguments, Option, parsed
 from pytest_gkd.job.findings import CheckError, Finding
-from pytest_gkd.job.frameworks import accelerate, ms_swift_rules
-from pytest_gkd.job.frameworks.ms_swift_job import Server, Start
+from pytest_gkd.job.frameworks import accelerate
+from pytest_gkd.job.frameworks.ms_swift import rules as ms_swift_rules
+from pytest_gkd.job.frameworks.ms_swift.job import Server, Start
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, launched
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Given, Job, Override

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 from pytest_gkd.job import dataclass_options, documents, releases, script_file
 from pytest_gkd.job.arguments import KINDS, MISSING, MOST_NEAR, Option, parsed
 from pytest_gkd.job.findings import CheckError, Finding
-from pytest_gkd.job.frameworks import accelerate, trl_rules
+from pytest_gkd.job.frameworks import accelerate
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, launched
-from pytest_gkd.job.frameworks.trl_rules import TrlJob
+from pytest_gkd.job.frameworks.trl import rules as trl_rules
+from pytest_gkd.job.frameworks.trl.rules import TrlJob
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Job, Override
 from pytest_gkd.job.releases import Release

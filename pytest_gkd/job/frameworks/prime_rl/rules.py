@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from pytest_gkd.job.findings import Finding
-from pytest_gkd.job.frameworks.prime_rl_keys import Classes, Settings, Uncertain
+from pytest_gkd.job.frameworks.prime_rl.keys import Classes, Settings, Uncertain
 
 CONFLICT = "config.invalid-combination"
 CUSTOM = ("custom", "auto")

@@ -7,11 +7,11 @@ from collections.abc import Set as AbstractSet
 
 from pytest_gkd.job import arguments
 from pytest_gkd.job.findings import Finding
-from pytest_gkd.job.frameworks import slime_rules
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, derived, names
 from pytest_gkd.job.frameworks.recorded_options import parser
 from pytest_gkd.job.frameworks.sglang_server import Server
-from pytest_gkd.job.frameworks.slime_options import TABLES, Known
+from pytest_gkd.job.frameworks.slime import rules as slime_rules
+from pytest_gkd.job.frameworks.slime.options import TABLES, Known
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Given
 from pytest_gkd.job.releases import Release

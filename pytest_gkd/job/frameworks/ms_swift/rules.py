@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd.job.findings import Finding
-from pytest_gkd.job.frameworks.ms_swift_job import Server, Start, visible
+from pytest_gkd.job.frameworks.ms_swift.job import Server, Start, visible
 from pytest_gkd.job.overrides import Given
 
 CONFLICT = "config.invalid-combination"

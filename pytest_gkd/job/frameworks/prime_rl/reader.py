@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 from pytest_gkd.job import documents, script_file
 from pytest_gkd.job.arguments import MISSING, UNKNOWN
 from pytest_gkd.job.findings import CheckError, Finding
-from pytest_gkd.job.frameworks import prime_rl_rules
 from pytest_gkd.job.frameworks.accelerate import existing
-from pytest_gkd.job.frameworks.prime_rl_keys import (
+from pytest_gkd.job.frameworks.prime_rl import rules as prime_rl_rules
+from pytest_gkd.job.frameworks.prime_rl.keys import (
     Classes,
     Judge,
     Settings,

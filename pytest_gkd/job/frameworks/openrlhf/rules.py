@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pytest_gkd.job.arguments import MISSING
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.frameworks import ray_start, recorded_options
-from pytest_gkd.job.frameworks.openrlhf_options import COMMON, ROLLOUT, Known, absent
+from pytest_gkd.job.frameworks.openrlhf.options import COMMON, ROLLOUT, Known, absent
 from pytest_gkd.job.frameworks.recorded_options import CONFLICT, Rule, UnsureError
 from pytest_gkd.job.overrides import Given
 

@@ -17,7 +17,7 @@ from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.frameworks import ray_start, recorded_options
 from pytest_gkd.job.frameworks.recorded_options import CONFLICT, Rule, UnsureError
 from pytest_gkd.job.frameworks.sglang_server import DEVICES, Server
-from pytest_gkd.job.frameworks.slime_options import Known
+from pytest_gkd.job.frameworks.slime.options import Known
 
 HERE = ("127.0.0.1", "localhost", "0.0.0.0", "::1")  # noqa: S104  compared with
 REWARD = "rollout.on_policy_distillation.reward_func"

@@ -1,0 +1,1 @@
+"""Reads jobs of slime and miles."""
