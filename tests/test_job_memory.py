@@ -205,6 +205,16 @@ def test_more_gpus_than_the_machine_has_are_told(tmp_path: Path, capsys: Any) ->
         assert status == (gpus == 4)
 
 
+def test_gpus_alone_may_be_those_of_each_node(tmp_path: Path, capsys: Any) -> None:
+    script = tmp_path / "run.sh"
+    more = "trainer.nnodes=2"
+    script.write_text(SCRIPT.format(student="a/b", teacher="a/b"))
+    for machine, causes in (("gpus=8", []), ("nodes=1,gpus=8", ["ray.no-resources"])):
+        _, found = check(capsys, script, f"--machine={machine}", more)
+        told = {one["cause"] for one in found["findings"]}
+        assert told & {"ray.no-resources"} == set(causes)
+
+
 def test_without_a_model_or_a_machine_it_is_said_once(
     tmp_path: Path, capsys: Any
 ) -> None:

@@ -317,6 +317,8 @@ def judge(
 
 def _too_many(values: Values, on: Machine, file: str, line: int) -> Iterator[Finding]:
     wanted, there = values.get("total_gpus"), on.all_gpus
+    if on.nodes is None and values.get("nodes") not in (None, 1):
+        return  # gpus=8 alone may mean those of each of several nodes
     if isinstance(wanted, int) and there and wanted > there:
         text = f"the job wants {wanted} GPUs, and {MACHINE} has {there}"
         yield Finding("ray.no-resources", "error", text, file, line, "")
