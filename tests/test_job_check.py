@@ -604,7 +604,7 @@ def test_options_that_there_are_not_are_refused(words: str, script: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a=${NODES:-2}", "does not read NODE; did you mean NODES?"),
+        ("a=${NODES:-2}", "does not read NODE; did you mean 'NODES'?"),
         ("a=$NODE", ""),
         ("a=$(( NODE + 1 ))", ""),
         ("a=$NODES\n. ./other.sh", ""),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -35,6 +34,7 @@ from pytest_gkd.job.launch import OWN_PROGRAM, Launch, Program, launches
 from pytest_gkd.job.memory import Row
 from pytest_gkd.job.overrides import Given, Override
 from pytest_gkd.job.shell_values import Command, Text, Word, World
+from pytest_gkd.options import near
 
 FRAMEWORKS: dict[str, Framework] = {
     "verl": verl,
@@ -217,9 +217,7 @@ def _unread(path: Path, raw: str, given: Iterable[str]) -> Iterator[Finding]:
     known = sorted(set(re.findall(r"\$\{?[#!]?([A-Za-z_]\w*)", raw)))
     for name in given:
         if name != "HOME" and not re.search(rf"\b{name}\b", raw):
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            text = f"--set={name}: {path} does not read {name}{hint}"
+            text = f"--set={name}: {path} does not read {name}{near(name, known)}"
             yield Finding(CONFLICT, "warning", text, str(path), 0, "")
 
 
