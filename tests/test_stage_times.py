@@ -31,7 +31,9 @@ class Job:
         self._stage = stage
         self._took: dict[str, float] = {}
         self._pushed = 0
-        self.engine = SimpleNamespace(encode=lambda texts: [[1] for _ in texts])
+        self.engine = SimpleNamespace(
+            encode=lambda texts: [[1] for _ in texts], slow_loading=lambda: ""
+        )
         self.trainer = SimpleNamespace(
             snapshot=lambda: None, perturb=lambda seed: None, restore=lambda: None
         )
