@@ -120,3 +120,10 @@ def test_the_command_writes_beside_who_calls_it(tmp_path: Path) -> None:
     assert done.stdout.startswith("train.tiny.jsonl: 3 of 40 rows of data/train.jsonl")
     assert len((tmp_path / "train.tiny.jsonl").read_text().splitlines()) == 3
     assert subprocess.run(command, cwd=tmp_path, timeout=60).returncode == 2
+
+
+def test_a_broken_line_is_told_whatever_else_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"a": "x"}\n{"a": "xx"}\nbroken, and the longest\n')
+    found = tiny_data.write(file, tmp_path / "few.jsonl", 16)
+    assert found.kept[-1].why == "the longest, a line that is no JSON"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from pytest_gkd import sanitize
 from pytest_gkd.job.findings import CheckError
 
+NO_JSON = "a line that is no JSON"
 LINES = (".jsonl", ".ndjson", ".json")
 TABLES = {".parquet": "parquet", ".arrow": "ipc", ".feather": "ipc", ".csv": "csv"}
 # Of how many kinds of rows one is kept at most.
@@ -92,6 +93,10 @@ def _chosen(rows: Iterable[Any], most: int) -> tuple[list[Kept], int]:
     for number in range(0, len(sizes), step):
         if len(why) < most:
             why.setdefault(number, "at an even distance")
+    broken = {number for kind, number in kinds.items() if NO_JSON in kind}
+    for number in broken & why.keys():
+        if NO_JSON not in why[number]:
+            why[number] += f", {NO_JSON}"
     kept = [Kept(n, sizes[n], why[n]) for n in sorted(why)]
     return kept[:most], len(sizes)
 
@@ -140,7 +145,7 @@ def _lines(path: Path) -> Iterator[Any]:
         try:
             yield json.loads(line)
         except (ValueError, RecursionError):
-            yield {"a line that is no JSON": line.decode("utf-8", "replace")}
+            yield {NO_JSON: line.decode("utf-8", "replace")}
 
 
 # -- tables ------------------------------------------------------------------------
