@@ -94,6 +94,7 @@ def test_changed_files_of_a_recorded_release_are_read(install: Install) -> None:
     assert any("has no key" in fault for fault in faults(asked))
 
 
+@pytest.mark.needs("accelerate", "transformers")
 @pytest.mark.parametrize("package", ["accelerate", "transformers"])
 def test_what_is_read_is_what_was_recorded(package: str) -> None:
     installed = metadata.version(package)

@@ -90,6 +90,7 @@ def test_a_vllm_whose_loader_reads_in_a_way_of_its_own_has_a_total() -> None:
     assert load_times.last().finish_s > 0
 
 
+@pytest.mark.needs("torch", "vllm")
 def test_an_engine_in_processes_of_its_own_tells_what_it_loaded(tmp_path: Path) -> None:
     stages = ("--gkd-stages=vllm", "--gkd-layout=split")
     done = fresh_python.run("-m", "pytest", *stages, cwd=tmp_path)
