@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import traceback
 from pathlib import Path
 
+import pytest
+
 from pytest_gkd.run.captured_output import cut_captured
-from pytest_gkd.run.exception_text import without_count
+from pytest_gkd.run.exception_text import error_text, without_count
 
 COUNTED = """ValidationError: 1 validation error for ModelConfig
   Value error, max_model_len (99) is too large. [type=value_error, input_value=A(), \
@@ -37,3 +40,20 @@ def test_a_count_of_errors_gives_way_to_the_error() -> None:
         "ValidationError: max_model_len (99) is too large.\n    For further information"
     )
     assert without_count("ValueError: one\n  two") == "ValueError: one\n  two"
+
+
+@pytest.mark.needs("ray")
+@pytest.mark.parametrize("message", ["No room\nfor it: 3", "No room:\n  3 blocks\n"])
+def test_an_error_in_an_actor_is_told_by_its_own_words(message: str) -> None:
+    from ray.exceptions import RayTaskError
+
+    def start() -> None:
+        raise ValueError(message)
+
+    try:
+        start()
+    except ValueError as error:
+        remote = RayTaskError("Engine.start", traceback.format_exc(), error)
+    with pytest.raises(ValueError, match="No room") as caught:
+        raise remote.as_instanceof_cause()
+    assert error_text(caught) == f"ValueError: {message.rstrip()}"

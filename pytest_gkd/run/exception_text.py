@@ -35,8 +35,13 @@ def raised(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
 
 
 def error_text(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
-    """What pytest says of an exception, without its module."""
+    """What pytest says of an exception, without its module.
+
+    Of one from a Ray actor its own last words, not Ray's name for the call.
+    """
     text = excinfo.exconly(tryshort=True)
+    if "RayTaskError(" in text.partition(":")[0]:
+        text = re.split(r'(?m)^ +File ".*\n(?: .*\n)*', text)[-1]
     return without_count(re.sub(r"^(?:\w+\.)+(?=\w+: )", "", text))
 
 
