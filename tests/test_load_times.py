@@ -8,12 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import fresh_python
+import psutil
 import pytest
 
 from pytest_gkd.workload.engine import load_times
 from pytest_gkd.workload.engine.load_times import LoadTimes
 
 GB = 10**9
+MB = 10**6
 MODEL = Path("/models/m")
 
 
@@ -82,6 +84,38 @@ def test_a_disk_is_asked_past_the_page_cache(tmp_path: Path) -> None:
     speed = load_times.disk_speed(tmp_path)
     assert speed is None or speed > 1e6  # a tmpfs of old kernels has no such reads
     assert load_times.disk_speed(tmp_path / "nothing") is None
+
+
+def test_what_the_kernel_does_not_tell_fails_no_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def denied(process: psutil.Process) -> None:
+        raise psutil.AccessDenied(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "io_counters", denied)
+    load_times._whole(lambda model: model)("model")
+    assert load_times.last().disk_bytes == 0
+
+
+@pytest.mark.needs("torch", "vllm")
+def test_reading_a_mapped_file_is_no_part_of_copying_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from vllm import distributed
+
+    monkeypatch.setattr(distributed, "get_tensor_model_parallel_world_size", lambda: 1)
+    (tmp_path / "weights").write_bytes(bytes(64 * MB))
+    mapped = torch.from_file(str(tmp_path / "weights"), size=64 * MB, dtype=torch.uint8)
+
+    def resident() -> int:
+        return int(psutil.Process().memory_info().shared)
+
+    before = resident()
+    load_times._whole(lambda: None)()
+    weights = load_times._each(lambda: iter([("weight", mapped)]))
+    assert [resident() - before > 60 * MB for _ in weights()] == [True]
+    assert load_times.last().bytes == 64 * MB
 
 
 def test_a_vllm_whose_loader_reads_in_a_way_of_its_own_has_a_total() -> None:

@@ -23,6 +23,9 @@ class Stage:
     def step(self, text: str) -> None:
         del text
 
+    def note(self, cause: str, text: str) -> None:
+        self.facts[cause] = text
+
 
 class Job:
     """Its first call of anything takes 100 s, the next one 2 s."""
@@ -79,6 +82,13 @@ def test_throughput_is_that_of_the_second_generation(stage: Stage) -> None:
     tokens = len(reference.PROMPTS) * vllm.NEW_TOKENS
     assert stage.facts["generated_tokens"] == tokens
     assert stage.facts["tokens_per_s"] == tokens / 2
+
+
+def test_a_slow_loading_becomes_a_note(stage: Stage) -> None:
+    job = Job(stage)
+    job.engine.slow_loading = lambda: "reading 15.0 GB took 30 s"
+    vllm.test_vllm(stage, job)  # type: ignore[arg-type]
+    assert stage.facts["vllm.loading-slow"] == "reading 15.0 GB took 30 s"
 
 
 def test_the_time_of_a_push_is_that_of_the_second(stage: Stage) -> None:

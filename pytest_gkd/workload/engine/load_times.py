@@ -39,8 +39,9 @@ class LoadTimes:
     one), ``finish_s`` for what follows (transposing, quantising, packing; all of it
     with a loader that reads in a way of its own). ``bytes``
     are those of the tensors; ``disk_bytes`` came from a disk, as the kernel counts it,
-    and not from the page cache. Of several ranks each copies a part of each tensor
-    alone: there, reading what is mapped counts as moving (``reads_apart`` is false).
+    and not from the page cache (0 where the kernel does not tell). Of several ranks
+    each copies a part of each tensor alone: there, reading what is mapped counts as
+    moving (``reads_apart`` is false).
     """
 
     build_s: float = 0.0
@@ -131,7 +132,10 @@ def _touch(tensor: Any) -> None:
 
 
 def _disk_bytes() -> int:
-    return int(psutil.Process().io_counters().read_bytes)
+    try:
+        return int(psutil.Process().io_counters().read_bytes)
+    except (OSError, psutil.Error):  # a sandbox without /proc/PID/io
+        return 0
 
 
 def advice(found: LoadTimes, model: Path, *, prefetches: bool) -> str:
