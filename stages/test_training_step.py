@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import pytest
@@ -82,14 +83,11 @@ def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
     judge_steps(reports)
     gkd.fact("step_growth_bytes", memory_use.growths(reports))
     if memory_use.grows(reports):
-        # It may be garbage in cycles, as calls through Ray leave it (70 kB a step), or
-        # what another thread allocates now and then: a leak grows with every step.
-        again: list[StepReport] = []
-        while len(again) < STEPS or (
-            len(again) < 2 * STEPS and memory_use.grows(again)
-        ):
-            number = len(reports) + len(again) + 1
-            again.append(step(number, collect=True))
+        # It may be garbage in cycles, as calls through Ray leave it (70 kB a step).
+        numbers = itertools.count(len(reports) + 1)
+        again = memory_use.steps_again(
+            lambda: step(next(numbers), collect=True), STEPS, 2 * STEPS
+        )
         gkd.fact("step_growth_collected_bytes", memory_use.growths(again))
         judge_steps([*reports, *again])
         memory_use.judge_memory(again, settings.device)

@@ -44,6 +44,19 @@ def test_anything_else_is_none(held: tuple[int | None, ...]) -> None:
     memory_use.judge_memory(steps(*held), "cpu")
 
 
+@pytest.mark.parametrize(
+    ("held", "taken"),
+    [
+        ([0, 10, 20, 20], 4),  # another thread's, in two steps running
+        ([0, 0], 3),
+        ([0, 10, 20, 30, 40, 50, 60], 6),
+    ],
+)
+def test_more_steps_are_taken_while_memory_grows(held: list[int], taken: int) -> None:
+    reports = iter(steps(*(MB * count for count in [*held, *held[-1:] * 6])))
+    assert len(memory_use.steps_again(lambda: next(reports), 3, 6)) == taken
+
+
 def test_what_torch_allocates_is_seen_and_what_it_frees() -> None:
     import torch
 

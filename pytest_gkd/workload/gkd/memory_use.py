@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+from collections.abc import Callable
 from collections.abc import Sequence as Listing
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,19 @@ def grows(reports: Listing[StepReport]) -> bool:
     """Whether every step but the first left memory behind, and there were two."""
     found = growths(reports)
     return len(found) > 1 and min(found) > GROWTH_BYTES
+
+
+def steps_again(
+    step: Callable[[], StepReport], least: int, most: int
+) -> list[StepReport]:
+    """``least`` steps, and more while memory grows with every one, up to ``most``.
+
+    What another thread allocates now and then does not; a leak does.
+    """
+    reports: list[StepReport] = []
+    while len(reports) < least or (len(reports) < most and grows(reports)):
+        reports.append(step())
+    return reports
 
 
 def judge_memory(reports: Listing[StepReport], device: str) -> None:
