@@ -54,6 +54,10 @@ class _Sizes:
         """Whether the release has the key."""
         return self._job.knows(key)
 
+    def has_one_teacher(self) -> bool:
+        """Whether it distills from a single teacher, under verl's name for it."""
+        return not self.more_teachers and bool(self("distillation.enabled"))
+
     def whole(self, *keys: str) -> list[int]:
         """Values that are whole numbers; Unsure where one is none."""
         values = [self(key) for key in keys]
@@ -333,7 +337,7 @@ def _teacher(sizes: _Sizes) -> Iterator[Finding]:
 @_rule
 def _teacher_gpus(sizes: _Sizes) -> Iterator[Finding]:
     # trainer/main_ppo*.py (pool); workers/config/distillation.py, __post_init__.
-    if sizes.more_teachers or not sizes("distillation.enabled"):
+    if not sizes.has_one_teacher():
         return
     keys = ("distillation.nnodes", "distillation.n_gpus_per_node")
     nodes, per_node = sizes.whole(*keys)
@@ -358,7 +362,7 @@ def _teacher_gpus(sizes: _Sizes) -> Iterator[Finding]:
 @_rule
 def _teacher_length(sizes: _Sizes) -> Iterator[Finding]:
     # workers/config/distillation.py, validate_and_prepare_for_distillation.
-    if sizes.more_teachers or not sizes("distillation.enabled"):
+    if not sizes.has_one_teacher():
         return
     keys = ("data.max_prompt_length", "data.max_response_length")
     prompt, response = sizes.whole(*keys)
@@ -393,7 +397,7 @@ def _loss(sizes: _Sizes) -> Iterator[Finding]:
 @_rule
 def _log_probabilities(sizes: _Sizes) -> Iterator[Finding]:
     # workers/config/distillation.py, _validate_topk_logprobs; SGLang has no such bound.
-    if sizes.more_teachers or not sizes("distillation.enabled"):
+    if not sizes.has_one_teacher():
         return
     if sizes(f"{LOSS}.loss_mode") not in TOPK_LOSSES:
         return
@@ -422,7 +426,7 @@ def _log_probabilities(sizes: _Sizes) -> Iterator[Finding]:
 def _tokenizers(sizes: _Sizes) -> Iterator[Finding]:
     # The teacher scores the student's token ids, and its top-k ids are looked up in the
     # student's logits (trainer/distillation/losses.py); nothing compares the two.
-    if sizes.more_teachers or not sizes("distillation.enabled"):
+    if not sizes.has_one_teacher():
         return
     student = sizes("actor_rollout_ref.model.path")
     teacher = sizes(f"{TEACHER}.model_path")
