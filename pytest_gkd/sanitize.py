@@ -106,7 +106,7 @@ _HARMLESS = {
     *("first", "new", "think", "tool", "prompt", "response", "sort", "primary"),
     *("cache", "data", "column", "public", "fn", "image", "foreign", "dict", "row"),
 }
-_BLANK = re.compile(rf"(?:{'|'.join(_KINDS)})?(?:\.+|…|[xX]{{3,}})")
+_BLANK = re.compile(rf"(?:{'|'.join(_KINDS)})?(?:\.+|…|[xX]{{3,}})|VALUE\W*")
 # A variable in a shell's or make's way, a conversion as %s, or the next option.
 _NO_VALUE = re.compile(
     r"\$(?:[A-Z_][A-Z0-9_]*$|[{(])|%(?:[a-z(]|\w+%)|--?[a-z][a-z-]*(?:=|$)"
@@ -257,7 +257,7 @@ def names_secret(name: str, value: str | None = None) -> bool:
 
     Without a ``value`` by the name alone. ``max_token``, ``--pad-token`` and
     ``prompt_key`` are none, and neither are values such as None, 5 or <eos>, nor what
-    is yet to be filled in: ``...``, ``hf_xxx``, $TOKEN.
+    is yet to be filled in: ``...``, ``hf_xxx``, $TOKEN, VALUE (of KEY=VALUE).
     """
     words = [word.lower() for word in _WORDS.findall(name)]
     if not words or words[-1] in _ABOUT:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import fresh_python
 import psutil
@@ -86,20 +88,44 @@ def test_a_disk_is_asked_past_the_page_cache(tmp_path: Path) -> None:
     assert load_times.disk_speed(tmp_path / "nothing") is None
 
 
+class Loading(NamedTuple):
+    """vLLM's two functions, measured."""
+
+    whole: Callable[..., Any]
+    each: Callable[..., Any]
+
+
+@pytest.fixture
+def loading(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Loading]:
+    """Measures stand-ins for vLLM's loaders, which yield ``weights``."""
+
+    def made(*weights: Any) -> Loading:
+        base = SimpleNamespace(load_model=lambda model: model)
+        default = SimpleNamespace(get_all_weights=lambda: iter(weights))
+        for module, loader in (("base", base), ("default", default)):
+            name = f"vllm.model_executor.model_loader.{module}_loader"
+            loaders = {f"{module.title()}ModelLoader": loader}
+            monkeypatch.setitem(sys.modules, name, SimpleNamespace(**loaders))
+        load_times.measure()
+        return Loading(base.load_model, default.get_all_weights)
+
+    return made
+
+
 def test_what_the_kernel_does_not_tell_fails_no_engine(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, loading: Callable[..., Loading]
 ) -> None:
     def denied(process: psutil.Process) -> None:
         raise psutil.AccessDenied(process.pid)
 
     monkeypatch.setattr(psutil.Process, "io_counters", denied)
-    load_times._whole(lambda model: model)("model")
+    loading().whole("model")
     assert load_times.last().disk_bytes == 0
 
 
 @pytest.mark.needs("torch", "vllm")
 def test_reading_a_mapped_file_is_no_part_of_copying_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loading: Callable[..., Loading]
 ) -> None:
     import torch
     from vllm import distributed
@@ -111,16 +137,17 @@ def test_reading_a_mapped_file_is_no_part_of_copying_it(
     def resident() -> int:
         return int(psutil.Process().memory_info().shared)
 
+    measured = loading(("weight", mapped))
     before = resident()
-    load_times._whole(lambda: None)()
-    weights = load_times._each(lambda: iter([("weight", mapped)]))
-    assert [resident() - before > 60 * MB for _ in weights()] == [True]
+    measured.whole("model")
+    assert [resident() - before > 60 * MB for _ in measured.each()] == [True]
     assert load_times.last().bytes == 64 * MB
 
 
-def test_a_vllm_whose_loader_reads_in_a_way_of_its_own_has_a_total() -> None:
-    loader = SimpleNamespace()
-    assert load_times._whole(lambda model: model)(loader) is loader
+def test_a_vllm_whose_loader_reads_in_a_way_of_its_own_has_a_total(
+    loading: Callable[..., Loading],
+) -> None:
+    assert loading().whole("model") == "model"
     assert load_times.last().finish_s > 0
 
 

@@ -122,10 +122,10 @@ def test_a_fault_of_ours_in_a_process_of_the_engine_is_told(
     made = Engine.__new__(Engine)
     settings = Settings(layout="split")
     made.config = EngineConfig("m", settings, "float32", 64, None, str(tmp_path), True)
-    made._cores = []
+    made.cores = []
     wanted = str(own_fault(error)) if is_ours else "Call to collective_rpc"
     with pytest.raises((StageFault, RuntimeError), match=re.escape(wanted)) as told:
-        made._watched(call, "the call of gkd_parameters")
+        made.watched(call, "the call of gkd_parameters")
     assert isinstance(told.value, StageFault) == is_ours
 
 

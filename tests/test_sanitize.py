@@ -106,6 +106,7 @@ HARMLESS = (
     # What the reader is to fill in.
     "KEY=... python train.py, KEY='...' or HF_TOKEN=… or (WANDB_API_KEY=...)",
     "export HF_TOKEN=hf_..., HF_TOKEN=hf_xxx, --api-key xxxxxx",
+    "required: FILE, KEY=VALUE; [KEY=VALUE ...] HF_TOKEN=VALUE,...",
     "--token <token> --api-key=$API_KEY KEY=${KEY} KEY=%KEY% KEY=$(cat key)",
     "Authorization: $HF_TOKEN",
     "authorization: token <token>",
@@ -155,6 +156,10 @@ def test_of_a_secret_only_its_kind_is_shown(secret: str) -> None:
 @pytest.mark.parametrize("text", HARMLESS)
 def test_what_is_no_secret_and_no_command_stays_as_it_is(text: str) -> None:
     assert sanitize.text(text) == text
+
+
+def test_a_placeholders_word_at_the_head_of_a_secret_does_not_show_it() -> None:
+    assert sanitize.text("HF_TOKEN=VALUE12345678") == "HF_TOKEN=***"
 
 
 def test_secrets_are_masked_by_their_key_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import site
 import subprocess
 import sys
 import sysconfig
@@ -24,7 +25,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("datasets", "vllm"):
         (place / name).mkdir(parents=True)
         (place / name / "__init__.py").write_text("real = True\n")
-    monkeypatch.setattr(shadowed_imports, "_installed", lambda: [place])
+    where = dict.fromkeys(("purelib", "platlib"), str(place))
+    monkeypatch.setattr(sysconfig, "get_path", {**sysconfig.get_paths(), **where}.get)
+    monkeypatch.setattr(site, "getsitepackages", list)
     return place
 
 

@@ -42,7 +42,7 @@ def send(case: str) -> None:
             broadcast.send(group, INFOS[:1], tensors())
     elif case == "short message":
         buffer = torch.zeros(2080, dtype=torch.uint8)
-        group.broadcast(broadcast._header(buffer))
+        group.broadcast(broadcast.bucket_header(buffer))
         group.broadcast(buffer[:1024])
     elif case == "dies":
         os.kill(os.getpid(), signal.SIGKILL)

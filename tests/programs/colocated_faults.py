@@ -60,14 +60,14 @@ class Renamed:
 
 
 def announced(job: Any, change: Any) -> dict[str, Any]:
-    trainer, source = job._training
+    trainer, source = job.training
     source.trainer = Renamed(trainer, change)
-    job.__dict__["_training"] = (source.trainer, source)
+    job.__dict__["training"] = (source.trainer, source)
     try:
         return outcome(job.push_weights)
     finally:
         source.trainer = trainer
-        job.__dict__["_training"] = (trainer, source)
+        job.__dict__["training"] = (trainer, source)
 
 
 def main(base: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ with tempfile.TemporaryDirectory(prefix="r") as temporary:
     gkd = StageContext(Settings(), Path(temporary), Path(temporary))
     config: Any = SimpleNamespace(settings=gkd.settings)
     layout = RayLayout(config, gkd)
-    layout._connect()
+    layout.connect()
     here = psutil.Process()
     found = [
         (process.name(), connection.laddr.ip)

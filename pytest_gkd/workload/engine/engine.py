@@ -114,11 +114,11 @@ class Engine:
         with engine_fork.chosen(how):
             from vllm import LLM
 
-            with exit_reasons.recorded() as self._cores:
+            with exit_reasons.recorded() as self.cores:
                 try:
                     self.llm: Any = LLM(**arguments(config))
                 except RuntimeError as error:
-                    codes = exit_reasons.exit_codes(self._cores)
+                    codes = exit_reasons.exit_codes(self.cores)
                     if not codes:
                         raise
                     said = engine_errors.kept(config.socket_dir, config.model)
@@ -193,7 +193,7 @@ class Engine:
         ]
         asked = [{"prompt_token_ids": ids} for ids in prompts]
 
-        outputs = self._watched(
+        outputs = self.watched(
             lambda: self.llm.generate(asked, sampling, use_tqdm=False), "generation"
         )
         return [_completion(output.outputs[0]) for output in outputs]
@@ -266,13 +266,13 @@ class Engine:
 
     def _rpc(self, method: str, *args: Any) -> list[Any]:
         # vLLM checks its own timeout in the engine core: stopped, it never returns.
-        return self._watched(
+        return self.watched(
             lambda: self.llm.collective_rpc(method, args=args),
             f"the call of {method} in the engine's processes",
             self._budget_s(),
         )
 
-    def _watched(
+    def watched(
         self, call: Callable[[], list[Any]], what: str, budget_s: float = math.inf
     ) -> list[Any]:
         """``call()``, given up after ``budget_s`` or when an engine's process is gone.
@@ -286,10 +286,10 @@ class Engine:
         until = monotonic() + budget_s
         running = begun(call, what)
         while not wait([running], POLL_S).done and monotonic() < until:
-            if exit_reasons.exit_codes(self._cores):
+            if exit_reasons.exit_codes(self.cores):
                 wait([running], GRACE_S)
                 break
-        codes = exit_reasons.exit_codes(self._cores)
+        codes = exit_reasons.exit_codes(self.cores)
         error = running.exception() if running.done() else None
         if codes and (not running.done() or error is not None):
             raise exit_reasons.ended_fault(codes, f"during {what}", kills) from error

@@ -65,17 +65,18 @@ class Job:
         return self.layout.start_engine()
 
     @cached_property
-    def _training(self) -> tuple[Trainer, WeightSource]:
+    def training(self) -> tuple[Trainer, WeightSource]:
+        """The trainer, and what reads its weights for a push."""
         self._gkd.step("loading the trainer")
         return self.layout.load_trainer()
 
     @property
     def trainer(self) -> Trainer:
-        return self._training[0]
+        return self.training[0]
 
     @property
     def source(self) -> WeightSource:
-        return self._training[1]
+        return self.training[1]
 
     @cached_property
     def teacher(self) -> Teacher:
@@ -188,7 +189,7 @@ class Job:
         the memory; else the process itself is about to end.
         """
         if for_another:
-            for part in ("engine", "_training", "teacher"):
+            for part in ("engine", "training", "teacher"):
                 self.__dict__.pop(part, None)
         if for_another or not self.layout.ends_by_itself:
             self.layout.close()

@@ -44,7 +44,7 @@ class RayLayout:
         self._remotes: dict[type[ray_actors.Role], Remote] = {}
 
     def start_engine(self) -> Any:
-        self._connect()
+        self.connect()
         with compiling.told(
             self.gkd.step,
             "starting the rollout actor and its engine",
@@ -77,7 +77,8 @@ class RayLayout:
 
     # -- placement -------------------------------------------------------------------
 
-    def _connect(self) -> None:
+    def connect(self) -> None:
+        """Start a Ray of our own and place the actors in it, once."""
         if self._group is not None:
             return
         # Read when Ray is imported, here and in the actors.
@@ -109,7 +110,7 @@ class RayLayout:
         """The actor of ``role``, which is being made from the first call on."""
         if role in self._remotes:
             return self._remotes[role]
-        self._connect()
+        self.connect()
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

@@ -216,7 +216,7 @@ def send(group: Group, infos: list[Info], tensors: Iterable[tuple[str, Tensor]])
                 )
             data = tensor.detach().to(getattr(torch, info[1])).contiguous()
             buffer[place] = data.reshape(-1).view(torch.uint8)
-        group.broadcast(_header(buffer))
+        group.broadcast(bucket_header(buffer))
         group.broadcast(buffer)
         sent += buffer.numel()
     return sent
@@ -235,7 +235,7 @@ def receive(
     for number, bucket in enumerate(buckets_of(infos)):
         places, size = _places(bucket)
         buffer = torch.empty(size, dtype=torch.uint8, device=group.device)
-        header = torch.zeros_like(_header(buffer[:0]))
+        header = torch.zeros_like(bucket_header(buffer[:0]))
         group.broadcast(header)
         where = f"bucket {number} (from {bucket[0][0]} to {bucket[-1][0]})"
         announced = int(header.view(torch.int64)[0].item())
@@ -245,7 +245,7 @@ def receive(
                 f"expects {size}"
             )
         group.broadcast(buffer)
-        if not torch.equal(_header(buffer), header):
+        if not torch.equal(bucket_header(buffer), header):
             raise BroadcastError(
                 f"{where}: {size} bytes arrived whose hash is not the sender's"
             )
@@ -253,7 +253,7 @@ def receive(
             yield name, buffer[place].view(getattr(torch, dtype)).view(shape)
 
 
-def _header(buffer: Tensor) -> Tensor:
+def bucket_header(buffer: Tensor) -> Tensor:
     """40 bytes: the size as int64 and, for host memory, the content's SHA-256.
 
     On a GPU a hash would cost a copy of all weights to the host; NCCL does not
