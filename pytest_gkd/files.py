@@ -6,8 +6,12 @@ import errno
 import json
 import math
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+# Taken hold of before any stage replaces them, for the while of its test or for good.
+_dumps, _loads, _write = json.dumps, json.loads, os.write
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -20,13 +24,39 @@ def json_text(data: Any) -> str:
     return json.dumps(_finite(data), indent=1, default=str) + "\n"
 
 
-def read_json_lines(path: Path) -> tuple[dict[str, Any], ...]:
-    """The objects of a file, one a line; one still being written is left out.
+def json_line(data: dict[str, Any], default: Callable[[Any], Any] = str) -> bytes:
+    """An object as one line; ``default`` makes plain what JSON does not know."""
+    return f"{_dumps(data, default=default)}\n".encode("utf-8", "replace")
 
-    None where there is no file.
+
+def append_line(descriptor: int, line: bytes) -> None:
+    """Append a ``json_line`` in one write call, which a kill cannot undo.
+
+    A newline goes before it: after a line that a full disk or a kill cut off, the next
+    is whole again. Raises OSError, also where a part of it found room.
     """
-    whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
-    return tuple(json.loads(line) for line in whole.splitlines())
+    if _write(descriptor, b"\n" + line) <= len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def json_object(line: bytes) -> dict[str, Any]:
+    """What a line holds; nothing where it was cut off, which is no JSON then, where it
+    is still being written, or where another hand wrote it."""
+    try:
+        found = _loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def json_lines(data: bytes) -> Iterator[dict[str, Any]]:
+    """Every line's ``json_object`` that holds something."""
+    return filter(None, map(json_object, data.splitlines()))
+
+
+def read_json_lines(path: Path) -> tuple[dict[str, Any], ...]:
+    """The ``json_lines`` of a file; none where there is no file."""
+    return tuple(json_lines(path.read_bytes())) if path.exists() else ()
 
 
 def make_way(path: Path) -> None:

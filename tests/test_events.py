@@ -20,7 +20,7 @@ from pytest_gkd.run.events import (
     EventReader,
     EventWriter,
     MemoryFile,
-    VerdictReader,
+    verdict_on,
 )
 from pytest_gkd.stage_events import (
     Bye,
@@ -251,27 +251,18 @@ def verdicts() -> Iterator[Path]:
 
 
 def test_a_stage_is_open_until_its_verdict_is_written(verdicts: Path) -> None:
-    reader = VerdictReader(verdicts)
-    assert reader.outcome("vllm") is None
+    assert verdict_on(verdicts, "vllm") is None
     EventWriter(EventPaths(verdicts)).write(Verdict("vllm", "passed"))
-    assert reader.outcome("vllm") == "passed"
-    assert reader.outcome("data") is None
-
-
-def test_a_verdict_is_remembered(verdicts: Path) -> None:
-    EventWriter(EventPaths(verdicts)).write(Verdict("vllm", "failed"))
-    reader = VerdictReader(verdicts)
-    reader.outcome("data")
-    assert reader.outcome("vllm") == "failed"
+    assert verdict_on(verdicts, "data") is None
+    assert verdict_on(verdicts, "vllm") == "passed"
 
 
 def test_half_a_verdict_is_none(verdicts: Path) -> None:
     verdicts.write_text('{"event": "verdict", "stage": "vllm", "outc')
-    reader = VerdictReader(verdicts)
-    assert reader.outcome("vllm") is None
+    assert verdict_on(verdicts, "vllm") is None
     with verdicts.open("a") as file:
         file.write('ome": "passed"}\n')
-    assert reader.outcome("vllm") == "passed"
+    assert verdict_on(verdicts, "vllm") == "passed"
 
 
 # -- what a stage may do to them -----------------------------------------------------

@@ -30,7 +30,7 @@ SLEEPER = "print(flush=True); import time; time.sleep(60)"
 
 
 def the_list(path: Path) -> manifest.Manifest:
-    return manifest.read(path.read_text())
+    return manifest.read(path.read_bytes())
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from pytest_gkd import sanitize
 from pytest_gkd.clock import monotonic
@@ -53,7 +53,7 @@ def main(
         Path("/proc/self/comm").write_text(NAME)
     here = procfs.stat(pid)
     start = here.start if here else 0
-    with os.fdopen(manifest_file, encoding="utf-8", errors="replace") as file:
+    with os.fdopen(manifest_file, "rb") as file:
 
         def give_up(still_s: float) -> None:
             end_workers(_read(file), pid, still_s)
@@ -68,7 +68,7 @@ def main(
         Path(link).unlink(missing_ok=True)
 
 
-def _read(file: TextIO) -> manifest.Manifest:
+def _read(file: BinaryIO) -> manifest.Manifest:
     file.seek(0)
     return manifest.read(file.read())
 

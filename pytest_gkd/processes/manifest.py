@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pytest_gkd.files import append_line, json_line, json_lines
 from pytest_gkd.processes import cgroup, procfs
 from pytest_gkd.processes.procfs import Identity
 
@@ -111,22 +111,18 @@ class ManifestFile:
         os.close(self._fd)
 
     def _write(self, kind: str, **values: Any) -> None:
-        # It begins with a newline too: after a line that was cut off by a full disk,
-        # the next one is whole again.
-        text = f"\n{json.dumps({'kind': kind, **values})}\n"
         try:
-            os.write(self._fd, text.encode("utf-8", "replace"))
+            append_line(self._fd, json_line({"kind": kind, **values}))
         except OSError as error:
             self.problem = f"{self.path}: {error.strerror}"
 
 
-def read(text: str) -> Manifest:
-    """The list from its text; lines that are not whole are passed over."""
+def read(data: bytes) -> Manifest:
+    """The list from its file's bytes; lines that are not whole are passed over."""
     found = Manifest(None, [], [], [], set())
-    for line in text.splitlines():
+    for entry in json_lines(data):
+        kind = entry.pop("kind", "")
         try:
-            entry = json.loads(line) if line.strip() else {}
-            kind = entry.pop("kind", "")
             if kind == "run":
                 found = found._replace(run=RunLine(**entry))
             elif kind == "before":
@@ -137,7 +133,7 @@ def read(text: str) -> Manifest:
                 found.segments.append(SegmentLine(**entry))
             elif kind == "folder":
                 found.folders.append(FolderLine(**entry))
-        except (ValueError, TypeError, AttributeError, KeyError):
+        except (TypeError, KeyError):
             continue
     return found
 

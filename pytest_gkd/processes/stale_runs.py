@@ -83,10 +83,9 @@ def _look(path: Path, *, yes: bool) -> Run | None:
         # Another user's, or not ours alone to write: not ours to act upon.
         return None
     try:
-        text = (path / manifest.LIST).read_text("utf-8", "replace")
+        found = manifest.read((path / manifest.LIST).read_bytes())
     except OSError:
         return None
-    found = manifest.read(text)
     if found.run is None:
         return Run(path, cleanup.ELSEWHERE, "its list does not say whose it is")
     state, why = cleanup.state(found.run)

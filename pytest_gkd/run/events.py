@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,12 +12,13 @@ from typing import Any
 
 from pytest_gkd import typed_json
 from pytest_gkd.clock import monotonic
+from pytest_gkd.files import append_line, json_line, json_object
 from pytest_gkd.processes.procfs import Descriptor
 from pytest_gkd.stage_events import KINDS, STATES, Event, Verdict
 from pytest_gkd.stage_plan import PlannedStage
 
-# Taken hold of before any stage replaces them, for the while of its test or for good.
-_dumps, _write, _pwrite = json.dumps, os.write, os.pwrite
+# Taken hold of before any stage replaces it, as in files.
+_pwrite = os.pwrite
 
 LINE_BYTES = 16 * 1024 * 1024
 
@@ -59,17 +59,15 @@ class EventPaths:
 
 
 class EventWriter:
-    """Appends events to a file, one JSON line each, in one write call.
+    """Appends events to a file, one JSON line each.
 
-    A line is either whole or, when the process is killed inside the write, missing
-    its end; readers wait for the newline. What only tells of a state overwrites what
-    was said of it before, in a file beside, where there is one.
+    What only tells of a state overwrites what was said of it before, in a file beside,
+    where there is one.
     """
 
     def __init__(self, paths: EventPaths) -> None:
         self._events = _Output(paths.events, os.O_APPEND)
         self._states = _Output(paths.states, 0) if paths.states else None
-        self._torn = False
 
     def write(self, event: Event) -> None:
         """Write one event; values that JSON does not know become their text.
@@ -78,23 +76,16 @@ class EventWriter:
         """
         keys = {"event": event.kind, **vars(event)}
         del keys["worker"]  # whose file it is
-        line = (_dumps(keys, default=_plain) + "\n").encode("utf-8", "replace")
+        line = json_line(keys, _plain)
         states = self._states if isinstance(event, STATES) else None
         try:
             if states is not None:
                 _pwrite(states.number(), line, 0)
             else:
-                self._append(line)
+                append_line(self._events.number(), line)
         except OSError as error:
             path = (states or self._events).path
             raise OSError(error.errno, error.strerror, str(path)) from None
-
-    def _append(self, line: bytes) -> None:
-        # What a full disk cut off is a line of its own, which no reader takes.
-        written = _write(self._events.number(), b"\n" * self._torn + line)
-        self._torn = written < len(line) + self._torn
-        if self._torn:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         self._events.close()
@@ -240,8 +231,8 @@ def _plain(value: Any) -> Any:
 
 def _event(line: bytes) -> Event | None:
     """What a line says; None for one that was cut off, or that another hand wrote."""
+    keys = json_object(line)
     try:
-        keys = json.loads(line)
         return typed_json.read(KINDS[keys.pop("event")], keys)
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
         return None
@@ -254,23 +245,9 @@ def _within(at: Any, earliest: float, latest: float) -> float:
     return max(at, earliest)
 
 
-class VerdictReader:
-    """Reads how stages of other workers ended, as the controller writes it down."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._outcomes: dict[str, str] = {}
-
-    def outcome(self, name: str) -> str | None:
-        """The stage's outcome, None while it is open."""
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            verdict = _event(line)
-            if isinstance(verdict, Verdict):
-                self._outcomes[verdict.stage] = verdict.outcome
-        return self._outcomes.get(name)
+def verdict_on(verdicts: Path, name: str) -> str | None:
+    """How a stage of another worker ended, as the controller wrote it down in
+    ``verdicts``; None while it is open."""
+    said = map(_event, verdicts.read_bytes().splitlines())
+    found = {v.stage: v.outcome for v in said if isinstance(v, Verdict)}
+    return found.get(name)

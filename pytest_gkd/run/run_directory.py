@@ -71,7 +71,7 @@ class RunDir:
 
     def search(self, spare: Collection[int]) -> cleanup.Search:
         """Finds the run's processes wherever they are, but for those in ``spare``."""
-        found = manifest.read(self.manifest.handle.read_text("utf-8", "replace"))
+        found = manifest.read(self.manifest.handle.read_bytes())
         return cleanup.Search(self._line, found.processes, spare)
 
     def close(self, *, finished: bool = True) -> str:

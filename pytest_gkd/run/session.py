@@ -7,6 +7,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from pytest_gkd.processes import gpus, host_capabilities
 from pytest_gkd.processes.heartbeat import Standstill
 from pytest_gkd.run import option_origins, selection, surroundings, user_settings
 from pytest_gkd.run.assignment import SAFE_PATH, Assignment, Link, Preparation
-from pytest_gkd.run.events import EventWriter, VerdictReader
+from pytest_gkd.run.events import EventWriter, verdict_on
 from pytest_gkd.run.report_directory import (
     DEFAULT,
     ReportDir,
@@ -184,7 +185,7 @@ def register(config: pytest.Config, prepared: Prepared | None) -> None:
         )
         link = Link(
             EventWriter(told.events).write,
-            VerdictReader(told.verdicts).outcome,
+            partial(verdict_on, told.verdicts),
             Standstill(told.pulse).seconds,
         )
     elif prepared is None:

@@ -80,7 +80,7 @@ class StageCleanup:
         if not new:
             return []
         # Whose it is: held by what was ended, or seen and listed before.
-        listed = manifest.read(self._list.read_text("utf-8", "replace")).segments
+        listed = manifest.read(self._list.read_bytes()).segments
         proven = self._held | {
             s.identity for s in listed if s.stage == stage and s.worker == os.getpid()
         }

@@ -12,7 +12,6 @@ import contextlib
 import faulthandler
 import gc
 import importlib
-import json
 import logging.handlers
 import os
 import signal
@@ -23,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pytest_gkd import files
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes.import_clock import ImportClock
 from pytest_gkd.workload.environment.extensions import goes_without
@@ -36,7 +36,7 @@ class Reporter:
 
     def say(self, **event: Any) -> None:
         """One event; the values must be JSON."""
-        os.write(self._descriptor, (json.dumps(event) + "\n").encode())
+        files.append_line(self._descriptor, files.json_line(event))
 
     @contextlib.contextmanager
     def doing(self, what: str) -> Iterator[dict[str, Any]]:

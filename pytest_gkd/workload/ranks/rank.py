@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pytest_gkd import files
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import prctl
 from pytest_gkd.workload.ranks import allreduce
@@ -113,7 +114,7 @@ class Rank:
     def mark(self, what: str, **more: Any) -> None:
         """Append one line to this rank's marks; a SIGKILL cannot lose it."""
         entry = {"rank": self.rank, "t": monotonic(), "what": what, **more}
-        os.write(self._marks, json.dumps(entry).encode() + b"\n")
+        files.append_line(self._marks, files.json_line(entry))
 
     def await_call_off(self, lifeline: int) -> None:
         """Thread: at the lifeline's end, leave the evidence and end the process."""
