@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from test_estimate import HALF_B, QWEN_7B, QWEN_14B, Shape, sparse
 
 from pytest_gkd.__main__ import main
 from pytest_gkd.job import fitting, memory, models
+from pytest_gkd.job.engine_memory import GIB, Engine
 from pytest_gkd.job.findings import CheckError
-from pytest_gkd.job.memory import GIB, Engine, Job, Trainer
+from pytest_gkd.job.memory import Job, Trainer
 from pytest_gkd.job.models import Layer, Model
 
 LLAMA_8B = Shape(4096, 32, 32, 8, 14_336, 128_256)
@@ -194,6 +196,43 @@ def test_no_advice_asks_for_more_gpus_than_there_are(
         told[place] = bad[0]["message"]
     assert "trainer.nnodes" in told[""]
     assert "trainer.nnodes" not in told[",nodes=1,gpus=6"]
+
+
+@pytest.mark.parametrize(
+    ("given", "keys"),
+    [
+        ((), [""]),
+        (
+            (
+                "+distillation.teacher_models.math.model_path={teacher}",
+                "+distillation.teacher_models.code.model_path={teacher}",
+            ),
+            ["code", "math"],
+        ),
+    ],
+)
+def test_advice_names_each_teacher(
+    tmp_path: Path, capsys: Any, given: tuple[str, ...], keys: list[str]
+) -> None:
+    student = shape(tmp_path / "student", HALF_B)
+    teacher = shape(tmp_path / "teacher", QWEN_14B)
+    script = tmp_path / "run.sh"
+    text = SCRIPT.format(student=student, teacher=teacher).replace("36864", "9216")
+    if given:
+        text = re.sub(r"  distillation\.teacher_models.*\n", "", text)
+    script.write_text(text)
+    more = [one.format(teacher=teacher) for one in given]
+    _, found = check(capsys, script, "--machine=memory=24GiB", *more)
+    every = [one["message"] for one in found["findings"]]
+    told = [one for one in every if one.startswith("teacher does not fit")]
+    assert told
+    key = "distillation.teacher_models.{}.inference."
+    wanted = [f"++{key.format(k)}" if k else key.format("teacher_model") for k in keys]
+    for one in told:
+        advice = one.split("With ")[1]
+        assert all(f" {key}" in f" {advice}" for key in wanted)
+        assert "NAME" not in advice
+        assert "*" not in advice
 
 
 def test_more_gpus_than_the_machine_has_are_told(tmp_path: Path, capsys: Any) -> None:

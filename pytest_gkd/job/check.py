@@ -161,8 +161,10 @@ def check(
     findings += [note(problem, str(path), 0) for problem in problems]
     read, told = [], list[tuple[World, list[Finding]]]()
     files, private = dict[str, None](), dict[str, None]()
+    recipes = list[fitting.Recipe | None]()
     for world, launch in starts:
         reading = reader.read(launch, release)
+        recipes.append(reading.recipe)
         read.append((world, reading.values))
         found = [*reading.findings, *_twice(reading.said), *_uncertain(reading.said)]
         found += environment.findings(launch, reading, raw)
@@ -187,8 +189,7 @@ def check(
     lines = sorted({launch.command.line for _, launch in starts})
     certain = {n: v.value for n, v in values.items() if v.source != "undetermined"}
     certain["release"] = release.rules
-    keys = names(name) | names(f"{name}-memory")
-    plan, reason, wrong = fitting.judge(certain, keys, machine, str(path), lines[0])
+    plan, reason, wrong = fitting.judge(certain, recipes, machine, str(path), lines[0])
     findings += [*_on_ways(told), *wrong]
     findings = list(dict.fromkeys(findings))[:MOST_FINDINGS]
     judged = name, str(release), chosen_by, str(path), lines

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_gkd.job import memory, model_files, models
+from pytest_gkd.job.engine_memory import GIB
 from pytest_gkd.job.findings import CheckError, Finding, note
-from pytest_gkd.job.memory import GIB, Engine, Job, Row, Trainer
+from pytest_gkd.job.memory import Job, Row
 from pytest_gkd.job.models import Model
 
 MACHINE = "--machine"
@@ -42,8 +42,8 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]*)", re.IGNORECASE)
 CERTAIN = 0.1
 SHARE_STEP = 0.05
 MOST_CHANGES = 3
-# What the trainer keeps its weights in, by verl's words.
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+# What follows from a change, and has no key of its own.
+COUNTED = {"trainer_gpus", "rollout_gpus"}
 Values = Mapping[str, Any]
 
 
@@ -90,15 +90,27 @@ def _amount(name: str, value: str) -> int:
     return int(float(size[1]) * UNITS.get(size[2].upper(), 0)) if size else 0
 
 
-# -- jobs of verl ------------------------------------------------------------------
+# -- jobs --------------------------------------------------------------------------
 
 
-def job(values: Values, student: Model, teacher: Model | None, room: int | None) -> Job:
-    """What a job of verl is made of, by the names of ``gkd check``, and ``release``.
+class Recipe(NamedTuple):
+    """How a framework's jobs become what the plan is made of.
 
-    Lengths count in full: the plan is for the longest batch. Raises CheckError where a
-    value that it needs is not certain.
+    ``job`` makes it of the values, the student, a teacher that the trainer or an engine
+    has, and a GPU's memory; it raises CheckError where something is not certain.
+    ``keys`` are the framework's own for values that may be changed, several where all
+    of them must be, with a value of its own where that is another ("KEY=cpu").
+    ``facts`` join the values: what else the job says, ``teacher_inside`` among it,
+    whether the trainer's processes hold the teacher.
     """
+
+    job: Callable[[Values, Model, Model | None, int | None], Job]
+    keys: Mapping[str, tuple[str, ...]]
+    facts: Mapping[str, Any] = {}
+
+
+def checked(values: Values) -> Values:
+    """The same. Raises CheckError for amounts and shares that are none."""
     for name in AMOUNTS:
         value = values.get(name)
         if value is not None and not (
@@ -111,81 +123,10 @@ def job(values: Values, student: Model, teacher: Model | None, room: int | None)
             isinstance(value, float | int) and 0 < value <= 1
         ):
             raise CheckError(f"{name} is {str(value)[:60]}, and no share of a GPU")
-    prompt, response = _number(values, "max_prompt_length", "max_response_length")
-    nodes, each = _number(values, "nodes", "gpus_per_node")
-    length, gpus = prompt + response, nodes * each
-    context = values.get("context_parallel_size") or 1
-    samples = values.get("samples_per_prompt") or 1
-    batch = values.get("train_batch_size") or 1
-    rows = (values.get("ppo_mini_batch_size") or batch) * samples * context / gpus
-    if values.get("use_dynamic_bsz"):
-        budget = _number(values, "max_tokens_per_gpu")[0] * context
-        tokens = max(budget, length)
-        several = rows * length > tokens
-    else:
-        micro = _number(values, "micro_batch_size")[0]
-        tokens, several = micro * length, rows > micro
-    strategy = values.get("trainer_strategy")
-    if strategy not in ("fsdp", "fsdp2"):
-        raise CheckError(f"the memory of a trainer under {strategy} is not known yet")
-    is_fsdp2 = strategy == "fsdp2"
-    always = bool(is_fsdp2 and values.get("offload_policy"))
-
-    def when(name: str) -> str:
-        return "always" if always else "between" if values.get(name) else "never"
-
-    uses_topk = "topk" in str(values.get("loss")) and values.get("loss_topk")
-    is_trained_by = "logprob" if values.get("loss_policy_gradient") else "topk"
-    loss = is_trained_by if uses_topk and values.get("teacher_gpus") else "logprob"
-    shards = values.get("fsdp_size") or 0
-    trainer = Trainer(
-        student,
-        gpus=gpus,
-        sharding="fsdp2" if is_fsdp2 else "fsdp",
-        shards=max(shards, 0),
-        context=context,
-        weights=DTYPES.get(str(values.get("weights_dtype")), "float32"),
-        offload_weights=when("offload_param"),
-        offload_states=when("offload_optimizer"),
-        recompute=values.get("recompute") is not False,
-        tokens=tokens,
-        micro_batches=1 + several,
-        keeps=values.get("release") not in (None, "0.8.0"),
-        loss="fused" if values.get("fused_kernels") else loss,
-        lora_rank=values.get("lora_rank") or 0,
-    )
-    wide = values.get("tensor_parallel_size") or 1
-    engines = max((values.get("rollout_gpus") or gpus) // wide, 1)
-    at_once = math.ceil(batch * samples / engines)
-    rollout = Engine(
-        student,
-        gpus=values.get("rollout_gpus") or gpus,
-        tensor=wide,
-        share=values.get("gpu_memory_utilization") or 0.5,
-        length=values.get("max_model_len") or length,
-        sequences=min(values.get("max_num_seqs") or at_once, at_once),
-        batched_tokens=values.get("max_num_batched_tokens") or 8192,
-        sleeps=bool(values.get("free_cache_engine")),
-        eager=bool(values.get("enforce_eager")),
-    )
-    judge = None
-    if teacher is not None:
-        judge = Engine(
-            teacher,
-            gpus=values.get("teacher_gpus") or 1,
-            tensor=values.get("teacher_tensor_parallel_size") or 1,
-            share=values.get("teacher_gpu_memory_utilization") or 0.5,
-            length=values.get("teacher_max_model_len") or length + 1,
-            batched_tokens=values.get("teacher_max_num_batched_tokens") or 8192,
-            scores=True,
-            eager=bool(values.get("teacher_enforce_eager")),
-        )
-    bucket = (values.get("sync_bucket_megabytes") or 2048) << 20
-    colocated = values.get("placement") != "split"
-    return Job(trainer, rollout, judge, colocated, room, bucket)
+    return values
 
 
-def _number(values: Values, *names: str) -> list[int]:
+def number(values: Values, *names: str) -> list[int]:
     found = [values.get(name) for name in names]
     for name, value in zip(names, found, strict=True):
         if type(value) is not int or value < 1:
@@ -252,23 +193,25 @@ def excess(rows: list[Row]) -> int:
 
 
 def mended(
-    values: Values, student: Model, teacher: Model | None, on: Machine
+    recipe: Recipe, values: Values, student: Model, teacher: Model | None, on: Machine
 ) -> dict[str, Any]:
     """The first change with which all fits, each tried by the same plan; else several,
     each the one that helps most beside those before. Empty where none does."""
     changed: dict[str, Any] = {}
     room = on.memory
-    left = excess(memory.plan(job(values, student, teacher, room)))
+    left = excess(_planned(recipe, values, student, teacher, room))
     for _ in range(MOST_CHANGES):
         now = {**values, **changed}
         best, least = {}, left
         for change in candidates(now):
+            if not change.keys() - COUNTED <= recipe.keys.keys():
+                continue
             more = change.get("trainer_gpus", 0) - (now.get("trainer_gpus") or 0)
             wanted = (now.get("total_gpus") or 0) + more
             if "nodes" in change and on.all_gpus and wanted > on.all_gpus:
                 continue
             try:
-                rows = memory.plan(job({**now, **change}, student, teacher, room))
+                rows = _planned(recipe, {**now, **change}, student, teacher, room)
             except CheckError:
                 continue
             over = excess(rows)
@@ -286,21 +229,26 @@ def mended(
 
 
 def judge(
-    values: Values, keys: Mapping[str, str], on: Machine, file: str, line: int
+    values: Values, recipes: Sequence[Recipe | None], on: Machine, file: str, line: int
 ) -> tuple[list[Row], str, list[Finding]]:
     """The plan of a job, why there is none, and what is wrong with it.
 
-    ``keys`` are the framework's own for the names of values; the findings are told of
+    ``recipes`` are those of all ways through the script; the findings are told of
     ``line`` in ``file``.
     """
     told = list(_too_many(values, on, file, line))
-    room = on.memory
-    if "trainer_strategy" not in keys:
+    room, recipe = on.memory, recipes[0]
+    if recipe is None:
         return [], "it is not made for this framework yet", told
+    if any(other != recipe for other in recipes):
+        text = "what it depends on is not the same on all ways through the script"
+        return [], text, told
+    values = {**values, **recipe.facts}
     try:
         student = _model(values, "student")
-        teacher = _model(values, "teacher") if values.get("teacher_gpus") else None
-        rows = memory.plan(job(values, student, teacher, room))
+        has_teacher = values.get("teacher_gpus") or values.get("teacher_inside")
+        teacher = _model(values, "teacher") if has_teacher else None
+        rows = _planned(recipe, values, student, teacher, room)
     except CheckError as error:
         return [], str(error), told
     if any(model and model.is_rough for model in (student, teacher)):
@@ -308,11 +256,21 @@ def judge(
         told.append(note(text, file, line))
     bad = [row for row in rows if row.verdict == "does-not-fit"]
     if bad and room is not None:
-        change = mended(values, student, teacher, on)
+        change = mended(recipe, values, student, teacher, on)
         told += [
-            _finding(row, _advice(change, values, keys), file, line) for row in bad
+            _finding(row, _advice(change, values, recipe), file, line) for row in bad
         ]
     return rows, "", told
+
+
+def _planned(
+    recipe: Recipe,
+    values: Values,
+    student: Model,
+    teacher: Model | None,
+    room: int | None,
+) -> list[Row]:
+    return memory.plan(recipe.job(checked(values), student, teacher, room))
 
 
 def _too_many(values: Values, on: Machine, file: str, line: int) -> Iterator[Finding]:
@@ -354,13 +312,13 @@ def _finding(row: Row, advice: str, file: str, line: int) -> Finding:
     return Finding(cause, level, text, file, line, "")
 
 
-def _advice(change: Mapping[str, Any], values: Values, keys: Mapping[str, str]) -> str:
+def _advice(change: Mapping[str, Any], values: Values, recipe: Recipe) -> str:
     if not change:
         return ". No change of its sizes that was tried makes it fit"
     told = [
-        f"{keys[name].replace('*', 'NAME')}={value} (now {values.get(name)})"
+        f"{key if '=' in key else f'{key}={value}'} (now {values.get(name)})"
         for name, value in change.items()
-        if name in keys
+        for key in recipe.keys.get(name, ())
     ]
     return f". With {' and '.join(told)} all fits"
 

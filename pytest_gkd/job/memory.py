@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pytest_gkd.job import engine_memory
+from pytest_gkd.job.engine_memory import GIB, Engine, Parts
 from pytest_gkd.job.models import WIDTHS, Layer, Model
 
-GIB = 1 << 30
 # A process's CUDA context with the kernels that it loads: 0.3 to 0.6 GiB as a rule.
 CONTEXT = "CUDA context"
 CONTEXT_BYTES = GIB // 2
@@ -21,8 +22,6 @@ CONTEXT_BYTES = GIB // 2
 # Estimates: no GPU was there to measure them.
 RESERVE = "NCCL and fragmentation"
 RESERVE_BYTES = GIB
-# CUDA graphs that vLLM captures outside its share, unless it is eager. An estimate.
-GRAPH_BYTES = GIB // 2
 # A plan that leaves less than this part of the memory free is tight: the aim is to be
 # wrong by no more.
 TIGHT = 0.1
@@ -63,7 +62,6 @@ LOSSES = {
     "own-topk": (1, 20),
     "own-jsd": (2, 43),
 }
-Parts = dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -127,30 +125,6 @@ class Trainer:
 
 
 @dataclass(frozen=True)
-class Engine:
-    """What a vLLM engine's memory depends on; ``sequences`` run at once.
-
-    ``share`` is gpu_memory_utilization, ``sleeps`` says that it gives its memory back
-    while the trainer works, ``scores`` that it is asked for the log-probabilities of
-    prompts, as a teacher is.
-    """
-
-    model: Model
-    gpus: int = 1
-    tensor: int = 1
-    pipeline: int = 1
-    share: float = 0.9
-    length: int = 0
-    sequences: int = 1
-    batched_tokens: int = 8192
-    dtype: str = "bfloat16"
-    cache_dtype: str = "bfloat16"
-    sleeps: bool = False
-    scores: bool = False
-    eager: bool = False
-
-
-@dataclass(frozen=True)
 class Job:
     """Who is there. ``memory`` is that of each GPU in bytes, None where unknown;
     ``bucket`` the bytes that weights are sent in."""
@@ -182,15 +156,15 @@ def plan(job: Job) -> list[Row]:
     shared = job.colocated and rollout is not None
     role = "trainer+rollout" if shared else "trainer"
     idle = resident(trainer, "idle")
-    beside = _engine_beside(rollout, job.memory) if shared and rollout else {}
+    beside = engine_memory.beside(rollout, job.memory) if shared and rollout else {}
     found = [_row(job, role, "load", _sum(resident(trainer, "load"), beside))]
     if rollout:
-        parts = _sum(idle if shared else {}, serving(rollout, job.memory))
+        parts = _sum(idle if shared else {}, engine_memory.serving(rollout, job.memory))
         found += _shares(job, "rollout", rollout)
         found.append(_row(job, role if shared else "rollout", "rollout", parts))
     if job.teacher:
         found += _shares(job, "teacher", job.teacher)
-        parts = serving(job.teacher, job.memory)
+        parts = engine_memory.serving(job.teacher, job.memory)
         found.append(_row(job, "teacher", "teacher forward", parts))
     moments = [_sum(moment, beside) for moment in updates(trainer)]
     worst = max(moments, key=lambda parts: sum(parts.values()))
@@ -200,7 +174,9 @@ def plan(job: Job) -> list[Row]:
     if rollout:
         sent = sending(trainer, job.bucket)
         if shared:
-            woken = {"engine's weights " + rollout.dtype: engine_weights(rollout)}
+            woken = {
+                "engine's weights " + rollout.dtype: engine_memory.weights(rollout)
+            }
             sent = _sum(sent, woken if rollout.sleeps else beside)
         found.append(_row(job, role, "weight sync", sent))
     saved = _sum(resident(trainer, "save"), gathered_tensor(trainer), beside)
@@ -223,6 +199,19 @@ def judged(role: str, phase: str, parts: Parts, available: int | None) -> Row:
         verdict = "fits" if roomy else "tight"
         verdict = verdict if total <= available else "does-not-fit"
     return Row(role, phase, parts, total, available, verdict)
+
+
+def _shares(job: Job, role: str, engine: Engine) -> Iterator[Row]:
+    """Whether the engine's share holds one sequence: without it vLLM does not start."""
+    if job.memory is None:
+        return
+    cache = engine_memory.one_cache(engine)
+    parts = {
+        f"engine's weights {engine.dtype}": engine_memory.weights(engine),
+        "engine's activations": engine_memory.working(engine),
+        f"KV cache {engine.cache_dtype} of one sequence": cache,
+    }
+    yield judged(role, "engine start", parts, int(engine.share * job.memory))
 
 
 def _sum(*several: Parts) -> Parts:
@@ -436,80 +425,3 @@ def _tokens(trainer: Trainer) -> int:
 
 def _largest(trainer: Trainer) -> Layer:
     return max(trainer.model.layers, key=lambda layer: (layer.elements, layer.items))
-
-
-# -- engine ------------------------------------------------------------------------
-
-
-def engine_weights(engine: Engine) -> int:
-    """Bytes of the weights on one of the engine's GPUs."""
-    whole = engine.model.loaded_bytes(engine.dtype)
-    return math.ceil(whole / (engine.tensor * engine.pipeline))
-
-
-def engine_working(engine: Engine) -> int:
-    """The most that vLLM's profiling step takes beside weights and cache.
-
-    A layer's widest moment on ``batched_tokens`` (residual, input, gate and other
-    factor, their product), or the sampler's logits of all sequences, in float32 with
-    their probabilities and the sorted ones (vLLM, gpu_model_runner.py, profile_run and
-    _dummy_sampler_run).
-    """
-    model, width = engine.model, WIDTHS[engine.dtype]
-    inner = max(layer.inner for layer in model.layers)
-    layer = (2 * model.width + 3 * inner / engine.tensor) * width
-    sampled = engine.sequences * model.vocab * 12
-    return int(max(engine.batched_tokens * layer, sampled))
-
-
-def one_cache(engine: Engine) -> int:
-    """Bytes on one GPU of the cache of one sequence at its full length; key and value
-    heads that are fewer than the ranks are copied (vLLM, get_num_kv_heads)."""
-    whole = engine.model.cache_bytes(engine.length, engine.cache_dtype)
-    return math.ceil(whole / (engine.tensor * engine.pipeline))
-
-
-def scoring(engine: Engine) -> int:
-    """What prompts' log-probabilities take outside of vLLM's share: the logits of a
-    chunk of a prompt, a slice of them without padding, and their float32 log-softmax
-    (vLLM 0.32, _get_prompt_logprobs_dict). No profile counts them."""
-    if not engine.scores:
-        return 0
-    tokens = min(engine.batched_tokens, engine.length)
-    return tokens * engine.model.vocab * (2 * WIDTHS[engine.dtype] + 4)
-
-
-def serving(engine: Engine, memory: int | None) -> Parts:
-    """An engine at work: its cache fills its share of the GPU, whatever is asked of
-    it (vLLM, v1/worker/gpu_worker.py, determine_available_memory)."""
-    weights, working = engine_weights(engine), engine_working(engine)
-    cache = one_cache(engine) * engine.sequences
-    if memory is not None:
-        cache = max(int(engine.share * memory) - weights - working, 0)
-    return {
-        f"engine's weights {engine.dtype}": weights,
-        "engine's activations": working,
-        f"KV cache {engine.cache_dtype}": cache,
-        "prompts' logits": scoring(engine),
-        "CUDA graphs": 0 if engine.eager else GRAPH_BYTES,
-    }
-
-
-def _engine_beside(engine: Engine, memory: int | None) -> Parts:
-    """What an engine holds while the trainer works: asleep its CUDA graphs alone
-    (vLLM, device_allocator/cumem.py), awake all."""
-    if not engine.sleeps:
-        return serving(engine, memory)
-    return {"CUDA graphs": 0 if engine.eager else GRAPH_BYTES}
-
-
-def _shares(job: Job, role: str, engine: Engine) -> Iterator[Row]:
-    """Whether the engine's share holds one sequence: without it vLLM does not start."""
-    if job.memory is None:
-        return
-    parts = {
-        f"engine's weights {engine.dtype}": engine_weights(engine),
-        "engine's activations": engine_working(engine),
-        f"KV cache {engine.cache_dtype} of one sequence": one_cache(engine),
-    }
-    yield judged(role, "engine start", parts, int(engine.share * job.memory))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from pytest_gkd.job.findings import Finding
+from pytest_gkd.job.fitting import Recipe
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Given, Override
 from pytest_gkd.job.releases import Release
@@ -37,7 +38,8 @@ class Reading(NamedTuple):
 
     ``said`` is what the user gave, ``values`` what the job makes of it by the names of
     ``gkd check``. ``problem`` says why its keys cannot be judged, if so. ``pools`` are
-    those whose GPUs must be on the same node.
+    those whose GPUs must be on the same node. ``recipe`` says how the memory plan is
+    made.
     """
 
     said: list[Override]
@@ -45,6 +47,7 @@ class Reading(NamedTuple):
     findings: list[Finding]
     problem: str = ""
     pools: tuple[Pool, ...] = ()
+    recipe: Recipe | None = None
 
 
 @cache

@@ -14,6 +14,7 @@ from pytest_gkd.job.findings import Finding, note
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Pool, Reading, names
 from pytest_gkd.job.frameworks.verl import choices as verl_choices
 from pytest_gkd.job.frameworks.verl import config as verl_config
+from pytest_gkd.job.frameworks.verl import plan as verl_plan
 from pytest_gkd.job.frameworks.verl import rules as verl_rules
 from pytest_gkd.job.hydra_options import CommandLine
 from pytest_gkd.job.launch import Launch
@@ -81,7 +82,14 @@ def read(launch: Launch, release: Release) -> Reading:
             *verl_choices.judged(every, job, release),
             *broken,
         ]
-    return Reading(said, _values(job), findings, config.problem, _pools(job))
+    return Reading(
+        said,
+        _values(job),
+        findings,
+        config.problem,
+        _pools(job),
+        verl_plan.recipe(job),
+    )
 
 
 def _as_added(given: Iterable[Override]) -> list[Override]:

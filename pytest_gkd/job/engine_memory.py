@@ -1,0 +1,99 @@
+"""What each GPU of an inference engine must hold, in bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pytest_gkd.job.models import WIDTHS, Model
+
+GIB = 1 << 30
+# CUDA graphs that vLLM captures outside its share, unless it is eager. An estimate.
+GRAPH_BYTES = GIB // 2
+Parts = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What a vLLM engine's memory depends on; ``sequences`` run at once.
+
+    ``share`` is gpu_memory_utilization, ``sleeps`` says that it gives its memory back
+    while the trainer works, ``scores`` that it is asked for the log-probabilities of
+    prompts, as a teacher is.
+    """
+
+    model: Model
+    gpus: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    share: float = 0.9
+    length: int = 0
+    sequences: int = 1
+    batched_tokens: int = 8192
+    dtype: str = "bfloat16"
+    cache_dtype: str = "bfloat16"
+    sleeps: bool = False
+    scores: bool = False
+    eager: bool = False
+
+
+def weights(engine: Engine) -> int:
+    """Bytes of the weights on one of the engine's GPUs."""
+    whole = engine.model.loaded_bytes(engine.dtype)
+    return math.ceil(whole / (engine.tensor * engine.pipeline))
+
+
+def working(engine: Engine) -> int:
+    """The most that vLLM's profiling step takes beside weights and cache.
+
+    A layer's widest moment on ``batched_tokens`` (residual, input, gate and other
+    factor, their product), or the sampler's logits of all sequences, in float32 with
+    their probabilities and the sorted ones (vLLM, gpu_model_runner.py, profile_run and
+    _dummy_sampler_run).
+    """
+    model, width = engine.model, WIDTHS[engine.dtype]
+    inner = max(layer.inner for layer in model.layers)
+    layer = (2 * model.width + 3 * inner / engine.tensor) * width
+    sampled = engine.sequences * model.vocab * 12
+    return int(max(engine.batched_tokens * layer, sampled))
+
+
+def one_cache(engine: Engine) -> int:
+    """Bytes on one GPU of the cache of one sequence at its full length; key and value
+    heads that are fewer than the ranks are copied (vLLM, get_num_kv_heads)."""
+    whole = engine.model.cache_bytes(engine.length, engine.cache_dtype)
+    return math.ceil(whole / (engine.tensor * engine.pipeline))
+
+
+def scoring(engine: Engine) -> int:
+    """What prompts' log-probabilities take outside of vLLM's share: the logits of a
+    chunk of a prompt, a slice of them without padding, and their float32 log-softmax
+    (vLLM 0.32, _get_prompt_logprobs_dict). No profile counts them."""
+    if not engine.scores:
+        return 0
+    tokens = min(engine.batched_tokens, engine.length)
+    return tokens * engine.model.vocab * (2 * WIDTHS[engine.dtype] + 4)
+
+
+def serving(engine: Engine, memory: int | None) -> Parts:
+    """An engine at work: its cache fills its share of the GPU, whatever is asked of
+    it (vLLM, v1/worker/gpu_worker.py, determine_available_memory)."""
+    own = weights(engine), working(engine)
+    cache = one_cache(engine) * engine.sequences
+    if memory is not None:
+        cache = max(int(engine.share * memory) - sum(own), 0)
+    return {
+        f"engine's weights {engine.dtype}": own[0],
+        "engine's activations": own[1],
+        f"KV cache {engine.cache_dtype}": cache,
+        "prompts' logits": scoring(engine),
+        "CUDA graphs": 0 if engine.eager else GRAPH_BYTES,
+    }
+
+
+def beside(engine: Engine, memory: int | None) -> Parts:
+    """What an engine holds while the trainer works: asleep its CUDA graphs alone
+    (vLLM, device_allocator/cumem.py), awake all."""
+    if not engine.sleeps:
+        return serving(engine, memory)
+    return {"CUDA graphs": 0 if engine.eager else GRAPH_BYTES}

@@ -1,0 +1,119 @@
+"""What a job of verl is made of, for its memory plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pytest_gkd.job.engine_memory import Engine
+from pytest_gkd.job.findings import CheckError
+from pytest_gkd.job.fitting import Recipe, number
+from pytest_gkd.job.frameworks.reading import names
+from pytest_gkd.job.frameworks.verl.rules import TEACHERS
+from pytest_gkd.job.memory import Job, Trainer
+from pytest_gkd.job.models import Model
+from pytest_gkd.job.overrides import Job as Settings
+
+# What the trainer keeps its weights in, by verl's words.
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+Values = Mapping[str, Any]
+
+
+def recipe(settings: Settings) -> Recipe:
+    """How its plan is made, and its own keys for what can be changed."""
+    keys = {}
+    for name, key in (names("verl") | names("verl-memory")).items():
+        keys[name] = tuple(_of_teachers(key, settings)) if "*" in key else (key,)
+    return Recipe(job, keys)
+
+
+def _of_teachers(key: str, settings: Settings) -> Iterator[str]:
+    """The key for each teacher, with the sign that Hydra wants of one not in its tree.
+
+    verl drops teacher_model where there are others (_resolve_teacher_models).
+    """
+    first = "teacher_model"
+    given = {one.split(".")[2] for one in settings.given(f"{TEACHERS}.*.*")}
+    for name in sorted(given - {first} or {first}):
+        yield f"{'' if name == first else '++'}{key.replace('*', name)}"
+
+
+def job(values: Values, student: Model, teacher: Model | None, room: int | None) -> Job:
+    """What a job of verl is made of, by the names of ``gkd check``, and ``release``.
+
+    Lengths count in full: the plan is for the longest batch. Raises CheckError where a
+    value that it needs is not certain.
+    """
+    prompt, response = number(values, "max_prompt_length", "max_response_length")
+    nodes, each = number(values, "nodes", "gpus_per_node")
+    length, gpus = prompt + response, nodes * each
+    context = values.get("context_parallel_size") or 1
+    samples = values.get("samples_per_prompt") or 1
+    batch = values.get("train_batch_size") or 1
+    rows = (values.get("ppo_mini_batch_size") or batch) * samples * context / gpus
+    if values.get("use_dynamic_bsz"):
+        budget = number(values, "max_tokens_per_gpu")[0] * context
+        tokens = max(budget, length)
+        several = rows * length > tokens
+    else:
+        micro = number(values, "micro_batch_size")[0]
+        tokens, several = micro * length, rows > micro
+    strategy = values.get("trainer_strategy")
+    if strategy not in ("fsdp", "fsdp2"):
+        raise CheckError(f"the memory of a trainer under {strategy} is not known yet")
+    is_fsdp2 = strategy == "fsdp2"
+    always = bool(is_fsdp2 and values.get("offload_policy"))
+
+    def when(name: str) -> str:
+        return "always" if always else "between" if values.get(name) else "never"
+
+    uses_topk = "topk" in str(values.get("loss")) and values.get("loss_topk")
+    is_trained_by = "logprob" if values.get("loss_policy_gradient") else "topk"
+    loss = is_trained_by if uses_topk and values.get("teacher_gpus") else "logprob"
+    shards = values.get("fsdp_size") or 0
+    trainer = Trainer(
+        student,
+        gpus=gpus,
+        sharding="fsdp2" if is_fsdp2 else "fsdp",
+        shards=max(shards, 0),
+        context=context,
+        weights=DTYPES.get(str(values.get("weights_dtype")), "float32"),
+        offload_weights=when("offload_param"),
+        offload_states=when("offload_optimizer"),
+        recompute=values.get("recompute") is not False,
+        tokens=tokens,
+        micro_batches=1 + several,
+        keeps=values.get("release") not in (None, "0.8.0"),
+        loss="fused" if values.get("fused_kernels") else loss,
+        lora_rank=values.get("lora_rank") or 0,
+    )
+    wide = values.get("tensor_parallel_size") or 1
+    engines = max((values.get("rollout_gpus") or gpus) // wide, 1)
+    at_once = math.ceil(batch * samples / engines)
+    rollout = Engine(
+        student,
+        gpus=values.get("rollout_gpus") or gpus,
+        tensor=wide,
+        share=values.get("gpu_memory_utilization") or 0.5,
+        length=values.get("max_model_len") or length,
+        sequences=min(values.get("max_num_seqs") or at_once, at_once),
+        batched_tokens=values.get("max_num_batched_tokens") or 8192,
+        sleeps=bool(values.get("free_cache_engine")),
+        eager=bool(values.get("enforce_eager")),
+    )
+    judge = None
+    if teacher is not None:
+        judge = Engine(
+            teacher,
+            gpus=values.get("teacher_gpus") or 1,
+            tensor=values.get("teacher_tensor_parallel_size") or 1,
+            share=values.get("teacher_gpu_memory_utilization") or 0.5,
+            length=values.get("teacher_max_model_len") or length + 1,
+            batched_tokens=values.get("teacher_max_num_batched_tokens") or 8192,
+            scores=True,
+            eager=bool(values.get("teacher_enforce_eager")),
+        )
+    bucket = (values.get("sync_bucket_megabytes") or 2048) << 20
+    colocated = values.get("placement") != "split"
+    return Job(trainer, rollout, judge, colocated, room, bucket)
