@@ -327,6 +327,110 @@ def test_openrlhf_is_read(install: Install) -> None:
     }
 
 
+SKYRL = """\
+import copy
+from dataclasses import dataclass, field
+from enum import Enum
+
+KWARGS = {"a": 1}
+
+class Kind(str, Enum):
+    one = "first"
+    two = "second"
+
+class NotOne:
+    x: int = 1
+
+@dataclass
+class ModelConfig:
+    path: str | None = None
+    kind: Kind = Kind.two
+    of_nobody: int = 1
+
+@dataclass
+class AlgorithmConfig:
+    of_the_fork: int = 5
+
+@dataclass
+class TrainerConfig:
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    model: ModelConfig = field(default_factory=lambda: copy.copy(ModelConfig(path="p")))
+    kwargs: dict = field(default_factory=lambda: copy.deepcopy(KWARGS))
+    ckpt: str = field(default_factory=lambda: os.path.expanduser("~/c"))
+
+@dataclass
+class SkyRLTrainConfig:
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+"""
+DAPO = """\
+from skyrl.train.config import AlgorithmConfig, make_config
+
+@dataclass
+class DAPOAlgorithmConfig(AlgorithmConfig):
+    buffer: int = 7
+
+@register_advantage_estimator("mine")
+def one(): ...
+
+DAPOConfig = make_config(algorithm_cls=DAPOAlgorithmConfig)
+cfg = DAPOConfig.from_cli_overrides(sys.argv[1:])
+"""
+ESTIMATORS = """\
+class AdvantageEstimator(StrEnum):
+    GAE = "gae"
+
+x = cfg.path, cfg.kind, cfg.ckpt, cfg.kwargs, cfg.of_the_fork
+"""
+
+
+def test_skyrl_is_read_with_what_make_config_makes(install: Install) -> None:
+    main = "cfg = SkyRLTrainConfig.from_cli_overrides(sys.argv[1:])"
+    sources = {
+        "skyrl/train/config/config.py": SKYRL,
+        "skyrl/train/entrypoints/main_base.py": main,
+        "skyrl/backends/ppo_utils.py": ESTIMATORS,
+        "skyrl_gym/envs/sql/env.py": "",
+        "examples/train/dapo/main_dapo.py": DAPO,
+    }
+    install("skyrl", version("0.9.0", "skyrl"), sources)
+    install("skyrl_gym", version("0.9.0", "skyrl_gym"), sources)
+    judged = releases.judge("skyrl")
+    assert "rules of 0.3.0" in judged.by
+    schema = judged.release.schema
+    fields = schema["classes"]["TrainerConfig"]["fields"]
+    assert fields["model"] == "ModelConfig = ModelConfig(path='p')"
+    assert fields["kwargs"] == "dict = {'a': 1}"
+    assert fields["ckpt"] == "str = '~/c'"
+    assert schema["classes"]["ModelConfig"]["fields"]["kind"] == (
+        "Literal['one', 'two'] = 'two'"
+    )
+    assert schema["unread"] == {"ModelConfig": ["of_nobody"]}
+    assert "NotOne" not in schema["classes"]
+    dapo = "examples.train.dapo.main_dapo"
+    assert schema["estimators"][""] == ["gae"]
+    assert schema["estimators"][dapo] == ["mine"]
+    found = check.check(f"python -m {dapo} trainer.algorithm.bufer=1")
+    (told,) = [f.message for f in found.findings if "bufer" in f.message]
+    assert "did you mean 'buffer'" in told
+
+
+def test_skyrl_without_its_examples_has_those_of_the_record(install: Install) -> None:
+    main = "cfg = SkyRLTrainConfig.from_cli_overrides(sys.argv[1:])"
+    sources = {
+        "skyrl/train/config/config.py": SKYRL,
+        "skyrl/train/entrypoints/main_base.py": main,
+        "skyrl_gym/envs/sql/env.py": "",
+    }
+    install("skyrl", version("0.9.0", "skyrl"), sources)
+    install("skyrl_gym", version("0.9.0", "skyrl_gym"), sources)
+    schema = releases.judge("skyrl").release.schema
+    name = "examples.train.on_policy_distillation.main_on_policy_distill"
+    assert schema["programs"][name] == "SkyRLTrainConfig"
+    assert schema["estimators"][name] == ["no_op"]
+    own = schema["classes"]["AlgorithmConfig"]["fields"]
+    assert own == {"of_the_fork": "int = 5"}
+
+
 BOMB = "a: &a [x, x]\n" + "".join(
     f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]\n"
     for a, b in zip("abcdefgh", "bcdefghi", strict=True)

@@ -27,6 +27,7 @@ from pytest_gkd.job.frameworks.nemo_rl import reader as nemo_rl
 from pytest_gkd.job.frameworks.openrlhf import reader as openrlhf
 from pytest_gkd.job.frameworks.prime_rl import reader as prime_rl
 from pytest_gkd.job.frameworks.reading import Framework, names
+from pytest_gkd.job.frameworks.skyrl import reader as skyrl
 from pytest_gkd.job.frameworks.slime import reader as slime
 from pytest_gkd.job.frameworks.trl import reader as trl
 from pytest_gkd.job.frameworks.verl import reader as verl
@@ -46,6 +47,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "openrlhf": openrlhf,
     "lightrft": lightrft,
     "prime-rl": prime_rl,
+    "skyrl": skyrl,
     "gkd": plain,
 }
 CONFLICT = "config.invalid-combination"

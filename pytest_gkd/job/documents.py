@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,22 @@ def settings_of(text: str, file: str, loader: Any = LOADER) -> list[Override]:
     return found
 
 
-def _yaml(file: str, text: str, kind: Any) -> list[Override]:
+def value_of(text: str) -> Any:
+    """What OmegaConf makes of a word's value. Raises ValueError where it is no YAML."""
+    try:
+        with _root(text, OMEGACONF) as (loader, root):
+            if root is not None and _size(root, {}) > 3 * MOST_SETTINGS:
+                raise ValueError("it stands for too much")
+            return None if root is None else _plain(loader, root)
+    except yaml.YAMLError as error:
+        raise ValueError(getattr(error, "problem", None) or "it is no YAML") from None
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+@contextmanager
+def _root(text: str, kind: Any) -> Iterator[tuple[Any, yaml.Node | None]]:
+    """A text's loader and the node that is all of it."""
     # libyaml's composer calls itself for each level, until the stack is full.
     depth = 0
     for event in yaml.parse(text, kind):
@@ -96,14 +112,18 @@ def _yaml(file: str, text: str, kind: Any) -> list[Override]:
             raise RecursionError
     loader = kind(text)
     try:
-        root = loader.get_single_node()
+        yield loader, loader.get_single_node()
+    finally:
+        loader.dispose()
+
+
+def _yaml(file: str, text: str, kind: Any) -> list[Override]:
+    with _root(text, kind) as (loader, root):
         if not isinstance(root, yaml.MappingNode):
             raise CheckError(f"{file} holds no settings: its top level is no mapping")
         if _size(root, {}) > 3 * MOST_SETTINGS:  # a key and a value, in sections
             raise CheckError(f"{file} stands for more than {MOST_SETTINGS:,} settings")
         return list(_mapping(loader, file, root, ()))
-    finally:
-        loader.dispose()
 
 
 def _mapping(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from pytest_gkd.job import documents
 from pytest_gkd.job.overrides import Given, Override, literal, split
 from pytest_gkd.job.shell_values import NOBODY, Word
 
@@ -330,6 +331,34 @@ def applied(
             needs = frozenset({str(override.value)})
             override = override._replace(value=None, needs=needs)
         config.put(override)
+
+
+def dotlist(words: Iterable[Word]) -> tuple[list[Override], list[tuple[Word, str]]]:
+    """OmegaConf's own command line, and what it refuses, as the rest of a sentence.
+
+    As OmegaConf.from_cli of 2.3: a word without a = is a key whose value is null, a
+    value is YAML. A mapping is given as each of its keys.
+    """
+    found: list[Override] = []
+    refused: list[tuple[Word, str]] = []
+    for word in words:
+        left, equals, right = word.text.shape.partition("=")
+        key = re.sub(r"\[([^\]]*)\]", r".\1", left).strip(".")
+        if word.text.needs:
+            is_known = equals and re.fullmatch(r"[\w.]+", key)
+            needs = word.text.needs
+            found.append(Override("", key if is_known else "", None, needs, word))
+            continue
+        try:
+            value = documents.value_of(right)
+        except ValueError as error:
+            refused.append((word, f"is not read by YAML: {error}"))
+            continue
+        given = (
+            flat(value, key) if isinstance(value, dict) and value else [(key, value)]
+        )
+        found += [Override("", name, one, NOBODY, word) for name, one in given]
+    return found, refused
 
 
 def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

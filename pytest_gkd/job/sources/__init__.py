@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from pytest_gkd.job.sources import ms_swift, nemo_rl, programs, slime, trl, verl
+from pytest_gkd.job.sources import (
+    ms_swift,
+    nemo_rl,
+    programs,
+    skyrl,
+    slime,
+    trl,
+    verl,
+)
 from pytest_gkd.job.sources.files import Source
 
 SOURCES: dict[str, Source] = {
@@ -16,4 +24,5 @@ SOURCES: dict[str, Source] = {
     "miles": slime.source("miles"),
     "openrlhf": programs.OPENRLHF,
     "lightrft": programs.LIGHTRFT,
+    "skyrl": skyrl.SOURCE,
 }

@@ -91,16 +91,18 @@ def matching(files: Files, wanted: str) -> Files:
     return {name: text for name, text in files.items() if re.fullmatch(wanted, name)}
 
 
-def outline(text: str, wanted: re.Pattern[str]) -> str:
+def outline(text: str, wanted: re.Pattern[str], decorator: str = "") -> str:
     """A file's imports and values, and the classes that have a match; parsing is slow.
 
-    The text as it is where that has no syntax: of texts that begin at the margin.
+    ``decorator`` is the pattern of those that are kept, if any. The text as it is where
+    the outline has no syntax: of texts that begin at the margin.
     """
     blocks = re.split(r"^(?=[^\s#)\]}])", text, flags=re.MULTILINE)
     kept = "".join(
         block
         for block in blocks
         if not re.match(r"@|(?:async\s+)?def\s", block)
+        or (decorator and re.match(decorator, block))
         if not block.startswith("class ") or wanted.search(block)
     )
     try:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pytest_gkd.job import documents
+from pytest_gkd.job.sources import classes
 from pytest_gkd.job.sources.files import (
     Files,
     Schema,
@@ -22,7 +23,6 @@ KINDS = {"TypedDict", "BaseModel"}
 CONFIG = re.compile(r"[\w.-]+\.yaml")
 CONFIGS = "examples/configs"
 CLASS = re.compile(r"^class\s+(\w+)\s*\(([^)]*)\)", re.M)
-Imports = dict[str, dict[str, str]]
 RESOLVER = re.compile(r'register_new_resolver\(\s*"(\w+)"')
 # x["name"], x.get("name"), getattr(x, "name"), "name" in x
 LOOKUP = re.compile(
@@ -54,14 +54,15 @@ def read(files: Files) -> Schema:
     }
     if not takes:
         raise SourceError("its examples/ with their configurations are not beside it")
-    classes = _classes(_modules(code))
+    every = _classes(_modules(code))
     configs = _configs(files, sorted(set(takes.values())))
     masters = {
         found["module"].rpartition(".")[2]: name
-        for name, found in classes.items()
+        for name, found in every.items()
         if found["name"] == "MasterConfig"
     }
-    reached = {name: classes[name] for name in _reached(classes, masters.values())}
+    names = classes.reached(every, masters.values())
+    reached = {name: every[name] for name in names}
     known = {name for found in reached.values() for name in found["fields"]}
     known |= {
         part
@@ -69,8 +70,8 @@ def read(files: Files) -> Schema:
         for key in settings
         for part in key.split(".")
     }
-    others = {n for found in classes.values() for n in found["fields"]}
-    for found in classes.values():
+    others = {n for found in every.values() for n in found["fields"]}
+    for found in every.values():
         del found["module"], found["name"]
     registers = [code["nemo_rl/utils/config.py"], *programs.values()]
     return {
@@ -136,73 +137,12 @@ def _modules(code: Files) -> dict[str, ast.Module]:
     }
 
 
-def _module(file: str) -> str:
-    return file.removesuffix(".py").replace("/", ".")
-
-
-def _classes(modules: dict[str, ast.Module]) -> dict[str, dict[str, Any]]:
-    """The configuration's classes; one that has namesakes is called name@module."""
-    defined = {
-        (module, node.name): node
-        for module, tree in modules.items()
-        for node in tree.body
-        if isinstance(node, ast.ClassDef)
-    }
-    imports = {module: _imports(tree) for module, tree in modules.items()}
-    names = {key for key, node in defined.items() if _bases(node) & KINDS}
-    while True:
-        more = {
-            key
-            for key, node in defined.items()
-            if key not in names
-            and any(_find(imports, names, key[0], base) for base in _bases(node))
-        }
-        if not more:
-            break
-        names |= more
-    several = [name for _, name in names]
-    called = {
-        key: f"{key[1]}@{key[0].rpartition('.')[2]}"
-        if several.count(key[1]) > 1
-        else key[1]
-        for key in names
-    }
-    found: dict[str, dict[str, Any]] = {}
-    for key in sorted(names):
-        module, node = key[0], defined[key]
-        head = ast.unparse(node).partition("\n")[0]
-        is_partial = "total=False" in head
-        found[called[key]] = {
-            "module": module,
-            "name": key[1],
-            "bases": sorted(
-                called[base]
-                for name in _bases(node)
-                if (base := _find(imports, names, module, name))
-            ),
-            "fields": {
-                line.target.id: ("NotRequired[%s]" if is_partial else "%s")
-                % _field(modules[module], imports, names, called, module, line)
-                for line in node.body
-                if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
-            },
-        }
-        if "extra='forbid'" in head:
-            found[called[key]]["closed"] = True
-    return found
-
-
-def _reached(classes: dict[str, dict[str, Any]], names: Iterable[str]) -> set[str]:
-    """The classes that others name in their fields, and what is derived from them."""
-    found, waiting = set[str](), list(names)
-    while waiting:
-        name = waiting.pop()
-        if name in classes and name not in found:
-            found.add(name)
-            text = " ".join(classes[name]["fields"].values()).replace("__at__", "@")
-            waiting += [*re.findall(r"[\w@]+", text), *classes[name]["bases"]]
-            waiting += [n for n, c in classes.items() if name in c["bases"]]
-    return found
+def _classes(modules: dict[str, ast.Module]) -> classes.Classes:
+    return classes.classes(
+        modules,
+        lambda node: bool(KINDS.intersection(classes.bases(node))),
+        lambda _, one: one.value,
+    )
 
 
 def _nested(settings: dict[str, Any]) -> dict[str, Any]:
@@ -214,65 +154,6 @@ def _nested(settings: dict[str, Any]) -> dict[str, Any]:
             place = place.setdefault(part, {})
         place[last] = value
     return tree
-
-
-def _bases(node: ast.ClassDef) -> set[str]:
-    return {ast.unparse(base) for base in node.bases}
-
-
-def _imports(tree: ast.Module) -> dict[str, str]:
-    """The module that each name is imported from."""
-    found: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                found.setdefault(alias.name, node.module or "")
-    return found
-
-
-def _find(
-    imports: Imports, names: set[tuple[str, str]], module: str, name: str
-) -> tuple[str, str] | None:
-    """The class that a name means in a module: its own, or an imported one."""
-    if (module, name) in names:
-        return module, name
-    origin = imports[module].get(name)
-    if origin is None:
-        return None
-    where = sorted(m for m, n in names if n == name)
-    near = [m for m in where if m == origin or m.startswith(f"{origin}.")]
-    return (near[0], name) if near else None
-
-
-def _field(
-    tree: ast.Module,
-    imports: Imports,
-    names: set[tuple[str, str]],
-    called: dict[tuple[str, str], str],
-    module: str,
-    line: ast.AnnAssign,
-) -> str:
-    class Renamed(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.expr:
-            if key := _find(imports, names, module, node.id):
-                return ast.Name(called[key].replace("@", "__at__"))
-            alias = _alias(tree, node.id)
-            return self.visit(alias) if alias else node
-
-        def visit_Constant(self, node: ast.Constant) -> ast.expr:
-            return node
-
-    annotation = ast.unparse(Renamed().visit(line.annotation)).replace("\n", " ")
-    return annotation + (f" = {ast.unparse(line.value)}" if line.value else "")
-
-
-def _alias(tree: ast.Module, name: str) -> ast.expr | None:
-    """The type that a module calls by the name."""
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            is_type = isinstance(node.value, ast.Subscript | ast.BinOp)
-            return node.value if is_type else None
-    return None
 
 
 def _lookups(texts: Iterable[str]) -> Iterator[str]:

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd.job import documents
+from pytest_gkd.job import documents, looking
 from pytest_gkd.job.arguments import MISSING, UNKNOWN
 from pytest_gkd.job.findings import CheckError, Finding
 from pytest_gkd.job.frameworks.nemo_rl import keys as nemo_rl_keys
 from pytest_gkd.job.frameworks.nemo_rl import rules as nemo_rl_rules
-from pytest_gkd.job.frameworks.nemo_rl.rules import Look, NotCertainError
+from pytest_gkd.job.frameworks.nemo_rl.rules import Look
 from pytest_gkd.job.frameworks.reading import Reading, names
 from pytest_gkd.job.launch import Launch
+from pytest_gkd.job.looking import NotCertainError
 from pytest_gkd.job.omegaconf import Config, UnresolvedError, applied, flat
 from pytest_gkd.job.overrides import Given, Override, parsed, refused
 from pytest_gkd.job.releases import Release
@@ -277,20 +278,7 @@ def _values(
             given = _value(config, key) or nemo_rl_keys.default(key, algorithm, schema)
             if given is not None and (name not in found or found[name].value is None):
                 found[name] = given
-    for name, (function, expression) in DERIVED.items():
-        look = Look(config)
-        try:
-            value = function(look)
-        except NotCertainError as error:
-            found[name] = Given(
-                "undetermined", needs=error.needs, expression=expression
-            )
-            continue
-        if value is not None:
-            is_users = any(given.source == "user" for given in look.given)
-            word = look.given[-1].word if len(look.given) == 1 else None
-            source = "user" if is_users else "default"
-            found[name] = Given(source, value, word, expression=expression)
+    found |= looking.derived(config, DERIVED, Look)
     return found
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pytest_gkd.job import model_files
+from pytest_gkd.job import looking, model_files
 from pytest_gkd.job.findings import Finding
-from pytest_gkd.job.omegaconf import Config, UnresolvedError
-from pytest_gkd.job.overrides import Given
+from pytest_gkd.job.looking import Fault, NotCertainError
+from pytest_gkd.job.omegaconf import Config
 
-CONFLICT = "config.invalid-combination"
 GENERATION = "policy.generation"
 VLLM = f"{GENERATION}.vllm_cfg"
 OPD = "on_policy_distillation"
@@ -31,58 +31,8 @@ SKIP_TP_CHECK = "NRL_IGNORE_TP_ACCURACY_CHECK"
 SKIP_TOKENIZER_CHECK = "NRL_SKIP_DISTILLATION_TOKENIZER_CHECK"
 
 
-class NotCertainError(Exception):
-    """A value that hangs on something that is not known."""
-
-    def __init__(self, needs: frozenset[str]) -> None:
-        super().__init__(", ".join(sorted(needs)))
-        self.needs = needs
-
-
-class Look:
-    """The values of a configuration that are certain; ``given`` were looked at."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.given: list[Given] = []
-
-    def __call__(self, key: str, default: Any = None) -> Any:
-        """The value of a key. Raises NotCertainError where it is not known."""
-        try:
-            given = self.config.value(key)
-        except UnresolvedError as error:
-            raise NotCertainError(frozenset({str(error)})) from None
-        if given is None:
-            return default
-        if given.needs:
-            raise NotCertainError(given.needs)
-        self.given.append(given)
-        return given.value
-
-    def whole(self, key: str, default: int | None = None) -> int:
-        """The same, of a whole number."""
-        value = self(key, default)
-        if type(value) is not int:
-            raise NotCertainError(frozenset({key}))
-        return value
-
-    def size(self, key: str, default: int | None = None) -> int:
-        """The same, of a number of parts: 1 at least; _sizes tells what is less."""
-        value = self.whole(key, default)
-        if value < 1:
-            raise NotCertainError(frozenset({key}))
-        return value
-
-    def mapping(self, key: str) -> dict[str, Any]:
-        """The same, of a mapping; what is not there is empty."""
-        value = self(key) or {}
-        if not isinstance(value, dict):
-            raise NotCertainError(frozenset({key}))
-        return value
-
-    def is_on(self, key: str) -> bool:
-        """The same, of a flag; what is not there is off."""
-        return bool(self(key, False))
+class Look(looking.Look):
+    """The certain values of a configuration of NeMo-RL."""
 
     def backend(self, section: str) -> str:
         """Which of the two trainers a section's model is trained by."""
@@ -244,8 +194,6 @@ def train_files(look: Look) -> list[Any] | None:
 
 # -- rules -------------------------------------------------------------------------
 
-Fault = tuple[str, str]
-
 
 def judged(config: Config, algorithm: str, *, is_script: bool) -> Iterator[Finding]:
     """What NeMo-RL refuses in a configuration whose values it has read.
@@ -257,16 +205,12 @@ def judged(config: Config, algorithm: str, *, is_script: bool) -> Iterator[Findi
     by_environment = "error" if is_script else "warning"
     levels = ("error", REFUSED), (by_environment, UNLESS_SET), ("warning", DOUBTFUL)
     for level, rules in levels:
-        for rule in rules:
-            try:
-                faults = list(rule(Look(config), algorithm))
-            except NotCertainError:
-                continue
-            for key, text in faults:
-                setting = config.settings.get(key)
-                file = setting.word.file if setting else ""
-                line = setting.word.line if setting else 0
-                yield Finding(CONFLICT, level, text, file, line, key)
+        with_it = [partial(_of, rule, algorithm) for rule in rules]
+        yield from looking.broken(config, with_it, level, Look)
+
+
+def _of(rule: Rule, algorithm: str, look: Look) -> Iterator[Fault]:
+    return rule(look, algorithm)
 
 
 def _models(look: Look) -> list[str]:

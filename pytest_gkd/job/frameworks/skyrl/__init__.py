@@ -1,0 +1,1 @@
+"""SkyRL: OmegaConf command lines, dataclasses."""

@@ -1,0 +1,209 @@
+"""SkyRL: OmegaConf's command line, read into dataclasses that know all keys."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd.job import documents, looking, pydantic_types
+from pytest_gkd.job.findings import Finding
+from pytest_gkd.job.frameworks.reading import UNKNOWN, Pool, Reading, names
+from pytest_gkd.job.frameworks.skyrl import rules
+from pytest_gkd.job.frameworks.skyrl.rules import Look
+from pytest_gkd.job.launch import Launch
+from pytest_gkd.job.omegaconf import Config, UnresolvedError, dotlist
+from pytest_gkd.job.overrides import Given, Override
+from pytest_gkd.job.releases import Release
+from pytest_gkd.job.shell_values import Word
+from pytest_gkd.job.typed_config import Classes, Judge
+
+PROGRAM = re.compile(
+    r"skyrl\.train\.entrypoints\.main_\w+|(?:.*/)?skyrl/train/entrypoints/main_\w+\.py"
+    r"|(?P<common>(?!.*sft)(?:[\w-]*[./])*(?:main|\w*train|entrypoint|run)\w*(?:\.py)?)"
+)
+# Keys of this beginning are no other framework's.
+OWN = re.compile(
+    r"trainer\.(?:policy|placement|algorithm)\.\w+.*"
+    r"|generator\.(?:inference_engine|sampling_params)\.\w+.*"
+)
+ROOT = "SkyRLTrainConfig"
+# skyrl-train up to 0.4.0 (skyrl_train/config/ppo_base_config.yaml).
+OLD = re.compile(r"skyrl_train\b.*")
+OLDER = (
+    "the package skyrl-train is SkyRL up to March 2026; its keys are not recorded, and "
+    "read are those that it has in common with today's"
+)
+ALIASES = {"trainer.use_sample_packing": "trainer.remove_microbatch_padding"}
+
+
+def is_own(keys: AbstractSet[str]) -> bool:
+    """Whether words or a file have SkyRL's keys."""
+    return any(OWN.fullmatch(key.partition("=")[0]) for key in keys)
+
+
+def read(launch: Launch, release: Release) -> Reading:
+    """The values of a start of SkyRL, and what it would refuse or do otherwise."""
+    schema, classes = release.schema, Classes(release.schema["classes"])
+    started, words = _started(launch)
+    program = _program(started, schema["programs"])
+    given, findings = _given(launch.document, words, is_sure=bool(program))
+    root = schema["programs"].get(program, ROOT)
+    config, said = Config(), Config(given)
+    # config.py, build_nested_dataclass: a section is made anew of what is given.
+    config.merge(classes.defaults(root, said, keeps=False))
+    defaults = Config(config.settings.values())
+    config.merge(given)
+    config.environment = said.environment = launch.command.environment
+    for setting, text in said.unresolved():
+        line = f"{setting.key}: {setting.value} cannot be resolved: {text}"
+        findings.append(_finding("error", line, setting.word, setting.key))
+    problem = OLDER if OLD.match(launch.program) else ""
+    if problem:
+        findings = []
+    else:
+        whose = f"SkyRL {release}"
+        judge = Judge(
+            said,
+            classes,
+            whose,
+            defaults,
+            schema["unread"],
+            _fits,
+            is_sure=bool(program),
+        )
+        findings += judge.section(root)
+        look = partial(Look, program=program, schema=schema)
+        for level, some in (("error", rules.REFUSED), ("warning", rules.DOUBTFUL)):
+            findings += looking.broken(config, some, level, look)
+        findings += rules.tokenizers(look(config))
+    return Reading(given, _values(config), findings, problem, _pools(config))
+
+
+def _started(launch: Launch) -> tuple[str, list[Word]]:
+    """The program, and its words: main_base may be told to start another module."""
+    rest, program = [], launch.program
+    for word in launch.arguments:
+        name, _, value = word.text.shape.partition("=")
+        if name == "trainer.override_entrypoint" and not word.text.needs:
+            program = value
+        else:
+            rest.append(word)
+    return program, rest
+
+
+def _given(
+    document: Path | None, arguments: list[Word], *, is_sure: bool
+) -> tuple[list[Override], list[Finding]]:
+    """What a file or the command line gives, and what SkyRL refuses of the words.
+
+    A program of one's own (not ``is_sure``) may have other options beside.
+    """
+    findings, words = [], []
+    for word in arguments:
+        shape = word.text.shape
+        if shape.startswith("+"):
+            text = f"{shape[:80]}: SkyRL refuses a +; leave it out"
+            findings.append(_finding("error", text, word, shape.partition("=")[0]))
+        elif is_sure or ("=" in shape and not shape.startswith("-")):
+            words.append(word)
+    given, refused = dotlist(words)
+    for word, text in refused:
+        shape = word.text.shape
+        findings.append(
+            _finding("error", f"{shape[:80]} {text}", word, shape.partition("=")[0])
+        )
+    if document:
+        given = [*documents.settings(document, documents.OMEGACONF), *given]
+    given = [o._replace(key=ALIASES.get(o.key, o.key)) for o in given]
+    for override in [o for o in given if o.key in rules.REMOVED]:
+        key, is_harmless = override.key, override.value in rules.REMOVED[override.key]
+        text = f"SkyRL has no key {key} any more, and refuses it; leave it out"
+        if not is_harmless:
+            findings.append(_finding("error", text, override.word, key))
+        given.remove(override)
+    return given, findings
+
+
+def _program(name: str, programs: Mapping[str, str]) -> str:
+    """The recorded module that a program is, empty for one of the user's own."""
+    name = name.removesuffix(".py").replace("/", ".").strip(".")
+    return next((p for p in programs if p == name or name.endswith(f".{p}")), "")
+
+
+def _fits(node: ast.expr, value: Any) -> bool:
+    """Dataclasses take anything; what is no number ends where it is counted with."""
+    kinds = {ast.unparse(one) for one in pydantic_types.members(node)}
+    if isinstance(value, str) and kinds <= {"int", "float", "bool", "None"}:
+        return False
+    if isinstance(value, list | dict):
+        return not kinds <= {"int", "float", "bool", "None"}
+    return True
+
+
+def _finding(level: str, text: str, word: Word, key: str) -> Finding:
+    return Finding(UNKNOWN, level, text, word.file, word.line, key)
+
+
+# -- values ------------------------------------------------------------------------
+
+
+DERIVED: looking.Derived[Look] = {
+    "teacher": (rules.teacher, "trainer.ref.model.path"),
+    "use_dynamic_bsz": (rules.is_dynamic, "trainer.max_tokens_per_microbatch > 0"),
+    "max_tokens_per_gpu": (rules.tokens, "trainer.max_tokens_per_microbatch"),
+    "fsdp_version": (rules.fsdp_version, "2 under trainer.strategy=fsdp"),
+    "placement": (rules.placement, "trainer.placement.colocate_all"),
+    "trainer_gpus": (lambda look: look.gpus("policy"), "policy_num_nodes * gpus"),
+    "rollout_gpus": (lambda look: look.engine_gpus(), "num_engines * TP * PP * DP"),
+    "teacher_gpus": (rules.teacher_gpus, "ref_num_nodes * gpus"),
+    "total_gpus": (rules.total_gpus, "of all roles that share none"),
+}
+
+
+def _values(config: Config) -> dict[str, Given]:
+    """All values of a job that it has."""
+    strategy = _value(config, "trainer.strategy")
+    is_megatron = strategy is not None and strategy.value == "megatron"
+    backend = "megatron" if is_megatron else "fsdp"
+    found = _named(config, names("skyrl") | names(f"skyrl-{backend}"))
+    if strategy is not None and strategy.value == "fsdp2":
+        found["trainer_strategy"] = Given(strategy.source, "fsdp", strategy.word)
+    return found | looking.derived(config, DERIVED, Look)
+
+
+def _named(config: Config, table: Mapping[str, str]) -> dict[str, Given]:
+    found = {name: _value(config, key) for name, key in table.items()}
+    return {name: given for name, given in found.items() if given is not None}
+
+
+def _value(config: Config, key: str) -> Given | None:
+    try:
+        return config.value(key)
+    except UnresolvedError as error:
+        return Given("undetermined", needs=frozenset({str(error)}))
+
+
+def _pools(config: Config) -> tuple[Pool, ...]:
+    """Groups of which each node's part is one bundle, unless all share single GPUs.
+
+    workers/worker.py, PPORayActorGroup._initiate_actors, and trainer.py, build_models.
+    """
+    look = Look(config)
+    try:
+        roles = [] if look.is_on(f"{rules.PLACEMENT}.colocate_all") else look.apart()
+    except looking.NotCertainError:
+        return ()
+    return tuple(_pool(config, role) for role in roles)
+
+
+def _pool(config: Config, role: str) -> Pool:
+    start = f"{rules.PLACEMENT}.{role}_num"
+    nodes, each = (_value(config, f"{start}_{n}") for n in ("nodes", "gpus_per_node"))
+    unknown = Given("undetermined")
+    key = f"{start}_gpus_per_node"
+    return Pool(f"the {role}", nodes or unknown, each or unknown, key)

@@ -1,0 +1,118 @@
+"""What is certain of a configuration, for values and rules that several keys make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from pytest_gkd.job.findings import Finding
+from pytest_gkd.job.omegaconf import Config, UnresolvedError
+from pytest_gkd.job.overrides import Given
+
+CONFLICT = "config.invalid-combination"
+Fault = tuple[str, str]
+
+
+class NotCertainError(Exception):
+    """A value that hangs on something that is not known."""
+
+    def __init__(self, needs: frozenset[str]) -> None:
+        super().__init__(", ".join(sorted(needs)))
+        self.needs = needs
+
+
+class Look:
+    """The values of a configuration that are certain; ``given`` were looked at."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.given: list[Given] = []
+
+    def __call__(self, key: str, default: Any = None) -> Any:
+        """The value of a key. Raises NotCertainError where it is not known."""
+        try:
+            given = self.config.value(key)
+        except UnresolvedError as error:
+            raise NotCertainError(frozenset({str(error)})) from None
+        if given is None:
+            return default
+        if given.needs:
+            raise NotCertainError(given.needs)
+        self.given.append(given)
+        return given.value
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """The same, of a whole number."""
+        value = self(key, default)
+        if type(value) is not int:
+            raise NotCertainError(frozenset({key}))
+        return value
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """The same, of a number of parts: 1 at least; rules on sizes tell less."""
+        value = self.whole(key, default)
+        if value < 1:
+            raise NotCertainError(frozenset({key}))
+        return value
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        """The same, of a mapping; what is not there is empty."""
+        value = self(key) or {}
+        if not isinstance(value, dict):
+            raise NotCertainError(frozenset({key}))
+        return value
+
+    def is_on(self, key: str) -> bool:
+        """The same, of a flag; what is not there is off."""
+        return bool(self(key, False))
+
+
+AnyLook = TypeVar("AnyLook", bound=Look)
+Derived = Mapping[str, tuple[Callable[[AnyLook], Any], str]]
+
+
+def derived(
+    config: Config, table: Derived[AnyLook], look: Callable[[Config], AnyLook]
+) -> dict[str, Given]:
+    """The values that several keys make: each has a function, and says of what.
+
+    None is a value that the job does not have.
+    """
+    found: dict[str, Given] = {}
+    for name, (function, expression) in table.items():
+        own = look(config)
+        try:
+            value = function(own)
+        except NotCertainError as error:
+            found[name] = Given(
+                "undetermined", needs=error.needs, expression=expression
+            )
+            continue
+        if value is not None:
+            is_users = any(given.source == "user" for given in own.given)
+            word = own.given[-1].word if len(own.given) == 1 else None
+            source = "user" if is_users else "default"
+            found[name] = Given(source, value, word, expression=expression)
+    return found
+
+
+def broken(
+    config: Config,
+    rules: Iterable[Callable[[AnyLook], Iterator[Fault]]],
+    level: str,
+    look: Callable[[Config], AnyLook],
+) -> Iterator[Finding]:
+    """What rules tell of a configuration, each as a key with a sentence.
+
+    A rule that needs what is not certain says nothing.
+    """
+    for rule in rules:
+        try:
+            faults = list(rule(look(config)))
+        except NotCertainError:
+            continue
+        for key, text in faults:
+            setting = config.settings.get(key)
+            file = setting.word.file if setting else ""
+            line = setting.word.line if setting else 0
+            yield Finding(CONFLICT, level, text, file, line, key)

@@ -1,0 +1,238 @@
+"""Configurations that are read into dataclasses: defaults, and what does not fit."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from pytest_gkd.job import pydantic_types
+from pytest_gkd.job.arguments import MISSING, UNKNOWN
+from pytest_gkd.job.findings import Finding
+from pytest_gkd.job.omegaconf import MISSING as STILL_TO_BE_GIVEN
+from pytest_gkd.job.omegaconf import Config, UnresolvedError, flat
+from pytest_gkd.job.overrides import Override
+from pytest_gkd.job.shell_values import NOBODY, Text, Word
+from pytest_gkd.options import near
+
+MOST_TOLD = 40
+MOST_MEMBERS = 50
+Fits = Callable[[ast.expr, Any], bool]
+
+
+class Classes:
+    """The recorded classes of a release (sources/classes.py)."""
+
+    def __init__(self, classes: Mapping[str, Any]) -> None:
+        self._classes = classes
+
+    def fields(self, name: str) -> dict[str, str]:
+        """The fields of a class, with those of its bases."""
+        found: dict[str, str] = {}
+        for base in reversed(self._classes[name]["bases"]):
+            found |= self.fields(base)
+        own: dict[str, str] = self._classes[name]["fields"]
+        return found | own
+
+    def family(self, name: str) -> list[str]:
+        """A class and all that it is derived from."""
+        bases = self._classes[name]["bases"]
+        return [name, *(one for base in bases for one in self.family(base))]
+
+    def of(self, node: ast.expr) -> list[str]:
+        """The recorded classes that a type takes."""
+        written = map(ast.unparse, pydantic_types.members(node))
+        names = (name.replace("__at__", "@") for name in written)
+        return [name for name in names if name in self._classes]
+
+    def within(self, node: ast.expr) -> list[str]:
+        """The classes that are the members of a list, or the values of a mapping."""
+        for one in pydantic_types.members(node):
+            if isinstance(one, ast.Subscript):
+                parts = one.slice
+                last = parts.elts[-1] if isinstance(parts, ast.Tuple) else parts
+                if ast.unparse(one.value).lower() in ("list", "dict"):
+                    return self.of(last)
+        return []
+
+    def defaults(
+        self, name: str, given: Config, *, keeps: bool, key: str = ""
+    ) -> Iterator[Override]:
+        """What a class makes of what is not given.
+
+        A section that is none by itself is made where a part of it is given.
+        ``keeps`` is whether a section of which a part is given keeps what its default
+        was made with; else it has its class's own defaults.
+        """
+        yield from self._made(name, given, key, {}, keeps=keeps)
+
+    def _made(
+        self,
+        name: str,
+        given: Config,
+        key: str,
+        more: Mapping[str, ast.expr],
+        *,
+        keeps: bool,
+    ) -> Iterator[Override]:
+        for field, text in self.fields(name).items():
+            whole = f"{key}.{field}" if key else field
+            node, default = pydantic_types.read(text)
+            default = more.get(field, default)
+            is_part, classes = given.is_section(whole), self.of(node)
+            call = self._call(default)
+            if call:
+                kept = call.keywords if keeps or not is_part else []
+                inner = {k.arg: k.value for k in kept if k.arg}
+                own = ast.unparse(call.func).replace("__at__", "@")
+                yield from self._made(own, given, whole, inner, keeps=keeps)
+            elif is_part and classes:
+                yield from self._made(classes[0], given, whole, {}, keeps=keeps)
+            elif default is not None:
+                yield from _literal(default, whole)
+
+    def _call(self, default: ast.expr | None) -> ast.Call | None:
+        if isinstance(default, ast.Call):
+            name = ast.unparse(default.func).replace("__at__", "@")
+            return default if name in self._classes else None
+        return None
+
+
+def _literal(default: ast.expr, key: str) -> Iterator[Override]:
+    try:
+        value = ast.literal_eval(default)
+    except (ValueError, TypeError, SyntaxError):
+        needs = frozenset({f"the default of {key}"})
+        yield Override("", key, None, needs, _nowhere(key))
+        return
+    is_section = isinstance(value, dict) and value
+    for name, one in flat(value, key) if is_section else [(key, value)]:
+        yield Override("", name, one, NOBODY, _nowhere(name))
+
+
+def _nowhere(key: str) -> Word:
+    return Word(Text(key), "", 0, key)
+
+
+class Judge:
+    """One walk through what is given; ``sections`` are its sections with their class.
+
+    ``whose`` names the release in messages, ``defaults`` are all keys that it has, and
+    ``unread`` fields of a class that its code reads nowhere. ``fits`` says whether it
+    takes a value. ``is_sure`` is whether the classes are those of the program that is
+    started, whose user may derive from them.
+    """
+
+    def __init__(
+        self,
+        given: Config,
+        classes: Classes,
+        whose: str,
+        defaults: Config,
+        unread: Mapping[str, Iterable[str]],
+        fits: Fits,
+        *,
+        is_sure: bool = True,
+    ) -> None:
+        self._given, self._classes, self._whose = given, classes, whose
+        self._defaults, self._unread, self._fits = defaults, unread, fits
+        self._is_sure = is_sure
+        self._told = 0
+
+    def section(self, name: str, key: str = "") -> Iterator[Finding]:
+        """What is given of a class: keys that it has not, types, what is missing."""
+        fields = self._classes.fields(name)
+        family = self._classes.family(name)
+        unread = {field for one in family for field in self._unread.get(one, ())}
+        for part in self._given.below(key):
+            whole = f"{key}.{part}" if key else part
+            if part not in fields:
+                yield from self._unknown(whole, fields)
+                continue
+            yield from self._field(fields[part], whole)
+            if part in unread and self._differs(whole):
+                line = f"{self._whose} takes the key {whole}, and nothing reads it"
+                yield self._finding(UNKNOWN, "warning", line, whole)
+        for field, text in fields.items():
+            whole = f"{key}.{field}" if key else field
+            is_required = pydantic_types.read(text)[1] is None
+            if is_required and not self._given.has(whole):
+                line = f"{self._whose} refuses a configuration without {whole}"
+                yield self._finding(MISSING, "error", line, key or whole)
+
+    def _differs(self, key: str) -> bool:
+        try:
+            default, given = self._defaults.value(key), self._given.value(key)
+        except UnresolvedError:
+            return False
+        return default is None or given is None or default.value != given.value
+
+    def _field(self, text: str, key: str) -> Iterator[Finding]:
+        node, _ = pydantic_types.read(text)
+        classes, expected = self._classes.of(node), text.partition(" = ")[0]
+        expected = expected.replace("__at__", " of ")[:200]
+        if self._given.is_section(key):
+            if classes:
+                yield from self.section(classes[0], key)
+            elif not self._fits(node, {}):
+                line = f"{key} is a section; {self._whose} expects {expected}"
+                yield self._finding(UNKNOWN, "error", line, key)
+            return
+        try:
+            given = self._given.value(key)
+        except UnresolvedError:
+            return  # told already
+        if given is None or given.needs or given.value == STILL_TO_BE_GIVEN:
+            return
+        inner = self._classes.within(node)
+        if inner and isinstance(given.value, list):
+            for number, one in enumerate(given.value[:MOST_MEMBERS]):
+                yield from self._member(inner[0], one, f"{key}.{number}", key)
+        if classes and given.value in ({}, None):
+            return
+        if not self._fits(node, given.value):
+            shown = f"{key}: {given.value!r}"[:200]
+            line = f"{shown}; {self._whose} expects {expected}"
+            yield self._finding(UNKNOWN, "error", line, key)
+
+    def _member(self, name: str, value: Any, key: str, place: str) -> Iterator[Finding]:
+        if not isinstance(value, dict):
+            return
+        fields = self._classes.fields(name)
+        for part in value:
+            if part not in fields:
+                yield from self._unknown(f"{key}.{part}", fields, place)
+
+    def _unknown(
+        self, key: str, fields: Iterable[str], place: str = ""
+    ) -> Iterator[Finding]:
+        self._told += 1
+        if self._told > MOST_TOLD:
+            return
+        name = key.rpartition(".")[2]
+        if self._is_sure:
+            text = f"{self._whose} has no key {key}"
+        else:
+            text = f"{self._whose} itself has no key {key}"
+        same = [k for k in self._defaults.settings if k.endswith(f".{name}")]
+        top = key.partition(".")[0]
+        same = [k for k in same if k.partition(".")[0] == top] or same
+        if same:
+            text += f"; it is read as {' or '.join(same[:2])}"
+        else:
+            text += near(name, dict.fromkeys(fields))
+        level = "error" if self._is_sure else "warning"
+        yield self._finding(UNKNOWN, level, text, key, place or key)
+
+    def _finding(
+        self, cause: str, level: str, text: str, key: str, place: str = ""
+    ) -> Finding:
+        start = place or key
+        some = (
+            setting
+            for name, setting in self._given.settings.items()
+            if name == start or name.startswith(f"{start}.")
+        )
+        setting = next(some, None)
+        file, line = (setting.word.file, setting.word.line) if setting else ("", 0)
+        return Finding(cause, level, text, file, line, key)
