@@ -1,60 +1,22 @@
-"""Unchanged files of the frameworks, against their values read by hand.
-
-The files are not ours to ship: GKD_UPSTREAM names a folder with the checkouts, each at
-the commit that tests/upstream/*.toml tells, as OWNER+NAME.
-"""
+"""Unchanged files of the frameworks, against their values read by hand."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from upstream_files import job_file, jobs
 
-from pytest_gkd.job import check
-
-FACTS = sorted((Path(__file__).parent / "upstream").glob("*.toml"))
-
-
-def jobs() -> list[Any]:
-    found = []
-    for path in FACTS:
-        facts = tomllib.loads(path.read_text("utf-8"))
-        for number, file in enumerate(facts["file"]):
-            one = {**facts, **file}
-            found.append(pytest.param(one, id=f"{path.stem}-{number}"))
-    return found
-
-
-def job_file(one: dict[str, Any], place: Path, folder: Path) -> Path:
-    """The file or, where a page holds a job in some of its lines, these alone."""
-    path: Path = place / one["path"]
-    if not path.is_file():
-        pytest.skip(f"GKD_UPSTREAM has no {one['repository']} with {one['path']}")
-    raw = path.read_bytes()
-    if hashlib.sha256(raw).hexdigest() != one["sha256"]:
-        pytest.skip(f"{path} is not that of commit {one['commit']}")
-    if "lines" not in one:
-        return path
-    first, last = one["lines"]
-    part = folder / f"job{one.get('as', '.sh')}"
-    part.write_text("\n".join(raw.decode().split("\n")[first - 1 : last]) + "\n")
-    return part
+from pytest_gkd.job import check, debug_config
 
 
 @pytest.mark.parametrize("one", jobs())
 def test_an_upstream_file_means_what_was_read_by_hand(
     one: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "GKD_UPSTREAM" not in os.environ:
-        pytest.skip("GKD_UPSTREAM is not set")
-    place = Path(os.environ["GKD_UPSTREAM"], one["repository"].replace("/", "+"))
-    path = job_file(one, place, tmp_path)
-    # Its relative paths are meant from the top of the repository.
-    monkeypatch.chdir(place)
+    path = job_file(one, tmp_path, monkeypatch)
     found = check.check(path, one.get("arguments", ()), one["framework"])
     uncertain = one.get("undetermined", [])
     told = {name: value.value for name, value in found.values.items()}
@@ -65,3 +27,27 @@ def test_an_upstream_file_means_what_was_read_by_hand(
         faults = [f for f in found.findings if f.level != "note"]
         keys = [f"{f.level} {f.key.lstrip('-')}" for f in faults]
         assert keys == one["faults"], faults
+
+
+@pytest.mark.parametrize("one", jobs())
+def test_the_smallest_run_of_an_upstream_job_has_no_fault_of_its_own(
+    one: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, given = job_file(one, tmp_path, monkeypatch), one.get("arguments", ())
+
+    def judge(more: Sequence[str] = (), added: Sequence[str] = ()) -> check.Checked:
+        return check.check(path, [*given, *more], one["framework"], added=added)
+
+    before = judge()
+    small = debug_config.smallest(judge)
+    after = judge(added=[change.text for change in small.changes])
+    told = {f.message for f in before.findings if f.level == "error"}
+    assert not [
+        f for f in after.findings if f.level == "error" and f.message not in told
+    ]
+    assert len(small.changes) > 4
+    # What a failure may hang on stays as it is.
+    was = {name: before.values[name].value for name in small.kept}
+    assert was == small.kept
+    gpus = (one.values.get("trainer_gpus") for one in (before, after))
+    assert len({value and value.value for value in gpus}) == 1

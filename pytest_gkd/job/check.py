@@ -120,7 +120,8 @@ def check(
     ``job`` is its path, or a command as it would be typed into a shell. ``overrides``
     are what is given to the script ("$@"), ``framework`` is as in ``--framework``,
     ``given`` variables that a script finds set, ``machine`` what it is to run on.
-    ``added`` are further arguments of the start itself, whose lines are their numbers.
+    ``added`` are further arguments of the start itself, each a word or several, whose
+    lines are their numbers.
     Raises CheckError where there is no job of a known framework.
     """
     asked, _, asked_release = framework.partition("==")
@@ -152,8 +153,12 @@ def check(
             command = others[0][1].command
             text = f"another job is started in line {command.line}; it is not checked"
             findings.append(note(text, command.file, command.line))
-    more = tuple(Word(Text(t), ADDED, number, t) for number, t in enumerate(added, 1))
-    starts = [(w, s._replace(arguments=(*s.arguments, *more))) for w, s in starts]
+    more = tuple(
+        Word(Text(part), ADDED, number, part)
+        for number, text in enumerate(added, 1)
+        for part in text.split()
+    )
+    starts = [(world, launch.with_arguments(more)) for world, launch in starts]
     start = starts[0][1]
     name = start.framework
     reader = FRAMEWORKS[name]

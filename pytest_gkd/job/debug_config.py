@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pytest_gkd import sanitize
 from pytest_gkd.job import documents
-from pytest_gkd.job.check import ADDED, Checked
+from pytest_gkd.job.check import ADDED, Checked, Value
 from pytest_gkd.job.findings import CheckError
 from pytest_gkd.job.frameworks.reading import UNKNOWN
 
@@ -38,6 +38,10 @@ KEPT = (
     "loss",
 )
 GIVEN_LATER = "the command line"
+# Models that each take their share of a batch, the trained one first.
+TRAINED_ON = ("trainer_gpus", "critic_gpus", "reference_gpus", "reward_gpus")
+# What placeholders are where only the names of the options count.
+ANYHOW = dict.fromkeys(("batch", "samples", "ranks", "rank_samples", "group"), 1)
 
 
 class Change(NamedTuple):
@@ -72,7 +76,7 @@ class DebugConfig:
 
     def arguments(self) -> str:
         """All changes in one line, quoted for a shell."""
-        return shlex.join(change.text for change in self.changes)
+        return shlex.join(w for change in self.changes for w in change.text.split())
 
 
 def smallest(check: Callable[..., Checked]) -> DebugConfig:
@@ -88,59 +92,94 @@ def smallest(check: Callable[..., Checked]) -> DebugConfig:
             f"{found.script} is a job of {found.framework}; known is what makes one of "
             f"{', '.join(table)} small"
         )
-    values = {name: value.value for name, value in found.values.items()}
-    rows, sizes = table[found.framework], _sizes(values)
+    known = _certain(found)
+    rows, sizes = table[found.framework], _sizes(known, found.values)
     left = [row["note"] for row in rows if "note" in row]
-    rows = [row for row in rows if "set" in row]
-    anyhow = {"batch": 1, "samples": 1, **sizes}
-    tried = check(added=[row["set"].format(**anyhow) for row in rows])
-    # What this job's program does not have.
-    strange = {
-        finding.line - 1
-        for finding in tried.findings
-        if finding.file == ADDED and finding.cause == UNKNOWN
-    }
+    rows = [
+        row
+        for row in rows
+        if "set" in row and all(name in known for name in row.get("when", ()))
+    ]
+    strange = {-1}
+    while strange:  # of an unknown section only the first key is told
+        tried = check(added=[row["set"].format(**{**ANYHOW, **sizes}) for row in rows])
+        # What this job's program does not have.
+        strange = {
+            finding.line - 1
+            for finding in tried.findings
+            if finding.file == ADDED and finding.cause == UNKNOWN
+        }
+        rows = [row for number, row in enumerate(rows) if number not in strange]
     changes, unsure = list[Change](), list[str]()
-    for row in (row for number, row in enumerate(rows) if number not in strange):
+    for row in (row for row in rows if "mends" not in row):
         try:
             changes.append(Change(row["set"].format(**sizes), row["why"]))
         except KeyError:
             unsure.append(row["set"].partition("=")[0])
     if unsure:
-        reason = "how many GPUs train is not certain"
+        what = "GPUs train" if "group" in sizes else "samples a prompt has"
+        reason = f"how many {what} is not certain"
         left.append(f"{', '.join(unsure)} as they are: {reason}")
     texts = [change.text for change in changes]
     small = check(added=texts)
+    wrong = _wrong(small) - _wrong(found)
+    mending = [row for row in rows if row.get("mends") in wrong]
+    if mending:
+        changes += [Change(row["set"].format(**sizes), row["why"]) for row in mending]
+        texts = [change.text for change in changes]
+        small = check(added=texts)
     left += [
         f"error in it: {finding.message}"
         for finding in small.findings
         if finding.level == "error"
     ]
-    given = {value.file for value in check(texts).values.values()}
+    try:
+        given = check(" ".join(texts).split()).values.values()
+    except CheckError:  # with these for its own arguments it starts nothing
+        given = {}.values()
     return DebugConfig(
         found.framework,
         found.release,
         found.script,
         found.lines,
         changes,
-        {name: values[name] for name in KEPT if values.get(name) is not None},
+        {name: value for name, value in _certain(small).items() if name in KEPT},
         left,
-        GIVEN_LATER in given,
+        GIVEN_LATER in {value.file for value in given},
     )
 
 
-def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
+def _certain(found: Checked) -> dict[str, Any]:
+    return {
+        name: value.value
+        for name, value in found.values.items()
+        if value.source != "undetermined" and value.value is not None
+    }
+
+
+def _wrong(found: Checked) -> set[str]:
+    """The keys that errors are told of."""
+    return {one.key for one in found.findings if one.level == "error"}
+
+
+def _sizes(known: Mapping[str, Any], told: Mapping[str, Value]) -> dict[str, int]:
     """What the placeholders stand for, as far as it is certain."""
-    response, gpus, samples = (
+    response, samples, *roles = (
         value if type(value) is int and value > 0 else None
         for value in map(
-            values.get, ("max_response_length", "trainer_gpus", "samples_per_prompt")
+            known.get, ("max_response_length", "samples_per_prompt", *TRAINED_ON)
         )
     )
     sizes = {"tokens": min(SHORT, response or SHORT)}
-    if gpus:
-        sizes["batch"] = gpus // math.gcd(gpus, samples or 1)
-        sizes["samples"] = sizes["batch"] * (samples or 1)
+    given = told.get("samples_per_prompt")
+    if given is None or given.source != "undetermined":
+        sizes["group"] = samples or 1
+    if roles[0] and "group" in sizes:
+        gpus = math.lcm(*(count for count in roles if count))
+        sizes["ranks"] = gpus
+        sizes["rank_samples"] = gpus * sizes["group"]
+        sizes["batch"] = gpus // math.gcd(gpus, sizes["group"])
+        sizes["samples"] = sizes["batch"] * sizes["group"]
     return sizes
 
 
@@ -148,7 +187,7 @@ def text(small: DebugConfig) -> str:
     """For people: each override with its reason, then how to run it."""
     script = sanitize.line(small.script)
     told = [f"{script} as its smallest run, for {small.framework} {small.release}"]
-    width = max(len(change.text) for change in small.changes)
+    width = max((len(change.text) for change in small.changes), default=0)
     told += [f"  {change.text:{width}}  {change.why}" for change in small.changes]
     kept = ", ".join(f"{name} {value}" for name, value in small.kept.items())
     told.append(sanitize.line(f"kept, as a failure may hang on them: {kept}"))

@@ -45,6 +45,13 @@ class Launch(NamedTuple):
         words = self.command.words
         return words[: len(words) - len(self.arguments) - 1]
 
+    def with_arguments(self, more: tuple[Word, ...]) -> Launch:
+        """The same start with further words behind its own."""
+        command = self.command._replace(words=(*self.command.words, *more))
+        beside = tuple(command if c is self.command else c for c in self.beside)
+        arguments = (*self.arguments, *more)
+        return self._replace(arguments=arguments, command=command, beside=beside)
+
 
 class Program(NamedTuple):
     """What starts a framework: a module, script or subcommand.

@@ -46,7 +46,10 @@ class Settings:
         self.words |= words
 
     def put(self, key: str, value: Any, word: Word | None) -> None:
-        """Set one key, whatever was there before."""
+        """Set one key, whatever was there before; a section stands where it begins."""
+        above = key
+        while word and (above := above.rpartition(".")[0]):
+            self.words.setdefault(above, word)
         for name in reversed(key.split(".")):
             value = {name: value}
         self.merge(value, {key: word} if word else {})

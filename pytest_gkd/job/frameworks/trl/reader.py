@@ -131,7 +131,8 @@ class _Reader:
             nothing = Program("", [], None)
             return self._reading([], nothing, started, launch, NOBODY)
         grouped = _grouped([*settings, *line])
-        program = self._fitting({one.key for one in grouped})
+        # What is given beside the file may be meant for any of them.
+        program = self._fitting({one.key for one in _grouped(settings)})
         options = self._options(program)
         own = {option.key for option in options.values()}
         beside = self._launchers()
