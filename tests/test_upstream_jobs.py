@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ def test_the_smallest_run_of_an_upstream_job_has_no_fault_of_its_own(
     one: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, given = job_file(one, tmp_path, monkeypatch), one.get("arguments", ())
+    known = tomllib.loads(debug_config.TABLE.read_text())
+    if one["framework"].partition("==")[0] not in known:
+        pytest.skip("what makes a job of this framework small is not known")
 
     def judge(more: Sequence[str] = (), added: Sequence[str] = ()) -> check.Checked:
         return check.check(path, [*given, *more], one["framework"], added=added)
