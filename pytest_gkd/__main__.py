@@ -67,7 +67,7 @@ def _parser() -> _Parser:
         "diagnose",
         help="name the root cause of a failed or stuck run from its logs",
         epilog="Exit status: 0 healthy, 1 a cause or a hang was found, 2 a log could "
-        "not be read, though others were, or wrong usage, 3 unknown.",
+        "not be read (even if others could) or usage error, 3 unknown.",
     )
     command.add_argument(
         "logs",
@@ -79,7 +79,7 @@ def _parser() -> _Parser:
     _add_common(command)
     command.set_defaults(run=_diagnose)
 
-    command = commands.add_parser("explain", help="tell all that is known of a cause")
+    command = commands.add_parser("explain", help="print what is known about a cause")
     command.add_argument("cause", nargs="?", help="its id, such as comm.peer-died")
     command.add_argument(
         "--list", action="store_true", help="list every cause with its title"
@@ -95,12 +95,12 @@ def _parser() -> _Parser:
 
     command = commands.add_parser(
         "clean",
-        help="end and remove what dead runs of pytest --gkd-stages left behind",
-        description="Processes, shared memory and directories that a run wrote on its "
-        "list and that are still the same; runs that go on are left alone. Says what "
-        "it would do, and does it only with --yes.",
+        help="clean up what dead runs of pytest --gkd-stages left behind",
+        description="Processes, shared memory and directories that a run recorded and "
+        "that have not changed since; runs still in progress are left alone. Shows "
+        "what it would do, and does it only with --yes.",
         epilog="Exit status: 0 nothing of a dead run is left, 1 something is (also "
-        "when it was only looked for), 2 wrong usage.",
+        "without --yes), 2 usage error.",
     )
     command.add_argument("--yes", action="store_true", help="do it")
     command.add_argument("--format", choices=("text", "json"), default="text")
@@ -111,39 +111,39 @@ def _parser() -> _Parser:
         "check",
         _job,
         ("text", "json"),
-        help="say what a job would start, and what is wrong with it",
+        help="show what a job would start, and what is wrong with it",
         description="Reads a launch script for bash or a configuration file without "
-        "running any of it: the command that starts the training, the values that it "
-        "gives with the lines they stand in, and what the framework's release makes "
-        "of them.",
-        epilog="Exit status: 0 no error was found, 1 errors were, 2 there is no job "
-        "that could be read, or wrong usage.",
+        "running any of it: the command that starts the training, the values it "
+        "passes, each with its line, and what the framework's release makes of them.",
+        epilog="Exit status: 0 no errors found, 1 errors found, 2 no job could be "
+        "read, or usage error.",
     )
     command.add_argument(
         "--machine",
         default="",
         metavar="KEY=VALUE,...",
-        help="what the job is to run on, such as nodes=2,gpus=8,memory=79.1GiB, the "
-        "memory being that of one GPU (default: the smallest GPU here)",
+        help="the machine to check against, such as nodes=2,gpus=8,memory=79.1GiB, "
+        "with the memory of one GPU (default: the smallest GPU here)",
     )
     _add_job(
         commands,
         "debug-config",
         _debug_config,
         ("text", "args", "json"),
-        help="print a job's smallest meaningful run, as overrides for it",
-        description="One step of the smallest batch, short, eager, nothing saved or "
-        "logged, each with its reason; parallel sizes, sharding and transports stay.",
-        epilog="Exit status: 0, or 2 where there is no job that could be read.",
+        help="print overrides that reduce a job to its smallest meaningful run",
+        description="One short, eager step of the smallest batch, nothing saved or "
+        "logged, with a reason for each override; parallel sizes, sharding and "
+        "transports stay.",
+        epilog="Exit status: 0, or 2 if no job could be read.",
     )
 
     command = commands.add_parser(
         "tiny-data",
-        help="write the smallest slice of a train file that stands for it",
+        help="write the smallest representative slice of a train file",
         description="Keeps the shortest, the longest and the typical row, one of each "
-        "kind (columns that are empty, types, roles), and rows at even distances, with "
-        "the file's schema. The file itself is only read.",
-        epilog="Exit status: 0, or 2 where it cannot be read or the output is there.",
+        "kind (columns that are empty, types, roles), and evenly spaced rows, with the "
+        "file's schema. The file itself is only read.",
+        epilog="Exit status: 0, or 2 if it cannot be read or the output exists.",
     )
     command.add_argument("file", metavar="FILE", help="parquet, JSON lines, CSV, Arrow")
     command.add_argument(
@@ -157,9 +157,9 @@ def _parser() -> _Parser:
 
     command = commands.add_parser(
         "warm",
-        help="read a model's files into the page cache, and say how fast that was",
-        description="What a start then reads comes from memory. A second call tells "
-        "what memory gives, the first what the disk or network does.",
+        help="read a model's files into the page cache, and report how fast that was",
+        description="The next start then reads them from memory. The first call "
+        "measures the disk or network, a second one memory.",
     )
     command.add_argument("model", metavar="MODEL", help="a directory or a file")
     command.add_argument("--format", choices=("text", "json"), default="text")
@@ -172,15 +172,15 @@ def _parser() -> _Parser:
 
     command = commands.add_parser(
         "gpu-report",
-        help="run all that needs a GPU, and keep what was found to hand on",
-        description="The stages in each layout that fits this machine, once with empty "
-        "caches of compiled kernels and once with filled ones, the other loss, the "
-        "faults that need a GPU and, where it is on PATH, nccl-tests' "
-        f"{gpu_runs.NCCL_TESTS}. Writes a new file DIR/<gpu>-<vllm>-<torch>.json, "
-        "without names of hosts and users, paths and variables.",
-        epilog="Exit status: 0 all ended as it should, 1 something did not, 2 no GPU "
-        "can be used here or wrong usage, 130 interrupted; what was found by then is "
-        "in the file.",
+        help="run everything that needs a GPU, and keep the results in a file to share",
+        description="The stages in each layout that fits this machine, once with cold "
+        "and once with warm kernel caches, the other loss, the faults that need a GPU "
+        f"and, where it is on PATH, nccl-tests' {gpu_runs.NCCL_TESTS}. Writes a new "
+        "file DIR/<gpu>-<vllm>-<torch>.json, without names of hosts and users, paths "
+        "and variables.",
+        epilog="Exit status: 0 everything ended as expected, 1 something did not, 2 no "
+        "GPU can be used here or usage error, 130 interrupted; the file has the "
+        "results so far.",
     )
     command.add_argument(
         "--output",
@@ -192,7 +192,7 @@ def _parser() -> _Parser:
 
     command = commands.add_parser("rules", help="check advice files of your own")
     actions = command.add_subparsers(metavar="ACTION", required=True)
-    check = actions.add_parser("check", help="say what is wrong in a rule, and where")
+    check = actions.add_parser("check", help="say what is wrong with a rule, and where")
     check.add_argument("files", nargs="+", metavar="FILE")
     check.set_defaults(run=_check)
     return parser
@@ -205,7 +205,7 @@ def _add_common(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="a rule of your own beside the built-in ones; repeatable",
+        help="a rule of your own, in addition to the built-in ones; repeatable",
     )
 
 
@@ -226,8 +226,9 @@ def _diagnose(asked: argparse.Namespace) -> int:
         report = logs.examine(sources, catalogue, _progress())
     except KeyboardInterrupt:
         raise log_file.LogError(
-            "interrupted, without a verdict: a pipe is read until its writer ends; of "
-            "a log that is still written name the file, which is read as far as it is"
+            "interrupted, without a verdict: a pipe is read until its writer ends; for "
+            "a log that is still being written, name the file, which is read as far as "
+            "it goes"
         ) from None
     finally:
         _end_progress()
@@ -296,15 +297,15 @@ def _add_job(
         "--framework",
         default="",
         metavar="NAME==RELEASE",
-        help="the framework, and the release of it that judges (default: the "
-        "installed, else the newest known)",
+        help="the framework and the release to check against (default: the installed "
+        "one, else the newest known)",
     )
     command.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a variable that the script finds set; repeatable",
+        help="a variable set for the script; repeatable",
     )
     command.add_argument("--format", choices=formats, default="text")
     command.set_defaults(run=run)
@@ -352,7 +353,7 @@ def _debug_config(asked: argparse.Namespace) -> int:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 

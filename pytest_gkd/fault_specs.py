@@ -68,7 +68,7 @@ def load(directory: Path = DIRECTORY) -> Mapping[str, FaultSpec]:
         for entry in tomllib.loads(path.read_text("utf-8")).get("fault", []):
             spec = _read(path, entry)
             if spec.name in found:
-                raise ValueError(f"{path}: {spec.name} stands there twice")
+                raise ValueError(f"{path}: {spec.name} is listed twice")
             found[spec.name] = spec
     return found
 

@@ -72,7 +72,7 @@ def make_way(path: Path) -> None:
 def _refuse_links(directory: Path) -> None:
     place = str(directory)
     if os.path.realpath(place) != place:
-        raise OSError(errno.ELOOP, "a link has the place of a directory", place)
+        raise OSError(errno.ELOOP, "a link is where a directory should be", place)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -100,14 +100,14 @@ class Settings:
     )
     shrink: str | None = _option(
         "LAYERS",
-        "run on copies of student and teacher with their first LAYERS layers; few (the "
-        "flag alone): as many as have one of each kind; auto: few where the full "
+        "run on copies of student and teacher with their first LAYERS layers; few "
+        "(also without a value): enough for one of each kind; auto: few if the full "
         "models do not fit this machine",
         bare=FEW,
     )
     shrink_weights: str = _option(
         "KIND",
-        "weights of the copies: real, those of the layers that they keep, or random",
+        "weights of the copies: real (those of the layers kept) or random",
         "real",
         choices=("real", "random"),
     )
@@ -184,7 +184,7 @@ class Settings:
     )
     full_budget: bool = _option(
         "",
-        "let a stage that is proven to be stuck use up its budget all the same",
+        "let a stage use its whole budget even when it is proven to be stuck",
         default=False,
     )
     inject: str | None = _option(
@@ -240,7 +240,7 @@ TIMEOUT = Option(
     "list",
     None,
     "NAME=SECONDS",
-    "a stage's budget in seconds, repeatable; all=SECONDS for every one",
+    "a stage's budget in seconds, repeatable; all=SECONDS for every stage",
 )
 REPORT = Option(
     "report",
@@ -261,19 +261,17 @@ CONFIG = Option(
     "list",
     None,
     "FILE",
-    "the job's launch script, configuration file or command, which settings are taken "
-    "from and the stage config judges; repeatable, for its arguments KEY=VALUE",
+    "the job's launch script, configuration file or command: settings are taken from "
+    "it, and the stage config checks it; repeatable, for its arguments KEY=VALUE",
 )
 FRAMEWORK = Option(
     "framework",
     "text",
     "",
     "NAME==RELEASE",
-    "whose job it is, and the release that judges it (default: as gkd check)",
+    "the job's framework and the release to check against (default: as gkd check)",
 )
-SET = Option(
-    "set", "list", None, "NAME=VALUE", "a variable that the job's script finds set"
-)
+SET = Option("set", "list", None, "NAME=VALUE", "a variable set for the job's script")
 RULES = Option("rules", "list", None, "FILE", "files with rules (causes) of your own")
 WITH_FLAG = (STAGES, TIMEOUT, REPORT, CONFIG, FRAMEWORK, SET, *OPTIONS)
 # Every ini key but gkd_keyword.
@@ -339,8 +337,8 @@ def _number(
 def check_layers(raw: str, origin: str) -> None:
     """Raise SettingsError for what is no number of layers, nor a word for one."""
     if raw not in (FEW, AUTO):
-        expected = f"a number of layers, {FEW} or {AUTO} (the flag alone means {FEW}; "
-        expected += f"write --gkd-shrink={FEW} where a word follows)"
+        expected = f"a number of layers, {FEW} or {AUTO} (without a value it means "
+        expected += f"{FEW}; write --gkd-shrink={FEW} if another argument follows)"
         _number(raw, origin, int, expected, lambda n: n > 0)
 
 
@@ -397,7 +395,7 @@ def check_names(
         if name not in names:
             raise SettingsError(
                 f"{origin}: there is no stage {name!r}{near(name, names)} Stages "
-                f"found: {', '.join(found)}; all stands for every one. A stage of your "
+                f"found: {', '.join(found)}; all means every stage. A stage of your "
                 "own is found in the files given on the command line or in "
                 "gkd_stage_files."
             )
@@ -472,7 +470,7 @@ def choose_world_size(
     if not gpus and asked > 8 * cpus:
         raise SettingsError(
             f"{origin}: {asked} ranks, but this machine has no GPU and {cpus} CPU "
-            f"core(s), which can hold {8 * cpus} at most. "
-            f"Use --gkd-world-size={8 * cpus} or fewer."
+            f"core(s), which can run {8 * cpus} at most. Use "
+            f"--gkd-world-size={8 * cpus} or fewer."
         )
     return asked, origin

@@ -160,7 +160,7 @@ def _needs_first(stages: Sequence[PlannedStage]) -> tuple[PlannedStage, ...]:
             circle = " and ".join(
                 f"{s.name} (needs {', '.join(s.needs)})" for s in left
             )
-            raise SettingsError(f"these stages need each other in a circle: {circle}")
+            raise SettingsError(f"these stages need each other in a cycle: {circle}")
         done.append(following)
         left.remove(following)
     return tuple(done)

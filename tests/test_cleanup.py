@@ -75,7 +75,7 @@ def test_another_directory_of_the_same_name_is_left(tree: Path, tmp_path: Path) 
     tree.mkdir()
     (tree / "file").write_text("mine")
     told = cleanup.remove_tree(tree, Identity(here.st_dev, here.st_ino))
-    assert told == "it is another directory by now"
+    assert told == "it has been replaced by another directory"
     assert (tree / "file").exists()
 
 

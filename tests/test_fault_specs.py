@@ -61,7 +61,7 @@ def test_a_fault_of_any_stage_takes_the_stage() -> None:
     [
         (GOOD + "budget = 3\n", "unknown keys budget"),
         (GOOD.replace('how = "nothing is done"\n', ""), "how missing"),
-        (GOOD + GOOD, "stands there twice"),
+        (GOOD + GOOD, "is listed twice"),
     ],
 )
 def test_a_bad_entry_is_told_with_its_file_and_name(

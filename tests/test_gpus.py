@@ -124,7 +124,7 @@ def test_ranks_are_on_different_gpus_also_where_one_has_several_instances() -> N
 @needs_compiler
 def test_a_gpu_is_at_work_for_those_who_use_it(on: PutsOn) -> None:
     on(recorded.BUSY)
-    assert gpus.at_work([1]) == "GPU 0 is at work (100 %)"
+    assert gpus.at_work([1]) == "GPU 0 is busy (100 %)"
     assert gpus.at_work([os.getpid()]) == ""
 
 
@@ -132,7 +132,7 @@ def test_a_gpu_is_at_work_for_those_who_use_it(on: PutsOn) -> None:
 def test_where_a_user_is_not_known_here_a_busy_gpu_counts(on: PutsOn) -> None:
     unknown = f"process 0 {2**22 + 1} 97 100"
     on(Recorded("580.95.05", recorded.BUSY.gpus, (unknown,)))
-    assert gpus.at_work([os.getpid()]) == "GPU 0 is at work (100 %)"
+    assert gpus.at_work([os.getpid()]) == "GPU 0 is busy (100 %)"
 
 
 @needs_compiler

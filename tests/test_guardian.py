@@ -297,9 +297,7 @@ def test_a_pytest_stopped_without_a_terminal_goes_on_when_a_budget_is_over(
     finally:
         process.kill()
     assert outcomes(tmp_path) == {"stuck": "timeout", "next": "passed"}, out
-    assert "its guardian made it go on (SIGCONT)" in "".join(
-        report_of(tmp_path)["notes"]
-    )
+    assert "its guardian resumed it (SIGCONT)" in "".join(report_of(tmp_path)["notes"])
 
 
 def test_a_pytest_stopped_at_a_terminal_is_left_stopped_and_its_deadlines_wait(
@@ -330,7 +328,7 @@ def test_a_pytest_stopped_at_a_terminal_is_left_stopped_and_its_deadlines_wait(
     assert stuck["duration_s"] >= 4 + stopped_s - 1
     notes = "".join(report_of(tmp_path)["notes"])
     assert "pytest was stopped at its terminal for " in notes
-    assert "made it go on" not in notes
+    assert "resumed it" not in notes
 
 
 def state(pid: int) -> str:
@@ -370,7 +368,7 @@ def test_the_workers_of_a_pytest_that_stands_still_are_ended_and_it_is_said(
     (tmp_path / "conftest.py").write_text(BLOCKS)
     process = start_stuck(tmp_path)
     out, _ = process.communicate(timeout=2 * LIMIT_S)
-    said = "s and held no budget any more: its guardian ended"
+    said = "s and no longer enforced any budget: its guardian ended"
     assert said in out
     assert outcomes(tmp_path) == {"stuck": "timeout", "next": "passed"}, out
     assert said in "".join(report_of(tmp_path)["notes"])

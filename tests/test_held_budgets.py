@@ -310,7 +310,7 @@ def test_the_report_of_a_flood_is_whole(floods: Run) -> None:
     assert "facts_limit" in floods.stage("endless_facts")["facts"]
     assert floods.stage("garbage")["facts"]["last"] == "said"
     notes = " ".join(floods.report["notes"])
-    assert "4 line(s) of what the workers said could not be read" in notes
+    assert "4 line(s) written by the workers could not be read" in notes
 
 
 # -- a disk that is full -----------------------------------------------------------
@@ -424,7 +424,7 @@ def test_a_worker_that_does_not_die_gets_its_verdict_and_the_run_goes_on(
     run = run_beside(tmp_path, freezer, "frozen", joins)
     assert len(list(ET.parse(tmp_path / "j.xml").iter("testcase"))) == 2
     notes = " ".join(run.report["notes"])
-    assert "the process of frozen, which SIGKILL does not end" in notes
+    assert "the process of frozen, which survives SIGKILL" in notes
     assert run.report["cleaned"] == []
 
 
@@ -509,8 +509,8 @@ def test_hangs():
     )
     assert run.code == pytest.ExitCode.INTERNAL_ERROR, run.text
     said = (
-        "no budget is held any more, and the workers were ended: "
-        "SystemExit: by another hand"
+        "budgets can no longer be enforced, so the workers were ended: SystemExit: by "
+        "another hand"
     )
     assert said in run.report["notes"]
     assert run.shows(f"*{said}*")

@@ -136,7 +136,7 @@ def test_a_file_is_read_as_far_as_it_was_when_it_was_opened(
     assert [one.cause for one in report[0].causes] == ["cuda.oom"]
     (said,) = report[0].partial
     judged = re.fullmatch(
-        r".*train\.log: grew while it was read; .*, (\d+) bytes", said
+        r".*train\.log: grew while it was being read; .*, (\d+) bytes", said
     )
     assert judged is not None
     assert size <= int(judged[1]) < path.stat().st_size
@@ -153,7 +153,7 @@ def test_a_stream_without_an_end_is_read_up_to_a_limit_that_is_said(
         endless.stdout.close()
     assert [one.cause for one in report.causes] == ["cuda.oom"]
     assert report.partial == (
-        "standard input: has more than 64 MiB, and only these were read; of a "
+        "standard input: has more than 64 MiB, and only that much was read; if it is a "
         "file, name it",
     )
 

@@ -196,7 +196,7 @@ def test_an_empty_or_binary_file_is_refused(tmp_path: Path, content: bytes) -> N
     path = tmp_path / "x.log"
     path.write_bytes(content)
     with pytest.raises(
-        log_file.LogError, match=r"x\.log: (is empty|holds binary data)"
+        log_file.LogError, match=r"x\.log: (is empty|contains binary data)"
     ):
         logs.examine([path], CATALOGUE)
 

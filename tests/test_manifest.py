@@ -359,8 +359,8 @@ def test_a_walk_that_fails_is_told_and_the_next_one_is_made(
         follows.stop()
     assert child.pid in [line.pid for line in the_list(manifest_file.path).processes]
     assert told == [
-        "not all that the run created could be written down: "
-        "RuntimeError: the first walk"
+        "not everything that the run created could be recorded: RuntimeError: the "
+        "first walk"
     ]
 
 

@@ -1,4 +1,4 @@
-"""A stage's own process that the kernel ends for want of memory is told as that."""
+"""A stage's own process that the kernel ends for lack of memory is told as that."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_stage_ended_for_want_of_memory_is_told_from_one_that_was_killed(
     said = "signal SIGKILL; meanwhile the kernel ended 1 process(es)"
     assert said in grows["message"]
     assert killed["diagnosis"] is None
-    assert "by the kernel's count it was not for want of memory" in killed["message"]
+    assert "by the kernel's count it was not for lack of memory" in killed["message"]
 
 
 @pytest.mark.parametrize("text", ["", "oom_kill x\n", "oom_kill_disable 0\n"])

@@ -153,7 +153,7 @@ def test_an_unknown_stage_is_told_with_who_named_it_and_lists_the_stages() -> No
         text = str(caught.value)
         assert text.startswith(f"gkd_timeout in tox.ini: there is no stage {wrong!r}")
         assert f"did you mean {right!r}?" in text
-        assert f"Stages found: {', '.join(BY_NAME)}; all stands for" in text
+        assert f"Stages found: {', '.join(BY_NAME)}; all means" in text
 
 
 # -- stage names -------------------------------------------------------------------

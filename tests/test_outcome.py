@@ -153,7 +153,7 @@ def test_what_was_raised_counts_by_when_it_was(duration_s: float, outcome: str) 
     raised = record(raised="ValueError: no", duration_s=duration_s)
     hung = of_loss(raised, Loss(overrun(phase="closing", limit_s=15)), 140.0)
     assert (hung.outcome, hung.duration_s) == (outcome, duration_s)
-    assert hung.message.startswith("ValueError: no; to make its traceback took over")
+    assert hung.message.startswith("ValueError: no; making its traceback took over")
     died = of_loss(raised, Loss(died=DIED), 140.0)
     assert died.message == f"ValueError: no; while its traceback was made {DIED}"
 

@@ -76,6 +76,6 @@ def test_ever_new_problems_do_not_fill_the_report() -> None:
     assert run.notes[:2] == ["the disk is full", "0 " + "x" * 498 + "..."]
     assert run.notes[-2:] == [
         "another hand's",
-        "and 982 more of what went wrong, the last: last",
+        "and 982 more problems, the last: last",
     ]
     assert sum(map(len, run.notes)) < 22 * 600

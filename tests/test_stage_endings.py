@@ -401,7 +401,7 @@ def test_what_a_stage_leaves_goes_also_when_it_has_cleared_the_directory(
 
 def test_what_was_lost_of_what_stages_said_is_told(wiped: Run) -> None:
     notes = "\n".join(wiped.report["notes"])
-    assert "line(s) of what the workers said could not be read" in notes
+    assert "line(s) written by the workers could not be read" in notes
     assert "fills: events could not be written: [Errno 27] File too large" in notes
 
 
@@ -660,8 +660,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Run:
         (
             "hangs_in_repr",
             "failed",
-            "ValueError: the real failure (test_probe.py:*); to make its traceback "
-            "took over 15 s (a slow __repr__?)",
+            "ValueError: the real failure (test_probe.py:*); making its traceback took "
+            "over 15 s (a slow __repr__?)",
         ),
         ("hangs_in_str", "failed", "ShownError: the real failure (test_probe.py:*"),
         (

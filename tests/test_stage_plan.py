@@ -77,17 +77,17 @@ def test_a_stage_stands_after_its_needs() -> None:
     assert names(build_own(*items)) == ["first", "middle", "last"]
 
 
-def test_needs_in_a_circle_are_named() -> None:
+def test_needs_in_a_cycle_are_named() -> None:
     items = [item("egg", ["hen"]), item("hen", ["egg"]), item("free")]
-    with pytest.raises(SettingsError, match="circle") as caught:
+    with pytest.raises(SettingsError, match="cycle") as caught:
         stage_plan.build(items, None, ())
     assert "egg (needs hen)" in str(caught.value)
     assert "hen (needs egg)" in str(caught.value)
     assert "free" not in str(caught.value)
 
 
-def test_a_stage_that_needs_itself_is_a_circle() -> None:
-    with pytest.raises(SettingsError, match=r"circle: alone \(needs alone\)"):
+def test_a_stage_that_needs_itself_is_a_cycle() -> None:
+    with pytest.raises(SettingsError, match=r"cycle: alone \(needs alone\)"):
         build_own(item("alone", ["alone"]))
 
 

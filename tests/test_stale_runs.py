@@ -116,7 +116,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(
     assert f"would end     process {sleeper.pid} " in out
     assert ", stage vllm\n" in out
     assert f"would remove  directory {run_dir} (" in out
-    assert out.endswith("nothing was changed; gkd clean --yes does it\n")
+    assert out.endswith("nothing was changed; run gkd clean --yes to do it\n")
 
 
 def test_with_yes_process_and_directory_go_and_nothing_is_left_to_do(

@@ -160,7 +160,7 @@ def test_a_umask_that_takes_from_the_user_himself_is_named(
 ) -> None:
     done = started_by(tmp_path, f"os.umask(0o{mask})", "passes")
     assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert done.shows(f"ERROR: the umask {mask} takes from you*")
+    assert done.shows(f"ERROR: the umask {mask} takes away your own access*")
     assert not (tmp_path / ".gkd").exists()
 
 
@@ -354,7 +354,7 @@ def test_workers_that_die_as_they_start_end_the_run(tmp_path: Path) -> None:
     )
     done = run(tmp_path, "passes")
     assert done.code == pytest.ExitCode.TESTS_FAILED
-    assert "3 processes one after the other have died" in done.text
+    assert "3 processes in a row died" in done.text
 
 
 def test_workers_that_have_other_tests_are_told_apart(tmp_path: Path) -> None:

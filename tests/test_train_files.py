@@ -143,7 +143,7 @@ def test_a_glob_without_a_match_is_a_missing_file(tmp_path: Path) -> None:
 def test_a_name_that_datasets_takes_for_a_pattern_is_told(write: Write) -> None:
     fault = fault_of(write("train[1].jsonl", GOOD))
     assert fault.cause == "data.file-missing"
-    assert "is there, but datasets takes its name for a pattern" in fault.message
+    assert "exists, but datasets takes its name for a pattern" in fault.message
 
 
 def test_a_link_to_itself_is_a_missing_file(tmp_path: Path) -> None:
@@ -641,8 +641,8 @@ def test_an_instruction_and_its_input_are_one_prompt() -> None:
     [
         ({"messages": [{"role": "human", "content": "q"}]}, "role 'human'"),
         ({"conversations": [{"from": "human", "value": "q"}]}, "as ShareGPT"),
-        ({"prompt": json.dumps([USER])}, "text that spells a list of messages"),
-        ({"prompt": str([USER])}, "text that spells a list of messages"),
+        ({"prompt": json.dumps([USER])}, "text that spells out a list of messages"),
+        ({"prompt": str([USER])}, "text that spells out a list of messages"),
         ({"prompt": [USER, ANSWER]}, "the answer is in the prompt"),
         ({"prompt": "q", "data_source": "x", "reward_model": {}}, "data made for verl"),
         ({"prompt": [[USER]]}, "message 0 is list"),

@@ -415,7 +415,7 @@ def test_no_number_that_is_no_time_moves_a_deadline(still: Bench) -> None:
         still.say("gw0", Extra("", "data", seconds))
         still.watchdog.drain()
         assert worker.deadline == deadline
-    assert "is no time" in still.problems[0]
+    assert "is not a time" in still.problems[0]
 
 
 # -- phases ------------------------------------------------------------------------
@@ -519,7 +519,7 @@ def test_an_error_in_one_tick_is_told_once_and_budgets_are_held_on(
     assert worker.wait(PATIENCE_S) == -9
     assert [o.stage for o in bench.overruns] == ["stuck"]
     assert bench.problems == [
-        "the guardian could not be looked after: RuntimeError: broken"
+        "the guardian could not be monitored: RuntimeError: broken"
     ]
     assert bench.reader.unreadable == 3
 

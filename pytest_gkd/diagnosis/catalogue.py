@@ -237,7 +237,7 @@ Catalogue = Mapping[str, Rule]
 # What a key must hold, in words, by the type of its field.
 _HOLDS = {
     "str": "a text",
-    "tuple[str, ...]": "a list of texts",
+    "tuple[str, ...]": "a list of strings",
     "bool": "true or false",
 }
 # The fields of a rule that are lists of tables: their key, and what each table is.
@@ -314,7 +314,7 @@ def _made(kind: type[Made], table: Mapping[str, Any]) -> Made:
 
 def _wrong(data: Mapping[str, Any], cause: Any, where: str) -> Iterator[str]:
     if cause is None:
-        yield f"{where}: id is missing: a rule of your own says its area.some-name"
+        yield f"{where}: id is missing: a rule of your own needs one, as area.some-name"
     elif not isinstance(cause, str) or not _ID.fullmatch(cause):
         yield f"{where}: id {cause!r} is not of the form area.some-name"
     yield from _form(data, Rule, where)
@@ -341,12 +341,12 @@ def _wrong_signature(table: Mapping[str, Any], where: str) -> Iterator[str]:
     if not texts and not any(map(table.get, _OF_STAGE)):
         yield f"{where}: needs text, or a condition on the stage"
     if table.get("pattern") and not texts:
-        yield f"{where}: pattern needs text, the words its line must hold"
+        yield f"{where}: pattern needs text, the words its line must contain"
     if table.get("unless_pattern") and not table.get("pattern"):
-        yield f"{where}: unless_pattern needs a pattern, whose finds it keeps out"
+        yield f"{where}: unless_pattern needs a pattern, whose matches it excludes"
     for text in texts if isinstance(texts, list) else ():
         if isinstance(text, str) and len(text) < 4:
-            yield f"{where}: text {text!r} is too short to tell anything"
+            yield f"{where}: text {text!r} is too short to identify anything"
 
 
 def _wrong_fix(table: Mapping[str, Any], where: str) -> Iterator[str]:
@@ -443,7 +443,7 @@ def _proofread(signature: Signature, at: str) -> Iterator[str]:
         return
     for name in _FIELD.findall(signature.say):
         if name not in pattern_of(signature.pattern).groups:
-            yield f"{at}: say: {{{name}}} is no group of the pattern"
+            yield f"{at}: say: {{{name}}} is not a group of the pattern"
     if signature.text and not signature.example:
         yield f"{at}: example is missing"
     elif signature.text and not _fits(signature, signature.example):

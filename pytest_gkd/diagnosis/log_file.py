@@ -150,13 +150,13 @@ def read(
         log.written_s = status.st_mtime
         if status.st_size > size:
             log.partial = (
-                f"{name}: grew while it was read; what it held at the start was "
-                f"judged, {size} bytes"
+                f"{name}: grew while it was being read; only what was there at the "
+                f"start was judged, {size} bytes"
             )
     elif not source.left:
         log.partial = (
-            f"{name}: has more than {STREAM_BYTES >> 20} MiB, and only these were "
-            "read; of a file, name it"
+            f"{name}: has more than {STREAM_BYTES >> 20} MiB, and only that much was "
+            "read; if it is a file, name it"
         )
     return log
 
@@ -232,7 +232,7 @@ def _refuse_binary(start: bytes, name: str) -> None:
     if sample.startswith((b"\x7fELF", b"PAR1", b"PK\x03\x04")) or (
         control > len(sample) * 0.3
     ):
-        raise LogError(f"{name}: holds binary data, not the text of a log")
+        raise LogError(f"{name}: contains binary data, not the text of a log")
 
 
 def _no_bomb(
@@ -276,8 +276,8 @@ def _unzstd(source: _Source, name: str) -> Iterator[bytes]:
     tool = shutil.which("zstd")
     if tool is None:
         raise LogError(
-            f"{name}: is zstd data, and there is no zstd to read it with; install it, "
-            f"or unpack the file where there is one: zstd -d {name}"
+            f"{name}: is zstd data, and zstd is not installed; install it, or unpack "
+            f"the file where it is: zstd -d {name}"
         )
     process = subprocess.Popen([tool, "-dcq"], stdin=-1, stdout=-1)
     assert process.stdin is not None

@@ -21,7 +21,7 @@ def installed() -> list[Path]:
             owner = entry.dist.name if entry.dist else "a distribution"
             raise LookupError(
                 f"the entry point {entry.name!r} of {owner} in the group {GROUP} names "
-                f"{entry.value!r}, which is no installed package"
+                f"{entry.value!r}, which is not an installed package"
             )
         for place in spec.submodule_search_locations:
             files += sorted(Path(place).rglob("*.toml"))

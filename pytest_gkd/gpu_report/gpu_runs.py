@@ -464,7 +464,7 @@ def check(usable: gpus.Usable) -> None:
             fix += "(nvidia-smi -mig 0)."
         elif machine.cards:
             why = f"CUDA_VISIBLE_DEVICES={shown} hides all {len(machine.cards)} GPU(s)"
-            fix = "Set it to the numbers of those to use, or not at all."
+            fix = "Set it to the indices of the GPUs to use, or unset it."
         elif machine.driver:
             why, fix = f"the driver {machine.driver} shows no GPU", "See nvidia-smi -L."
         else:
@@ -561,7 +561,7 @@ def announced(made: Plan, found: Mapping[str, Any]) -> Iterator[str]:
     yield textwrap.fill(names, 80, initial_indent=indent, subsequent_indent=indent)
     for name, why in made.left_out.items():
         yield f"gkd: not run: {name} ({why})"
-    yield f"gkd: {_duration(result, made)}; Ctrl-C keeps what was found by then"
+    yield f"gkd: {_duration(result, made)}; Ctrl-C keeps the results so far"
 
 
 def _duration(result: result_files.Result, made: Plan) -> str:

@@ -252,7 +252,7 @@ def _read(path: Path) -> Result:
     _fit(data, FORM, "", dropped)
     if dropped:
         raise ResultError(
-            f"{path}: gkd gpu-report writes no such file, look at: "
+            f"{path}: gkd gpu-report would not write such a file; look at: "
             f"{', '.join(place.lstrip('.') for place in dropped[:3])}"
         )
     return Result(path.name, data)

@@ -47,7 +47,7 @@ def state(run: RunLine) -> tuple[str, str]:
     if run.host != os.uname().nodename and run.boot != boot():
         return ELSEWHERE, f"it was made on {run.host}; run gkd clean there"
     if run.boot != boot():
-        return DEAD, "the machine was rebooted since"
+        return DEAD, "the machine has been rebooted since"
     if run.pid_namespace != pid_namespace():
         return ELSEWHERE, (
             "it was made in another container (PID namespace); run gkd clean there, or "
@@ -167,7 +167,7 @@ class Holders:
             return f"it belongs to another user (uid {here.st_uid})"
         if self._hidden and here.st_mode & 0o077:
             return (
-                "other users may open it, and their processes cannot be looked into "
+                "other users may have it open, and their processes cannot be inspected "
                 f"({self._hidden} of them)"
             )
         return ""
@@ -275,7 +275,7 @@ def remove_tree(path: Path, identity: Identity | None = None, tries: int = 3) ->
                 return ""
         except (OSError, RecursionError) as error:
             reason = f"{getattr(error, 'filename', '') or path}: "
-            reason += getattr(error, "strerror", None) or "too many directories deep"
+            reason += getattr(error, "strerror", None) or "nested too deep"
             _make_writable(fd)
             time.sleep(0.05)
         finally:
@@ -287,7 +287,7 @@ def _empty(fd: int, identity: Identity | None) -> str:
     """Remove what is in an open directory; the reason why nothing was removed."""
     here = os.fstat(fd)
     if identity is not None and (here.st_dev, here.st_ino) != identity:
-        return "it is another directory by now"
+        return "it has been replaced by another directory"
     place = Path(f"/proc/self/fd/{fd}")
     mounts = procfs.mounted_below(place)
     if mounts:

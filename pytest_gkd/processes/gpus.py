@@ -368,7 +368,7 @@ def at_work(pids: Iterable[int]) -> str:
             users = _users(nvml, device)
             known = users and all(Path(f"/proc/{pid}").exists() for pid in users)
             if not known or ours & users:
-                return f"GPU {index} is at work ({percent} %)"
+                return f"GPU {index} is busy ({percent} %)"
     return ""
 
 

@@ -194,7 +194,7 @@ def end_workers(found: manifest.Manifest, pid: int, still_s: float) -> None:
 
 def stood_still(still_s: float) -> str:
     """What is said of a pytest process that was given up."""
-    return f"pytest stood still for {still_s:.0f} s and held no budget any more"
+    return f"pytest stood still for {still_s:.0f} s and no longer enforced any budget"
 
 
 def _tell(
@@ -207,7 +207,7 @@ def _tell(
         if not report["ended"] and not procfs.is_alive(run.pid, run.start):
             report["interrupted"] = "killed"
             report["notes"].append(
-                f"the pytest process {run.pid} was killed: this ends where it stood"
+                f"the pytest process {run.pid} was killed: the report ends there"
             )
         report["notes"] += sanitize.data(notes)
         report["cleaned"] += sanitize.data(ended)

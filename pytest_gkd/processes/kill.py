@@ -171,7 +171,7 @@ class _Hunt:
                     why += ": it waits inside the kernel"
                 left.append((name(s), self._refused.get(s, why)))
         if not self.is_over:
-            why = "what starts others faster than they can be ended had started it"
+            why = "its parent starts others faster than they can be ended"
             left += [(name(s), why) for s in self._new()]
         kept = {found.pid for found, _ in left}
         ended = [found for found in self._names.values() if found.pid not in kept]

@@ -120,7 +120,7 @@ class ManifestWriter(threading.Thread):
         try:
             self._scan()
         except Exception as error:
-            what = "not all that the run created could be written down"
+            what = "not everything that the run created could be recorded"
             self.tell(f"{what}: {type(error).__name__}: {error}")
 
     def _scan(self) -> None:

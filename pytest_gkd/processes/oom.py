@@ -1,4 +1,4 @@
-"""Counts the processes that the kernel has ended for want of memory.
+"""Counts the processes that the kernel has ended for lack of memory.
 
 It counts them: on the whole machine, in containers too (proc(5), /proc/vmstat), and
 of a control group (``oom_kill`` of memory.events with version 2 in the kernel's
@@ -60,8 +60,8 @@ class Count:
             if before is not None and after is not None and after > before:
                 more = after - before
                 return more, (
-                    f"meanwhile the kernel ended {more} process(es) {whose} "
-                    "for want of memory"
+                    f"meanwhile the kernel ended {more} process(es) {whose} for lack "
+                    "of memory"
                 )
         return 0, ""
 

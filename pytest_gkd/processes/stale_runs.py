@@ -214,9 +214,9 @@ def report_text(runs: list[Run], *, yes: bool) -> str:
     if not dead:
         lines.append("nothing is left of dead runs")
     elif not yes:
-        lines.append("nothing was changed; gkd clean --yes does it")
+        lines.append("nothing was changed; run gkd clean --yes to do it")
     elif any(_stays(run) for run in dead):
-        lines.append("not all of it could be removed; see above")
+        lines.append("not everything could be removed; see above")
     return "\n".join(lines)
 
 

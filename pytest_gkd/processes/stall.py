@@ -86,7 +86,7 @@ class Progress:
             pids = ", ".join(map(str, self.stopped_pids))
             held = f"; process {pids} is stopped by a signal (SIGSTOP)"
         word = "stuck" if self.verdict == "stuck" else "busy"
-        return f"{word}: {spent} and stood in the same place before and after{held}"
+        return f"{word}: {spent} and was in the same place before and after{held}"
 
 
 def look(pid: int, armed: Path, out: Path, prepare: Prepare) -> Look:

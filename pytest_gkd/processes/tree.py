@@ -123,7 +123,7 @@ def stop(
     killed = kill.everything(search, root=last, limit_s=limit_s, before=before)
     left = [f"{found} ({why})" for found, why in killed.left]
     if not killed.is_over and not left:
-        left = [f"what forks and exits below {pid} faster than it can be ended"]
+        left = [f"a child of {pid} that forks and exits faster than it can be ended"]
     if itself or pid == os.getpid():
         _reap_orphans(killed)
     if group is not None and itself:

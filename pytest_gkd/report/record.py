@@ -135,7 +135,7 @@ class RunRecord:
         return True
 
     def _rest(self) -> str:
-        return f"and {self._others} more of what went wrong, the last: {self._last}"
+        return f"and {self._others} more problems, the last: {self._last}"
 
     def stage(self, name: str) -> StageRecord | None:
         """The record of one stage."""

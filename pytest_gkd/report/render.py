@@ -199,7 +199,9 @@ def log_text(report: LogReport) -> str:
         lines.append(f"  phase {report.phase}")
         lines.append(f"  more  {root.explain}")
     elif report.verdict == "healthy" and report.still:
-        lines.append("healthy: the run works where the log ends; nothing failed")
+        lines.append(
+            "healthy: the run is still working at the log's end; nothing failed"
+        )
     elif report.verdict == "healthy":
         lines.append("healthy: the run reached its end, and nothing failed")
     elif report.verdict == "hung":
@@ -212,7 +214,7 @@ def log_text(report: LogReport) -> str:
         )
         lines.append("        2. See whether Ray waits for resources: ray status")
     else:
-        lines.append("unknown: nothing in this log is known; the most telling lines:")
+        lines.append("unknown: no known cause in this log; the most telling lines:")
         lines += [f"  {_place(line, LOG_LINE)}" for line in report.telling]
     return "\n".join(lines)
 

@@ -117,7 +117,7 @@ class StageController:
         if error is not None and not self._given_up:
             self._given_up = True
             text = (
-                "no budget is held any more, and the workers were ended: "
+                "budgets can no longer be enforced, so the workers were ended: "
                 f"{type(error).__name__}: {error}"
             )
             self._run.recorder.note(text)
@@ -153,9 +153,9 @@ class StageController:
         if self._lost_early == LOST_EARLY:
             _, counted = self._run.recorder.kills_before[""].since()
             pytest.exit(
-                f"gkd: {LOST_EARLY} processes one after the other have died before "
-                f"they had collected the stages: {error}; of the last, "
-                f"{ending_of(node)[1]}" + (f"; {counted}" if counted else ""),
+                f"gkd: {LOST_EARLY} processes in a row died before they had collected "
+                f"the stages: {error}; of the last, {ending_of(node)[1]}"
+                + (f"; {counted}" if counted else ""),
                 returncode=1,
             )
         if overrun is not None and overrun.phase == "starting":
@@ -218,8 +218,8 @@ class StageController:
             run.watchdog.drain()  # now that nobody says anything any more
             if run.events.unreadable:
                 run.recorder.note(
-                    f"{run.events.unreadable} line(s) of what the workers said could "
-                    "not be read (a full disk, or another hand)"
+                    f"{run.events.unreadable} line(s) written by the workers could not "
+                    "be read (a full disk, or something else wrote there)"
                 )
             self._reports.close_open()
             run.teller.stop()
@@ -259,8 +259,8 @@ class StageController:
         is_clean = not left and not (run.workers and run.shutdown.left())
         if not is_clean:
             run.teller.console.line(
-                "gkd: processes of this run are left; its guardian ends them as soon "
-                f"as pytest is gone: {'; '.join(left)}"
+                "gkd: processes of this run are still there; its guardian ends them as "
+                f"soon as pytest has exited: {'; '.join(left)}"
             )
         theirs = run.shutdown.theirs() if run.workers and is_clean else []
         if theirs:

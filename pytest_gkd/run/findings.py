@@ -67,7 +67,7 @@ class Findings:
         record.stacks = [self.relative(one.path) for one in found if not one.problem]
         problem = next((one.problem for one in found if one.problem), "")
         if problem:
-            self.tell(f"stacks of {record.name} could not be kept: {problem}")
+            self.tell(f"stacks of {record.name} could not be saved: {problem}")
         record.stuck = [stack.where() for stack in found]
         self._stack_texts[record.name] = [
             TextSource(f"stacks/{stack.path.name}", stack.text) for stack in found
@@ -126,7 +126,7 @@ class Findings:
                 make_way(path)
                 write_private(path, text[-OUTPUT_BYTES:])
             except OSError as error:
-                self.tell(f"what {record.name} printed could not be kept: {error}")
+                self.tell(f"what {record.name} printed could not be saved: {error}")
 
     def sanitize_output(self, stages: Iterable[str]) -> list[str]:
         """Rewrite what the stages' children wrote; a line for each that cannot be.

@@ -65,8 +65,8 @@ class GuardianWatch:
                 extend(record, "stops", record.extra_s.get("stops", 0.0) + seconds)
         self.recorder.note(
             f"pytest and its guardian stood still for {render.seconds(seconds)} (a "
-            "container that was paused, a job that was suspended?): the deadlines "
-            "waited as long"
+            "container that was paused, a job that was suspended?): the deadlines were "
+            "extended by as much"
         )
 
     def _replace(self, guard: Guardian, why: str) -> None:
@@ -93,13 +93,13 @@ class GuardianWatch:
                 self.watchdog.wait_longer(waited_s)
                 self.recorder.note(
                     "pytest was stopped at its terminal for "
-                    f"{render.seconds(waited_s)}: its workers went on, and their "
-                    "deadlines waited as long"
+                    f"{render.seconds(waited_s)}: its workers kept running, and their "
+                    "deadlines were extended by as much"
                 )
             if new[Sign.RESUMED]:
                 self.recorder.note(
                     "pytest was stopped by a signal (SIGSTOP) when a budget was over; "
-                    "its guardian made it go on (SIGCONT)"
+                    "its guardian resumed it (SIGCONT)"
                 )
             if new[Sign.GAVE_UP_S]:
                 workers = self.watchdog.workers.items()

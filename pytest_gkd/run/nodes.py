@@ -111,7 +111,7 @@ class Nodes:
         """pytest-xdist is told that a worker is gone, which it would else wait for."""
         watch = self._run.watchdog.workers[worker]
         if not tree.is_dead(watch.pid, watch.start):
-            what = f"the process of {watch.stage or worker}, which SIGKILL does not end"
+            what = f"the process of {watch.stage or worker}, which survives SIGKILL"
             self._run.recorder.note_survivors([f"{watch.pid} {what}"])
         node = self._run.nodes[worker]
         if not node._down:

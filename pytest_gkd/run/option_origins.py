@@ -66,7 +66,7 @@ def _in_ini(config: pytest.Config, option: Option) -> Given:
         place = shown(config, config.inipath) if config.inipath else "the ini"
         text = ",".join(map(str, value))
         raise SettingsError(
-            f"{ini} in {place}: {value!r} is a list, and one text is read: "
+            f"{ini} in {place}: {value!r} is a list, but one string is expected: "
             f'{ini} = "{text}"'
         )
     if any(entry.startswith(f"{ini}=") for entry in config.option.override_ini or ()):
@@ -153,7 +153,7 @@ def lost_ini(config: pytest.Config) -> str:
         return ""
     flag, path = taken[0]
     return (
-        f"{flag} {path}: write {flag}={path}. After a space pytest takes the path for "
-        f"the place to look for its ini file, and it read {config.inipath or 'none'} "
-        f"instead of {wanted or 'none'}"
+        f"{flag} {path}: write {flag}={path}. After a space, pytest uses the path to "
+        f"find its ini file, and it read {config.inipath or 'none'} instead of "
+        f"{wanted or 'none'}"
     )

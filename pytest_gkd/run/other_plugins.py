@@ -94,7 +94,7 @@ class GentleTimeout:
             if left_s >= GENTLE_AFTER_S:
                 arm(left_s)
             elif settings.disable_debugger_detection or not theirs.is_debugging():
-                pytest.fail(f"not over after {settings.timeout:g} s", pytrace=False)
+                pytest.fail(f"still going after {settings.timeout:g} s", pytrace=False)
 
         signal.signal(signal.SIGALRM, ring)
         arm(max(self.ends_at(stage) - monotonic(), LEAST_S))

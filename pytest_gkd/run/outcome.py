@@ -148,4 +148,4 @@ def _raised_message(raised: str, loss: Loss) -> str:
     if loss.overrun is None:
         return f"{raised}; while its traceback was made {loss.died}"
     limit = render.budget(loss.overrun.limit_s)
-    return f"{raised}; to make its traceback took over {limit} (a slow __repr__?)"
+    return f"{raised}; making its traceback took over {limit} (a slow __repr__?)"

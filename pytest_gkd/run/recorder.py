@@ -16,7 +16,7 @@ class Recorder:
 
     ``plan`` is what the workers agree on, ``problem`` why they cannot have one.
     ``changed`` is called after each change. ``kills_before`` counts by stage, as it
-    began, how often the kernel had ended a process for want of memory; "" as the run
+    began, how often the kernel had ended a process for lack of memory; "" as the run
     did.
     """
 
@@ -46,8 +46,8 @@ class Recorder:
                 record.broken = event.text
             case events.Forked():
                 self.note(
-                    f"{record.name}: a process that it forked came back from the "
-                    "stage's code instead of ending by os._exit(), and was ended there"
+                    f"{record.name}: a process that it forked returned from the "
+                    "stage's code instead of calling os._exit(), and was ended there"
                 )
             case _ if record.outcome is not None:
                 return

@@ -106,7 +106,7 @@ class ReportDir:
             opened.callback(os.close, fd)
             lock = _hold(fd, opened)
             if lock is None or _lexists(fd, REPORT):
-                text = "the report of another run has its place"
+                text = "another run's report is in its place"
                 raise OSError(errno.EEXIST, text, str(path))
             if self._is_default:
                 _ignore_in_git(_step(fd, "..", opened))
@@ -150,7 +150,7 @@ def restore(path: Path) -> None:
     fd = os.open(path, _DIRECTORY)
     try:
         if not _bears_marker(fd):
-            text = f"no report's directory (it has no {MARKER}) has its place"
+            text = f"no report (a directory without {MARKER}) is in its place"
             raise OSError(errno.EEXIST, text, str(path))
     finally:
         os.close(fd)
@@ -258,8 +258,8 @@ def _refuse_unmarked(fd: int) -> None:
     if there and not _is_marked(fd):
         more = ", ..." if len(there) > 3 else ""
         raise ReportRefusedError(
-            f"{_true_path(fd)} is no report's directory (it has no {MARKER}) and not "
-            f"empty: {', '.join(there[:3])}{more}"
+            f"{_true_path(fd)} is not a report's directory (it has no {MARKER}) and is "
+            f"not empty: {', '.join(there[:3])}{more}"
         )
 
 
@@ -269,7 +269,7 @@ def _refuse_strangers(fd: int, marker: int) -> None:
         path = _true_path(fd)
         raise ReportRefusedError(
             f"{path / strangers[0]} is not part of the report in {path}, which would "
-            "have to be moved out of the way: move it elsewhere, or remove it where an "
+            "have to be moved out of the way: move it elsewhere, or remove it if an "
             "interrupted run left it"
         )
 

@@ -56,8 +56,8 @@ class RunDir:
             self.guardian = Guardian(self.path, self.manifest.handle, self._link)
         except OSError as error:
             self.notes.append(
-                f"no guardian process could be started ({error.strerror}): should this "
-                "pytest be killed, run gkd clean afterwards"
+                f"no guardian process could be started ({error.strerror}): if this "
+                "pytest is killed, run gkd clean afterwards"
             )
         self._old_run_id = os.environ.get(procfs.RUN_ID)
         self._open = True

@@ -84,8 +84,8 @@ class LaneScheduling:
             for nodeid in sorted(self._tests ^ set(collection)):
                 raise pytest.UsageError(
                     f"not every worker has collected {nodeid} ({node.gateway.id} or "
-                    "one before it has not): a conftest.py or a plugin chooses other "
-                    "tests in each process"
+                    "one before it has not): a conftest.py or a plugin chooses "
+                    "different tests in each process"
                 )
 
     def _lanes(self, collection: Sequence[str]) -> list[list[str]]:

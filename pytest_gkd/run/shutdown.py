@@ -96,8 +96,8 @@ class Shutdown:
         notes = []
         if self._manifest_writer.problem:
             notes.append(
-                "the list of what this run created is not whole, and gkd clean would "
-                f"not see all of it: {self._manifest_writer.problem}"
+                "the list of what this run created is incomplete, and gkd clean would "
+                f"not see everything: {self._manifest_writer.problem}"
             )
         removed, kept = cleanup.remove_segments(self._manifest_writer.segments)
         for folder in self._manifest_writer.folders:
@@ -112,6 +112,7 @@ class Shutdown:
                 notes.append(
                     "new in /dev/shm since this run began, used by no process, not "
                     f"known to be this run's: {'; '.join(unclaimed)}. A process that "
-                    "is killed as it makes one leaves it; rm it if no job needs it"
+                    "is killed while creating one leaves it behind; remove it if no "
+                    "job needs it"
                 )
         return notes

@@ -89,7 +89,7 @@ class StageReports:
     def _for_memory(
         self, record: StageRecord, pid: int
     ) -> tuple[StageFault | None, str]:
-        """The finding that the kernel has ended a stage's process for want of memory.
+        """The finding that the kernel has ended a stage's process for lack of memory.
 
         And what the kernel's count says of it; nothing where it does not count.
         """
@@ -98,7 +98,7 @@ class StageReports:
             return None, ""
         kills, counted = before.since()
         if not kills:
-            return None, "; by the kernel's count it was not for want of memory"
+            return None, "; by the kernel's count it was not for lack of memory"
         words = sanitize.line(oom.kernels_words(pid))
         proofs = [("kernel log", None, words), ("kernel", None, counted)]
         evidence = tuple(proof for proof in proofs if proof[2])

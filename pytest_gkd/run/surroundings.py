@@ -38,13 +38,13 @@ def refuse_surroundings() -> None:
         status = Path("/proc/self/status").read_text()
     except OSError:
         raise SettingsError(
-            "processes are found in /proc, and no such file system is there: "
-            "mount -t proc proc /proc"
+            "processes are found through /proc, which is not mounted: mount -t proc "
+            "proc /proc"
         ) from None
     if here != Path(str(os.getpid())):
         raise SettingsError(
             f"/proc is that of another PID namespace (this process is {os.getpid()} "
-            f"here and {here} there), so that no process could be found by it. Mount "
+            f"here and {here} there), so no process could be found through it. Mount "
             "one of its own, for example by unshare --mount-proc"
         )
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -65,8 +65,8 @@ def refuse_surroundings() -> None:
     mask = int(umask[0], 8) if umask else 0
     if mask & 0o700:
         raise SettingsError(
-            f"the umask {mask:04o} takes from you what you make yourself, so that no "
-            "report could be written. Set another one: umask 077"
+            f"the umask {mask:04o} takes away your own access to the files you create, "
+            "so no report could be written. Set another one: umask 077"
         )
 
 
@@ -86,8 +86,8 @@ def hear_of_children(config: pytest.Config) -> tuple[str, ...]:
 
     config.add_cleanup(restore)
     return (
-        "SIGCHLD was ignored, by what started pytest; not in this run, since no exit "
-        "status of a process could be had. A job that is started so has none",
+        "SIGCHLD was ignored by what started pytest; not in this run, as exit statuses "
+        "of processes would be lost. A job that is started like this loses them",
     )
 
 
@@ -100,13 +100,13 @@ def refuse_plans(config: pytest.Config) -> None:
     ):
         if is_given:
             raise SettingsError(
-                f"{name} runs no test, so that no stage would have a verdict: leave "
-                f"the stages out, or write --setup-show in the place of {name}"
+                f"{name} runs no test, so no stage would get a verdict: leave the "
+                f"stages out, or use --setup-show instead of {name}"
             )
     if option.trace and not _has_terminal(config):
         raise SettingsError(
-            "--trace needs a terminal: a debugger whose input has ended leaves the "
-            "stage out, which would then have passed"
+            "--trace needs a terminal: a debugger without input skips the stage, which "
+            "would then count as passed"
         )
 
 

@@ -176,14 +176,14 @@ class Watchdog(threading.Thread):
         # Deadlines first, each by what its own worker has said: what others say, and
         # however much, puts none of them off.
         for worker in list(self.workers.values()) if judges else ():
-            about = f"worker {worker.name} could not be looked after"
+            about = f"worker {worker.name} could not be monitored"
             self._attempt(about, self.judge, worker, now)
         names = self.reader.names()
         with self.lock:  # the guardian is to know of a stage before anybody is shown it
             for name in names:
                 about = f"what {name} says could not be read"
                 self._attempt(about, self._hear, name, TICK_BYTES // len(names))
-            about = "the guardian could not be looked after"
+            about = "the guardian could not be monitored"
             self._attempt(about, self.on_tick, monotonic())
 
     def _attempt(self, what: str, work: Callable[..., T], *args: Any) -> T | None:

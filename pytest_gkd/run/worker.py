@@ -283,9 +283,9 @@ class StageWorker:
             closed = [str(number) for number in own if not own[number].is_open()]
             if closed:
                 self._give_up(
-                    "the stage closed file descriptors of its process that were not "
-                    f"its own ({', '.join(closed)}; by os.close or os.closerange?), by "
-                    "which pytest works"
+                    "the stage closed file descriptors of its process that it does not "
+                    f"own ({', '.join(closed)}; by os.close or os.closerange?), which "
+                    "pytest needs"
                 )
             # pytest's capture, which these hooks lie within, has not read it yet.
             cut_captured([one.number for one in self._captured], OUTPUT_BYTES)
@@ -300,8 +300,8 @@ class StageWorker:
             self._streams = {}
             self._streams_closed = (
                 f"the stage {self._current.name} closed {' and '.join(closed)} of its "
-                f"process (by {closed[0]}.close(), or a with statement over it), by "
-                "which pytest works"
+                f"process (by {closed[0]}.close(), or a with statement over it), which "
+                "pytest needs"
             )
             self._give_up(self._streams_closed)
 

@@ -146,5 +146,5 @@ def actor_fault(role: str, asked: str, text: str, kills_before: int) -> StageFau
 def _for_memory(kills: int) -> str:
     """What the kernel's own count says of it."""
     if kills > 0:
-        return f"; meanwhile the kernel ended {kills} process(es) for want of memory"
-    return "; by the kernel's count it was not for want of memory"
+        return f"; meanwhile the kernel ended {kills} process(es) for lack of memory"
+    return "; by the kernel's count it was not for lack of memory"

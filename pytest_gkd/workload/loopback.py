@@ -19,7 +19,7 @@ UP = "ip link set lo up"
 
 
 def problem() -> str:
-    """Why no connection from this machine to itself is made; empty when one is."""
+    """Why this machine cannot connect to itself; empty when one is."""
     try:
         with socket.create_server((HOST, 0)) as listener:
             socket.create_connection(listener.getsockname(), ANSWER_S).close()
@@ -32,13 +32,13 @@ def problem() -> str:
         state = "is down" if lo else "is not there"
         return (
             f"the loopback interface (lo) {state}, over which the processes of one "
-            f"machine speak to each other ({HOST}: {why}). Bring it up, as root and in "
+            f"machine talk to each other ({HOST}: {why}). Bring it up, as root and in "
             f"this network namespace: {UP}"
         )
     return (
-        f"no connection from this machine to itself is made ({HOST}: {why}), though "
-        "its loopback interface (lo) is up; a firewall or an address that was removed: "
-        "ip addr show lo"
+        f"this machine cannot connect to itself ({HOST}: {why}), though its loopback "
+        "interface (lo) is up; a firewall or an address that was removed: ip addr show "
+        "lo"
     )
 
 

@@ -98,7 +98,7 @@ def _held(lock: Path) -> StageFault:
     return StageFault(
         "data.cache",
         f"{who} holds the lock of these files in the datasets cache, for which the "
-        f"job's own load would wait without end: {lock}",
+        f"job's own load would wait forever: {lock}",
         facts=facts,
         evidence=() if found is None else ((str(LOCKS), found[1], found[2]),),
     )

@@ -196,8 +196,8 @@ def _common_features(parts: Sequence[tuple[DataFile, Any, pyarrow.Table]]) -> An
                 raise StageFault(
                     "data.schema",
                     f"column {column!r} is {a} in {one.path} ({one.kind}) and {b} in "
-                    f"{other.path} ({other.kind}); datasets does not put files "
-                    "together that give a column different types",
+                    f"{other.path} ({other.kind}); datasets does not combine files "
+                    "that give a column different types",
                     facts={"path": other.path, "differs": column, "types": [a, b]},
                 ) from error
     return datasets.concatenate_datasets([head for _, head in heads]).features

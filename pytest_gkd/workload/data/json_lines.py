@@ -166,7 +166,7 @@ def _too_deep(path: Path | str, number: int, raw: bytes) -> StageFault:
     levels = _levels(raw)
     what = (
         f" holds a value that is nested {levels} levels deep; Arrow, in which datasets "
-        f"keeps the rows, takes {MOST_LEVELS}"
+        f"keeps the rows, allows {MOST_LEVELS}"
     )
     return _at_line("data.schema", path, number, what, raw, too_deep=levels)
 
@@ -270,7 +270,7 @@ def check_json(path: Path) -> None:
         start = file.read(PEEK_BYTES)
         whole = not file.read(1)
     if start[TAR_AT:].startswith(TAR) and b"\0" in start[:TAR_AT]:
-        what = "is a tar archive, as of WebDataset; expected the files that are in it"
+        what = "is a tar archive, as WebDataset uses; expected the files inside it"
         raise corrupt(path, what, archive=True)
     if whole and not start.strip():
         raise no_rows(path, ", only blank lines")
@@ -285,16 +285,16 @@ def check_json(path: Path) -> None:
         if not is_array and not single and is_long:
             raise corrupt(
                 path,
-                f"has objects that take several lines and more than "
+                "has objects that take several lines and more than "
                 f"{TYPED_BYTES >> 20} MB: datasets cuts such files in the middle of an "
-                "object; expected one object a line",
+                "object; expected one object per line",
             )
         if isinstance(parsed, Exception):
             problem = f"is not a JSON array: {parsed}"
             raise first_too_deep(path) or corrupt(path, problem)
         if is_array and len(parsed) > 1:
             problem = f"holds {len(parsed)} JSON values after each other"
-            raise corrupt(path, f"{problem}; expected one array, or one object a line")
+            raise corrupt(path, f"{problem}; expected an array, or an object per line")
         return
     lines = start.splitlines(keepends=True)
     if not whole:
@@ -365,7 +365,7 @@ def _line_fault(path: Path | str, number: int, raw: bytes) -> StageFault | None:
     except UnicodeEncodeError as error:
         half = error.object[error.start].encode("ascii", "backslashreplace").decode()
         problem = (
-            f" holds {half}, half of a surrogate pair (a cut emoji), which is no text"
+            f" holds {half}, half of a surrogate pair (a cut emoji), which is not text"
         )
     except UnicodeDecodeError as error:
         problem = f" is not UTF-8: byte {raw[error.start]:#04x} at column {error.start}"

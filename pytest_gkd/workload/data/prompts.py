@@ -324,8 +324,8 @@ def _text_problem(text: str) -> str:
         return "empty"
     if re.match(ENCODED, text.lstrip()):
         return (
-            "text that spells a list of messages, which trainers take for what one "
-            "user says, or refuse; expected the list itself"
+            "text that spells out a list of messages, which trainers take for one "
+            "user's message, or refuse; expected the list itself"
         )
     return ""
 

@@ -123,8 +123,8 @@ def _expanded(path: Path, origin: str) -> list[Path]:
     found = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute too
     if os.path.lexists(path) and str(path) not in found:
         what = (
-            "is there, but datasets takes its name for a pattern, which does not match "
-            "it; expected a name without [, ] and *"
+            "exists, but datasets takes its name for a pattern that does not match it; "
+            "expected a name without [, ] and *"
         )
         raise _no_data(path, origin, what)
     if not found:
@@ -154,7 +154,7 @@ def _checked(path: Path, origin: str) -> DataFile:
         return _directory(path, origin)
     if not stat.S_ISREG(status.st_mode):
         kind = "a pipe" if stat.S_ISFIFO(status.st_mode) else "a device or socket"
-        what = f"is {kind}, on which a reader may wait for ever; expected a "
+        what = f"is {kind}, on which a reader may wait forever; expected a "
         what += "regular file"
         raise paths.fault("data.loader-stall", path, origin, what, file_type=kind)
     if status.st_size == 0:

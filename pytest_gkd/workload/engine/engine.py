@@ -247,8 +247,8 @@ class Engine:
             raise StageFault(
                 "sync.not-applied",
                 "the engine did not drop the keys and values that it cached for the "
-                "old weights (reset_prefix_cache gave False, as it does while requests "
-                "are at work); expected none after new weights",
+                "old weights (reset_prefix_cache returned False, as it does while "
+                "requests are running); expected none after new weights",
             )
 
     def close(self) -> None:

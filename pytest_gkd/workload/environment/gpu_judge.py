@@ -98,7 +98,7 @@ def judge_names(
     if Version(vllm) >= UUIDS_SINCE or Version(vllm).is_devrelease:
         return []
     text = f"CUDA_VISIBLE_DEVICES={visible} names GPUs by UUID, which vLLM {vllm} "
-    text += f"takes for numbers; {UUIDS_SINCE} is the first release that does not."
+    text += f"takes for indices; {UUIDS_SINCE} is the first release that does not."
     chosen, wrong = chosen_gpus(visible, listed)
     if len(chosen) == len(words) and not wrong:
         numbers = ",".join(str(gpu.index) for gpu in chosen)

@@ -328,7 +328,7 @@ def check_same_ids(student: Any, teacher: Any) -> None:
         if ours != theirs:
             raise StageFault(
                 "tokenizer.vocab-mismatch",
-                f"student and teacher cut {text!r} differently: {ours[:8]} and "
+                f"student and teacher split {text!r} differently: {ours[:8]} and "
                 f"{theirs[:8]} (first 8 ids)",
                 facts={"text": name, "student_ids": ours, "teacher_ids": theirs},
             )
