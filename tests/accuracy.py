@@ -1,10 +1,14 @@
 """Measure the log matcher: accuracy by cause, false alarms, speed against grep.
 
     python tests/accuracy.py [--logs DIR] [--missed-only] [--speed MIB]
+    python tests/accuracy.py --runs [--show-held-out]
 
 Every log lies in a folder named after its cause, after ``hung.PHASE``, or ``healthy``.
 A hang counts as right when its phase is right as well. The speed is measured on a log
 of so many MiB, made of all the logs that fail and all that are healthy.
+
+``--runs`` judges the logs of real runs (tests/runs) by their labels. What is missed of
+those held out is not named, so that no rule is fitted to them.
 """
 
 from __future__ import annotations
@@ -16,10 +20,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pytest_gkd.diagnosis import catalogue as rules
 from pytest_gkd.diagnosis import logs, scan
@@ -85,6 +91,66 @@ def total(counts: list[Count]) -> Count:
     )
 
 
+def runs(folder: Path, *, show_held_out: bool) -> None:
+    """Print how the logs of real runs are judged, by share and with each miss."""
+    catalogue = rules.load()
+    labels = tomllib.loads((folder / "labels.toml").read_text("utf-8"))["run"]
+    for part in ("development", "held_out"):
+        counts: dict[str, list[int]] = {what: [0, 0] for what in FIGURES}
+        of_part = [
+            one for one in labels if (folder / part / f"{one['name']}.log").exists()
+        ]
+        for label in of_part:
+            report = logs.examine([folder / part / f"{label['name']}.log"], catalogue)
+            told = [one.cause for one in report.causes][:1] or [""]
+            for what, well in figures(label, report).items():
+                counts[what][0] += well
+                counts[what][1] += 1
+                if not well and (part == "development" or show_held_out):
+                    say(
+                        f"missed {label['name']}, {what}: {label.get('cause', '')}"
+                        f" ({label['outcome']}, {label.get('phase', '')}),"
+                        f" told {told[0]} ({report.verdict}, {report.phase})"
+                    )
+        say(f"{part}: {len(of_part)} logs")
+        for what, (right, every) in counts.items():
+            say(f"  {what:48}{right:4} of {every:3}  {right / max(1, every):.2f}")
+
+
+FIGURES = (
+    "cause right first",
+    "silent failure's cause right first",
+    "cause that is named is right",
+    "hang recognised",
+    "phase",
+    "healthy or survived not called failed or hung",
+    "running not called failed or hung",
+    "running called running",
+)
+
+
+def figures(label: dict[str, Any], report: LogReport) -> dict[str, bool]:
+    """Which of FIGURES a log counts for, and whether it was judged right."""
+    wanted = {label.get("cause", ""), *label.get("also", ())} - {""}
+    named = report.causes[0].cause if report.causes else ""
+    outcome, sound = label["outcome"], report.verdict not in {"failed", "hung"}
+    found = {}
+    if outcome == "failed":
+        if wanted:
+            found[FIGURES[1 if label.get("silent") else 0]] = named in wanted
+        if named:
+            found[FIGURES[2]] = named in wanted
+    elif outcome == "hung":
+        found[FIGURES[3]] = report.verdict == "hung"
+    elif outcome == "running":
+        found |= {FIGURES[6]: sound, FIGURES[7]: report.verdict == "running"}
+    else:
+        found[FIGURES[5]] = sound
+    if label.get("phase") and not label.get("silent"):
+        found[FIGURES[4]] = report.phase == label["phase"]
+    return found
+
+
 def speed(folder: Path, mib: int) -> None:
     """Time `gkd diagnose` and grep in turn on the same log of ``mib`` MiB.
 
@@ -146,8 +212,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--logs", type=Path, default=Path(__file__).parent / "logs")
     parser.add_argument("--missed-only", action="store_true")
+    parser.add_argument("--runs", action="store_true")
+    parser.add_argument("--show-held-out", action="store_true")
     parser.add_argument("--speed", type=int, metavar="MIB", default=0)
     asked = parser.parse_args()
-    accuracy(asked.logs, missed_only=asked.missed_only)
+    if asked.runs:
+        runs(Path(__file__).parent / "runs", show_held_out=asked.show_held_out)
+    else:
+        accuracy(asked.logs, missed_only=asked.missed_only)
     if asked.speed:
         speed(asked.logs, asked.speed)
