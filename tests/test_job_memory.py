@@ -13,11 +13,12 @@ import pytest
 from test_estimate import HALF_B, QWEN_7B, QWEN_14B, Shape, sparse
 
 from pytest_gkd.__main__ import main
-from pytest_gkd.job import fitting, memory, models
+from pytest_gkd.job import fitting, memory, models, training_memory
 from pytest_gkd.job.engine_memory import GIB, Engine
 from pytest_gkd.job.findings import CheckError
-from pytest_gkd.job.memory import Job, Trainer
+from pytest_gkd.job.memory import Job
 from pytest_gkd.job.models import Layer, Model
+from pytest_gkd.job.training_memory import Trainer
 
 LLAMA_8B = Shape(4096, 32, 32, 8, 14_336, 128_256)
 LAYER = Layer(1, 1, 1, 1)
@@ -62,7 +63,9 @@ def shape(path: Path, of: Shape, **config: Any) -> Path:
 )
 def test_the_figures_of_zeros_paper(sharding: str, gigabytes: float) -> None:
     # arXiv 1910.02054, figure 1: 7.5 billion weights, 64 ranks.
-    parts = memory.resident(Trainer(OF_7_5B, gpus=64, sharding=sharding), "update")
+    parts = training_memory.resident(
+        Trainer(OF_7_5B, gpus=64, sharding=sharding), "update"
+    )
     assert sum(parts.values()) / 1e9 == pytest.approx(gigabytes, abs=0.06)
 
 
@@ -71,7 +74,7 @@ def test_the_figures_of_zeros_paper(sharding: str, gigabytes: float) -> None:
 )
 def test_the_bytes_of_megatrons_documentation(sharding: str, each: float) -> None:
     trainer = Trainer(OF_7_5B, gpus=64, tensor=4, pipeline=2, sharding=sharding)
-    parts = memory.resident(trainer, "update")
+    parts = training_memory.resident(trainer, "update")
     assert sum(parts.values()) == pytest.approx(each * OF_7_5B.elements / 8)
 
 

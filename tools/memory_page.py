@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_gkd.job import memory, models
+from pytest_gkd.job import training_memory as training
 
 TOKENS = 512
 SIZES: dict[str, Any] = {
@@ -150,7 +151,7 @@ def judged(name: str, dtype: str, loss: str, *, recompute: bool) -> list[Line]:
     update_peak, gradients = peak_bytes(update)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     step_peak, states = peak_bytes(optimizer.step)
-    trainer = memory.Trainer(
+    trainer = training.Trainer(
         sizes,
         sharding="ddp",
         weights=dtype,
@@ -159,7 +160,7 @@ def judged(name: str, dtype: str, loss: str, *, recompute: bool) -> list[Line]:
         tokens=TOKENS,
         loss=loss,
     )
-    resident = memory.resident(trainer, "update")
+    resident = training.resident(trainer, "update")
     rows = {row.phase: row for row in memory.plan(memory.Job(trainer))}
     whole = sum(weights.values())
     spare = memory.CONTEXT_BYTES + memory.RESERVE_BYTES
@@ -168,7 +169,7 @@ def judged(name: str, dtype: str, loss: str, *, recompute: bool) -> list[Line]:
         "weights": (resident[f"weights {dtype}"], whole),
         "gradients": (resident[f"gradients {dtype}"], gradients),
         "optimizer states": (resident[f"optimizer states {dtype}"], states),
-        "activations": (memory.kept(trainer), activations),
+        "activations": (training.kept(trainer), activations),
         "update": (
             rows["forward and backward"].total - spare,
             whole + states + update_peak + signal,

@@ -139,13 +139,17 @@ def number(values: Values, *names: str) -> list[int]:
 
 def candidates(values: Values) -> Iterator[dict[str, Any]]:
     """Changes that lower some phase, from those that cost least to more GPUs."""
+    stage = values.get("zero_stage")
+    stage = values.get("default_stage") if stage is None else stage
+    if type(stage) is int:
+        yield from ({"zero_stage": more} for more in range(stage + 1, 4))
     for name, wanted in (
         ("recompute", True),
         ("free_cache_engine", True),
         ("offload_param", True),
         ("offload_optimizer", True),
     ):
-        if values.get(name) is (not wanted):
+        if values.get(name) in (None, not wanted):
             yield {name: wanted}
     for name in ("gpu_memory_utilization", "teacher_gpu_memory_utilization"):
         own = values.get(name)
@@ -165,6 +169,7 @@ def candidates(values: Values) -> Iterator[dict[str, Any]]:
         yield from ({name: size} for size in _halves(values.get(name), least))
     if values.get("trainer_strategy") == "fsdp2" and not values.get("offload_policy"):
         yield {"offload_policy": True}
+    yield from _smaller_rows(values)
     for name, most in (
         ("context_parallel_size", "trainer_gpus"),
         ("teacher_tensor_parallel_size", "teacher_gpus"),
@@ -178,6 +183,15 @@ def candidates(values: Values) -> Iterator[dict[str, Any]]:
         nodes = (values.get("nodes") or 1) * factor
         gpus = (values.get("trainer_gpus") or 1) * factor
         yield {"nodes": nodes, "trainer_gpus": gpus, "rollout_gpus": gpus}
+
+
+def _smaller_rows(values: Values) -> Iterator[dict[str, Any]]:
+    """Fewer rows at once, with as many more steps: the whole batch stays as it is."""
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    rows, steps = (values.get(name) for name in names)
+    for size in _halves(rows, 1):
+        if type(rows) is int and type(steps) is int and rows % size == 0:
+            yield dict(zip(names, (size, steps * rows // size), strict=True))
 
 
 def _halves(size: Any, least: int) -> Iterator[int]:

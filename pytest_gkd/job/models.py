@@ -62,6 +62,11 @@ class Model:
     matrices: int
     is_rough: bool
 
+    @property
+    def stored_dtype(self) -> str:
+        """The dtype that its weights are stored in, by their width."""
+        return "float32" if self.stored_bytes >= 4 * self.elements else "bfloat16"
+
     def loaded_bytes(self, dtype: str) -> int:
         """Bytes of the weights in ``dtype``; quantised ones stay as they are."""
         return self.stored_bytes if self.is_quantized else self.elements * WIDTHS[dtype]

@@ -17,6 +17,7 @@ from pytest_gkd.job.arguments import KINDS, MISSING, MOST_NEAR, Option, parsed
 from pytest_gkd.job.findings import CheckError, Finding
 from pytest_gkd.job.frameworks import accelerate
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, launched
+from pytest_gkd.job.frameworks.trl import plan as trl_plan
 from pytest_gkd.job.frameworks.trl import rules as trl_rules
 from pytest_gkd.job.frameworks.trl.rules import TrlJob
 from pytest_gkd.job.launch import Launch
@@ -181,7 +182,8 @@ class _Reader:
                 "its options into was not found: they are not judged"
             )
         values = trl_rules.values(job)
-        return Reading(said, values, told, problem, launched(values))
+        recipe = trl_plan.recipe(job)
+        return Reading(said, values, told, problem, launched(values), recipe)
 
     def _launchers(self) -> dict[str, Option]:
         return {**accelerate.options(self._accelerate), **LAUNCHER}

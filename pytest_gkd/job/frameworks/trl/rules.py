@@ -150,7 +150,7 @@ def _server(command: Command) -> Server | None:
 def values(job: TrlJob) -> dict[str, Given]:
     """All values of the job by the names of ``gkd check``."""
     found = {}
-    for name, key in names("trl").items():
+    for name, key in (names("trl") | names("trl-memory")).items():
         if key in job.fields or (job.unread and not job.fields):
             found[name] = job.find(key)
     if {"GKDConfig", "GOLDConfig"} & job.classes:

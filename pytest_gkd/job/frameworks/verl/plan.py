@@ -11,9 +11,10 @@ from pytest_gkd.job.findings import CheckError
 from pytest_gkd.job.fitting import Recipe, number
 from pytest_gkd.job.frameworks.reading import names
 from pytest_gkd.job.frameworks.verl.rules import TEACHERS
-from pytest_gkd.job.memory import Job, Trainer
+from pytest_gkd.job.memory import Job
 from pytest_gkd.job.models import Model
 from pytest_gkd.job.overrides import Job as Settings
+from pytest_gkd.job.training_memory import Trainer
 
 # What the trainer keeps its weights in, by verl's words.
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -116,4 +117,4 @@ def job(values: Values, student: Model, teacher: Model | None, room: int | None)
         )
     bucket = (values.get("sync_bucket_megabytes") or 2048) << 20
     colocated = values.get("placement") != "split"
-    return Job(trainer, rollout, judge, colocated, room, bucket)
+    return Job(trainer, rollout, judge, colocated=colocated, memory=room, bucket=bucket)

@@ -1,0 +1,405 @@
+"""What a job of TRL is made of, for its memory plan.
+
+Rules are those of TRL 1.16.0 and accelerate 1.15.0 where nothing else is said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pytest_gkd.job.engine_memory import Engine
+from pytest_gkd.job.findings import CheckError
+from pytest_gkd.job.fitting import Recipe, number
+from pytest_gkd.job.frameworks.accelerate import PARALLEL
+from pytest_gkd.job.frameworks.reading import names
+from pytest_gkd.job.frameworks.trl.rules import TrlJob, deepspeed
+from pytest_gkd.job.memory import Job
+from pytest_gkd.job.models import WIDTHS, Model
+from pytest_gkd.job.training_memory import Generation, Trainer
+
+Values = Mapping[str, Any]
+# What reads the options, and what of it is known.
+TRAINERS = ("GKDConfig", "GOLDConfig", "DistillationConfig", "GRPOConfig")
+# transformers' names of optimizers, and how they go through the weights.
+STEPS = {"adamw_torch": "foreach", "adamw_torch_fused": "fused"}
+# DeepSpeed's defaults, of 0.19 (runtime/zero/config.py), in elements.
+BUCKET, LIVE = 500_000_000, 1_000_000_000
+ZERO = "zero_optimization"
+# What must be certain, as its absence would be read as a default.
+CERTAIN = (
+    *("gradient_checkpointing", "use_vllm", "vllm_mode", "vllm_enable_sleep_mode"),
+    *("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "use_peft", "lora_r"),
+    *("vllm_max_model_length", "max_completion_length", "attn_implementation"),
+)
+# transformers' own names of what is given to vLLM (TRL's vllm_generation.py).
+BATCHED_TOKENS = 4096
+# What a job may say that changes the memory in a way that is not known, by key.
+UNKNOWN = {
+    "use_liger_kernel": "what Liger's kernels keep",
+    "load_in_4bit": "the memory of bitsandbytes' weights",
+    "load_in_8bit": "the memory of bitsandbytes' weights",
+    "activation_offloading": "what offloaded activations leave on the GPU",
+    "use_uld_loss": "the memory of GOLD's loss between two tokenizers",
+    "packing": "how long packed rows are",
+    "teacher_model_server_url": "the memory of a teacher's server",
+    "teacher_model_init_kwargs": "how the teacher is loaded with init kwargs",
+    "model_init_kwargs": "how the student is loaded with init kwargs",
+    "use_transformers_continuous_batching": "the cache of continuous batching",
+    "use_transformers_paged": "the cache of continuous batching",
+    "sync_ref_model": "the memory of a reference model",
+    "fsdp": "FSDP by transformers' own options",
+    "seq_kd": "the memory of the teacher's generation",
+}
+
+
+def recipe(job: TrlJob) -> Recipe:
+    """How its plan is made, and the keys of TRL, accelerate and DeepSpeed."""
+    tables = names("trl") | names("trl-memory")
+    keys = {name: (key,) for name, key in tables.items()}
+    file = deepspeed(job)
+    prefix = f"{ZERO}." if file else ""
+    if any(_is_deepspeed(job)):
+        keys["zero_stage"] = (f"{prefix}stage" if file else "zero_stage",)
+        for part in ("optimizer", "param"):
+            name = f"offload_{part}.device" if file else f"offload_{part}_device"
+            keys[f"offload_{part}"] = (f"{prefix}{name}=cpu",)
+    if _is_fsdp(job):
+        keys["offload_param"] = ("fsdp_offload_params",)
+    try:
+        facts = _facts(job)
+    except CheckError as error:
+        facts = {"doubt": str(error)}
+    return Recipe(_job, keys, facts)
+
+
+def _certain(job: TrlJob, key: str) -> Any:
+    given = job.find(key)
+    if given.needs:
+        raise CheckError(f"{key} is not certain")
+    return given.value
+
+
+def _is_deepspeed(job: TrlJob) -> tuple[bool, bool]:
+    """Whether accelerate's settings say so, and whether TRL's own do."""
+    find = job.launcher.find
+    by_launcher = find("distributed_type").value == "DEEPSPEED"
+    by_launcher = by_launcher or find("use_deepspeed").value is True
+    return by_launcher, isinstance(job.find("deepspeed").value, str)
+
+
+def _is_fsdp(job: TrlJob) -> bool:
+    find = job.launcher.find
+    return find("distributed_type").value == "FSDP" or find("use_fsdp").value is True
+
+
+def _facts(job: TrlJob) -> dict[str, Any]:
+    """What the plan needs beside the values of ``gkd check``.
+
+    Raises CheckError where something is not certain, or its memory is not known.
+    """
+    trainer = next((name for name in TRAINERS if name in job.classes), "")
+    if job.unread or not job.is_upstream:
+        raise CheckError("how a script of one's own loads its models is not known")
+    if not trainer:
+        what = ", ".join(sorted(job.classes)) or "this script"
+        raise CheckError(f"the memory of a trainer with {what} is not known yet")
+    for key, text in UNKNOWN.items():
+        if key in job.fields and _certain(job, key):
+            raise CheckError(f"{text} is not known ({key})")
+    if job.find("attn_implementation").value == "eager":
+        raise CheckError("the memory of eager attention is not known")
+    since = "1.9" if trainer in ("GKDConfig", "GOLDConfig") else "1.16"
+    if not job.since(since):
+        raise CheckError(f"the memory of {trainer} is known of TRL {since} and later")
+    facts: dict[str, Any] = {"trainer": trainer}
+    for key in ("bf16", "fp16", "dtype"):
+        facts[key] = _certain(job, key)
+    # transformers' default with torch 2.8 and later (training_args.py, default_optim).
+    is_said = job.find("optim").source == "user"
+    facts["optim"] = _certain(job, "optim") if is_said else "adamw_torch_fused"
+    if facts["optim"] not in STEPS:
+        raise CheckError(f"the state of the optimizer {facts['optim']} is not known")
+    if trainer == "GRPOConfig" and _certain(job, "beta"):
+        raise CheckError("the memory of GRPO's reference model is not known yet")
+    for key in ("max_length", "max_new_tokens", "lmbda", "steps_per_generation"):
+        facts[key] = _certain(job, key) if key in job.fields else None
+    for key in CERTAIN:
+        if key in job.fields:
+            _certain(job, key)
+    facts["loss_beta"] = _certain(job, "beta")
+    facts["teacher_inside"] = trainer != "GRPOConfig"
+    return facts | _sharding(job)
+
+
+def _settings(job: TrlJob) -> Callable[..., Any]:
+    """The launcher's settings; raises CheckError for one that is not certain."""
+
+    def find(key: str, default: Any = None) -> Any:
+        given = job.launcher.find(key, default)
+        if given.needs:
+            raise CheckError(f"{key} is not certain")
+        return given.value
+
+    return find
+
+
+def _sharding(job: TrlJob) -> dict[str, Any]:
+    find = _settings(job)
+    given = job.launcher.given
+    names_file = find("config_file") or find("accelerate_config")
+    if names_file and "distributed_type" not in given:
+        raise CheckError("accelerate's configuration is not found")
+    for name in ("tp", "cp", "sp", "dp_replicate"):
+        if find(f"{PARALLEL}{name}_size", 1) != 1:
+            raise CheckError(f"accelerate's {PARALLEL}{name}_size is not known yet")
+    if find("distributed_type") == "MEGATRON_LM" or find("use_megatron_lm"):
+        raise CheckError("accelerate's Megatron-LM is not known yet")
+    if _is_fsdp(job):
+        return _fsdp(job)
+    by_launcher, by_option = _is_deepspeed(job)
+    if not (by_launcher or by_option):
+        return {"sharding": "ddp"}
+    file = deepspeed(job)
+    if not file and (by_option or find("deepspeed_config_file")):
+        raise CheckError("DeepSpeed's configuration is not found")
+    for key in ("zero_stage", "offload_param_device", "offload_optimizer_device"):
+        find(key)
+    unsure = [key for key, one in file.items() if one.needs]
+    if unsure:
+        raise CheckError(f"DeepSpeed's {unsure[0]} is not certain")
+    if "data_types.grad_accum_dtype" in file:
+        raise CheckError("DeepSpeed's data_types.grad_accum_dtype is not known yet")
+    found: dict[str, Any] = {"sharding": "deepspeed", "buckets": BUCKET, "live": LIVE}
+    for name, key in (
+        ("buckets", "reduce_bucket_size"),
+        ("live", "stage3_max_live_parameters"),
+        ("overlap", "overlap_comm"),
+    ):
+        if f"{ZERO}.{key}" in file:
+            found[name] = file[f"{ZERO}.{key}"].value
+    # Stage 0 is what a file of DeepSpeed's has without one, 2 what accelerate has.
+    found["default_stage"] = 0 if file else 2
+    return found
+
+
+def _fsdp(job: TrlJob) -> dict[str, Any]:
+    """FSDP as far as it divides everything, layer by layer."""
+    find = _settings(job)
+    is_second = str(find("fsdp_version", 1)) == "2"
+    wraps = str(find("fsdp_auto_wrap_policy", "NO_WRAP"))
+    if not wraps.startswith("TRANSFORMER"):
+        raise CheckError(f"FSDP with fsdp_auto_wrap_policy {wraps} is not known yet")
+    shards = find("fsdp_reshard_after_forward", default=True)
+    strategy = find("fsdp_sharding_strategy", "FULL_SHARD")
+    is_whole = shards in (True, "true", "True", "FULL_SHARD")
+    if not is_whole or strategy not in ("FULL_SHARD", 1, "1"):
+        raise CheckError("FSDP that does not divide all of it is not known yet")
+    find("fsdp_offload_params")
+    return {
+        "sharding": "fsdp2" if is_second else "fsdp",
+        "recomputes": find("fsdp_activation_checkpointing", default=False),
+    }
+
+
+def _job(
+    values: Values, student: Model, teacher: Model | None, room: int | None
+) -> Job:
+    """The parts of a job; lengths count in full."""
+    if values.get("doubt"):
+        raise CheckError(values["doubt"])
+    gpus, rows = number(values, "trainer_gpus", "per_device_train_batch_size")
+    steps = number(values, "gradient_accumulation_steps")[0]
+    sharding = _kind(values)
+    if teacher and sharding.startswith("fsdp"):
+        # accelerator.prepare_model(evaluation_mode=True) wraps nothing, and moves
+        # nothing to the GPU under FSDP (device_placement).
+        raise CheckError(
+            "under FSDP accelerate leaves TRL's teacher in host memory, where its "
+            "forward pass ends on the GPU's inputs: nothing is planned for that"
+        )
+    compute = _compute(values)
+    loaded = str(values.get("dtype"))
+    if loaded in ("auto", "None"):
+        loaded = student.stored_dtype
+    if loaded not in WIDTHS:
+        raise CheckError(f"the student's dtype is {loaded[:40]}")
+    is_zero = sharding.startswith("zero")
+    if compute is None and is_zero:
+        raise CheckError("DeepSpeed in float32 is not known yet")
+    # FSDP's weights are made float32 with mixed precision (accelerate's fsdp_utils.py).
+    weights = loaded if compute is None or sharding == "ddp" else "float32"
+    compute = compute or loaded
+    length, response = _lengths(values)
+    tokens = rows * length
+    at_once = _at_once(values, rows, steps)
+    offload = _offload(values, sharding)
+    buckets, live = _zero(values, sharding, student, offload[1])
+    trainer = Trainer(
+        student,
+        gpus=gpus,
+        sharding=sharding,
+        weights=weights,
+        compute=compute,
+        step=STEPS[values["optim"]],
+        offload_weights=offload[0],
+        offload_states=offload[1],
+        recompute=bool(values.get("recompute") or values.get("recomputes")),
+        tokens=tokens,
+        micro_batches=steps,
+        answers=rows * (response or length),
+        keeps=not is_zero,
+        reduce=compute,
+        loss=_loss(values, is_low=is_zero or compute == weights),
+        lora_rank=values.get("lora_rank") or 0,
+        buckets=buckets,
+        live=live,
+        teacher=teacher,
+        teacher_dtype=_teacher_dtype(values, teacher, compute, is_zero=is_zero),
+        teacher_is_sharded=sharding == "zero3",
+    )
+    if values.get("rollout_engine") == "vllm":
+        return _with_vllm(values, trainer, length, at_once, room)
+    # Both trainers' generation_kwargs: no cache with gradient checkpointing.
+    is_old = values["trainer"] in ("GKDConfig", "GOLDConfig")
+    cached = not (is_old and values.get("recompute"))
+    generation = Generation(at_once, length, is_cached=cached)
+    if values.get("lmbda") == 0:
+        return Job(trainer, memory=room)
+    return Job(trainer, generation=generation, memory=room)
+
+
+def _kind(values: Values) -> str:
+    """The sharding by memory's names."""
+    if values["sharding"] != "deepspeed":
+        return str(values["sharding"])
+    stage = values.get("zero_stage")
+    stage = values["default_stage"] if stage is None else stage
+    if stage not in (1, 2, 3):
+        raise CheckError(f"DeepSpeed's stage {stage} is not known yet")
+    return f"zero{stage}"
+
+
+def _compute(values: Values) -> str | None:
+    """The dtype of mixed precision: TRL's bf16 is on where fp16 is off
+    (trl/trainer/base_config.py)."""
+    if values["fp16"]:
+        return "float16"
+    return None if values["bf16"] is False else "bfloat16"
+
+
+def _lengths(values: Values) -> tuple[int, int | None]:
+    """The longest row of a batch, and of its logits that are taken, None for all.
+
+    GKD's collator cuts a prompt off at max_length at most, and the rollout comes
+    behind (experimental/utils.py); the others bound both together.
+    """
+    whole = values.get("max_length")
+    kind = values["trainer"]
+    if kind == "GKDConfig":
+        whole = 1024 if whole is None else whole
+        if values.get("lmbda") != 0:
+            whole += number(values, "max_response_length")[0]
+        return whole, None
+    if kind == "GOLDConfig" and whole is not None:
+        return whole, None
+    response = number(values, "max_response_length")[0]
+    prompt, most = values.get("max_prompt_length"), values.get("max_model_len")
+    if prompt is not None:
+        whole = prompt + response
+    whole = whole or most
+    if type(whole) is not int:
+        raise CheckError(
+            "nothing bounds the prompts' length (vllm_max_model_length would, for "
+            "both together)"
+        )
+    return whole, response
+
+
+def _at_once(values: Values, rows: int, steps: int) -> int:
+    """Rollouts that a process makes at once, by each trainer's own loop."""
+    if values["trainer"] == "GKDConfig" or (
+        values["trainer"] == "GOLDConfig" and values.get("rollout_engine") != "vllm"
+    ):
+        return rows
+    if values["trainer"] == "GRPOConfig":
+        return rows * (values.get("steps_per_generation") or steps)
+    return rows * steps
+
+
+def _offload(values: Values, sharding: str) -> tuple[str, str]:
+    """Whether weights and states are in host memory."""
+    weights = bool(values.get("offload_param"))
+    states = bool(values.get("offload_optimizer"))
+    if sharding.startswith("fsdp"):
+        states = weights
+    elif sharding != "zero3":
+        weights = False
+    return ("always" if weights else "never"), ("always" if states else "never")
+
+
+def _zero(values: Values, sharding: str, model: Model, offload: str) -> tuple[int, int]:
+    """Elements of DeepSpeed's buffers, and of what ZeRO-3 keeps gathered.
+
+    ``auto`` is hidden_size squared (transformers, integrations/deepspeed.py). There are
+    two buffers where communication overlaps, which is stage 3's default, that has one
+    (zero/stage_1_and_2.py, setup_buckets; stage3.py). With offload, stages 1 and 2
+    have one of the largest tensor's size beside.
+    """
+    if not sharding.startswith("zero"):
+        return 0, 0
+    size = values["buckets"]
+    size = model.width**2 if size == "auto" else size
+    live = LIVE if values["live"] == "auto" else values["live"]
+    if not all(isinstance(one, int | float) for one in (size, live)):
+        raise CheckError(f"DeepSpeed's reduce_bucket_size is {size}")
+    if sharding == "zero3":
+        return int(size), int(live)
+    twice = values.get("overlap") is True
+    beside = model.largest if offload == "always" else 0
+    return int(size) * (1 + twice) + beside, 0
+
+
+def _loss(values: Values, *, is_low: bool) -> str:
+    """By the names of memory's table."""
+    kind, beta = values["trainer"], values.get("loss_beta")
+    if kind in ("DistillationConfig", "GRPOConfig"):
+        return "chunked"
+    low = "low-" if is_low else ""
+    return f"{low}jsd-{beta:.0f}" if beta in (0, 1) else f"{low}jsd"
+
+
+def _teacher_dtype(
+    values: Values, teacher: Model | None, compute: str, *, is_zero: bool
+) -> str:
+    """DeepSpeed makes the teacher 16 bits (prepare_deepspeed); else it stays as it is
+    loaded, in the student's dtype (examples/scripts/gkd.py)."""
+    if is_zero or teacher is None:
+        return compute
+    loaded = str(values.get("dtype"))
+    return teacher.stored_dtype if loaded in ("auto", "None") else loaded
+
+
+def _with_vllm(
+    values: Values, trainer: Trainer, length: int, at_once: int, room: int | None
+) -> Job:
+    """vLLM in the trainer's processes, or as a server on GPUs of its own
+    (trl/generation/vllm_generation.py)."""
+    if values.get("placement") == "split":
+        # Its options are those of the server's own command line.
+        return Job(trainer, memory=room, bucket=0)
+    width = values.get("tensor_parallel_size") or 1
+    many = at_once * (1 if values["trainer"] == "GOLDConfig" else width)
+    engine = Engine(
+        trainer.model,
+        gpus=trainer.gpus,
+        tensor=width,
+        share=values.get("gpu_memory_utilization") or 0.3,
+        length=values.get("max_model_len") or length,
+        sequences=many,
+        batched_tokens=BATCHED_TOKENS,
+        sleeps=bool(values.get("free_cache_engine")),
+    )
+    largest = trainer.model.largest * WIDTHS[trainer.compute]
+    return Job(trainer, engine, processes=1, memory=room, bucket=math.ceil(largest))

@@ -1,0 +1,487 @@
+"""What each rank of a trainer must hold at each moment, in bytes.
+
+Every part is counted by a function that names where its formula is from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pytest_gkd.job.engine_memory import Parts
+from pytest_gkd.job.models import WIDTHS, Layer, Model
+
+# Of each sharding: whether weights, gradients and optimizer state are divided among
+# the ranks (ZeRO, arXiv 1910.02054, section 5; torch's FSDP notes; Megatron-LM's
+# docs on its distributed optimizer).
+SHARDED = {
+    "ddp": (False, False, False),
+    "zero1": (False, False, True),
+    "zero2": (False, True, True),
+    "zero3": (True, True, True),
+    "fsdp": (True, True, True),
+    "fsdp2": (True, True, True),
+    "megatron": (False, False, False),
+    "megatron-distributed": (False, False, True),
+}
+# Bytes of optimizer state for an element of trained weights of so many bytes.
+STATES = {"adamw": 2, "sgd": 1, "sgd-plain": 0}
+# What a loss holds at its worst moment, forward or backward, for each token and entry
+# of the vocabulary, the logits among it: (values in the logits' dtype, bytes in
+# float32). Measured on the frameworks' own functions with random logits by torch's
+# profiler (on a CPU, with the casts that CUDA's autocast makes):
+# - topk: verl's compute_forward_kl_topk (trainer/distillation/fsdp/losses.py, after
+#   0.9.1); the logits are divided by the temperature first
+# - jsd-BETA: TRL's GKDTrainer.generalized_jsd_loss (1.x) on the float32 logits that
+#   accelerate's mixed precision returns, the teacher's among them; 0, 1, or between;
+#   low-jsd-BETA: on logits in the dtype that is computed in (DeepSpeed, or all in 16
+#   bits)
+# - logprob: logits, their copy by the temperature, and flash-attn's cross entropy that
+#   turns it into its own gradient (verl, utils/torch_functional.py)
+# - fused: logits are never whole (liger, verl's fused kernels)
+# - own-topk, own-jsd: pytest_gkd.workload.gkd.loss, the teacher's among them
+LOSSES = {
+    "topk": (2, 8),
+    "jsd-0": (0, 36),
+    "jsd-1": (0, 40),
+    "jsd": (0, 68),
+    "low-jsd-0": (9, 0),
+    "low-jsd-1": (10, 0),
+    "low-jsd": (17, 0),
+    "logprob": (2, 0),
+    "fused": (0, 0),
+    "chunked": (0, 0),
+    "own-topk": (1, 20),
+    "own-jsd": (2, 43),
+}
+WITHOUT_LOGITS = ("fused", "chunked")
+# Tokens and entries of the vocabulary of a tile of TRL's chunked losses, of which there
+# are two in float32 (1.16.0, trl/kernels/chunked_divergence.py).
+CHUNK = 4096, 32_768
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """What the trainer's memory depends on; ``tokens`` are those of a micro-batch on a
+    rank, padding included, before ``context`` parallelism divides them.
+
+    ``weights`` is the dtype that is updated, ``compute`` that of the forward pass.
+    ``shards`` is the ranks that share one copy, 0 for all. ``offload_weights`` and
+    ``offload_states`` say when these are in host memory: "never", "between" phases that
+    need them (verl), or "always" (FSDP2's CPUOffloadPolicy, ZeRO-Offload). ``keeps``
+    says that gradients stay whole on each rank until the last micro-batch; they are
+    reduced in ``reduce``. ``step`` is how AdamW goes through the weights: "foreach",
+    "single" or "fused".
+
+    DeepSpeed has ``buckets`` elements in its buffers of gradients, and ZeRO-3 up to
+    ``live`` of gathered weights. ``answers`` are the tokens that the loss takes the
+    logits of, 0 for all. A ``teacher`` is in the trainer's processes, in
+    ``teacher_dtype``, divided among all ranks or whole.
+    """
+
+    model: Model
+    gpus: int = 1
+    sharding: str = "fsdp"
+    shards: int = 0
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    weights: str = "float32"
+    compute: str = "bfloat16"
+    optimizer: str = "adamw"
+    step: str = "foreach"
+    offload_weights: str = "never"
+    offload_states: str = "never"
+    recompute: bool = True
+    tokens: int = 0
+    micro_batches: int = 1
+    answers: int = 0
+    keeps: bool = False
+    reduce: str = "float32"
+    loss: str = "topk"
+    lora_rank: int = 0
+    buckets: int = 0
+    live: int = 0
+    teacher: Model | None = None
+    teacher_dtype: str = "bfloat16"
+    teacher_is_sharded: bool = False
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether float32 copies stand beside 16-bit weights: DeepSpeed, Megatron."""
+        own = self.sharding.startswith(("zero", "megatron"))
+        return own and WIDTHS[self.compute] == 2
+
+    @property
+    def casts(self) -> bool:
+        """Whether autocast copies float32 weights into 16 bits for each forward pass:
+        where nothing else makes them so (torch, autocast_mode.cpp, cached_cast)."""
+        widths = WIDTHS[self.weights], WIDTHS[self.compute]
+        return self.sharding == "ddp" and widths == (4, 2)
+
+    @property
+    def stream(self) -> int:
+        """Bytes of an element of what goes from layer to layer; embeddings are not
+        autocast, and what is added to float32 is."""
+        return 4 if self.casts else WIDTHS[self.compute]
+
+    @property
+    def split(self) -> int:
+        """Ranks that tensor and pipeline parallelism divide the model among."""
+        return self.tensor * self.pipeline
+
+    @property
+    def ranks(self) -> int:
+        """Ranks among which what is sharded is divided."""
+        whole = self.gpus // self.split
+        return min(self.shards or whole, whole) or 1
+
+    @property
+    def trained(self) -> int:
+        """Elements that are trained, of a rank's part of the model.
+
+        LoRA's two matrices beside each of the layers' (arXiv 2106.09685, section 4.1).
+        """
+        own = self.lora_rank * self.model.matrices or self.model.elements
+        return math.ceil(own / self.split)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Rollouts by the trainer's own model (transformers' ``generate``): ``sequences``
+    at once, of ``length`` tokens, with a cache or without."""
+
+    sequences: int
+    length: int
+    is_cached: bool = True
+
+
+def total(*several: Parts) -> Parts:
+    found: Parts = {}
+    for parts in several:
+        for name, size in parts.items():
+            found[name] = found.get(name, 0) + size
+    return found
+
+
+def resident(trainer: Trainer, phase: str) -> Parts:
+    """Weights, gradients, optimizer state and master copies of a rank in a phase.
+
+    DDP's reducer has a copy of all gradients from the start (torch, reducer.cpp, where
+    gradient_as_bucket_view is False, as it is by default).
+
+    Bytes an element, before sharding: weights 4, or 2 in DeepSpeed and Megatron beside
+    4 of master copies; gradients as the weights (FSDP reduces to the dtype of the
+    sharded weights; Megatron adds up in 4); AdamW's moments twice the updated dtype.
+    ZeRO, arXiv 1910.02054, section 3.1; torch, _fsdp_param.py and adamw.py;
+    Megatron-LM, docs on the distributed optimizer: 18 bytes, or 6 + 12 / ranks. verl's
+    offload moves all of it back for the update (workers/engine/base.py, BaseEngineCtx),
+    so that it lowers other phases only.
+    """
+    by_weights, by_gradients, by_states = SHARDED[trainer.sharding]
+    whole = math.ceil(trainer.model.elements / trainer.split)
+    compute = trainer.compute
+    kept = compute if trainer.is_mixed else trainer.weights
+    is_updating = phase in ("update", "step")
+    needs_weights = is_updating or phase in ("load", "save", "sync")
+    found: Parts = {}
+
+    def add(name: str, size: int, sharded: bool) -> None:
+        found[name] = math.ceil(size / trainer.ranks) if sharded else size
+
+    if trainer.offload_weights == "never" or (
+        trainer.offload_weights == "between" and needs_weights
+    ):
+        add(f"weights {kept}", whole * WIDTHS[kept], by_weights)
+    # DeepSpeed's gradients go where the optimizer's states are (stage3.py,
+    # grad_partitions_flat_buffer; stage_1_and_2.py, accumulated_grads_in_cpu).
+    is_deepspeed = trainer.sharding.startswith("zero")
+    away = trainer.offload_states if is_deepspeed else trainer.offload_weights
+    if is_updating and away != "always":
+        dtype = "float32" if "megatron" in trainer.sharding else kept
+        add(f"gradients {dtype}", trainer.trained * WIDTHS[dtype], by_gradients)
+    if trainer.sharding == "ddp" and trainer.gpus > 1:
+        size = trainer.trained * WIDTHS[kept]
+        add(f"DDP's buckets {kept}", size, False)
+    if phase != "load":
+        size = trainer.buckets * WIDTHS[trainer.compute]
+        premade = is_updating or trainer.sharding == "zero3"
+        add("DeepSpeed's buckets", size * premade, False)
+    if phase != "load" and (
+        trainer.offload_states == "never"
+        or (trainer.offload_states == "between" and is_updating)
+    ):
+        updated = "float32" if trainer.is_mixed else trainer.weights
+        states = STATES[trainer.optimizer] * WIDTHS[updated] * trainer.trained
+        add(f"optimizer states {updated}", states, by_states)
+        if trainer.is_mixed:
+            add("master copies float32", 4 * trainer.trained, by_states)
+    if trainer.teacher:
+        dtype = trainer.teacher_dtype
+        size = trainer.teacher.loaded_bytes(dtype)
+        add(f"teacher's weights {dtype}", size, trainer.teacher_is_sharded)
+    return found
+
+
+def gathered(trainer: Trainer) -> Parts:
+    """Weights that are whole on each rank while a layer of theirs is worked on.
+
+    Two layers (the next is fetched while one computes) and what belongs to no layer,
+    which stays from forward to backward (torch, distributed/fsdp notes on
+    limit_all_gathers, and the root of fully_shard). ZeRO-3 keeps what it needs again
+    soon, up to its max_live_parameters (partitioned_param_coordinator.py).
+    """
+    if not SHARDED[trainer.sharding][0] or trainer.ranks == 1:
+        return {}
+    width = WIDTHS[trainer.compute]
+    model = trainer.model
+    if trainer.live:
+        own = min(trainer.live, model.elements)
+        return {f"gathered weights {trainer.compute}": own * width}
+    layer = _largest(trainer).elements
+    rest = model.elements - sum(layer.elements for layer in model.layers)
+    return {f"gathered weights {trainer.compute}": (2 * layer + rest) * width}
+
+
+def whole_gradients(trainer: Trainer) -> Parts:
+    """Gradients that are not sharded yet.
+
+    One layer's in the dtype of computing and once more in float32, to be reduced. With
+    ``keeps`` all of the model: FSDP1's no_sync adds up in the dtype of computing,
+    FSDP2's set_requires_gradient_sync(False) in that of the reduction (torch,
+    _fsdp_param.py, to_accumulated_grad_if_needed; verl since 0.9.0,
+    FSDPEngine._gradient_sync_context).
+    """
+    if trainer.buckets or not SHARDED[trainer.sharding][1] or trainer.ranks == 1:
+        return {}
+    width = WIDTHS[trainer.compute]
+    share = trainer.trained / trainer.model.elements
+    layer = int(_largest(trainer).elements * share)
+    found = {
+        f"a layer's gradients {trainer.compute}": layer
+        * (width + WIDTHS[trainer.reduce])
+    }
+    if trainer.keeps and trainer.micro_batches > 1:
+        dtype = trainer.reduce if trainer.sharding == "fsdp2" else trainer.compute
+        found[f"unsharded gradients {dtype}"] = trainer.trained * WIDTHS[dtype]
+    return found
+
+
+def layer_bytes(trainer: Trainer, layer: Layer) -> int:
+    """What a layer keeps for its backward pass, on one rank.
+
+    ``Layer`` has the counts; sequence parallelism divides all of it by the tensor
+    parallel size (arXiv 2205.05198, section 4.2.2), Ulysses and context parallelism
+    by theirs.
+    """
+    tokens = _tokens(trainer)
+    kept = layer.items * WIDTHS[trainer.compute] + layer.floats * 4
+    if trainer.casts:  # what the norms give is float32, of which there are copies
+        kept += (2 if layer.elements else 1) * trainer.model.width * 2
+    return math.ceil(tokens * kept / trainer.tensor)
+
+
+def checkpoint_bytes(trainer: Trainer) -> int:
+    """What a recomputed layer keeps: its input (torch.utils.checkpoint)."""
+    width = trainer.model.width * trainer.stream
+    return math.ceil(_tokens(trainer) * width / trainer.tensor)
+
+
+def kept(trainer: Trainer) -> int:
+    """What all layers, the final norm and the output matrix keep until the backward
+    pass, on one rank."""
+    layers = trainer.model.layers
+    if trainer.recompute:
+        body = len(layers) * checkpoint_bytes(trainer)
+    else:
+        body = sum(layer_bytes(trainer, layer) for layer in layers)
+    return body + layer_bytes(trainer, trainer.model.end)
+
+
+def updates(trainer: Trainer) -> Iterator[Parts]:
+    """What is there at each moment of an update that can be its worst.
+
+    Where autocast copies weights, all copies are there at the end of a forward pass;
+    the output matrix's stays until the backward pass, as all do without recomputation.
+    In the loss all layers' activations and the logits; then the backward pass of the
+    output matrix, of the last layer, whose activations are whole (again), and of the
+    first, when all gradients are there. A pipeline's first stage keeps those of as many
+    micro-batches as it has stages (arXiv 2104.04473, section 2.2), which is its part of
+    the layers times these.
+    """
+    model, compute = trainer.model, trainer.compute
+    tokens, width = _tokens(trainer), WIDTHS[compute]
+    held = {**resident(trainer, "update")}
+    gradients = {name: size for name, size in held.items() if "gradients" in name}
+    # Without accumulation they come one by one, but for buffers that are made before.
+    if trainer.micro_batches == 1 and trainer.sharding not in (
+        *("zero3", "megatron", "megatron-distributed"),
+    ):
+        for name in gradients:
+            del held[name]
+    held = total(held, gathered(trainer))
+    whole = {**whole_gradients(trainer)}
+    unsharded = {n: whole.pop(n) for n in [*whole] if n.startswith("unsharded")}
+    each = [
+        checkpoint_bytes(trainer) if trainer.recompute else layer_bytes(trainer, layer)
+        for layer in model.layers
+    ]
+    activations, copies = f"activations {compute}", f"autocast's copies {compute}"
+    vocab = math.ceil(model.vocab / trainer.tensor)
+    logits, dlogits = loss_bytes(trainer, vocab)
+    head = math.ceil((model.head or model.embedding) / trainer.tensor)
+    kept_copies = {copies: head * width * trainer.casts}
+    if not trainer.recompute:
+        kept_copies = copied(trainer, model)
+    behind = total(held, unsharded, {activations: kept(trainer)})
+    answers = _answers(trainer)
+    if trainer.casts:
+        raw = 0 if trainer.loss in WITHOUT_LOGITS else answers * vocab * width
+        yield total(behind, copied(trainer, model), {"logits and loss": raw})
+    if trainer.teacher:
+        yield total(behind, kept_copies, teaching(trainer))
+    yield total(behind, kept_copies, {"logits and loss": logits})
+    is_trained = not trainer.lora_rank
+    one = {f"a matrix's gradient {compute}": head * width * is_trained}
+    if trainer.loss == "chunked":
+        one = {"a matrix's gradient float32": head * 4 * is_trained}
+    yield total(behind, kept_copies, one, {"logits' gradient": dlogits})
+    layer = _largest(trainer)
+    again = layer_bytes(trainer, layer) if trainer.recompute else 0
+    inner = 2 * (layer.inner + model.width) * width
+    working = {
+        activations: math.ceil(tokens * inner / trainer.tensor) + again,
+    }
+    if trainer.casts:
+        working[copies] = layer.elements * width
+        if not trainer.recompute:
+            working[copies] = kept_copies[copies]
+    yield total(held, unsharded, one, whole, working, {activations: sum(each)})
+    if trainer.casts:
+        working[copies] = layer.elements * width
+    yield total(held | gradients, unsharded, whole, working, {activations: each[0]})
+
+
+def loss_bytes(trainer: Trainer, vocab: int) -> tuple[int, int]:
+    """What a loss holds of the vocabulary at its worst moment, and what is left when
+    the output matrix's backward pass begins."""
+    answers, width = _answers(trainer), WIDTHS[trainer.compute]
+    if trainer.loss == "chunked":
+        rows, columns = min(answers, CHUNK[0]), min(vocab, CHUNK[1])
+        return 8 * rows * columns, 8 * rows * columns
+    items, floats = LOSSES[trainer.loss]
+    raw = width if trainer.loss.startswith(("topk", "logprob", "low")) else 4
+    dlogits = 0 if trainer.loss in WITHOUT_LOGITS else answers * vocab * raw
+    return answers * vocab * (items * width + floats), dlogits
+
+
+def copied(trainer: Trainer, model: Model) -> Parts:
+    """Autocast's copies of all matrices but the embedding's."""
+    own = model.elements - (model.embedding if model.head else 0)
+    width = WIDTHS[trainer.compute] * trainer.casts
+    return {f"autocast's copies {trainer.compute}": own * width}
+
+
+def teaching(trainer: Trainer) -> Parts:
+    """The end of the teacher's forward pass, with the student's logits.
+
+    It keeps no layer's activations; autocast copies its weights, too, as they are
+    float32 and require gradients. Logits that accelerate gives back are float32
+    (utils/operations.py, ConvertOutputsToFp32).
+    """
+    teacher, width = trainer.teacher, WIDTHS[trainer.compute]
+    if teacher is None:
+        return {}
+    found: Parts = {}
+    if trainer.casts and trainer.teacher_dtype == "float32":
+        found = copied(trainer, teacher)
+    if trainer.teacher_is_sharded:
+        own = min(trainer.live, teacher.elements)
+        found = {"teacher's gathered weights": own * width}
+    tokens = _answers(trainer)
+    if trainer.loss not in WITHOUT_LOGITS:
+        raw = width if trainer.loss.startswith("low") else 4
+        found["logits and loss"] = tokens * trainer.model.vocab * raw
+        found["teacher's logits"] = tokens * teacher.vocab * width
+    layer = max(teacher.layers, key=lambda layer: layer.inner)
+    inner = 2 * (layer.inner + teacher.width) * width
+    found["teacher's activations"] = max(
+        _tokens(trainer) * inner - found.get("teacher's logits", 0), 0
+    )
+    return found
+
+
+def generating(trainer: Trainer, generation: Generation) -> Parts:
+    """Rollouts by the trainer's own weights, which are made whole before (TRL,
+    models/utils.py, unwrap_model_for_generation).
+
+    With a cache, its keys in the dtype that rotary embeddings give them; without, a
+    forward pass of all tokens for each new one, and the logits of the last.
+    """
+    model, width = trainer.model, WIDTHS[trainer.compute]
+    found = copied(trainer, model)
+    if SHARDED[trainer.sharding][0] and trainer.ranks > 1:
+        found = {f"gathered weights {trainer.compute}": model.elements * width}
+    if generation.is_cached:
+        one = model.cache_bytes(generation.length, trainer.compute)
+        one = one * 3 // 2 if trainer.casts else one
+        found[f"KV cache {trainer.compute}"] = one * generation.sequences
+    else:
+        layer = _largest(trainer)
+        inner = 2 * (layer.inner + model.width) * width
+        found["a layer's activations"] = (
+            generation.sequences * generation.length * inner
+        )
+    # The last token's logits in float32, filtered and normalised.
+    found["logits"] = generation.sequences * model.vocab * 12
+    return found
+
+
+def stepping(trainer: Trainer) -> Parts:
+    """What AdamW takes for a moment: a root of the second moment of all weights at once
+    (torch, optim/adam.py, _multi_tensor_adam), or of one without ``foreach``; ZeRO and
+    Megatron work on float32 copies of the gradients (DeepSpeed, stage_1_and_2.py).
+    """
+    if trainer.offload_states == "always":
+        return {}
+    dtype = "float32" if trainer.is_mixed else trainer.weights
+    share = trainer.ranks if SHARDED[trainer.sharding][2] else 1
+    own = {
+        "foreach": trainer.trained,
+        "single": 2 * min(trainer.model.largest, trainer.trained),
+        "fused": 0,
+    }[trainer.step]
+    found = {f"optimizer's temporaries {dtype}": math.ceil(own * WIDTHS[dtype] / share)}
+    if trainer.sharding.startswith("zero") and trainer.is_mixed:
+        found["gradients' copies float32"] = math.ceil(4 * trainer.trained / share)
+    return found
+
+
+def gathered_tensor(trainer: Trainer) -> Parts:
+    """The largest tensor, made whole of its shards (DTensor.full_tensor)."""
+    if not SHARDED[trainer.sharding][0] or trainer.ranks == 1:
+        return {}
+    width = WIDTHS[trainer.weights]
+    return {f"a whole tensor {trainer.weights}": trainer.model.largest * width}
+
+
+def sending(trainer: Trainer, bucket: int) -> Parts:
+    """A push of weights: a tensor made whole after the other, in a bucket (verl,
+    checkpoint_engine.update_weights_bucket_megabytes)."""
+    whole = trainer.model.loaded_bytes(trainer.compute)
+    sent = {"bucket of weights": min(bucket, whole)}
+    return total(resident(trainer, "sync"), gathered_tensor(trainer), sent)
+
+
+def _tokens(trainer: Trainer) -> int:
+    return math.ceil(trainer.tokens / trainer.context)
+
+
+def _answers(trainer: Trainer) -> int:
+    """Tokens that the loss takes logits of."""
+    return math.ceil((trainer.answers or trainer.tokens) / trainer.context)
+
+
+def _largest(trainer: Trainer) -> Layer:
+    return max(trainer.model.layers, key=lambda layer: (layer.elements, layer.items))

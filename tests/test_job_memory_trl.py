@@ -1,0 +1,214 @@
+"""The memory plan of TRL's jobs: parts counted by hand, reasons, and advice."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_estimate import HALF_B, QWEN_7B
+from test_job_memory import shape
+
+from pytest_gkd.__main__ import main
+from pytest_gkd.job import models
+
+GKD = "examples/scripts/gkd.py --dataset_name d --max_length 1000 --max_new_tokens 500"
+GRPO = "trl/scripts/grpo.py --dataset_name d --reward_funcs r"
+DDP = "accelerate launch --num_processes 4 --multi_gpu"
+ZERO = "accelerate launch --num_processes 4 --use_deepspeed"
+FSDP = (
+    "accelerate launch --num_processes 4 --use_fsdp "
+    "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"
+)
+BOTH = "--model_name_or_path {s} --teacher_model_name_or_path {t}"
+ONE = "--model_name_or_path {s}"
+
+
+class Checked:
+    """What ``gkd check`` says of one command, with the models of this folder."""
+
+    def __init__(self, place: Path, capsys: Any, release: str = "1.16.0") -> None:
+        self.student = shape(place / "s", HALF_B)
+        self.teacher = shape(place / "t", QWEN_7B)
+        self._place, self._capsys, self._release = place, capsys, release
+
+    def __call__(self, command: str, memory: str = "79GiB") -> dict[str, Any]:
+        script = self._place / "run.sh"
+        script.write_text(command.format(s=self.student, t=self.teacher) + "\n")
+        judge = f"--framework=trl=={self._release}"
+        main(
+            ["check", str(script), f"--machine=memory={memory}", judge, "--format=json"]
+        )
+        found: dict[str, Any] = json.loads(self._capsys.readouterr().out)
+        return found
+
+    def parts(self, command: str, phase: str = "forward and backward") -> Any:
+        """The parts of a phase."""
+        found = self(command)
+        assert found["memory"], found["no_memory_plan"]
+        return next(row for row in found["memory"] if row["phase"] == phase)["bytes"]
+
+    def elements(self) -> tuple[int, int]:
+        """Of the student and the teacher."""
+        both = models.read(self.student), models.read(self.teacher)
+        return both[0].elements, both[1].elements
+
+
+@pytest.fixture
+def checked(tmp_path: Path, capsys: Any) -> Checked:
+    return Checked(tmp_path, capsys)
+
+
+def test_ddp_holds_all_of_both_models_in_float32(checked: Checked) -> None:
+    student, teacher = checked.elements()
+    found = checked.parts(f"{DDP} {GKD} {BOTH} --per_device_train_batch_size 2")
+    assert found["weights float32"] == 4 * student
+    assert found["optimizer states float32"] == 8 * student
+    assert found["DDP's buckets float32"] == 4 * student
+    assert found["teacher's weights float32"] == 4 * teacher
+    # Prompt and rollout: 1000 and 500 tokens of 2 rows; TRL's divergence at beta 0.5.
+    assert found["logits and loss"] == 2 * 1500 * HALF_B.vocab * 68
+
+
+@pytest.mark.parametrize(
+    ("stage", "weights", "gradients", "teacher"),
+    [(1, 1, 1, 1), (2, 1, 4, 1), (3, 4, 4, 4)],
+)
+def test_zero_divides_by_its_stage(
+    checked: Checked, stage: int, weights: int, gradients: int, teacher: int
+) -> None:
+    elements, teachers = checked.elements()
+    found = checked.parts(
+        f"{ZERO} --zero_stage {stage} {GKD} {BOTH} --gradient_accumulation_steps 2"
+    )
+    assert found["weights bfloat16"] == 2 * elements // weights
+    assert found["gradients bfloat16"] == 2 * elements // gradients
+    assert found["optimizer states float32"] == 2 * elements
+    assert found["master copies float32"] == elements
+    assert found["teacher's weights bfloat16"] == 2 * teachers // teacher
+    assert found["DeepSpeed's buckets"] == 2 * 500_000_000
+    # DeepSpeed's logits stay in 16 bits: half of what mixed precision's take.
+    assert found["logits and loss"] == 8 * 1500 * HALF_B.vocab * 34
+
+
+def test_deepspeeds_own_file_is_read(checked: Checked, tmp_path: Path) -> None:
+    elements, _ = checked.elements()
+    settings: dict[str, Any] = {"stage": 2, "reduce_bucket_size": "auto"}
+    settings["offload_optimizer"] = {"device": "cpu"}
+    file = tmp_path / "ds.json"
+    for overlap in (False, True):
+        settings["overlap_comm"] = overlap
+        file.write_text(json.dumps({"zero_optimization": settings}))
+        more = "--gradient_accumulation_steps 2"
+        found = checked.parts(f"{ZERO} {GKD} {BOTH} --deepspeed {file} {more}")
+        assert found["weights bfloat16"] == 2 * elements
+        largest = HALF_B.vocab * HALF_B.hidden
+        size = HALF_B.hidden**2 * (1 + overlap) + largest
+        assert found["DeepSpeed's buckets"] == 2 * size
+        assert not [name for name in found if "states" in name or "master" in name]
+        assert not [name for name in found if name.startswith("gradients")]
+
+
+def test_fsdp_divides_float32(checked: Checked) -> None:
+    elements, _ = checked.elements()
+    rolls = "--use_vllm --vllm_max_model_length 2048 --max_completion_length 1024"
+    found = checked.parts(
+        f"{FSDP} {GRPO} {ONE} {rolls} --gradient_accumulation_steps 4", "optimizer step"
+    )
+    assert found["weights float32"] == elements
+    assert found["optimizer states float32"] == 2 * elements
+    # The engine is awake beside it: 0.3 of the GPU.
+    assert found["KV cache bfloat16"] > 10 << 30
+    slept = checked.parts(
+        f"{FSDP} {GRPO} {ONE} {rolls} --vllm_enable_sleep_mode", "optimizer step"
+    )
+    assert "KV cache bfloat16" not in slept
+
+
+def test_rollouts_by_transformers_have_a_phase(checked: Checked) -> None:
+    elements, _ = checked.elements()
+    zero3 = f"{ZERO} --zero_stage 3 {GKD} {BOTH}"
+    found = checked.parts(zero3, "rollout")
+    assert found["gathered weights bfloat16"] == 2 * elements
+    assert "KV cache bfloat16" not in found  # off with gradient checkpointing
+    found = checked.parts(f"{zero3} --gradient_checkpointing false", "rollout")
+    assert found["KV cache bfloat16"] > 0
+    told = checked(f"{zero3} --lmbda 0")["memory"]
+    assert "rollout" not in {row["phase"] for row in told}
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (f"{FSDP} {GKD} {BOTH}", "leaves TRL's teacher in host memory"),
+        (f"{DDP} {GKD} {BOTH} --use_liger_kernel", "Liger"),
+        (f"{DDP} {GKD} {BOTH} --load_in_4bit", "bitsandbytes"),
+        (f"{DDP} {GKD} {BOTH} --optim adafactor", "adafactor"),
+        (f"{DDP} {GKD} {BOTH} --attn_implementation eager", "eager"),
+        (f"{DDP} {GRPO} {ONE}", "bounds the prompts"),
+        (f"{DDP} {GRPO} {ONE} --beta 0.1", "reference model"),
+        (f"{DDP} train.py --model_name_or_path {{s}}", "one's own"),
+        (f"{DDP} trl/scripts/sft.py --dataset_name d {ONE}", "not known yet"),
+        (f"{ZERO} --deepspeed_config_file $F {GKD} {BOTH}", "config_file is not cer"),
+        (f"{ZERO} --deepspeed_config_file a.json {GKD} {BOTH}", "ion is not found"),
+        (f"{ZERO} --zero_stage $STAGE {GKD} {BOTH}", "zero_stage is not certain"),
+        (f"{DDP} --config_file a.yaml {GKD} {BOTH}", "configuration is not found"),
+        (f"{DDP} {GKD} {BOTH} --gradient_checkpointing $C", "checkpointing is not c"),
+        (f"{FSDP} --fsdp_sharding_strategy SHARD_GRAD_OP {GRPO} {ONE}", "does not div"),
+    ],
+)
+def test_what_is_not_known_has_no_plan(
+    checked: Checked, command: str, said: str
+) -> None:
+    judged = "" if "train.py" not in command else " --dataset_name d"
+    found = checked(command + judged)
+    assert found["memory"] == []
+    assert said in found["no_memory_plan"]
+
+
+def test_an_older_release_is_not_planned_by_a_later_ones_rules(
+    tmp_path: Path, capsys: Any
+) -> None:
+    found = Checked(tmp_path, capsys, "0.29.1")(f"{DDP} {GKD} {BOTH}")
+    assert found["memory"] == []
+    assert "TRL 1.9" in found["no_memory_plan"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "memory"), [(DDP, "79GiB"), (f"{ZERO} --zero_stage 2", "79GiB")]
+)
+def test_the_advice_makes_it_fit(checked: Checked, launcher: str, memory: str) -> None:
+    command = f"{launcher} {GKD} {BOTH} --gradient_accumulation_steps 1"
+    bad = checked(f"{command} --per_device_train_batch_size 16", memory)
+    told = [one["message"] for one in bad["findings"] if one["cause"] == "cuda.oom"]
+    advice = dict(re.findall(r"(\w+)=(\w+) \(now", told[0]))
+    assert (
+        int(advice["per_device_train_batch_size"])
+        * int(advice["gradient_accumulation_steps"])
+        == 16
+    )
+    more = " ".join(f"--{key} {value}" for key, value in advice.items())
+    good = checked(f"{launcher} {GKD} {BOTH} {more}", memory)
+    assert {row["verdict"] for row in good["memory"]} <= {"fits", "tight"}
+
+
+def test_the_advice_has_the_key_of_where_it_is_set(
+    checked: Checked, tmp_path: Path
+) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 1}}))
+    command = f"{GKD} --model_name_or_path {{t}} --teacher_model_name_or_path {{s}}"
+    rows = "--per_device_train_batch_size 1"
+    for launcher, key in (
+        (f"{ZERO} --zero_stage 1", "zero_stage=2"),
+        (f"{ZERO} --deepspeed_config_file {file}", "zero_optimization.stage=2"),
+    ):
+        totals = [
+            max(row["total"] for row in checked(f"{one} {command} {rows}")["memory"])
+            for one in (f"{ZERO} --zero_stage 1", f"{ZERO} --zero_stage 2")
+        ]
+        found = checked(f"{launcher} {command} {rows}", f"{sum(totals) // 2}B")
+        (told,) = {f["message"].split("With ")[1] for f in found["findings"]}
+        assert told.startswith(key)

@@ -1,0 +1,331 @@
+"""Holds the plan of a sharded trainer against what its ranks really allocate.
+
+    GKD_UPSTREAM=DIR python tools/memory_ranks.py      # prints the table
+
+Two processes under gloo, on a CPU, where the bytes of all tensors of the first rank
+are counted: torch's DDP, FSDP and FSDP2 with the settings that accelerate gives them
+(its accelerator.py and utils/fsdp_utils.py), a teacher in the same process, and the
+loss of TRL's GKD trainer, which is read from its source under DIR. The plan sees the
+models' files alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import memory_page
+from memory_page import Line
+
+from pytest_gkd.job import memory, models
+from pytest_gkd.job import training_memory as training
+
+TRL_LOSS = "huggingface+trl/trl/experimental/gkd/gkd_trainer.py"
+RANKS = 2
+TOKENS = 256
+SIZES: dict[str, Any] = memory_page.SIZES | {
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 8,
+    "head_dim": 64,
+    "vocab_size": 4000,
+}
+TEACHER = {"num_hidden_layers": 10, "intermediate_size": 1664}
+
+
+class Case(NamedTuple):
+    """How a trainer is wrapped: dtypes by torch's names."""
+
+    sharding: str
+    weights: str
+    compute: str
+    reduce: str = "bfloat16"
+    recompute: bool = True
+    micro_batches: int = 1
+    teacher: str = ""
+    beta: float = 0.5
+
+
+CASES = (
+    Case("ddp", "float32", "bfloat16"),
+    Case("ddp", "float32", "bfloat16", recompute=False),
+    Case("ddp", "float32", "bfloat16", teacher="float32"),
+    Case("ddp", "float32", "bfloat16", teacher="bfloat16", beta=0.0),
+    Case("ddp", "bfloat16", "bfloat16", teacher="bfloat16", micro_batches=2),
+    Case("fsdp", "float32", "bfloat16"),
+    Case("fsdp", "float32", "bfloat16", micro_batches=2),
+    Case("fsdp2", "float32", "bfloat16"),
+    Case("fsdp2", "float32", "bfloat16", recompute=False, micro_batches=2),
+    Case("fsdp2", "float32", "bfloat16", reduce="float32", micro_batches=2),
+)
+
+
+def upstream_loss() -> Any:
+    """TRL's generalized_jsd_loss, of its source."""
+    import torch
+    import torch.nn.functional as functional
+
+    path = Path(os.environ["GKD_UPSTREAM"]) / TRL_LOSS
+    tree = ast.parse(path.read_text("utf-8"))
+    (found,) = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name == "generalized_jsd_loss"
+    )
+    found.decorator_list = []
+    space: dict[str, Any] = {"torch": torch, "F": functional}
+    exec(compile(ast.unparse(found), str(path), "exec"), space)  # noqa: S102 - ours
+    return space["generalized_jsd_loss"]
+
+
+def made(name: str, sizes: dict[str, Any], dtype: str) -> tuple[Any, Any]:
+    """A model with random weights, and what the plan sees of it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    own = (memory_page.MODELS | memory_page.HELD_OUT)[name]
+    config = AutoConfig.for_model(name, **sizes | own)
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory)
+        # transformers writes it in the first rank alone.
+        is_there = any(Path(directory).iterdir())
+        return model, models.read(Path(directory)) if is_there else None
+
+
+class Counted:
+    """The bytes of all tensors that live, as each operation leaves them.
+
+    torch's profiler cannot say it of FSDP on a CPU: what gloo's threads free is
+    not in its account. Storages are read again each time, as FSDP resizes them.
+    """
+
+    def __init__(self, tensors: list[Any]) -> None:
+        self.most = 0
+        self._storages: dict[int, Any] = {}
+        for tensor in tensors:
+            self._add(tensor)
+
+    def _add(self, tensor: Any) -> None:
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        local = getattr(tensor, "_local_tensor", tensor)
+        storage = local.untyped_storage()
+        if storage._cdata not in self._storages:
+            self._storages[storage._cdata] = StorageWeakRef(storage)
+
+    def _count(self) -> None:
+        from torch import UntypedStorage
+
+        now = 0
+        for key, reference in list(self._storages.items()):
+            storage = UntypedStorage._new_with_weak_ptr(reference.cdata)
+            if storage is None:
+                del self._storages[key]
+            else:
+                now += storage.nbytes()
+        self.most = max(self.most, now)
+
+    def mode(self) -> Any:
+        """A context in which every operation is counted."""
+        import torch
+        from torch.utils._python_dispatch import TorchDispatchMode
+        from torch.utils._pytree import tree_leaves
+
+        outer = self
+
+        class Mode(TorchDispatchMode):  # type: ignore[misc]
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                found = func(*args, **(kwargs or {}))
+                for one in tree_leaves(found):
+                    if isinstance(one, torch.Tensor):
+                        outer._add(one)
+                outer._count()
+                return found
+
+        return Mode()
+
+
+def wrapped(model: Any, case: Case) -> Any:
+    """The model as accelerate's ``prepare`` wraps it."""
+    import torch
+    from torch.distributed import fsdp
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+    from torch.nn.parallel import DistributedDataParallel
+
+    kinds = (
+        {type(model.model.layers[0])}
+        if hasattr(model, "model")
+        else {type(model.gpt_neox.layers[0])}
+    )
+    compute, reduce = getattr(torch, case.compute), getattr(torch, case.reduce)
+    if case.sharding == "ddp":
+        return DistributedDataParallel(model)
+    if case.sharding == "fsdp":
+        policy = fsdp.MixedPrecision(compute, reduce, compute)
+        return fsdp.FullyShardedDataParallel(
+            model,
+            auto_wrap_policy=ModuleWrapPolicy(kinds),
+            mixed_precision=policy,
+            use_orig_params=True,
+            device_id=torch.device("cpu"),
+        )
+    policy2 = fsdp.MixedPrecisionPolicy(compute, reduce, compute)
+    for module in model.modules():
+        if type(module) in kinds:
+            fsdp.fully_shard(module, mp_policy=policy2)
+    return fsdp.fully_shard(model, mp_policy=policy2)
+
+
+def measured(name: str, case: Case) -> list[Line]:
+    """The third step of one model on this rank, planned and measured."""
+    import torch
+    from torch.distributed.fsdp import FSDPModule
+
+    model, sizes = made(name, SIZES, case.weights)
+    model.train()
+    teacher, teacher_sizes = None, None
+    if case.teacher:
+        teacher, teacher_sizes = made(name, SIZES | TEACHER, case.teacher)
+        teacher.eval()
+    if case.recompute:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    ids = torch.randint(0, SIZES["vocab_size"], (1, TOKENS))
+    labels = ids.clone()
+    signal = None if teacher else torch.randn(1, TOKENS, SIZES["vocab_size"])
+    loss_of = upstream_loss()
+    counted = Counted([*model.parameters(), *(teacher.parameters() if teacher else ())])
+    with counted.mode():
+        whole = wrapped(model, case)
+    optimizer = torch.optim.AdamW(whole.parameters(), fused=True)
+    kind = getattr(torch, case.compute)
+    mixed = case.weights != case.compute or case.sharding != "ddp"
+    cast = torch.autocast("cpu", kind, enabled=mixed)
+
+    def logits_of(one: Any) -> Any:
+        with cast:
+            logits = one(input_ids=ids, use_cache=False).logits
+        return logits.float() if mixed else logits
+
+    def backward() -> None:
+        student = logits_of(whole)
+        target = signal
+        if teacher is not None:
+            with torch.no_grad():
+                target = logits_of(teacher)
+        loss = loss_of(student, target, labels, beta=case.beta)
+        del student, target
+        loss.backward()
+
+    def update() -> None:
+        for number in range(case.micro_batches):
+            is_last = number + 1 == case.micro_batches
+            quiet: Any = contextlib.nullcontext()
+            if isinstance(whole, FSDPModule):
+                whole.set_requires_gradient_sync(is_last)
+            elif not is_last:
+                quiet = whole.no_sync()
+            with quiet:
+                backward()
+
+    def peak(work: Any) -> int:
+        counted.most = 0
+        with counted.mode():
+            work()
+        return counted.most
+
+    for _ in range(2):
+        with counted.mode():
+            update()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    update_bytes = peak(update) + (signal.nbytes if signal is not None else 0)
+    step_bytes = peak(optimizer.step)
+    if sizes is None:
+        return []
+    losses = {0.0: "jsd-0", 1.0: "jsd-1"}
+    trainer = training.Trainer(
+        sizes,
+        gpus=RANKS,
+        sharding=case.sharding,
+        weights=case.weights,
+        compute=case.compute,
+        reduce=case.reduce,
+        step="fused",
+        recompute=case.recompute,
+        tokens=TOKENS,
+        micro_batches=case.micro_batches,
+        keeps=case.micro_batches > 1,
+        loss=("" if mixed else "low-") + losses.get(case.beta, "jsd"),
+        teacher=teacher_sizes,
+        teacher_dtype=case.teacher,
+    )
+    rows = {row.phase: row for row in memory.plan(memory.Job(trainer))}
+    spare = memory.CONTEXT_BYTES + memory.RESERVE_BYTES
+    pairs = {
+        "update": (rows["forward and backward"].total - spare, update_bytes),
+        "step": (rows["optimizer step"].total - spare, step_bytes),
+    }
+    text = " ".join(f"{k}={v}" for k, v in case._asdict().items())
+    return [
+        Line(name, case.weights, case.recompute, text, what, *both)
+        for what, both in pairs.items()
+    ]
+
+
+def rank(number: int, store: str, name: str, only: list[int]) -> None:
+    """One of the two processes; the first prints its lines as JSON."""
+    import torch
+    from torch import distributed
+
+    torch.manual_seed(0)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=number, world_size=RANKS
+    )
+    for at in only or range(len(CASES)):
+        for line in measured(name, CASES[at]):
+            print(json.dumps(line), flush=True)
+    distributed.destroy_process_group()
+
+
+def everything(names: list[str], only: tuple[int, ...] = ()) -> list[Line]:
+    """All cases of some models, each model in two processes of its own."""
+    found = []
+    for name in names:
+        with tempfile.TemporaryDirectory() as directory:
+            ranks = [
+                subprocess.Popen(
+                    [
+                        *(sys.executable, __file__, "rank", str(number)),
+                        *(f"{directory}/store", name, *map(str, only)),
+                    ],
+                    stdout=subprocess.PIPE,
+                    env=os.environ | {"OMP_NUM_THREADS": "1"},
+                    text=True,
+                )
+                for number in range(RANKS)
+            ]
+            texts = [one.communicate()[0] for one in ranks]
+        found += [Line(*json.loads(text)) for text in texts[0].splitlines()]
+    return found
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["rank"]:
+        number, store, name, *only = sys.argv[2:]
+        rank(int(number), store, name, [int(one) for one in only])
+    else:
+        for line in everything(sys.argv[1:] or ["qwen2"]):
+            print(
+                f"{line.model:8} {line.what:7} {line.planned / 1e6:8.1f} "
+                f"{line.measured / 1e6:8.1f} {100 * line.error:+6.1f} %  {line.loss}"
+            )
