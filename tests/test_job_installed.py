@@ -327,6 +327,103 @@ def test_openrlhf_is_read(install: Install) -> None:
     }
 
 
+PRIME = {
+    "prime_rl/configs/rl.py": """
+from prime_rl.configs.trainer import TrainerConfig
+
+class InferenceConfig(BaseConfig):
+    model: str = "m"
+
+class RLConfig(BaseConfig):
+    trainer: TrainerConfig
+    orchestrator: OrchestratorConfig
+    inference: InferenceConfig | None = None
+    max_steps: int | None = None
+
+    @model_validator(mode="before")
+    def fold(cls, data): ...
+
+class OrchestratorConfig(BaseConfig):
+    max_steps: int | None = None
+    batch_size: int | None = None
+    group_size: int = 4
+""",
+    "prime_rl/configs/trainer.py": """
+raise SystemExit("it was run")
+
+class TrainerConfig(BaseConfig):
+    max_steps: int | None = None
+    of_the_fork: int = 3
+""",
+    "prime_rl/entrypoints/rl.py": "rl(cli(RLConfig))",
+}
+PRIME_JOB = """
+max_steps = 5
+[model]
+name = "m"
+[trainer]
+of_the_fork = 4
+[orchestrator]
+batch_size = 6
+[inference]
+"""
+
+
+def test_prime_rl_is_read(install: Install, tmp_path: Path) -> None:
+    place = install("prime_rl", version("0.9.0.dev0", "prime-rl"), PRIME)
+    job = tmp_path / "rl.toml"
+    job.write_text(PRIME_JOB)
+    found = check.check(job)
+    assert found.release_by == (
+        f"read from {place}/prime_rl; rules of 0.8.0+main.559b4477"
+    )
+    # It has neither the record's check of batches nor its keys of an engine.
+    assert faults(found) == []
+    (told,) = [one for one in found.findings if one.level == "warning"]
+    assert told.message == (
+        "prime-rl 0.9.0.dev0 has no key model, and whether its fold reads it is not "
+        "known."
+    )
+    assert found.values["samples_per_prompt"].value == 4
+    job.write_text(PRIME_JOB.replace("of_the_fork", "of_the_frok"))
+    (fault,) = faults(check.check(job))
+    assert "did you mean 'of_the_fork'" in fault
+
+
+def test_a_check_of_prime_rls_counts_where_it_is_there(
+    install: Install, tmp_path: Path
+) -> None:
+    install("prime_rl", version("0.9.0.dev0", "prime-rl"), PRIME)
+    job, own = tmp_path / "rl.toml", tmp_path / "prime_rl/configs/rl.py"
+    job.write_text(PRIME_JOB.replace("[trainer]", "[trainer]\nmax_steps = 6"))
+    check_of = "    def resolve_batching(self): ...\n"
+    for more, told in (
+        ("    token_batch_size: int | None = None\n", 0),
+        # The record's rule reads token_batch_size, too, which it does not have here.
+        (check_of, 0),
+        (f"{check_of}    token_batch_size: int | None = None\n", 1),
+        ("    def propagate_shared_fields(self): ...\n", 1),
+    ):
+        own.write_text(PRIME["prime_rl/configs/rl.py"] + more)
+        releases._installed.cache_clear()
+        assert len(faults(check.check(job))) == told
+
+
+def test_a_program_that_the_installed_prime_rl_has_not_is_told(
+    install: Install,
+) -> None:
+    install("prime_rl", version("0.9.0.dev0", "prime-rl"), PRIME)
+    (fault,) = faults(check.check("uv run evals @ x.toml"))
+    assert fault == "prime-rl 0.9.0.dev0 has no program evals"
+
+
+def test_a_prime_rl_of_another_layout_is_told(install: Install) -> None:
+    own = {**PRIME, "prime_rl/entrypoints/rl.py": "main()"}
+    install("prime_rl", version("0.9.0.dev0", "prime-rl"), own)
+    found = check.check("uv run rl --max_steps 1", framework="prime-rl")
+    assert "none of its programs reads a class of prime_rl" in notes(found)[0]
+
+
 SKYRL = """\
 import copy
 from dataclasses import dataclass, field

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import runpy
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from pytest_gkd.job import check, pydantic_types
 from pytest_gkd.job.check import Checked
 from pytest_gkd.job.findings import CheckError
 from pytest_gkd.job.frameworks.prime_rl import rules as prime_rl_rules
+from pytest_gkd.job.sources import prime_rl as sources
 
 RELEASE = "prime-rl==0.8.0+main.559b4477"
-TOOL = Path(__file__).parents[1] / "tools/record_prime_rl.py"
 BASE = """\
 seq_len = 4096
 [model]
@@ -376,6 +375,12 @@ def test_every_rule_has_a_case(job: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert [(rule.section, rule.key) for rule in silent] == []
 
 
+def test_an_address_that_is_a_list_is_told(job: Path) -> None:
+    found = checked(job, BASE.replace('"http://there:8001/v1"', '["http://there"]'))
+    assert any("base_url" in one.key for one in found.findings)
+    assert "teacher_server_ip" not in found.values
+
+
 def test_a_shared_key_that_a_role_contradicts_is_refused(job: Path) -> None:
     text = f"{BASE}[trainer.model]\nname = 'other'\n"
     found = checked(job, text)
@@ -420,41 +425,47 @@ def test_bounds_of_a_field(annotation: str, value: Any, says: str) -> None:
 
 
 SOURCES = {
-    "shared": (
+    "configs/shared.py": (
         "from typing import TypeAlias\n"
         "Vars: TypeAlias = Annotated[dict[str, str], AfterValidator(f)]\n"
         "class Model(BaseConfig):\n    a: 'Other | None' = None\n"
+        "    b: Annotated['Other | None', Field()] = None\n"
         "class Other(BaseConfig):\n    model_config = ConfigDict(extra='allow')\n"
     ),
-    "rl": (
+    "configs/rl.py": (
         "from prime_rl.configs.shared import Model as Shared, Vars\n"
         "class Model(Shared):\n    KIND: ClassVar[int] = 1\n"
         "    n: int = Field(1, ge=1, validation_alias=AliasChoices('n', 'number'))\n"
         "    need: int = Field(..., gt=0)\n"
         "    own: Shared = Field(default_factory=Shared)\n"
         "    many: list[int] = Field(default_factory=lambda: [1])\n    v: Vars = {}\n"
+        "    @model_validator(mode='before')\n    def fold(cls, data): ...\n"
+        "    @model_validator(mode='after')\n    def check(self): ...\n"
         "class Strange(Unknown):\n    a: int\n"
+        "class Child(Strange):\n    c: int\n"
     ),
+    "entrypoints/rl.py": "def main():\n    rl(cli(Model))\n",
+    "entrypoints/of_a_stranger.py": "cli(Strange)\n",
 }
 
 
-def test_classes_are_recorded_with_what_their_names_mean(tmp_path: Path) -> None:
-    configs = tmp_path / "packages/prime-rl-configs/src/prime_rl/configs"
-    configs.mkdir(parents=True)
-    for name, text in SOURCES.items():
-        (configs / f"{name}.py").write_text(text)
-    tool = runpy.run_path(str(TOOL))
-    sources = tool["Sources"](configs)
-    recorded = {
-        sources.called[key]: tool["_class"](sources, key[0], node)
-        for key, node in sources.defined.items()
-    }
-    assert recorded == {
-        "Model__at__shared": {"bases": [], "fields": {"a": "Other | None = None"}},
+def test_classes_are_recorded_with_what_their_names_mean() -> None:
+    found = sources.read({f"prime_rl/{name}": text for name, text in SOURCES.items()})
+    assert found.pop("programs") == {"rl": "Model__at__rl"}
+    assert found.pop("checks") == ["check", "fold"]
+    assert found.pop("classes") == {
+        "Model__at__shared": {
+            "bases": [],
+            "fields": {
+                "a": "Other | None = None",
+                "b": "Annotated[Other | None, Field()] = None",
+            },
+        },
         "Other": {"bases": [], "fields": {}, "any": True},
         "Model__at__rl": {
             "bases": ["Model__at__shared"],
             "aliases": {"n": "n", "number": "n"},
+            "before": ["fold"],
             "fields": {
                 "n": "Annotated[int, Field(ge=1)] = 1",
                 "need": "Annotated[int, Field(gt=0)]",
@@ -463,5 +474,5 @@ def test_classes_are_recorded_with_what_their_names_mean(tmp_path: Path) -> None
                 "v": "Annotated[dict[str, str], AfterValidator(f)] = {}",
             },
         },
-        "Strange": {},
     }
+    assert not found

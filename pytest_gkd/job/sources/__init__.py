@@ -5,6 +5,7 @@ from __future__ import annotations
 from pytest_gkd.job.sources import (
     ms_swift,
     nemo_rl,
+    prime_rl,
     programs,
     skyrl,
     slime,
@@ -24,5 +25,6 @@ SOURCES: dict[str, Source] = {
     "miles": slime.source("miles"),
     "openrlhf": programs.OPENRLHF,
     "lightrft": programs.LIGHTRFT,
+    "prime-rl": prime_rl.SOURCE,
     "skyrl": skyrl.SOURCE,
 }

@@ -24,6 +24,13 @@ PROTECTED = {
 }
 
 
+# Validators of whole sections, whose work is known (559b4477).
+FOLLOWED = {
+    *("_resolve_env", "parse_extra_values", "auto_setup_shared_configs"),
+    *("normalize_deployment", "propagate_model_to_inference"),
+}
+
+
 class Uncertain(NamedTuple):
     """A value that hangs on something that is not known."""
 
@@ -88,6 +95,7 @@ class Classes:
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._classes = schema["classes"]
+        self.checks = frozenset(schema["checks"])
 
     def fields(self, name: str) -> dict[str, str]:
         """The fields of a class, with those of its bases."""
@@ -96,6 +104,13 @@ class Classes:
             found |= self.fields(base)
         own: dict[str, str] = self._classes[name]["fields"]
         return found | own
+
+    def renaming(self, name: str) -> set[str]:
+        """Validators of a class that may take keys that it has no field for."""
+        found = {
+            one for base in self._classes[name]["bases"] for one in self.renaming(base)
+        }
+        return found | set(self._classes[name].get("before", ())) - FOLLOWED
 
     def canonical(self, name: str, key: str) -> str:
         """The field that a key of a class means."""
@@ -133,6 +148,19 @@ class Classes:
         node, _ = pydantic_types.read(self.fields(name).get("type", "Any"))
         parts = getattr(node, "slice", None)
         return [parts.value] if isinstance(parts, ast.Constant) else []
+
+    def knows(self, name: str, key: str) -> bool:
+        """Whether a class, with what it holds, has the key or takes any."""
+        names = [name]
+        for part in key.split("."):
+            if any(map(self.takes_any, names)):
+                return True
+            fields = [self.fields(one) for one in names]
+            nodes = [pydantic_types.read(f[part])[0] for f in fields if part in f]
+            if not nodes:
+                return False
+            names = [one for n in nodes for one in (*self.of(n), *self.within(n))]
+        return True
 
     def meant(self, text: str, value: Mapping[str, Any]) -> tuple[str, str]:
         """The class of a table, or why it is none.
@@ -246,7 +274,8 @@ class Judge:
             if field in fields:
                 yield from self._field(fields[field], value[part], whole)
             elif not self._classes.takes_any(name):
-                yield from self._unknown(whole, fields)
+                renaming = self._classes.renaming(name)
+                yield from self._unknown(whole, fields, renaming)
         for field, text in fields.items():
             whole = f"{key}.{field}" if key else field
             default = pydantic_types.read(text)[1]
@@ -298,16 +327,24 @@ class Judge:
     def _is(self, node: ast.expr) -> bool:
         return bool(self._classes.of(node))
 
-    def _unknown(self, key: str, fields: Mapping[str, str]) -> Iterator[Finding]:
+    def _unknown(
+        self, key: str, fields: Mapping[str, str], renaming: Iterable[str]
+    ) -> Iterator[Finding]:
         self._told += 1
         if self._told <= MOST_TOLD:
             hint = near(key.rpartition(".")[2].replace("-", "_"), fields)
-            yield self._finding(UNKNOWN, f"{self._whose} has no key {key}{hint}", key)
+            names = ", ".join(sorted(renaming))
+            may_be = f", and whether its {names} reads it is not known" if names else ""
+            text = f"{self._whose} has no key {key}{may_be}{hint}"
+            level = "warning" if names else "error"
+            yield self._finding(UNKNOWN, text, key, level)
 
-    def _finding(self, cause: str, text: str, key: str) -> Finding:
+    def _finding(
+        self, cause: str, text: str, key: str, level: str = "error"
+    ) -> Finding:
         word = self._settings.word(key)
         file, line = (word.file, word.line) if word else ("", 0)
-        return Finding(cause, "error", text, file, line, key)
+        return Finding(cause, level, text, file, line, key)
 
 
 def _members(value: Any) -> Iterable[tuple[str, Any]]:

@@ -68,13 +68,19 @@ def read(launch: Launch, release: Release) -> Reading:
         line.add_file(launch.document, "", None)
     line.split(launch.arguments)
     top = _program(launch, line.settings, schema)
+    if not top:
+        text = f"{whose} has no program {launch.program}"
+        word = launch.command.words[0]
+        fault = Finding(UNKNOWN, "error", text, word.file, word.line, launch.name)
+        unknown = Given("undetermined", needs=frozenset({text}))
+        return Reading([], {"student": unknown}, [fault])
     line.take(top)
     settings, findings = line.settings, line.findings
     if top == "RLConfig":
-        findings += prime_rl_rules.propagated(settings)
-    elif top == "SFTConfig":
+        findings += prime_rl_rules.propagated(settings, classes)
+    elif top == "SFTConfig" and classes.knows(top, "inference.vllm.model"):
         # configs/sft.py, propagate_model_to_inference
-        prime_rl_rules.fill(settings, "inference.vllm.model", "model.name")
+        prime_rl_rules.filled(settings, "inference.vllm.model", "model.name")
     judge = Judge(settings, classes, whose)
     findings += judge.section(top, settings.tree)
     findings += prime_rl_rules.judged(settings, classes, top, judge.sections, whose)
@@ -85,11 +91,14 @@ def read(launch: Launch, release: Release) -> Reading:
 
 
 def _program(launch: Launch, settings: Settings, schema: Mapping[str, Any]) -> str:
-    """The class of the program that is started, or that has least against a file."""
-    programs = schema["programs"]
+    """The class of the program that is started, or that has least against a file.
+
+    Empty for a program that the release does not have.
+    """
+    programs: dict[str, str] = schema["programs"]
     if launch.document is None:
         name = launch.program.rpartition(".")[2]
-        return str(programs["trainer" if name == "train" else name])
+        return programs.get("trainer" if name == "train" else name, "")
     classes = Classes(schema)
 
     def faults(name: str) -> tuple[int, int]:
@@ -97,7 +106,7 @@ def _program(launch: Launch, settings: Settings, schema: Mapping[str, Any]) -> s
         strange = settings.tree.keys() - classes.fields(programs[name]).keys()
         return len(strange), len(list(judge.section(programs[name], settings.tree)))
 
-    return str(programs[min(PROGRAMS, key=faults)])
+    return programs[min((n for n in PROGRAMS if n in programs), key=faults)]
 
 
 # -- the command line --------------------------------------------------------------
@@ -413,7 +422,7 @@ def _orchestrated(settings: Settings, find: Find) -> dict[str, Given]:
     found["loss"] = _one(settings, kinds)
     if teachers:
         found["teacher"] = _one(settings, teachers)
-    if len({url for url, _ in urls}) == 1 and isinstance(urls[0][0], str):
+    if len({str(url) for url, _ in urls}) == 1 and isinstance(urls[0][0], str):
         try:
             parts = urlsplit(urls[0][0])
             port = parts.port

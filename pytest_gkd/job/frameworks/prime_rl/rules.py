@@ -62,16 +62,22 @@ PRESENT = {
 }
 
 
-def propagated(settings: Settings) -> list[Finding]:
+def propagated(settings: Settings, classes: Classes) -> list[Finding]:
     """Give the shared keys to the roles that have them not; what contradicts them."""
     found = []
+
+    def fill(target: str, shared: str, *, is_whole: bool = True) -> None:
+        if classes.knows(RL, target) and classes.knows(RL, shared):
+            filled(settings, target, shared, is_whole=is_whole)
+
     for shared, targets in SHARED.items():
         value = settings.get(shared)
         if value is None:
             continue
         for target in targets:
             own = settings.get(target)
-            if own is not None and not _is_same(own, value):
+            is_judged = "propagate_shared_fields" in classes.checks
+            if own is not None and is_judged and not _is_same(own, value):
                 text = (
                     f"{target} is {_shown(own)}, and the shared {shared} is "
                     f"{_shown(value)}: prime-rl refuses it; set one of them "
@@ -79,19 +85,19 @@ def propagated(settings: Settings) -> list[Finding]:
                 )
                 found.append(_finding(settings, text, target))
         for target in targets:
-            fill(settings, target, shared)
+            fill(target, shared)
     # The roles share the table, and give it the type of their default.
     transport = settings.get("rollout_transport")
     if isinstance(transport, dict) and "type" not in transport:
         word = settings.word("rollout_transport")
         settings.put("rollout_transport.type", "zmq", word)
     template = "trainer.tokenizer.chat_template"
-    fill(settings, "inference.vllm.chat_template", template)
+    fill("inference.vllm.chat_template", template)
     for shared, targets in PRESENT.items():
         value = settings.get(shared)
         if isinstance(value, dict) or value == "None":
             for target in targets:
-                fill(settings, f"{target}.{shared}", shared, is_whole=False)
+                fill(f"{target}.{shared}", shared, is_whole=False)
     return found
 
 
@@ -99,7 +105,7 @@ def _is_same(one: Any, other: Any) -> bool:
     return one == other or isinstance(one, Uncertain) or isinstance(other, Uncertain)
 
 
-def fill(
+def filled(
     settings: Settings, target: str, shared: str, *, is_whole: bool = True
 ) -> None:
     """Set a key of a role as another key, in a role that is there and has it not.
@@ -126,16 +132,21 @@ class NotCertainError(Exception):
 
 
 class View:
-    """A section, by keys that are relative to it; defaults of its classes count."""
+    """A section of a class, by its own keys; defaults of its classes count."""
 
     def __init__(
-        self, settings: Settings, classes: Classes, top: str, key: str
+        self, settings: Settings, classes: Classes, top: str, name: str, key: str
     ) -> None:
         self._settings, self._classes, self._top = settings, classes, top
-        self._start = f"{key}." if key else ""
+        self._name, self._start = name, f"{key}." if key else ""
 
     def __call__(self, key: str) -> Any:
-        """A value; None where its section is absent. Raises NotCertainError."""
+        """A value; None where its section is absent. Raises NotCertainError.
+
+        So it does for a key that this release does not have.
+        """
+        if not self._classes.knows(self._name, key):
+            raise NotCertainError
         found = self._classes.find(self._settings, self._top, f"{self._start}{key}")
         if found is None:
             return None
@@ -978,10 +989,11 @@ def judged(
 ) -> Iterator[Finding]:
     """What prime-rl refuses in the sections that are there, and what it cuts short."""
     for name, key in sections:
-        view = View(settings, classes, top, key)
+        view = View(settings, classes, top, name, key)
         start = f"{key}." if key else ""
         for rule in RULES:
-            if rule.section != name:
+            is_there = rule.source in classes.checks or not rule.source.isidentifier()
+            if rule.section != name or not is_there:
                 continue
             try:
                 is_refused = rule.refused(view)
@@ -993,7 +1005,7 @@ def judged(
                 text = f"{rule.text}{above}: {whose} refuses it ({rule.source})"
                 yield _finding(settings, text, where)
     if top == RL:
-        yield from _lengths(settings, View(settings, classes, top, ""))
+        yield from _lengths(settings, View(settings, classes, top, top, ""))
 
 
 def _lengths(settings: Settings, view: View) -> Iterator[Finding]:
