@@ -528,6 +528,60 @@ def test_skyrl_without_its_examples_has_those_of_the_record(install: Install) ->
     assert own == {"of_the_fork": "int = 5"}
 
 
+AREAL = """\
+@dataclass
+class ActorConfig:
+    path: str = ""
+    backend: str = MISSING
+    top: int = field(default=int(1e3))
+
+@dataclass
+class PPOConfig:
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    of_the_fork: int = 1
+"""
+TRAIN = """\
+from configs import MineConfig
+config, _ = load_expr_config(args, MineConfig)
+"""
+MINE = """\
+from areal.api.cli_args import PPOConfig
+
+@dataclass
+class MineConfig(PPOConfig):
+    mine: int = 2
+"""
+
+
+def test_areal_is_read_with_the_classes_of_its_examples(
+    install: Install, tmp_path: Path
+) -> None:
+    sources = {
+        "areal/api/cli_args.py": AREAL,
+        "areal/trainer.py": "x.actor.path, x.backend, x.top, x.mine",
+        "examples/one/train.py": TRAIN,
+        "examples/one/configs.py": MINE,
+        "examples/two/configs.py": MINE.replace("int = 2", "int = 3"),
+    }
+    install("areal", version("1.9.0", "areal"), sources)
+    judged = releases.judge("areal")
+    assert "rules of 1.0.4" in judged.by
+    schema = judged.release.schema
+    assert schema["programs"]["examples.one.train"] == "MineConfig@examples_one_configs"
+    assert schema["unread"]["PPOConfig"] == ["of_the_fork"]
+    assert schema["classes"]["ActorConfig"]["fields"]["backend"] == "str"
+    path = tmp_path / "job.yaml"
+    path.write_text("actor: {path: P}\nmin: 1\n")
+    script = tmp_path / "run.sh"
+    start = f"python examples/one/train.py --config {path} scheduler.type=local"
+    script.write_text(start)
+    (told,) = [f for f in faults(check.check(script)) if "has no key min" in f]
+    assert "did you mean 'mine'" in told
+    assert "AReaL 1.9.0 refuses a configuration without actor.backend" in faults(
+        check.check(script)
+    )
+
+
 BOMB = "a: &a [x, x]\n" + "".join(
     f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]\n"
     for a, b in zip("abcdefgh", "bcdefghi", strict=True)

@@ -22,6 +22,7 @@ from pytest_gkd.job import (
 )
 from pytest_gkd.job.findings import CheckError, Finding, note
 from pytest_gkd.job.frameworks import lightrft, plain
+from pytest_gkd.job.frameworks.areal import reader as areal
 from pytest_gkd.job.frameworks.ms_swift import reader as ms_swift
 from pytest_gkd.job.frameworks.nemo_rl import reader as nemo_rl
 from pytest_gkd.job.frameworks.openrlhf import reader as openrlhf
@@ -48,6 +49,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "lightrft": lightrft,
     "prime-rl": prime_rl,
     "skyrl": skyrl,
+    "areal": areal,
     "gkd": plain,
 }
 CONFLICT = "config.invalid-combination"

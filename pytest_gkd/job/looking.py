@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from pytest_gkd.job import model_files
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.omegaconf import Config, UnresolvedError
 from pytest_gkd.job.overrides import Given
@@ -47,6 +48,14 @@ class Look:
         if type(value) is not int:
             raise NotCertainError(frozenset({key}))
         return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """The same, of a number."""
+        value = self(key, default)
+        if type(value) not in (int, float):
+            raise NotCertainError(frozenset({key}))
+        number: float = value
+        return number
 
     def size(self, key: str, default: int | None = None) -> int:
         """The same, of a number of parts: 1 at least; rules on sizes tell less."""
@@ -116,3 +125,20 @@ def broken(
             file = setting.word.file if setting else ""
             line = setting.word.line if setting else 0
             yield Finding(CONFLICT, level, text, file, line, key)
+
+
+def tokenizers(config: Config, student: str, teacher: str) -> Iterator[Finding]:
+    """A teacher of another tokenizer, which is sent the student's token numbers.
+
+    ``student`` and ``teacher`` are the keys of both models.
+    """
+    look = Look(config)
+    try:
+        said, in_earnest = model_files.other_tokenizer(look(student), look(teacher))
+    except NotCertainError:
+        return
+    if said:
+        setting = config.settings[teacher]
+        level = "error" if in_earnest else "warning"
+        place = setting.word.file, setting.word.line
+        yield Finding("tokenizer.vocab-mismatch", level, said, *place, teacher)

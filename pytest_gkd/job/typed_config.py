@@ -51,7 +51,10 @@ class Classes:
             if isinstance(one, ast.Subscript):
                 parts = one.slice
                 last = parts.elts[-1] if isinstance(parts, ast.Tuple) else parts
-                if ast.unparse(one.value).lower() in ("list", "dict"):
+                kind = ast.unparse(one.value).lower()
+                if kind == "tuple" and isinstance(parts, ast.Tuple):
+                    return self.of(parts.elts[0])
+                if kind in ("list", "dict"):
                     return self.of(last)
         return []
 
@@ -64,7 +67,14 @@ class Classes:
         ``keeps`` is whether a section of which a part is given keeps what its default
         was made with; else it has its class's own defaults.
         """
-        yield from self._made(name, given, key, {}, keeps=keeps)
+        for whole, default in self._made(name, given, key, {}, keeps=keeps):
+            if default is not None:
+                yield from _literal(default, whole)
+
+    def missing(self, name: str, given: Config) -> list[str]:
+        """The keys that have no default and are not given."""
+        made = self._made(name, given, "", {}, keeps=True)
+        return [key for key, default in made if default is None and not given.has(key)]
 
     def _made(
         self,
@@ -74,12 +84,16 @@ class Classes:
         more: Mapping[str, ast.expr],
         *,
         keeps: bool,
-    ) -> Iterator[Override]:
+    ) -> Iterator[tuple[str, ast.expr | None]]:
+        """All keys with their default, None for one that has none."""
         for field, text in self.fields(name).items():
             whole = f"{key}.{field}" if key else field
             node, default = pydantic_types.read(text)
             default = more.get(field, default)
             is_part, classes = given.is_section(whole), self.of(node)
+            setting = given.settings.get(whole)
+            if setting is not None and classes and setting.value != {}:
+                continue  # a section that is given as a whole, or as none
             call = self._call(default)
             if call:
                 kept = call.keywords if keeps or not is_part else []
@@ -88,8 +102,8 @@ class Classes:
                 yield from self._made(own, given, whole, inner, keeps=keeps)
             elif is_part and classes:
                 yield from self._made(classes[0], given, whole, {}, keeps=keeps)
-            elif default is not None:
-                yield from _literal(default, whole)
+            else:
+                yield whole, default
 
     def _call(self, default: ast.expr | None) -> ast.Call | None:
         if isinstance(default, ast.Call):
@@ -119,8 +133,9 @@ class Judge:
 
     ``whose`` names the release in messages, ``defaults`` are all keys that it has, and
     ``unread`` fields of a class that its code reads nowhere. ``fits`` says whether it
-    takes a value. ``is_sure`` is whether the classes are those of the program that is
-    started, whose user may derive from them.
+    takes a value. ``instead`` says what took the place of a name. ``is_sure`` is
+    whether the classes are those of the program that is started, whose user may derive
+    from them.
     """
 
     def __init__(
@@ -133,14 +148,23 @@ class Judge:
         fits: Fits,
         *,
         is_sure: bool = True,
+        instead: Mapping[str, str] | None = None,
     ) -> None:
+        self._instead = instead or {}
         self._given, self._classes, self._whose = given, classes, whose
         self._defaults, self._unread, self._fits = defaults, unread, fits
         self._is_sure = is_sure
         self._told = 0
 
+    def whole(self, name: str) -> Iterator[Finding]:
+        """All that is given, and what is not and has to be."""
+        yield from self.section(name)
+        for key in self._classes.missing(name, self._given):
+            line = f"{self._whose} refuses a configuration without {key}"
+            yield self._finding(MISSING, "error", line, key, key.rpartition(".")[0])
+
     def section(self, name: str, key: str = "") -> Iterator[Finding]:
-        """What is given of a class: keys that it has not, types, what is missing."""
+        """What is given of a class: keys that it has not, types, what nothing reads."""
         fields = self._classes.fields(name)
         family = self._classes.family(name)
         unread = {field for one in family for field in self._unread.get(one, ())}
@@ -153,12 +177,6 @@ class Judge:
             if part in unread and self._differs(whole):
                 line = f"{self._whose} takes the key {whole}, and nothing reads it"
                 yield self._finding(UNKNOWN, "warning", line, whole)
-        for field, text in fields.items():
-            whole = f"{key}.{field}" if key else field
-            is_required = pydantic_types.read(text)[1] is None
-            if is_required and not self._given.has(whole):
-                line = f"{self._whose} refuses a configuration without {whole}"
-                yield self._finding(MISSING, "error", line, key or whole)
 
     def _differs(self, key: str) -> bool:
         try:
@@ -217,7 +235,9 @@ class Judge:
         same = [k for k in self._defaults.settings if k.endswith(f".{name}")]
         top = key.partition(".")[0]
         same = [k for k in same if k.partition(".")[0] == top] or same
-        if same:
+        if name in self._instead:
+            text += f"; {self._instead[name]}"
+        elif same:
             text += f"; it is read as {' or '.join(same[:2])}"
         else:
             text += near(name, dict.fromkeys(fields))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytest_gkd.job.sources import (
+    areal,
     ms_swift,
     nemo_rl,
     prime_rl,
@@ -27,4 +28,5 @@ SOURCES: dict[str, Source] = {
     "lightrft": programs.LIGHTRFT,
     "prime-rl": prime_rl.SOURCE,
     "skyrl": skyrl.SOURCE,
+    "areal": areal.SOURCE,
 }

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
-from pytest_gkd.job.sources.files import Files, Schema, matching, outline
+from pytest_gkd.job.sources.files import Files, Schema, matching, outlined
 
 Imports = dict[str, dict[str, str]]
 Modules = Mapping[str, ast.Module]
 # A class: {"bases": names, "fields": {name: "annotation" or "annotation = default"}},
 # and "module" and "name", as it is written there.
 Classes = dict[str, dict[str, Any]]
-WORD_IN_USE = re.compile(r"(?<=[.\"'])[a-z]\w*")
+WORD_IN_USE = re.compile(r"[.\"']([a-z_]\w+)")
 
 
 def classes(
@@ -45,13 +46,7 @@ def classes(
         if not more:
             break
         names |= more
-    several = [name for _, name in names]
-    called = {
-        key: f"{key[1]}@{key[0].rpartition('.')[2]}"
-        if several.count(key[1]) > 1
-        else key[1]
-        for key in names
-    }
+    called = _called(names)
     found: Classes = {}
     for key in sorted(names):
         module, node = key[0], defined[key]
@@ -76,6 +71,25 @@ def classes(
         }
         if "extra='forbid'" in head:
             found[called[key]]["closed"] = True
+    return found
+
+
+def _called(names: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """The name that each class is recorded by: with as much of its module as tells."""
+    ways: tuple[Callable[[str, str], str], ...] = (
+        lambda _, name: name,
+        lambda module, name: f"{name}@{module.rpartition('.')[2]}",
+        lambda module, name: f"{name}@{module.replace('.', '_')}",
+    )
+    found: dict[tuple[str, str], str] = {}
+    for way in ways:
+        left = [key for key in names if key not in found]
+        called = [way(*key) for key in left]
+        found |= {
+            key: name
+            for key, name in zip(left, called, strict=True)
+            if called.count(name) == 1 or way is ways[-1]
+        }
     return found
 
 
@@ -105,10 +119,13 @@ def bases(node: ast.ClassDef) -> list[str]:
 def _imports(tree: ast.Module) -> dict[str, str]:
     """The module that each name is imported from."""
     found: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                found.setdefault(alias.name, node.module or "")
+    for top in tree.body:
+        if isinstance(top, ast.ClassDef | ast.FunctionDef | ast.Assign):
+            continue
+        for node in ast.walk(top):
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    found.setdefault(alias.name, node.module or "")
     return found
 
 
@@ -143,7 +160,7 @@ class _Renamed(ast.NodeTransformer):
         """A class, a type of the module's own, or any other name."""
         if key := _find(self._imports, self._called, self._own, node.id):
             return ast.Name(self._called[key].replace("@", "__at__"))
-        alias = _alias(self._modules[self._own], node.id)
+        alias = _aliases(self._modules[self._own]).get(node.id)
         return self.visit(alias) if alias else node
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
@@ -156,13 +173,15 @@ def _field(renamed: _Renamed, line: ast.AnnAssign, default: ast.expr | None) -> 
     return annotation + (f" = {ast.unparse(default)}" if default else "")
 
 
-def _alias(tree: ast.Module, name: str) -> ast.expr | None:
-    """The type that a module calls by the name."""
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            is_type = isinstance(node.value, ast.Subscript | ast.BinOp)
-            return node.value if is_type else None
-    return None
+@lru_cache(4)
+def _aliases(tree: ast.Module) -> dict[str, ast.expr]:
+    """The types that a module calls by a name."""
+    return {
+        node.targets[0].id: node.value
+        for node in reversed(tree.body)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        if isinstance(node.value, ast.Subscript | ast.BinOp)
+    }
 
 
 # -- dataclasses -------------------------------------------------------------------
@@ -179,7 +198,7 @@ def dataclasses(files: Files) -> Classes:
     in the place of the whole that the constructor wants one.
     """
     modules = {
-        module(file): ast.parse(_relevant(text))
+        module(file): _relevant(text)
         for file, text in files.items()
         if DATACLASS.search(text) or "Enum)" in text
     }
@@ -197,9 +216,9 @@ def dataclasses(files: Files) -> Classes:
     return classes(modules, _is_dataclass, _default)
 
 
-def _relevant(text: str) -> str:
+def _relevant(text: str) -> ast.Module:
     """Imports, constants and dataclasses with their decorators; parsing is slow."""
-    return outline(text, re.compile(r"^class\s", re.MULTILINE), DATACLASS.pattern)
+    return outlined(text, re.compile(r"^class\s", re.MULTILINE), DATACLASS.pattern)
 
 
 def _is_dataclass(node: ast.ClassDef) -> bool:
@@ -244,20 +263,26 @@ def _default(tree: ast.Module, line: ast.AnnAssign) -> ast.expr | None:
                 value = factory.body
             else:
                 value = ast.Call(factory, [], [])
-        if value is not None and ast.unparse(value) == "MISSING":
-            value = None
-    return _Plain(tree).visit(value) if value is not None else None
+    if value is None or ast.unparse(value) == "MISSING":  # OmegaConf's, to be given
+        return None
+    plain: ast.expr = _Plain(_constants(tree)).visit(value)
+    return plain
+
+
+@lru_cache(4)
+def _constants(tree: ast.Module) -> dict[str, ast.expr]:
+    return {
+        node.targets[0].id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
 
 
 class _Plain(ast.NodeTransformer):
     """A default without copies, constants' names and calls that only spell a path."""
 
-    def __init__(self, tree: ast.Module) -> None:
-        self._constants = {
-            node.targets[0].id: node.value
-            for node in tree.body
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-        }
+    def __init__(self, constants: Mapping[str, ast.expr]) -> None:
+        self._constants = constants
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """A constant of the module."""
@@ -273,6 +298,9 @@ class _Plain(ast.NodeTransformer):
         if name in ("deepcopy", "copy", "expanduser") and len(node.args) == 1:
             inner: ast.expr = self.visit(node.args[0])
             return inner
+        if name == "int" and len(node.args) == 1:
+            value = getattr(node.args[0], "value", None)
+            return ast.Constant(int(value)) if isinstance(value, int | float) else node
         self.generic_visit(node)
         return node
 
@@ -281,11 +309,18 @@ def _last(node: ast.expr) -> str:
     return ast.unparse(node).rpartition(".")[2]
 
 
-def typed(files: Files, code: str, takes: re.Pattern[str]) -> Schema:
+def typed(
+    files: Files,
+    code: str,
+    takes: re.Pattern[str],
+    roots: Iterable[str] = (),
+    handed_on: Collection[str] = (),
+) -> Schema:
     """What a framework's programs read its configuration into.
 
     ``code`` is the pattern of the files with the classes and of the programs, ``takes``
-    finds in these the name of their class, in the group ``name``.
+    finds in these the name of their class, in the group ``name``. ``roots`` are classes
+    that programs of one's own may take, ``handed_on`` those that go to a library whole.
 
     - ``classes``: those that the programs' classes consist of;
     - ``programs``: by the program's module its class;
@@ -294,21 +329,35 @@ def typed(files: Files, code: str, takes: re.Pattern[str]) -> Schema:
     own = matching(files, code)
     found = dataclasses(own)
     by_place = {(c["module"], c["name"]): name for name, c in found.items()}
-    by_name: dict[str, list[str]] = {}
-    for name, one in found.items():
-        by_name.setdefault(one["name"], []).append(name)
     taken = {}
     for file, text in own.items():
         for match in takes.finditer(text):
-            named = by_name.get(match["name"], [])
-            name = by_place.get((module(file), match["name"]), "".join(named[:1]))
-            if name:
-                taken[module(file)] = name
-    kept = {name: found[name] for name in sorted(reached(found, taken.values()))}
-    unread = _unread(kept, files)
+            place = module(file)
+            key = _meant(by_place, place, match["name"], text)
+            if key is not None:
+                taken[place] = by_place[key]
+    names = [*taken.values(), *(name for name in roots if name in found)]
+    kept = {name: found[name] for name in sorted(reached(found, names))}
+    unread = {n: u for n, u in _unread(kept, files).items() if n not in handed_on}
     for one in kept.values():
         del one["module"], one["name"]
     return {"classes": kept, "programs": taken, "unread": unread}
+
+
+def _meant(
+    names: Collection[tuple[str, str]], own: str, name: str, text: str
+) -> tuple[str, str] | None:
+    """The class that a program means: its own, the only one, or an imported one.
+
+    A script imports from its own folder, too.
+    """
+    same = [key for key in names if key[1] == name]
+    if (own, name) in same or len(same) < 2:
+        return (own, name) if (own, name) in same else next(iter(same), None)
+    folder = own.rpartition(".")[0]
+    beside = [key for key in same if key[0].rpartition(".")[0] == folder]
+    imported = _find({own: _imports(_relevant(text))}, names, own, name)
+    return imported or next(iter(beside), None)
 
 
 def _unread(found: Classes, files: Files) -> dict[str, list[str]]:

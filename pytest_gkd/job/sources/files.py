@@ -91,25 +91,36 @@ def matching(files: Files, wanted: str) -> Files:
     return {name: text for name, text in files.items() if re.fullmatch(wanted, name)}
 
 
-def outline(text: str, wanted: re.Pattern[str], decorator: str = "") -> str:
+def outline(text: str, wanted: re.Pattern[str]) -> str:
     """A file's imports and values, and the classes that have a match; parsing is slow.
 
-    ``decorator`` is the pattern of those that are kept, if any. The text as it is where
-    the outline has no syntax: of texts that begin at the margin.
+    The text as it is where that has no syntax: of texts that begin at the margin.
     """
+    kept = _outline(text, wanted, "")
+    try:
+        ast.parse(kept)
+    except SyntaxError:
+        return text
+    return kept
+
+
+def outlined(text: str, wanted: re.Pattern[str], decorator: str = "") -> ast.Module:
+    """The same as a tree; ``decorator`` is the pattern of those that are kept, too."""
+    try:
+        return ast.parse(_outline(text, wanted, decorator))
+    except SyntaxError:
+        return ast.parse(text)
+
+
+def _outline(text: str, wanted: re.Pattern[str], decorator: str) -> str:
     blocks = re.split(r"^(?=[^\s#)\]}])", text, flags=re.MULTILINE)
-    kept = "".join(
+    return "".join(
         block
         for block in blocks
         if not re.match(r"@|(?:async\s+)?def\s", block)
         or (decorator and re.match(decorator, block))
         if not block.startswith("class ") or wanted.search(block)
     )
-    try:
-        ast.parse(kept)
-    except SyntaxError:
-        return text
-    return kept
 
 
 def digest(files: Files) -> str:

@@ -16,7 +16,7 @@ from pytest_gkd.job.sources.files import (
     Source,
     SourceError,
     matching,
-    outline,
+    outlined,
 )
 
 KINDS = {"TypedDict", "BaseModel"}
@@ -130,9 +130,7 @@ def _modules(code: Files) -> dict[str, ast.Module]:
         names |= {name for _, name, bases in defined if bases & names}
     wanted = re.compile(rf"class\s+(?:{'|'.join(sorted(names))})\b")
     return {
-        file.removesuffix(".py").replace("/", "."): ast.parse(
-            outline(code[file], wanted)
-        )
+        file.removesuffix(".py").replace("/", "."): outlined(code[file], wanted)
         for file in dict.fromkeys(file for file, name, _ in defined if name in names)
     }
 

@@ -12,6 +12,7 @@ from typing import Any
 from pytest_gkd.job import documents, looking
 from pytest_gkd.job.arguments import MISSING, UNKNOWN
 from pytest_gkd.job.findings import CheckError, Finding
+from pytest_gkd.job.frameworks import config_file
 from pytest_gkd.job.frameworks.nemo_rl import keys as nemo_rl_keys
 from pytest_gkd.job.frameworks.nemo_rl import rules as nemo_rl_rules
 from pytest_gkd.job.frameworks.nemo_rl.rules import Look
@@ -36,8 +37,6 @@ SECTIONS = {
     *("async_rl", "on_policy_distillation", "teachers"),
     *ALGORITHMS,
 }
-# argparse takes what --config is abbreviated to; all else goes on to Hydra.
-CONFIG = re.compile(r"(?P<option>--c(?:o(?:n(?:f(?:ig?)?)?)?)?)(?:=(?P<value>.*))?")
 FOLDER = "examples/configs"
 MOST_FILES = 50
 
@@ -53,7 +52,7 @@ def is_own(keys: AbstractSet[str]) -> bool:
 def read(launch: Launch, release: Release) -> Reading:
     """The values of a start of NeMo-RL, and what it would refuse or do otherwise."""
     schema = release.schema
-    given, rest = _given_config(launch)
+    given, rest = config_file.given(launch)
     files = Files(schema, release)
     if given is not None and given.text.needs:
         needs = ", ".join(sorted(given.text.needs))
@@ -92,21 +91,6 @@ def _unread(rest: Iterable[Word], needs: frozenset[str], problem: str) -> Readin
     return Reading(said, values, [], problem)
 
 
-def _given_config(launch: Launch) -> tuple[Word | None, list[Word]]:
-    """The word of --config, and all other words; argparse takes the last one."""
-    given, rest = None, []
-    words = iter(launch.arguments)
-    for word in words:
-        found = CONFIG.fullmatch(word.text.shape)
-        if found is None:
-            rest.append(word)
-        elif found["value"] is not None:
-            given = word._replace(text=Text(found["value"], word.text.needs))
-        else:
-            given = next(words, None)
-    return given, rest
-
-
 def _foreign(words: Iterable[Word]) -> Iterator[Finding]:
     """Words that are no overrides: argparse passes them on, and Hydra refuses them."""
     for word, text in refused(words, sweeps=True):
@@ -132,11 +116,11 @@ class Files:
         if given is None:
             program = launch.program.partition(f"{FOLDER.partition('/')[0]}/")[0]
             name = f"{program}{FOLDER}/{self.own_config(launch)}"
-            return _found(script, name)
+            return config_file.find(script, name)
         name = given.text.value or ""
         if not name:
-            return _found(script, f"{FOLDER}/{self.own_config(launch)}")
-        path = _found(script, name)
+            return config_file.find(script, f"{FOLDER}/{self.own_config(launch)}")
+        path = config_file.find(script, name)
         if path is None:
             text = (
                 f"the configuration {name} is not there; judged are NeMo-RL's defaults"
@@ -210,12 +194,6 @@ class Files:
 
     def _tell(self, cause: str, text: str, word: Word, key: str) -> None:
         self.findings.append(_finding(cause, "error", text, word, key))
-
-
-def _found(script: Path, name: str) -> Path | None:
-    """A file by its path: absolute, from the script's directory or above, or here."""
-    places = [*(script.absolute().parents if script.is_file() else ()), Path()]
-    return next((p / name for p in places if (p / name).is_file()), None)
 
 
 def _is_shipped(path: Path, schema: Mapping[str, Any]) -> bool:

@@ -76,11 +76,11 @@ def read(launch: Launch, release: Release) -> Reading:
             _fits,
             is_sure=bool(program),
         )
-        findings += judge.section(root)
+        findings += judge.whole(root)
         look = partial(Look, program=program, schema=schema)
         for level, some in (("error", rules.REFUSED), ("warning", rules.DOUBTFUL)):
             findings += looking.broken(config, some, level, look)
-        findings += rules.tokenizers(look(config))
+        findings += looking.tokenizers(config, rules.STUDENT, rules.REF)
     return Reading(given, _values(config), findings, problem, _pools(config))
 
 

@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pytest_gkd.job import looking, model_files
-from pytest_gkd.job.findings import Finding
+from pytest_gkd.job import looking
 from pytest_gkd.job.looking import Fault, NotCertainError
 from pytest_gkd.job.omegaconf import Config
 from pytest_gkd.options import near
@@ -554,20 +553,6 @@ def _lengths(look: Look) -> Iterator[Fault]:
     if prompt + response > most:
         line = f"prompts of {prompt} and responses of {response} tokens are longer than"
         yield key, f"{line} {key} = {most}"
-
-
-def tokenizers(look: Look) -> Iterator[Finding]:
-    """A teacher of another tokenizer, which is sent the student's token numbers."""
-    try:
-        path = teacher(look)
-        said, in_earnest = model_files.other_tokenizer(look(STUDENT), path)
-    except NotCertainError:
-        return
-    if path and said:
-        setting = look.config.settings[REF]
-        level = "error" if in_earnest else "warning"
-        place = setting.word.file, setting.word.line
-        yield Finding("tokenizer.vocab-mismatch", level, said, *place, REF)
 
 
 Rule = Callable[[Look], Iterator[Fault]]

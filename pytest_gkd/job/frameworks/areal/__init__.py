@@ -1,0 +1,1 @@
+"""AReaL: YAML with Hydra's overrides, dataclasses."""

@@ -1,0 +1,205 @@
+"""AReaL: a YAML file with Hydra's overrides, merged into dataclasses by OmegaConf."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from functools import partial
+from pathlib import Path
+
+from pytest_gkd.job import documents, looking, omegaconf_types
+from pytest_gkd.job.arguments import MISSING, UNKNOWN
+from pytest_gkd.job.findings import Finding, note
+from pytest_gkd.job.frameworks import config_file
+from pytest_gkd.job.frameworks.areal import rules
+from pytest_gkd.job.frameworks.areal.rules import Look
+from pytest_gkd.job.frameworks.reading import Reading, names
+from pytest_gkd.job.launch import Launch
+from pytest_gkd.job.omegaconf import Config, UnresolvedError, applied
+from pytest_gkd.job.overrides import Given, parsed, refused
+from pytest_gkd.job.releases import Release
+from pytest_gkd.job.shell_values import Word
+from pytest_gkd.job.typed_config import Classes, Judge
+from pytest_gkd.options import near
+
+LAUNCHER = re.compile(r"areal\.infra\.launcher\.(?:local|ray|slurm)")
+PROGRAM = re.compile(rf"{LAUNCHER.pattern}|(?P<common>(?:.*/)?[\w-]+\.py)")
+# Keys that are no other framework's, in files and on command lines.
+OWN = re.compile(
+    r"\+*(?:cluster\.n_(?:nodes|gpus_per_node)|(?:actor|rollout|teacher)\.backend"
+    r"|rollout\.max_head_offpolicyness|scheduler\.type|train_dataset\.batch_size)"
+)
+ROOTS = ("SFTConfig", "PPOConfig", "DPOConfig")
+INSTEAD = dict.fromkeys(
+    ("behave_imp_weight_cap", "behave_imp_weight_mode"),
+    "rejection_sampling took its place (level, action, metric, upper)",
+)
+NO_FILE = "AReaL needs --config=FILE; judged are its defaults"
+
+
+def is_own(keys: AbstractSet[str]) -> bool:
+    """Whether words or a file have AReaL's keys."""
+    return any(OWN.fullmatch(key.partition("=")[0]) for key in keys)
+
+
+def read(launch: Launch, release: Release) -> Reading:
+    """The values of a start of AReaL, and what it would refuse or do otherwise."""
+    program, launcher, launch = _started(launch)
+    word, rest = config_file.given(launch)
+    if word is not None and word.text.needs:
+        needs = ", ".join(sorted(word.text.needs))
+        problem = f"which configuration {word.source[:60]} is, is not certain: {needs}"
+        return _unread(rest, word.text.needs, problem)
+    given, findings = _file(launch, word)
+    classes, whose = Classes(release.schema["classes"]), f"AReaL {release}"
+    tops = set(given.below(""))
+    root, is_sure = _root(program, tops, classes, release.schema["programs"])
+    said = list(parsed(rest))
+    for one, text in refused(rest, sweeps=False):
+        shape = one.text.shape[:60]
+        findings.append(_finding(UNKNOWN, f"{shape} {text}", one, shape))
+    known = Config(classes.defaults(root, given, keeps=True))
+    for override, text in applied(given, said):
+        key = override.key
+        hint = near(key, known.settings)
+        if known.has(key) and "no key" in text:
+            hint = f"; AReaL has it, and Hydra adds it with a +: +{key}=..."
+        text = f"{text}{hint}"
+        findings.append(_finding(UNKNOWN, text, override.word, key))
+    config = Config(classes.defaults(root, given, keeps=True))
+    defaults = Config(config.settings.values())
+    config.merge(given.settings.values())
+    config.environment = given.environment = launch.command.environment
+    for setting, text in config.unresolved():
+        line = f"{setting.key}: {setting.value} cannot be resolved: {text}"
+        findings.append(_finding(MISSING, line, setting.word, setting.key))
+    unread, fits = release.schema["unread"], omegaconf_types.fits
+    judge = Judge(
+        given,
+        classes,
+        whose,
+        defaults,
+        unread,
+        fits,
+        is_sure=is_sure,
+        instead=INSTEAD,
+    )
+    findings += judge.whole(root)
+    look = partial(Look, root=root, launcher=launcher)
+    for level, some in (("error", rules.REFUSED), ("warning", rules.DOUBTFUL)):
+        findings += looking.broken(config, some, level, look)
+    findings += looking.tokenizers(config, "actor.path", "teacher.path")
+    return Reading(said, _values(config), findings)
+
+
+def _started(launch: Launch) -> tuple[str, str, Launch]:
+    """The program, how it is started, and the start as that of the program itself."""
+    if launch.document:
+        return "", "", launch
+    if not LAUNCHER.fullmatch(launch.program):
+        return launch.program, "script", launch
+    first, rest = launch.arguments[:1], launch.arguments[1:]
+    program = first[0].text.shape if first else ""
+    return program, "spmd", launch._replace(program=program, arguments=rest)
+
+
+def _file(launch: Launch, word: Word | None) -> tuple[Config, list[Finding]]:
+    """The settings of the file that is given."""
+    path, place = launch.document, launch.command.words[:1]
+    if path is None and word is not None:
+        path = config_file.find(Path(launch.command.file), word.text.value or "")
+    if path is None:
+        here = word or place[0]
+        name = word.text.shape if word else ""
+        text = f"the configuration {name} is not there" if word else NO_FILE
+        return Config(), [_finding(MISSING, text, here, "config")]
+    settings = documents.settings(path, documents.OMEGACONF)
+    findings = [
+        note("what defaults: names is not read", s.word.file, s.word.line)
+        for s in settings
+        if s.key == "defaults"
+    ]
+    return Config(s for s in settings if s.key != "defaults"), findings
+
+
+def _root(
+    program: str, tops: set[str], classes: Classes, programs: Mapping[str, str]
+) -> tuple[str, bool]:
+    """The class of the whole, and whether it is certain.
+
+    That of a recorded program, else the least one that knows most of the file's
+    sections: a program of one's own may have derived it.
+    """
+    name = program.removesuffix(".py").replace("/", ".").strip(".")
+    for module, root in programs.items():
+        if name and (name == module or name.endswith(f".{module}")):
+            return root, True
+    known = dict.fromkeys([*ROOTS, *(() if program else programs.values())])
+    fields = {root: classes.fields(root).keys() for root in known}
+    best = min(known, key=lambda root: (len(tops - fields[root]), len(fields[root])))
+    return best, not tops - fields[best]
+
+
+def _unread(rest: list[Word], needs: frozenset[str], problem: str) -> Reading:
+    """All that is left of a start whose configuration is not certain."""
+    values = {
+        name: Given("undetermined", needs=needs)
+        for name in [*names("areal"), *names("areal-vllm"), *DERIVED]
+    }
+    said = list(parsed(rest))
+    own = Config(said)
+    for name, key in names("areal").items():
+        if own.has(key):
+            values[name] = _value(own, key) or values[name]
+    return Reading(said, values, [], problem)
+
+
+def _finding(cause: str, text: str, word: Word, key: str) -> Finding:
+    return Finding(cause, "error", text, word.file, word.line, key)
+
+
+# -- values ------------------------------------------------------------------------
+
+
+DERIVED: looking.Derived[Look] = {
+    "trainer_strategy": (rules.of("actor", "kind"), "actor.backend"),
+    "rollout_engine": (rules.of("rollout", "kind"), "rollout.backend"),
+    "tensor_parallel_size": (rules.of("rollout", "tensor"), "rollout.backend"),
+    "pipeline_parallel_size": (rules.of("rollout", "pipeline"), "rollout.backend"),
+    "train_tensor_parallel_size": (rules.of("actor", "tensor"), "actor.backend"),
+    "train_pipeline_parallel_size": (rules.of("actor", "pipeline"), "actor.backend"),
+    "train_expert_parallel_size": (rules.of("actor", "expert"), "actor.backend"),
+    "context_parallel_size": (rules.of("actor", "context"), "actor.backend"),
+    "teacher_tensor_parallel_size": (rules.of("teacher", "tensor"), "teacher.backend"),
+    "fsdp_version": (rules.fsdp_version, "2 with fsdp in actor.backend"),
+    "lora_rank": (rules.lora_rank, "0 without actor.use_lora"),
+    "use_dynamic_bsz": (rules.is_dynamic, "actor.mb_spec.max_tokens_per_mb"),
+    "ppo_mini_batch_size": (
+        rules.mini_batch,
+        "train_dataset.batch_size / actor.ppo_n_minibatches",
+    ),
+    "placement": (rules.placement, "scheduling_strategy of actor and rollout"),
+    "trainer_gpus": (rules.of("actor", "gpus"), "actor.backend"),
+    "rollout_gpus": (rules.of("rollout", "gpus"), "rollout.backend"),
+    "teacher_gpus": (rules.teacher_gpus, "teacher.backend"),
+    "total_gpus": (rules.total_gpus, "of all roles with GPUs of their own"),
+}
+
+
+def _values(config: Config) -> dict[str, Given]:
+    """All values of the job that it has."""
+    found = looking.derived(config, DERIVED, Look)
+    kinds = [found.get(name) for name in ("rollout_engine", "trainer_strategy")]
+    tables = ["areal", *(f"areal-{kind.value}" for kind in kinds if kind)]
+    for name, key in [pair for table in tables for pair in names(table).items()]:
+        if given := _value(config, key):
+            found.setdefault(name, given)
+    return found
+
+
+def _value(config: Config, key: str) -> Given | None:
+    try:
+        return config.value(key)
+    except UnresolvedError as error:
+        return Given("undetermined", needs=frozenset({str(error)}))

@@ -1,0 +1,374 @@
+"""``gkd check`` on AReaL: values, keys and types, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_gkd.job.check import Checked, check
+from pytest_gkd.job.findings import CheckError, Finding
+from pytest_gkd.job.frameworks.areal import backends
+
+NAMES = "experiment_name: e, trial_name: t"
+FILE = f"""\
+experiment_name: e
+trial_name: t
+total_train_epochs: 2
+tokenizer_path: ${{actor.path}}
+cluster: {{n_nodes: 1, n_gpus_per_node: 8}}
+scheduler: {{type: null}}
+rollout: {{backend: "vllm:d2t1", {NAMES}}}
+gconfig: {{n_samples: 4, max_new_tokens: 1024}}
+actor:
+  backend: "fsdp:d2"
+  {NAMES.replace(", ", chr(10) + "  ")}
+  path: Qwen/Qwen3-0.6B
+  kl_ctl: 0.0
+  mb_spec: {{max_tokens_per_mb: 10240}}
+  optimizer: {{lr: 1e-5}}
+  reward_norm: {{mean_level: group, std_level: group, group_size: 4}}
+  use_decoupled_loss: true
+  rejection_sampling: {{metric: ratio, upper: 5.0}}
+teacher:
+  backend: "fsdp:d1t4"
+  {NAMES.replace(", ", chr(10) + "  ")}
+  path: Qwen/Qwen3-8B
+train_dataset: {{batch_size: 64, path: openai/gsm8k, type: rl, max_length: 512}}
+saver: {{{NAMES}, fileroot: /tmp}}
+recover: {{{NAMES}, fileroot: /tmp}}
+evaluator: {{{NAMES}, fileroot: /tmp}}
+stats_logger: {{{NAMES}, fileroot: /tmp}}
+"""
+SHARED = "++actor.scheduling_strategy.target=rollout"
+KIND = "++actor.scheduling_strategy.type=colocation"
+MOE = '++actor.backend="megatron:(attn:d4p2t2|ffn:'
+
+
+def faults(found: Checked) -> list[Finding]:
+    return [f for f in found.findings if f.level != "note"]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def told(file: Path, *more: str) -> list[Finding]:
+    return faults(check(file, more))
+
+
+def test_a_file_that_is_right_has_no_fault(file: Path) -> None:
+    found = check(file)
+    assert found.framework == "areal"
+    assert not faults(found)
+    values = {name: value.value for name, value in found.values.items()}
+    assert (values["student"], values["teacher"]) == (
+        "Qwen/Qwen3-0.6B",
+        "Qwen/Qwen3-8B",
+    )
+    assert values["tokenizer"] == "Qwen/Qwen3-0.6B"
+    assert (values["trainer_gpus"], values["rollout_gpus"]) == (2, 2)
+    assert (values["teacher_gpus"], values["total_gpus"]) == (4, 8)
+    assert (values["placement"], values["rollout_engine"]) == ("split", "vllm")
+    assert (values["learning_rate"], values["max_model_len"]) == (1e-5, 32768)
+    assert found.values["max_model_len"].source == "default"
+    assert found.values["student"].line == 13
+    assert values["ppo_mini_batch_size"] == 16
+
+
+def test_roles_that_share_gpus_count_once(file: Path) -> None:
+    more = [SHARED, KIND, "++enable_offload=true", "++actor.weight_update_mode=disk"]
+    found = check(file, more)
+    assert not faults(found)
+    assert found.values["placement"].value == "colocated"
+    assert found.values["total_gpus"].value == 2 + 4
+    ref = [
+        "++ref.backend=fsdp:d2",
+        "++ref.experiment_name=e",
+        "++ref.trial_name=t",
+        "actor.kl_ctl=0.1",
+    ]
+    assert check(file, ref).values["total_gpus"].value == 10
+    assert check(file, ref[:3]).values["total_gpus"].value == 8
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["actor.backend=fdsp:d2"], "did you mean 'fsdp'"),
+        (["actor.backend=fsdp:d2+sglang:d2"], "none of several with a +"),
+        (["actor.backend=vllm:d2"], "is no backend"),
+        (["rollout.backend=fsdp:d2"], "is no backend"),
+        (["teacher.backend=d4"], "is no backend"),
+        (["rollout.backend=vllm:d2c2"], "is no backend"),
+        (["actor.backend=fsdp:d2p2"], "FSDP has no pipeline"),
+        (["actor.backend=megatron:d1e2"], "cannot be divided by p * t * e"),
+        ([MOE + 'd4p4e1)"'], "they must be the same"),
+        ([MOE + 'd4p2e4)"'], "attn has 16 GPUs and ffn 32"),
+        ([MOE + 'e3)"'], "cannot be divided by p * t * e"),
+        (
+            [SHARED, KIND, "++actor.weight_update_mode=disk"],
+            "rollout.scheduling_strategy needs enable_offload",
+        ),
+        (["++teacher.offload=true"], "teacher.offload needs enable_offload=true"),
+        (
+            [SHARED, KIND, "++enable_offload=true"],
+            "must be disk where actor and rollout",
+        ),
+        (["++rollout.return_routed_experts=true"], "is for SGLang alone"),
+        (
+            [
+                "++actor.use_lora=true",
+                "actor.backend=megatron:d2",
+                "rollout.backend=sglang:d2",
+            ],
+            "needs a rollout by vLLM",
+        ),
+        (["++actor.weight_update_mode=nccl"], "it is disk or xccl"),
+        (["actor.reward_norm.mean_level=token"], "it is batch, group or null"),
+        (["actor.reward_norm.group_size=0"], "must be at least 1"),
+        (["++actor.rejection_sampling.level=word"], "known are token, sequence"),
+        (["actor.rejection_sampling.upper=1"], "must be above 1.0 for metric=ratio"),
+        (["++actor.rejection_sampling.lower=6"], "must be above 0 and at most"),
+        (
+            [
+                "++actor.rejection_sampling.action=clamp",
+                "actor.rejection_sampling.metric=kl_k3",
+            ],
+            "=clamp is for metric=ratio",
+        ),
+        (["++actor.use_sapo_loss=true"], "needs actor.use_decoupled_loss=false"),
+        (
+            ["++actor.use_sapo_loss=true", "++actor.sapo_tau_pos=0"],
+            "sapo_tau_pos = 0 must be above 0",
+        ),
+        (["++actor.mb_spec.packing_algorithm=best"], "it is ffd or kk"),
+        (["++actor.attn_impl=flash"], "known are eager"),
+        (
+            [
+                "++actor.fsdp.memory_efficient_load=true",
+                "++actor.init_from_scratch=true",
+            ],
+            "is not for actor.init_from_scratch",
+        ),
+        (["++actor.fsdp.optim_step_prefetch_layers=-1"], "must be at least 0"),
+        (["++actor.scheduling_spec=[]"], "it has 1 or 2"),
+        (["total_train_epochs=0"], "must be above 0"),
+        (
+            ["++rollout.agent.mode=online", "++valid_dataset.path=p"],
+            "valid_dataset is not for",
+        ),
+        (["++rollout.agent.mode=online"], "must be at least total_train_epochs"),
+        (
+            ["++rollout.agent.mode=online", "++total_train_steps=1"],
+            "must be at least total_train_epochs",
+        ),
+        (["scheduler.type=slurm"], "Slurm gives whole nodes"),
+    ],
+)
+def test_what_areal_refuses_is_told(more: list[str], said: str, file: Path) -> None:
+    found = {f.level for f in told(file, *more) if said in f.message}
+    assert found == {"error"}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["cluster.n_gpus_per_node=4"], "the roles have 8 GPUs, and the cluster 1 * 4"),
+        (
+            [
+                "++teacher.scheduling_strategy.type=colocation",
+                "++teacher.scheduling_strategy.target=critic",
+            ],
+            "is no role of this job",
+        ),
+        (["actor.kl_ctl=0.1"], "counts for nothing: there is no ref"),
+        (["++teacher.distill_loss_weight=0"], "is run and counts for nothing"),
+        (["teacher.path=Qwen/Qwen3-0.6B"], "distilled from itself"),
+        (["++actor.use_decoupled_loss=false"], "rejection_sampling counts for nothing"),
+        (["gconfig.n_samples=8"], "a prompt has gconfig.n_samples = 8 samples"),
+        (["++vllm.max_model_len=1024"], "are longer than vllm.max_model_len"),
+        (
+            ["rollout.backend=sglang:d2", "++sglang.context_length=1024"],
+            "are longer than sglang.context_length",
+        ),
+    ],
+)
+def test_what_is_doubtful_is_a_warning(more: list[str], said: str, file: Path) -> None:
+    found = [f.level for f in told(file, *more) if said in f.message]
+    assert found == ["warning"]
+
+
+def test_a_local_scheduler_finds_its_gpus_itself(file: Path) -> None:
+    more = ["cluster.n_gpus_per_node=4", "scheduler.type=local"]
+    assert not told(file, *more)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("actor.pth=x", "did you mean 'actor.path'"),
+        ("actor.dtype=float16", "adds it with a +: +actor.dtype"),
+        ("+actor.path=x", "is there already"),
+        ("+actor.gradient_chekpointing=true", "did you mean 'gradient_checkpointing'"),
+        ("+actor.behave_imp_weight_cap=5", "rejection_sampling took its place"),
+        ("+actor.temprature=1", "has no key actor.temprature"),
+        ("gconfig.n_samples=1.5", "expects int"),
+        ("gconfig.n_samples=4.0", "expects int"),
+        ("+gconfig.temperature=hot", "expects float"),
+        ("+gconfig.greedy=maybe", "expects bool"),
+        ("+gconfig.stop_token_ids=[a]", "expects list[int]"),
+        ("train_dataset.path=[a]", "expects str"),
+        ("actor.path=null", "expects str"),
+        ("actor.mb_spec=3", "expects MicroBatchSpec"),
+        ("gconfig.n_samples.x=3", "gconfig.n_samples is a section"),
+        ("~train_dataset.type", "without train_dataset.type"),
+        ("~saver", "without saver.fileroot"),
+        (
+            "+actor.scheduling_spec=[{gpus: 1}]",
+            "has no key actor.scheduling_spec.0.gpus",
+        ),
+        ("tokenizer_path=${actor.pth}", "there is no key actor.pth"),
+        ("a b=1", "no key that Hydra reads"),
+    ],
+)
+def test_keys_and_values_that_do_not_fit_are_told(
+    more: str, said: str, file: Path
+) -> None:
+    found = {f.level for f in told(file, more) if said in f.message}
+    assert found == {"error"}
+
+
+def test_what_omegaconf_converts_is_taken(file: Path) -> None:
+    more = [
+        "+gconfig.top_k='4'",
+        "+gconfig.greedy=no",
+        "+gconfig.temperature=1",
+        "+gconfig.stop=null",
+        "+actor.gradient_checkpointing=1",
+        "+actor.target_modules=[all-linear]",
+        "+train_dataset.dataset_kwargs={a: 1}",
+        "+vllm.max_num_seqs=64",
+    ]
+    assert not told(file, *more)
+
+
+def test_a_key_that_nothing_reads_is_told(file: Path) -> None:
+    (fault,) = told(file, "+total_train_n_seqs=5")
+    assert (fault.level, fault.key) == ("warning", "total_train_n_seqs")
+    assert not told(file, "+total_train_n_seqs=null")
+
+
+def test_a_section_of_ones_own_is_a_warning_in_a_file_alone(
+    file: Path, tmp_path: Path
+) -> None:
+    file.write_text(f"{FILE}mine: {{a: 1}}\n")
+    assert [f.level for f in told(file)] == ["warning"]
+    script = tmp_path / "run.sh"
+    start = "python examples/math/gsm8k_rl.py --config job.yaml scheduler.type=local"
+    script.write_text(start)
+    assert [f.level for f in told(script)] == ["error"]
+    script.write_text(start.replace("examples/math/gsm8k_rl", "mine"))
+    assert [f.level for f in told(script)] == ["warning"]
+
+
+def test_a_script_needs_a_scheduler_and_a_file(file: Path, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    start = f"python examples/math/gsm8k_rl.py --conf={file} rollout.backend=vllm:d1\n"
+    script.write_text(start)
+    (fault,) = told(script)
+    assert "needs scheduler.type=local, ray or slurm" in fault.message
+    found = check(script, framework="areal")
+    assert found.values["rollout_gpus"].value == 1
+    script.write_text("python train.py --config x.yaml scheduler.type=local\n")
+    assert any("x.yaml is not there" in f.message for f in told(script))
+    script.write_text("python train.py scheduler.type=local\n")
+    assert any("needs --config=FILE" in f.message for f in told(script))
+    script.write_text("python train.py --config $(f) scheduler.type=local\n")
+    found = check(script)
+    assert found.values["student"].source == "undetermined"
+    assert not faults(found)
+
+
+def test_the_older_launchers_ranks_read_a_part_of_a_batch_each(
+    file: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "run.sh"
+    start = "python -m areal.infra.launcher.local examples/math/gsm8k_rl.py --config "
+    script.write_text(f'{start}{file} "$@"\n')
+    assert not told(script)
+    (fault,) = told(script, "train_dataset.batch_size=33")
+    assert "cannot be divided by the actor's 2 ranks" in fault.message
+
+
+def test_what_reward_models_and_dpo_want_of_the_actor(
+    file: Path, tmp_path: Path
+) -> None:
+    kept = (
+        *("experiment_name", "trial_name", "train_dataset", "saver", "recover"),
+        *("evaluator", "stats_logger"),
+    )
+    lines = [line for line in FILE.splitlines() if line.startswith(kept)]
+    file.write_text("\n".join(lines) + f"\nactor: {{backend: 'fsdp:d1', {NAMES}}}\n")
+    assert not told(file)
+    script = tmp_path / "run.sh"
+    start = f"--config {file} +scheduler.type=local"
+    script.write_text(f"python examples/alignment/hhrlhf_rw.py {start}\n")
+    assert "must be true for a reward model" in told(script)[0].message
+    script.write_text(f"python examples/alignment/hhrlhf_dpo.py {start}")
+    more = "+actor.is_critic=true ++ref.backend=fsdp:d1 ++ref.experiment_name=e"
+    script.write_text(f"{script.read_text()} {more} ++ref.trial_name=t\n")
+    assert any("must be false for DPO" in f.message for f in told(script))
+
+
+def test_another_tokenizer_is_told(file: Path, tmp_path: Path) -> None:
+    for name, tokens in (("s", {"a": 0, "b": 1}), ("t", {"a": 1, "b": 0})):
+        (tmp_path / name).mkdir()
+        text = json.dumps({"model": {"vocab": tokens}})
+        (tmp_path / name / "tokenizer.json").write_text(text)
+        (tmp_path / name / "config.json").write_text("{}")
+    more = [f"actor.path={tmp_path}/s", f"teacher.path={tmp_path}/t"]
+    (fault,) = told(file, *more)
+    assert fault.cause == "tokenizer.vocab-mismatch"
+
+
+def test_a_python_file_of_any_name_is_none(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("python train.py --config x.yaml lr=1\n")
+    with pytest.raises(CheckError, match="no command was found"):
+        check(script)
+
+
+@pytest.mark.parametrize("release", ["1.0.4", "1.0.4+main.4aef98d8"])
+def test_every_recorded_release_judges(release: str, file: Path) -> None:
+    found = check(file, framework=f"areal=={release}")
+    assert not faults(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "expert"),
+    [
+        ("fsdp:d4", 4, 1),
+        ("fsdp[actor]:d2t2", 4, 1),
+        ("archon: d2 c2", 4, 1),
+        ("megatron:(attn:d4p2t2|ffn:e4)", 16, 4),
+        ("megatron:attn:d4|ffn:d2e2", 4, 2),
+        ("sglang:d2t2p2", 8, 1),
+    ],
+)
+def test_backends_are_read_as_by_its_grammar(text: str, gpus: int, expert: int) -> None:
+    found = backends.read(text)
+    assert found is not None
+    assert (found.gpus, found.expert) == (gpus, expert)
+    assert not list(backends.faults(found))
+
+
+@pytest.mark.parametrize(
+    "text", ["fsdp", "fsdp:", "fsdp:d0", "fsdp:x2", "vllm:e2", "d4"]
+)
+def test_what_is_no_backend_is_none(text: str) -> None:
+    assert backends.read(text) is None
