@@ -132,6 +132,7 @@ def test_roles_that_share_gpus_count_once(file: Path) -> None:
         (["actor.reward_norm.mean_level=token"], "it is batch, group or null"),
         (["actor.reward_norm.group_size=0"], "must be at least 1"),
         (["++actor.rejection_sampling.level=word"], "known are token, sequence"),
+        (["actor.rejection_sampling.metric=[1]"], "known are ratio"),
         (["actor.rejection_sampling.upper=1"], "must be above 1.0 for metric=ratio"),
         (["++actor.rejection_sampling.lower=6"], "must be above 0 and at most"),
         (

@@ -209,7 +209,7 @@ def _rejection(look: Look) -> Iterator[Fault]:
     lower = look(f"{section}.lower")
     if lower is not None:
         lower = look.number(f"{section}.lower")
-    least = {"ratio": 1.0, "kl_k2": 0.0, "kl_k3": 0.0}.get(metric)
+    least = {"ratio": 1.0, "kl_k2": 0.0, "kl_k3": 0.0}.get(str(metric))
     if least is not None and upper <= least:
         yield key, f"{key} = {upper} must be above {least} for metric={metric}"
     if lower is not None and (lower > upper or (metric == "ratio" and lower <= 0)):
