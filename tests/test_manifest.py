@@ -71,11 +71,11 @@ def test_the_list_reads_back_as_it_was_written(manifest_file: ManifestFile) -> N
     process = ProcessLine(1, 2, "python", "vllm", 3)
     segment = SegmentLine("psm_1", 4, 5, "vllm", 3)
     folder = FolderLine("/tmp/ray", 6, 7, "", 0)
-    manifest_file.run(run)
+    manifest_file.add(run)
     manifest_file.before({"old": Identity(8, 9)})
-    manifest_file.process(process)
-    manifest_file.segment(segment)
-    manifest_file.folder(folder)
+    manifest_file.add(process)
+    manifest_file.add(segment)
+    manifest_file.add(folder)
     assert the_list(manifest_file.path) == manifest.Manifest(
         run, [process], [segment], [folder], {Identity(8, 9)}
     )
@@ -83,21 +83,24 @@ def test_the_list_reads_back_as_it_was_written(manifest_file: ManifestFile) -> N
 
 def test_a_line_that_was_cut_off_costs_only_itself(manifest_file: ManifestFile) -> None:
     first, last = (ProcessLine(n, 1, "sleep", "", 0) for n in (1, 3))
-    manifest_file.process(first)
+    manifest_file.add(first)
     with manifest_file.path.open("a") as file:
         file.write('\n{"kind": "process", "pid": 2, "st')
-    manifest_file.process(last)
+    manifest_file.add(last)
     assert the_list(manifest_file.path).processes == [first, last]
 
 
 def test_a_line_of_a_later_version_is_passed_over(manifest_file: ManifestFile) -> None:
-    manifest_file.path.write_text('{"kind": "process", "new": 1}\n[1]\n{"kind": "x"}\n')
+    manifest_file.path.write_text(
+        '{"kind": "process", "new": 1}\n[1]\n{"kind": "x"}\n{"kind": ["run"]}\n{}\n'
+        '{"kind": "before", "segments": [1]}\n{"kind": "before"}\n{"kind": "fold'
+    )
     assert the_list(manifest_file.path) == manifest.Manifest(None, [], [], [], set())
 
 
 def test_a_full_disk_costs_the_line_and_not_the_run() -> None:
     manifest_file = ManifestFile(Path("/dev/full"))
-    manifest_file.process(ProcessLine(1, 1, "", "", 0))
+    manifest_file.add(ProcessLine(1, 1, "", "", 0))
     assert manifest_file.problem == "/dev/full: No space left on device"
 
 

@@ -44,7 +44,7 @@ class Place:
         line = manifest.this_run("no process has this id", "", "")
         values = {**line._asdict(), "pid": DEAD_PID, **changes}
         manifest_file = ManifestFile(run_dir / manifest.LIST)
-        manifest_file.run(RunLine(**values))
+        manifest_file.add(RunLine(**values))
         return run_dir, manifest_file
 
 
@@ -108,7 +108,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run_dir, manifest_file = place.run()
-    manifest_file.process(line_of(sleeper.pid))
+    manifest_file.add(line_of(sleeper.pid))
     assert gkd_clean() == 1
     assert sleeper.poll() is None
     assert run_dir.exists()
@@ -123,7 +123,7 @@ def test_with_yes_process_and_directory_go_and_nothing_is_left_to_do(
     place: Place, sleeper: subprocess.Popen[str]
 ) -> None:
     run_dir, manifest_file = place.run()
-    manifest_file.process(line_of(sleeper.pid))
+    manifest_file.add(line_of(sleeper.pid))
     assert gkd_clean("--yes") == 0
     assert sleeper.wait() == -signal.SIGKILL
     assert not run_dir.exists()
@@ -137,7 +137,7 @@ def test_a_run_whose_pytest_process_lives_is_left_alone(
 ) -> None:
     me = line_of(os.getpid())
     run_dir, manifest_file = place.run(pid=me.pid, start=me.start)
-    manifest_file.process(line_of(sleeper.pid))
+    manifest_file.add(line_of(sleeper.pid))
     assert gkd_clean("--yes") == 0
     assert sleeper.poll() is None
     assert run_dir.exists()
@@ -156,7 +156,7 @@ def test_a_process_with_a_listed_pid_and_another_start_time_lives_on(
     place: Place, sleeper: subprocess.Popen[str]
 ) -> None:
     _, manifest_file = place.run()
-    manifest_file.process(line_of(sleeper.pid, later=-1))
+    manifest_file.add(line_of(sleeper.pid, later=-1))
     assert gkd_clean("--yes") == 0
     assert sleeper.poll() is None
 
@@ -171,7 +171,7 @@ def test_what_a_listed_process_has_started_goes_with_it(place: Place) -> None:
     assert parent.stdout is not None
     parent.stdout.readline()
     _, manifest_file = place.run()
-    manifest_file.process(line_of(parent.pid))
+    manifest_file.add(line_of(parent.pid))
     assert gkd_clean("--yes") == 0
     # Both held the pipe's other end.
     assert parent.stdout.read() == ""
@@ -205,7 +205,7 @@ def test_ports_that_would_become_free_are_named(
         assert holder.stdout is not None
         holder.stdout.readline()
     _, manifest_file = place.run()
-    manifest_file.process(line_of(holder.pid))
+    manifest_file.add(line_of(holder.pid))
     assert gkd_clean("--format=json") == 1
     holder.kill()
     holder.communicate()
@@ -220,7 +220,7 @@ def test_shared_memory_that_nobody_uses_is_removed_if_it_is_what_was_listed(
 ) -> None:
     memory.close()
     _, manifest_file = place.run()
-    manifest_file.segment(segment_of(memory, other=other))
+    manifest_file.add(segment_of(memory, other=other))
     assert gkd_clean("--yes") == 0
     assert (procfs.SHM / memory.name).exists() == bool(other)
 
@@ -232,7 +232,7 @@ def test_shared_memory_that_somebody_maps_stays_and_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     _, manifest_file = place.run()
-    manifest_file.segment(segment_of(memory))
+    manifest_file.add(segment_of(memory))
     assert gkd_clean("--yes") == 1
     assert (procfs.SHM / memory.name).exists()
     out = capsys.readouterr().out
@@ -254,8 +254,8 @@ def test_memory_that_only_the_runs_own_processes_use_goes_after_them(
     holder.stdout.readline()
     memory.close()
     _, manifest_file = place.run()
-    manifest_file.process(line_of(holder.pid))
-    manifest_file.segment(segment_of(memory))
+    manifest_file.add(line_of(holder.pid))
+    manifest_file.add(segment_of(memory))
     assert gkd_clean("--yes") == 0
     holder.communicate()
     assert not (procfs.SHM / memory.name).exists()
@@ -279,7 +279,7 @@ def test_a_run_from_elsewhere_or_that_others_may_write_to_is_left_alone(
 ) -> None:
     run_dir, manifest_file = place.run(**changes)
     run_dir.chmod(mode)
-    manifest_file.process(line_of(sleeper.pid))
+    manifest_file.add(line_of(sleeper.pid))
     assert gkd_clean("--yes") == 0
     assert sleeper.poll() is None
     assert run_dir.exists()
@@ -290,7 +290,7 @@ def test_of_a_run_before_the_last_boot_only_the_directory_goes(
     place: Place, sleeper: subprocess.Popen[str]
 ) -> None:
     run_dir, manifest_file = place.run(boot="an earlier one")
-    manifest_file.process(line_of(sleeper.pid))
+    manifest_file.add(line_of(sleeper.pid))
     assert gkd_clean("--yes") == 0
     assert sleeper.poll() is None
     assert not run_dir.exists()
@@ -326,7 +326,7 @@ def test_the_json_says_it_all(
 ) -> None:
     run_dir, manifest_file = place.run()
     line = line_of(sleeper.pid)
-    manifest_file.process(line)
+    manifest_file.add(line)
     gkd_clean("--format=json")
     found = json.loads(capsys.readouterr().out)
     assert (found["schema"], found["dry_run"]) == (1, True)

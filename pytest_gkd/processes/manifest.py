@@ -67,6 +67,15 @@ class FolderLine(NamedTuple):
     worker: int
 
 
+Line = RunLine | ProcessLine | SegmentLine | FolderLine
+KINDS: dict[str, type[Line]] = {
+    "run": RunLine,
+    "process": ProcessLine,
+    "segment": SegmentLine,
+    "folder": FolderLine,
+}
+
+
 class Manifest(NamedTuple):
     """A list as it was read; ``before`` was in /dev/shm when the run began."""
 
@@ -90,22 +99,14 @@ class ManifestFile:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self.handle = Path(f"/proc/{os.getpid()}/fd/{self._fd}")
 
-    def run(self, run: RunLine) -> None:
-        """The first line: whose list this is."""
-        self._write("run", **run._asdict())
+    def add(self, line: Line) -> None:
+        """One line; the first says whose list this is."""
+        kind = next(kind for kind, its in KINDS.items() if isinstance(line, its))
+        self._write(kind, **line._asdict())
 
     def before(self, segments: dict[str, Identity]) -> None:
         """What was in /dev/shm already, and is nobody's of this run."""
         self._write("before", segments=list(segments.values()))
-
-    def process(self, line: ProcessLine) -> None:
-        self._write("process", **line._asdict())
-
-    def segment(self, line: SegmentLine) -> None:
-        self._write("segment", **line._asdict())
-
-    def folder(self, line: FolderLine) -> None:
-        self._write("folder", **line._asdict())
 
     def close(self) -> None:
         os.close(self._fd)
@@ -119,23 +120,17 @@ class ManifestFile:
 
 def read(data: bytes) -> Manifest:
     """The list from its file's bytes; lines that are not whole are passed over."""
-    found = Manifest(None, [], [], [], set())
+    found: dict[str, list[Any]] = {"before": [], **{kind: [] for kind in KINDS}}
     for entry in json_lines(data):
-        kind = entry.pop("kind", "")
-        try:
-            if kind == "run":
-                found = found._replace(run=RunLine(**entry))
-            elif kind == "before":
-                found.before.update(Identity(*pair) for pair in entry["segments"])
-            elif kind == "process":
-                found.processes.append(ProcessLine(**entry))
-            elif kind == "segment":
-                found.segments.append(SegmentLine(**entry))
-            elif kind == "folder":
-                found.folders.append(FolderLine(**entry))
-        except (TypeError, KeyError):
-            continue
-    return found
+        with contextlib.suppress(TypeError, KeyError):
+            kind = entry.pop("kind")
+            if kind == "before":
+                found[kind] += [Identity(*pair) for pair in entry["segments"]]
+            else:
+                found[kind].append(KINDS[kind](**entry))
+    before, runs, processes, segments, folders = found.values()
+    run = runs[-1] if runs else None
+    return Manifest(run, processes, segments, folders, set(before))
 
 
 def this_run(run_id: str, report: str, started: str) -> RunLine:

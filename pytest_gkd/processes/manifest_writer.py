@@ -111,9 +111,7 @@ class ManifestWriter(threading.Thread):
         here = procfs.stat(worker)
         if here is not None:
             command = procfs.command(worker)
-            self.manifest_file.process(
-                ProcessLine(worker, here.start, command, "", worker)
-            )
+            self.manifest_file.add(ProcessLine(worker, here.start, command, "", worker))
 
     def scan(self) -> None:
         """One walk: new processes, new shared memory, new directories of Ray."""
@@ -185,7 +183,7 @@ class ManifestWriter(threading.Thread):
         self._members[s.pid] = Member(s.start, s.ppid, stage, worker)
         self._seen.add(s.pid)
         if s.state not in procfs.DEAD:
-            self.manifest_file.process(
+            self.manifest_file.add(
                 ProcessLine(s.pid, s.start, procfs.command(s.pid), stage, worker)
             )
 
@@ -207,7 +205,7 @@ class ManifestWriter(threading.Thread):
                 text, here.st_dev, here.st_ino, member.stage, member.worker
             )
             self.folders.append(line)
-            self.manifest_file.folder(line)
+            self.manifest_file.add(line)
 
     def _began(self, session: str) -> bool:
         """Whether a session of Ray was begun by a process of this run.
@@ -274,6 +272,6 @@ class ManifestWriter(threading.Thread):
             for identity in (held & new.keys()) - self._known:
                 line = SegmentLine(new[identity], *identity, stage, worker)
                 self.segments.append(line)
-                self.manifest_file.segment(line)
+                self.manifest_file.add(line)
                 self._known.add(identity)
         return bool(new)

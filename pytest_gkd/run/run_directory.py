@@ -49,7 +49,7 @@ class RunDir:
         self.manifest = manifest.ManifestFile(self.path / manifest.LIST)
         report = str(report_dir / REPORT)
         self._line = manifest.this_run(run_id, report, self.started)
-        self.manifest.run(self._line)
+        self.manifest.add(self._line)
         self._link = manifest.note(self.path)
         self.guardian: Guardian | None = None
         try:
