@@ -121,20 +121,41 @@ def attend(
 
 def chosen(mark: str, who: str) -> list[psutil.Process]:
     """The run's processes: all, those of a rank (``rank1``) or of a command line."""
-    found = []
-    for one in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
+    return [one for one, ranks in processes(mark) if who == ranks or suits(one, who)]
+
+
+def suits(one: psutil.Process, who: str) -> bool:
+    """Whether a process is meant by ``all`` or by a pattern of its command line."""
+    with contextlib.suppress(psutil.Error):
+        return who == "all" or bool(re.search(who, " ".join(one.cmdline())))
+    return False
+
+
+def processes(mark: str) -> list[tuple[psutil.Process, str]]:
+    """The run's processes and their ranks, such as ``rank1``.
+
+    A process that gives itself a title (vLLM, Ray) overwrites its environment; it is
+    known by its session or by its parent.
+    """
+    ranks: dict[int, str] = {}
+    others: list[psutil.Process] = []
+    sessions: set[int] = set()
+    found = list(psutil.process_iter())
+    for one in found:
+        with contextlib.suppress(psutil.Error, OSError):
             env = one.environ()
-            if env.get(MARK) != mark:
-                continue
-            rank = re.fullmatch(r"rank(\d+)", who)
-            if rank:
-                wanted = env.get("RANK") == rank[1]
+            if env.get(MARK) == mark:
+                ranks[one.pid] = f"rank{env.get('RANK')}"
+                sessions.add(os.getsid(one.pid))
             else:
-                wanted = who == "all" or bool(re.search(who, " ".join(one.cmdline())))
-            if wanted:
-                found.append(one)
-    return found
+                others.append(one)
+    for _ in range(4):  # children of children of children
+        for one in others:
+            with contextlib.suppress(psutil.Error, OSError):
+                if os.getsid(one.pid) in sessions or one.ppid() in ranks:
+                    ranks.setdefault(one.pid, "")
+                    sessions.add(os.getsid(one.pid))
+    return [(one, ranks[one.pid]) for one in found if one.pid in ranks]
 
 
 def end(mark: str) -> None:

@@ -16,7 +16,7 @@ parser.add_argument("--data", default="prompts.jsonl")
 parser.add_argument("--steps", type=int, default=6)
 parser.add_argument("--batch", type=int, default=8)
 parser.add_argument("--lr", type=float, default=1e-4)
-parser.add_argument("--timeout", type=float, default=60)
+parser.add_argument("--timeout", type=float, default=200)
 
 
 def load(path):
