@@ -16,13 +16,16 @@ from pathlib import Path
 
 from tree_sitter import Node, Parser
 
+from pytest_gkd.job import shell_within
 from pytest_gkd.job.shell_values import (
     EMPTY,
     Command,
     Condition,
+    Source,
     Text,
     Word,
     World,
+    concatenated,
     merged,
     unknown,
 )
@@ -104,7 +107,8 @@ def read(
         exported=frozenset(given),
         arguments=words,
     )
-    worlds = reader.source(text.encode() or path.read_bytes(), str(path), [first])
+    source = Source(text.encode() or path.read_bytes(), str(path))
+    worlds = reader.source(source, [first])
     return Script(worlds, reader.remarks, reader.lost, reader.is_whole)
 
 
@@ -119,23 +123,24 @@ class _Reader(Words):
         self._depth = 0
         self._waits = True
 
-    def source(self, text: bytes, file: str, worlds: list[World]) -> list[World]:
-        """Follow a file, in all worlds."""
-        outer = self._source, self._file
-        self._source, self._file = text.replace(b"\r\n", b"\n"), file
+    def source(self, source: Source, worlds: list[World]) -> list[World]:
+        """Follow a script, in all worlds."""
+        outer = self._here
+        self._here = source._replace(text=source.text.replace(b"\r\n", b"\n"))
         self._depth += 1
         try:
             root = Parser(BASH).parse(self._source).root_node
             if root.has_error and b"$(((" in self._source:
                 # The parser does not know it in ${x:-$(((1 + 2) * 3))}; bash does:
-                self._source = self._source.replace(b"$(((", b"$(( (")
+                mended = self._source.replace(b"$(((", b"$(( (")
+                self._here = self._here._replace(text=mended)
                 root = Parser(BASH).parse(self._source).root_node
             if root.has_error:
                 self._note_errors(root)
             return self._body(root, worlds)
         finally:
             self._depth -= 1
-            self._source, self._file = outer
+            self._here = outer
 
     def _note_errors(self, node: Node) -> None:
         for child in node.children:
@@ -145,7 +150,7 @@ class _Reader(Words):
                 self._note_errors(child)
 
     def _remark(self, node: Node, text: str) -> None:
-        remark = (self._file, node.start_point.row + 1, text)
+        remark = (self._file, self._line(node), text)
         if remark not in self.remarks[-50:]:
             self.remarks.append(remark)
 
@@ -305,7 +310,7 @@ class _Reader(Words):
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if name is None or body is None:
             return [world]
-        function = {self._raw(name): (body, self._source, self._file)}
+        function = {self._raw(name): (body, self._here)}
         return [replace(world, functions={**world.functions, **function})]
 
     def _do_list(self, node: Node, world: World) -> list[World]:
@@ -563,10 +568,34 @@ class _Reader(Words):
         for command in (c for d in documents for c in d.named_children):
             if command.type in RUNS:
                 worlds = self._statement(command, worlds)
+        if body is not None and body.type == "command" and len(documents) == 1:
+            worlds = [
+                new for each in worlds for new in self._fed(body, documents[0], each)
+            ]
         read = READ_WHOLE.fullmatch(self._raw(body)) if body is not None else None
         if read and len(redirects) == len(documents) == 1:
             return [self._read(read[1], documents[0], each) for each in worlds]
         return worlds
+
+    def _fed(self, body: Node, document: Node, world: World) -> list[World]:
+        """A shell, ssh or sbatch whose script is a here-document."""
+        command = world.commands[-1] if world.commands else None
+        if command is None or (command.file, command.line) != (
+            self._file,
+            self._line(body),
+        ):
+            return [world]
+        within = shell_within.reads_its_input(command.words)
+        inside = next((c for c in document.children if c.type == "heredoc_body"), None)
+        if within is None or inside is None:
+            return [world]
+        self._marks = True
+        try:
+            text = self._document(document, world)
+        finally:
+            self._marks = False
+        place = self._file, self._line(inside)
+        return self._within(body, (text, *place), within, world, command)
 
     def _read(self, name: str, document: Node, world: World) -> World:
         """``read -r -d '' NAME`` of a here-document: all of it, its blanks apart."""
@@ -591,7 +620,7 @@ class _Reader(Words):
         # Also what an array or a quoted text holds.
         if OPTION.fullmatch(words[0].text.shape):
             first = node.child_by_field_name("name") or node
-            line = first.start_point.row + 1
+            line = self._line(first)
             self.lost.append((self._file, line, self._raw(first)[:80]))
         ends = words[0].text.value == "exec" and len(words) > 1
         while len(words) > 1 and words[0].text.value in PREFIXES:
@@ -610,26 +639,90 @@ class _Reader(Words):
             if name == "popd":
                 world = replace(world, directory=unknown("the directory"))
             return [world]
-        line = node.start_point.row + 1
         seen = _environment(before.environment(), words)
-        command = Command(tuple(words), self._file, line, seen, self._waits)
-        world = world.with_command(command)
-        return [replace(world, jump="exit") if ends else world]
+        command = Command(tuple(words), self._file, self._line(node), seen, self._waits)
+        worlds = [world.with_command(command)]
+        within = shell_within.script(words)
+        if within is not None:
+            text = self._marked(parts, within.words, world)
+            worlds = self._within(node, text, within, worlds[0], command)
+        return [replace(each, jump="exit") if ends else each for each in worlds]
+
+    def _marked(
+        self, parts: Iterable[Node], words: Sequence[Word], world: World
+    ) -> tuple[Text, str, int]:
+        """The text of the words, with the ends of lines that quotes take away, and
+        where it begins."""
+        first = words[0]
+        file, line = first.file, first.line
+        node = next(
+            (
+                part
+                for part in parts
+                if part.type == "string" and self._raw(part)[:500] == first.source
+            ),
+            None,
+        )
+        if len(words) > 1 or node is None:
+            joined = [w.text if w is first else Text(" ") + w.text for w in words]
+            return concatenated(joined), file, line
+        inner = self._raw(node)[1:-1]
+        name = re.fullmatch(r"\$\{?([A-Za-z_]\w*)\}?", inner, re.ASCII)
+        if name and (set_by := world.variables.get(name[1])):
+            return set_by[0].text, set_by[0].file, set_by[0].line
+        self._marks = True
+        try:
+            return self._text(node, world), file, line
+        finally:
+            self._marks = False
+
+    def _within(
+        self,
+        node: Node,
+        text: tuple[Text, str, int],
+        within: shell_within.Within,
+        world: World,
+        command: Command,
+    ) -> list[World]:
+        """Follow the script that a command hands to a shell, as in a subshell.
+
+        Its commands have the words of a ``ray job submit`` before their own.
+        """
+        if not shell_within.is_whole(text[0]):
+            return [world]
+        if self._depth >= DEEPEST:
+            self._remark(node, "scripts within scripts are nested too deep to follow")
+            return [world]
+        names = command.environment if within.inherits else {}
+        start = replace(
+            world,
+            variables={name: (word,) for name, word in names.items()},
+            arrays=frozenset(),
+            exported=frozenset(names),
+            exports=False,
+            unset=frozenset(),
+            local=frozenset(),
+            functions={},
+            arguments=within.arguments,
+        )
+        inside = self.source(shell_within.source(*text), [start])
+        if shell_within.is_submitted(command.words):
+            inside = [_submitted(each, len(world.commands), command) for each in inside]
+        return [each.back_in(world) for each in inside]
 
     def _call(self, name: str, world: World, words: tuple[Word, ...]) -> list[World]:
-        body, source, file = world.functions[name]
+        body, source = world.functions[name]
         if self._depth >= DEEPEST:
             self._give_up(body, f"{name} calls itself more often than is followed")
             return [world]
-        outer = self._source, self._file
-        self._source, self._file = source, file
+        outer, self._here = self._here, source
         self._depth += 1
         start = replace(world, arguments=words, local=frozenset())
         try:
             inside = self._statement(body, [start])
         finally:
             self._depth -= 1
-            self._source, self._file = outer
+            self._here = outer
         return [each.back_from(world) for each in inside]
 
     def _exit(self, node: Node, world: World, words: list[Word]) -> list[World]:
@@ -712,7 +805,7 @@ class _Reader(Words):
             )
             return [world]
         inner = replace(world, arguments=tuple(words[1:]) or world.arguments)
-        inside = self.source(text, path, [inner])
+        inside = self.source(Source(text, path), [inner])
         return [
             replace(
                 each,
@@ -763,9 +856,20 @@ class _Reader(Words):
     def _supposed(
         self, node: Node, world: World, said: str, needs: frozenset[str], *, holds: bool
     ) -> World:
-        line = node.start_point.row + 1
-        condition = Condition(said[:200], self._file, line, holds, needs)
+        condition = Condition(said[:200], self._file, self._line(node), holds, needs)
         return replace(world, conditions=(*world.conditions, condition))
+
+
+def _submitted(world: World, first: int, job: Command) -> World:
+    """The commands since ``first`` as those of a job that is submitted to Ray."""
+    within = tuple(
+        command._replace(
+            words=(*job.words, *command.words),
+            environment={**job.environment, **command.environment},
+        )
+        for command in world.commands[first:]
+    )
+    return replace(world, commands=(*world.commands[:first], *within))
 
 
 def _environment(given: dict[str, Word], words: Sequence[Word]) -> dict[str, Word]:

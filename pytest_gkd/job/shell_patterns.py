@@ -33,7 +33,7 @@ def unquoted(text: str) -> str:
 
 def in_quotes(text: str) -> str:
     """Between double quotes only these are escaped (bash(1), Quoting)."""
-    return re.sub(r'\\([$`"\\])', r"\1", text.replace("\\\n", ""))
+    return re.sub(r'\\(?:\n|([$`"\\]))', lambda found: found[1] or "", text)
 
 
 def fits(text: str, pattern: str) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,8 @@ from typing import Any, NamedTuple
 
 # Stands in a text for a part that is not certain; a private-use character.
 HOLE = "\ue000"
+# Stands in a quoted script for a line end that its quotes take away.
+JOINED = "\ue001"
 # Longer ones nobody wrote; a script that doubles a variable in a loop ends here.
 LONGEST = 1 << 16
 MOST_WORDS = 20_000
@@ -61,6 +64,25 @@ class Word(NamedTuple):
     source: str
 
 
+class Source(NamedTuple):
+    """A text that is read, and where it stands.
+
+    ``lines`` are offsets in it with the line that begins there, for one that stands
+    within another; ``needs`` are then what would tell the ``HOLE``s in it.
+    """
+
+    text: bytes
+    file: str
+    lines: tuple[tuple[int, int], ...] = ()
+    needs: frozenset[str] = NOBODY
+
+    def line(self, row: int, offset: int) -> int:
+        """The line of the file, by the row and the offset in this text."""
+        if not self.lines:
+            return row + 1
+        return self.lines[bisect.bisect(self.lines, (offset, LONGEST)) - 1][1]
+
+
 class Condition(NamedTuple):
     """A branch that was taken, or not, without knowing whether bash would."""
 
@@ -95,7 +117,7 @@ class World:
 
     ``jump`` is break, continue or return while that is on its way, exit at the end.
     ``trace`` stands for the words and environments of all ``commands``, to compare
-    worlds by; ``functions`` are a body, its text and file by name. ``exports`` is
+    worlds by; ``functions`` are a body and its source by name. ``exports`` is
     whether every variable that is set is exported from then on (``set -a``).
     """
 

@@ -14,6 +14,9 @@ from pytest_gkd.job import shell_patterns
 from pytest_gkd.job.shell_values import (
     EMPTY,
     HOLE,
+    JOINED,
+    NOBODY,
+    Source,
     Text,
     Word,
     World,
@@ -59,6 +62,9 @@ EXPANDED = {
 # Blanks that an unquoted expansion brings, until the word is split at them.
 BLANK = "\0"
 BASH = Language(tree_sitter_bash.language())
+# What is expanded in a text that the parser leaves as it is, and a HOLE.
+NAMES = re.compile(rf"\\.|\$([A-Za-z_]\w*)|{HOLE}", re.DOTALL | re.ASCII)
+ESCAPED_END = re.compile(r"(\\\\)|\\\n")
 BLANKS = re.compile(r"[ \t\n]+")
 # At the beginning of a word, or of an assignment's value (bash(1), Tilde Expansion).
 TILDE = re.compile(r"(?:[A-Za-z_]\w*=)?~(?:/|$)", re.ASCII)
@@ -94,11 +100,28 @@ class Words:
     """Reads words of a file whose syntax tree is known; ``_source`` is its text."""
 
     def __init__(self, file: str, place: str) -> None:
-        self._source = b""
-        self._file = file
+        self._here = Source(b"", file)
+        self._marks = False
         self._script = file
         self._place = place
         self._steps = 0
+
+    @property
+    def _source(self) -> bytes:
+        return self._here.text
+
+    @property
+    def _file(self) -> str:
+        return self._here.file
+
+    def _line(self, node: Node) -> int:
+        return self._here.line(node.start_point.row, node.start_byte)
+
+    def _held(self, text: str) -> Text:
+        """A text as it stands, without what only stands for something else."""
+        if not self._here.needs:
+            text = text.replace(HOLE, "")
+        return Text(text, self._here.needs if HOLE in text else NOBODY)
 
     def _raw(self, node: Node) -> str:
         return self._source[node.start_byte : node.end_byte].decode("utf-8", "replace")
@@ -215,7 +238,7 @@ class Words:
 
     def _word(self, text: Text, node: Node) -> Word:
         source = self._raw(node)
-        return Word(text, self._file, node.start_point.row + 1, source[:500])
+        return Word(text, self._file, self._line(node), source[:500])
 
     def _unknown(self, node: Node, need: str) -> Word:
         return self._word(unknown(need[:200]), node)
@@ -321,10 +344,10 @@ class Words:
         kind = node.type
         bounds = node.start_byte, node.end_byte
         if kind == "raw_string":
-            return Text(raw[1:-1])
+            return self._held(raw[1:-1])
         if kind == "ansi_c_string":
             plain = shell_patterns.unescaped(raw[2:-1])
-            return unknown(raw) if plain is None else Text(plain)
+            return unknown(raw) if plain is None else self._held(plain)
         if kind in ("string", "translated_string"):
             start = node.start_byte + raw.index('"') + 1
             end = node.end_byte - 1
@@ -386,13 +409,19 @@ class Words:
 
         ``begins`` is for one at the beginning of a word, where ``~/`` may stand.
         """
-        text = self._source[start:end].decode("utf-8", "replace").replace(HOLE, "")
+        text = self._source[start:end].decode("utf-8", "replace")
+        if not self._here.needs:
+            text = text.replace(HOLE, "")
+        if self._marks and quoted:
+            text = ESCAPED_END.sub(lambda found: found[1] or JOINED, text)
         plain = shell_patterns.in_quotes if quoted else shell_patterns.unquoted
         found, at = [], 0
-        for match in re.finditer(r"\\.|\$([A-Za-z_]\w*)", text, re.DOTALL | re.ASCII):
-            if match[1]:
+        for match in NAMES.finditer(text):
+            if match[1] or match[0] == HOLE:
                 before = Text(plain(text[at : match.start()]))
-                found += [before, self._variable(match[1], world)]
+                name = match[1]
+                part = self._variable(name, world) if name else self._held(HOLE)
+                found += [before, part]
                 at = match.end()
         found.append(Text(plain(text[at:])))
         if begins and not quoted and TILDE.match(text):
@@ -540,14 +569,14 @@ class Words:
         raw = self._raw(node)
         if not raw.startswith("$(("):
             return None
-        outer, self._source = self._source, f": {raw}".encode()
+        outer, self._here = self._here, self._here._replace(text=f": {raw}".encode())
         try:
             command = Parser(BASH).parse(self._source).root_node.named_children[0]
             read = command.named_children[-1]
             is_number = read.type == "arithmetic_expansion"
             return self._text(read, world) if is_number else None
         finally:
-            self._source = outer
+            self._here = outer
 
     def _entered(self, command: Node, world: World) -> Text | None:
         """``cd DIRECTORY && pwd``."""
@@ -585,10 +614,11 @@ class Words:
         if body is None or start is None:
             return EMPTY
         raw = self._raw(body).replace("\\\n", "")
-        if node.children[0].type == "<<-" or "\\" in raw:
+        # Between double quotes a quote is escaped, too, and not here.
+        if node.children[0].type == "<<-" or re.search(r"\\(?![$`\\])", raw):
             return unknown("a here-document")
         if not NAME.fullmatch(self._raw(start)):  # quoted: as it stands
-            return Text(self._raw(body))
+            return self._held(self._raw(body))
         bounds = body.start_byte, body.end_byte
         text = self._joined(body.children, *bounds, world, quoted=True)
         return Text(text.shape.replace("\\\n", ""), text.needs)

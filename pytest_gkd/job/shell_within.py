@@ -1,0 +1,128 @@
+"""Finds the script within a command: ``bash -c``, ``ssh``, ``sbatch``."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pytest_gkd.job.shell_values import HOLE, JOINED, Source, Text, Word
+
+SHELLS = {"bash", "sh", "dash", "zsh", "ksh"}
+# Options with a c among short ones: what follows is the script.
+GIVES = re.compile(r"-[a-z]*c[a-z]*")
+VALUED = {"-o", "+o", "-O", "+O", "--rcfile", "--init-file"}
+# ssh(1), options with a value.
+SSH_VALUED = re.compile(r"-[BbcDEeFIiJLlmOopQRSWw]")
+# What starts the shell on another machine, or in a container without this environment.
+FAR = {"ssh", "docker", "podman", "kubectl", "nerdctl"}
+
+
+class Within(NamedTuple):
+    """A script among the words of a command: its words, what it is given, and whether
+    it finds what the outer one exports."""
+
+    words: Sequence[Word]
+    arguments: tuple[Word, ...]
+    inherits: bool
+
+
+def names(words: Sequence[Word]) -> list[str]:
+    """The words as names of programs, without their folders."""
+    return [posixpath.basename(word.text.value or "") for word in words]
+
+
+def inherits(words: Sequence[Word]) -> bool:
+    """Whether what the words start finds what the script exports.
+
+    A job on Ray runs in its own environment (ray_environment).
+    """
+    return not (set(names(words)) & FAR or is_submitted(words))
+
+
+def is_submitted(words: Sequence[Word]) -> bool:
+    """Whether they are a ``ray job submit``."""
+    found = names(words)
+    at = found.index("ray") if "ray" in found else len(found)
+    return found[at + 1 : at + 3] == ["job", "submit"]
+
+
+def script(words: Sequence[Word]) -> Within | None:
+    """The script that stands among the words of a command; None without any."""
+    found = names(words)
+    for at, name in enumerate(found):
+        if name in SHELLS and (given := _given(words, at)) is not None:
+            behind = tuple(words[given + 2 :])
+            return Within([words[given]], behind, inherits(words[:at]))
+    if "ssh" in found:
+        asked = words[_behind_host(words, found.index("ssh")) :]
+        if any(re.search(r"\s", word.text.shape) for word in asked):
+            return Within(asked, (), inherits=False)
+    if "sbatch" in found:
+        for at, word in enumerate(words):
+            name, equals, text = word.text.shape.partition("=")
+            if name == "--wrap" and equals:
+                whole = word._replace(text=Text(text, word.text.needs))
+                return Within([whole], (), inherits=True)
+            if name == "--wrap" and at + 1 < len(words):
+                return Within([words[at + 1]], (), inherits=True)
+    return None
+
+
+def _given(words: Sequence[Word], shell: int) -> int | None:
+    """Where the script of a shell's ``-c`` is."""
+    at, gives = shell + 1, False
+    while at < len(words) and words[at].text.shape[:1] in ("-", "+"):
+        option = words[at].text.shape
+        gives = gives or bool(GIVES.fullmatch(option))
+        at += 2 if option in VALUED or option.endswith("o") else 1
+        if option == "--":
+            break
+    return at if gives and at < len(words) else None
+
+
+def _behind_host(words: Sequence[Word], ssh: int) -> int:
+    at = ssh + 1
+    while at < len(words) and words[at].text.shape.startswith("-"):
+        at += 2 if SSH_VALUED.fullmatch(words[at].text.shape) else 1
+    return at + 1
+
+
+def reads_its_input(words: Sequence[Word]) -> Within | None:
+    """Whether a command takes its script from its standard input."""
+    found = names(words)
+    for at, name in enumerate(found):
+        if name in SHELLS:
+            shapes = [word.text.shape for word in words[at + 1 :]]
+            options = [one for one in shapes if one[:1] in ("-", "+")]
+            if "-s" in options or len(options) == len(shapes):
+                behind = shapes.index("-s") + 1 if "-s" in shapes else len(shapes)
+                rest = [w for w in words[at + 1 + behind :] if w.text.shape != "--"]
+                return Within((), tuple(rest), inherits(words[:at]))
+            return None
+    if "ssh" in found and _behind_host(words, found.index("ssh")) == len(words):
+        return Within((), (), inherits=False)
+    options = [word.text.shape for word in words[1:]]
+    if found[:1] == ["sbatch"] and all(one.startswith("-") for one in options):
+        return Within((), (), inherits=True)
+    return None
+
+
+def source(text: Text, file: str, line: int) -> Source:
+    """A script of its own from the text of a word that begins in that line."""
+    lines, whole, offset = [(0, line)], "", 0
+    for part in re.split(f"(\n|{JOINED})", text.shape):
+        if part in ("\n", JOINED):
+            line += 1
+        added = "" if part == JOINED else part
+        whole += added
+        offset += len(added.encode())
+        if part in ("\n", JOINED):
+            lines.append((offset, line))
+    return Source(whole.encode(), file, tuple(lines), text.needs)
+
+
+def is_whole(text: Text) -> bool:
+    """Whether anything of it is certain, so that it can be read."""
+    return bool(text.shape.replace(HOLE, "").strip())
