@@ -92,6 +92,7 @@ def test_a_reference_of_another_model_is_the_teacher(script: Path) -> None:
     found = checked(script, TEACHER, OPD)
     assert not faults(found)
     assert found.values["teacher"].value == "Qwen/Qwen3-4B"
+    assert found.values["teacher"].expression == TEACHER.split()[0]
     assert found.values["teacher_gpus"].value == 4
     found = checked(script, f"{TEACHER} trainer.ref.model.path=$T", OPD)
     assert found.values["teacher_gpus"].value == 4

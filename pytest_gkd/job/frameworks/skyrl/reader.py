@@ -173,7 +173,11 @@ def _values(config: Config) -> dict[str, Given]:
     found = _named(config, names("skyrl") | names(f"skyrl-{backend}"))
     if strategy is not None and strategy.value == "fsdp2":
         found["trainer_strategy"] = Given(strategy.source, "fsdp", strategy.word)
-    return found | looking.derived(config, DERIVED, Look)
+    found |= looking.derived(config, DERIVED, Look)
+    teacher = found.get("teacher")
+    if teacher is not None and not teacher.needs:  # by what says which model it is
+        found["teacher"] = _value(config, rules.REF) or teacher
+    return found
 
 
 def _named(config: Config, table: Mapping[str, str]) -> dict[str, Given]:
