@@ -33,25 +33,10 @@ NEEDED: dict[str, tuple[str, ...]] = {
 
 # Used where installed; their requirements are judged then.
 ALSO_JUDGED: tuple[str, ...] = (
-    "ray",
-    "trl",
-    "verl",
-    "accelerate",
-    "peft",
-    "deepspeed",
-    "flash-attn",
-    "flashinfer-python",
-    "xformers",
-    "triton",
-    "torchvision",
-    "torchaudio",
-    "safetensors",
-    "tokenizers",
-    "huggingface-hub",
-    "megatron-core",
-    "pytest",
-    "pytest-xdist",
-    "pytest-timeout",
+    *("ray", "trl", "verl", "accelerate", "peft", "deepspeed", "flash-attn"),
+    *("flashinfer-python", "xformers", "triton", "torchvision", "torchaudio"),
+    *("safetensors", "tokenizers", "huggingface-hub", "megatron-core", "pytest"),
+    *("pytest-xdist", "pytest-timeout"),
 )
 
 # Versions shown in the report beside the judged ones.
