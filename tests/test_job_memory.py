@@ -140,7 +140,9 @@ def test_deferred_reduction_keeps_whole_gradients(tmp_path: Path) -> None:
         synced = dataclasses.replace(trainer, keeps=False)
         phase = "forward and backward"
         found.append(totals(Job(trainer))[phase] - totals(Job(synced))[phase])
-    assert found == [2 * model.elements, 4 * model.elements]
+    # Shards of them, 4 bytes on 8 ranks, come as the whole ones go.
+    shard = 4 * model.elements // 8
+    assert found == [2 * model.elements - shard, 4 * model.elements - shard]
 
 
 @pytest.mark.parametrize(

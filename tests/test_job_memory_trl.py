@@ -73,6 +73,20 @@ def test_ddp_holds_all_of_both_models_in_float32(checked: Checked) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "each"), [("", 68), ("--bf16 false", 34), ("--beta 0", 36)]
+)
+def test_mixed_precision_gives_float32_logits_of_16_bit_weights(
+    checked: Checked, options: str, each: int
+) -> None:
+    student, teacher = checked.elements()
+    dtype = "--dtype bfloat16"
+    found = checked.parts(f"{DDP} {GKD} {BOTH} {dtype} {options}")
+    assert found["weights bfloat16"] == 2 * student
+    assert found["teacher's weights bfloat16"] == 2 * teacher
+    assert found["logits and loss"] == 8 * 1500 * HALF_B.vocab * each
+
+
+@pytest.mark.parametrize(
     ("stage", "weights", "gradients", "teacher"),
     [(1, 1, 1, 1), (2, 1, 4, 1), (3, 4, 4, 4)],
 )
@@ -174,6 +188,40 @@ def test_an_older_release_is_not_planned_by_a_later_ones_rules(
     found = Checked(tmp_path, capsys, "0.29.1")(f"{DDP} {GKD} {BOTH}")
     assert found["memory"] == []
     assert "TRL 1.9" in found["no_memory_plan"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *("--max_length 1e9", "--max_length -5", "--max_new_tokens 0", "--beta 7"),
+        *("--beta x", "--dtype int8", "--per_device_train_batch_size 0"),
+    ],
+)
+def test_sizes_that_are_none_have_no_plan(checked: Checked, options: str) -> None:
+    found = checked(f"{DDP} {GKD} {BOTH} {options}")
+    assert found["memory"] == []
+    assert options.split()[-1] in found["no_memory_plan"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        '{"stage": "auto"}',
+        '{"stage": true}',
+        '{"stage": 2, "reduce_bucket_size": -5}',
+        '{"stage": 2, "reduce_bucket_size": "big"}',
+        '{"stage": 3, "stage3_max_live_parameters": [1]}',
+        "5",
+    ],
+)
+def test_deepspeeds_file_is_not_trusted(
+    checked: Checked, tmp_path: Path, settings: str
+) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(f'{{"zero_optimization": {settings}}}')
+    found = checked(f"{ZERO} {GKD} {BOTH} --deepspeed {file}")
+    assert found["memory"] == []
+    assert found["no_memory_plan"].startswith("DeepSpeed's")
 
 
 @pytest.mark.parametrize(

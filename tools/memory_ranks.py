@@ -1,6 +1,7 @@
 """Holds the plan of a sharded trainer against what its ranks really allocate.
 
     GKD_UPSTREAM=DIR python tools/memory_ranks.py      # prints the table
+    GKD_UPSTREAM=DIR python tools/memory_ranks.py docs/memory-ranks.md
 
 Two processes under gloo, on a CPU, where the bytes of all tensors of the first rank
 are counted: torch's DDP, FSDP and FSDP2 with the settings that accelerate gives them
@@ -29,15 +30,15 @@ from pytest_gkd.job import training_memory as training
 
 TRL_LOSS = "huggingface+trl/trl/experimental/gkd/gkd_trainer.py"
 RANKS = 2
-TOKENS = 256
+TOKENS = 128
 SIZES: dict[str, Any] = memory_page.SIZES | {
     "hidden_size": 512,
     "intermediate_size": 1408,
-    "num_hidden_layers": 8,
+    "num_hidden_layers": 4,
     "head_dim": 64,
-    "vocab_size": 4000,
+    "vocab_size": 2000,
 }
-TEACHER = {"num_hidden_layers": 10, "intermediate_size": 1664}
+TEACHER = {"num_hidden_layers": 5, "intermediate_size": 1664}
 
 
 class Case(NamedTuple):
@@ -54,17 +55,12 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("ddp", "float32", "bfloat16"),
-    Case("ddp", "float32", "bfloat16", recompute=False),
     Case("ddp", "float32", "bfloat16", teacher="float32"),
-    Case("ddp", "float32", "bfloat16", teacher="bfloat16", beta=0.0),
-    Case("ddp", "bfloat16", "bfloat16", teacher="bfloat16", micro_batches=2),
-    Case("fsdp", "float32", "bfloat16"),
     Case("fsdp", "float32", "bfloat16", micro_batches=2),
-    Case("fsdp2", "float32", "bfloat16"),
     Case("fsdp2", "float32", "bfloat16", recompute=False, micro_batches=2),
-    Case("fsdp2", "float32", "bfloat16", reduce="float32", micro_batches=2),
 )
+# The plan was mended for none of these: all were judged once.
+MODELS = ("mistral", "granite", "llama")
 
 
 def upstream_loss() -> Any:
@@ -187,7 +183,7 @@ def wrapped(model: Any, case: Case) -> Any:
 
 
 def measured(name: str, case: Case) -> list[Line]:
-    """The third step of one model on this rank, planned and measured."""
+    """The second step of one model on this rank, planned and measured."""
     import torch
     from torch.distributed.fsdp import FSDPModule
 
@@ -243,11 +239,10 @@ def measured(name: str, case: Case) -> list[Line]:
             work()
         return counted.most
 
-    for _ in range(2):
-        with counted.mode():
-            update()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+    with counted.mode():
+        update()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
     update_bytes = peak(update) + (signal.nbytes if signal is not None else 0)
     step_bytes = peak(optimizer.step)
     if sizes is None:
@@ -275,7 +270,9 @@ def measured(name: str, case: Case) -> list[Line]:
         "update": (rows["forward and backward"].total - spare, update_bytes),
         "step": (rows["optimizer step"].total - spare, step_bytes),
     }
-    text = " ".join(f"{k}={v}" for k, v in case._asdict().items())
+    usual = Case("", "float32", "bfloat16")._asdict()
+    said = {k: v for k, v in case._asdict().items() if v != usual[k]}
+    text = ", ".join(f"{k} {v}" for k, v in said.items())
     return [
         Line(name, case.weights, case.recompute, text, what, *both)
         for what, both in pairs.items()
@@ -297,26 +294,53 @@ def rank(number: int, store: str, name: str, only: list[int]) -> None:
     distributed.destroy_process_group()
 
 
-def everything(names: list[str], only: tuple[int, ...] = ()) -> list[Line]:
-    """All cases of some models, each model in two processes of its own."""
-    found = []
-    for name in names:
-        with tempfile.TemporaryDirectory() as directory:
-            ranks = [
-                subprocess.Popen(
-                    [
-                        *(sys.executable, __file__, "rank", str(number)),
-                        *(f"{directory}/store", name, *map(str, only)),
-                    ],
-                    stdout=subprocess.PIPE,
-                    env=os.environ | {"OMP_NUM_THREADS": "1"},
-                    text=True,
-                )
-                for number in range(RANKS)
-            ]
-            texts = [one.communicate()[0] for one in ranks]
-        found += [Line(*json.loads(text)) for text in texts[0].splitlines()]
-    return found
+def everything(name: str, only: tuple[int, ...] = ()) -> list[Line]:
+    """All cases of a model, or some of them, in two processes of its own."""
+    with tempfile.TemporaryDirectory() as directory:
+        ranks = [
+            subprocess.Popen(
+                [
+                    *(sys.executable, __file__, "rank", str(number)),
+                    *(f"{directory}/store", name, *map(str, only)),
+                ],
+                stdout=subprocess.PIPE,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                text=True,
+            )
+            for number in range(RANKS)
+        ]
+        texts = [one.communicate()[0] for one in ranks]
+    return [Line(*json.loads(text)) for text in texts[0].splitlines()]
+
+
+def page(lines: list[Line]) -> str:
+    """The page of docs."""
+    told = [
+        "# Memory plan: what the ranks of a trainer allocate",
+        "",
+        "Made by `GKD_UPSTREAM=DIR python tools/memory_ranks.py docs/memory-ranks.md`.",
+        "",
+        f"Two ranks under gloo, {SIZES['num_hidden_layers']} layers, {TOKENS} tokens: ",
+        "the bytes of all tensors of the first at its worst moment, with the loss of",
+        "TRL's GKD trainer. Teacher is the dtype of one in the same process. Error in",
+        "per cent of the measured. The plan was mended for none of these: they were",
+        "judged once.",
+        "",
+        "| phase | on average | at worst |",
+        "|---|---|---|",
+    ]
+    for what in ("update", "step"):
+        errors = [100 * abs(line.error) for line in lines if line.what == what]
+        mean = sum(errors) / len(errors)
+        told.append(f"| {what} | {mean:.1f} | {max(errors):.1f} |")
+    head = "| model | case | phase | planned, MB | measured | error |"
+    told += ["", head, "|---|---|---|---|---|---|"]
+    told += [
+        f"| {li.model} | {li.loss} | {li.what} | {li.planned / 1e6:.1f} | "
+        f"{li.measured / 1e6:.1f} | {100 * li.error:+.1f} % |"
+        for li in lines
+    ]
+    return "\n".join(told) + "\n"
 
 
 if __name__ == "__main__":
@@ -324,8 +348,8 @@ if __name__ == "__main__":
         number, store, name, *only = sys.argv[2:]
         rank(int(number), store, name, [int(one) for one in only])
     else:
-        for line in everything(sys.argv[1:] or ["qwen2"]):
-            print(
-                f"{line.model:8} {line.what:7} {line.planned / 1e6:8.1f} "
-                f"{line.measured / 1e6:8.1f} {100 * line.error:+6.1f} %  {line.loss}"
-            )
+        made_page = page([line for name in MODELS for line in everything(name)])
+        if sys.argv[1:]:
+            Path(sys.argv[1]).write_text(made_page, "utf-8")
+        else:
+            sys.stdout.write(made_page)

@@ -34,6 +34,14 @@ AMOUNTS = (
     "teacher_max_model_len",
     "teacher_max_num_batched_tokens",
     "sync_bucket_megabytes",
+    "max_length",
+    "max_prompt_length",
+    "max_response_length",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "loss_beta",
+    "loss_lambda",
 )
 MOST_OF_ANYTHING = 1e12
 UNITS = {"B": 1, "MIB": 1 << 20, "GIB": GIB, "MB": 10**6, "GB": 10**9}

@@ -314,15 +314,15 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     tokens, width = _tokens(trainer), WIDTHS[compute]
     held = {**resident(trainer, "update")}
     gradients = {name: size for name, size in held.items() if "gradients" in name}
-    # Without accumulation they come one by one, but for buffers that are made before.
-    if trainer.micro_batches == 1 and trainer.sharding not in (
-        *("zero3", "megatron", "megatron-distributed"),
-    ):
+    whole = {**whole_gradients(trainer)}
+    unsharded = {n: whole.pop(n) for n in [*whole] if n.startswith("unsharded")}
+    # Without accumulation they come one by one, but for buffers that are made before;
+    # and those that were kept whole go as their shards come.
+    premade = ("zero3", "megatron", "megatron-distributed")
+    if unsharded or (trainer.micro_batches == 1 and trainer.sharding not in premade):
         for name in gradients:
             del held[name]
     held = total(held, gathered(trainer))
-    whole = {**whole_gradients(trainer)}
-    unsharded = {n: whole.pop(n) for n in [*whole] if n.startswith("unsharded")}
     each = [
         checkpoint_bytes(trainer) if trainer.recompute else layer_bytes(trainer, layer)
         for layer in model.layers
@@ -360,7 +360,7 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     yield total(held, unsharded, one, whole, working, {activations: sum(each)})
     if trainer.casts:
         working[copies] = layer.elements * width
-    yield total(held | gradients, unsharded, whole, working, {activations: each[0]})
+    yield total(held | gradients, whole, working, {activations: each[0]})
 
 
 def loss_bytes(trainer: Trainer, vocab: int) -> tuple[int, int]:

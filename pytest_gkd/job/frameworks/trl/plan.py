@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_gkd.job.engine_memory import Engine
 from pytest_gkd.job.findings import CheckError
-from pytest_gkd.job.fitting import Recipe, number
+from pytest_gkd.job.fitting import MOST_OF_ANYTHING, Recipe, number
 from pytest_gkd.job.frameworks.accelerate import PARALLEL
 from pytest_gkd.job.frameworks.reading import names
 from pytest_gkd.job.frameworks.trl.rules import TrlJob, deepspeed
@@ -230,6 +230,8 @@ def _job(
         raise CheckError("DeepSpeed in float32 is not known yet")
     # FSDP's weights are made float32 with mixed precision (accelerate's fsdp_utils.py).
     weights = loaded if compute is None or sharding == "ddp" else "float32"
+    # Mixed precision gives logits back in float32, whatever the weights are.
+    is_low = compute is None and WIDTHS[loaded] == 2
     compute = compute or loaded
     length, response = _lengths(values)
     tokens = rows * length
@@ -251,7 +253,7 @@ def _job(
         answers=rows * (response or length),
         keeps=not is_zero,
         reduce=compute,
-        loss=_loss(values, is_low=is_zero or compute == weights),
+        loss=_loss(values, is_low=is_zero or is_low),
         lora_rank=values.get("lora_rank") or 0,
         buckets=buckets,
         live=live,
@@ -276,7 +278,7 @@ def _kind(values: Values) -> str:
         return str(values["sharding"])
     stage = values.get("zero_stage")
     stage = values["default_stage"] if stage is None else stage
-    if stage not in (1, 2, 3):
+    if type(stage) is not int or stage not in (1, 2, 3):
         raise CheckError(f"DeepSpeed's stage {stage} is not known yet")
     return f"zero{stage}"
 
@@ -298,16 +300,16 @@ def _lengths(values: Values) -> tuple[int, int | None]:
     whole = values.get("max_length")
     kind = values["trainer"]
     if kind == "GKDConfig":
-        whole = 1024 if whole is None else whole
+        whole = 1024 if whole is None else number(values, "max_length")[0]
         if values.get("lmbda") != 0:
             whole += number(values, "max_response_length")[0]
         return whole, None
     if kind == "GOLDConfig" and whole is not None:
-        return whole, None
+        return number(values, "max_length")[0], None
     response = number(values, "max_response_length")[0]
-    prompt, most = values.get("max_prompt_length"), values.get("max_model_len")
-    if prompt is not None:
-        whole = prompt + response
+    most = values.get("max_model_len")
+    if values.get("max_prompt_length") is not None:
+        whole = number(values, "max_prompt_length")[0] + response
     whole = whole or most
     if type(whole) is not int:
         raise CheckError(
@@ -352,8 +354,9 @@ def _zero(values: Values, sharding: str, model: Model, offload: str) -> tuple[in
     size = values["buckets"]
     size = model.width**2 if size == "auto" else size
     live = LIVE if values["live"] == "auto" else values["live"]
-    if not all(isinstance(one, int | float) for one in (size, live)):
-        raise CheckError(f"DeepSpeed's reduce_bucket_size is {size}")
+    for name, one in (("reduce_bucket_size", size), ("max_live_parameters", live)):
+        if type(one) not in (int, float) or not 0 < one < MOST_OF_ANYTHING:
+            raise CheckError(f"DeepSpeed's {name} is {str(one)[:40]}")
     if sharding == "zero3":
         return int(size), int(live)
     twice = values.get("overlap") is True
@@ -366,6 +369,8 @@ def _loss(values: Values, *, is_low: bool) -> str:
     kind, beta = values["trainer"], values.get("loss_beta")
     if kind in ("DistillationConfig", "GRPOConfig"):
         return "chunked"
+    if not isinstance(beta, int | float) or not 0 <= beta <= 1:
+        raise CheckError(f"beta is {str(beta)[:40]}")
     low = "low-" if is_low else ""
     return f"{low}jsd-{beta:.0f}" if beta in (0, 1) else f"{low}jsd"
 
