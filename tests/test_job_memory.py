@@ -182,7 +182,7 @@ def test_a_job_that_does_not_fit_is_told_the_change_with_which_it_does(
     (told,) = [one for one in found["findings"] if one["level"] == "error"]
     assert told["cause"] == "cuda.oom"
     change = told["message"].split("With ")[1].split(" ")[0]
-    assert change == "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=9216"
+    assert change == "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=18432"
     status, found = check(capsys, script, change, machine)
     assert status == 0
     assert "does-not-fit" not in {row["verdict"] for row in found["memory"]}
