@@ -1,14 +1,15 @@
 """Measure the log matcher: accuracy by cause, false alarms, speed against grep.
 
     python tests/accuracy.py [--logs DIR] [--missed-only] [--speed MIB]
-    python tests/accuracy.py --runs [--show-held-out]
+    python tests/accuracy.py --runs | --metrics-runs [--show-held-out]
 
 Every log lies in a folder named after its cause, after ``hung.PHASE``, or ``healthy``.
 A hang counts as right when its phase is right as well. The speed is measured on a log
 of so many MiB, made of all the logs that fail and all that are healthy.
 
-``--runs`` judges the logs of real runs (tests/runs) by their labels. What is missed of
-those held out is not named, so that no rule is fitted to them.
+``--runs`` judges the logs of real runs (tests/runs) by their labels, ``--metrics-runs``
+those in which only numbers tell (tests/metrics_runs). What is missed of those held out
+is not named, so that no rule is fitted to them.
 """
 
 from __future__ import annotations
@@ -98,10 +99,12 @@ def runs(folder: Path, *, show_held_out: bool) -> None:
     for part in ("development", "held_out"):
         counts: dict[str, list[int]] = {what: [0, 0] for what in FIGURES}
         of_part = [
-            one for one in labels if (folder / part / f"{one['name']}.log").exists()
+            (label, path)
+            for label in labels
+            for path in (folder / part).glob(f"{label['name']}.log*")
         ]
-        for label in of_part:
-            report = logs.examine([folder / part / f"{label['name']}.log"], catalogue)
+        for label, path in of_part:
+            report = logs.examine([path], catalogue)
             told = [one.cause for one in report.causes][:1] or [""]
             for what, well in figures(label, report).items():
                 counts[what][0] += well
@@ -114,7 +117,8 @@ def runs(folder: Path, *, show_held_out: bool) -> None:
                     )
         say(f"{part}: {len(of_part)} logs")
         for what, (right, every) in counts.items():
-            say(f"  {what:48}{right:4} of {every:3}  {right / max(1, every):.2f}")
+            if every:
+                say(f"  {what:48}{right:4} of {every:3}  {right / every:.2f}")
 
 
 FIGURES = (
@@ -126,6 +130,8 @@ FIGURES = (
     "healthy or survived not called failed or hung",
     "running not called failed or hung",
     "running called running",
+    "only numbers tell: not called healthy or running",
+    "only numbers tell: and its cause right first",
 )
 
 
@@ -142,6 +148,11 @@ def figures(label: dict[str, Any], report: LogReport) -> dict[str, bool]:
             found[FIGURES[2]] = named in wanted
     elif outcome == "hung":
         found[FIGURES[3]] = report.verdict == "hung"
+    elif outcome == "silent":
+        told = report.verdict not in {"healthy", "running"}
+        accepted = {label["cause"], *label.get("also", ())}
+        right = named in accepted or ("" in accepted and report.verdict == "failed")
+        found |= {FIGURES[8]: told, FIGURES[9]: told and right}
     elif outcome == "running":
         found |= {FIGURES[6]: sound, FIGURES[7]: report.verdict == "running"}
     else:
@@ -213,11 +224,13 @@ if __name__ == "__main__":
     parser.add_argument("--logs", type=Path, default=Path(__file__).parent / "logs")
     parser.add_argument("--missed-only", action="store_true")
     parser.add_argument("--runs", action="store_true")
+    parser.add_argument("--metrics-runs", action="store_true")
     parser.add_argument("--show-held-out", action="store_true")
     parser.add_argument("--speed", type=int, metavar="MIB", default=0)
     asked = parser.parse_args()
-    if asked.runs:
-        runs(Path(__file__).parent / "runs", show_held_out=asked.show_held_out)
+    chosen = "metrics_runs" if asked.metrics_runs else "runs" if asked.runs else ""
+    if chosen:
+        runs(Path(__file__).parent / chosen, show_held_out=asked.show_held_out)
     else:
         accuracy(asked.logs, missed_only=asked.missed_only)
     if asked.speed:
