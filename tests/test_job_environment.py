@@ -202,3 +202,76 @@ def test_a_job_of_slime_is_told_what_stays_behind(tmp_path: Path) -> None:
     (one,) = told(tmp_path, script)
     assert "NCCL_NVLS_ENABLE will not reach the workers" in one.message
     assert "--runtime-env-json" in one.message
+
+
+TRAIN = f"{SLIME} --train-env-vars"
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        (f'{TRAIN} \'{{"NCCL_DEBUGG": "INFO"}}\'', ["warning NCCL_DEBUGG 1"]),
+        (f'{TRAIN} \'{{"MINE": "1"}}\'', []),
+        (
+            f"true\n{TRAIN} '{{\"NCCL_NVLS_ENABLE\": 0}}'",
+            ["error NCCL_NVLS_ENABLE 2"],
+        ),
+        # It reaches the trainer this way.
+        (
+            "ray start --head\nexport NCCL_NVLS_ENABLE=0\n"
+            f'ray job submit -- {TRAIN} \'{{"NCCL_NVLS_ENABLE": "0"}}\'',
+            [],
+        ),
+        (f"{TRAIN} '[1]'", ["error train_env_vars 1"]),
+        (f"{TRAIN} '{{a}}'", ["error train_env_vars 1"]),
+        (f'{TRAIN} "$ANY"', []),
+    ],
+)
+@pytest.mark.parametrize("framework", ["slime", "miles"])
+def test_what_slime_gives_to_its_trainer(
+    job: str, expected: list[str], framework: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(job)
+    found = [
+        one._replace(key=one.key.lstrip("-").replace("-", "_"))
+        for one in check.check(path, framework=framework).findings
+    ]
+    ours = [one for one in found if one.key.isupper() or one.key == "train_env_vars"]
+    assert short(ours) == expected
+
+
+NEMO = """\
+defaults: grpo_math_1B.yaml
+policy:
+  dtensor_cfg:
+    enabled: ON
+    env_vars:
+      NCCL_DEBUGG: INFO
+      NCCL_NVLS_ENABLE: 0
+      MINE: "1"
+  generation:
+    vllm_cfg:
+      env_vars:
+        VLLM_USE_V1: 0
+        VLLM_ENGINE_READY_TIMEOUT_S: ${.mine}
+        mine: 10m
+"""
+
+
+@pytest.mark.parametrize(
+    ("is_on", "expected"),
+    [
+        ("true", ["warning NCCL_DEBUGG 6", "error NCCL_NVLS_ENABLE 7"]),
+        ("false", []),
+    ],
+)
+def test_what_nemo_rl_gives_to_its_workers(
+    is_on: str, expected: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(NEMO.replace("ON", is_on))
+    found = [one for one in check.check(path).findings if one.key.isupper()]
+    # vLLM's become texts, whatever they are.
+    engine = ["warning VLLM_USE_V1 12", "error VLLM_ENGINE_READY_TIMEOUT_S 13"]
+    assert sorted(short(found)) == sorted([*expected, *engine])

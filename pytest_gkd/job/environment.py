@@ -15,7 +15,7 @@ from pytest_gkd.job import releases
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.frameworks.reading import Reading
 from pytest_gkd.job.launch import Launch
-from pytest_gkd.job.shell_values import Word
+from pytest_gkd.job.shell_values import Text, Word
 from pytest_gkd.variable_table import (
     AS_IT_IS,
     GONE_FROM_VLLM,
@@ -140,6 +140,10 @@ def findings(launch: Launch, reading: Reading, text: str) -> Iterator[Finding]:
     words = sorted(given(launch).items(), key=lambda one: one[1].line)
     for (name, _), word in words:
         yield from about(name, word, reading, text)
+    for one in reading.variables:
+        needs = one.word.text.needs
+        word = one.word._replace(text=Text(str(one.value), needs))
+        yield from about(one.name, word, reading, text)
     yield from _segments(launch, reading)
 
 

@@ -84,6 +84,10 @@ def findings(
         for name, one in own.items():
             if not one.needs and not isinstance(one.value, str):
                 yield _no_text(name, one.value, f"\\'{one.value}\\'", one.word)
+    for variable in reading.variables:
+        if variable.must_be_text and not isinstance(variable.value, str):
+            name, value, word, _ = variable
+            yield _no_text(name, value, json.dumps(str(value)), word)
     if job is not None:
         for name, value in (job.variables or {}).items():
             word = job.word._replace(text=Text(str(value), job.word.text.needs))
@@ -91,6 +95,7 @@ def findings(
         yield from _refused(job)
         yield from _twice(launch, release, job, set(own))
     given = {*own, *((job.variables or {}) if job else {})}
+    given |= {variable.name for variable in reading.variables}
     if job is None or job.variables is not None:
         yield from _left(launch, release, given, text, is_submitted=is_submitted)
     yield from _devices(launch, reading, is_submitted=is_submitted)

@@ -15,6 +15,7 @@ from pytest_gkd.job.fitting import Recipe
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Given, Override
 from pytest_gkd.job.releases import Release
+from pytest_gkd.job.shell_values import Word
 
 UNKNOWN = "config.unknown-option"
 
@@ -33,13 +34,25 @@ class Pool(NamedTuple):
     is_launched: bool = False
 
 
+class Variable(NamedTuple):
+    """An environment variable that a configuration gives to workers.
+
+    ``must_be_text`` is whether Ray gets the value as it is, and refuses another one.
+    """
+
+    name: str
+    value: Any
+    word: Word
+    must_be_text: bool = True
+
+
 class Reading(NamedTuple):
     """A start of a framework, understood.
 
     ``said`` is what the user gave, ``values`` what the job makes of it by the names of
     ``gkd check``. ``problem`` says why its keys cannot be judged, if so. ``pools`` are
     those whose GPUs must be on the same node. ``recipe`` says how the memory plan is
-    made.
+    made. ``variables`` are those of workers.
     """
 
     said: list[Override]
@@ -48,6 +61,7 @@ class Reading(NamedTuple):
     problem: str = ""
     pools: tuple[Pool, ...] = ()
     recipe: Recipe | None = None
+    variables: tuple[Variable, ...] = ()
 
 
 @cache

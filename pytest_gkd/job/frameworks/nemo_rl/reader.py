@@ -16,7 +16,7 @@ from pytest_gkd.job.frameworks import config_file
 from pytest_gkd.job.frameworks.nemo_rl import keys as nemo_rl_keys
 from pytest_gkd.job.frameworks.nemo_rl import rules as nemo_rl_rules
 from pytest_gkd.job.frameworks.nemo_rl.rules import Look
-from pytest_gkd.job.frameworks.reading import Reading, names
+from pytest_gkd.job.frameworks.reading import Reading, Variable, names
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.looking import NotCertainError
 from pytest_gkd.job.omegaconf import Config, UnresolvedError, applied, flat
@@ -39,6 +39,10 @@ SECTIONS = {
 }
 FOLDER = "examples/configs"
 MOST_FILES = 50
+VARIABLE = re.compile(
+    r"(?P<section>\w+\.(?:megatron_cfg|dtensor_cfg|generation\.vllm_cfg))\.env_vars\."
+    r"(?P<name>\w+)"
+)
 
 
 def is_own(keys: AbstractSet[str]) -> bool:
@@ -78,7 +82,30 @@ def read(launch: Launch, release: Release) -> Reading:
     findings += nemo_rl_rules.judged(
         config, algorithm, is_script=launch.document is None
     )
-    return Reading(said, _values(config, algorithm, schema), list(findings))
+    values = _values(config, algorithm, schema)
+    variables = tuple(_variables(config))
+    return Reading(said, values, list(findings), variables=variables)
+
+
+def _variables(config: Config) -> Iterator[Variable]:
+    """What the user's configuration gives to the workers of policies and engines.
+
+    models/policy/lm_policy.py, models/generation/vllm/vllm_generation.py, which makes
+    texts of them all.
+    """
+    for key, setting in config.settings.items():
+        found = VARIABLE.fullmatch(key)
+        if not found:
+            continue
+        try:
+            given = config.value(key)
+            is_on = config.value(f"{found['section']}.enabled")
+        except UnresolvedError:  # is told already
+            continue
+        is_off = is_on is not None and is_on.value is False
+        if given and not given.needs and given.value is not None and not is_off:
+            is_engine = found["section"].endswith("vllm_cfg")
+            yield Variable(found["name"], given.value, setting.word, not is_engine)
 
 
 def _unread(rest: Iterable[Word], needs: frozenset[str], problem: str) -> Reading:

@@ -7,7 +7,13 @@ from collections.abc import Set as AbstractSet
 
 from pytest_gkd.job import arguments
 from pytest_gkd.job.findings import Finding
-from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, derived, names
+from pytest_gkd.job.frameworks.reading import (
+    UNKNOWN,
+    Reading,
+    Variable,
+    derived,
+    names,
+)
 from pytest_gkd.job.frameworks.recorded_options import parser
 from pytest_gkd.job.frameworks.sglang_server import Server
 from pytest_gkd.job.frameworks.slime import rules as slime_rules
@@ -80,7 +86,9 @@ class Family:
             if last[o.key] is o
             or (o.key not in taken.added and o.word.file == last[o.key].word.file)
         ]
-        return Reading(said, _values(known), findings)
+        variables, problems = _variables(known, whose)
+        findings += problems
+        return Reading(said, _values(known), findings, variables=variables)
 
 
 def _softened(finding: Finding, known: Known) -> Finding:
@@ -96,6 +104,25 @@ def _softened(finding: Finding, known: Known) -> Finding:
     if is_unknown and (is_served or is_added):
         return finding._replace(level="warning")
     return finding
+
+
+def _variables(known: Known, whose: str) -> tuple[tuple[Variable, ...], list[Finding]]:
+    """What ``--train-env-vars`` gives to the trainer's processes.
+
+    slime/ray/actor_group.py (miles/ray/train/actor_factory.py), where they become
+    env_vars of Ray's.
+    """
+    if not (known.has("train_env_vars") and known.is_given("train_env_vars")):
+        return (), []
+    given = known.find("train_env_vars")
+    if isinstance(given.value, dict) and given.word:
+        return tuple(Variable(n, v, given.word) for n, v in given.value.items()), []
+    is_told = str(given.value).startswith("{")  # and is no JSON
+    if given.word and not given.needs and not is_told:
+        text = f"--train-env-vars is no JSON object: {whose} refuses it"
+        place = given.word.file, given.word.line, "train_env_vars"
+        return (), [Finding(UNKNOWN, "error", text, *place)]
+    return (), []
 
 
 def _values(known: Known) -> dict[str, Given]:
