@@ -285,6 +285,31 @@ def measured(name: str, case: Case) -> list[Line]:
     ]
 
 
+def sharded_states(name: str) -> list[Line]:
+    """AdamW's moments of this rank as torch's ZeroRedundancyOptimizer divides them,
+    which gives whole tensors to ranks, where DeepSpeed cuts them evenly."""
+    import torch
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model, sizes = made(name, SIZES, "float32")
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    moments = [
+        one.nbytes
+        for state in optimizer.optim.state.values()
+        for one in state.values()
+        if one.dim()
+    ]
+    if sizes is None:
+        return []
+    trainer = training.Trainer(sizes, gpus=RANKS, sharding="zero1")
+    planned = training.resident(trainer, "step")["optimizer states float32"]
+    text = "ZeroRedundancyOptimizer"
+    return [Line(name, "float32", True, text, "states", planned, sum(moments))]
+
+
 def rank(number: int, store: str, name: str, only: list[int]) -> None:
     """One of the two processes; the first prints its lines as JSON."""
     import torch
@@ -297,6 +322,8 @@ def rank(number: int, store: str, name: str, only: list[int]) -> None:
     for at in only or range(len(CASES)):
         for line in measured(name, CASES[at]):
             print(json.dumps(line), flush=True)
+    for line in [] if only else sharded_states(name):
+        print(json.dumps(line), flush=True)
     distributed.destroy_process_group()
 
 
@@ -330,14 +357,15 @@ def page(lines: list[Line]) -> str:
         "the bytes of all",
         "tensors of the first at its worst moment, with the loss of TRL's GKD trainer;",
         "teacher is the dtype of one in the same process. Error in per cent of the",
-        "measured. Not measured: DeepSpeed, whose bytes are its documents' formulas.",
+        "measured. DeepSpeed was not there: its bytes are its documents' formulas; the",
+        "states are those that torch's ZeroRedundancyOptimizer has of one rank.",
         "",
         *FIRST.splitlines(),
         "",
         "| phase | on average | at worst |",
         "|---|---|---|",
     ]
-    for what in ("update", "step"):
+    for what in ("update", "step", "states"):
         errors = [100 * abs(line.error) for line in lines if line.what == what]
         mean = sum(errors) / len(errors)
         told.append(f"| {what} | {mean:.1f} | {max(errors):.1f} |")
