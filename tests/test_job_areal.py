@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from pytest_gkd.job import debug_config
 from pytest_gkd.job.check import Checked, check
 from pytest_gkd.job.findings import CheckError, Finding
 from pytest_gkd.job.frameworks.areal import backends
@@ -373,3 +375,15 @@ def test_backends_are_read_as_by_its_grammar(text: str, gpus: int, expert: int) 
 )
 def test_what_is_no_backend_is_none(text: str) -> None:
     assert backends.read(text) is None
+
+
+def test_its_smallest_run_has_no_fault(file: Path) -> None:
+    small = debug_config.smallest(
+        lambda overrides=(), added=(): check(file, overrides, added=added)
+    )
+    changes = [change.text for change in small.changes]
+    assert "++train_dataset.batch_size=1" in changes
+    rows = tomllib.loads(debug_config.TABLE.read_text())["areal"]
+    keys = [row["set"].partition("=")[0] for row in rows]
+    assert [change.partition("=")[0] for change in changes] == keys
+    assert not small.left

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd.job import fitting
+from pytest_gkd.job import debug_config, fitting
 from pytest_gkd.job.check import Checked, check
 from pytest_gkd.job.findings import CheckError, Finding
 
@@ -462,3 +462,15 @@ def test_a_word_that_yaml_cannot_be_asked_to_read_is_told(
     script.write_text(text)
     (fault,) = faults(check(script))
     assert "is not read by YAML" in fault.message
+
+
+def test_its_smallest_run_has_no_fault(script: Path) -> None:
+    script.write_text(START.replace("PROGRAM", ASYNC).replace('"$@"', f'{FULLY} "$@"'))
+    small = debug_config.smallest(
+        lambda overrides=(), added=(): check(script, overrides, added=added)
+    )
+    changes = [change.text for change in small.changes]
+    assert "trainer.fully_async.num_parallel_generation_workers=1" in changes
+    assert "trainer.max_training_steps=1" in changes
+    assert not small.left
+    assert small.reaches
