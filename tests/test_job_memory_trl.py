@@ -156,6 +156,7 @@ def test_rollouts_by_transformers_have_a_phase(checked: Checked) -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
+        (f"CUDA_VISIBLE_DEVICES=0,1 python {GKD} {BOTH}", "nn.DataParallel"),
         (f"{FSDP} {GKD} {BOTH}", "leaves TRL's teacher in host memory"),
         (f"{DDP} {GKD} {BOTH} --use_liger_kernel", "Liger"),
         (f"{DDP} {GKD} {BOTH} --load_in_4bit", "bitsandbytes"),
@@ -180,6 +181,11 @@ def test_what_is_not_known_has_no_plan(
     found = checked(command + judged)
     assert found["memory"] == []
     assert said in found["no_memory_plan"]
+
+
+def test_one_gpu_needs_no_launcher(checked: Checked) -> None:
+    found = checked.parts(f"CUDA_VISIBLE_DEVICES=0 python {GKD} {BOTH}")
+    assert not [name for name in found if name.startswith("DDP")]
 
 
 def test_an_older_release_is_not_planned_by_a_later_ones_rules(

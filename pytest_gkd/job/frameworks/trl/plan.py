@@ -113,7 +113,7 @@ def _facts(job: TrlJob) -> dict[str, Any]:
     since = "1.9" if trainer in ("GKDConfig", "GOLDConfig") else "1.16"
     if not job.since(since):
         raise CheckError(f"the memory of {trainer} is known of TRL {since} and later")
-    facts: dict[str, Any] = {"trainer": trainer}
+    facts: dict[str, Any] = {"trainer": trainer, "launcher": job.launcher.name}
     for key in ("bf16", "fp16", "dtype"):
         facts[key] = _certain(job, key)
     # transformers' default with torch 2.8 and later (training_args.py, default_optim).
@@ -211,6 +211,8 @@ def _job(
         raise CheckError(values["doubt"])
     gpus, rows = number(values, "trainer_gpus", "per_device_train_batch_size")
     steps = number(values, "gradient_accumulation_steps")[0]
+    if gpus > 1 and values["launcher"] == "python":
+        raise CheckError("nn.DataParallel, without a launcher, is not known")
     sharding = _kind(values)
     if teacher and sharding.startswith("fsdp"):
         # accelerator.prepare_model(evaluation_mode=True) wraps nothing, and moves
