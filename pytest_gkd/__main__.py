@@ -15,6 +15,7 @@ from pytest_gkd import __version__, fault_specs, sanitize
 from pytest_gkd.diagnosis import catalogue as rules
 from pytest_gkd.diagnosis import log_file, logs, own_rules
 from pytest_gkd.gpu_report import gpu_runs, result_files
+from pytest_gkd.job import written_secrets
 from pytest_gkd.job.findings import CheckError
 from pytest_gkd.options import near
 from pytest_gkd.processes import gpus, host_summary, stale_runs
@@ -40,7 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asked.overrides += rest[:end] + rest[end + 1 :]
     try:
         return int(asked.run(asked))
-    except (log_file.LogError, rules.RuleError, CheckError, LookupError) as error:
+    except CheckError as error:
+        _say_error(written_secrets.in_error(error))
+        return UNUSABLE
+    except (log_file.LogError, rules.RuleError, LookupError) as error:
         _say_error(str(error))
         return UNUSABLE
     except BrokenPipeError:

@@ -151,6 +151,57 @@ def test_what_a_branch_decides_is_undetermined_with_both_ways(script: Path) -> N
     assert values(checked(script, text, BIG="1"))["max_prompt_length"] == 9
 
 
+BRANCHES = """\
+case $SIZE in
+  small) N=0 ;;
+  middle) N=1 ;;
+  *) N=2 ;;
+esac
+if [ "$DEBUG" = 1 ]; then D=1; else D=0; fi
+if [ "$FAST" = 1 ]; then F=1; else F=0; fi
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "said"),
+    [
+        ("$N = 1", " (if $SIZE is middle (line 3))"),
+        ("$D = 1", ' (if [ "$DEBUG" = 1 ] (line 6))'),
+        ("$D = 0", ' (unless [ "$DEBUG" = 1 ] (line 6))'),
+        (
+            "$N$D$F = 011",
+            ' (if $SIZE is small (line 2), if [ "$DEBUG" = 1 ] (line 6), if [ "$FAST" '
+            "= 1 ] (line 7))",
+        ),
+        (
+            "$D$F = 11",
+            ' (if $SIZE is small (line 2), if [ "$DEBUG" = 1 ] (line 6), if [ "$FAST" '
+            "= 1 ] (line 7); or unless $SIZE is small (line 2), if $SIZE is middle "
+            '(line 3), if [ "$DEBUG" = 1 ] (line 6), if [ "$FAST" = 1 ] (line 7); or '
+            "unless $SIZE is small (line 2), unless $SIZE is middle (line 3), if [ "
+            '"$DEBUG" = 1 ] (line 6), if [ "$FAST" = 1 ] (line 7))',
+        ),
+        ("$N != 9", ""),
+    ],
+)
+def test_a_fault_of_some_branches_is_told_once_with_their_names(
+    test: str, said: str, script: Path
+) -> None:
+    text = f"{BRANCHES}K=data.seed\nif [ {test} ]; then K=data.zeed; fi\n{START} $K=1\n"
+    told = [f for f in checked(script, text).findings if "zeed" in f.message]
+    assert [f.level for f in told] == ["warning" if said else "error"]
+    assert told[0].message.endswith("'data.image_key'?" + said)
+
+
+def test_of_many_branches_three_are_named(script: Path) -> None:
+    text = (
+        f"{BRANCHES}K=data.zeed\nif [ $D$F = 11 ]; then K=data.seed; fi\n{START} $K=1\n"
+    )
+    told = [f for f in checked(script, text).findings if "zeed" in f.message]
+    assert told[0].message.count("; or ") == 3
+    assert told[0].message.endswith("; or 6 more ways)")
+
+
 def test_a_value_from_outside_says_which_variable(script: Path) -> None:
     text = SCRIPT.replace("${MODEL:-Qwen/Qwen3-8B}", "$STUDENT")
     value = checked(script, text).values["student"]
@@ -428,7 +479,7 @@ def bad_file(path: Path, kind: str) -> None:
         ("FIFO", "is no regular file"),
         ("binary", "NUL bytes"),
         ("python", "its first line is #!/usr/bin/env python3"),
-        ("large", "6 MB: that is no launch script"),
+        ("large", "6.3 MB, and a job's file is read up to 128 KiB"),
         ("other", "no command was found that starts verl"),
         ("other", "; found were python"),
     ],
@@ -503,7 +554,7 @@ def test_the_command_answers_in_text_and_in_json(script: Path) -> None:
         "run $((" + "1+" * 5000 + "1))",
         "source /dev/zero",
         "X=(" + "a " * 50_000 + ")\n" + 'X+=("${X[@]}")\n' * 12,
-        "a \\\n#\n" * 50_000,
+        "a \\\n#\n" * 20_000,
         "shift ²\nrun ${A[²]} $(seq ²)",
     ],
     ids=[

@@ -194,7 +194,9 @@ def test_files_that_name_each_other_end(tmp_path: Path) -> None:
         mine="defaults: [other]\nactor_rollout_ref: {x: 1}\n",
         other="defaults: [mine]\n",
     )
-    with pytest.raises(CheckError, match="name more files than are followed"):
+    with pytest.raises(
+        CheckError, match="name more files, or deeper, than are followed"
+    ):
         check.check(path, (), RELEASE)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gkd.__main__ import main
 from pytest_gkd.job import check
 
 BATCH = "actor_rollout_ref.actor.use_dynamic_bsz=True"
@@ -107,3 +108,48 @@ def test_a_sourced_file_is_the_place_for_them_and_not_repeated(tmp_path: Path) -
     found = check.check(path)
     assert not [one for one in found.findings if one.cause == "config.secret-in-file"]
     assert HEX not in check.text(found) + json.dumps(found.to_json())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), f"{HEX} --now\n"),  # none of a framework: what was found is told
+        ((), f"{HUB}\n"),
+        ((), f"#!/usr/bin/python {HEX}\n"),
+        ((), f"export WANDB_API_KEY=abc-{HEX[:20]}\nabc-{HEX[:20]} --now\n"),
+        ((f"--set={HEX}",), START),
+        ((f"--framework={HEX}",), START),
+        ((f"--framework=verl=={HEX}",), START),
+        ((f"--machine={HEX}=1",), START),
+    ],
+)
+def test_what_is_said_of_a_job_that_cannot_be_read_has_none(
+    arguments: tuple[str, ...],
+    text: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(text)
+    assert main(["check", str(path), *arguments]) == 2
+    said = "".join(capsys.readouterr())
+    assert "***" in said
+    assert HEX[:20] not in said
+    assert HUB not in said
+
+
+def test_of_a_commit_an_error_says_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"#!/usr/bin/python commit {HEX}\n")
+    assert main(["check", str(path)]) == 2
+    assert HEX in "".join(capsys.readouterr())
+
+
+def test_only_the_words_before_it_make_it_a_commit(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    words = "a" * 150
+    path.write_text(f"{START} revision.{words}.nnodes={HEX} trainer.sharding={HEX}\n")
+    found = check.check(path)
+    assert HEX not in check.text(found)

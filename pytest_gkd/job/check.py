@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ FRAMEWORKS: dict[str, Framework] = {
 }
 CONFLICT = "config.invalid-combination"
 MOST_FINDINGS = 200
+MOST_WAYS = 3  # of a script, told with a finding
 ADDED = "an added argument"
 Worlds = list[tuple[World, Launch]]
 
@@ -126,6 +128,20 @@ def check(
     lines are their numbers.
     Raises CheckError where there is no job of a known framework.
     """
+    try:
+        return _checked(job, overrides, framework, given or {}, machine, added)
+    except CheckError as error:
+        raise CheckError(written_secrets.in_error(error, [str(job)])) from None
+
+
+def _checked(
+    job: str | Path,
+    overrides: Sequence[str],
+    framework: str,
+    given: Mapping[str, str],
+    machine: fitting.Machine,
+    added: Sequence[str],
+) -> Checked:
     asked, _, asked_release = framework.partition("==")
     if asked and asked not in FRAMEWORKS:
         known = ", ".join(FRAMEWORKS)
@@ -140,7 +156,7 @@ def check(
     else:
         raw = typed or script_file.text_of(path)
         try:
-            script = shell.read(path, given or {}, overrides, typed)
+            script = shell.read(path, given, overrides, typed)
         except RecursionError:
             raise CheckError(f"{path} is nested deeper than can be followed") from None
         starts, *later = _jobs(path, script, asked)
@@ -149,7 +165,7 @@ def check(
             text = f"{path} hands no arguments of its own on: those given are ignored"
             findings.append(Finding(CONFLICT, "warning", text, str(path), 0, ""))
         findings += script_file.losses(path, raw, script.lost)
-        findings += _unread(path, raw, given or {})
+        findings += _unread(path, raw, given)
         findings += [note(text, file, line) for file, line, text in script.remarks]
         for others in later:
             command = others[0][1].command
@@ -322,26 +338,45 @@ def _merged(name: str, read: Sequence[tuple[World, dict[str, Given]]]) -> Value:
 
 
 def _on_ways(told: Sequence[tuple[World, list[Finding]]]) -> Iterator[Finding]:
-    """What is found on all ways through a script, and what on some, with their branch.
+    """What is found on all ways through a script, and what on some, with its branches.
 
     The latter are warnings: the way that the job goes may be another one.
     """
-    for world, findings in told:
-        for finding in findings:
-            if all(finding in others for _, others in told):
-                yield finding
-            else:
-                branch = ", ".join(map(str, world.conditions)) or "else"
-                # With other numbers in it, a fault may be on all ways.
-                same = (finding.cause, finding.level, finding.key, finding.line)
-                everywhere = all(
-                    any(same == (o.cause, o.level, o.key, o.line) for o in others)
-                    for _, others in told
-                )
-                is_sure = everywhere or finding.level != "error"
-                level = finding.level if is_sure else "warning"
-                message = f"{finding.message} ({branch})"
-                yield finding._replace(level=level, message=message)
+    ways: dict[Finding, set[int]] = {}
+    # With other numbers in it, a fault may be on all ways.
+    alike: dict[tuple[Any, ...], set[int]] = {}
+    for number, (_, findings) in enumerate(told):
+        for one in findings:
+            ways.setdefault(one, set()).add(number)
+            alike.setdefault(_kind(one), set()).add(number)
+    worlds = [world for world, _ in told]
+    for finding, found in ways.items():
+        if len(found) == len(told):
+            yield finding
+            continue
+        is_sure = len(alike[_kind(finding)]) == len(told) or finding.level != "error"
+        level = finding.level if is_sure else "warning"
+        message = f"{finding.message} ({_branches(worlds, found)})"
+        yield finding._replace(level=level, message=message)
+
+
+def _kind(finding: Finding) -> tuple[Any, ...]:
+    return finding.cause, finding.level, finding.key, finding.line
+
+
+def _branches(worlds: Sequence[World], found: AbstractSet[int]) -> str:
+    """The one branch that all of these ways take, and no other; else each way's."""
+    for condition in worlds[min(found)].conditions:
+        with_it = {n for n, world in enumerate(worlds) if condition in world.conditions}
+        if with_it == found:
+            return str(condition)
+    each = [
+        ", ".join(map(str, worlds[number].conditions)) or "else"
+        for number in sorted(found)
+    ]
+    each = list(dict.fromkeys(each))
+    more = [f"{len(each) - MOST_WAYS} more ways"] if len(each) > MOST_WAYS else []
+    return "; or ".join([*each[:MOST_WAYS], *more])
 
 
 def _twice(said: Iterable[Override]) -> Iterator[Finding]:
@@ -380,7 +415,7 @@ def text(checked: Checked) -> str:
     release = f"{checked.framework} {checked.release} ({checked.release_by})"
     lines = ", ".join(str(line) for line in checked.lines if line)
     told = [one(f"{release}, started in line {lines}" if lines else release)]
-    width = max(map(len, checked.values))
+    width = max(map(len, checked.values), default=0)
     for name, value in checked.values.items():
         if name in names(f"{checked.framework}-memory") and value.source != "user":
             continue

@@ -18,10 +18,14 @@ from pytest_gkd.job.shell_values import NOBODY, Text, Word
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 # An alias stands for all that it names: a few lines can mean billions of settings.
-MOST_SETTINGS = 20_000
+MOST_SETTINGS = 5_000
+MOST_NODES = 3 * MOST_SETTINGS  # a key and a value, in sections
 DEEPEST = 50
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MERGE = "tag:yaml.org,2002:merge"
+NUMBER = "tag:yaml.org,2002:int"
+MOST_DIGITS = 4000  # Python's own limit is 4300
+LONGEST_KEY = 1000  # with all above it
 TOML_WORD = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 TOML_PART = re.compile(TOML_WORD)
 TOML_NAME = rf"{TOML_WORD}(?:[ \t]*+\.[ \t]*+{TOML_WORD})*+"
@@ -90,9 +94,9 @@ def settings_of(text: str, file: str, loader: Any = LOADER) -> list[Override]:
 def value_of(text: str) -> Any:
     """What OmegaConf makes of a word's value. Raises ValueError where it is no YAML."""
     try:
-        with _root(text, OMEGACONF) as (loader, root):
-            if root is not None and _size(root, {}) > 3 * MOST_SETTINGS:
-                raise ValueError("it stands for too much")
+        with _root("it", text, OMEGACONF) as (loader, root):
+            if root is not None and _size(root, {}) > MOST_NODES:
+                raise _too_many("it")
             return None if root is None else _plain(loader, root)
     except yaml.YAMLError as error:
         raise ValueError(getattr(error, "problem", None) or "it is no YAML") from None
@@ -101,11 +105,15 @@ def value_of(text: str) -> Any:
 
 
 @contextmanager
-def _root(text: str, kind: Any) -> Iterator[tuple[Any, yaml.Node | None]]:
+def _root(file: str, text: str, kind: Any) -> Iterator[tuple[Any, yaml.Node | None]]:
     """A text's loader and the node that is all of it."""
-    # libyaml's composer calls itself for each level, until the stack is full.
-    depth = 0
+    # libyaml's composer calls itself for each level, until the stack is full, and
+    # keeps every node.
+    depth = nodes = 0
     for event in yaml.parse(text, kind):
+        nodes += isinstance(event, yaml.NodeEvent)
+        if nodes > MOST_NODES:
+            raise _too_many(file)
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
@@ -118,12 +126,19 @@ def _root(text: str, kind: Any) -> Iterator[tuple[Any, yaml.Node | None]]:
 
 
 def _yaml(file: str, text: str, kind: Any) -> list[Override]:
-    with _root(text, kind) as (loader, root):
+    with _root(file, text, kind) as (loader, root):
         if not isinstance(root, yaml.MappingNode):
             raise CheckError(f"{file} holds no settings: its top level is no mapping")
-        if _size(root, {}) > 3 * MOST_SETTINGS:  # a key and a value, in sections
-            raise CheckError(f"{file} stands for more than {MOST_SETTINGS:,} settings")
+        if _size(root, {}) > MOST_NODES:
+            raise _too_many(file)
         return list(_mapping(loader, file, root, ()))
+
+
+def _too_many(file: str) -> CheckError:
+    return CheckError(
+        f"{file} stands for more than {MOST_SETTINGS:,} settings, which no job has; "
+        "give its configuration itself, and let data lie in files of its own"
+    )
 
 
 def _mapping(
@@ -192,6 +207,8 @@ def _plain(loader: Any, node: yaml.Node, depth: int = 0) -> Any:
         return {name: _plain(loader, v, depth + 1) for name, v in pairs.items()}
     if isinstance(node, yaml.SequenceNode):
         return [_plain(loader, value, depth + 1) for value in node.value]
+    if node.tag == NUMBER and len(node.value) > MOST_DIGITS:
+        raise ValueError(f"a number exceeds the limit of {MOST_DIGITS} digits")
     if node.tag in loader.yaml_constructors:
         return loader.construct_object(node)
     return node.value
@@ -202,7 +219,7 @@ def _toml_settings(file: str, text: str) -> list[Override]:
         raise RecursionError
     found = list(_toml(file, tomllib.loads(text), toml_lines(text)))
     if len(found) > MOST_SETTINGS:
-        raise CheckError(f"{file} has more than {MOST_SETTINGS:,} settings")
+        raise _too_many(file)
     return found
 
 
@@ -256,5 +273,9 @@ def _parts(dotted: str) -> list[str]:
 
 def _setting(file: str, line: int, name: tuple[str, ...], value: Any) -> Override:
     key = ".".join(name)
+    if len(key) > LONGEST_KEY:
+        where = f"{file}, line {line}" if line else file
+        said = f"the key {key[:40]}... has more than {LONGEST_KEY:,} characters"
+        raise CheckError(f"{where}: {said}; no framework has such a one")
     word = Word(Text(key), file, line, f"{key}: {value}"[:200])
     return Override("", key, value, NOBODY, word)

@@ -92,9 +92,8 @@ class Composer:
         depth: int,
         more: Iterable[_Entry] = (),
     ) -> Iterator[Override]:
-        self._read += 1
-        if depth > DEEPEST or self._read > MOST_FILES:
-            raise CheckError(f"{path}: its defaults name more files than are followed")
+        if depth > DEEPEST:
+            raise _too_many(path)
         entries = [e for raw in source.defaults for e in _entries(raw)] + [*more]
         parent = posixpath.dirname(path)
         for entry in entries:
@@ -128,6 +127,9 @@ class Composer:
                 continue
             wanted = posixpath.normpath(f"{group}/{one}" if group else str(one))
             wanted = wanted.removesuffix(".yaml").removesuffix(".yml")
+            self._read += 1
+            if self._read > MOST_FILES:
+                raise _too_many(path)
             source = self.load(wanted)
             if source is None:
                 if not entry.optional:
@@ -138,6 +140,13 @@ class Composer:
                 header = source.package.replace("_group_", group.replace("/", "."))
                 here = _joined(package, header)
             yield from self._file(wanted, source, here, depth + 1)
+
+
+def _too_many(path: str) -> CheckError:
+    return CheckError(
+        f"{path}: its defaults name more files, or deeper, than are followed "
+        f"({MOST_FILES}, {DEEPEST}); give a configuration whose defaults name fewer"
+    )
 
 
 def _entries(raw: Any) -> Iterator[_Entry]:

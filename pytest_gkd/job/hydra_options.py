@@ -71,7 +71,8 @@ def read(words: Iterable[Word]) -> CommandLine:
 
 def _apart(words: Sequence[Word], own: Sequence[Word]) -> Iterator[Finding]:
     """Overrides in more than one block: argparse refuses those after the first."""
-    is_own = [any(word is one for one in own) for word in words]
+    owned = {id(word) for word in own}
+    is_own = [id(word) in owned for word in words]
     if any(word.text.needs for word in words):
         return  # such a word may be anything, and nothing at all
     blocks = [n for n, here in enumerate(is_own) if here and not (n and is_own[n - 1])]

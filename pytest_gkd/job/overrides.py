@@ -148,6 +148,8 @@ class Job:
 
     def given(self, pattern: str) -> list[str]:
         """The keys of a pattern that the command line gives."""
+        if "*" not in pattern:
+            return [pattern] if pattern in self._given else []
         return [key for key in self._given if fnmatch.fnmatchcase(key, pattern)]
 
     def find(self, pattern: str) -> Given:
@@ -157,6 +159,8 @@ class Job:
         """
         keys = self.given(pattern)
         if not keys:
+            if "*" not in pattern:
+                return self.value(pattern)
             default = (k for k in self._defaults if fnmatch.fnmatchcase(k, pattern))
             return self.value(next(default, pattern))
         found = [self.value(key) for key in keys]
@@ -177,7 +181,9 @@ class Job:
                 needs, value = found.needs, found.value
             source = "undetermined" if needs else "user"
             return Given(source, None if needs else value, override.word, needs)
-        above = next((k for k in self._given if key.startswith(f"{k}.")), None)
+        parts = key.split(".")
+        sections = (".".join(parts[:n]) for n in range(1, len(parts)))
+        above = next((one for one in sections if one in self._given), None)
         whole = override or (self._given[above] if above else None)
         if whole is not None:  # removed, or given with all of its section
             text = f"{whole.sign}{whole.key}"

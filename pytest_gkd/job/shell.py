@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tree_sitter import Node, Parser
 
-from pytest_gkd.job import shell_within
+from pytest_gkd.job import script_file, shell_within
 from pytest_gkd.job.shell_values import (
     EMPTY,
     Command,
@@ -35,7 +35,10 @@ from pytest_gkd.job.shell_words import BASH, NAME, Words, calculated, matches
 MOST_WORLDS = 16
 MOST_ROUNDS = 256
 MOST_STEPS = 10_000
-MOST_BYTES = 1 << 20
+# Five times as many as in any of 1,529 upstream scripts; the parser takes kilobytes for
+# each of those that are nested.
+MOST_SIGNS = 10_000
+SIGNS = re.compile(rb"[|&;<>(){}`]")
 # Functions in functions, and files that source files.
 DEEPEST = 16
 SETS = re.compile(r"\$\{(\w+):?=")
@@ -121,6 +124,7 @@ class _Reader(Words):
         self.lost: list[tuple[str, int, str]] = []
         self.is_whole = True
         self._depth = 0
+        self._sourced_bytes = 0  # of all files together
         self._waits = True
 
     def source(self, source: Source, worlds: list[World]) -> list[World]:
@@ -129,6 +133,11 @@ class _Reader(Words):
         self._here = source._replace(text=source.text.replace(b"\r\n", b"\n"))
         self._depth += 1
         try:
+            if len(SIGNS.findall(self._source)) > MOST_SIGNS:
+                self.is_whole = False
+                said = f"{self._file} has more than {MOST_SIGNS:,} of |&;<>(){{}}`: not read"
+                self.remarks.append((self._file, 1, said))
+                return worlds
             root = Parser(BASH).parse(self._source).root_node
             if root.has_error and b"$(((" in self._source:
                 # The parser does not know it in ${x:-$(((1 + 2) * 3))}; bash does:
@@ -162,19 +171,25 @@ class _Reader(Words):
 
     def _body(self, node: Node, worlds: list[World]) -> list[World]:
         """All statements of a block, one after the other."""
-        for child in node.named_children:
-            after = child.next_sibling
+        children = node.children
+        # Asked for its next sibling, a node counts through all of them.
+        for child, after in zip(children, [*children[1:], None], strict=False):
+            if not child.is_named:
+                continue
             if after is not None and after.type == "&":  # in a subshell of its own
                 worlds = [
                     inside.back_in(world)
                     for world in worlds
-                    for inside in self._statement(child, [world])
+                    for inside in self._statement(child, [world], begun=True)
                 ]
             else:
-                worlds = self._statement(child, worlds)
+                worlds = self._statement(child, worlds, begun=False)
         return worlds
 
-    def _statement(self, node: Node, worlds: list[World]) -> list[World]:
+    def _statement(
+        self, node: Node, worlds: list[World], *, begun: bool | None = None
+    ) -> list[World]:
+        """``begun`` is whether an & follows, as far as its caller has looked."""
         going = [world for world in worlds if not world.jump]
         follow = getattr(self, f"_do_{node.type}", None)
         if follow is None or not going:
@@ -183,8 +198,11 @@ class _Reader(Words):
         if self._steps > MOST_STEPS:
             self._give_up(node, "the script does more than is followed; no further")
             return worlds
-        outer, after = self._waits, node.next_sibling
-        self._waits = outer and (after is None or after.type != "&")
+        outer = self._waits
+        if begun is None:
+            after = node.next_sibling
+            begun = after is not None and after.type == "&"
+        self._waits = outer and not begun
         found = merged(new for world in going for new in follow(node, world))
         self._waits = outer
         if len(found) > MOST_WORLDS:
@@ -359,8 +377,12 @@ class _Reader(Words):
         ends = {c.type for item in items for c in item.children}
         if ends & {";&", ";;&"}:
             self._give_up(node, "a case that falls through is not followed")
-        found = []
+        found: list[World] = []
         for item in items:
+            self._steps += 1 + len(world.conditions) // 10
+            if self._steps > MOST_STEPS:
+                self._give_up(item, "the script does more than is followed; no further")
+                break
             patterns = item.children_by_field_name("value")
             ids = {pattern.id for pattern in patterns}
             body = [c for c in item.named_children if c.id not in ids]
@@ -377,7 +399,9 @@ class _Reader(Words):
             if holds is not False:
                 for statement in body:
                     taken = self._statement(statement, taken)
-                found += taken
+                found = merged([*found, *taken])
+                if len(found) > MOST_WORLDS:
+                    break
             if holds:
                 return found
         return [*found, world]
@@ -540,8 +564,8 @@ class _Reader(Words):
             if child.type == "expansion" and (found := SETS.match(self._raw(child))):
                 word = self._word(self._text(child, world), child)
                 world = world.with_variable(found[1], (word,), array=False)
-            signs = [self._raw(c) for c in child.children]
-            if len(signs) in (2, 3) and child.type.endswith("_expression"):
+            if child.type.endswith("_expression") and len(child.children) in (2, 3):
+                signs = ["" if c.children else self._raw(c) for c in child.children]
                 changes = set(signs) & {"++", "--"} or ASSIGNS.fullmatch(signs[1])
                 for name in signs[::2] if changes and child.type != "test" else ():
                     if NAME.fullmatch(name) and self._in_numbers(child):
@@ -825,8 +849,13 @@ class _Reader(Words):
             path = Path(place.shape)
             try:
                 here = path.stat()
-                if stat.S_ISREG(here.st_mode) and here.st_size < MOST_BYTES:
-                    return path.read_bytes(), str(path)
+                if not stat.S_ISREG(here.st_mode):
+                    continue
+                left = script_file.MOST_BYTES - self._sourced_bytes
+                text = script_file.start_of(path, left + 1)
+                self._sourced_bytes += len(text)
+                if len(text) <= left:
+                    return text, str(path)
             except (OSError, ValueError):
                 continue
         return None, ""

@@ -14,7 +14,7 @@ HOLE = "\ue000"
 JOINED = "\ue001"
 # Longer ones nobody wrote; a script that doubles a variable in a loop ends here.
 LONGEST = 1 << 16
-MOST_WORDS = 20_000
+MOST_WORDS = 3_000
 NOBODY: frozenset[str] = frozenset()
 
 

@@ -15,6 +15,7 @@ from pytest_gkd.job.shell_values import (
     EMPTY,
     HOLE,
     JOINED,
+    MOST_WORDS,
     NOBODY,
     Source,
     Text,
@@ -125,6 +126,9 @@ class Words:
 
     def _raw(self, node: Node) -> str:
         return self._source[node.start_byte : node.end_byte].decode("utf-8", "replace")
+
+    def _give_up(self, node: Node, text: str) -> None:
+        """What is not followed from here on; one who follows statements tells it."""
 
     def _unsure(self, node: Node) -> Verdict:
         return None, frozenset({self._raw(node)[:200]})
@@ -256,6 +260,10 @@ class Words:
         for group in groups:
             array = self._array(group[0], world) if len(group) == 1 else None
             found += self._split(group, world) if array is None else array
+            if len(found) > MOST_WORDS:
+                self._give_up(group[0], f"more than {MOST_WORDS} words; no further")
+                del found[MOST_WORDS:]
+                break
         self._steps += len(found) // 10
         return found
 
@@ -485,6 +493,8 @@ class Words:
             return value
         if name in world.arrays and index in ("@", "*"):
             return unknown(raw[:200])
+        if rest[0] in "#%":  # each beginning, or end, is held to the pattern
+            self._steps += len(value.shape) ** 2 >> 14
         plain = self._filled(rest, world)
         changed = None if plain is None else shell_patterns.changed(value.shape, plain)
         return unknown(raw[:200]) if changed is None else Text(changed)

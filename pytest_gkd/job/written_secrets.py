@@ -43,12 +43,16 @@ BLANK = re.compile(
 )
 RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.~+/=-]{16,}")
 PASSWORD = re.compile(r"(?=.*\d)(?=.*[A-Za-z])\S{8,}")
-# W&B's older keys look like the name of a commit, of which this is none.
+# W&B's older keys look like the name of a commit, of which this is none; a commit is
+# named in the words before it.
 BARE_KEY = re.compile(r"(?<![\w/@.-])[0-9a-f]{40}(?![\w/])")
-COMMIT = re.compile(r"revision|commit|sha|hash|\bref\b", re.IGNORECASE)
+COMMIT = re.compile(
+    r"revision|commit|checkout|hash|\bref\b|(?<![a-z])sha(?![a-z])", re.IGNORECASE
+)
+BEFORE = 120
 MOST = 20
 FEWEST = 7  # different characters
-LONGEST_LINE = 4000
+SHORTEST_LINE, LONGEST_LINE = 8, 4000
 
 
 def in_files(
@@ -67,6 +71,8 @@ def in_files(
         except (CheckError, ValueError):
             continue
         for number, line in enumerate(text.split("\n"), 1):
+            if len(line) < SHORTEST_LINE:
+                continue
             seen = set[str]()
             for sign, secret in sanitize.secrets(line[:LONGEST_LINE]):
                 unsaid.append(secret)
@@ -121,11 +127,19 @@ def hiding(unsaid: Iterable[str]) -> Callable[[Any], Any]:
             return value
         if pattern is not None:
             value = pattern.sub(sanitize.MASK, value)
-        if not COMMIT.search(value):
-            value = BARE_KEY.sub(sanitize.MASK, value)
-        return sanitize.mask(value)
+        return sanitize.mask(BARE_KEY.sub(_masked, value))
 
     return hide
+
+
+def _masked(found: re.Match[str]) -> str:
+    before = found.string[max(0, found.start() - BEFORE) : found.start()]
+    return found[0] if COMMIT.search(before) else sanitize.MASK
+
+
+def in_error(error: CheckError, files: Iterable[str] = ()) -> str:
+    """Why a job cannot be read, without the secrets of its files."""
+    return str(hiding(in_files((), files)[1])(str(error)))
 
 
 def files_of(words: Iterable[Any]) -> Iterator[str]:

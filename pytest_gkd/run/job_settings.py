@@ -50,7 +50,7 @@ def read(config: pytest.Config, gpus: int) -> JobSettings | None:
     if not named.value:
         return None
     # Only here: its parsers are packages of their own.
-    from pytest_gkd.job import check
+    from pytest_gkd.job import check, written_secrets
     from pytest_gkd.job.findings import CheckError
 
     name, *arguments = named.value
@@ -64,7 +64,8 @@ def read(config: pytest.Config, gpus: int) -> JobSettings | None:
             variables,
         )
     except CheckError as error:
-        raise SettingsError(f"{named.origin}: {error}") from None
+        said = written_secrets.in_error(error)
+        raise SettingsError(f"{named.origin}: {said}") from None
     told = {**found.to_json(), "taken": [], "left": []}
     given = {}
     for option in OPTIONS:

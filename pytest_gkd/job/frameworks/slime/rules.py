@@ -33,7 +33,6 @@ DENSE = {"intermediate_size": "ffn_hidden_size"}
 MOE_KEYS = {
     *("moe_intermediate_size", "num_experts", "n_routed_experts", "num_local_experts")
 }
-MOST_BYTES = 1 << 20
 
 
 def _world(v: Known) -> int:

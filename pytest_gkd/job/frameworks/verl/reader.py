@@ -127,9 +127,10 @@ def _spread(
     said: Iterable[Override], defaults: Mapping[str, Any]
 ) -> Iterator[Override]:
     """The overrides, a mapping that is given for a section as each of its keys."""
+    parts = [key.split(".") for key in defaults]
+    sections = {".".join(p[:n]) for p in parts for n in range(1, len(p))}
     for override in said:
-        is_section = any(key.startswith(f"{override.key}.") for key in defaults)
-        if not (is_section and isinstance(override.value, dict)):
+        if not (override.key in sections and isinstance(override.value, dict)):
             yield override
             continue
         # Hydra lets a mapping be added to a section with keys that are there.
@@ -295,8 +296,8 @@ def _unknown(
             )
         elif sign and sign != "~":
             looked += 1
-            close = _close(alike, tuple(defaults))
-            if not close or looked > MOST_NEAR:
+            close = _close(alike, tuple(defaults)) if looked <= MOST_NEAR else []
+            if not close:
                 continue
             level = "warning"
             message = (

@@ -1,0 +1,209 @@
+"""Files made to cost time or memory: each is read or refused within 100 MB."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_gkd.job import check, model_files, script_file, tokenizer_ids
+from pytest_gkd.job.findings import CheckError
+
+SIZE = script_file.MOST_BYTES - 200
+START = "python3 -m verl.trainer.main_ppo"
+
+
+def filled(unit: str, before: str = "", after: str = "") -> str:
+    """As many of them as go into a file that is read."""
+    return before + unit * ((SIZE - len(before) - len(after)) // len(unit)) + after
+
+
+def numbered(unit: str, before: str = "", after: str = "") -> str:
+    """The same with their numbers for each @."""
+    width = len(unit) + 5 * unit.count("@")
+    units = (unit.replace("@", str(n)) for n in range((SIZE - 200) // width))
+    return before + "".join(units) + after
+
+
+HOSTILE = {
+    "alias.yaml": filled("*a,", "a: &a [1]\nb: [", "]"),
+    "keys.yaml": numbered("a@: 1\n"),
+    "merged.yaml": numbered("b@:\n  <<: *a\n", f"a: &a {{{'k: 1,' * 2000}}}\n"),
+    "long.yaml": filled("a", "", ": 1\n"),
+    "dates.yaml": filled("2001-12-14t21:59:43.10-05:00,", "a: [", "]"),
+    "deep.json": filled('{"a":'),
+    "lists.json": filled("[],", '{"a": [', "1]}"),
+    "keys.json": numbered('"a@":1,', "{", '"b":1}'),
+    "tables.toml": numbered(f"[{'.'.join('abcdefghijklmnop')}.k@]\n"),
+    "dotted.toml": numbered(f"{'a@.' * 45}b=1\n"),
+    "arrays.toml": filled("{a={}},", "a = [", "]"),
+    "lines.sh": filled("a=1\n", "", f"{START} data.seed=1\n"),
+    "comments.sh": filled("# a\n", "", f"{START} data.seed=1\n"),
+    "words.sh": filled(" a=1", START),
+    "keys.sh": numbered(" data.k@=1", START),
+    "array.sh": filled("x=1 ", "a=(", f")\n{START} ${{a[@]}}\n"),
+    "braces.sh": filled(" {a,b}{c,d}{e,f}{g,h}{i,j}{k,l}", START),
+    "sums.sh": filled("1+", "a=$((", f"1))\n{START} a=$a\n"),
+    "nested.sh": filled("(", "a=$((", ""),
+    "case.sh": numbered("a@) b=@;;\n", "case $x in\n", f"esac\n{START}\n"),
+    "pipes.sh": filled("|a", "a"),
+    "here.sh": filled("$a", "a=1\nb=$(cat <<E\n", f"\nE\n)\n{START} a=$b\n"),
+    "sourced.sh": filled("source ./comments.sh\n", "", f"{START}\n"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_costs_less_than_100_megabytes(
+    name: str, tmp_path: Path
+) -> None:
+    for other in {name, "comments.sh"}:
+        (tmp_path / other).write_text(HOSTILE[other])
+    with subprocess.Popen(
+        [sys.executable, "-m", "pytest_gkd", "check", name],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (60, 60)),
+    ) as child:
+        assert child.stdout is not None
+        said = child.stdout.read().decode()
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+    assert child.returncode in (0, 1, 2), said
+    assert "Traceback" not in said
+    assert child.returncode < 2 or name in said
+    assert used.ru_maxrss * 1024 < 100e6
+
+
+@pytest.mark.parametrize("suffix", ["sh", "yaml", "json", "toml"])
+def test_a_file_of_100_megabytes_is_refused_with_what_to_give(
+    suffix: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"job.{suffix}"
+    with path.open("wb") as file:
+        file.truncate(100_000_000)
+    with pytest.raises(CheckError) as caught:
+        check.check(path)
+    said = str(caught.value)
+    assert f"{path} has 100.0 MB" in said
+    assert "give the launch script or configuration itself" in said
+
+
+def test_the_longest_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "job.sh"
+    start = f"{START} data.seed=1\n"
+    path.write_text(start + "#" * (script_file.MOST_BYTES - len(start)))
+    assert script_file.text_of(path)
+    path.write_text(path.read_text() + "#")
+    with pytest.raises(CheckError, match="is read up to 128 KiB"):
+        script_file.text_of(path)
+
+
+@pytest.mark.parametrize("name", ["zero", "null"])
+def test_a_device_is_no_job(name: str, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").symlink_to(f"/dev/{name}")
+    with pytest.raises(CheckError, match="no regular file"):
+        check.check(tmp_path / "job.sh")
+
+
+def test_a_file_is_as_long_as_what_is_read_of_it(tmp_path: Path) -> None:
+    """Those of /proc say that they have no bytes."""
+    path = Path("/proc/kallsyms")
+    if not path.is_file() or len(path.open("rb").read(SIZE * 2)) < SIZE * 2:
+        pytest.skip("this machine shows none that is long")
+    with pytest.raises(CheckError, match=r"is read up to|binary"):
+        script_file.text_of(path)
+
+
+def test_what_is_sourced_is_read_up_to_a_sum(tmp_path: Path) -> None:
+    (tmp_path / "part.sh").write_text("#" * 50_000 + "\nSEED=$1\n")
+    path = tmp_path / "job.sh"
+    for count, known in ((2, True), (3, False)):
+        sources = "".join(f"source ./part.sh {n}\n" for n in range(count))
+        path.write_text(f"cd {tmp_path}\n{sources}{START} data.seed=$SEED\n")
+        remarks = [f.message for f in check.check(path).findings if f.level == "note"]
+        assert any("is sourced and not read" in one for one in remarks) is not known
+
+
+def test_a_command_of_more_words_is_not_followed(tmp_path: Path) -> None:
+    path = tmp_path / "job.sh"
+    path.write_text(f"{START} {' '.join(f'+a.k{n}=1' for n in range(3000))}\n")
+    found = check.check(path)
+    assert any("more than 3000 words" in f.message for f in found.findings)
+    assert {value.source for value in found.values.values()} == {"undetermined"}
+
+
+def test_a_case_of_many_patterns_ends(tmp_path: Path) -> None:
+    path = tmp_path / "job.sh"
+    items = "".join(f"a{n}) ;;\n" for n in range(1000))
+    path.write_text(f"case $x in\n{items}esac\n{START} data.seed=1\n")
+    with pytest.raises(CheckError, match="more than is followed"):
+        check.check(path)
+
+
+# -- tokenizers --------------------------------------------------------------------
+
+
+def tokenizer(path: Path, text: str | bytes) -> dict[bytes, int]:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return dict(tokenizer_ids.read(path))
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1 << 20])
+def test_a_tokenizer_is_read_in_pieces(
+    piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_ids, "PIECE", piece)
+    vocab = {"a": 0, "\u0120b": 10, '"': 2, "\\": 3, "vocab": 4, "merges": 5, "": 6}
+    added = [{"content": "<e>", "special": True, "id": 7}, {"id": 8, "content": "[x]"}]
+    merges = ["a b", "vocab {", "added_tokens ["]
+    expected = {**vocab, "<e>": 7, "[x]": 8}
+    for model in (
+        {"vocab": vocab, "merges": merges},
+        {"merges": merges, "vocab": vocab},
+    ):
+        for file in (
+            {"version": "1", "added_tokens": added, "model": model},
+            {"model": model, "added_tokens": added},
+        ):
+            for form in ({}, {"indent": 1}, {"ensure_ascii": False}):
+                found = tokenizer(tmp_path / "t.json", json.dumps(file, **form))
+                assert {token.decode(): n for token, n in found.items()} == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"model": {"vocab": "none"}}',
+        '{"model": {"vocab": {"a": "0"}}}',
+        '{"model": {"vocab": {"a": {"b": 1}}}}',
+        '{"added_tokens": [{"id": 1, "content": "a"}]}',
+        '"' + "a" * (5 << 20),
+    ],
+)
+def test_what_is_no_tokenizer_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"t\.json"):
+        tokenizer(tmp_path / "t.json", text)
+
+
+def test_a_tokenizer_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    for name in ("student", "teacher"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        os.mkfifo(tmp_path / name / "tokenizer.json")
+    names = str(tmp_path / "student"), str(tmp_path / "teacher")
+    assert model_files.other_tokenizer(*names) == ("", False)
+
+
+def test_the_rest_of_a_tokenizer_is_not_read(tmp_path: Path) -> None:
+    """Behind its tokens stand the merges."""
+    file = {"added_tokens": [], "model": {"vocab": {"a": 0}}}
+    text = json.dumps(file)[:-2] + ', "merges": [' + '"' * 4001
+    assert tokenizer(tmp_path / "t.json", text) == {b"a": 0}
