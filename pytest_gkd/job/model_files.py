@@ -60,15 +60,16 @@ def other_tokenizer(student: Any, teacher: Any) -> tuple[str, bool]:
         if len(files) < 2 or filecmp.cmp(files[0], files[1], shallow=False):
             return "", False
         ours = dict(tokenizer_ids.read(files[0]))
-        count, moved = len(ours), {}
+        count, moved, theirs = len(ours), {}, 0
         for token, number in tokenizer_ids.read(files[1]):
+            theirs += 1
             if ours.get(token) == number:
                 del ours[token]
             elif token in ours:
                 moved[token] = number
     except (OSError, ValueError, RecursionError):
         return "", False
-    if not ours:
+    if not ours or not theirs:
         return "", False
     token = next(iter(ours))
     text = (
