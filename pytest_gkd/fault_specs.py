@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd import typed_json
+from pytest_gkd.near_names import near_names
 
 DIRECTORY = Path(__file__).parent / "faults"
 
@@ -94,7 +94,7 @@ def find(name: str) -> FaultSpec:
     faults = load()
     plain, _, stage = name.partition("@")
     if plain not in faults:
-        close = difflib.get_close_matches(plain, list(faults), n=3, cutoff=0.5)
+        close = near_names(plain, faults)
         near = f" Near: {', '.join(close)}." if close else ""
         raise UnknownFaultError(f"there is no fault {plain!r}.{near}")
     spec = faults[plain]

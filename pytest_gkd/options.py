@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_gkd.near_names import near_names
 from pytest_gkd.stage_specs import BY_NAME, LAYOUTS
 
 LOSSES = ("topk", "full")
@@ -280,7 +280,7 @@ WITH_INI = (*WITH_FLAG, STAGE_FILES, RULES)
 
 def near(word: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'?`` for at most three near names, else a full stop."""
-    found = difflib.get_close_matches(word, list(known), n=3)
+    found = near_names(word, known)
     if not found:
         return "."
     return "; did you mean " + " or ".join(repr(name) for name in found) + "?"

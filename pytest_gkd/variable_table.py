@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
-
-# High enough that NCCL_P2P_LEVEL and NCCL_P2P_DISABLE are not taken for one another.
-NEAR = 0.86
 
 
 class Remark(NamedTuple):
@@ -67,11 +63,6 @@ class Variable:
         if text := self.when.get(value.upper(), ""):
             found.append(Remark("setting", f"{said} {text}"))
         return found
-
-
-def near_names(name: str, names: Iterable[str]) -> list[str]:
-    """Up to three names that ``name`` may be a slip of, the nearest first."""
-    return difflib.get_close_matches(name, sorted(names), n=3, cutoff=NEAR)
 
 
 _TABLE = tomllib.loads(Path(__file__).with_name("variables.toml").read_text("utf-8"))

@@ -42,6 +42,7 @@ DOUBTFUL = {
     "loss_mode=k7: verl 0.9.1 knows",
     "each step computes 16 sequences of padding beside 16 real ones",
     "short, in silence",
+    "loses its beginning (left)",
     "the teacher some/teacher is not used",
     "the sampled token only",
 }
@@ -173,6 +174,7 @@ def test_what_is_at_a_bound_is_no_fault(
             {f"{ROLLOUT}.tensor_model_parallel_size": "3"},
             "8 GPUs of the rollout are not a multiple of the 3",
         ),
+        ({"data.truncation": "right"}, "loses its beginning (left)"),
         ({f"{ROLLOUT}.max_model_len": "512"}, "leaves no room for a response"),
         ({f"{ROLLOUT}.max_model_len": "1535"}, "short, in silence"),
         (
@@ -252,6 +254,12 @@ def test_a_fraction_where_the_default_is_0_or_1_is_no_fault(
             "error",
             "rollout_rs=seq_k1: verl 0.9.1 knows token_k1",
         ),
+        ({"trainer.resume_mode": "resume"}, "error", "did you mean 'resume_path'"),
+        (
+            {f"{ACTOR}.optim.lr_scheduler_type": "linear"},
+            "error",
+            "knows constant, cosine",
+        ),
         ({"trainer.v1.trainer_mode": "async"}, "warning", "knows colocate_async"),
     ],
 )
@@ -270,6 +278,10 @@ def test_a_name_that_verl_does_not_know_is_told(
         {f"{ACTOR}.loss_agg_mode": "token-sum"},
         {"trainer.logger": "[console,tracking,trackio]"},
         {"trainer.logger": "wandb"},
+        {"trainer.resume_mode": "resume_path"},
+        {f"{ACTOR}.optim.lr_scheduler_type": "cosine"},
+        {"data.truncation": "left"},
+        {"data.truncation": "error", "data.filter_overlong_prompts": "True"},
         {"algorithm.kl_penalty": "k3+", "algorithm.use_kl_in_reward": "False"},
         {
             f"{ROLLOUT}.checkpoint_engine.backend": "mine",
@@ -283,6 +295,25 @@ def test_a_name_that_verl_knows_or_never_looks_at_is_no_fault(
     given: dict[str, str], tmp_path: Path
 ) -> None:
     assert judged(tmp_path, "0.9.1", SOUND | given) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "side", "source"),
+    [
+        ({}, "left", "default"),
+        ({"data.truncation": "right"}, "left", "default"),
+        ({"data.filter_overlong_prompts": "True"}, "drop", "user"),
+        ({"data.filter_overlong_prompts": "$DROP"}, None, "undetermined"),
+    ],
+)
+def test_what_becomes_of_a_long_prompt_is_a_value(
+    given: dict[str, str], side: str | None, source: str, tmp_path: Path
+) -> None:
+    words = " ".join(f"{key}={value}" for key, value in (SOUND | given).items())
+    (tmp_path / "run.sh").write_text(f"python -m verl.trainer.main_ppo {words}\n")
+    found = check.check(tmp_path / "run.sh", (), "verl==0.9.1")
+    value = found.values["truncation"]
+    assert (value.value, value.source) == (side, source)
 
 
 def test_each_release_has_its_own_names(tmp_path: Path) -> None:

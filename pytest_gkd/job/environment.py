@@ -16,13 +16,13 @@ from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.frameworks.reading import Reading
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.shell_values import Text, Word
+from pytest_gkd.near_names import SLIP, near_names
 from pytest_gkd.variable_table import (
     AS_IT_IS,
     GONE_FROM_VLLM,
     VARIABLES,
     Remark,
     Variable,
-    near_names,
 )
 
 UNREAD = "config.unread-variable"
@@ -203,7 +203,7 @@ def unread(name: str, text: str = "") -> str:
         for other, said in one["names"].items()
         if said[1] == one["releases"][-1]
     }
-    near = near_names(name, names | DRIVER)
+    near = near_names(name, sorted(names | DRIVER), cutoff=SLIP)
     if not near and strict != "vllm":
         return ""
     library = strict or "library"

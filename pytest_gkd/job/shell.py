@@ -135,7 +135,7 @@ class _Reader(Words):
         try:
             if len(SIGNS.findall(self._source)) > MOST_SIGNS:
                 self.is_whole = False
-                said = f"{self._file} has more than {MOST_SIGNS:,} of |&;<>(){{}}`: not read"
+                said = f"more than {MOST_SIGNS:,} of |&;<>(){{}}` in it: it is not read"
                 self.remarks.append((self._file, 1, said))
                 return worlds
             root = Parser(BASH).parse(self._source).root_node

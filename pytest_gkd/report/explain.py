@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from pytest_gkd.diagnosis.catalogue import Catalogue, Rule, formed
 from pytest_gkd.fault_specs import FaultSpec
+from pytest_gkd.near_names import near_names
 from pytest_gkd.report.render import wrapped
 
 
@@ -69,7 +69,7 @@ def near_causes(word: str, catalogue: Catalogue) -> list[Rule]:
     rules = catalogue.values()
     word = word.lower()
     in_id = [rule for rule in rules if word in rule.id]
-    close = difflib.get_close_matches(word, list(catalogue), n=3)
+    close = near_names(word, catalogue)
     in_title = [rule for rule in rules if word in rule.title.lower()]
     found = [*in_id, *(catalogue[cause] for cause in close), *in_title]
     return list({rule.id: rule for rule in found}.values())[:10]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import stat
 from pathlib import Path
 from typing import Any
 
+from pytest_gkd.near_names import near_names as names_near
 from pytest_gkd.stage_api import StageFault
 
 # What git leaves in the place of a large file when git-lfs did not fetch it.
@@ -32,9 +32,9 @@ def near_names(path: Path, suffixes: tuple[str, ...]) -> list[str]:
         ]
     except OSError:
         return []
-    # Case is the commonest difference, and difflib counts it fully.
+    # Case is the commonest difference, and would count fully.
     folded = {name.lower(): name for name in siblings}
-    found = difflib.get_close_matches(path.name.lower(), folded, n=3)
+    found = names_near(path.name.lower(), folded)
     return [str(path.parent / folded[name]) for name in found]
 
 

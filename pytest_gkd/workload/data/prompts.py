@@ -6,12 +6,12 @@ the tokenizer has a chat template it is applied, with the generation prompt adde
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pytest_gkd.near_names import near_names
 from pytest_gkd.options import near
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.models.tokenizer_load import refusals, special_tokens
@@ -129,7 +129,7 @@ def choose_column(
         named = next((c for c in columns if c.strip().lower() in COLUMNS), None)
         hint = f"; did you mean {named!r}" if named else ""
     found = ", ".join(columns) or "none"
-    similar = difflib.get_close_matches(named or "", columns, n=1)
+    similar = near_names(named or "", columns, 1)
     raise StageFault(
         "data.schema",
         f"{where}: no prompt column; expected {wanted} ({origin}), found {found}{hint}",

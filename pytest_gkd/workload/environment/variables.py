@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from pytest_gkd.near_names import SLIP, near_names
 from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.variable_table import (
     GONE_FROM_VLLM,
     KNOWN,
     VARIABLES,
     Variable,
-    near_names,
 )
 from pytest_gkd.workload.environment.variable_names import PLACES
 
@@ -117,7 +117,7 @@ def _judge_vllm(
 
 
 def _near(name: str, names: Iterable[str]) -> str:
-    near = near_names(name, names)
+    near = near_names(name, sorted(names), cutoff=SLIP)
     return f"; near names: {', '.join(near)}" if near else ""
 
 

@@ -18,6 +18,10 @@ ACTOR = "actor_rollout_ref.actor"
 STRATEGY = f"{ACTOR}.strategy"
 CORRECTION = "algorithm.rollout_correction"
 LOGGER = "trainer.logger"
+# What code compares a key with: _load_checkpoint of trainer/ppo/ray_trainer.py and
+# v1/trainer_base.py; FSDPOptimizerConfig of workers/config/optimizer.py (0.8.0, 0.9.0).
+COMPARED = {"trainer.resume_mode": ["disable", "auto", "resume_path"]}
+COMPARED_BY_FSDP = {f"{ACTOR}.optim.lr_scheduler_type": ["constant", "cosine"]}
 # What is looked at only where another key is true.
 CONDITIONS = {
     f"{ACTOR}.kl_loss_type": f"{ACTOR}.use_kl_loss",
@@ -35,6 +39,8 @@ def judged(said: Iterable[Override], job: Job, release: Release) -> Iterator[Fin
     An error where verl refuses all others, a warning where user code may add to them.
     """
     schema = release.schema
+    is_fsdp = job.value(STRATEGY).value in ("fsdp", "fsdp2")
+    compared = {**COMPARED, **(COMPARED_BY_FSDP if is_fsdp else {})}
     for override in said:
         key, word = override.key, override.word
         if override.needs or job.value(key).word is not word:
@@ -45,7 +51,7 @@ def judged(said: Iterable[Override], job: Job, release: Release) -> Iterator[Fin
                 yield Finding(CAUSE, level, text, word.file, word.line, key)
             continue
         is_open = key in schema["open"]
-        known = schema["open" if is_open else "closed"].get(key)
+        known = schema["open" if is_open else "closed"].get(key) or compared.get(key)
         if known is None or not _counts(key, job):
             continue
         for name in _names(key, override.value):

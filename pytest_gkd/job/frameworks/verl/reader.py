@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -11,7 +10,7 @@ from typing import Any
 
 from pytest_gkd.job import hydra_options
 from pytest_gkd.job.findings import Finding, note
-from pytest_gkd.job.frameworks.reading import UNKNOWN, Pool, Reading, names
+from pytest_gkd.job.frameworks.reading import UNKNOWN, Pool, Reading, derived, names
 from pytest_gkd.job.frameworks.verl import choices as verl_choices
 from pytest_gkd.job.frameworks.verl import config as verl_config
 from pytest_gkd.job.frameworks.verl import plan as verl_plan
@@ -21,6 +20,7 @@ from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.omegaconf import flat
 from pytest_gkd.job.overrides import Given, Job, Override
 from pytest_gkd.job.releases import Release
+from pytest_gkd.near_names import LETTER, near_names
 from pytest_gkd.options import near
 
 PROGRAM = re.compile(
@@ -149,6 +149,12 @@ def _values(job: Job) -> dict[str, Given]:
             values[name] = found
         else:  # a key that this engine does not have
             values.setdefault(name, Given("default"))
+    # As in rules.py, _truncation.
+    values["truncation"] = derived(
+        "data.filter_overlong_prompts",
+        lambda drops: "drop" if drops is True else "left",
+        job.find("data.filter_overlong_prompts"),
+    )
     trainer = _product(job, "trainer.nnodes", "trainer.n_gpus_per_node")
     rollout = _product(
         job,
@@ -323,7 +329,7 @@ def _unknown(
 @lru_cache(1024)
 def _close(key: str, known: tuple[str, ...]) -> list[str]:
     """The known key that differs by a slip of the pen, if any."""
-    return difflib.get_close_matches(key, known, 1, cutoff=0.95)
+    return near_names(key, known, 1, LETTER)
 
 
 @lru_cache(1024)

@@ -50,6 +50,10 @@ class _Sizes:
             raise _UnsureError
         return given.value
 
+    def is_given(self, key: str) -> bool:
+        """Whether the user gives the key."""
+        return self._job.find(key).source == "user"
+
     def has(self, key: str) -> bool:
         """Whether the release has the key."""
         return self._job.knows(key)
@@ -308,6 +312,22 @@ def _lengths(sizes: _Sizes) -> Iterator[Finding]:
         yield sizes.fault(
             f"max_model_len {most} is less than prompt {prompt} and response "
             f"{response}: verl cuts the responses of long prompts short, in silence",
+            "warning",
+        )
+
+
+@_rule
+def _truncation(sizes: _Sizes) -> Iterator[Finding]:
+    # utils/dataset/rl_dataset.py keeps data.truncation, which nothing reads; it is
+    # experimental/agent_loop/agent_loop.py, apply_chat_template, that cuts.
+    if sizes("data.filter_overlong_prompts"):
+        return
+    side = sizes("data.truncation")
+    if sizes.is_given("data.truncation") and side != "left":
+        yield sizes.fault(
+            f"nothing reads data.truncation={side}: a text prompt of more than "
+            "max_prompt_length tokens loses its beginning (left), with a line in the "
+            "log; data.filter_overlong_prompts=True leaves it out",
             "warning",
         )
 
