@@ -98,3 +98,7 @@ def test_a_teacher_of_another_tokenizer_is_told_of_verls(
     found = check.check(tmp_path / "run.sh", [], "verl==0.9.1").findings
     told = [f.level for f in found if f.cause == "tokenizer.vocab-mismatch"]
     assert told == ([level] if level else [])
+    alone = START.format(tmp_path).replace("enabled=True", "enabled=False")
+    (tmp_path / "run.sh").write_text(alone)
+    found = check.check(tmp_path / "run.sh", [], "verl==0.9.1").findings
+    assert "tokenizer.vocab-mismatch" not in {f.cause for f in found}

@@ -47,6 +47,12 @@ DOUBTFUL = {
     "the sampled token only",
 }
 OTHER = "+distillation.teacher_models.maths"
+OTHERS = {key: value for key, value in TAUGHT.items() if TEACHER not in key}
+OTHERS |= {f"{OTHER}.model_path": "a/b", f"{OTHER}.key": "maths"}
+MEGATRON = {"model_engine": "megatron"}
+DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": "True"}
+ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size"
+PADDED = "actor_rollout_ref.model.use_remove_padding"
 
 
 def judged(path: Path, release: str, given: dict[str, str]) -> list[Finding]:
@@ -81,6 +87,47 @@ def test_a_sound_job_is_let_through(
         {f"{ROLLOUT}.tensor_model_parallel_size": "8"},
         {f"{ROLLOUT}.agent.num_workers": "128", "trainer.use_v1": "False"},
         {f"{ROLLOUT}.agent.num_workers": "7"},
+        {f"{ROLLOUT}.agent.num_workers": "0", "trainer.use_v1": "False"},
+        {ULYSSES: "0"},
+        {f"{ACTOR}.ppo_mini_batch_size": "0"},
+        {
+            **MEGATRON,
+            f"{ACTOR}.megatron.tensor_model_parallel_size": "4",
+            "data.train_batch_size": "6",
+            f"{ACTOR}.ppo_mini_batch_size": "6",
+        },
+        {**MEGATRON, f"{ACTOR}.ppo_micro_batch_size_per_gpu": "0"},
+        {**MEGATRON, f"+{ULYSSES}": "2", PADDED: "False"},
+        {
+            **MEGATRON,
+            **DYNAMIC,
+            f"+{ULYSSES}": "1",
+            f"{ACTOR}.ppo_max_token_len_per_gpu": "1024",
+        },
+        {
+            **DYNAMIC,
+            ULYSSES: "2",
+            "data.train_batch_size": "6",
+            f"{ACTOR}.ppo_mini_batch_size": "6",
+        },
+        {**DYNAMIC, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "null"},
+        {f"{ACTOR}.ppo_max_token_len_per_gpu": "1024"},
+        {PADDED: "False"},
+        {f"{ROLLOUT}.name": "trtllm", f"{ROLLOUT}.pipeline_model_parallel_size": "2"},
+        {f"{ROLLOUT}.name": "trtllm", f"{ROLLOUT}.expert_parallel_size": "4"},
+        {f"{ROLLOUT}.tensor_model_parallel_size": "0"},
+        OTHERS,
+        {**OTHERS, "distillation.nnodes": "0"},
+        {**TAUGHT, f"{TEACHER}.inference.tensor_model_parallel_size": "0"},
+        {**TAUGHT, f"{LOSS}.loss_mode": "k3", f"{LOSS}.topk": "null"},
+        {
+            **TAUGHT,
+            f"{TEACHER}.inference.name": "sglang",
+            f"+{TEACHER}.inference.engine_kwargs.vllm.max_logprobs": "8",
+        },
+        {f"{TEACHER}.inference.max_model_len": "10"},
+        {f"{LOSS}.loss_mode": "forward_kl_topk", f"{LOSS}.topk": "null"},
+        {f"{LOSS}.loss_mode": "k1", f"{LOSS}.use_policy_gradient": "False"},
         {**TAUGHT, f"{TEACHER}.inference.tensor_model_parallel_size": "4"},
         {**TAUGHT, f"+{TEACHER}.inference.engine_kwargs.vllm.max_logprobs": "64"},
         {**TAUGHT, f"{LOSS}.loss_mode": "k1", f"{LOSS}.use_policy_gradient": "True"},
@@ -141,6 +188,20 @@ def test_what_is_at_a_bound_is_no_fault(
             },
             "train_batch_size 5 times 4 samples is not a multiple of 6",
         ),
+        ({ULYSSES: "16"}, "8 is not a multiple of 16"),
+        (
+            {**MEGATRON, f"{ACTOR}.megatron.tensor_model_parallel_size": "3"},
+            "the trainer has 8 GPUs, and each model copy takes 3",
+        ),
+        (
+            {"algorithm.use_kl_in_reward": "True"},
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu has no value",
+        ),
+        (
+            {f"{ROLLOUT}.nnodes": "1", f"{ROLLOUT}.n_gpus_per_node": "3"},
+            "3 GPUs of the rollout are not a multiple of the 2",
+        ),
+        ({**TAUGHT, "distillation.n_gpus_per_node": "0"}, "the teacher has no GPUs"),
         ({f"{ACTOR}.ppo_micro_batch_size": "4"}, "exclude each other"),
         (
             {f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "null"},
@@ -314,6 +375,12 @@ def test_what_becomes_of_a_long_prompt_is_a_value(
     found = check.check(tmp_path / "run.sh", (), "verl==0.9.1")
     value = found.values["truncation"]
     assert (value.value, value.source) == (side, source)
+
+
+def test_a_trainer_that_never_pads_finds_out_late(tmp_path: Path) -> None:
+    """That of 0.8.0 has no trainer.use_v1."""
+    found = judged(tmp_path, "0.8.0", SOUND | {"data.train_batch_size": "40"})
+    assert "verl finds that out after the first rollout" in found[0].message
 
 
 def test_each_release_has_its_own_names(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def _data_parallel(sizes: _Sizes) -> tuple[int, int]:
         split = tensor * pipeline * context
     else:
         raise _UnsureError
-    if not (nodes * per_node > 0 and split > 0):
+    if split <= 0:
         raise _UnsureError
     return nodes * per_node, split
 
@@ -155,7 +155,7 @@ def _batch(sizes: _Sizes) -> Iterator[Finding]:
     # _balance_batch.
     keys = ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
     train, mini = sizes.whole(*keys)
-    if train <= 0 or mini <= 0 or train % mini == 0:
+    if mini <= 0 or train % mini == 0:
         return
     text = f"train_batch_size {train} is not a multiple of ppo_mini_batch_size {mini}"
     if train < mini and not sizes(f"{ACTOR}.use_dynamic_bsz"):
