@@ -25,7 +25,13 @@ INTERRUPTED = 130  # as a shell says that SIGINT ended a command
 HEALTHY, FOUND, UNUSABLE, UNKNOWN = 0, 1, 2, 3
 # From here on reading takes long enough to be told.
 SLOW_BYTES = 64 << 20
-EXITS = {"healthy": HEALTHY, "failed": FOUND, "hung": FOUND, "unknown": UNKNOWN}
+EXITS = {
+    "healthy": HEALTHY,
+    "running": HEALTHY,
+    "failed": FOUND,
+    "hung": FOUND,
+    "unknown": UNKNOWN,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

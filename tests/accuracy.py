@@ -3,7 +3,8 @@
     python tests/accuracy.py [--logs DIR] [--missed-only] [--speed MIB]
     python tests/accuracy.py --runs | --metrics-runs [--show-held-out]
 
-Every log lies in a folder named after its cause, after ``hung.PHASE``, or ``healthy``.
+Every log lies in a folder named after its cause, after ``hung.PHASE``, ``healthy``
+or ``running``.
 A hang counts as right when its phase is right as well. The speed is measured on a log
 of so many MiB, made of all the logs that fail and all that are healthy.
 
@@ -55,7 +56,7 @@ class Count:
         return answers[0] == expected
 
 
-ENDS = ("healthy", "hung")
+ENDS = ("healthy", "running", "hung")
 ROUNDS = 5
 
 
@@ -76,7 +77,7 @@ def accuracy(folder: Path, *, missed_only: bool) -> None:
     every = list(counts.items())
     causes = total([c for name, c in every if name.partition(".")[0] not in ENDS])
     hung = total([c for name, c in every if name.startswith("hung.")])
-    healthy = counts["healthy"]
+    healthy = total([counts["healthy"], counts["running"]])
     say(f"causes {causes.logs}: top-1 {causes.first}, top-3 {causes.third}")
     say(f"hung {hung.logs}: verdict {hung.verdict}, with the phase {hung.first}")
     say(f"healthy {healthy.logs}: {healthy.logs - healthy.first} false alarms")

@@ -94,12 +94,15 @@ def _last_work(tail: bytes) -> int:
 
 def at_rest(tail: bytes) -> bool:
     """Whether nothing is left to do in the last lines: an end, or a ready server."""
-    last = last_lines(tail, 25)
     serves = _TRAINS.search(tail) is None
-    return any(
-        log_phases.ended(line) or (serves and log_phases.READY.search(line))
-        for line in last
+    return over(tail) or (
+        serves and any(log_phases.READY.search(line) for line in last_lines(tail, 25))
     )
+
+
+def over(tail: bytes) -> bool:
+    """Whether the last lines are those of an end, though none says so outright."""
+    return any(log_phases.ended(line) for line in last_lines(tail, 25))
 
 
 def stuck(tail: bytes) -> bytes:
@@ -120,12 +123,22 @@ def stuck(tail: bytes) -> bytes:
 def _silence_s(tail: bytes) -> float:
     """How long the log went on after its last step, beyond five times their pace."""
     places = steps(tail)[-20:]
-    times = [time for place in places if (time := time_of(tail, place)) is not None]
+    times = _times(tail, places)
     end = time_of(tail, len(tail))
     if not times or end is None or log_phases.FINISHED.search(tail, places[-1]):
         return 0.0
-    pace = [late - early for early, late in itertools.pairwise(times)]
-    return end - times[-1] - 5 * (statistics.median(pace) if pace else 0.0)
+    return end - times[-1] - 5 * (pace_s(tail) or 0.0)
+
+
+def pace_s(tail: bytes) -> float | None:
+    """Seconds from one of the last steps to the next; None where no line tells."""
+    times = _times(tail, steps(tail)[-20:])
+    between = [late - early for early, late in itertools.pairwise(times)]
+    return statistics.median(between) if between else None
+
+
+def _times(tail: bytes, places: list[int]) -> list[float]:
+    return [time for place in places if (time := time_of(tail, place)) is not None]
 
 
 def unwritten_s(tail: bytes, written_s: float, now_s: float) -> float:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pytest_gkd.diagnosis.catalogue import Catalogue
+from pytest_gkd.diagnosis.metrics.series import Collector
 from pytest_gkd.diagnosis.scan import Hit, Scanner, blanked, index
 
 BLOCK = 1 << 20
@@ -89,6 +90,7 @@ class Log:
     lines: int = 0
     written_s: float | None = None
     partial: str = ""
+    metrics: Collector = field(default_factory=Collector)
 
     @property
     def edges(self) -> bytes:
@@ -128,10 +130,11 @@ def read(
     Of a file what it holds now, of a stream at most ``STREAM_BYTES``. ``progress`` is
     told how many bytes are done. Raises LogError when the source is empty or no text.
     """
-    scanner = Scanner(index(catalogue), name, number)
+    metrics = Collector()
+    scanner = Scanner(index(catalogue), name, number, metrics)
     size = _size(stream)
     source = _Source(stream, STREAM_BYTES if size is None else size)
-    log = Log(name, scanner.hits)
+    log = Log(name, scanner.hits, metrics=metrics)
     done = 0
     for block in _text_blocks(source, name):
         scanner.feed(block)

@@ -130,3 +130,10 @@ def starts_after(text: bytes, at: int) -> bool:
         for phase in _STARTS
         for mark in MARKERS[phase]
     )
+
+
+def within_start(early: str, late: str) -> bool:
+    """Whether both phases are of a run's start, the second after the first."""
+    if early not in _STARTS or late not in _STARTS:
+        return False
+    return _STARTS.index(early) < _STARTS.index(late)

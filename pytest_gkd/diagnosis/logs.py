@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from pytest_gkd.diagnosis import log_end, log_phases
-from pytest_gkd.diagnosis.catalogue import Catalogue, explain_command
+from pytest_gkd.diagnosis import frames, log_end, log_phases
+from pytest_gkd.diagnosis.catalogue import Catalogue, Signature, explain_command
 from pytest_gkd.diagnosis.diagnose import (
     Diagnosis,
     EvidenceLine,
@@ -20,11 +20,14 @@ from pytest_gkd.diagnosis.diagnose import (
     telling_lines,
 )
 from pytest_gkd.diagnosis.log_file import Log, LogError, opened, read
+from pytest_gkd.diagnosis.metrics import findings
 from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.diagnosis.root_cause import Candidate, choose
 from pytest_gkd.diagnosis.scan import Hit, shown
 
 MAX_CAUSES = 3
+_CLOCK = Pattern(rb"\b\d\d:\d\d:\d\d\b")
+_NUMBERS = Signature(say="{what}", confidence="likely", silent=True)
 
 _DISTILS = Pattern(
     rb"on_policy_distill|recipe\.gkd|gkd[./]|OnPolicyDistill|Teacher|actor_pool"
@@ -43,13 +46,27 @@ _FRAMEWORKS = {
 
 
 @dataclass(frozen=True)
+class Progress:
+    """The last step that a log tells of, of how many, and seconds a step.
+
+    ``until`` is the time of its last line, as the log writes it.
+    """
+
+    step: int | None
+    total: int | None
+    pace_s: float | None
+    until: str
+
+
+@dataclass(frozen=True)
 class LogReport:
     """The verdict over all files.
 
-    ``verdict`` is ``failed``, ``hung``, ``healthy`` or ``unknown``; ``phase`` one of
-    ``log_phases.PHASES``. ``last`` is the last sign of life. ``telling`` are the lines
-    to read when nothing is known. ``still`` says of a healthy run that it works, but
-    has not reached its end. ``unreadable`` are the files that were left out, and
+    ``verdict`` is ``failed``, ``hung``, ``healthy`` (it ended well), ``running`` (the
+    log ends in the middle of sound work) or ``unknown``; ``phase`` one of
+    ``log_phases.PHASES``. ``last`` is the last sign of life, ``progress`` how far
+    a run had come. ``telling`` are the lines to read when nothing is known.
+    ``unreadable`` are the files that were left out, and
     ``partial`` says of which only a part was read.
     """
 
@@ -59,7 +76,7 @@ class LogReport:
     last: EvidenceLine | None = None
     waits_for: str = ""
     telling: tuple[EvidenceLine, ...] = ()
-    still: bool = False
+    progress: Progress | None = None
     unreadable: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
 
@@ -70,6 +87,7 @@ class LogReport:
             "verdict": self.verdict,
             "phase": self.phase,
             "waits_for": self.waits_for,
+            "progress": self.progress and vars(self.progress),
             "last": self.last and _line_json(self.last),
             "causes": [
                 {
@@ -100,24 +118,40 @@ def judge(logs: list[Log], catalogue: Catalogue) -> LogReport:
     """The verdict over the logs of one run."""
     text = b"\n".join(log.edges for log in logs)
     phase = _phase(logs, _next_phase(text))
-    found = choose(_that_count(logs), catalogue)
+    hits = [*_that_count(logs), *_of_numbers(logs, catalogue)]
+    found = choose(hits, catalogue)
     strong = [one for one in found if not one.weak and one.confidence != "guess"]
     last = _last(logs)
     if strong:
         frameworks = {name for name, mark in _FRAMEWORKS.items() if mark.search(text)}
         causes = _causes(strong, found, frameworks, catalogue)
+        phase = _phase_of(strong[0], logs, phase)
         return LogReport("failed", phase, causes, last=last)
     if any(log_end.finished(log.tail) >= 0 for log in logs):
         return LogReport("healthy", phase, last=last)
     if any(log_end.failed(log.tail) for log in logs):
         return LogReport("unknown", phase, last=last, telling=_telling(logs))
     stopped = any(_stopped(log) for log in logs)
+    if not stopped and any(log_end.over(log.tail) for log in logs):
+        return LogReport("healthy", phase, last=last)
     if not stopped and any(_moves(log) for log in logs):
-        return LogReport("healthy", phase, last=last, still=True)
+        return LogReport("running", phase, last=last, progress=_progress(logs))
     if stopped or phase != "unknown":
         waits = log_phases.WAITS_FOR[phase]
         return LogReport("hung", phase, last=last, waits_for=waits)
     return LogReport("unknown", phase, last=last, telling=_telling(logs))
+
+
+def _progress(logs: list[Log]) -> Progress:
+    """Of the log that came farthest."""
+    log = max(logs, key=lambda one: one.metrics.last_step or 0)
+    times = [*_CLOCK.finditer(log.tail)]
+    return Progress(
+        log.metrics.last_step,
+        log.metrics.total or None,
+        log.metrics.pace_s or log_end.pace_s(log.tail),
+        times[-1][0].decode() if times else "",
+    )
 
 
 def _moves(log: Log) -> bool:
@@ -166,6 +200,25 @@ def _that_count(logs: list[Log]) -> Iterator[Hit]:
                 yield hit
 
 
+def _of_numbers(logs: list[Log], catalogue: Catalogue) -> Iterator[Hit]:
+    """What the metrics prove; a crash or an error that ended the run comes before."""
+    for number, log in enumerate(logs):
+        for one in findings.find(log.metrics.series()):
+            if one.cause in catalogue:
+                tier = catalogue[one.cause].tier
+                yield Hit(
+                    cause=one.cause,
+                    signature=_NUMBERS,
+                    tier="symptom" if tier == "cause" else tier,
+                    source=log.name,
+                    line=one.line,
+                    text=one.text,
+                    facts={"what": one.text},
+                    source_index=number,
+                    order=one.order,
+                )
+
+
 def _next_phase(text: bytes) -> str:
     """What a job like this does after a completed step, and first of all.
 
@@ -182,6 +235,20 @@ def _phase(logs: list[Log], after_step: str) -> str:
     found = {log_phases.last_phase(log.edges) for log in logs} - {"unknown"}
     phases = [one if one in log_phases.PHASES else after_step for one in found]
     return max(phases, key=log_phases.PHASES.index, default="unknown")
+
+
+def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:
+    """Where the root's traceback was raised, else the ``last`` phase that was marked.
+
+    While a run starts, what it printed last tells more than verl's one ``init_model``.
+    """
+    tails = {log.name: log for log in logs}
+    for hit in root.hits:
+        log = tails[hit.source]
+        phase = frames.phase_of(log.tail, hit.order - log.tail_at)
+        if phase and not log_phases.within_start(phase, last):
+            return phase
+    return last
 
 
 def _last(logs: list[Log]) -> EvidenceLine | None:

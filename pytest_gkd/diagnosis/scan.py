@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ahocorasick_rs import BytesAhoCorasick, Implementation
 
@@ -74,6 +75,17 @@ class Hit:
     time_s: float | None = None
 
 
+class Watcher(Protocol):
+    """Wants whole lines that hold one of its ``markers``, until it is ``full``."""
+
+    markers: tuple[bytes, ...]
+
+    @property
+    def full(self) -> bool: ...
+    def take(self, line: bytes, number: int, order: int) -> None:
+        """A line, its number from 1, and the byte of the source where it begins."""
+
+
 # A cause's id, one of its signatures, and the cause's tier.
 Entry = tuple[str, Signature, str]
 
@@ -83,6 +95,7 @@ class Scanner:
 
     Of each signature the first ``MAX_HITS`` are kept, and the last ones: the root of a
     failure is among the first things that happened, unless the run outlived those.
+    A ``watcher`` is given its lines on the way, and those of the end in any case.
     """
 
     def __init__(
@@ -90,6 +103,7 @@ class Scanner:
         signatures: Mapping[bytes, list[Entry]],
         source: str,
         source_index: int = 0,
+        watcher: Watcher | None = None,
     ) -> None:
         self.source = source
         self.source_index = source_index
@@ -101,7 +115,11 @@ class Scanner:
         self._seen = Counter[int]()
         self._last: dict[int, int] = {}
         # In the catalogue's order: of two causes in one line its first is told.
-        self._texts = tuple(signatures)
+        self._watcher = watcher
+        markers = watcher.markers if watcher is not None else ()
+        self._watched = frozenset(markers)
+        self._taken = -1
+        self._texts = tuple(dict.fromkeys((*signatures, *markers)))
         self._automaton = _automaton(self._texts)
         self._rebuild_at = REBUILD_BYTES
         # What is kept of the text, where that begins, and from where it is still new.
@@ -117,7 +135,9 @@ class Scanner:
         self._advance(text, end if len(text) - end <= LONG else len(text) - WINDOW)
         if self._offset >= self._rebuild_at:
             self._rebuild_at *= 4
-            self._texts = tuple(self._open)
+            if self._watcher is not None and self._watcher.full:
+                self._watched = frozenset()
+            self._texts = tuple(dict.fromkeys((*self._open, *self._watched)))
             self._automaton = BytesAhoCorasick(
                 self._texts, implementation=Implementation.DFA
             )
@@ -141,11 +161,17 @@ class Scanner:
         by_line = sorted(
             (_line_start(text, new + at), place, new + at)
             for place, at, _ in found
-            if new + at < end and self._texts[place] in self._open
+            if new + at < end
+            and ((words := self._texts[place]) in self._open or words in self._watched)
         )
         until: dict[bytes, int] = {}
-        for _, place, position in by_line:
+        counted, number = 0, self._line
+        for start, place, position in by_line:
             words = self._texts[place]
+            if words in self._watched and self._offset + start > self._taken:
+                number += text.count(b"\n", counted, start)
+                counted = start
+                self._watch(text, start, number)
             if words in self._open and position >= until.get(words, 0):
                 until[words] = self._search(words, text, position)
         keep = max(0, end - CONTEXT)
@@ -153,6 +179,13 @@ class Scanner:
         self._offset += keep
         self._kept = text[keep:]
         self._new = end - keep
+
+    def _watch(self, text: bytes, start: int, number: int) -> None:
+        assert self._watcher is not None
+        self._taken = self._offset + start
+        ends = (text.find(mark, start, start + LONG) for mark in (b"\n", b"\r"))
+        end = min((place for place in ends if place >= 0), default=start + LONG)
+        self._watcher.take(text[start:end], number, self._taken)
 
     def _search(self, words: bytes, text: bytes, position: int) -> int:
         """Look at one find; return the end of the line, as far as it was looked at."""
@@ -168,6 +201,8 @@ class Scanner:
 
     def _look_back(self, tail: bytes) -> None:
         self._seen.clear()
+        if self._watcher is not None and self._watcher.full:
+            self._watch_end(tail)
         for words, (entries, closed_at) in self._closed.items():
             end, low = len(tail), max(0, closed_at - self._offset)
             for _ in range(MAX_TRIES):
@@ -176,6 +211,16 @@ class Scanner:
                     break
                 start, _ = self._try(entries, tail, position)
                 end = max(low, min(start, position))
+
+    def _watch_end(self, tail: bytes) -> None:
+        """Give the watcher its lines of the tail that it has not got."""
+        assert self._watcher is not None
+        start = 0
+        for number, line in enumerate(tail.split(b"\n"), self._line):
+            new = self._offset + start > self._taken
+            if new and any(mark in line for mark in self._watcher.markers):
+                self._watcher.take(line, number, self._offset + start)
+            start += len(line) + 1
 
     def _try(self, entries: list[Entry], text: bytes, position: int) -> tuple[int, int]:
         """Ask the signatures about the line at ``position``: its start and its end."""

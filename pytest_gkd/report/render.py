@@ -198,10 +198,8 @@ def log_text(report: LogReport) -> str:
             lines.append("  or    " + ", ".join(one.cause for one in others))
         lines.append(f"  phase {report.phase}")
         lines.append(f"  more  {root.explain}")
-    elif report.verdict == "healthy" and report.still:
-        lines.append(
-            "healthy: the run is still working at the log's end; nothing failed"
-        )
+    elif report.verdict == "running":
+        lines += wrapped("running: ", _at_work(report))
     elif report.verdict == "healthy":
         lines.append("healthy: the run reached its end, and nothing failed")
     elif report.verdict == "hung":
@@ -217,6 +215,21 @@ def log_text(report: LogReport) -> str:
         lines.append("unknown: no known cause in this log; the most telling lines:")
         lines += [f"  {_place(line, LOG_LINE)}" for line in report.telling]
     return "\n".join(lines)
+
+
+def _at_work(report: LogReport) -> str:
+    told = report.progress
+    parts = []
+    if told and told.step is not None:
+        parts.append(f"step {told.step}" + (f" of {told.total}" if told.total else ""))
+    if told and told.pace_s:
+        parts.append(f"{told.pace_s:.3g} s a step")
+    far = f" ({', '.join(parts)})" if parts else ""
+    since = f"since {told.until}" if told and told.until else "for many times that"
+    return (
+        f"at work when the log ends{far}, and nothing failed; if nothing was added "
+        f"{since} it is stuck in the phase {report.phase}"
+    )
 
 
 def _log_cause(found: Diagnosis) -> Iterator[str]:

@@ -1,0 +1,258 @@
+"""What the numbers of a run say is wrong, each with step, value and what was usual.
+
+A judgement needs a series long enough to know what is usual, a change that is large
+against its spread, and one that lasts to the end of the log: what recovered is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from pytest_gkd.diagnosis.metrics import statistics as robust
+from pytest_gkd.diagnosis.metrics.roles import role
+from pytest_gkd.diagnosis.metrics.series import Series
+
+# So many steps tell what is usual.
+ENOUGH = 8
+# Beyond so many deviations a level is another one; of 10,000 steps none by chance.
+FAR = 6.0
+# Standard deviations from which a trend is one.
+SURE = 3.0
+
+
+@dataclass(frozen=True)
+class NumberFinding:
+    """A cause that a metric proves: since which step, where, and in which words."""
+
+    cause: str
+    metric: str
+    step: int
+    line: int
+    order: int
+    text: str
+
+
+_Judge = Callable[[Series], Iterator[NumberFinding]]
+_JUDGES: list[tuple[frozenset[str], _Judge]] = []
+
+
+def _of(*roles: str) -> Callable[[_Judge], _Judge]:
+    def register(judge: _Judge) -> _Judge:
+        _JUDGES.append((frozenset(roles), judge))
+        return judge
+
+    return register
+
+
+def find(every: Iterable[Series]) -> list[NumberFinding]:
+    """What is wrong with these series, the first in time first; one of each cause."""
+    found = [
+        one
+        for series in every
+        for roles, judge in _JUDGES
+        if role(series.name) in roles
+        for one in judge(series)
+    ]
+    first: dict[str, NumberFinding] = {}
+    for one in sorted(found, key=lambda one: (one.line, one.metric)):
+        first.setdefault(one.cause, one)
+    return list(first.values())
+
+
+def _window(series: Series) -> int:
+    return max(3, len(series) // 8)
+
+
+def _found(series: Series, at: int, cause: str, text: str) -> NumberFinding:
+    told = f"{series.name}: {text} (step {series.steps[at]})"
+    return NumberFinding(cause, series.name, series.steps[at], *series.places[at], told)
+
+
+def _since(series: Series, holds: Callable[[float], bool]) -> int:
+    """From which place on all values hold, or nearly all; len(series) where none."""
+    at = len(series)
+    misses = 0
+    for place in range(len(series) - 1, -1, -1):
+        if holds(series.values[place]):
+            at = place
+        else:
+            misses += 1
+            if misses > (len(series) - place) * 0.2:
+                break
+    return at
+
+
+@_of("loss", "policy loss", "gradient norm", "entropy", "KL", "reward")
+def _not_finite(series: Series) -> Iterator[NumberFinding]:
+    at = _since(series, lambda value: not math.isfinite(value))
+    if len(series) - at >= min(3, len(series)):
+        before = series.finite()
+        usual = f"{robust.median(before.values):.4g} before" if len(before) else "never"
+        yield _found(
+            series, at, "train.nan", f"is {series.values[at]} from here on; {usual}"
+        )
+
+
+@_of("gradient norm")
+def _no_gradient(series: Series) -> Iterator[NumberFinding]:
+    at = _since(series, lambda value: abs(value) < 1e-9)
+    if len(series) - at >= 5:
+        yield _found(series, at, "train.no-grad", "is 0 from here on")
+
+
+@_of("loss", "gradient norm", "KL")
+def _diverges(series: Series) -> Iterator[NumberFinding]:
+    series = series.finite()
+    window = _window(series)
+    if len(series) < ENOUGH or min(series.values) < 0:
+        return
+    values = series.values
+    levels = [
+        robust.median(values[at : at + window])
+        for at in range(len(values) - window + 1)
+    ]
+    lowest = min(range(len(levels) - window // 2), key=levels.__getitem__)
+    best, last = levels[lowest], levels[-1]
+    usual = values[lowest : lowest + window]
+    spread = max(robust.deviation(usual), 0.02 * best)
+    rises = robust.trend(values[lowest:]) > SURE
+    factor = 1.5 if role(series.name) == "loss" else 10.0
+    if last > factor * best and last > best + FAR * spread and rises:
+        at = _since(series, lambda value: value > best + FAR * spread)
+        at = min(at, len(series) - 1)
+        yield _found(
+            series, at, "train.diverged", f"rises from {best:.4g} to {last:.4g}"
+        )
+
+
+@_of("entropy")
+def _entropy(series: Series) -> Iterator[NumberFinding]:
+    first, last = _ends(series)
+    if first is None or last is None or first <= 0:
+        return
+    if (
+        last < 0.1 * first
+        and last < 0.3
+        and robust.trend(series.finite().values) < -SURE
+    ):
+        at = _since(series, lambda value: value < 0.1 * first)
+        yield _found(
+            series, at, "train.diverged", f"collapses from {first:.4g} to {last:.4g}"
+        )
+    elif (
+        last > 2 * first
+        and last > first + 1
+        and robust.trend(series.finite().values) > SURE
+    ):
+        at = _since(series, lambda value: value > 2 * first)
+        yield _found(
+            series, at, "train.diverged", f"runs away from {first:.4g} to {last:.4g}"
+        )
+
+
+def _ends(series: Series) -> tuple[float | None, float | None]:
+    """The usual value in the first and in the last part; None for a short series."""
+    values = series.finite().values
+    if len(values) < ENOUGH:
+        return None, None
+    window = max(3, len(values) // 8)
+    return robust.median(values[:window]), robust.median(values[-window:])
+
+
+@_of("disagreement")
+def _drifts(series: Series) -> Iterator[NumberFinding]:
+    first, last = _ends(series)
+    if first is None or last is None:
+        return
+    values = series.finite().values
+    if last > 3 * first and last > 0.02 and robust.trend(values) > SURE:
+        at = _since(series, lambda value: value > 3 * first)
+        text = f"the rollout drifts from the trainer, {first:.4g} to {last:.4g}"
+        yield _found(series, at, "sync.not-applied", text)
+
+
+@_of("agreement")
+def _disagrees(series: Series) -> Iterator[NumberFinding]:
+    first, last = _ends(series)
+    if first is None or last is None:
+        return
+    if last < 0.9 and (
+        last < first - 0.05 and robust.trend(series.finite().values) < -SURE
+    ):
+        at = _since(series, lambda value: value < first - 0.05)
+        text = f"the rollout drifts from the trainer, {first:.4g} to {last:.4g}"
+        yield _found(series, at, "sync.not-applied", text)
+
+
+@_of("memory")
+def _memory(series: Series) -> Iterator[NumberFinding]:
+    series = series.finite()
+    half = len(series) // 2
+    if len(series) < 2 * ENOUGH:
+        return
+    early, late = series.values[:half], series.values[half:]
+    growth = robust.slope(series.steps[half:], late)
+    before = robust.slope(series.steps[:half], early)
+    rises = robust.trend(late) > SURE and robust.trend(early) > 0
+    grown = growth * (series.steps[-1] - series.steps[half])
+    if rises and growth > 0.4 * before and grown > 0.03 * robust.median(early):
+        text = f"grows by {growth:.4g} a step, from {early[0]:.4g} to {late[-1]:.4g}"
+        yield _found(series, half, "train.memory-leak", text)
+
+
+@_of("step time")
+def _slower(series: Series) -> Iterator[NumberFinding]:
+    series = series.finite()
+    if len(series) < ENOUGH:
+        return
+    place, chance = robust.change(series.values)
+    before, after = series.values[:place], series.values[place:]
+    if chance > 0.01 or len(before) < 3 or len(after) < 3:
+        return
+    usual, now = robust.median(before), robust.median(after[-_window(series) :])
+    if now > 1.5 * usual and now > usual + FAR * robust.deviation(before):
+        yield _found(
+            series, place, "train.slow", f"from {usual:.3g} s to {now:.3g} s a step"
+        )
+
+
+@_of("reward")
+def _constant(series: Series) -> Iterator[NumberFinding]:
+    at = _since(series, lambda value: value == series.values[-1])
+    if len(series) - at >= max(10, len(series) // 3):
+        text = f"is {series.values[-1]:.4g} in every step from here on"
+        yield _found(series, at, "train.diverged", text)
+
+
+@_of("response length", "truncated")
+def _lengths(series: Series) -> Iterator[NumberFinding]:
+    first, last = _ends(series)
+    if first is None or last is None:
+        return
+    values = series.finite().values
+    if role(series.name) == "truncated":
+        if last >= 0.5 and last > first + 0.2 and robust.trend(values) > SURE:
+            at = _since(series, lambda value: value > first + 0.2)
+            yield _found(
+                series,
+                at,
+                "train.diverged",
+                f"from {first:.3g} to {last:.3g} of the responses",
+            )
+    elif last < 0.25 * first and robust.trend(values) < -SURE:
+        at = _since(series, lambda value: value < 0.25 * first)
+        yield _found(
+            series, at, "train.diverged", f"collapses from {first:.4g} to {last:.4g}"
+        )
+
+
+@_of("imbalance")
+def _experts(series: Series) -> Iterator[NumberFinding]:
+    first, last = _ends(series)
+    if first is None or last is None:
+        return
+    if last > 2 * first and robust.trend(series.finite().values) > SURE:
+        at = _since(series, lambda value: value > 2 * first)
+        yield _found(series, at, "train.moe", f"rises from {first:.4g} to {last:.4g}")

@@ -1,0 +1,68 @@
+"""What a metric measures, told by its name in the frameworks' words.
+
+Names: verl, trainer/ppo/metric_utils.py and utils/debug/metrics.py; TRL,
+trainer/grpo_trainer.py and gkd_trainer.py; NeMo-RL, algorithms/; slime, ray/rollout.py;
+prime-rl, trainer/rl/train.py; Megatron-LM, training/training.py; vLLM, v1/metrics.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+# The first that fits. A name is in lower case with _ for blanks.
+_ROLES = tuple(
+    (role, re.compile(pattern))
+    for role, pattern in (
+        ("other", r"eval|valid|^val|val-|test_|/min$|/max$|_min$|best_"),
+        ("learning rate", r"(?:^|[/_])(?:lr|learning_rate)$"),
+        ("loss scale", r"loss_scale"),
+        ("gradient norm", r"grad(?:ient)?[_.]*norm|^norm$"),
+        ("groups of equal reward", r"frac_reward_zero_std"),
+        ("spread", r"std|var(?:iance)?$"),
+        ("truncated", r"response_length/clip_ratio|clipped_ratio|truncat"),
+        (
+            "response length",
+            r"(?:response|completion|output)s?[_/](?:mean_)?len(?:gth)?s?(?:/mean|_mean)?$"
+            r"|completions?/mean_length|mean_(?:generation|response|completion)_length"
+            r"|mean_gen_tokens|gen(?:eration)?_len(?:gth)?(?:/mean)?$",
+        ),
+        ("agreement", r"pearson"),
+        (
+            "disagreement",
+            r"rollout_probs_diff_mean|rollout_corr/(?:k3_)?kl|mismatch_kl"
+            r"|sampling_logp_difference/mean|logprobs?_(?:abs_)?diff|gen(?:eration)?_kl"
+            r"|token_mult_prob_error",
+        ),
+        ("entropy", r"entropy(?!.*(?:coef|loss))"),
+        ("imbalance", r"max_vio|imbalance|load_balanc|lb_loss|moe.*aux|aux_loss"),
+        (
+            "policy loss",
+            r"(?:pg|policy|actor|ppo|critic|vf|value)_loss|actor/loss|kl_loss",
+        ),
+        ("loss", r"(?:^|[/_])loss(?:/mean|/avg)?$"),
+        ("KL", r"(?:^|[/_])kl(?:/mean|_mean)?$|approx_kl|ppo_kl"),
+        ("reward", r"(?:rewards?|score)(?:/mean|_mean|/avg)?$|raw_reward"),
+        (
+            "step time",
+            r"timing_s/step$|total_step_time|step_time|per_iteration|^s/it$|iter_time",
+        ),
+        ("part of the step", r"timing_s/"),
+        (
+            "memory",
+            r"mem(?:ory)?.*(?:alloc|reserved|used|peak)|(?:peak|max|cpu)[_.]*mem"
+            r"|^mem(?:ory)?(?:\(|$)|rss",
+        ),
+        ("waiting requests", r"^waiting$"),
+        ("running requests", r"^running$"),
+        ("throughput", r"throughput|tokens_per_s|samples/sec|samplespersec"),
+        ("accuracy", r"(?:^|[/_])acc(?:uracy)?(?:/mean)?$"),
+    )
+)  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4096)
+def role(name: str) -> str:
+    """What the metric measures; ``other`` where that is not known or not judged."""
+    plain = re.sub(r"[\s.]+", "_", name.strip().lower())
+    return next((role for role, known in _ROLES if known.search(plain)), "other")

@@ -1,0 +1,127 @@
+"""Collects what a run printed of each metric, step by step, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+
+from pytest_gkd.diagnosis.metrics.lines import read
+from pytest_gkd.diagnosis.metrics.roles import role
+from pytest_gkd.diagnosis.patterns import Pattern
+
+MOST_NAMES = 1000
+MOST_POINTS = 20_000
+# So many lines are read as they come, and those at the end of the log.
+MOST_LINES = 20_000
+
+# What a line of metrics holds: the scanner looks for these.
+MARKERS: tuple[bytes, ...] = (b"loss", b"Loss", b"s/it", b"it/s", b"step:", b"step=")
+MARKERS += (b"Step ", b"iteration ", b"reward", b" throughput: ")
+MARKERS += ("\u2022 ".encode(), "\u2502 ".encode())  # a bullet, a table's line
+
+_PROCESS = Pattern(
+    rb"^(?:\x1b\[[\d;]*m)*(?:\([\w.:]+ [^)]{0,60}\)|\[(?:[Rr]ank ?\d+|default\d+)\])"
+)
+
+
+@dataclass
+class Series:
+    """One metric of one process: its ``values`` at its ``steps``, which rise.
+
+    A step counts the lines from 1 where the log tells none. ``places`` are the numbers
+    of their lines and where these begin.
+    """
+
+    name: str
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def add(self, step: int, value: float, place: tuple[int, int]) -> None:
+        """The value at a step; a run that starts again from a checkpoint replaces."""
+        while self.steps and self.steps[-1] > step:
+            self.drop_last()
+        if self.steps and self.steps[-1] == step:
+            self.drop_last()
+        if len(self.values) >= MOST_POINTS:
+            for kept in (self.steps, self.values, self.places):
+                del kept[1:-1:2]
+        self.steps.append(step)
+        self.values.append(value)
+        self.places.append(place)
+
+    def drop_last(self) -> None:
+        """Forget the last value."""
+        for kept in (self.steps, self.values, self.places):
+            kept.pop()
+
+    def finite(self) -> Series:
+        """The same without what is not a number."""
+        kept = [at for at, value in enumerate(self.values) if math.isfinite(value)]
+        return Series(
+            self.name,
+            [self.steps[at] for at in kept],
+            [self.values[at] for at in kept],
+            [self.places[at] for at in kept],
+        )
+
+
+class Collector:
+    """Takes the lines of a log that may hold metrics, in order."""
+
+    markers = MARKERS
+
+    def __init__(self) -> None:
+        self._series: dict[tuple[bytes, str], Series] = {}
+        self._step: dict[bytes, int] = {}
+        self._lines = 0
+        self.total = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether enough lines were read."""
+        return self._lines >= MOST_LINES
+
+    def take(self, line: bytes, number: int, order: int) -> None:
+        """A line, its number from 1, and the byte where it begins."""
+        self._lines += 1
+        reading = read(line)
+        process = _process(line)
+        if reading.step is not None and (reading.total or self.total) >= self.total:
+            self.total = reading.total or self.total
+            self._step[process] = reading.step
+        for name, value in reading.values.items():
+            series = self._series.get((process, name))
+            if series is None:
+                if len(self._series) >= MOST_NAMES:
+                    continue
+                series = self._series[process, name] = Series(name)
+            step = reading.step
+            if step is None:
+                last = series.steps[-1] if series.steps else 0
+                step = max(self._step.get(process, 0), last + 1)
+            series.add(step, value, (number, order))
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that is told, whichever process told it."""
+        return max(self._step.values(), default=None)
+
+    @property
+    def pace_s(self) -> float | None:
+        """Seconds that one of the last steps took; None where no metric tells."""
+        times = [one for one in self.series() if role(one.name) == "step time"]
+        return statistics.median(times[0].values[-20:]) if times else None
+
+    def series(self) -> list[Series]:
+        """All series, the longest first."""
+        return sorted(self._series.values(), key=len, reverse=True)
+
+
+def _process(line: bytes) -> bytes:
+    found = _PROCESS.search(line)
+    return found[0] if found else b""

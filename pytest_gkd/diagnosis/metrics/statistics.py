@@ -1,0 +1,78 @@
+"""Robust statistics of a series: what is usual, what rises, when it changed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+
+# A normal distribution's standard deviation is so many median absolute deviations
+# (Hampel, The Influence Curve and its Role in Robust Estimation, JASA 69, 1974).
+NORMAL = 1.4826
+# Slopes are taken between so many points at most; their pairs grow with the square.
+MOST_POINTS = 120
+
+median = statistics.median
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The median absolute deviation, scaled to a standard deviation."""
+    middle = median(values)
+    return NORMAL * median([abs(value - middle) for value in values])
+
+
+def slope(steps: Sequence[float], values: Sequence[float]) -> float:
+    """Change per step: the median of the slopes between all pairs of points.
+
+    Theil, Indagationes Mathematicae 12, 1950; Sen, JASA 63, 1968.
+    """
+    points = thinned(list(zip(steps, values, strict=True)))
+    slopes = [
+        (after - before) / (late - early)
+        for (early, before), (late, after) in itertools.combinations(points, 2)
+        if late != early
+    ]
+    return float(median(slopes)) if slopes else 0.0
+
+
+def trend(values: Sequence[float]) -> float:
+    """How surely the values rise (above 0) or fall, in standard deviations.
+
+    Mann, Econometrica 13, 1945; Kendall, Rank Correlation Methods, 1975 (no ties).
+    """
+    values = thinned(values)
+    n = len(values)
+    if n < 3:
+        return 0.0
+    score = sum(
+        (late > early) - (late < early)
+        for early, late in itertools.combinations(values, 2)
+    )
+    return float(score / math.sqrt(n * (n - 1) * (2 * n + 5) / 18))
+
+
+def change(values: Sequence[float]) -> tuple[int, float]:
+    """Where the level changes, and the chance that it does not.
+
+    The largest of the cumulative sums of ranks (Pettitt, A Non-Parametric Approach to
+    the Change-Point Problem, Applied Statistics 28, 1979). The place is the first of
+    the new level.
+    """
+    n = len(values)
+    if n < 4:
+        return 0, 1.0
+    order = sorted(values)
+    first = {value: at for at, value in reversed(list(enumerate(order)))}
+    last = {value: at for at, value in enumerate(order)}
+    ranks = [(first[value] + last[value]) / 2 + 1 for value in values]
+    sums = [2 * r - at * (n + 1) for at, r in enumerate(itertools.accumulate(ranks), 1)]
+    place = max(range(n - 1), key=lambda at: abs(sums[at]))
+    largest = abs(sums[place])
+    return place + 1, min(1.0, 2 * math.exp(-6 * largest**2 / (n**3 + n**2)))
+
+
+def thinned(values: Sequence[float] | list) -> list:  # type: ignore[type-arg]
+    """At most MOST_POINTS of them, evenly."""
+    stride = -(-len(values) // MOST_POINTS) or 1
+    return list(values[::stride])
