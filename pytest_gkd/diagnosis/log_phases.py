@@ -12,6 +12,10 @@ MARKERS = {row["name"]: row["markers"] for row in _TABLE["phase"] if "markers" i
 # Not of first-step, which is one phase or another, by the kind of job.
 WAITS_FOR = {r["name"]: r["waits_for"] for r in _TABLE["phase"] if "waits_for" in r}
 PHASES = tuple(WAITS_FOR)
+# The phase of each function that a traceback may name.
+RAISED_IN = {
+    name: r["name"] for r in _TABLE["phase"] for name in r.get("functions", ())
+}
 
 NCCL = Pattern(rb"\bNCCL (?:INFO|version) ?")
 
