@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pytest_gkd.diagnosis import log_phases
 from pytest_gkd.diagnosis.patterns import Pattern
 
 # How far around a line its traceback is looked for.
 BEFORE, AFTER = 60_000, 20_000
 
+# What Ray, vLLM, torchrun and its like put before the lines of a process.
+_PROCESS = Pattern(rb"^\s*(?:\([\w.:]+ [^)]{0,80}\)|\[[\w:-]{1,40}\]:?)")
 # A frame as Python, rich's boxes and faulthandler print it.
 _FRAME = Pattern(
-    rb"(?:File \"(?P<file>[^\"\r\n]+)\", line \d+,? in|(?P<boxed>[\w./-]+\.py):\d+ in)"
-    rb" (?P<function>[\w.<>]+)"
+    rb"(?:File \"[^\"\r\n]+\", line \d+,? in|[\w./-]+\.py:\d+ in)"
+    rb" (?:\w+\.)*(?P<function>\w+)"
 )
 _START = Pattern(rb"Traceback \(most recent call last\)")
-# What starts anew: after it frames belong to the exception that came of the first one.
+# Between the traceback of an exception and that of another that came of it.
 _CHAINED = Pattern(
     rb"During handling of the above exception|was the direct cause of the following"
 )
-# An exception's own line: it ends the frames.
+# An exception's own line, which ends its frames.
 _RAISED = Pattern(
-    rb"(?m)^[^\r\n]{0,200}?\b[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Fault)\b"
-    rb"(?::|\s*$)"
+    rb"^\W*[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Fault)\b(?:\(\w+\))?(?::|\s*$)"
 )
 
 
@@ -34,20 +37,33 @@ def phase_of(text: bytes, at: int) -> str:
     low = max(0, at - BEFORE)
     window = text[low : at + AFTER]
     starts = [match.start() for match in _START.finditer(window, 0, at - low + 1)]
+    while len(starts) > 1 and _CHAINED.search(window, starts[-2], starts[-1]):
+        starts.pop()
     if not starts:
         return ""
-    begin = starts[-1]
-    while (
-        len(starts) > 1 and _CHAINED.search(window, starts[-2], starts[-1]) is not None
-    ):
-        starts.pop()
-        begin = starts[-1]
-    raised = _RAISED.search(window, begin + 34)
-    end = raised.start() if raised else None
-    names = [
-        match[b"function"].decode() for match in _FRAME.finditer(window, begin, end)
-    ]
-    phases = (
-        log_phases.RAISED_IN.get(name.rpartition(".")[2]) for name in reversed(names)
-    )
-    return next(filter(None, phases), "")
+    phase = ""
+    for function in _functions(window, starts[-1]):
+        phase = log_phases.RAISED_IN.get(function, phase)
+    return phase
+
+
+def _functions(text: bytes, start: int) -> Iterator[str]:
+    """The functions of the traceback that begins there, the outermost first.
+
+    Lines of other processes in between are passed over.
+    """
+    begin = text.rfind(b"\n", 0, start) + 1
+    process = _process(text[begin : begin + 200])
+    for line in text[start:].splitlines()[1:]:
+        if _process(line) != process:
+            continue
+        own = line[len(process) :]
+        if found := _FRAME.search(own):
+            yield found[b"function"].decode()
+        elif _RAISED.search(own):
+            return
+
+
+def _process(line: bytes) -> bytes:
+    found = _PROCESS.search(line)
+    return found[0] if found else b""

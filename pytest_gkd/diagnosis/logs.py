@@ -65,7 +65,9 @@ class LogReport:
     ``verdict`` is ``failed``, ``hung``, ``healthy`` (it ended well), ``running`` (the
     log ends in the middle of sound work) or ``unknown``; ``phase`` one of
     ``log_phases.PHASES``. ``last`` is the last sign of life, ``progress`` how far
-    a run had come. ``telling`` are the lines to read when nothing is known.
+    a run had come. ``survived`` are causes after which the run went on, each with the
+    first line that tells of it. ``telling`` are the lines to read when nothing is
+    known.
     ``unreadable`` are the files that were left out, and
     ``partial`` says of which only a part was read.
     """
@@ -77,6 +79,7 @@ class LogReport:
     waits_for: str = ""
     telling: tuple[EvidenceLine, ...] = ()
     progress: Progress | None = None
+    survived: tuple[tuple[str, EvidenceLine], ...] = ()
     unreadable: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
 
@@ -104,6 +107,9 @@ class LogReport:
                 }
                 for one in self.causes
             ],
+            "survived": [
+                {"cause": cause, **_line_json(line)} for cause, line in self.survived
+            ],
             "telling": [_line_json(line) for line in self.telling],
             "unreadable": list(self.unreadable),
             "partial": list(self.partial),
@@ -127,15 +133,19 @@ def judge(logs: list[Log], catalogue: Catalogue) -> LogReport:
         causes = _causes(strong, found, frameworks, catalogue)
         phase = _phase_of(strong[0], logs, phase)
         return LogReport("failed", phase, causes, last=last)
+    survived = tuple(_survived(logs))
     if any(log_end.finished(log.tail) >= 0 for log in logs):
-        return LogReport("healthy", phase, last=last)
+        return LogReport("healthy", phase, last=last, survived=survived)
     if any(log_end.failed(log.tail) for log in logs):
         return LogReport("unknown", phase, last=last, telling=_telling(logs))
     stopped = any(_stopped(log) for log in logs)
     if not stopped and any(log_end.over(log.tail) for log in logs):
-        return LogReport("healthy", phase, last=last)
+        return LogReport("healthy", phase, last=last, survived=survived)
     if not stopped and any(_moves(log) for log in logs):
-        return LogReport("running", phase, last=last, progress=_progress(logs))
+        progress = _progress(logs)
+        return LogReport(
+            "running", phase, last=last, progress=progress, survived=survived
+        )
     if stopped or phase != "unknown":
         waits = log_phases.WAITS_FOR[phase]
         return LogReport("hung", phase, last=last, waits_for=waits)
@@ -198,6 +208,15 @@ def _that_count(logs: list[Log]) -> Iterator[Hit]:
                 step > at + log_end.AFTER for step in steps[-2:-1]
             ):
                 yield hit
+
+
+def _survived(logs: list[Log]) -> Iterator[tuple[str, EvidenceLine]]:
+    """Each cause that a line tells of, where nothing that counts was found."""
+    told = set[str]()
+    for hit in (hit for log in logs for hit in log.hits if not hit.weak):
+        if hit.cause not in told and hit.signature.confidence != "guess":
+            told.add(hit.cause)
+            yield hit.cause, EvidenceLine(hit.source, hit.line, hit.text)
 
 
 def _of_numbers(logs: list[Log], catalogue: Catalogue) -> Iterator[Hit]:

@@ -199,7 +199,7 @@ def log_text(report: LogReport) -> str:
         lines.append(f"  phase {report.phase}")
         lines.append(f"  more  {root.explain}")
     elif report.verdict == "running":
-        lines += wrapped("running: ", _at_work(report))
+        lines += wrapped("running: ", _at_work(report), "  ")
     elif report.verdict == "healthy":
         lines.append("healthy: the run reached its end, and nothing failed")
     elif report.verdict == "hung":
@@ -214,6 +214,10 @@ def log_text(report: LogReport) -> str:
     else:
         lines.append("unknown: no known cause in this log; the most telling lines:")
         lines += [f"  {_place(line, LOG_LINE)}" for line in report.telling]
+    lines += [
+        f"  past  {cause}, which the run survived: {_place(line, LOG_LINE)}"
+        for cause, line in report.survived
+    ]
     return "\n".join(lines)
 
 

@@ -63,7 +63,9 @@ _BAR = Pattern(
     rb"(?P<number>[\d.]+|\?) ?(?P<unit>s/it|it/s)"
 )
 # A bar with a title of its own counts prompts, files or shards.
-_OTHER_BAR = Pattern(rb"[A-Za-z][\w ().,=-]*: *\d+%\|", unless=rb"(?i)train|epoch|step")
+_OTHER_BAR = Pattern(
+    rb"[A-Za-z][^|%\r\n]{2,80}: *\d+%", unless=rb"(?i)train|epoch|step|iter"
+)
 _NAMED_UNIT = Pattern(rb"\((ms|[KMGT]i?B)\)$|_(gb|ms)$")
 _SCALES = {b"ms": 1e-3, b"KB": 1e3, b"MB": 1e6, b"GB": 1e9, b"TB": 1e12, b"KiB": 2**10}
 _SCALES |= {b"MiB": 2**20, b"GiB": 2**30, b"TiB": 2**40, b"%": 0.01}
