@@ -135,8 +135,6 @@ class Scanner:
         self._advance(text, end if len(text) - end <= LONG else len(text) - WINDOW)
         if self._offset >= self._rebuild_at:
             self._rebuild_at *= 4
-            if self._watcher is not None and self._watcher.full:
-                self._watched = frozenset()
             self._texts = tuple(dict.fromkeys((*self._open, *self._watched)))
             self._automaton = BytesAhoCorasick(
                 self._texts, implementation=Implementation.DFA
@@ -186,6 +184,8 @@ class Scanner:
         ends = (text.find(mark, start, start + LONG) for mark in (b"\n", b"\r"))
         end = min((place for place in ends if place >= 0), default=start + LONG)
         self._watcher.take(text[start:end], number, self._taken)
+        if self._watcher.full:
+            self._watched = frozenset()
 
     def _search(self, words: bytes, text: bytes, position: int) -> int:
         """Look at one find; return the end of the line, as far as it was looked at."""

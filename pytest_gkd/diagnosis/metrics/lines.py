@@ -18,57 +18,68 @@ The forms, each from its own logging call:
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-
-from pytest_gkd.diagnosis.patterns import Match, Pattern
-from pytest_gkd.diagnosis.scan import plain
 
 # Longer lines hold data, not metrics; verl prints some 150 numbers in 6 KB.
 LONGEST = 1 << 15
 MOST_NUMBERS = 500
 
+# Python's own expressions, since they are read ten times as fast as through RE2's
+# wrapper; every repetition is bounded, so their time grows with the line alone.
 _NUMBER = (
-    rb"(?P<number>[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?"
-    rb"|\.\d+(?:[eE][-+]?\d+)?|nan|NaN|NAN|inf|Inf|INF|[Ii]nfinity))"
+    rb"([-+]?(?:\d{1,3}(?:,\d{3}){1,4}(?:\.\d{1,20})?|\d{1,20}\.?\d{0,20}(?:[eE][-+]?"
+    rb"\d{1,3})?|\.\d{1,20}|nan|NaN|NAN|inf|Inf|INF|[Ii]nfinity))"
 )
-_UNIT = rb" ?(?P<unit>s/it|it/s|[KMGT]i?B|ms|sec|s|%|tok(?:en)?s/s|reqs?)?"
-_PAIR = Pattern(
-    rb"(?P<name>[A-Za-z_][\w./@-]*(?: ?\([\w /]+\))?)['\"]? ?[:=] ?"
-    rb"['\"\[]?(?:np\.\w+\(|tensor\()?" + _NUMBER + _UNIT + rb"(?:[^\w./:+-]|\.?$|[.] )"
-)
-_SEGMENT = Pattern(
-    rb"^\W*(?P<name>[A-Za-z][\w ./()-]{0,60}?)\.? *:? +" + _NUMBER + _UNIT + rb"\W*$"
-)
-_CELL = Pattern(
-    rb"(?:[|\x82\x83]) *(?P<name>[A-Za-z][\w./@ -]{0,80}?) *(?:\||\xe2\x94[\x82\x83]) *"
+_UNIT = rb" ?(s/it|it/s|[KMGT]i?B|ms|sec|s|%|tok(?:en)?s/s|reqs?|)"
+_NAME = rb"(?<![\w./@-])([A-Za-z_][\w./@-]{0,80}(?: ?\([\w /]{1,20}\))?)"
+_PAIR = re.compile(
+    _NAME
+    + rb"['\"]? ?[:=] ?['\"\[]?(?:np\.\w{1,12}\(|tensor\()?"
     + _NUMBER
-    + rb" *(?:\||\xe2\x94[\x82\x83])"
+    + _UNIT
+    + rb"(?![\w./:+-]|\.\w)"
 )
-_BULLET = Pattern(
-    rb"^\W*\xe2\x80\xa2 *(?P<name>[A-Za-z][\w ./-]{0,60}?): *" + _NUMBER + _UNIT
+_WORDS = rb"([A-Za-z][\w ./()-]{0,60}?)"
+_SEGMENT = re.compile(
+    rb"[^\w]{0,9}" + _WORDS + rb"\.? {0,9}:? {1,20}" + _NUMBER + _UNIT + rb"[^\w]{0,9}"
 )
-_ENGINE = Pattern(
-    rb"(?P<name>Avg (?:prompt|generation) throughput|Running|Waiting"
-    rb"|GPU KV cache usage): " + _NUMBER + _UNIT
+_BOX = "\u2502".encode()
+_BAR_OF_TABLE = rb"(?:[|]|\xe2\x94\x82)"
+_CELL = re.compile(
+    b"(?="
+    + _BAR_OF_TABLE
+    + rb" {0,40}([A-Za-z][\w ./@-]{0,80}?) {0,40}"
+    + _BAR_OF_TABLE
+    + rb" {0,20}"
+    + _NUMBER
+    + rb"() {0,40}"
+    + _BAR_OF_TABLE
+    + b")"
 )
-_STEP = Pattern(
-    rb"(?i)(?:^|[^\w/.-])['\"]?(?:train(?:ing)?/)?"
-    rb"(?:global[_ ]?steps?|iteration|iter|steps?|rollout|epoch=\d+/micro_step=\d+/"
-    rb"global_step|global_step/max_steps)['\"]? {0,9}[:=]? {0,9}'?(?P<step>\d{1,9})"
-    rb"(?: ?/ {0,9}(?P<total>\d{1,9}))?(?:[^\w.]|$)"
+_BULLET_MARK = "\u2022".encode()
+_BULLET = re.compile(_BULLET_MARK + rb" {0,9}" + _WORDS + rb": {0,9}" + _NUMBER + _UNIT)
+_ENGINE = re.compile(
+    rb"(Avg (?:prompt|generation) throughput|Running|Waiting|GPU KV cache usage): "
+    + _NUMBER
+    + _UNIT
 )
-_BAR = Pattern(
-    rb"(?:^|\||\s)(?P<step>\d{1,9})/(?P<total>\d{1,9}) "
-    rb"\[\d[\d:]*<(?:[\d:?]+|\d+ days?,[^,\]]*), *"
-    rb"(?P<number>[\d.]+|\?) ?(?P<unit>s/it|it/s)"
+_COLOUR = re.compile(rb"\x1b\[[\d;]{0,20}[A-Za-z]")
+_STEP = re.compile(
+    rb"(?i)(?<![\w/.-])['\"]?(?:train(?:ing)?/)?(?:global[_ ]?steps?|iteration|iter"
+    rb"|steps?|rollout|epoch=\d{1,9}/micro_step=\d{1,9}/global_step|global_step/max_steps)"
+    rb"['\"]? {0,9}[:=]? {0,9}'?(\d{1,9})(?: ?/ {0,9}(\d{1,9}))?(?![\w.]\d|\w)"
+)
+_BAR = re.compile(
+    rb"(?<![\w/])(\d{1,9})/(\d{1,9}) \[\d[\d:]{0,12}<"
+    rb"(?:[\d:?]{1,12}|\d{1,5} days?,[^,\]]{0,12}), {0,4}([\d.]{1,12}|\?) ?(s/it|it/s)"
 )
 # A bar with a title of its own counts prompts, files or shards.
-_OTHER_BAR = Pattern(
-    rb"[A-Za-z][^|%\r\n]{2,80}: *\d+%", unless=rb"(?i)train|epoch|step|iter"
-)
-_NAMED_UNIT = Pattern(rb"\((ms|[KMGT]i?B)\)$|_(gb|ms)$")
+_OTHER_BAR = re.compile(rb"[A-Za-z][^|%\r\n]{2,80}: {0,4}\d{1,3}%")
+_TRAINING_BAR = re.compile(rb"(?i)train|epoch|step|iter")
+_NAMED_UNIT = re.compile(rb"\((ms|[KMGT]i?B)\)$|_(gb|ms)$")
 _SCALES = {b"ms": 1e-3, b"KB": 1e3, b"MB": 1e6, b"GB": 1e9, b"TB": 1e12, b"KiB": 2**10}
-_SCALES |= {b"MiB": 2**20, b"GiB": 2**30, b"TiB": 2**40, b"%": 0.01}
+_SCALES |= {b"MiB": 2**20, b"GiB": 2**30, b"TiB": 2**40, b"%": 0.01, b"gb": 1e9}
 
 
 @dataclass(frozen=True)
@@ -89,38 +100,44 @@ def read(line: bytes) -> Reading:
 
     A line that only says which step begins gives a step and no values.
     """
-    line = plain(line[:LONGEST])
+    line = line[:LONGEST]
+    if b"\x1b" in line:
+        line = _COLOUR.sub(b"", line)
     bar = _BAR.search(line)
-    where = _STEP.search(line) if bar is None or _OTHER_BAR.search(line) else bar
-    step = int(where[b"step"]) if where else None
-    total = int(where[b"total"]) if where and where[b"total"] else None
+    counts = bar is not None and not _other(line)
+    where = bar if counts else _STEP.search(line)
+    step = int(where[1]) if where else None
+    total = int(where[2]) if where and where[2] else None
     values: dict[str, float] = {}
-    if bar is not None and bar[b"number"] != b"?":
-        pace = float(bar[b"number"])
-        values["s/it"] = pace if bar[b"unit"] == b"s/it" else 1 / pace if pace else 0.0
-    for match in _matches(line):
-        if len(values) < MOST_NUMBERS:
-            values.setdefault(match[b"name"].decode().strip(), _value(match))
+    if bar is not None and counts and bar[3] != b"?":
+        pace = float(bar[3].rstrip(b"."))
+        values["s/it"] = pace if bar[4] == b"s/it" else 1 / pace if pace else 0.0
+    for name, number, unit in _numbers(line, bar is not None)[:MOST_NUMBERS]:
+        values.setdefault(name.decode().strip(), _value(name, number, unit))
     return Reading(values, step, total)
 
 
-def _matches(line: bytes) -> list[Match]:
-    if b"\xe2\x80\xa2" in line:
-        return list(_BULLET.finditer(line))
+def _other(line: bytes) -> bool:
+    title = _OTHER_BAR.search(line)
+    return title is not None and _TRAINING_BAR.search(title[0]) is None
+
+
+def _numbers(line: bytes, bar: bool) -> list[tuple[bytes, bytes, bytes]]:
+    """Names, numbers and units."""
+    if _BULLET_MARK in line:
+        return _BULLET.findall(line)
     if b"throughput: " in line:
-        return list(_ENGINE.finditer(line))
-    if cells := list(_CELL.finditer(line)):
+        return _ENGINE.findall(line)
+    if (_BOX in line or line.count(b"|") > 2) and (cells := _CELL.findall(line)):
         return cells
-    found = list(_PAIR.finditer(line))
-    if line.count(b"|") > 1 and _BAR.search(line) is None:
-        parts = (_SEGMENT.search(part) for part in line.split(b"|"))
-        found = [one for one in parts if one is not None] + found
-    return found
+    if line.count(b"|") > 1 and not bar:
+        parts = [_SEGMENT.fullmatch(part) for part in line.split(b"|")]
+        if found := [(part[1], part[2], part[3]) for part in parts if part]:
+            return found
+    return _PAIR.findall(line)
 
 
-def _value(match: Match) -> float:
-    number = float(match[b"number"].replace(b",", b""))
-    unit = match.groupdict().get(b"unit")
-    if not unit and (named := _NAMED_UNIT.search(match[b"name"])):
-        unit = next(filter(None, named.groups())).replace(b"gb", b"GB")
-    return number * _SCALES.get(unit or b"", 1.0)
+def _value(name: bytes, number: bytes, unit: bytes) -> float:
+    if not unit and (named := _NAMED_UNIT.search(name)):
+        unit = named[1] or named[2]
+    return float(number.replace(b",", b"")) * _SCALES.get(unit, 1.0)

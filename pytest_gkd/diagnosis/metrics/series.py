@@ -13,7 +13,7 @@ from pytest_gkd.diagnosis.patterns import Pattern
 MOST_NAMES = 1000
 MOST_POINTS = 20_000
 # So many lines are read as they come, and those at the end of the log.
-MOST_LINES = 20_000
+MOST_LINES = 10_000
 
 # What a line of metrics holds: the scanner looks for these.
 MARKERS: tuple[bytes, ...] = (b"loss", b"Loss", b"s/it", b"it/s", b"step:", b"step=")
