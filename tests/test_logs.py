@@ -161,6 +161,8 @@ STEP = b"{'loss': 0.4, 'grad_norm': 1.2, 'epoch': 0.1, 'filler': '%s'}\n" % (
 def test_a_failure_that_the_run_outlived_is_none() -> None:
     assert judged(OOM + STEP * 4 + b"{'train_runtime': 9}\n").verdict == "healthy"
     assert judged(OOM + STEP * 4).verdict == "running"
+    ((cause, line),) = judged(OOM + STEP * 4).survived
+    assert (cause, line.line) == ("cuda.oom", 1)
 
 
 def test_metrics_of_nan_count_though_the_run_goes_on() -> None:
@@ -357,6 +359,31 @@ def test_the_command_prints_the_documented_json(
     assert told["verdict"] == "failed"
     assert told["causes"][0]["cause"] == "cuda.oom"
     assert told["causes"][0]["evidence"][0].keys() == {"file", "line", "text"}
+
+
+def test_a_run_at_work_says_how_far_it_is_and_what_it_survived(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.log"
+    steps = "".join(
+        f"2026-11-21 10:0{n}:00 INFO [trainer.py:7] step {n}/900 loss 0.4 {'x' * 999}\n"
+        for n in range(1, 6)
+    )
+    path.write_bytes(OOM + steps.encode())
+    status, out, _ = run("diagnose", str(path), "--format=json", capsys=capsys)
+    told = json.loads(out)
+    assert (status, told["verdict"], told["causes"]) == (0, "running", [])
+    assert told["progress"] == {
+        "step": 5,
+        "total": 900,
+        "pace_s": 60.0,
+        "until": "10:05:00",
+    }
+    assert [one["cause"] for one in told["survived"]] == ["cuda.oom"]
+    _, out, _ = run("diagnose", str(path), capsys=capsys)
+    assert "(step 5 of 900, 60 s a step)" in out
+    assert "since 10:05:00" in out
+    assert f"past  cuda.oom, which the run survived: {path}:1" in out
 
 
 @pytest.mark.parametrize(

@@ -104,12 +104,13 @@ def read(line: bytes) -> Reading:
     if b"\x1b" in line:
         line = _COLOUR.sub(b"", line)
     bar = _BAR.search(line)
-    counts = bar is not None and not _other(line)
-    where = bar if counts else _STEP.search(line)
+    if bar is not None and _other(line):
+        return Reading({})
+    where = bar or _STEP.search(line)
     step = int(where[1]) if where else None
     total = int(where[2]) if where and where[2] else None
     values: dict[str, float] = {}
-    if bar is not None and counts and bar[3] != b"?":
+    if bar is not None and bar[3] != b"?":
         pace = float(bar[3].rstrip(b"."))
         values["s/it"] = pace if bar[4] == b"s/it" else 1 / pace if pace else 0.0
     for name, number, unit in _numbers(line, bar is not None)[:MOST_NUMBERS]:

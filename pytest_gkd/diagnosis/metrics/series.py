@@ -12,8 +12,9 @@ from pytest_gkd.diagnosis.patterns import Pattern
 
 MOST_NAMES = 1000
 MOST_POINTS = 20_000
-# So many lines are read as they come, and those at the end of the log.
+# So many lines and bytes are read as they come, and what is at the end of the log.
 MOST_LINES = 10_000
+MOST_BYTES = 16 << 20
 
 # What a line of metrics holds: the scanner looks for these.
 MARKERS: tuple[bytes, ...] = (b"loss", b"Loss", b"s/it", b"it/s", b"step:", b"step=")
@@ -78,17 +79,18 @@ class Collector:
     def __init__(self) -> None:
         self._series: dict[tuple[bytes, str], Series] = {}
         self._step: dict[bytes, int] = {}
-        self._lines = 0
+        self._lines = self._bytes = 0
         self.total = 0
 
     @property
     def full(self) -> bool:
         """Whether enough lines were read."""
-        return self._lines >= MOST_LINES
+        return self._lines >= MOST_LINES or self._bytes >= MOST_BYTES
 
     def take(self, line: bytes, number: int, order: int) -> None:
         """A line, its number from 1, and the byte where it begins."""
         self._lines += 1
+        self._bytes += len(line)
         reading = read(line)
         process = _process(line)
         if reading.step is not None and (reading.total or self.total) >= self.total:

@@ -1,0 +1,305 @@
+"""The numbers that a run prints: read in every form, judged over time."""
+
+from __future__ import annotations
+
+import io
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from pytest_gkd.diagnosis import catalogue, log_file, logs
+from pytest_gkd.diagnosis.metrics import findings, series, statistics
+from pytest_gkd.diagnosis.metrics.lines import Reading, read
+from pytest_gkd.diagnosis.metrics.roles import role
+
+CATALOGUE = catalogue.load()
+MEGATRON = (
+    " [2026-11-21 10:00:00] iteration       10/     100 | consumed samples: 1280 "
+    "| elapsed time per iteration (ms): 1234.5 | lm loss: 2.345678E+00 | grad norm: 1 |"
+)
+PRIME_RL = (
+    "10:00:01 SUCCESS Step 12 |   3.21s | Loss 0.1234 | Grad. Norm 0.5 | LR 1.00e-06 "
+    "| Throughput 1234 tokens/s | MFU 12.5% | Peak Mem. 12.0 GiB"
+)
+VLLM = (
+    "INFO 11-21 10:00:00 [loggers.py:116] Engine 000: Avg prompt throughput: 12.3 "
+    "tokens/s, Avg generation throughput: 45.6 tokens/s, Running: 3 reqs, Waiting: 7 "
+    "reqs, GPU KV cache usage: 1.5%, Prefix cache hit rate: 0.0%"
+)
+DEEPSPEED = (
+    "[2026-11-21 10:00:00,123] [INFO] [timer.py:264:stop] epoch=0/micro_step=10/"
+    "global_step=5, CurrSamplesPerSec=4.1, MemAllocated=1.25GB"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "total", "values"),
+    [
+        (
+            "\x1b[36m(TaskRunner pid=12)\x1b[0m step:12 - actor/loss:0.5 - "
+            "perf/mfu/actor:np.float64(0.31) - perf/max_memory_allocated_gb:1.5",
+            *(12, None),
+            {
+                "actor/loss": 0.5,
+                "perf/mfu/actor": 0.31,
+                "perf/max_memory_allocated_gb": 1.5e9,
+            },
+        ),
+        ("{'loss': 0.5, 'grad_norm': 1.2}", *(None, None), {"grad_norm": 1.2}),
+        ("{'loss': '0.5', 'learning_rate': '1e-06'}", *(None, None), {"loss": 0.5}),
+        ('{"step": 3, "loss": 0.25, "lr": 1e-5}', *(3, None), {"lr": 1e-5}),
+        ("step 12: {'train/loss': 0.31}", *(12, None), {"train/loss": 0.31}),
+        (
+            "{'loss': 0.1, 'memory(GiB)': 2.0, 'global_step/max_steps': '3/10'}",
+            *(3, 10),
+            {"memory(GiB)": 2.0 * 2**30},
+        ),
+        (
+            MEGATRON,
+            *(10, 100),
+            {"lm loss": 2.345678, "elapsed time per iteration (ms)": 1.2345},
+        ),
+        (
+            PRIME_RL,
+            *(12, None),
+            {"Loss": 0.1234, "Peak Mem": 12 * 2**30, "MFU": 0.125, "LR": 1e-6},
+        ),
+        (VLLM, *(None, None), {"Waiting": 7.0, "GPU KV cache usage": 0.015}),
+        (DEEPSPEED, *(5, None), {"MemAllocated": 1.25e9}),
+        ("steps: 10 loss: 1.25 iter time (s): 0.5", *(10, None), {"loss": 1.25}),
+        ("  • Total step time: 12.5s", *(None, None), {"Total step time": 12.5}),
+        ("======== Step 3/100 ========", *(3, 100), {}),
+        ("│ actor/loss/avg │  1.5e-01 │", *(None, None), {"actor/loss/avg": 0.15}),
+        (
+            " 37%|███▋   | 37/100 [01:23<02:21,  2.25s/it, loss=0.5]",
+            *(37, 100),
+            {"s/it": 2.25, "loss": 0.5},
+        ),
+        ("Training:  1%| | 1/64 [00:02<02:21, 4.00it/s]", *(1, 64), {"s/it": 0.25}),
+        ("Loading shards: 100%|██| 4/4 [00:02<00:00, 2.00it/s]", *(None, None), {}),
+        ("Loading: 100% Completed | 4/4 [00:02<00:00, 2.00it/s]", *(None, None), {}),
+        ("loss at 10:00:00 was not logged", *(None, None), {}),
+    ],
+)  # fmt: skip
+def test_a_line_is_read_in_each_form(
+    line: str, step: int | None, total: int | None, values: dict[str, float]
+) -> None:
+    found = read(line.encode())
+    assert (found.step, found.total) == (step, total)
+    assert values.items() <= found.values.items()
+    assert values or not found.values
+
+
+def test_what_is_no_number_is_read_as_such() -> None:
+    found = read(b"step:3 - actor/loss:nan - actor/grad_norm:inf")
+    assert math.isnan(found.values["actor/loss"])
+    assert found.values["actor/grad_norm"] == math.inf
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"a.b/" * 8000, b"| a" * 9000, b"loss: " * 5000, b"1,111," * 5000, b"a (b" * 8000],
+)
+def test_a_hostile_line_has_no_numbers(line: bytes) -> None:
+    assert read(line) == Reading({})
+
+
+@pytest.mark.parametrize(
+    ("name", "measures"),
+    [
+        ("actor/grad_norm", "gradient norm"),
+        ("Grad. Norm", "gradient norm"),
+        ("eval_loss", "other"),
+        ("train/loss", "loss"),
+        ("actor/pg_loss", "policy loss"),
+        ("response_length/clip_ratio", "truncated"),
+        ("response_length/mean", "response length"),
+        ("completions/mean_length", "response length"),
+        ("training/rollout_probs_diff_mean", "disagreement"),
+        ("training/rollout_actor_probs_pearson_corr", "agreement"),
+        ("critic/rewards/mean", "reward"),
+        ("reward_std", "spread"),
+        ("timing_s/step", "step time"),
+        ("timing_s/gen", "part of the step"),
+        ("perf/max_memory_allocated_gb", "memory"),
+    ],
+)
+def test_a_metric_is_known_by_its_name(name: str, measures: str) -> None:
+    assert role(name) == measures
+
+
+def collected(*lines: str) -> series.Collector:
+    collector = series.Collector()
+    for number, line in enumerate(lines, 1):
+        collector.take(line.encode(), number, 100 * number)
+    return collector
+
+
+def only(collector: series.Collector, name: str) -> series.Series:
+    (found,) = (one for one in collector.series() if one.name == name)
+    return found
+
+
+def test_a_line_without_a_step_has_that_of_the_bar() -> None:
+    bar = " 10%| | {}/100 [00:10<01:30, 1.0s/it]"
+    found = collected(bar.format(10), "{'loss': 1.0}", bar.format(20), "{'loss': 2.0}")
+    assert only(found, "loss").steps == [10, 20]
+    assert (found.last_step, found.total, found.pace_s) == (20, 100, 1.0)
+
+
+def test_a_bar_of_fewer_steps_is_not_that_of_the_run() -> None:
+    bars = "| 5/100 [00:10<01:30, 1.0s/it]", "| 4/4 [00:01<00:00, 4.0it/s]"
+    assert collected(*bars).last_step == 5
+
+
+def test_lines_without_any_step_are_counted() -> None:
+    assert only(collected("{'loss': 1.0}", "{'loss': 2.0}"), "loss").steps == [1, 2]
+
+
+def test_a_run_that_starts_again_replaces_the_steps_that_it_repeats() -> None:
+    lines = [f"step:{step} - loss:{step}.5" for step in (1, 2, 3, 4, 3, 4)]
+    found = only(collected(*lines), "loss")
+    assert found.steps == [1, 2, 3, 4]
+    assert [line for line, _ in found.places] == [1, 2, 5, 6]
+
+
+def test_processes_have_series_of_their_own() -> None:
+    found = collected("(A pid=1) step:1 - loss:1.0", "(A pid=2) step:1 - loss:2.0")
+    losses = (one.values for one in found.series() if one.name == "loss")
+    assert sorted(losses) == [[1.0], [2.0]]
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(series, "MOST_NAMES", 10)
+    monkeypatch.setattr(series, "MOST_POINTS", 16)
+    found = collected(*(f"step:{n} - loss:{n}.5 - m{n}:1.0" for n in range(1, 100)))
+    assert len(found.series()) == 10
+    loss = only(found, "loss")
+    assert len(loss) <= 16
+    assert (loss.steps[0], loss.steps[-1]) == (1, 99)
+
+
+def test_statistics_are_those_of_their_definitions() -> None:
+    assert statistics.deviation([1, 2, 3, 4, 100]) == pytest.approx(1.4826)
+    assert statistics.slope([0, 1, 2, 3], [0, 2, 4, 90]) == pytest.approx(2.0, abs=30)
+    assert statistics.slope([0, 2, 4, 6], [1, 2, 3, 4]) == 0.5
+    assert statistics.trend(list(range(10))) == pytest.approx(45 / math.sqrt(125))
+    assert statistics.trend([3, 3, 3, 3]) == 0
+    place, chance = statistics.change([1.0] * 10 + [2.0] * 10)
+    assert place == 10
+    assert chance == pytest.approx(2 * math.exp(-6 * 100**2 / (20**3 + 20**2)))
+
+
+def judged(value: Callable[[int], float], name: str, steps: int = 100) -> list[str]:
+    lines = [f"step:{n} - {name}:{value(n):.9f}" for n in range(1, steps + 1)]
+    return [one.cause for one in findings.find(collected(*lines).series())]
+
+
+def noise(spread: float) -> float:
+    return random.gauss(0, spread)
+
+
+@pytest.fixture(autouse=True)
+def _same_noise() -> None:
+    random.seed(7)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "cause"),
+    [
+        ("loss", lambda n: 1 + abs(noise(0.05)) + max(0, n - 60) / 9, "train.diverged"),
+        ("loss", lambda n: math.nan if n > 60 else 1.0, "train.nan"),
+        ("actor/grad_norm", lambda n: 0.0 if n > 40 else 1.0, "train.no-grad"),
+        ("actor/grad_norm", lambda n: 1.2 ** max(0, n - 50), "train.diverged"),
+        ("actor/entropy", lambda n: 0.8 * 0.94**n, "train.diverged"),
+        ("actor/entropy", lambda n: 0.8 + 0.05 * n, "train.diverged"),
+        (
+            "training/rollout_probs_diff_mean",
+            lambda n: 0.005 + 0.001 * n + noise(1e-4),
+            "sync.not-applied",
+        ),
+        (
+            "training/rollout_actor_probs_pearson_corr",
+            lambda n: 0.999 - 0.003 * n,
+            "sync.not-applied",
+        ),
+        (
+            "perf/max_memory_allocated_gb",
+            lambda n: 30 + 0.3 * n + noise(0.1),
+            "train.memory-leak",
+        ),
+        ("timing_s/step", lambda n: (10 if n < 50 else 25) + noise(0.5), "train.slow"),
+        ("critic/rewards/mean", lambda n: 0.25, "train.diverged"),
+        ("response_length/clip_ratio", lambda n: min(1, 0.01 * n), "train.diverged"),
+        ("response_length/mean", lambda n: 300 * 0.95**n + 1, "train.diverged"),
+        ("max_vio/mean", lambda n: 0.2 + 0.01 * n + noise(0.01), "train.moe"),
+    ],
+)  # fmt: skip
+def test_numbers_that_go_wrong_name_a_cause(
+    name: str, value: Callable[[int], float], cause: str
+) -> None:
+    assert judged(value, name) == [cause]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("loss", lambda n: 2 * 0.98**n + 0.3 + abs(noise(0.05))),
+        ("loss", lambda n: 9.0 if n == 50 else 1 + abs(noise(0.1))),  # an outlier
+        ("loss", lambda n: 1 + abs(noise(0.1)) + (3 if 40 < n < 60 else 0)),  # recovers
+        ("loss", lambda n: math.nan if n == 50 else 1.0),  # a step that was skipped
+        ("actor/grad_norm", lambda n: 1 + abs(noise(0.5))),
+        ("actor/entropy", lambda n: 0.8 - 0.004 * n + noise(0.02)),
+        ("training/rollout_probs_diff_mean", lambda n: 0.005 + abs(noise(0.002))),
+        ("perf/max_memory_allocated_gb", lambda n: min(30 + n * 0.5, 35) + noise(0.01)),
+        ("timing_s/step", lambda n: 60 if n == 1 else 10 + noise(0.5)),  # compilation
+        ("timing_s/step", lambda n: 40 if n % 20 == 0 else 10 + noise(0.5)),  # saving
+        ("critic/rewards/mean", lambda n: min(1.0, 0.1 + 0.01 * n + noise(0.03))),
+        ("response_length/mean", lambda n: 300 + noise(40)),
+        ("eval_loss", lambda n: 1 + n),  # not of the training
+    ],
+)  # fmt: skip
+def test_numbers_that_only_look_bad_name_none(
+    name: str, value: Callable[[int], float]
+) -> None:
+    assert judged(value, name) == []
+
+
+def report(*lines: str) -> logs.LogReport:
+    text = "\n".join(lines).encode() + b"\n"
+    log = log_file.read(io.BytesIO(text), "a.log", 0, CATALOGUE)
+    return logs.judge([log], CATALOGUE)
+
+
+DRIFT = [
+    f"step:{n} - training/rollout_probs_diff_mean:{0.002 * n}" for n in range(1, 60)
+]
+
+
+def test_a_run_whose_numbers_go_wrong_has_failed_though_it_ended_well() -> None:
+    found = report(*DRIFT, "Final validation metrics: {}")
+    assert found.verdict == "failed"
+    (cause,) = found.causes
+    assert cause.cause == "sync.not-applied"
+    assert cause.title.startswith(
+        "training/rollout_probs_diff_mean: the rollout drifts"
+    )
+    assert cause.evidence[0].line
+
+
+def test_an_error_that_ended_the_run_comes_before_its_numbers() -> None:
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. GPU 3"
+    found = report(*DRIFT, error)
+    assert [one.cause for one in found.causes] == ["cuda.oom", "sync.not-applied"]
+
+
+def test_lines_at_the_end_are_read_after_a_flood(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(series, "MOST_LINES", 20)
+    flood = [f"step:{n} - loss:1.0 - n:{n}" for n in range(1, 3000)]
+    text = "\n".join([*flood, "step:3000 - loss:nan"]).encode()
+    log = log_file.read(io.BytesIO(text), "a.log", 0, CATALOGUE)
+    assert log.metrics.last_step == 3000
