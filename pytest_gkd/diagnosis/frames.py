@@ -14,8 +14,8 @@ BEFORE, AFTER = 60_000, 20_000
 _PROCESS = Pattern(rb"^\s*(?:\([\w.:]+ [^)]{0,80}\)|\[[\w:-]{1,40}\]:?)")
 # A frame as Python, rich's boxes and faulthandler print it.
 _FRAME = Pattern(
-    rb"(?:File \"[^\"\r\n]+\", line \d+,? in|[\w./-]+\.py:\d+ in)"
-    rb" (?:\w+\.)*(?P<function>\w+)"
+    rb"(?:File \"(?:[^\"\r\n]*[/\\\\])?(?P<file>[^\"\r\n/\\\\]+)\", line \d+,? in"
+    rb"|(?:[\w.-]*/)*(?P<boxed>[\w.-]+\.py):\d+ in) (?:\w+\.)*(?P<function>\w+)"
 )
 _START = Pattern(rb"Traceback \(most recent call last\)")
 # Between the traceback of an exception and that of another that came of it.
@@ -37,18 +37,24 @@ def phase_of(text: bytes, at: int) -> str:
     low = max(0, at - BEFORE)
     window = text[low : at + AFTER]
     starts = [match.start() for match in _START.finditer(window, 0, at - low + 1)]
-    while len(starts) > 1 and _CHAINED.search(window, starts[-2], starts[-1]):
-        starts.pop()
-    if not starts:
-        return ""
-    phase = ""
-    for function in _functions(window, starts[-1]):
-        phase = log_phases.RAISED_IN.get(function, phase)
-    return phase
+    chain = starts[-1:]
+    for before in reversed(starts[:-1]):
+        if _CHAINED.search(window, before, chain[0]) is None:
+            break
+        chain.insert(0, before)
+    for start in chain:
+        phase = ""
+        for function in _functions(window, start):
+            phase = log_phases.raised_in(function) or phase
+        if phase:
+            return phase
+    return ""
 
 
 def _functions(text: bytes, start: int) -> Iterator[str]:
-    """The functions of the traceback that begins there, the outermost first.
+    """The functions of the traceback that begins there, as ``file.py:function``.
+
+    The outermost comes first.
 
     Lines of other processes in between are passed over.
     """
@@ -59,7 +65,8 @@ def _functions(text: bytes, start: int) -> Iterator[str]:
             continue
         own = line[len(process) :]
         if found := _FRAME.search(own):
-            yield found[b"function"].decode()
+            file = (found[b"file"] or found[b"boxed"]).decode("utf-8", "replace")
+            yield f"{file}:{found[b'function'].decode()}"
         elif _RAISED.search(own):
             return
 

@@ -12,8 +12,7 @@ MARKERS = {row["name"]: row["markers"] for row in _TABLE["phase"] if "markers" i
 # Not of first-step, which is one phase or another, by the kind of job.
 WAITS_FOR = {r["name"]: r["waits_for"] for r in _TABLE["phase"] if "waits_for" in r}
 PHASES = tuple(WAITS_FOR)
-# The phase of each function that a traceback may name.
-RAISED_IN = {
+_RAISED_IN = {
     name: r["name"] for r in _TABLE["phase"] for name in r.get("functions", ())
 }
 
@@ -136,8 +135,6 @@ def starts_after(text: bytes, at: int) -> bool:
     )
 
 
-def within_start(early: str, late: str) -> bool:
-    """Whether both phases are of a run's start, the second after the first."""
-    if early not in _STARTS or late not in _STARTS:
-        return False
-    return _STARTS.index(early) < _STARTS.index(late)
+def raised_in(function: str) -> str:
+    """The phase of a traceback's function, ``file.py:name``; empty where none tells."""
+    return _RAISED_IN.get(function) or _RAISED_IN.get(function.partition(":")[2], "")

@@ -259,13 +259,13 @@ def _phase(logs: list[Log], after_step: str) -> str:
 def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:
     """Where the root's traceback was raised, else the ``last`` phase that was marked.
 
-    While a run starts, what it printed last tells more than verl's one ``init_model``.
+    What was printed last tells more than verl's one ``init_model``, which makes both.
     """
     tails = {log.name: log for log in logs}
     for hit in root.hits:
         log = tails[hit.source]
         phase = frames.phase_of(log.tail, hit.order - log.tail_at)
-        if phase and not log_phases.within_start(phase, last):
+        if phase and (phase, last) != ("actor-init", "rollout-init"):
             return phase
     return last
 
