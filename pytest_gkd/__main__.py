@@ -14,6 +14,7 @@ from typing import IO, Any, NoReturn
 from pytest_gkd import __version__, fault_specs, sanitize
 from pytest_gkd.diagnosis import catalogue as rules
 from pytest_gkd.diagnosis import log_file, logs, own_rules
+from pytest_gkd.diagnosis.silence import NowError
 from pytest_gkd.gpu_report import gpu_runs, result_files
 from pytest_gkd.job import written_secrets
 from pytest_gkd.job.findings import CheckError
@@ -25,6 +26,7 @@ INTERRUPTED = 130  # as a shell says that SIGINT ended a command
 HEALTHY, FOUND, UNUSABLE, UNKNOWN = 0, 1, 2, 3
 # From here on reading takes long enough to be told.
 SLOW_BYTES = 64 << 20
+REFUSALS = (log_file.LogError, NowError, rules.RuleError, LookupError)
 EXITS = {
     "healthy": HEALTHY,
     "running": HEALTHY,
@@ -50,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CheckError as error:
         _say_error(written_secrets.in_error(error))
         return UNUSABLE
-    except (log_file.LogError, rules.RuleError, LookupError) as error:
+    except REFUSALS as error:
         _say_error(str(error))
         return UNUSABLE
     except BrokenPipeError:
@@ -76,8 +78,8 @@ def _parser() -> _Parser:
     command = commands.add_parser(
         "diagnose",
         help="name the root cause of a failed or stuck run from its logs",
-        epilog="Exit status: 0 healthy, 1 a cause or a hang was found, 2 a log could "
-        "not be read (even if others could) or usage error, 3 unknown.",
+        epilog="Exit status: 0 healthy or running, 1 a cause or a hang was found, 2 a "
+        "log could not be read (even if others could) or usage error, 3 unknown.",
     )
     command.add_argument(
         "logs",
@@ -85,6 +87,14 @@ def _parser() -> _Parser:
         metavar="LOG",
         help="a log file, plain, gzip, bzip2, xz or zstd; - is standard input; "
         "several files are several ranks of one job",
+    )
+    command.add_argument(
+        "--now",
+        default="",
+        metavar="TIME",
+        help="the time now in the log's own clock, such as 10:41 or '2026-11-21 "
+        "10:41': how long a copy of a log has been silent; that of a file that is "
+        "being written is known",
     )
     _add_common(command)
     command.set_defaults(run=_diagnose)
@@ -233,7 +243,7 @@ def _diagnose(asked: argparse.Namespace) -> int:
         for name in asked.logs
     ]
     try:
-        report = logs.examine(sources, catalogue, _progress())
+        report = logs.examine(sources, catalogue, _progress(), asked.now)
     except KeyboardInterrupt:
         raise log_file.LogError(
             "interrupted, without a verdict: a pipe is read until its writer ends; for "

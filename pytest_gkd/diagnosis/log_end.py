@@ -9,11 +9,10 @@ from __future__ import annotations
 import functools
 import itertools
 import statistics
-import time
 
 from pytest_gkd.diagnosis import log_phases
 from pytest_gkd.diagnosis.patterns import Pattern
-from pytest_gkd.diagnosis.scan import clock, plain, time_of
+from pytest_gkd.diagnosis.scan import plain, time_of
 
 # How long a run that made steps may be silent, whatever its pace was.
 SILENCE_S = 1800
@@ -139,18 +138,6 @@ def pace_s(tail: bytes) -> float | None:
 
 def _times(tail: bytes, places: list[int]) -> list[float]:
     return [time for place in places if (time := time_of(tail, place)) is not None]
-
-
-def unwritten_s(tail: bytes, written_s: float, now_s: float) -> float:
-    """How long the file has not grown, where its last line's time is that of the file.
-
-    Both are seconds since the epoch; 0 for a copy, whose own time says nothing.
-    """
-    end = time_of(tail, len(tail))
-    zones = (time.localtime, time.gmtime)
-    if end is None or all(abs(clock(at(written_s)) - end) > 120 for at in zones):
-        return 0.0
-    return now_s - written_s
 
 
 def _line(text: bytes, at: int) -> bytes:

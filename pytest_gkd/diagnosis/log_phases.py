@@ -12,7 +12,7 @@ MARKERS = {row["name"]: row["markers"] for row in _TABLE["phase"] if "markers" i
 # Not of first-step, which is one phase or another, by the kind of job.
 WAITS_FOR = {r["name"]: r["waits_for"] for r in _TABLE["phase"] if "waits_for" in r}
 PHASES = tuple(WAITS_FOR)
-_RAISED_IN = {
+_RAISED_IN: dict[str, str] = {
     name: r["name"] for r in _TABLE["phase"] for name in r.get("functions", ())
 }
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from pytest_gkd.diagnosis import frames, log_end, log_phases
+from pytest_gkd.diagnosis import frames, log_end, log_phases, silence
 from pytest_gkd.diagnosis.catalogue import Catalogue, Signature, explain_command
 from pytest_gkd.diagnosis.diagnose import (
     Diagnosis,
@@ -120,8 +119,8 @@ def _line_json(line: EvidenceLine) -> dict[str, Any]:
     return {"file": line.source, "line": line.line, "text": line.text}
 
 
-def judge(logs: list[Log], catalogue: Catalogue) -> LogReport:
-    """The verdict over the logs of one run."""
+def judge(logs: list[Log], catalogue: Catalogue, now: str = "") -> LogReport:
+    """The verdict over the logs of one run; ``now`` as ``silence.seconds`` takes it."""
     text = b"\n".join(log.edges for log in logs)
     phase = _phase(logs, _next_phase(text))
     hits = [*_that_count(logs), *_of_numbers(logs, catalogue)]
@@ -138,10 +137,12 @@ def judge(logs: list[Log], catalogue: Catalogue) -> LogReport:
         return LogReport("healthy", phase, last=last, survived=survived)
     if any(log_end.failed(log.tail) for log in logs):
         return LogReport("unknown", phase, last=last, telling=_telling(logs))
-    stopped = any(_stopped(log) for log in logs)
+    silent = _silent(logs, now)
+    stopped = any(_stopped(log) for log in logs) or silent > 1
     if not stopped and any(log_end.over(log.tail) for log in logs):
         return LogReport("healthy", phase, last=last, survived=survived)
-    if not stopped and any(_moves(log) for log in logs):
+    moves = any(_moves(log) for log in logs) or 0 <= silent <= 1
+    if not stopped and moves and last is not None:
         progress = _progress(logs)
         return LogReport(
             "running", phase, last=last, progress=progress, survived=survived
@@ -167,19 +168,25 @@ def _progress(logs: list[Log]) -> Progress:
 def _moves(log: Log) -> bool:
     """Whether the program works, rests or has just made a step where its log ends."""
     rests = log_end.works(log.tail) or log_end.at_rest(log.tail)
-    return rests or log_phases.last_phase(log.tail) == "after-step"
+    made_steps = len(log_end.steps(log.tail)) > 1
+    return rests or made_steps or log_phases.last_phase(log.tail) == "after-step"
 
 
 def _stopped(log: Log) -> bool:
     """Whether something proves that the program did not just go on."""
     if log_end.stuck(log.tail):
         return True
-    if log_end.at_rest(log.tail):
-        return False
-    if log.written_s is not None and log_end.steps(log.tail):
-        silent = log_end.unwritten_s(log.tail, log.written_s, time.time())
-        return silent > log_end.SILENCE_S or log_end.interrupted(log.tail) >= 0
-    return log_end.interrupted(log.tail) >= 0
+    return not log_end.at_rest(log.tail) and log_end.interrupted(log.tail) >= 0
+
+
+def _silent(logs: list[Log], now: str) -> float:
+    """How long all are silent, in silences that are usual in them; -1: not known."""
+    found = []
+    for log in logs:
+        seconds = silence.seconds(log.tail, log.written_s, now)
+        if seconds is not None and not log_end.at_rest(log.tail):
+            found.append(seconds / silence.usual_s(log.tail))
+    return min(found, default=-1.0)
 
 
 def _that_count(logs: list[Log]) -> Iterator[Hit]:
@@ -323,11 +330,12 @@ def examine(
     paths: Iterable[Path | IO[bytes]],
     catalogue: Catalogue,
     progress: Callable[[int], None] | None = None,
+    now: str = "",
 ) -> LogReport:
-    """Read all sources and judge them together.
+    """Read all sources and judge them together, as of ``now`` in their own clock.
 
     A file that cannot be read is named in ``unreadable`` and does not lose the
-    others. Raises LogError when none can be read.
+    others. Raises LogError when none can be read, NowError where ``now`` is no moment.
     """
     logs: list[Log] = []
     unreadable: list[str] = []
@@ -345,6 +353,6 @@ def examine(
             unreadable.append(f"{name}: {(error.strerror or str(error)).lower()}")
     if not logs:
         raise LogError("\n".join(unreadable))
-    report = judge(logs, catalogue)
+    report = judge(logs, catalogue, now)
     partial = tuple(log.partial for log in logs if log.partial)
     return replace(report, unreadable=tuple(unreadable), partial=partial)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -334,6 +334,11 @@ def time_of(block: bytes, start: int) -> float | None:
         for before in _TIME.finditer(block, max(0, start - CONTEXT), start):
             found = before
     return None if found is None else _seconds(found)
+
+
+def times(text: bytes) -> Iterator[float]:
+    """Every time that is written in a text, as ``Hit.time_s`` counts."""
+    return map(_seconds, _TIME.finditer(text))
 
 
 def _seconds(match: Match) -> float:

@@ -1,0 +1,75 @@
+"""How long a log has been silent, and how long is longer than is usual in it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+
+from pytest_gkd.diagnosis.log_end import pace_s, steps
+from pytest_gkd.diagnosis.scan import clock, time_of, times
+
+# So much of the end of a log tells how long it is silent at times.
+LOOKED_AT = 200_000
+# No silence is shorter than this.
+LEAST_S = 10.0
+DAY_S = 86_400.0
+
+_NOW = re.compile(
+    r"(?:(?:\d{4}-)?(?P<month>\d\d)-(?P<day>\d\d)[T ])?"
+    r"(?P<hour>\d\d):(?P<minute>\d\d)(?::(?P<second>\d\d))?"
+)
+
+
+class NowError(ValueError):
+    """A moment that is none; the text says how one is written."""
+
+
+def seconds(tail: bytes, written_s: float | None, now: str = "") -> float | None:
+    """Seconds since the last line of a log; None where nothing tells.
+
+    ``now`` is a moment in the log's own clock (``2026-11-21 10:41``, ``10:41:07``);
+    where its lines have no time, the last one's is when the file was written to
+    (``written_s``, seconds since the epoch). Without ``now`` a file counts whose last
+    line has that time: what a copy's own time is says nothing. Raises NowError.
+    """
+    end = time_of(tail, len(tail))
+    if now:
+        if end is None and written_s is not None:
+            end = clock(time.localtime(written_s))
+        moment = _moment(now, end or 0.0)
+        return None if end is None else moment - end
+    if end is None or written_s is None:
+        return None
+    zones = (time.localtime, time.gmtime)
+    if all(abs(clock(at(written_s)) - end) > 120 for at in zones):
+        return None
+    return max(0.0, time.time() - written_s)
+
+
+def _moment(text: str, end: float) -> float:
+    """The moment as ``Hit.time_s`` counts; a time alone comes after the end."""
+    found = _NOW.fullmatch(text.strip())
+    if found is None:
+        raise NowError(
+            f"--now={text}: is no moment; write it as the log does, such as 10:41 or "
+            "'2026-11-21 10:41:07'"
+        )
+    of_day = int(found["hour"]) * 3600 + int(found["minute"]) * 60.0
+    of_day += int(found["second"] or 0)
+    if found["month"]:
+        return (int(found["month"]) * 31 + int(found["day"])) * DAY_S + of_day
+    moment = end - end % DAY_S + of_day
+    return moment if moment >= end else moment + DAY_S
+
+
+def usual_s(tail: bytes) -> float:
+    """How long this log may be silent while all is well.
+
+    Twenty of its last steps, and twice its longest silence so far.
+    """
+    stamps = list(times(tail[-LOOKED_AT:]))
+    gaps = [late - early for early, late in itertools.pairwise(stamps)]
+    longest = max((gap for gap in gaps if gap < DAY_S), default=0.0)
+    pace = pace_s(tail) if len(steps(tail)) > 2 else None
+    return max(LEAST_S, 2 * longest, 20 * (pace or 0.0))
