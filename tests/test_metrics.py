@@ -111,7 +111,9 @@ def test_a_hostile_line_has_no_numbers(line: bytes) -> None:
     [
         ("actor/grad_norm", "gradient norm"),
         ("Grad. Norm", "gradient norm"),
-        ("eval_loss", "other"),
+        ("eval_loss", "validation loss"),
+        ("eval_runtime", "other"),
+        ("timing/reward", "part of the step"),
         ("train/loss", "loss"),
         ("actor/pg_loss", "policy loss"),
         ("response_length/clip_ratio", "truncated"),
@@ -234,6 +236,12 @@ def _same_noise() -> None:
         ("critic/rewards/mean", lambda n: 0.25, "train.diverged"),
         ("response_length/clip_ratio", lambda n: min(1, 0.01 * n), "train.diverged"),
         ("response_length/mean", lambda n: 300 * 0.95**n + 1, "train.diverged"),
+        ("eval_loss", lambda n: 2 - n / 50 if n < 50 else n / 50, "train.diverged"),
+        ("critic/rewards/mean", lambda n: 0.8 - 0.004 * n, "train.diverged"),
+        ("actor/lr", lambda n: 1e-6 if n < 60 else 0.0, "train.no-grad"),
+        ("loss_scale", lambda n: max(1.0, 2048 / 2 ** max(0, n - 40)), "train.nan"),
+        ("Waiting", lambda n: 4.0 * n, "vllm.kv-cache"),
+        ("response_length/clip_ratio", lambda n: 1.0, "tokenizer.eos-token"),
         ("max_vio/mean", lambda n: 0.2 + 0.01 * n + noise(0.01), "train.moe"),
     ],
 )  # fmt: skip
@@ -258,13 +266,31 @@ def test_numbers_that_go_wrong_name_a_cause(
         ("timing_s/step", lambda n: 40 if n % 20 == 0 else 10 + noise(0.5)),  # saving
         ("critic/rewards/mean", lambda n: min(1.0, 0.1 + 0.01 * n + noise(0.03))),
         ("response_length/mean", lambda n: 300 + noise(40)),
-        ("eval_loss", lambda n: 1 + n),  # not of the training
+        ("eval_runtime", lambda n: 1 + n),
+        ("actor/lr", lambda n: 1e-6 * (1 - n / 100)),  # 0 at the very end
+        ("loss_scale", lambda n: 2048 if n < 5 else 512),
+        ("Waiting", lambda n: 9 * (n % 7)),
     ],
 )  # fmt: skip
 def test_numbers_that_only_look_bad_name_none(
     name: str, value: Callable[[int], float]
 ) -> None:
     assert judged(value, name) == []
+
+
+def test_a_part_of_the_step_that_takes_or_grows_too_much_is_named() -> None:
+    def told(ref: Callable[[int], float], gen: float = 12.0) -> list[str]:
+        lines = [
+            f"step:{n} - timing_s/step:{gen + 8 + ref(n) + noise(0.3)} - "
+            f"timing_s/gen:{gen + noise(0.2)} - timing_s/ref:{ref(n)}"
+            for n in range(1, 60)
+        ]
+        return [one.metric for one in findings.find(collected(*lines).series())]
+
+    assert told(lambda n: 2.0) == []
+    assert told(lambda n: 40.0) == ["timing_s/ref"]
+    assert told(lambda n: 4 + 0.2 * n) == ["timing_s/ref"]
+    assert told(lambda n: 2.0, gen=300.0) == ["timing_s/gen"]
 
 
 def report(*lines: str) -> logs.LogReport:

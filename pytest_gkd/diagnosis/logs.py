@@ -168,7 +168,7 @@ def _progress(logs: list[Log]) -> Progress:
 def _moves(log: Log) -> bool:
     """Whether the program works, rests or has just made a step where its log ends."""
     rests = log_end.works(log.tail) or log_end.at_rest(log.tail)
-    made_steps = len(log_end.steps(log.tail)) > 1
+    made_steps = len(log_end.steps(log.tail)) > 1 or log.metrics.works
     return rests or made_steps or log_phases.last_phase(log.tail) == "after-step"
 
 

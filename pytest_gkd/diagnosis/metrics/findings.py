@@ -6,8 +6,11 @@ against its spread, and one that lasts to the end of the log: what recovered is 
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+import operator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pytest_gkd.diagnosis.metrics import statistics as robust
@@ -46,9 +49,9 @@ def _of(*roles: str) -> Callable[[_Judge], _Judge]:
     return register
 
 
-def find(every: Iterable[Series]) -> list[NumberFinding]:
+def find(every: list[Series]) -> list[NumberFinding]:
     """What is wrong with these series, the first in time first; one of each cause."""
-    found = [
+    found = list(_parts(every)) + [
         one
         for series in every
         for roles, judge in _JUDGES
@@ -59,6 +62,45 @@ def find(every: Iterable[Series]) -> list[NumberFinding]:
     for one in sorted(found, key=lambda one: (one.line, one.metric)):
         first.setdefault(one.cause, one)
     return list(first.values())
+
+
+# What else may take a part of a step that is far larger than its share is usually.
+_LARGE = re.compile(
+    r"gen|rollout|train|update_actor|update_policy|optim", re.IGNORECASE
+)
+
+
+def _parts(every: list[Series]) -> Iterator[NumberFinding]:
+    """A part of the step that takes nearly all of it, or ever more."""
+    steps = [
+        one for one in every if role(one.name) == "step time" and one.name != "s/it"
+    ]
+    whole = max(steps, key=len, default=None)
+    if whole is None or len(whole) < ENOUGH:
+        return
+    window = _window(whole)
+    first, last = (
+        robust.median(whole.values[:window]),
+        robust.median(whole.values[-window:]),
+    )
+    for part in every:
+        if role(part.name) != "part of the step" or len(part) != len(whole):
+            continue
+        early = robust.median(part.values[:window])
+        late = robust.median(part.values[-window:])
+        usual = robust.median(part.values) / robust.median(whole.values)
+        if usual > (0.85 if _LARGE.search(part.name) else 0.5):
+            text = f"takes {usual:.0%} of a step, {late:.3g} s"
+            yield _found(part, 0, "train.slow", text)
+        elif (
+            late > 1.5 * early
+            and late > 0.25 * last
+            and late - early > 0.5 * (last - first) > 0.1 * first
+            and robust.trend(part.values) > 1.5 * SURE
+        ):
+            at = _since(part, functools.partial(operator.lt, 1.25 * early))
+            text = f"grows from {early:.3g} s to {late:.3g} s a step"
+            yield _found(part, min(at, len(part) - 1), "train.slow", text)
 
 
 def _window(series: Series) -> int:
@@ -102,7 +144,7 @@ def _no_gradient(series: Series) -> Iterator[NumberFinding]:
         yield _found(series, at, "train.no-grad", "is 0 from here on")
 
 
-@_of("loss", "gradient norm", "KL")
+@_of("loss", "gradient norm")
 def _diverges(series: Series) -> Iterator[NumberFinding]:
     series = series.finite()
     window = _window(series)
@@ -132,12 +174,8 @@ def _entropy(series: Series) -> Iterator[NumberFinding]:
     first, last = _ends(series)
     if first is None or last is None or first <= 0:
         return
-    if (
-        last < 0.1 * first
-        and last < 0.3
-        and robust.trend(series.finite().values) < -SURE
-    ):
-        at = _since(series, lambda value: value < 0.1 * first)
+    if last < 0.3 * first and robust.trend(series.finite().values) < -SURE:
+        at = _since(series, lambda value: value < 0.3 * first)
         yield _found(
             series, at, "train.diverged", f"collapses from {first:.4g} to {last:.4g}"
         )
@@ -167,6 +205,7 @@ def _drifts(series: Series) -> Iterator[NumberFinding]:
     if first is None or last is None:
         return
     values = series.finite().values
+    first = robust.median(values[:3])  # it may begin to drift at once
     if last > 3 * first and last > 0.02 and robust.trend(values) > SURE:
         at = _since(series, lambda value: value > 3 * first)
         text = f"the rollout drifts from the trainer, {first:.4g} to {last:.4g}"
@@ -212,10 +251,85 @@ def _slower(series: Series) -> Iterator[NumberFinding]:
     if chance > 0.01 or len(before) < 3 or len(after) < 3:
         return
     usual, now = robust.median(before), robust.median(after[-_window(series) :])
-    if now > 1.5 * usual and now > usual + FAR * robust.deviation(before):
+    sudden = now > 1.5 * usual and now > usual + FAR * robust.deviation(before)
+    if not sudden:
+        usual = robust.median(series.values[: _window(series)])
+        place = _window(series)
+    creeps = now > 2 * usual and robust.trend(series.values) > 2 * SURE
+    if sudden or creeps:
         yield _found(
             series, place, "train.slow", f"from {usual:.3g} s to {now:.3g} s a step"
         )
+
+
+@_of("validation loss")
+def _overfits(series: Series) -> Iterator[NumberFinding]:
+    series = series.finite()
+    if len(series) < 5:
+        return
+    values = series.values
+    lowest = min(range(len(values)), key=values.__getitem__)
+    best, last = values[lowest], values[-1]
+    if last > 1.2 * best and robust.trend(values[lowest:]) > 2:
+        at = min(lowest + 1, len(values) - 1)
+        text = f"rises from {best:.4g} to {last:.4g} while the training goes on"
+        yield _found(series, at, "train.diverged", text)
+
+
+@_of("learning rate")
+def _no_learning_rate(series: Series) -> Iterator[NumberFinding]:
+    at = _since(series, lambda value: value == 0)
+    if len(series) - at >= max(5, len(series) // 10):
+        yield _found(series, at, "train.no-grad", "is 0 from here on")
+
+
+@_of("loss scale")
+def _loss_scale(series: Series) -> Iterator[NumberFinding]:
+    first, last = _ends(series)
+    if first is None or last is None:
+        return
+    if last <= 1 and first >= 64:
+        at = _since(series, lambda value: value < first)
+        text = f"falls from {first:.4g} to {last:.4g}: gradients overflow"
+        yield _found(series, at, "train.nan", text)
+
+
+@_of("waiting requests")
+def _queue(series: Series) -> Iterator[NumberFinding]:
+    first, last = _ends(series)
+    if first is None or last is None:
+        return
+    values = series.finite().values
+    late = robust.trend(values[len(values) // 2 :])
+    if last > max(10, 3 * first) and late > 2 * SURE:
+        at = _since(series, lambda value: value > max(10, 3 * first))
+        text = f"the queue grows to {last:.0f} requests"
+        yield _found(series, at, "vllm.kv-cache", text)
+
+
+@_of("reward", "accuracy")
+def _falls(series: Series) -> Iterator[NumberFinding]:
+    series = series.finite()
+    window = _window(series)
+    if len(series) < 2 * ENOUGH:
+        return
+    values = series.values
+    levels = [
+        robust.median(values[at : at + window])
+        for at in range(len(values) - window + 1)
+    ]
+    highest = max(range(len(levels)), key=levels.__getitem__)
+    best, last = levels[highest], levels[-1]
+    spread = robust.deviation(values[highest : highest + window])
+    if (
+        last < best - max(0.2 * abs(best), 3 * spread)
+        and len(values) - highest >= ENOUGH
+        and robust.trend(values[highest:]) < -SURE
+    ):
+        at = _since(series, lambda value: value < best - spread)
+        at = min(at, len(series) - 1)
+        text = f"falls from {best:.4g} to {last:.4g}"
+        yield _found(series, at, "train.diverged", text)
 
 
 @_of("reward")
@@ -233,7 +347,10 @@ def _lengths(series: Series) -> Iterator[NumberFinding]:
         return
     values = series.finite().values
     if role(series.name) == "truncated":
-        if last >= 0.5 and last > first + 0.2 and robust.trend(values) > SURE:
+        if min(first, last, robust.median(values)) >= 0.9:
+            text = f"{last:.0%} of the responses never end"
+            yield _found(series, 0, "tokenizer.eos-token", text)
+        elif last >= 0.5 and last > first + 0.2 and robust.trend(values) > SURE:
             at = _since(series, lambda value: value > first + 0.2)
             yield _found(
                 series,

@@ -77,6 +77,7 @@ _BAR = re.compile(
 # A bar with a title of its own counts prompts, files or shards.
 _OTHER_BAR = re.compile(rb"[A-Za-z][^|%\r\n]{2,80}: {0,4}\d{1,3}%")
 _TRAINING_BAR = re.compile(rb"(?i)train|epoch|step|iter")
+_EPOCH = re.compile(rb"\bEpoch (\d{1,6}):")
 _NAMED_UNIT = re.compile(rb"\((ms|[KMGT]i?B)\)$|_(gb|ms)$")
 _SCALES = {b"ms": 1e-3, b"KB": 1e3, b"MB": 1e6, b"GB": 1e9, b"TB": 1e12, b"KiB": 2**10}
 _SCALES |= {b"MiB": 2**20, b"GiB": 2**30, b"TiB": 2**40, b"%": 0.01, b"gb": 1e9}
@@ -109,6 +110,9 @@ def read(line: bytes) -> Reading:
     where = bar or _STEP.search(line)
     step = int(where[1]) if where else None
     total = int(where[2]) if where and where[2] else None
+    if bar is not None and (epoch := _EPOCH.search(line, 0, bar.start())):
+        # Such a bar begins anew in each epoch.
+        step, total = int(bar[1]) + int(epoch[1]) * int(bar[2]), None
     values: dict[str, float] = {}
     if bar is not None and bar[3] != b"?":
         pace = float(bar[3].rstrip(b"."))

@@ -14,7 +14,10 @@ import re
 _ROLES = tuple(
     (role, re.compile(pattern))
     for role, pattern in (
+        ("validation loss", r"^(?:eval|val|validation)[_/]loss$|^lm_loss_value$"),
         ("other", r"eval|valid|^val|val-|test_|/min$|/max$|_min$|best_"),
+        ("step time", r"(?:timing_s|timing|time)/step$"),
+        ("part of the step", r"^(?:timing_s|timing|time)/"),
         ("learning rate", r"(?:^|[/_])(?:lr|learning_rate)$"),
         ("loss scale", r"loss_scale"),
         ("gradient norm", r"grad(?:ient)?[_.]*norm|^norm$"),
@@ -32,9 +35,9 @@ _ROLES = tuple(
             "disagreement",
             r"rollout_probs_diff_mean|rollout_corr/(?:k3_)?kl|mismatch_kl"
             r"|sampling_logp_difference/mean|logprobs?_(?:abs_)?diff|gen(?:eration)?_kl"
-            r"|token_mult_prob_error",
+            r"|token_mult_prob_error|vllm_kl",
         ),
-        ("entropy", r"entropy(?!.*(?:coef|loss))"),
+        ("entropy", r"entropy(?!.*coef)"),
         ("imbalance", r"max_vio|imbalance|load_balanc|lb_loss|moe.*aux|aux_loss"),
         (
             "policy loss",
@@ -45,9 +48,8 @@ _ROLES = tuple(
         ("reward", r"(?:rewards?|score)(?:/mean|_mean|/avg)?$|raw_reward"),
         (
             "step time",
-            r"timing_s/step$|total_step_time|step_time|per_iteration|^s/it$|iter_time",
+            r"total_step_time|step_time|per_iteration|^s/it$|iter_time",
         ),
-        ("part of the step", r"timing_s/"),
         (
             "memory",
             r"mem(?:ory)?.*(?:alloc|reserved|used|peak)|(?:peak|max|cpu)[_.]*mem"

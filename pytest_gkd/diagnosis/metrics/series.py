@@ -18,7 +18,7 @@ MOST_BYTES = 16 << 20
 
 # What a line of metrics holds: the scanner looks for these.
 MARKERS: tuple[bytes, ...] = (b"loss", b"Loss", b"s/it", b"it/s", b"step:", b"step=")
-MARKERS += (b"Step ", b"iteration ", b"reward", b" throughput: ")
+MARKERS += (b"Step ", b"iteration ", b"reward", b" throughput: ", b"': '")
 MARKERS += ("\u2022 ".encode(), "\u2502 ".encode())  # a bullet, a table's line
 
 _PROCESS = Pattern(
@@ -112,6 +112,11 @@ class Collector:
     def last_step(self) -> int | None:
         """The last step that is told, whichever process told it."""
         return max(self._step.values(), default=None)
+
+    @property
+    def works(self) -> bool:
+        """Whether the log told the metrics of several steps."""
+        return any(len(one.steps) > 2 for one in self._series.values())
 
     @property
     def pace_s(self) -> float | None:
