@@ -283,13 +283,14 @@ def _built_in() -> dict[str, Rule]:
 
 def read_rule(path: Path, cause: str | None = None) -> Rule:
     """One file as a Rule; ``cause`` is its id, otherwise the file says it as ``id``."""
-    data = _read(path)
+    data = read_toml(path)
     if cause is not None:
         return parse_rule(data, cause, str(path))
     return replace(parse_rule(data, data.pop("id", None), str(path)), file=str(path))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a file holds. Raises RuleError by its path."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -302,13 +303,14 @@ def parse_rule(data: Mapping[str, Any], cause: Any, where: str) -> Rule:
     """TOML data as a Rule. Raises RuleError with all that is wrong, a line each."""
     if wrong := list(_wrong(data, cause, where)):
         raise RuleError("\n".join(wrong))
-    made = {**data, "id": cause, "why": " ".join(data["why"].split())}
+    parts = {**data, "id": cause, "why": " ".join(data["why"].split())}
     for name, (key, kind) in _TABLES.items():
-        made[name] = [_made(kind, one) for one in made.pop(key, ())]
-    return _made(Rule, made)
+        parts[name] = [made(kind, one) for one in parts.pop(key, ())]
+    return made(Rule, parts)
 
 
-def _made(kind: type[Made], table: Mapping[str, Any]) -> Made:
+def made(kind: type[Made], table: Mapping[str, Any]) -> Made:
+    """One of the types of a file, its lists as tuples."""
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
 
 
@@ -317,7 +319,7 @@ def _wrong(data: Mapping[str, Any], cause: Any, where: str) -> Iterator[str]:
         yield f"{where}: id is missing: a rule of your own needs one, as area.some-name"
     elif not isinstance(cause, str) or not _ID.fullmatch(cause):
         yield f"{where}: id {cause!r} is not of the form area.some-name"
-    yield from _form(data, Rule, where)
+    yield from wrong_form(data, Rule, where)
     yield from _choice(data, "tier", TIERS, where)
     for key, kind in _TABLES.values():
         for number, table in enumerate(_tables(data, key), 1):
@@ -325,7 +327,7 @@ def _wrong(data: Mapping[str, Any], cause: Any, where: str) -> Iterator[str]:
 
 
 def _wrong_table(table: Mapping[str, Any], kind: type, where: str) -> Iterator[str]:
-    yield from _form(table, kind, where)
+    yield from wrong_form(table, kind, where)
     if kind is Signature:
         yield from _wrong_signature(table, where)
     elif kind is Fix:
@@ -366,7 +368,8 @@ def _tables(data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     return tables if tables is not None and _is(tables, "tables") else []
 
 
-def _form(table: Mapping[str, Any], kind: type, where: str) -> Iterator[str]:
+def wrong_form(table: Mapping[str, Any], kind: type, where: str) -> Iterator[str]:
+    """What is unknown, missing or of the wrong type in a table, a sentence each."""
     known = keys(kind)
     for key, value in table.items():
         if key not in known:
@@ -405,7 +408,7 @@ def explain_command(rule: Rule, shown: Callable[[Path], str] = str) -> str:
 def check(path: Path) -> list[str]:
     """All that is wrong in a user's file, each as one sentence with its place."""
     try:
-        data = _read(path)
+        data = read_toml(path)
     except RuleError as error:
         return [str(error)]
     wrong = list(_wrong(data, data.pop("id", None), str(path)))
@@ -414,7 +417,7 @@ def check(path: Path) -> list[str]:
     for number, table in enumerate(_tables(data, "signature"), 1):
         at = f"{path}: signature {number}"
         if not any(_wrong_table(table, Signature, at)):
-            wrong += _proofread(_made(Signature, table), at)
+            wrong += _proofread(made(Signature, table), at)
     return wrong
 
 

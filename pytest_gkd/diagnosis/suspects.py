@@ -1,0 +1,310 @@
+"""What to suspect when a run stands still: by its phase and its last sign of life.
+
+One file per phase below ``hangs/`` holds the signs of that phase, each with what is
+done and what is still open when it is the last, and the suspects that go with it, the
+most likely first. A suspect is a cause of the catalogue with the observation that tells
+it apart. The files are refused by path and key like those of the catalogue.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd import sanitize
+from pytest_gkd.diagnosis import log_phases, silent_ranks
+from pytest_gkd.diagnosis.catalogue import (
+    FRAMEWORKS,
+    Catalogue,
+    Fix,
+    RuleError,
+    made,
+    read_toml,
+    wrong_form,
+)
+from pytest_gkd.diagnosis.patterns import Match, Pattern, PatternError, pattern_of
+from pytest_gkd.diagnosis.scan import blanked
+
+HANGS_DIR = Path(__file__).parent / "hangs"
+MAX_SUSPECTS = 5
+WIDTH = 200  # characters of an observation, and of a command with its place
+
+# Phases of the loop, in which the number of completed steps says where the run is.
+_LOOP = ("weight-sync", "generation", "teacher", "training-step", "checkpoint")
+# verl's bar, then the Trainer's own, which has no name before it.
+_STEP = Pattern(
+    rb"(?:Training Progress:|(?:^|[\r\n])) *\d+%\|[^|\r\n]{0,60}\|"
+    rb" *(?P<step>\d{1,9})/(?P<steps>\d{1,9}) \["
+)
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A last sign of life: what is ``done`` and what is ``open`` when it is the last.
+
+    ``pattern`` is RE2's, over bytes; its named groups are the facts that ``done`` and
+    ``open`` may use. Without one the sign stands where no other of the phase is found.
+    ``suspects`` are names, the most likely first.
+    """
+
+    name: str
+    done: str
+    open: str
+    suspects: tuple[str, ...]
+    pattern: str = ""
+    unless: str = ""
+    example: str = ""
+    near_miss: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A suspect as a file holds it.
+
+    ``observation`` tells it apart; ``command`` shows it, typed ``where``. ``process``
+    are names of processes as logs have them, ``(NAME pid=1)``, the best first, whose
+    id is ``<pid>`` of the command. ``frameworks`` are those whose runs it belongs to. ``source`` says
+    where the observation can be looked up, and whether it was seen.
+    """
+
+    name: str
+    cause: str
+    observation: str
+    source: str
+    command: str = ""
+    where: str = ""
+    process: tuple[str, ...] = ()
+    frameworks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """One cause that would explain the silence, and how to tell that it is the one."""
+
+    cause: str
+    observation: str
+    command: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """What is known of a run that stands still, and what to suspect.
+
+    ``last_sign`` is plain English, ``sign`` its name. ``missing_ranks`` have not said
+    what the others said; ``missing`` is the sentence, also where only their number is
+    known. ``suspects`` are in order, the most likely first.
+    """
+
+    sign: str
+    last_sign: str
+    missing_ranks: tuple[int, ...] = ()
+    missing: str = ""
+    suspects: tuple[Suspect, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The suspicion as ``gkd diagnose --format json`` prints it."""
+        suspects = [vars(one) for one in self.suspects]
+        return {**vars(self), "missing_ranks": [*self.missing_ranks]} | {
+            "suspects": suspects
+        }
+
+
+@dataclass(frozen=True)
+class Hangs:
+    """All files: the signs of each phase, and the suspects by name."""
+
+    signs: Mapping[str, tuple[Sign, ...]]
+    suspects: Mapping[str, Entry]
+
+
+@functools.cache
+def load(directory: Path = HANGS_DIR) -> Hangs:
+    """The files of a directory. Raises RuleError with what is wrong, a line each."""
+    signs: dict[str, tuple[Sign, ...]] = {}
+    suspects: dict[str, Entry] = {}
+    wrong: list[str] = []
+    for phase in log_phases.PHASES:
+        path = directory / f"{phase}.toml"
+        data = read_toml(path)
+        if bad := list(_wrong(data, str(path))):
+            wrong += bad
+            continue
+        signs[phase] = tuple(made(Sign, one) for one in data["sign"])
+        for one in data.get("suspect", ()):
+            if one["name"] in suspects:
+                wrong.append(f"{path}: suspect {one['name']!r} is there twice")
+            suspects[one["name"]] = made(Entry, one)
+    for phase, of_phase in signs.items():
+        for sign in of_phase:
+            for name in sign.suspects:
+                if name not in suspects and not wrong:
+                    path = directory / f"{phase}.toml"
+                    wrong.append(f"{path}: sign {sign.name!r}: no suspect {name!r}")
+    if wrong:
+        raise RuleError("\n".join(wrong))
+    return Hangs(signs, suspects)
+
+
+def _wrong(data: Mapping[str, Any], where: str) -> Iterator[str]:
+    for key in data.keys() - {"sign", "suspect"}:
+        yield f"{where}: unknown key {key!r}; known: sign, suspect"
+    for key, kind in (("sign", Sign), ("suspect", Entry)):
+        tables = data.get(key, [])
+        if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
+            yield f"{where}: {key}: {tables!r} is not tables"
+            continue
+        for number, table in enumerate(tables, 1):
+            at = f"{where}: {key} {number}"
+            yield from wrong_form(table, kind, at)
+            for name in _texts(table.get("frameworks")):
+                if name not in FRAMEWORKS:
+                    yield f"{at}: frameworks: {name!r} is not one of {FRAMEWORKS}"
+    signs = data.get("sign")
+    if not isinstance(signs, list) or not signs or signs[-1].get("pattern"):
+        yield f"{where}: the last sign stands for all others, without a pattern"
+
+
+def _texts(value: Any) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if value else []
+
+
+def proofread(hangs: Hangs, catalogue: Catalogue) -> list[str]:
+    """What is wrong in the files beyond their form, each as one sentence.
+
+    Too slow for every start: every pattern is compiled and tried on its example.
+    """
+    found = []
+    for phase, signs in hangs.signs.items():
+        for sign in signs:
+            found += [f"{phase}: {sign.name}: {one}" for one in _proofread(sign)]
+    used = {one for signs in hangs.signs.values() for s in signs for one in s.suspects}
+    for name, entry in hangs.suspects.items():
+        if entry.cause not in catalogue:
+            found.append(f"{name}: no cause {entry.cause!r}")
+        if name not in used:
+            found.append(f"{name}: no sign names it")
+        for text in (entry.observation, _command(entry, {})):
+            if len(text) > WIDTH:
+                found.append(f"{name}: {len(text)} characters, at most {WIDTH}: {text}")
+    return found
+
+
+def _proofread(sign: Sign) -> Iterator[str]:
+    try:
+        groups = pattern_of(sign.pattern, sign.unless).groups
+    except PatternError as error:
+        yield f"{error}; RE2's syntax, without look-around"
+        return
+    for name in re.findall(r"\{(\w+)\}", sign.done + sign.open):
+        if name not in groups:
+            yield f"{{{name}}} is no group of the pattern"
+    if not sign.pattern:
+        return
+    if not sign.near_miss:
+        yield "near_miss is missing"
+    for line, fits in [(sign.example, True), *((m, False) for m in sign.near_miss)]:
+        if (_last(sign, line.encode()) is not None) is not fits:
+            yield f"{line!r} must {'' if fits else 'not '}match"
+
+
+def suspects(
+    phase: str,
+    text: bytes,
+    frameworks: Iterable[str],
+    facts: Mapping[str, Any] | None = None,
+) -> Suspicion:
+    """What a run waits for that stands still in this phase with this text as its log.
+
+    Of ``facts`` the numbers ``step`` (completed), ``steps`` (of all) and ``world_size``
+    count before what the text says; all of them may fill places of commands.
+    """
+    hangs, text, known = load(), blanked(text), dict(facts or {})
+    sign, found = _sign(hangs.signs[phase], text)
+    told = _groups(found)
+    sentence = f"{sign.done}; {sign.open}".format_map(defaultdict(lambda: "?", told))
+    ranks = silent_ranks.missing(text, _number(known.get("world_size")))
+    entries = [hangs.suspects[name] for name in sign.suspects]
+    wanted = set(frameworks)
+    fitting = [e for e in entries if not e.frameworks or wanted & set(e.frameworks)]
+    return Suspicion(
+        sign=sign.name,
+        last_sign=_where(phase, text, known) + sentence,
+        missing_ranks=ranks.ranks,
+        missing=ranks.sentence,
+        suspects=tuple(
+            Suspect(
+                entry.cause,
+                entry.observation,
+                _command(entry, _process(entry, text) | told | known),
+                entry.source,
+            )
+            for entry in (fitting or entries)[:MAX_SUSPECTS]
+        ),
+    )
+
+
+def _sign(signs: tuple[Sign, ...], text: bytes) -> tuple[Sign, Match | None]:
+    """The sign that is found last, the first in the file of those at one place."""
+    best, found = signs[-1], None
+    for sign in signs[:-1]:
+        last = _last(sign, text)
+        if last is not None and (found is None or last.start() > found.start()):
+            best, found = sign, last
+    return best, found
+
+
+def _last(sign: Sign, text: bytes) -> Match | None:
+    return _final(pattern_of(sign.pattern, sign.unless).finditer(text))
+
+
+def _final(found: Iterator[Match]) -> Match | None:
+    kept = deque(found, maxlen=1)
+    return kept[0] if kept else None
+
+
+def _groups(found: Match | None) -> dict[str, str]:
+    """The facts that the sign itself tells, fit for a terminal."""
+    groups = found.groupdict() if found else {}
+    return {
+        name.decode(): sanitize.line(value.decode("utf-8", "replace"))[:60]
+        for name, value in groups.items()
+        if value is not None
+    }
+
+
+def _where(phase: str, text: bytes, facts: Mapping[str, Any]) -> str:
+    """Which step of the loop the run is in, with a colon; empty where nobody says."""
+    step, steps = _number(facts.get("step")), _number(facts.get("steps"))
+    if phase not in _LOOP:
+        return ""
+    if step is None and (bar := _final(_STEP.finditer(text))):
+        step, steps = int(bar[b"step"]), int(bar[b"steps"])
+    if step is None:
+        return ""
+    of = f" of {steps}" if steps else ""
+    return f"step {step}{of} is done: " if step else f"no step{of} is done yet: "
+
+
+def _number(value: Any) -> int | None:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_number and value >= 0 else None
+
+
+def _process(entry: Entry, text: bytes) -> dict[str, Any]:
+    """The process that spoke last, of the first of the suspect's names that has one."""
+    for name in entry.process:
+        said = rf"\({name}(?:_\w{{1,12}})? (?:rank=\d+ )?pid=(\d{{1,9}})\b"
+        if last := _final(pattern_of(said).finditer(text)):
+            return {"pid": int(last[1])}
+    return {}
+
+
+def _command(entry: Entry, facts: Mapping[str, Any]) -> str:
+    """Where to type what, on one line, its places filled from the facts."""
+    return Fix(entry.where, entry.command).line(facts)
