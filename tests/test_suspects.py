@@ -285,6 +285,12 @@ def test_facts_count_before_the_text() -> None:
     said = suspicion("generation", bar, step=57, steps=2400).last_sign
     assert said.startswith("step 57 of 2400 is done: ")
     assert suspicion("data", bar).last_sign.startswith("the dataset is asked for; ")
+    nemo = "========================= Step 57/2400 =========================\n"
+    nemo += "▶ Training policy..."
+    assert suspicion("training-step", nemo).last_sign == (
+        "step 57 of 2400 has begun: generation and log-probabilities are done; "
+        "the update is not done"
+    )
 
 
 def test_the_process_that_spoke_last_is_named() -> None:
@@ -396,4 +402,4 @@ def test_proofreading_finds_a_suspect_that_nobody_names_or_knows() -> None:
     )
     assert "no cause 'no.such'" in found
     assert "no sign names it" in found
-    assert "300 characters" in found
+    assert "at most 300" in found

@@ -32,14 +32,15 @@ from pytest_gkd.diagnosis.scan import blanked
 
 HANGS_DIR = Path(__file__).parent / "hangs"
 MAX_SUSPECTS = 5
-WIDTH = 200  # characters of an observation, and of a command with its place
+WIDTH = 300  # characters of a cause, its observation and its command: three lines
 
 # Phases of the loop, in which the number of completed steps says where the run is.
 _LOOP = ("weight-sync", "generation", "teacher", "training-step", "checkpoint")
-# verl's bar, then the Trainer's own, which has no name before it.
+# verl's bar, the Trainer's own, which has no name before it, and NeMo-RL's headline.
 _STEP = Pattern(
     rb"(?:Training Progress:|(?:^|[\r\n])) *\d+%\|[^|\r\n]{0,60}\|"
     rb" *(?P<step>\d{1,9})/(?P<steps>\d{1,9}) \["
+    rb"|=== Step (?P<begun>\d{1,9})/(?P<all>\d{1,9}) ==="
 )
 
 
@@ -68,8 +69,8 @@ class Entry:
 
     ``observation`` tells it apart; ``command`` shows it, typed ``where``. ``process``
     are names of processes as logs have them, ``(NAME pid=1)``, the best first, whose
-    id is ``<pid>`` of the command. ``frameworks`` are those whose runs it belongs to. ``source`` says
-    where the observation can be looked up, and whether it was seen.
+    id is ``<pid>`` of the command. ``frameworks`` are those whose runs it belongs to.
+    ``source`` says where the observation can be looked up, and whether it was seen.
     """
 
     name: str
@@ -189,9 +190,9 @@ def proofread(hangs: Hangs, catalogue: Catalogue) -> list[str]:
             found.append(f"{name}: no cause {entry.cause!r}")
         if name not in used:
             found.append(f"{name}: no sign names it")
-        for text in (entry.observation, _command(entry, {})):
-            if len(text) > WIDTH:
-                found.append(f"{name}: {len(text)} characters, at most {WIDTH}: {text}")
+        told = f"{entry.cause}: {entry.observation}; {_command(entry, {'pid': 99_999})}"
+        if len(told) > WIDTH:
+            found.append(f"{name}: {len(told)} characters, at most {WIDTH}")
     return found
 
 
@@ -284,6 +285,8 @@ def _where(phase: str, text: bytes, facts: Mapping[str, Any]) -> str:
     if phase not in _LOOP:
         return ""
     if step is None and (bar := _final(_STEP.finditer(text))):
+        if bar[b"begun"]:
+            return f"step {int(bar[b'begun'])} of {int(bar[b'all'])} has begun: "
         step, steps = int(bar[b"step"]), int(bar[b"steps"])
     if step is None:
         return ""
