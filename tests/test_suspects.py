@@ -56,6 +56,7 @@ STEPS = {
     "weight-sync/after-twelve-steps": "step 12 of 300 is done",
     "weight-sync/stop1": "no step of 435 is done",
 }
+AUTOSCALER = "Error: No available node types can fulfill resource request {'GPU': 8.0}."
 # The last sign of a text, by phase, where the logs above have none.
 TEXTS = [
     ("config", "Retrying in 2s [Retry 3/5].", "hub-retry"),
@@ -68,6 +69,10 @@ TEXTS = [
     ("actor-init", "rank 3 nranks 8 cudaDev 3 - Init COMPLETE", "group-formed"),
     ("actor-init", "Model config after override: Qwen2Config {", "weights"),
     ("actor-init", "Actor use_remove_padding=True", "wrapped"),
+    ("actor-init", AUTOSCALER, "infeasible"),
+    ("ray-init", AUTOSCALER, "infeasible"),
+    ("teacher-init", AUTOSCALER, "infeasible"),
+    ("rollout-init", AUTOSCALER, "placement"),
     ("rollout-init", "INFO No current placement group found.", "placement"),
     (
         "rollout-init",
@@ -284,6 +289,10 @@ def test_facts_count_before_the_text() -> None:
     assert suspicion("generation", bar).last_sign.startswith("step 12 of 300 is done: ")
     said = suspicion("generation", bar, step=57, steps=2400).last_sign
     assert said.startswith("step 57 of 2400 is done: ")
+    own = "\x1b[0m  7%|\x1b[32m   \x1b[0m| 99/1250 [06:36<1:18:39,  4.10s/it]"
+    assert suspicion("checkpoint", own).last_sign.startswith(
+        "step 99 of 1250 is done: "
+    )
     assert suspicion("data", bar).last_sign.startswith("the dataset is asked for; ")
     nemo = "========================= Step 57/2400 =========================\n"
     nemo += "▶ Training policy..."
