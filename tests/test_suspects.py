@@ -278,7 +278,16 @@ def test_nccl_and_deepspeed_name_their_ranks() -> None:
     line = "n7:8{0}:12 [{0}] NCCL INFO ncclCommInitRank comm 0x5{0} rank {0} nranks 4"
     line += " cudaDev {0} busId 9d000 - Init COMPLETE\n"
     text = "".join(line.format(rank) for rank in (0, 1, 3))
-    assert silent_ranks.missing(text.encode()).ranks == (2,)
+    found = silent_ranks.missing(text.encode())
+    assert found.ranks == (2,)
+    assert found.sentence.endswith("Init COMPLETE'")
+    text = "".join(
+        f"[rank{r}]:[W1006 10:00:0{r}.1 x.cpp:15] [PG 0] Late\n" for r in (0, 1, 2)
+    )
+    assert (
+        silent_ranks.missing(text.encode(), 4).sentence
+        == "rank 3 of 4 did not say 'Late'"
+    )
     zero = "[Torch] Saved /a/bf16_zero_pp_rank_{0}_mp_rank_00_optim_states.pt.\n"
     text = "".join(zero.format(rank) for rank in (0, 1, 2))
     assert silent_ranks.missing(text.encode(), 4).ranks == (3,)

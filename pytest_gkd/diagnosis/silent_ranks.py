@@ -33,6 +33,7 @@ _WORLD = Pattern(
 )
 _REPEATED = Pattern(rb"\[repeated (?P<times>\d{1,6})x across cluster\]")
 _VARIES = Pattern(rb"(?:0x)?[\dA-Fa-f]*\d[\dA-Fa-f]*|\([\w ]* ?pid=[^)]{0,60}\)")
+_MARKS = Pattern(rb"^(?:[ :,]*(?:\[[^\]\r\n]{0,120}\]|\([^)\r\n]{0,120}\)))*[ :,]*")
 _LINE = Pattern(rb"[^\r\n]+")
 
 
@@ -109,7 +110,7 @@ def _concluded(text: bytes, world: int) -> Missing | None:
         said.words = words[found.end() :]
     behind = [one for one in lines.values() if world < 2 * one.count < 2 * world]
     for last in sorted(behind, key=lambda one: -one.at):
-        what = sanitize.line(last.words.decode("utf-8", "replace"))[:60].strip(" :")
+        what = _shown(last.words)
         if last.folded:
             told = f"{last.count} of {world} ranks have said {what!r}"
             return Missing((), told)
@@ -118,6 +119,13 @@ def _concluded(text: bytes, world: int) -> Missing | None:
             told = f"{_ranks(silent)} of {world} did not say {what!r}"
             return Missing(tuple(silent), told)
     return None
+
+
+def _shown(words: bytes) -> str:
+    """The start and the end of what was said, without marks such as ``[E1121 …]``."""
+    lead = _MARKS.search(words)
+    text = sanitize.line(words[lead.end() if lead else 0 :].decode("utf-8", "replace"))
+    return text if len(text) <= 70 else f"{text[:35]}…{text[-34:]}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
