@@ -276,7 +276,8 @@ def test_folded_lines_are_counted() -> None:
 
 def test_nccl_and_deepspeed_name_their_ranks() -> None:
     line = "n7:8{0}:12 [{0}] NCCL INFO ncclCommInitRank comm 0x5{0} rank {0} nranks 4"
-    line += " cudaDev {0} busId 9d000 - Init COMPLETE\n"
+    line += " cudaDev {0} nvmlDev {0} busId 9d000 commId 0xb178402769eb136b - "
+    line += "Init COMPLETE\n"
     text = "".join(line.format(rank) for rank in (0, 1, 3))
     found = silent_ranks.missing(text.encode())
     assert found.ranks == (2,)
