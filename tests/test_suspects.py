@@ -68,8 +68,11 @@ TEXTS = [
     ("actor-init", "Initializing TorchBackend in DeepSpeed", "group-begun"),
     ("actor-init", "rank 3 nranks 8 cudaDev 3 - Init COMPLETE", "group-formed"),
     ("actor-init", "Model config after override: Qwen2Config {", "weights"),
+    ("actor-init", "Loading weights: 100%|##| 26/26", "weights-read"),
+    ("actor-init", "Loading weights:   0%|  | 0/26", "weights"),
     ("actor-init", "Actor use_remove_padding=True", "wrapped"),
     ("actor-init", AUTOSCALER, "infeasible"),
+    ("actor-init", f"{AUTOSCALER}\nLoading weights: 100%|##| 26/26", "infeasible"),
     ("ray-init", AUTOSCALER, "infeasible"),
     ("teacher-init", AUTOSCALER, "infeasible"),
     ("rollout-init", AUTOSCALER, "placement"),
@@ -299,6 +302,8 @@ def test_facts_count_before_the_text() -> None:
     assert suspicion("generation", bar).last_sign.startswith("step 12 of 300 is done: ")
     said = suspicion("generation", bar, step=57, steps=2400).last_sign
     assert said.startswith("step 57 of 2400 is done: ")
+    alone = suspicion("generation", "step:6 - actor/kl_loss:17.6").last_sign
+    assert alone.startswith("step 6 is done: ")
     own = "\x1b[0m  7%|\x1b[32m   \x1b[0m| 99/1250 [06:36<1:18:39,  4.10s/it]"
     assert suspicion("checkpoint", own).last_sign.startswith(
         "step 99 of 1250 is done: "
@@ -366,7 +371,7 @@ def test_the_json_is_plain() -> None:
         ("data", "[[suspect]]", "[[suspects]]", "unknown key 'suspects'"),
         ("data", 'cause = "data.cache"', "cause = 3", "cause: 3 is not a text"),
         ("data", 'name = "cache-locked"', 'name = "preparation"', "is there twice"),
-        ("data", '"cache-locked", "data', '"nobody", "data', "no suspect 'nobody'"),
+        ("data", '"cache-locked", "prep', '"nobody", "prep', "no suspect 'nobody'"),
         ("unknown", "done =", "done", "is not TOML"),
         ("unknown", '[[sign]]', '[[sign]]\npattern = "x"', "without a pattern"),
         ("checkpoint", 'process = ["Work', 'frameworks = ["Work', "is not one of"),

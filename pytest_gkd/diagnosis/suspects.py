@@ -36,11 +36,11 @@ WIDTH = 300  # characters of a cause, its observation and its command: three lin
 
 # Phases of the loop, in which the number of completed steps says where the run is.
 _LOOP = ("weight-sync", "generation", "teacher", "training-step", "checkpoint")
-# verl's bar, the Trainer's own, which has no name before it, and NeMo-RL's headline.
+# verl's bar, the Trainer's own, which has no name before it; verl's line, NeMo-RL's.
 _STEP = Pattern(
     rb"(?:Training Progress:|(?:^|[\r\n])) *\d+%\|[^|\r\n]{0,60}\|"
     rb" *(?P<step>\d{1,9})/(?P<steps>\d{1,9}) \["
-    rb"|=== Step (?P<begun>\d{1,9})/(?P<all>\d{1,9}) ==="
+    rb"|\bstep:(?P<alone>\d{1,9}) - |=== Step (?P<begun>\d{1,9})/(?P<all>\d{1,9}) ==="
 )
 
 
@@ -50,7 +50,8 @@ class Sign:
 
     ``pattern`` is RE2's, over bytes; its named groups are the facts that ``done`` and
     ``open`` may use. Without one the sign stands where no other of the phase is found.
-    ``suspects`` are names, the most likely first.
+    ``suspects`` are names, the most likely first. One that ``outranks`` stands although
+    others of its phase follow it.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Sign:
     unless: str = ""
     example: str = ""
     near_miss: tuple[str, ...] = ()
+    outranks: bool = False
 
 
 @dataclass(frozen=True)
@@ -252,12 +254,13 @@ def suspects(
 
 def _sign(signs: tuple[Sign, ...], text: bytes) -> tuple[Sign, Match | None]:
     """The sign that is found last, the first in the file of those at one place."""
-    best, found = signs[-1], None
-    for sign in signs[:-1]:
-        last = _last(sign, text)
-        if last is not None and (found is None or last.start() > found.start()):
-            best, found = sign, last
-    return best, found
+    found = [(sign, _last(sign, text)) for sign in signs[:-1]]
+    seen = [(sign, last) for sign, last in found if last is not None]
+    return max(
+        seen,
+        key=lambda one: (one[0].outranks, one[1].start()),
+        default=(signs[-1], None),
+    )
 
 
 def _last(sign: Sign, text: bytes) -> Match | None:
@@ -287,7 +290,7 @@ def _where(phase: str, text: bytes, facts: Mapping[str, Any]) -> str:
     if step is None and (bar := _final(_STEP.finditer(text))):
         if bar[b"begun"]:
             return f"step {int(bar[b'begun'])} of {int(bar[b'all'])} has begun: "
-        step, steps = int(bar[b"step"]), int(bar[b"steps"])
+        step, steps = int(bar[b"step"] or bar[b"alone"]), int(bar[b"steps"] or 0)
     if step is None:
         return ""
     of = f" of {steps}" if steps else ""
