@@ -32,7 +32,7 @@ from pytest_gkd.diagnosis.scan import blanked
 
 HANGS_DIR = Path(__file__).parent / "hangs"
 MAX_SUSPECTS = 5
-WIDTH = 300  # characters of a cause, its observation and its command: three lines
+WIDTH = 300  # characters of all that is told of a suspect: three lines
 
 # Phases of the loop, in which the number of completed steps says where the run is.
 _LOOP = ("weight-sync", "generation", "teacher", "training-step", "checkpoint")
@@ -87,10 +87,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Suspect:
-    """One cause that would explain the silence, and how to tell that it is the one."""
+    """One cause that would explain the silence, and how to tell that it is the one.
+
+    ``command`` is ready to paste, but for what it asks to fill in, and typed ``where``.
+    """
 
     cause: str
     observation: str
+    where: str
     command: str
     source: str
 
@@ -192,7 +196,8 @@ def proofread(hangs: Hangs, catalogue: Catalogue) -> list[str]:
             found.append(f"{name}: no cause {entry.cause!r}")
         if name not in used:
             found.append(f"{name}: no sign names it")
-        told = f"{entry.cause}: {entry.observation}; {_command(entry, {'pid': 99_999})}"
+        command = _command(entry, {"pid": 99_999})
+        told = "".join((entry.cause, entry.observation, entry.where, command))
         if len(told) > WIDTH:
             found.append(f"{name}: {len(told)} characters, at most {WIDTH}")
     return found
@@ -244,6 +249,7 @@ def suspects(
             Suspect(
                 entry.cause,
                 entry.observation,
+                entry.where,
                 _command(entry, _process(entry, text) | told | known),
                 entry.source,
             )
@@ -305,12 +311,12 @@ def _number(value: Any) -> int | None:
 def _process(entry: Entry, text: bytes) -> dict[str, Any]:
     """The process that spoke last, of the first of the suspect's names that has one."""
     for name in entry.process:
-        said = rf"\({name}(?:_\w{{1,12}})? (?:rank=\d+ )?pid=(\d{{1,9}})\b"
+        said = rf"\({re.escape(name)}(?:_\w{{1,12}})? (?:rank=\d+ )?pid=(\d{{1,9}})\b"
         if last := _final(pattern_of(said).finditer(text)):
             return {"pid": int(last[1])}
     return {}
 
 
 def _command(entry: Entry, facts: Mapping[str, Any]) -> str:
-    """Where to type what, on one line, its places filled from the facts."""
-    return Fix(entry.where, entry.command).line(facts)
+    """The command with its places filled from the facts."""
+    return Fix("", entry.command).line(facts).removeprefix(": ")
