@@ -23,6 +23,7 @@ from pytest_gkd.diagnosis.metrics import findings
 from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.diagnosis.root_cause import Candidate, choose
 from pytest_gkd.diagnosis.scan import Hit, shown
+from pytest_gkd.diagnosis.suspects import Suspicion, suspects
 
 MAX_CAUSES = 3
 _CLOCK = Pattern(rb"\b\d\d:\d\d:\d\d\b")
@@ -56,6 +57,12 @@ class Progress:
     pace_s: float | None
     until: str
 
+    @property
+    def facts(self) -> dict[str, int]:
+        """What is known of ``step`` and of all ``steps``."""
+        known = {"step": self.step, "steps": self.total}
+        return {name: value for name, value in known.items() if value is not None}
+
 
 @dataclass(frozen=True)
 class LogReport:
@@ -65,7 +72,8 @@ class LogReport:
     log ends in the middle of sound work) or ``unknown``; ``phase`` one of
     ``log_phases.PHASES``. ``last`` is the last sign of life, ``progress`` how far
     a run had come. ``survived`` are causes after which the run went on, each with the
-    first line that tells of it. ``telling`` are the lines to read when nothing is
+    first line that tells of it. ``suspicion`` is what to look at when a run stands
+    still, or when one at work should. ``telling`` are the lines to read when nothing is
     known.
     ``unreadable`` are the files that were left out, and
     ``partial`` says of which only a part was read.
@@ -79,6 +87,7 @@ class LogReport:
     telling: tuple[EvidenceLine, ...] = ()
     progress: Progress | None = None
     survived: tuple[tuple[str, EvidenceLine], ...] = ()
+    suspicion: Suspicion | None = None
     unreadable: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
 
@@ -106,6 +115,8 @@ class LogReport:
                 }
                 for one in self.causes
             ],
+            "suspects": [],
+            **(self.suspicion.to_json() if self.suspicion else {}),
             "survived": [
                 {"cause": cause, **_line_json(line)} for cause, line in self.survived
             ],
@@ -127,8 +138,8 @@ def judge(logs: list[Log], catalogue: Catalogue, now: str = "") -> LogReport:
     found = choose(hits, catalogue)
     strong = [one for one in found if not one.weak and one.confidence != "guess"]
     last = _last(logs)
+    frameworks = {name for name, mark in _FRAMEWORKS.items() if mark.search(text)}
     if strong:
-        frameworks = {name for name, mark in _FRAMEWORKS.items() if mark.search(text)}
         causes = _causes(strong, found, frameworks, catalogue)
         phase = _phase_of(strong[0], logs, phase)
         return LogReport("failed", phase, causes, last=last)
@@ -142,15 +153,19 @@ def judge(logs: list[Log], catalogue: Catalogue, now: str = "") -> LogReport:
     if not stopped and any(log_end.over(log.tail) for log in logs):
         return LogReport("healthy", phase, last=last, survived=survived)
     moves = any(_moves(log) for log in logs) or 0 <= silent <= 1
-    if not stopped and moves and last is not None:
-        progress = _progress(logs)
-        return LogReport(
-            "running", phase, last=last, progress=progress, survived=survived
-        )
-    if stopped or phase != "unknown":
-        waits = log_phases.WAITS_FOR[phase]
-        return LogReport("hung", phase, last=last, waits_for=waits)
-    return LogReport("unknown", phase, last=last, telling=_telling(logs))
+    at_work = not stopped and moves and last is not None
+    if not at_work and not stopped and phase == "unknown":
+        return LogReport("unknown", phase, last=last, telling=_telling(logs))
+    progress = _progress(logs)
+    return LogReport(
+        "running" if at_work else "hung",
+        phase,
+        last=last,
+        progress=progress,
+        waits_for="" if at_work else log_phases.WAITS_FOR[phase],
+        suspicion=suspects(phase, text, frameworks, progress.facts),
+        survived=survived,
+    )
 
 
 def _progress(logs: list[Log]) -> Progress:

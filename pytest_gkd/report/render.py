@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 WIDTH = 80
 LABEL = 7  # "  saw  ", "  fix  "
 EVIDENCE_LINES = 4
+# So many causes of a hang are told of those that are known.
+SUSPECTS = 3
 LOG_LINE = 160
 ADVICE = 12 * WIDTH  # half a command is none
 NOTES = 6
@@ -206,19 +208,32 @@ def log_text(report: LogReport) -> str:
         lines.append(f"hung: the log stops in the phase {report.phase}")
         lines += wrapped("  waits ", "for " + report.waits_for)
         lines += [f"  last  {_place(report.last, LOG_LINE)}"] if report.last else []
-        lines.append(
-            "  fix   1. See what each process waits for: py-spy dump --pid PID "
-            "(fill in PID)"
-        )
-        lines.append("        2. See whether Ray waits for resources: ray status")
     else:
         lines.append("unknown: no known cause in this log; the most telling lines:")
         lines += [f"  {_place(line, LOG_LINE)}" for line in report.telling]
+    lines += _suspects(report)
     lines += [
         f"  past  {cause}, which the run survived: {_place(line, LOG_LINE)}"
         for cause, line in report.survived
     ]
     return "\n".join(lines)
+
+
+def _suspects(report: LogReport) -> Iterator[str]:
+    """The last sign of life, and the likeliest causes with what tells each apart."""
+    if report.suspicion is None:
+        return
+    yield from wrapped("  sign  ", report.suspicion.last_sign)
+    yield from wrapped("  ranks ", report.suspicion.missing)
+    shown = SUSPECTS if report.verdict == "hung" else 1
+    for number, one in enumerate(report.suspicion.suspects[:shown], 1):
+        yield from wrapped(
+            f"  {'' if number > 1 else 'check':<6}",
+            f"{number}. {one.cause}: {one.observation} ({one.where})",
+        )
+        if one.command:
+            # A command must stay on one line to be copied.
+            yield f"           {one.command}"
 
 
 def _at_work(report: LogReport) -> str:

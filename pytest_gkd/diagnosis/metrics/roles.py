@@ -63,6 +63,10 @@ _ROLES = tuple(
 )  # fmt: skip
 
 
+# Of what a step of training itself gives.
+TRAINING = {"loss", "policy loss", "gradient norm", "entropy", "reward"}
+
+
 @functools.lru_cache(maxsize=4096)
 def role(name: str) -> str:
     """What the metric measures; ``other`` where that is not known or not judged."""

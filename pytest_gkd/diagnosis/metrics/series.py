@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from pytest_gkd.diagnosis.metrics.lines import read
-from pytest_gkd.diagnosis.metrics.roles import role
+from pytest_gkd.diagnosis.metrics.roles import TRAINING, role
 from pytest_gkd.diagnosis.patterns import Pattern
 
 MOST_NAMES = 1000
@@ -115,8 +115,10 @@ class Collector:
 
     @property
     def works(self) -> bool:
-        """Whether the log told the metrics of several steps."""
-        return any(len(one.steps) > 2 for one in self._series.values())
+        """Whether the log told what several steps of training gave."""
+        return any(
+            len(one) > 2 and role(one.name) in TRAINING for one in self._series.values()
+        )
 
     @property
     def pace_s(self) -> float | None:
