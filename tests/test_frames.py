@@ -30,6 +30,9 @@ def phase_of(*lines: str) -> str:
         (["fit", "save_checkpoint", "wait"], "checkpoint"),
         (["TRLTrainer.sync_weights"], "weight-sync"),
         (["main", "helper"], ""),
+        (["main", "ask_teacher"], "teacher"),
+        (["ask_teacher", "update_actor"], "training-step"),
+        (["main", "push_the_weights"], "weight-sync"),
     ],
 )
 def test_the_innermost_known_function_tells(functions: list[str], phase: str) -> None:
@@ -62,6 +65,14 @@ def test_lines_of_another_process_are_passed_over() -> None:
     first = "\n".join(lines[:1] + lines[2:])
     at = first.encode().rindex(b"ValueError")
     assert frames.phase_of(first.encode(), at) == "training-step"
+
+
+def test_a_cause_that_is_met_in_one_phase_tells_it() -> None:
+    text = (
+        b"Started a local Ray instance\nrun.py: error: unrecognized arguments: --lr2\n"
+    )
+    log = log_file.read(io.BytesIO(text), "a", 0, CATALOGUE)
+    assert logs.judge([log], CATALOGUE).phase == "config"
 
 
 def test_the_frames_of_the_root_say_where_a_run_failed() -> None:

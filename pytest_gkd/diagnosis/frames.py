@@ -27,6 +27,17 @@ _RAISED = Pattern(
     rb"^\W*[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Fault)\b(?:\(\w+\))?(?::|\s*$)"
 )
 
+_LIKE = (
+    ("weight-sync", Pattern(rb"(?i)(?:sync|push|send|receive|broadcast)_\w*weight")),
+    ("checkpoint", Pattern(rb"(?i)(?:save|load|write|restore)_\w*(?:checkpoint|ckpt)")),
+    ("teacher", Pattern(rb"(?i)teacher")),
+    (
+        "generation",
+        Pattern(rb"(?i)generate|rollout|sample_\w*(?:token|answer|completion)"),
+    ),
+    ("training-step", Pattern(rb"(?i)train_?(?:step|batch|epoch)|backward")),
+)
+
 
 def phase_of(text: bytes, at: int) -> str:
     """The phase that the traceback around a place of the text was raised in.
@@ -42,13 +53,20 @@ def phase_of(text: bytes, at: int) -> str:
         if _CHAINED.search(window, before, chain[0]) is None:
             break
         chain.insert(0, before)
-    for start in chain:
-        phase = ""
-        for function in _functions(window, start):
-            phase = log_phases.raised_in(function) or phase
-        if phase:
-            return phase
+    for told in (log_phases.raised_in, _by_name):
+        for start in chain:
+            phase = ""
+            for function in _functions(window, start):
+                phase = told(function) or phase
+            if phase:
+                return phase
     return ""
+
+
+def _by_name(function: str) -> str:
+    """What the name of a function tells that is the user's own."""
+    name = function.partition(":")[2].encode()
+    return next((phase for phase, like in _LIKE if like.search(name)), "")
 
 
 def _functions(text: bytes, start: int) -> Iterator[str]:

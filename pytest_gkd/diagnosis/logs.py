@@ -26,6 +26,7 @@ from pytest_gkd.diagnosis.scan import Hit, shown
 from pytest_gkd.diagnosis.suspects import Suspicion, suspects
 
 MAX_CAUSES = 3
+_PHASE_OF_KIND = {"config": "config", "data": "data", "sync": "weight-sync"}
 _CLOCK = Pattern(rb"\b\d\d:\d\d:\d\d\b")
 _NUMBERS = Signature(say="{what}", confidence="likely", silent=True)
 
@@ -282,6 +283,7 @@ def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:
     """Where the root's traceback was raised, else the ``last`` phase that was marked.
 
     What was printed last tells more than verl's one ``init_model``, which makes both.
+    Some causes can be met in one phase only.
     """
     tails = {log.name: log for log in logs}
     for hit in root.hits:
@@ -289,7 +291,7 @@ def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:
         phase = frames.phase_of(log.tail, hit.order - log.tail_at)
         if phase and (phase, last) != ("actor-init", "rollout-init"):
             return phase
-    return last
+    return _PHASE_OF_KIND.get(root.cause.partition(".")[0], last)
 
 
 def _last(logs: list[Log]) -> EvidenceLine | None:
