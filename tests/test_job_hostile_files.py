@@ -146,6 +146,14 @@ def test_a_case_of_many_patterns_ends(tmp_path: Path) -> None:
         check.check(path)
 
 
+@pytest.mark.parametrize("text", ["cat <<E\nE\n" * 600, ";" * 10_001])
+def test_a_script_of_too_many_signs_is_not_read(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.sh"
+    path.write_text(f"{text}\n{START} data.seed=1\n")
+    with pytest.raises(CheckError, match="or 500 here-documents, are in it"):
+        check.check(path)
+
+
 # -- tokenizers --------------------------------------------------------------------
 
 

@@ -38,6 +38,7 @@ MOST_STEPS = 10_000
 # Five times as many as in any of 1,529 upstream scripts; the parser takes kilobytes for
 # each of those that are nested.
 MOST_SIGNS = 10_000
+MOST_DOCUMENTS = 500
 SIGNS = re.compile(rb"[|&;<>(){}`]")
 # Functions in functions, and files that source files.
 DEEPEST = 16
@@ -133,9 +134,14 @@ class _Reader(Words):
         self._here = source._replace(text=source.text.replace(b"\r\n", b"\n"))
         self._depth += 1
         try:
-            if len(SIGNS.findall(self._source)) > MOST_SIGNS:
+            signs, documents = (
+                len(SIGNS.findall(self._source)),
+                self._source.count(b"<<"),
+            )
+            if signs > MOST_SIGNS or documents > MOST_DOCUMENTS:
                 self.is_whole = False
-                said = f"more than {MOST_SIGNS:,} of |&;<>(){{}}` in it: it is not read"
+                said = f"more than {MOST_SIGNS:,} of |&;<>(){{}}`, or {MOST_DOCUMENTS} "
+                said += "here-documents, are in it: it is not read"
                 self.remarks.append((self._file, 1, said))
                 return worlds
             root = Parser(BASH).parse(self._source).root_node

@@ -144,6 +144,5 @@ def in_error(error: CheckError, files: Iterable[str] = ()) -> str:
 
 def files_of(words: Iterable[Any]) -> Iterator[str]:
     """The files that words stand in; not the command line."""
-    for word in words:
-        if word is not None and word.line and Path(word.file).is_file():
-            yield word.file
+    files = (word.file for word in words if word is not None and word.line)
+    yield from (file for file in dict.fromkeys(files) if Path(file).is_file())

@@ -123,6 +123,15 @@ def schema(release: Release, engine: str = DEFAULT_ENGINE) -> dict[str, Any] | N
     return {key: value for key, value in keys.items() if key not in own["absent"]}
 
 
+def _has(release: Release, engine: str, key: str) -> bool:
+    """Whether the release has the key under an engine."""
+    own = release.schema["engines"].get(engine)
+    if own is None:
+        return False
+    is_common = key in release.schema["keys"] and key not in own["absent"]
+    return is_common or key in own["changed"]
+
+
 def _spread(
     said: Iterable[Override], defaults: Mapping[str, Any]
 ) -> Iterator[Override]:
@@ -342,7 +351,7 @@ def _not_generated(key: str, release: Release) -> str:
     """The file of an installed copy's configuration that has a key no tree has."""
     if not release.is_installed:
         return ""
-    if any(key in (schema(release, engine) or {}) for engine in ENGINES):
+    if any(_has(release, engine, key) for engine in ENGINES):
         return ""
     for name, one in release.schema["configs"].items():
         section = f".{name.partition('/')[0]}."
@@ -356,6 +365,6 @@ def _hint(key: str, defaults: Mapping[str, Any], release: Release) -> str:
     if key.endswith(".model_engine"):
         return "; did you mean 'model_engine'?"
     for engine in ENGINES:
-        if key in (schema(release, engine) or {}):
+        if _has(release, engine, key):
             return f": it is one of model_engine={engine}, and this job's is another"
     return _near(key, tuple(defaults))
