@@ -82,3 +82,15 @@ def test_the_frames_of_the_root_say_where_a_run_failed() -> None:
     text[2] = frame("init_model")  # verl's, which makes the rollout too
     log = log_file.read(io.BytesIO("\n".join(text).encode()), "a", 0, CATALOGUE)
     assert logs.judge([log], CATALOGUE).phase == "rollout-init"
+
+
+def test_the_frames_of_an_unknown_failure_say_where_it_was() -> None:
+    text = [
+        "Before init rollout model",
+        START,
+        frame("update_actor"),
+        "MoonError: x",
+    ]
+    log = log_file.read(io.BytesIO("\n".join(text).encode()), "a", 0, CATALOGUE)
+    report = logs.judge([log], CATALOGUE)
+    assert (report.verdict, report.phase) == ("unknown", "training-step")

@@ -167,6 +167,12 @@ def test_a_run_that_starts_again_replaces_the_steps_that_it_repeats() -> None:
     assert [line for line, _ in found.places] == [1, 2, 5, 6]
 
 
+def test_a_bar_that_begins_anew_in_each_epoch_goes_on() -> None:
+    bar = "Epoch {}:  50%|▊| {}/20 [03:53<00:41, 13.76s/it, train_loss={}]"
+    found = collected(*(bar.format(n // 20, n % 20, n / 8) for n in range(1, 60)))
+    assert only(found, "train_loss").steps == list(range(1, 60))
+
+
 def test_processes_have_series_of_their_own() -> None:
     found = collected("(A pid=1) step:1 - loss:1.0", "(A pid=2) step:1 - loss:2.0")
     losses = (one.values for one in found.series() if one.name == "loss")
@@ -212,6 +218,7 @@ def _same_noise() -> None:
     ("name", "value", "cause"),
     [
         ("loss", lambda n: 1 + abs(noise(0.05)) + max(0, n - 60) / 9, "train.diverged"),
+        ("loss", lambda n: 1 + noise(0.05) + 4 * (n > 20) - n / 90, "train.diverged"),
         ("loss", lambda n: math.nan if n > 60 else 1.0, "train.nan"),
         ("actor/grad_norm", lambda n: 0.0 if n > 40 else 1.0, "train.no-grad"),
         ("actor/grad_norm", lambda n: 1.2 ** max(0, n - 50), "train.diverged"),
@@ -329,3 +336,9 @@ def test_lines_at_the_end_are_read_after_a_flood(
     text = "\n".join([*flood, "step:3000 - loss:nan"]).encode()
     log = log_file.read(io.BytesIO(text), "a.log", 0, CATALOGUE)
     assert log.metrics.last_step == 3000
+
+
+def test_a_step_that_only_its_metrics_tell_is_one() -> None:
+    steps = [f'{{"step": {n}, "grad_norm": 1.5, "entropy": 0.5}}' for n in range(9)]
+    found = report("Loading weights: 100%|██| 2/2", *steps)
+    assert (found.verdict, found.phase) == ("running", "training-step")

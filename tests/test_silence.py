@@ -51,6 +51,11 @@ def test_twenty_steps_and_twice_the_longest_silence_are_usual() -> None:
     assert silence.usual_s(b"no time\n") == silence.LEAST_S
 
 
+def test_the_silences_of_a_start_are_not_those_of_its_steps() -> None:
+    start = b"2026-11-21 09:55:00 loading the model\n"
+    assert silence.usual_s(start + SAVING, len(start)) == 60
+
+
 @pytest.mark.parametrize(("now", "verdict"), [("10:01:30", "run"), ("10:05", "hung")])
 def test_a_log_that_stops_while_it_saves_is_hung_after_a_while(
     now: str, verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -97,6 +97,16 @@ class Log:
         """The first and the last bytes, each byte once."""
         return self.head[: self.tail_at] + self.tail
 
+    @property
+    def last_step_at(self) -> int:
+        """Where in ``edges`` the metrics of the last step are; -1 where none are."""
+        at = self.metrics.latest
+        return (
+            -1
+            if at < self.tail_at
+            else at - self.tail_at + len(self.head[: self.tail_at])
+        )
+
 
 def opened(path: Path) -> IO[bytes]:
     """A file or a pipe, such as a shell's ``<(command)``, open for reading.

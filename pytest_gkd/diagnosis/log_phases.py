@@ -95,8 +95,8 @@ FAILED = Pattern(
 )
 
 
-def last_phase(text: bytes) -> str:
-    """The phase after the last marker of a text.
+def last_phase(text: bytes, step: int = -1) -> str:
+    """The phase after the last marker of a text, of which ``step`` is one of a step.
 
     Also ``first-step`` where the first step begins, and ``after-step`` after a
     completed one: what a run does there depends on what kind of job it is.
@@ -109,7 +109,7 @@ def last_phase(text: bytes) -> str:
         ),
         key=lambda found: found[0],
     )
-    step = STEP.last(text)
+    step = max(step, STEP.last(text))
     if max(at, step) >= 0:
         return phase if at > step else "after-step"
     # NCCL's own lines stand for the workers' start where nothing else is said.

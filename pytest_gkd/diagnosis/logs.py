@@ -148,6 +148,8 @@ def judge(logs: list[Log], catalogue: Catalogue, now: str = "") -> LogReport:
     if any(log_end.finished(log.tail) >= 0 for log in logs):
         return LogReport("healthy", phase, last=last, survived=survived)
     if any(log_end.failed(log.tail) for log in logs):
+        raised = (frames.phase_of(log.tail, len(log.tail)) for log in logs)
+        phase = next(filter(None, raised), phase)
         return LogReport("unknown", phase, last=last, telling=_telling(logs))
     silent = _silent(logs, now)
     stopped = any(_stopped(log) for log in logs) or silent > 1
@@ -185,7 +187,11 @@ def _moves(log: Log) -> bool:
     """Whether the program works, rests or has just made a step where its log ends."""
     rests = log_end.works(log.tail) or log_end.at_rest(log.tail)
     made_steps = len(log_end.steps(log.tail)) > 1 or log.metrics.works
-    return rests or made_steps or log_phases.last_phase(log.tail) == "after-step"
+    return rests or made_steps or _last_phase(log) == "after-step"
+
+
+def _last_phase(log: Log) -> str:
+    return log_phases.last_phase(log.edges, log.last_step_at)
 
 
 def _stopped(log: Log) -> bool:
@@ -201,7 +207,8 @@ def _silent(logs: list[Log], now: str) -> float:
     for log in logs:
         seconds = silence.seconds(log.tail, log.written_s, now)
         if seconds is not None and not log_end.at_rest(log.tail):
-            found.append(seconds / silence.usual_s(log.tail))
+            since = max(0, log.metrics.begun - log.tail_at)
+            found.append(seconds / silence.usual_s(log.tail, since))
     return min(found, default=-1.0)
 
 
@@ -274,7 +281,7 @@ def _next_phase(text: bytes) -> str:
 
 def _phase(logs: list[Log], after_step: str) -> str:
     """The phase of the log that came farthest."""
-    found = {log_phases.last_phase(log.edges) for log in logs} - {"unknown"}
+    found = {_last_phase(log) for log in logs} - {"unknown"}
     phases = [one if one in log_phases.PHASES else after_step for one in found]
     return max(phases, key=log_phases.PHASES.index, default="unknown")
 

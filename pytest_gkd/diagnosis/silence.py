@@ -63,12 +63,13 @@ def _moment(text: str, end: float) -> float:
     return moment if moment >= end else moment + DAY_S
 
 
-def usual_s(tail: bytes) -> float:
+def usual_s(tail: bytes, since: int = 0) -> float:
     """How long this log may be silent while all is well.
 
-    Twenty of its last steps, and twice its longest silence so far.
+    Twenty of its last steps, and twice its longest silence so far; of a run that makes
+    steps, ``since`` the byte where these began: a start has longer ones.
     """
-    stamps = list(times(tail[-LOOKED_AT:]))
+    stamps = list(times(tail[max(since, len(tail) - LOOKED_AT) :]))
     gaps = [late - early for early, late in itertools.pairwise(stamps)]
     longest = max((gap for gap in gaps if gap < DAY_S), default=0.0)
     pace = pace_s(tail) if len(steps(tail)) > 2 else None

@@ -159,11 +159,11 @@ def _diverges(series: Series) -> Iterator[NumberFinding]:
     best, last = levels[lowest], levels[-1]
     usual = values[lowest : lowest + window]
     spread = max(robust.deviation(usual), 0.02 * best)
+    at = min(_since(series, lambda value: value > best + FAR * spread), len(series) - 1)
+    lasts = len(series) - at > window  # as after a jump that was the end of it
     rises = robust.trend(values[lowest:]) > SURE
     factor = 1.5 if role(series.name) == "loss" else 10.0
-    if last > factor * best and last > best + FAR * spread and rises:
-        at = _since(series, lambda value: value > best + FAR * spread)
-        at = min(at, len(series) - 1)
+    if last > factor * best and last > best + FAR * spread and (rises or lasts):
         yield _found(
             series, at, "train.diverged", f"rises from {best:.4g} to {last:.4g}"
         )

@@ -23,7 +23,7 @@ _ROLES = tuple(
         ("gradient norm", r"grad(?:ient)?[_.]*norm|^norm$"),
         ("groups of equal reward", r"frac_reward_zero_std"),
         ("spread", r"std|var(?:iance)?$"),
-        ("truncated", r"response_length/clip_ratio|clipped_ratio|truncat"),
+        ("truncated", r"response_length/clip_ratio|clipped_ratio|truncat|no_eos_ratio"),
         (
             "response length",
             r"(?:response|completion|output)s?[_/](?:mean_)?len(?:gth)?s?(?:/mean|_mean)?$"

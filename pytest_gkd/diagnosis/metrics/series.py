@@ -18,6 +18,7 @@ MOST_BYTES = 16 << 20
 
 # What a line of metrics holds: the scanner looks for these.
 MARKERS: tuple[bytes, ...] = (b"loss", b"Loss", b"s/it", b"it/s", b"step:", b"step=")
+MARKERS += (b'step":', b"step':")
 MARKERS += (b"Step ", b"iteration ", b"reward", b" throughput: ", b"': '")
 MARKERS += ("\u2022 ".encode(), "\u2502 ".encode())  # a bullet, a table's line
 
@@ -116,9 +117,27 @@ class Collector:
     @property
     def works(self) -> bool:
         """Whether the log told what several steps of training gave."""
-        return any(
-            len(one) > 2 and role(one.name) in TRAINING for one in self._series.values()
-        )
+        return self.begun > 0
+
+    @property
+    def begun(self) -> int:
+        """The byte where the second of several steps is told; 0 where none is."""
+        second = [
+            one.places[1][1]
+            for one in self._series.values()
+            if len(one) > 2 and role(one.name) in TRAINING
+        ]
+        return min(second, default=0)
+
+    @property
+    def latest(self) -> int:
+        """The byte where the last of several steps is told; -1 where none is."""
+        last = [
+            one.places[-1][1]
+            for one in self._series.values()
+            if len(one) > 2 and role(one.name) in TRAINING
+        ]
+        return max(last, default=-1)
 
     @property
     def pace_s(self) -> float | None:
