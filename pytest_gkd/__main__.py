@@ -96,6 +96,9 @@ def _parser() -> _Parser:
         "10:41': how long a copy of a log has been silent; that of a file that is "
         "being written is known",
     )
+    command.add_argument(
+        "--plot", action="store_true", help="draw the metrics over time as well"
+    )
     _add_common(command)
     command.set_defaults(run=_diagnose)
 
@@ -252,7 +255,10 @@ def _diagnose(asked: argparse.Namespace) -> int:
         ) from None
     finally:
         _end_progress()
-    _answer(asked, report.to_json(), render.log_text(report))
+    text = render.log_text(report)
+    if asked.plot:
+        text += "\n" + render.plot(report)
+    _answer(asked, report.to_json(), text)
     for text in report.unreadable:
         _say_error(text)
     return UNUSABLE if report.unreadable else EXITS[report.verdict]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from pytest_gkd import __main__ as command
 from pytest_gkd.diagnosis import catalogue, log_file, logs
 from pytest_gkd.diagnosis.metrics import findings, series, statistics
 from pytest_gkd.diagnosis.metrics.lines import Reading, read
@@ -319,7 +322,11 @@ def test_a_run_whose_numbers_go_wrong_has_failed_though_it_ended_well() -> None:
     assert cause.title.startswith(
         "training/rollout_probs_diff_mean: the rollout drifts"
     )
-    assert cause.evidence[0].line
+    (proof,) = cause.evidence
+    assert (proof.line, proof.text) == (
+        7,
+        "step 7: training/rollout_probs_diff_mean is 0.014",
+    )
 
 
 def test_an_error_that_ended_the_run_comes_before_its_numbers() -> None:
@@ -342,3 +349,28 @@ def test_a_step_that_only_its_metrics_tell_is_one() -> None:
     steps = [f'{{"step": {n}, "grad_norm": 1.5, "entropy": 0.5}}' for n in range(9)]
     found = report("Loading weights: 100%|██| 2/2", *steps)
     assert (found.verdict, found.phase) == ("running", "training-step")
+
+
+def test_metrics_are_drawn_and_carried_in_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"step:{n} - loss:{n}.5 - \x1b[31mkl:nan - epoch:1" for n in range(1, 9)]
+    path = tmp_path / "a.log"
+    path.write_text("\n".join(lines))
+    command.main(["diagnose", str(path), "--plot"])
+    drawn = capsys.readouterr().out.splitlines()
+    assert "  ▁▂▃▄▅▆▇█  loss  1.5 to 8.5, 8.5 at step 8" in drawn
+    assert "  ????????  kl  0 to 0, nan at step 8" in drawn
+    command.main(["diagnose", str(path), "--format=json"])
+    told = {one["metric"]: one for one in json.loads(capsys.readouterr().out)["series"]}
+    assert told["loss"]["steps"] == list(range(1, 9))
+    assert told["kl"]["values"] == ["nan"] * 8
+
+
+def test_a_log_without_metrics_draws_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("hello\n")
+    command.main(["diagnose", str(path), "--plot"])
+    assert "no metrics of several steps were found" in capsys.readouterr().out

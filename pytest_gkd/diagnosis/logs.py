@@ -20,6 +20,7 @@ from pytest_gkd.diagnosis.diagnose import (
 )
 from pytest_gkd.diagnosis.log_file import Log, LogError, opened, read
 from pytest_gkd.diagnosis.metrics import findings
+from pytest_gkd.diagnosis.metrics.series import Series
 from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.diagnosis.root_cause import Candidate, choose
 from pytest_gkd.diagnosis.scan import Hit, shown
@@ -75,7 +76,7 @@ class LogReport:
     a run had come. ``survived`` are causes after which the run went on, each with the
     first line that tells of it. ``suspicion`` is what to look at when a run stands
     still, or when one at work should. ``telling`` are the lines to read when nothing is
-    known.
+    known. ``series`` are the metrics that were judged.
     ``unreadable`` are the files that were left out, and
     ``partial`` says of which only a part was read.
     """
@@ -89,6 +90,7 @@ class LogReport:
     progress: Progress | None = None
     survived: tuple[tuple[str, EvidenceLine], ...] = ()
     suspicion: Suspicion | None = None
+    series: tuple[Series, ...] = ()
     unreadable: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
 
@@ -122,6 +124,7 @@ class LogReport:
                 {"cause": cause, **_line_json(line)} for cause, line in self.survived
             ],
             "telling": [_line_json(line) for line in self.telling],
+            "series": [one.to_json() for one in self.series],
             "unreadable": list(self.unreadable),
             "partial": list(self.partial),
         }
@@ -261,7 +264,7 @@ def _of_numbers(logs: list[Log], catalogue: Catalogue) -> Iterator[Hit]:
                     tier="symptom" if tier == "cause" else tier,
                     source=log.name,
                     line=one.line,
-                    text=one.text,
+                    text=f"step {one.step}: {one.metric} is {one.value:.4g}",
                     facts={"what": one.text},
                     source_index=number,
                     order=one.order,
@@ -379,4 +382,10 @@ def examine(
         raise LogError("\n".join(unreadable))
     report = judge(logs, catalogue, now)
     partial = tuple(log.partial for log in logs if log.partial)
-    return replace(report, unreadable=tuple(unreadable), partial=partial)
+    series = max((log.metrics.shown() for log in logs), key=len)
+    return replace(
+        report,
+        unreadable=tuple(unreadable),
+        partial=partial,
+        series=tuple(series),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ EVIDENCE_LINES = 4
 # So many causes of a hang are told of those that are known.
 SUSPECTS = 3
 LOG_LINE = 160
+BLOCKS = "▁▂▃▄▅▆▇█"
 ADVICE = 12 * WIDTH  # half a command is none
 NOTES = 6
 SLOW_IMPORTS_S = 30.0
@@ -248,6 +250,29 @@ def _at_work(report: LogReport) -> str:
     return (
         f"at work when the log ends{far}, and nothing failed; if nothing was added "
         f"{since} it is stuck in the phase {report.phase}"
+    )
+
+
+def plot(report: LogReport) -> str:
+    """The metrics over time, each with its least, its greatest and its last value."""
+    lines = []
+    for one in report.series:
+        finite = [value for value in one.values if math.isfinite(value)]
+        low, high = min(finite, default=0.0), max(finite, default=0.0)
+        name = sanitize.line(one.name)[:40]
+        last = f"{one.values[-1]:.4g} at step {one.steps[-1]}"
+        blocks = _blocks(one.values, low, high)
+        lines.append(f"  {blocks}  {name}  {low:.4g} to {high:.4g}, {last}")
+    return "\n".join(lines) or "  no metrics of several steps were found"
+
+
+def _blocks(values: Sequence[float], low: float, high: float) -> str:
+    """Values as a line of blocks, 30 characters at most; ? is no number."""
+    stride = -(-len(values) // 30) or 1
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(
+        BLOCKS[round((value - low) * scale)] if math.isfinite(value) else "?"
+        for value in values[::stride]
     )
 
 

@@ -27,11 +27,15 @@ SURE = 3.0
 
 @dataclass(frozen=True)
 class NumberFinding:
-    """A cause that a metric proves: since which step, where, and in which words."""
+    """A cause that a metric proves: since which step, where, and in which words.
+
+    ``value`` is what the metric was at that step.
+    """
 
     cause: str
     metric: str
     step: int
+    value: float
     line: int
     order: int
     text: str
@@ -109,7 +113,14 @@ def _window(series: Series) -> int:
 
 def _found(series: Series, at: int, cause: str, text: str) -> NumberFinding:
     told = f"{series.name}: {text} (step {series.steps[at]})"
-    return NumberFinding(cause, series.name, series.steps[at], *series.places[at], told)
+    return NumberFinding(
+        cause,
+        series.name,
+        series.steps[at],
+        series.values[at],
+        *series.places[at],
+        told,
+    )
 
 
 def _since(series: Series, holds: Callable[[float], bool]) -> int:

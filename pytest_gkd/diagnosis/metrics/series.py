@@ -12,6 +12,9 @@ from pytest_gkd.diagnosis.patterns import Pattern
 
 MOST_NAMES = 1000
 MOST_POINTS = 20_000
+# So many points of a series are shown, and so many series.
+SHOWN = 60
+MOST_SHOWN = 40
 # So many lines and bytes are read as they come, and what is at the end of the log.
 MOST_LINES = 10_000
 MOST_BYTES = 16 << 20
@@ -60,6 +63,13 @@ class Series:
         """Forget the last value."""
         for kept in (self.steps, self.values, self.places):
             kept.pop()
+
+    def to_json(self) -> dict[str, object]:
+        """At most SHOWN of its points; what is no number as its name, ``nan``."""
+        stride = -(-len(self) // SHOWN) or 1
+        shown = self.values[::stride]
+        values = [one if math.isfinite(one) else str(one) for one in shown]
+        return {"metric": self.name, "steps": self.steps[::stride], "values": values}
 
     def finite(self) -> Series:
         """The same without what is not a number."""
@@ -144,6 +154,14 @@ class Collector:
         """Seconds that one of the last steps took; None where no metric tells."""
         times = [one for one in self.series() if role(one.name) == "step time"]
         return statistics.median(times[0].values[-20:]) if times else None
+
+    def shown(self) -> list[Series]:
+        """Those of several steps that are judged, each name once, the longest first."""
+        found: dict[str, Series] = {}
+        for one in self.series():
+            if len(one) > 2 and role(one.name) != "other":
+                found.setdefault(one.name, one)
+        return list(found.values())[:MOST_SHOWN]
 
     def series(self) -> list[Series]:
         """All series, the longest first."""
