@@ -138,7 +138,7 @@ def judge(logs: list[Log], catalogue: Catalogue, now: str = "") -> LogReport:
     """The verdict over the logs of one run; ``now`` as ``silence.seconds`` takes it."""
     text = b"\n".join(log.edges for log in logs)
     phase = _phase(logs, _next_phase(text))
-    hits = [*_that_count(logs), *_of_numbers(logs, catalogue)]
+    hits = [*counted(logs), *_of_numbers(logs, catalogue)]
     found = choose(hits, catalogue)
     strong = [one for one in found if not one.weak and one.confidence != "guess"]
     last = _last(logs)
@@ -215,7 +215,7 @@ def _silent(logs: list[Log], now: str) -> float:
     return min(found, default=-1.0)
 
 
-def _that_count(logs: list[Log]) -> Iterator[Hit]:
+def counted(logs: list[Log]) -> Iterator[Hit]:
     """The hits that the run did not survive, and those it survives in silence."""
     over = {log.name: log_end.finished(log.tail) for log in logs}
     run_over = all(at >= 0 for at in over.values())
