@@ -16,6 +16,7 @@ is not named, so that no rule is fitted to them.
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import statistics
 import subprocess
@@ -92,9 +93,9 @@ def later(path: Path, after_s: int = 3600) -> str:
         moment = time.localtime(path.stat().st_mtime + after_s)
         return time.strftime("%Y-%m-%d %H:%M:%S", moment)
     days, seconds = divmod(int(end) + after_s, 86_400)
-    month, day = divmod(days - 1, 31)
+    date = datetime.date(2026, 1, 1) + datetime.timedelta(days - 1)
     clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    return f"{month:02}-{day + 1:02} {clock}"
+    return f"{date:%m-%d} {clock}"
 
 
 def total(counts: list[Count]) -> Count:

@@ -16,6 +16,7 @@ from pytest_gkd.diagnosis import catalogue, log_file, logs
 from pytest_gkd.diagnosis.metrics import findings, series, statistics
 from pytest_gkd.diagnosis.metrics.lines import Reading, read
 from pytest_gkd.diagnosis.metrics.roles import role
+from pytest_gkd.report import render
 
 CATALOGUE = catalogue.load()
 MEGATRON = (
@@ -81,6 +82,8 @@ DEEPSPEED = (
             {"s/it": 2.25, "loss": 0.5},
         ),
         ("Training:  1%| | 1/64 [00:02<02:21, 4.00it/s]", *(1, 64), {"s/it": 0.25}),
+        (" 3%| | 3/100 [00:12<06:30, 1.2.3s/it]", *(None, None), {}),
+        ("step:7 - actor/lr:0.000 - actor/loss:0.5", *(7, None), {"actor/loss": 0.5}),
         ("Loading shards: 100%|██| 4/4 [00:02<00:00, 2.00it/s]", *(None, None), {}),
         ("Loading: 100% Completed | 4/4 [00:02<00:00, 2.00it/s]", *(None, None), {}),
         ("loss at 10:00:00 was not logged", *(None, None), {}),
@@ -374,3 +377,119 @@ def test_a_log_without_metrics_draws_none(
     path.write_text("hello\n")
     command.main(["diagnose", str(path), "--plot"])
     assert "no metrics of several steps were found" in capsys.readouterr().out
+
+
+def causes(*lines: str) -> list[str]:
+    return [one.cause for one in findings.find(collected(*lines).series())]
+
+
+@pytest.mark.parametrize("value", ["0", "-0", "nan", "inf", "1e308", "-1e308"])
+def test_no_value_is_too_odd_to_be_judged(value: str) -> None:
+    names = "timing_s/step", "timing_s/gen", "actor/entropy", "Waiting", "loss_scale"
+    line = " - ".join(f"{name}:{value}" for name in names)
+    found = report(*(f"step:{n} - {line}" for n in range(40)))
+    json.dumps(found.to_json(), allow_nan=False)
+    assert "train.slow" not in [one.cause for one in found.causes]
+
+
+def test_a_rate_that_verl_rounded_to_0_is_none() -> None:
+    assert causes(*(f"step:{n} - actor/lr:0.000" for n in range(40))) == []
+    assert causes(*(f"step:{n} - actor/lr:0.0" for n in range(40))) != []
+
+
+def grpo(loss: Callable[[int], float]) -> list[str]:
+    return causes(
+        *(
+            f"{{'loss': {loss(n):.4f}, 'rewards/format_reward/mean': "
+            f"{min(1.0, n / 40)}, 'rewards/length_reward/mean': {-n / 100}, "
+            f"'reward': {n / 70 + noise(0.02)}}}"
+            for n in range(1, 100)
+        )
+    )
+
+
+def test_the_loss_of_grpo_rises_with_kl_and_a_format_is_soon_right() -> None:
+    assert grpo(lambda n: 0.0002 * n) == []
+    assert grpo(lambda n: 0.05 * n) == ["train.diverged"]
+
+
+def bars(first: int, last: int, total: int, pace: float) -> list[str]:
+    return [
+        f" 1%| | {n}/{total} [01:00<11:22:33, {pace + noise(0.01):.2f}s/it]"
+        for n in range(first, last + 1)
+    ]
+
+
+@pytest.mark.parametrize("total", [20, 2000])
+def test_the_bar_of_an_evaluation_is_not_that_of_the_run(total: int) -> None:
+    lines = bars(1, 5, 500, 5.0)
+    for start in range(5, 100, 10):
+        lines += [*bars(start + 1, start + 10, 500, 5.0), "{'loss': 1.0}"]
+        lines += [*bars(1, 20, total, 0.1), "{'eval_loss': 1.0}"]
+    found = collected(*lines)
+    assert (found.last_step, found.total) == (105, 500)
+    assert only(found, "s/it").steps == list(range(1, 106))
+    assert causes(*lines) == []
+
+
+def test_a_bar_that_begins_at_a_checkpoint_tells_no_pace_at_first() -> None:
+    done, taken = 501.0, 5.0
+    lines = []
+    for step in range(501, 600):  # tqdm's moving average
+        lines.append(f" 9%| | {step}/1000 [09:00<1:00, {taken / done:.3f}s/it]")
+        done, taken = 0.7 * done + 0.3, 0.7 * taken + 0.3 * (5 + noise(0.05))
+    assert causes(*lines) == []
+
+
+def test_a_bar_at_the_end_of_a_flood_is_read_where_it_was_drawn_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(series, "MOST_LINES", 20)
+    text = "\r".join(bars(1, 3000, 4000, 5.0)).encode()
+    log = log_file.read(io.BytesIO(text), "a.log", 0, CATALOGUE)
+    assert log.metrics.last_step == 3000
+
+
+def test_what_a_bar_leaves_to_do_is_no_time_of_the_day() -> None:
+    found = report(*bars(1, 30, 500, 5.0), "{'loss': 1.0}")
+    assert found.progress
+    assert found.progress.until == ""
+    assert "since" not in render.log_text(found).partition("stuck")[0]
+    found = report("10:41:07 start", *bars(1, 30, 500, 5.0), "{'loss': 1.0}")
+    assert found.progress
+    assert found.progress.until == "10:41:07"
+
+
+def test_without_pace_and_time_a_run_at_work_is_told_what_is_long() -> None:
+    text = render.log_text(report(*["{'loss': 1.0}"] * 9))
+    assert "if nothing was added for long it is stuck" in " ".join(text.split())
+
+
+def test_a_step_beyond_the_total_has_another_total() -> None:
+    found = report("Step 1/3: loss", *(f"step:{n} - actor/loss:1.0" for n in range(9)))
+    assert found.progress
+    assert (found.progress.step, found.progress.total) == (8, None)
+
+
+def test_a_value_that_no_step_is_told_of_is_counted() -> None:
+    (one,) = findings.find(collected(*["{'loss': nan}"] * 9).series())
+    assert one.text == "loss: is nan from here on; no number before (logged value 1)"
+
+
+def test_a_size_in_bytes_is_shown_in_gigabytes() -> None:
+    lines = [f"step:{n} - perf/max_memory_allocated_gb:{n + 30}" for n in range(90)]
+    (one,) = findings.find(collected(*lines).series())
+    assert "grows by 1 GB a step, from 30 GB to 119 GB" in one.text
+
+
+@pytest.mark.parametrize("values", [("-1e308", "1e308"), ("0", "5e-324")])
+def test_any_value_is_drawn(values: tuple[str, str]) -> None:
+    lines = [f"step:{n} - loss:{values[n % 2]}" for n in range(8)]
+    shown = tuple(collected(*lines).shown())
+    drawn = render.plot(logs.LogReport("running", "unknown", series=shown))
+    assert drawn.split()[0] in {"▁█▁█▁█▁█", "▁▁▁▁▁▁▁▁"}
+
+
+def test_evidence_names_no_step_that_the_log_does_not_tell() -> None:
+    found = report(*(f"{{'loss': {1 + n}.0}}" for n in range(30)))
+    assert found.causes[0].evidence[0].text.startswith("logged value ")

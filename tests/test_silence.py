@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gkd import __main__ as command
-from pytest_gkd.diagnosis import silence
+from pytest_gkd.diagnosis import log_end, silence
 
 LINE = b"2026-11-21 10:0%d:%02d INFO [trainer.py:7] step %d loss 0.4\n"
 STEPS = b"".join(LINE % (n // 60, n % 60, n) for n in range(0, 60, 3))  # ends 10:00:57
@@ -23,6 +23,8 @@ SAVING = STEPS + b"2026-11-21 10:00:58 INFO Saving checkpoint\n"
         ("2026-11-21 11:00:58", 3600),
         ("11-22T10:00:58", 86_400),
         ("10:00:57", 86_399),  # of the next day
+        ("10:00", 0),  # the minute of the last line
+        ("2026-11-21 10:00", 0),
     ],
 )
 def test_the_time_now_is_in_the_logs_own_clock(now: str, silent_s: float) -> None:
@@ -68,9 +70,39 @@ def test_a_log_that_stops_while_it_saves_is_hung_after_a_while(
     assert status == (verdict == "hung")
 
 
+@pytest.mark.parametrize("now", ["noon", "25:00", "10:60", "2026-13-01 10:00"])
 def test_a_moment_that_is_none_is_refused(
-    capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+    now: str, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
-    status = command.main(["diagnose", str(request.path), "--now=noon"])
+    status = command.main(["diagnose", str(request.path), f"--now={now}"])
     assert status == 2
-    assert "gkd: --now=noon: is no moment; write it as" in capsys.readouterr().err
+    assert f"gkd: --now={now}: is no moment; write it as" in capsys.readouterr().err
+
+
+def test_the_second_of_the_last_line_is_now() -> None:
+    assert silence.seconds(b"2026-11-21 10:00:00,500 step 7\n", None, "10:00:00") == 0
+
+
+@pytest.mark.parametrize(
+    ("last", "now"),
+    [("11-30", "12-01"), ("02-28", "03-01"), ("10-31", "11-01")],
+)
+def test_a_month_ends_at_midnight(last: str, now: str) -> None:
+    line = f"2026-{last} 23:59:50 step 7\n".encode()
+    assert silence.seconds(line, None, f"2026-{now} 00:00:20") == 30
+    assert (
+        log_end.stuck(
+            line.replace(b"step 7", b"step:7 - loss")
+            + b"%s 00:00:20 a\n" % now.encode()
+        )
+        == b""
+    )
+
+
+def test_clocks_of_two_zones_in_one_log_are_no_silence() -> None:
+    lines = [
+        f"2026-11-21 02:{n:02d}:00 step:{n} - loss:1\n2026-11-21 10:{n:02d}:30 saved\n"
+        for n in range(9)
+    ]
+    assert log_end.stuck("".join(lines).encode()) == b""
+    assert log_end.stuck("".join([*lines[:1]]).encode()) != b""

@@ -12,7 +12,7 @@ import statistics
 
 from pytest_gkd.diagnosis import log_phases
 from pytest_gkd.diagnosis.patterns import Pattern
-from pytest_gkd.diagnosis.scan import plain, time_of
+from pytest_gkd.diagnosis.scan import plain, time_of, times
 
 # How long a run that made steps may be silent, whatever its pace was.
 SILENCE_S = 1800
@@ -107,13 +107,13 @@ def over(tail: bytes) -> bool:
 def stuck(tail: bytes) -> bytes:
     """The line that proves that nothing moves any more, or nothing."""
     since = max(0, _last_work(tail), log_phases.STEP.last(tail))
-    for mark, times in (
+    for mark, count in (
         (log_phases.WAITING, 2),
         (log_phases.IDLE, 3),
         (log_phases.STACKS, 1),
     ):
         found = [match.start() for match in mark.finditer(tail, since)]
-        if len(found) >= times:
+        if len(found) >= count:
             return _line(tail, found[-1])
     silent = _silence_s(tail)
     return last_lines(tail, 1)[0] if silent >= SILENCE_S else b""
@@ -122,17 +122,25 @@ def stuck(tail: bytes) -> bytes:
 def _silence_s(tail: bytes) -> float:
     """How long the log went on after its last step, beyond five times their pace."""
     places = steps(tail)[-20:]
-    times = _times(tail, places)
+    done = _times(tail, places)
     end = time_of(tail, len(tail))
-    if not times or end is None or log_phases.FINISHED.search(tail, places[-1]):
+    if not done or end is None or log_phases.FINISHED.search(tail, places[-1]):
         return 0.0
-    return end - times[-1] - 5 * (pace_s(tail) or 0.0)
+    if _clocks_differ(tail[places[0] :]):
+        return 0.0
+    return end - done[-1] - 5 * (pace_s(tail) or 0.0)
+
+
+def _clocks_differ(text: bytes) -> bool:
+    """Whether processes write the time of different zones: it jumps to and fro."""
+    jumps = (late - early < -600 for early, late in itertools.pairwise(times(text)))
+    return sum(jumps) > 2
 
 
 def pace_s(tail: bytes) -> float | None:
     """Seconds from one of the last steps to the next; None where no line tells."""
-    times = _times(tail, steps(tail)[-20:])
-    between = [late - early for early, late in itertools.pairwise(times)]
+    done = _times(tail, steps(tail)[-20:])
+    between = [late - early for early, late in itertools.pairwise(done)]
     return statistics.median(between) if between else None
 
 

@@ -28,7 +28,10 @@ from pytest_gkd.diagnosis.suspects import Suspicion, suspects
 
 MAX_CAUSES = 3
 _PHASE_OF_KIND = {"config": "config", "data": "data", "sync": "weight-sync"}
-_CLOCK = Pattern(rb"\b\d\d:\d\d:\d\d\b")
+# Not what a bar says of the time that has gone by and that is left.
+_CLOCK = Pattern(
+    rb"(?:^|[^<\d:])(?P<time>(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d)(?:[^<\d:]|$)"
+)
 _NUMBERS = Signature(say="{what}", confidence="likely", silent=True)
 
 _DISTILS = Pattern(
@@ -178,11 +181,12 @@ def _progress(logs: list[Log]) -> Progress:
     """Of the log that came farthest."""
     log = max(logs, key=lambda one: one.metrics.last_step or 0)
     times = [*_CLOCK.finditer(log.tail)]
+    step, total = log.metrics.last_step, log.metrics.total
     return Progress(
-        log.metrics.last_step,
-        log.metrics.total or None,
+        step,
+        total if total and total >= (step or 0) else None,
         log.metrics.pace_s or log_end.pace_s(log.tail),
-        times[-1][0].decode() if times else "",
+        times[-1][b"time"].decode() if times else "",
     )
 
 
@@ -264,7 +268,7 @@ def _of_numbers(logs: list[Log], catalogue: Catalogue) -> Iterator[Hit]:
                     tier="symptom" if tier == "cause" else tier,
                     source=log.name,
                     line=one.line,
-                    text=f"step {one.step}: {one.metric} is {one.value:.4g}",
+                    text=f"{one.where}: {one.metric} is {one.value:.4g}",
                     facts={"what": one.text},
                     source_index=number,
                     order=one.order,

@@ -50,6 +50,7 @@ _TIME = Pattern(
     rb"(?:(?:\d{4}[-/])?(?P<month>\d\d)[-/](?P<day>\d\d)[ T]|[EWIF](?P<glog>\d{3,4}) )"
     rb"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d(?:[.,]\d{1,6})?)"
 )
+_MONTHS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 @dataclass(frozen=True)
@@ -217,10 +218,11 @@ class Scanner:
         assert self._watcher is not None
         start = 0
         for number, line in enumerate(tail.split(b"\n"), self._line):
-            new = self._offset + start > self._taken
-            if new and any(mark in line for mark in self._watcher.markers):
-                self._watcher.take(line, number, self._offset + start)
-            start += len(line) + 1
+            for part in line.split(b"\r"):  # a bar is drawn again and again
+                new = self._offset + start > self._taken
+                if new and any(mark in part for mark in self._watcher.markers):
+                    self._watcher.take(part, number, self._offset + start)
+                start += len(part) + 1
 
     def _try(self, entries: list[Entry], text: bytes, position: int) -> tuple[int, int]:
         """Ask the signatures about the line at ``position``: its start and its end."""
@@ -343,12 +345,17 @@ def times(text: bytes) -> Iterator[float]:
 
 def _seconds(match: Match) -> float:
     date = match[b"glog"] or match[b"month"] + match[b"day"]
-    days = int(date[:-2]) * 31 + int(date[-2:])
+    days = day_of_year(int(date[:-2]), int(date[-2:]))
     clock = int(match[b"hour"]) * 3600 + int(match[b"minute"]) * 60
     return days * 86400 + clock + float(match[b"second"].replace(b",", b"."))
 
 
+def day_of_year(month: int, day: int) -> int:
+    """The day's number in a year without a 29th of February."""
+    return sum(_MONTHS[: month - 1]) + day
+
+
 def clock(when: time.struct_time) -> float:
     """A moment as ``Hit.time_s`` counts it."""
-    days = when.tm_mon * 31 + when.tm_mday
+    days = day_of_year(when.tm_mon, when.tm_mday)
     return days * 86400.0 + when.tm_hour * 3600 + when.tm_min * 60 + when.tm_sec

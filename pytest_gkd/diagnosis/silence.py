@@ -7,7 +7,7 @@ import re
 import time
 
 from pytest_gkd.diagnosis.log_end import pace_s, steps
-from pytest_gkd.diagnosis.scan import clock, time_of, times
+from pytest_gkd.diagnosis.scan import clock, day_of_year, time_of, times
 
 # So much of the end of a log tells how long it is silent at times.
 LOOKED_AT = 200_000
@@ -16,8 +16,8 @@ LEAST_S = 10.0
 DAY_S = 86_400.0
 
 _NOW = re.compile(
-    r"(?:(?:\d{4}-)?(?P<month>\d\d)-(?P<day>\d\d)[T ])?"
-    r"(?P<hour>\d\d):(?P<minute>\d\d)(?::(?P<second>\d\d))?"
+    r"(?:(?:[0-9]{4}-)?(?P<month>0[1-9]|1[0-2])-(?P<day>0[1-9]|[12][0-9]|3[01])[T ])?"
+    r"(?P<hour>[01][0-9]|2[0-3]):(?P<minute>[0-5][0-9])(?::(?P<second>[0-5][0-9]))?"
 )
 
 
@@ -58,9 +58,12 @@ def _moment(text: str, end: float) -> float:
     of_day = int(found["hour"]) * 3600 + int(found["minute"]) * 60.0
     of_day += int(found["second"] or 0)
     if found["month"]:
-        return (int(found["month"]) * 31 + int(found["day"])) * DAY_S + of_day
-    moment = end - end % DAY_S + of_day
-    return moment if moment >= end else moment + DAY_S
+        moment = day_of_year(int(found["month"]), int(found["day"])) * DAY_S + of_day
+    else:
+        moment = end - end % DAY_S + of_day
+    if moment < end < moment + (1 if found["second"] else 60):
+        return end  # within the second or the minute that is named
+    return moment if found["month"] or moment >= end else moment + DAY_S
 
 
 def usual_s(tail: bytes, since: int = 0) -> float:

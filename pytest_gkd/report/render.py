@@ -246,7 +246,8 @@ def _at_work(report: LogReport) -> str:
     if told and told.pace_s:
         parts.append(f"{told.pace_s:.3g} s a step")
     far = f" ({', '.join(parts)})" if parts else ""
-    since = f"since {told.until}" if told and told.until else "for many times that"
+    since = "for many times that" if told and told.pace_s else "for long"
+    since = f"since {told.until}" if told and told.until else since
     return (
         f"at work when the log ends{far}, and nothing failed; if nothing was added "
         f"{since} it is stuck in the phase {report.phase}"
@@ -269,9 +270,11 @@ def plot(report: LogReport) -> str:
 def _blocks(values: Sequence[float], low: float, high: float) -> str:
     """Values as a line of blocks, 30 characters at most; ? is no number."""
     stride = -(-len(values) // 30) or 1
-    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    half = high / 2 - low / 2  # the whole may be more than a number holds
     return "".join(
-        BLOCKS[round((value - low) * scale)] if math.isfinite(value) else "?"
+        BLOCKS[round((value / 2 - low / 2) / half * (len(BLOCKS) - 1)) if half else 0]
+        if math.isfinite(value)
+        else "?"
         for value in values[::stride]
     )
 

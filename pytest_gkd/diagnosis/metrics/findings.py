@@ -7,6 +7,7 @@ against its spread, and one that lasts to the end of the log: what recovered is 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 import re
@@ -29,7 +30,7 @@ SURE = 3.0
 class NumberFinding:
     """A cause that a metric proves: since which step, where, and in which words.
 
-    ``value`` is what the metric was at that step.
+    ``value`` is what the metric was at that step, ``where`` what to call it.
     """
 
     cause: str
@@ -38,6 +39,7 @@ class NumberFinding:
     value: float
     line: int
     order: int
+    where: str
     text: str
 
 
@@ -59,13 +61,33 @@ def find(every: list[Series]) -> list[NumberFinding]:
         one
         for series in every
         for roles, judge in _JUDGES
-        if role(series.name) in roles
+        if role(series.name) in roles and _judged_by(judge, series, every)
         for one in judge(series)
     ]
     first: dict[str, NumberFinding] = {}
     for one in sorted(found, key=lambda one: (one.line, one.metric)):
         first.setdefault(one.cause, one)
     return list(first.values())
+
+
+# One of several rewards, as TRL and ms-swift name them.
+_ONE_REWARD = re.compile(r"^(?:train/)?rewards/.+/mean$")
+
+
+def _judged_by(judge: _Judge, series: Series, every: list[Series]) -> bool:
+    """Whether the judgement holds for a run with these series.
+
+    A format is soon always right, and a penalty may grow while the sum of rewards
+    rises. The loss of a run with rewards follows the KL term, from 0 upwards
+    (huggingface/trl f2cd577, docs/source/grpo_trainer.md, Computing the loss).
+    """
+    if _ONE_REWARD.search(series.name) and judge in (_constant, _falls):
+        return not any(one.name in ("reward", "train/reward") for one in every)
+    if judge is _diverges and role(series.name) == "loss":
+        with_rewards = any(role(one.name) == "reward" for one in every)
+        finite = series.finite().values[-_window(series) :]
+        return not with_rewards or (bool(finite) and robust.median(finite) > 0.5)
+    return True
 
 
 # What else may take a part of a step that is far larger than its share is usually.
@@ -80,7 +102,7 @@ def _parts(every: list[Series]) -> Iterator[NumberFinding]:
         one for one in every if role(one.name) == "step time" and one.name != "s/it"
     ]
     whole = max(steps, key=len, default=None)
-    if whole is None or len(whole) < ENOUGH:
+    if whole is None or len(whole) < ENOUGH or not _positive(whole):
         return
     window = _window(whole)
     first, last = (
@@ -89,6 +111,8 @@ def _parts(every: list[Series]) -> Iterator[NumberFinding]:
     )
     for part in every:
         if role(part.name) != "part of the step" or len(part) != len(whole):
+            continue
+        if len(part.finite()) != len(part):
             continue
         early = robust.median(part.values[:window])
         late = robust.median(part.values[-window:])
@@ -107,19 +131,24 @@ def _parts(every: list[Series]) -> Iterator[NumberFinding]:
             yield _found(part, min(at, len(part) - 1), "train.slow", text)
 
 
+def _positive(series: Series) -> bool:
+    return all(value > 0 and math.isfinite(value) for value in series.values)
+
+
 def _window(series: Series) -> int:
     return max(3, len(series) // 8)
 
 
 def _found(series: Series, at: int, cause: str, text: str) -> NumberFinding:
-    told = f"{series.name}: {text} (step {series.steps[at]})"
+    where = f"{'logged value' if series.counted else 'step'} {series.steps[at]}"
     return NumberFinding(
         cause,
         series.name,
         series.steps[at],
         series.values[at],
         *series.places[at],
-        told,
+        where,
+        f"{series.name}: {text} ({where})",
     )
 
 
@@ -142,7 +171,11 @@ def _not_finite(series: Series) -> Iterator[NumberFinding]:
     at = _since(series, lambda value: not math.isfinite(value))
     if len(series) - at >= min(3, len(series)):
         before = series.finite()
-        usual = f"{robust.median(before.values):.4g} before" if len(before) else "never"
+        usual = (
+            f"{robust.median(before.values):.4g} before"
+            if len(before)
+            else "no number before"
+        )
         yield _found(
             series, at, "train.nan", f"is {series.values[at]} from here on; {usual}"
         )
@@ -248,13 +281,21 @@ def _memory(series: Series) -> Iterator[NumberFinding]:
     rises = robust.trend(late) > SURE and robust.trend(early) > 0
     grown = growth * (series.steps[-1] - series.steps[half])
     if rises and growth > 0.4 * before and grown > 0.03 * robust.median(early):
-        text = f"grows by {growth:.4g} a step, from {early[0]:.4g} to {late[-1]:.4g}"
+        each, start, end = map(_bytes, (growth, early[0], late[-1]))
+        text = f"grows by {each} a step, from {start} to {end}"
         yield _found(series, half, "train.memory-leak", text)
+
+
+def _bytes(size: float) -> str:
+    """A size; the log may tell it in gigabytes and not say so."""
+    return f"{size / 1e9:.3g} GB" if size >= 1e6 else f"{size:.4g}"
 
 
 @_of("step time")
 def _slower(series: Series) -> Iterator[NumberFinding]:
     series = series.finite()
+    if series.name == "s/it":
+        series = series.since(_settled(series))
     if len(series) < ENOUGH:
         return
     place, chance = robust.change(series.values)
@@ -271,6 +312,18 @@ def _slower(series: Series) -> Iterator[NumberFinding]:
         yield _found(
             series, place, "train.slow", f"from {usual:.3g} s to {now:.3g} s a step"
         )
+
+
+def _settled(series: Series) -> int:
+    """From where a bar tells the pace of the steps.
+
+    After a start from a checkpoint its first one counts as hundreds, and tqdm's moving
+    average (std.py, EMA) needs some 30 to forget that.
+    """
+    if not series.steps or series.steps[0] == 1:
+        return 0
+    rises = itertools.pairwise(series.values[:40])
+    return sum(1 for _ in itertools.takewhile(lambda two: two[0] < two[1], rises))
 
 
 @_of("validation loss")

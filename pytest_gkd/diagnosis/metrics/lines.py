@@ -21,6 +21,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from pytest_gkd.diagnosis.metrics.roles import role
+
 # Longer lines hold data, not metrics; verl prints some 150 numbers in 6 KB.
 LONGEST = 1 << 15
 MOST_NUMBERS = 500
@@ -72,12 +74,15 @@ _STEP = re.compile(
 )
 _BAR = re.compile(
     rb"(?<![\w/])(\d{1,9})/(\d{1,9}) \[\d[\d:]{0,12}<"
-    rb"(?:[\d:?]{1,12}|\d{1,5} days?,[^,\]]{0,12}), {0,4}([\d.]{1,12}|\?) ?(s/it|it/s)"
+    rb"(?:[\d:?]{1,12}|\d{1,5} days?,[^,\]]{0,12}), {0,4}"
+    rb"(\d{1,9}(?:\.\d{0,9})?|\?) ?(s/it|it/s)"
 )
 # A bar with a title of its own counts prompts, files or shards.
 _OTHER_BAR = re.compile(rb"[A-Za-z][^|%\r\n]{2,80}: {0,4}\d{1,3}%")
 _TRAINING_BAR = re.compile(rb"(?i)train|epoch|step|iter")
 _EPOCH = re.compile(rb"\bEpoch (\d{1,6}):")
+# What verl before 0.5 made of a learning rate of 1e-6 (utils/logger: ``{v:.3f}``).
+_ROUNDED = re.compile(rb"-?0\.0{2,4}")
 _NAMED_UNIT = re.compile(rb"\((ms|[KMGT]i?B)\)$|_(gb|ms)$")
 _SCALES = {b"ms": 1e-3, b"KB": 1e3, b"MB": 1e6, b"GB": 1e9, b"TB": 1e12, b"KiB": 2**10}
 _SCALES |= {b"MiB": 2**20, b"GiB": 2**30, b"TiB": 2**40, b"%": 0.01, b"gb": 1e9}
@@ -115,10 +120,12 @@ def read(line: bytes) -> Reading:
         step, total = int(bar[1]) + int(epoch[1]) * int(bar[2]), None
     values: dict[str, float] = {}
     if bar is not None and bar[3] != b"?":
-        pace = float(bar[3].rstrip(b"."))
+        pace = float(bar[3])
         values["s/it"] = pace if bar[4] == b"s/it" else 1 / pace if pace else 0.0
     for name, number, unit in _numbers(line, bar is not None)[:MOST_NUMBERS]:
-        values.setdefault(name.decode().strip(), _value(name, number, unit))
+        told = name.decode().strip()
+        if _ROUNDED.fullmatch(number) is None or role(told) != "learning rate":
+            values.setdefault(told, _value(name, number, unit))
     return Reading(values, step, total)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pytest_gkd.diagnosis.metrics.lines import read
+from pytest_gkd.diagnosis.metrics.lines import Reading, read
 from pytest_gkd.diagnosis.metrics.roles import TRAINING, role
 from pytest_gkd.diagnosis.patterns import Pattern
 
@@ -35,13 +36,14 @@ class Series:
     """One metric of one process: its ``values`` at its ``steps``, which rise.
 
     A step counts the lines from 1 where the log tells none. ``places`` are the numbers
-    of their lines and where these begin.
+    of their lines and where these begin. ``counted`` says that the log tells no steps.
     """
 
     name: str
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     places: list[tuple[int, int]] = field(default_factory=list)
+    counted: bool = False
 
     def __len__(self) -> int:
         return len(self.values)
@@ -74,11 +76,20 @@ class Series:
     def finite(self) -> Series:
         """The same without what is not a number."""
         kept = [at for at, value in enumerate(self.values) if math.isfinite(value)]
+        return self._only(kept)
+
+    def since(self, at: int) -> Series:
+        """The same from a place on."""
+        return self._only(range(at, len(self)))
+
+    def _only(self, kept: Iterable[int]) -> Series:
+        kept = list(kept)
         return Series(
             self.name,
             [self.steps[at] for at in kept],
             [self.values[at] for at in kept],
             [self.places[at] for at in kept],
+            self.counted,
         )
 
 
@@ -91,6 +102,7 @@ class Collector:
         self._series: dict[tuple[bytes, str], Series] = {}
         self._step: dict[bytes, int] = {}
         self._lines = self._bytes = 0
+        self._bar, self._own = Reading({}), 0
         self.total = 0
 
     @property
@@ -104,6 +116,8 @@ class Collector:
         self._bytes += len(line)
         reading = read(line)
         process = _process(line)
+        if self._is_of_another_bar(reading, process):
+            return
         if reading.step is not None and (reading.total or self.total) >= self.total:
             self.total = reading.total or self.total
             self._step[process] = reading.step
@@ -116,8 +130,25 @@ class Collector:
             step = reading.step
             if step is None:
                 last = series.steps[-1] if series.steps else 0
+                series.counted = process not in self._step
                 step = max(self._step.get(process, 0), last + 1)
             series.add(step, value, (number, order))
+
+    def _is_of_another_bar(self, reading: Reading, process: bytes) -> bool:
+        """Whether it is a bar, but not the one that moves when a step is made.
+
+        The Trainer's bar of an evaluation looks like its own; the numbers of a step
+        stand below the latter.
+        """
+        if "s/it" in reading.values and reading.step is not None:
+            self._bar = reading
+            return bool(self._own and reading.total) and reading.total != self._own
+        made = any(role(name) in TRAINING for name in reading.values)
+        if made and reading.step is None and self._bar.total and self._bar.step:
+            if self._own != self._bar.total:
+                self.total, self._step[process] = self._bar.total, self._bar.step
+            self._own = self._bar.total
+        return False
 
     @property
     def last_step(self) -> int | None:
@@ -152,8 +183,12 @@ class Collector:
     @property
     def pace_s(self) -> float | None:
         """Seconds that one of the last steps took; None where no metric tells."""
-        times = [one for one in self.series() if role(one.name) == "step time"]
-        return statistics.median(times[0].values[-20:]) if times else None
+        for one in self.series():
+            last = one.finite().values[-20:]
+            if last and role(one.name) == "step time":
+                pace = statistics.median(last)
+                return pace if math.isfinite(pace) else None
+        return None
 
     def shown(self) -> list[Series]:
         """Those of several steps that are judged, each name once, the longest first."""
