@@ -30,7 +30,14 @@ STAGE_FRAMEWORKS = ("vllm", "ray")
 # The texts in which a stage tells of its failure itself.
 OWN = ("failure", "error", "output")
 
-_EXCEPTION = Pattern(rb"^(?:E +)?[\w.]*(?:Error|Exception|Fault|Timeout)\b")
+_EXCEPTION = Pattern(
+    rb"^(?:E +|\[[\w:]+\]:? *|\([^)]{0,80}\) *)*"
+    rb"[\w.]*(?:Error|Exception|Fault|Timeout)\b"
+)
+# What a launcher or an engine says of a process of its own that has said more.
+_SUMMARY = Pattern(
+    rb"ChildFailedError|CalledProcessError|Engine core initialization failed"
+)
 _TROUBLE = Pattern(
     rb"(?i)\b(?:error|fatal|failed|killed|abort(?:ed)?|segmentation fault|panic)\b"
 )
@@ -306,7 +313,9 @@ def telling_lines(texts: Iterable[TextSource], limit: int = 6) -> list[EvidenceL
         numbered = [(n, line) for n, line in enumerate(lines, 1) if line]
         for back, (number, line) in enumerate(reversed(numbered)):
             start = line[:400].encode("utf-8", "replace")
-            if _EXCEPTION.search(start):
+            if _SUMMARY.search(start):
+                kind = 1
+            elif _EXCEPTION.search(start):
                 kind = 0
             elif _TROUBLE.search(start):
                 kind = 1

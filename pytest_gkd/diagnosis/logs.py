@@ -21,6 +21,7 @@ from pytest_gkd.diagnosis.diagnose import (
 from pytest_gkd.diagnosis.log_file import Log, LogError, opened, read
 from pytest_gkd.diagnosis.metrics import findings
 from pytest_gkd.diagnosis.metrics.series import Series
+from pytest_gkd.diagnosis.nearest import nearest
 from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.diagnosis.root_cause import Candidate, choose
 from pytest_gkd.diagnosis.scan import Hit, shown
@@ -79,7 +80,8 @@ class LogReport:
     a run had come. ``survived`` are causes after which the run went on, each with the
     first line that tells of it. ``suspicion`` is what to look at when a run stands
     still, or when one at work should. ``telling`` are the lines to read when nothing is
-    known. ``series`` are the metrics that were judged.
+    known. ``nearest`` are guesses: the causes that these lines resemble
+    most. ``series`` are the metrics that were judged.
     ``unreadable`` are the files that were left out, and
     ``partial`` says of which only a part was read.
     """
@@ -93,6 +95,7 @@ class LogReport:
     progress: Progress | None = None
     survived: tuple[tuple[str, EvidenceLine], ...] = ()
     suspicion: Suspicion | None = None
+    nearest: tuple[str, ...] = ()
     series: tuple[Series, ...] = ()
     unreadable: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
@@ -127,6 +130,7 @@ class LogReport:
                 {"cause": cause, **_line_json(line)} for cause, line in self.survived
             ],
             "telling": [_line_json(line) for line in self.telling],
+            "nearest": list(self.nearest),
             "series": [one.to_json() for one in self.series],
             "unreadable": list(self.unreadable),
             "partial": list(self.partial),
@@ -156,7 +160,7 @@ def judge(logs: list[Log], catalogue: Catalogue, now: str = "") -> LogReport:
     if any(log_end.failed(log.tail) for log in logs):
         raised = (frames.phase_of(log.tail, len(log.tail)) for log in logs)
         phase = next(filter(None, raised), phase)
-        return LogReport("unknown", phase, last=last, telling=_telling(logs))
+        return _unknown(logs, phase, last, catalogue)
     silent = _silent(logs, now)
     stopped = any(_stopped(log) for log in logs) or silent > 1
     if not stopped and any(log_end.over(log.tail) for log in logs):
@@ -164,7 +168,7 @@ def judge(logs: list[Log], catalogue: Catalogue, now: str = "") -> LogReport:
     moves = any(_moves(log) for log in logs) or 0 <= silent <= 1
     at_work = not stopped and moves and last is not None
     if not at_work and not stopped and phase == "unknown":
-        return LogReport("unknown", phase, last=last, telling=_telling(logs))
+        return _unknown(logs, phase, last, catalogue)
     progress = _progress(logs)
     return LogReport(
         "running" if at_work else "hung",
@@ -245,6 +249,16 @@ def counted(logs: list[Log]) -> Iterator[Hit]:
                 step > at + log_end.AFTER for step in steps[-2:-1]
             ):
                 yield hit
+
+
+def _unknown(
+    logs: list[Log], phase: str, last: EvidenceLine | None, catalogue: Catalogue
+) -> LogReport:
+    telling = _telling(logs)
+    guesses = nearest((line.text for line in telling[:3]), catalogue)
+    return LogReport(
+        "unknown", phase, last=last, telling=telling, nearest=tuple(guesses)
+    )
 
 
 def _survived(logs: list[Log]) -> Iterator[tuple[str, EvidenceLine]]:

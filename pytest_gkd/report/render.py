@@ -213,12 +213,23 @@ def log_text(report: LogReport) -> str:
     else:
         lines.append("unknown: no known cause in this log; the most telling lines:")
         lines += [f"  {_place(line, LOG_LINE)}" for line in report.telling]
+        lines += wrapped("  like  ", _guesses(report.nearest))
     lines += _suspects(report)
     lines += [
         f"  past  {cause}, which the run survived: {_place(line, LOG_LINE)}"
         for cause, line in report.survived
     ]
     return "\n".join(lines)
+
+
+def _guesses(causes: Sequence[str]) -> str:
+    """What a failure that nobody knows resembles; empty for nothing."""
+    if not causes:
+        return ""
+    return (
+        f"{', '.join(causes)}: guesses, by its words alone; `gkd explain CAUSE` tells "
+        "how each shows itself"
+    )
 
 
 def _suspects(report: LogReport) -> Iterator[str]:

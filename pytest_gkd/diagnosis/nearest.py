@@ -1,0 +1,56 @@
+"""Which known causes an unknown failure resembles most: guesses, by the words it uses.
+
+Each cause is a document of its examples, texts and title; a failure's telling lines are
+ranked against them by BM25 (Robertson and Zaragoza, The Probabilistic Relevance
+Framework: BM25 and Beyond, 2009).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from pytest_gkd.diagnosis.catalogue import Catalogue, Rule
+
+K1, B = 1.2, 0.75
+# A resemblance in a word is none, nor one in words that every fourth cause uses.
+LEAST_WORDS, COMMON = 2, 4
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]{2,}")
+
+
+def nearest(lines: Iterable[str], catalogue: Catalogue, most: int = 3) -> list[str]:
+    """The causes that the lines resemble, the nearest first; none that is far."""
+    documents = {rule.id: _words(_text(rule)) for rule in catalogue.values()}
+    asked = set(_words(" ".join(lines)))
+    holding = Counter(word for words in documents.values() for word in words)
+    every = len(documents)
+    usual = sum(words.total() for words in documents.values()) / max(1, every)
+    scores = {}
+    for cause, words in documents.items():
+        shared = {
+            word for word in asked & words.keys() if holding[word] * COMMON < every
+        }
+        if len(shared) >= LEAST_WORDS:
+            length = K1 * (1 - B + B * words.total() / usual)
+            scores[cause] = sum(
+                math.log(1 + (every - holding[word] + 0.5) / (holding[word] + 0.5))
+                * words[word]
+                * (K1 + 1)
+                / (words[word] + length)
+                for word in shared
+            )
+    return sorted(scores, key=scores.__getitem__, reverse=True)[:most]
+
+
+def _text(rule: Rule) -> str:
+    shown = [
+        part for one in rule.signatures for part in (one.example, one.say, *one.text)
+    ]
+    return " ".join([rule.title, *shown])
+
+
+def _words(text: str) -> Counter[str]:
+    return Counter(word.lower() for word in _WORD.findall(text))
