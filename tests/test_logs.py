@@ -18,6 +18,7 @@ import pytest
 
 from pytest_gkd import __main__ as command
 from pytest_gkd.diagnosis import catalogue, log_file, log_phases, logs
+from pytest_gkd.report import render
 from pytest_gkd.workload.inject.data import without_rights_of_root
 
 CATALOGUE = catalogue.load()
@@ -458,3 +459,16 @@ def test_an_end_that_is_called_a_failure_is_no_success() -> None:
     text = b"step 1\nWorkerFailedError: Worker 'actor/0' failed with exit code 0\n"
     assert judged(text).verdict != "healthy"
     assert judged(b"step 1\nthe job ended with exit code 0\n").verdict == "healthy"
+
+
+def test_a_server_without_requests_is_not_called_stuck() -> None:
+    idle = (
+        b"INFO 11-21 10:00:%d0 [loggers.py:116] Engine 000: Avg prompt throughput: 0.0 "
+        b"tokens/s, Avg generation throughput: 0.0 tokens/s, Running: 0 reqs\n"
+    )
+    ready = b"INFO: Starting vLLM API server\nINFO: Application startup complete.\n"
+    found = judged(ready + b"".join(idle % n for n in range(3)))
+    assert (found.verdict, found.suspicion) == ("running", None)
+    text = render.log_text(found)
+    assert "the server is ready when the log ends" in text
+    assert "stuck" not in text

@@ -493,3 +493,58 @@ def test_any_value_is_drawn(values: tuple[str, str]) -> None:
 def test_evidence_names_no_step_that_the_log_does_not_tell() -> None:
     found = report(*(f"{{'loss': {1 + n}.0}}" for n in range(30)))
     assert found.causes[0].evidence[0].text.startswith("logged value ")
+
+
+def test_what_grows_with_the_responses_is_their_work() -> None:
+    def told(length: Callable[[int], float]) -> list[str]:
+        return causes(
+            *(
+                f"step:{n} - response_length/mean:{length(n) + noise(9)} - "
+                f"perf/max_memory_allocated_gb:{40 + n * 0.2 + noise(0.1)} - "
+                f"timing_s/gen:{10 + n + noise(1)} - timing_s/step:{40 + n + noise(1)}"
+                for n in range(1, 100)
+            )
+        )
+
+    assert told(lambda n: 200 + 30 * n) == []
+    assert sorted(told(lambda n: 500)) == ["train.memory-leak", "train.slow"]
+
+
+def test_a_task_that_is_solved_has_a_constant_reward() -> None:
+    rises = [f"step:{n} - critic/score/mean:{min(1.0, n / 20)}" for n in range(60)]
+    assert causes(*rises) == []
+    falls = [f"step:{n} - critic/score/mean:{max(0.0, 1 - n / 20)}" for n in range(60)]
+    assert causes(*falls) == ["train.diverged"]
+
+
+def test_a_reward_that_drops_at_once_drops_there() -> None:
+    lines = [
+        f"step:{n} - critic/score/mean:{(0.8 if n < 50 else 0.3) + noise(0.02)}"
+        for n in range(100)
+    ]
+    (one,) = findings.find(collected(*lines).series())
+    assert 46 <= one.step <= 50
+
+
+def test_rewards_less_their_mean_and_those_of_distillation_are_0() -> None:
+    def told(raw: Callable[[int], float], more: str = "") -> list[str]:
+        return causes(
+            *(
+                f"rollout {n}: {{'rollout/rewards': 0.0, 'rollout/raw_reward': {raw(n)}"
+                f"{more}}}"
+                for n in range(1, 40)
+            )
+        )
+
+    assert told(lambda n: 0.3 + noise(0.02)) == []
+    assert told(lambda n: 0.0) == ["train.diverged"]
+    assert told(lambda n: 0.0, ", 'rollout/opd_reverse_kl': 0.2") == []
+
+
+def test_what_the_slowest_answer_took_is_no_part_of_the_step() -> None:
+    slow = "timing_s/agent_loop/slowest/generate_sequences:90"
+    assert causes(*(f"step:{n} - timing_s/step:100 - {slow}" for n in range(20))) == []
+    teacher = "timing_s/teacher:60"  # which is the larger model
+    assert (
+        causes(*(f"step:{n} - timing_s/step:90 - {teacher}" for n in range(20))) == []
+    )

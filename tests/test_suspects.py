@@ -315,6 +315,14 @@ def test_facts_count_before_the_text() -> None:
         "step 57 of 2400 has begun: generation and log-probabilities are done; "
         "the update is not done"
     )
+    said = suspicion("training-step", nemo, step=57, steps=2400).last_sign
+    assert said.startswith("step 57 of 2400 has begun: ")
+    iteration = suspicion("training-step", "iteration 7/ 90 | lm loss: 1 |", step=7)
+    changed = "step 7 is done: the weights have changed; the next step is not done"
+    assert iteration.last_sign == changed
+    assert "env.compiler" not in [one.cause for one in iteration.suspects]
+    rollout = suspicion("generation", "rollout 7: {'raw_reward': 1}", step=7).last_sign
+    assert "first" not in rollout
 
 
 def test_the_process_that_spoke_last_is_named() -> None:

@@ -167,6 +167,8 @@ def judge(logs: list[Log], catalogue: Catalogue, now: str = "") -> LogReport:
         return LogReport("healthy", phase, last=last, survived=survived)
     moves = any(_moves(log) for log in logs) or 0 <= silent <= 1
     at_work = not stopped and moves and last is not None
+    if at_work and all(log_end.at_rest(log.tail) for log in logs):
+        return LogReport("running", phase, last=last, survived=survived)
     if not at_work and not stopped and phase == "unknown":
         return _unknown(logs, phase, last, catalogue)
     progress = _progress(logs)

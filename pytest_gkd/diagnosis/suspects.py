@@ -293,9 +293,10 @@ def _where(phase: str, text: bytes, facts: Mapping[str, Any]) -> str:
     step, steps = _number(facts.get("step")), _number(facts.get("steps"))
     if phase not in _LOOP:
         return ""
-    if step is None and (bar := _final(_STEP.finditer(text))):
-        if bar[b"begun"]:
-            return f"step {int(bar[b'begun'])} of {int(bar[b'all'])} has begun: "
+    bar = _final(_STEP.finditer(text))
+    if bar and bar[b"begun"] and step in (None, int(bar[b"begun"])):
+        return f"step {int(bar[b'begun'])} of {int(bar[b'all'])} has begun: "
+    if step is None and bar:
         step, steps = int(bar[b"step"] or bar[b"alone"]), int(bar[b"steps"] or 0)
     if step is None:
         return ""

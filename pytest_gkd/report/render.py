@@ -251,6 +251,11 @@ def _suspects(report: LogReport) -> Iterator[str]:
 
 def _at_work(report: LogReport) -> str:
     told = report.progress
+    if told is None:
+        return (
+            "the server is ready when the log ends, and nothing failed; without "
+            "requests it has nothing to say"
+        )
     parts = []
     if told and told.step is not None:
         parts.append(f"step {told.step}" + (f" of {told.total}" if told.total else ""))

@@ -71,6 +71,7 @@ def find(every: list[Series]) -> list[NumberFinding]:
 
 
 # One of several rewards, as TRL and ms-swift name them.
+_DISTILS = re.compile(r"distill|\bopd_|teacher")
 _ONE_REWARD = re.compile(r"^(?:train/)?rewards/.+/mean$")
 
 
@@ -78,11 +79,21 @@ def _judged_by(judge: _Judge, series: Series, every: list[Series]) -> bool:
     """Whether the judgement holds for a run with these series.
 
     A format is soon always right, and a penalty may grow while the sum of rewards
-    rises. The loss of a run with rewards follows the KL term, from 0 upwards
-    (huggingface/trl f2cd577, docs/source/grpo_trainer.md, Computing the loss).
+    rises. Rewards less the mean of their group are 0 on average, and distillation needs
+    none (THUDM/slime 624b824, slime/ray/rollout.py _post_process_rewards and
+    slime/rollout/on_policy_distillation.py). The loss of a run with rewards follows
+    the KL term, from 0 upwards (huggingface/trl f2cd577, docs/source/grpo_trainer.md,
+    Computing the loss).
     """
-    if _ONE_REWARD.search(series.name) and judge in (_constant, _falls):
-        return not any(one.name in ("reward", "train/reward") for one in every)
+    if judge in (_constant, _falls) and role(series.name) == "reward":
+        names = [one.name for one in every]
+        if _ONE_REWARD.search(series.name):
+            return not {"reward", "train/reward"} & {*names}
+        if any("raw_reward" in name for name in names):
+            return "raw_reward" in series.name and not any(map(_DISTILS.search, names))
+        return judge is _falls or not any(map(_DISTILS.search, names))
+    if judge in (_memory, _slower):
+        return not _longer_responses(series, every)
     if judge is _diverges and role(series.name) == "loss":
         with_rewards = any(role(one.name) == "reward" for one in every)
         finite = series.finite().values[-_window(series) :]
@@ -90,9 +101,22 @@ def _judged_by(judge: _Judge, series: Series, every: list[Series]) -> bool:
     return True
 
 
+def _longer_responses(series: Series, every: list[Series]) -> bool:
+    """Whether the responses grow as much, which take their time and their memory."""
+    first, last = _ends(series)
+    for one in every:
+        before, after = _ends(one)
+        if role(one.name) != "response length" or not (first and before):
+            continue
+        grown = robust.trend(one.finite().values) > SURE
+        if grown and (after or 0) / before >= (last or 0) / first:
+            return True
+    return False
+
+
 # What else may take a part of a step that is far larger than its share is usually.
 _LARGE = re.compile(
-    r"gen|rollout|train|update_actor|update_policy|optim", re.IGNORECASE
+    r"gen|rollout|train|update_actor|update_policy|optim|teacher", re.IGNORECASE
 )
 
 
@@ -112,8 +136,8 @@ def _parts(every: list[Series]) -> Iterator[NumberFinding]:
     for part in every:
         if role(part.name) != "part of the step" or len(part) != len(whole):
             continue
-        if len(part.finite()) != len(part):
-            continue
+        if len(part.finite()) != len(part) or "/agent_loop/" in part.name:
+            continue  # which is of one answer, below gen
         early = robust.median(part.values[:window])
         late = robust.median(part.values[-window:])
         usual = robust.median(part.values) / robust.median(whole.values)
@@ -122,6 +146,7 @@ def _parts(every: list[Series]) -> Iterator[NumberFinding]:
             yield _found(part, 0, "train.slow", text)
         elif (
             late > 1.5 * early
+            and not _longer_responses(part, every)
             and late > 0.25 * last
             and late - early > 0.5 * (last - first) > 0.1 * first
             and robust.trend(part.values) > 1.5 * SURE
@@ -390,7 +415,8 @@ def _falls(series: Series) -> Iterator[NumberFinding]:
         and len(values) - highest >= ENOUGH
         and robust.trend(values[highest:]) < -SURE
     ):
-        at = _since(series, lambda value: value < best - spread)
+        fall = best - last
+        at = _since(series, lambda value: value < best - max(3 * spread, fall / 5))
         at = min(at, len(series) - 1)
         text = f"falls from {best:.4g} to {last:.4g}"
         yield _found(series, at, "train.diverged", text)
@@ -399,6 +425,9 @@ def _falls(series: Series) -> Iterator[NumberFinding]:
 @_of("reward")
 def _constant(series: Series) -> Iterator[NumberFinding]:
     at = _since(series, lambda value: value == series.values[-1])
+    learned = robust.trend(series.values[:at]) > SURE
+    if learned and series.values[-1] == max(series.values):
+        return  # all is solved
     if len(series) - at >= max(10, len(series) // 3):
         text = f"is {series.values[-1]:.4g} in every step from here on"
         yield _found(series, at, "train.diverged", text)
