@@ -6,7 +6,7 @@ import io
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import pytest
@@ -548,3 +548,35 @@ def test_what_the_slowest_answer_took_is_no_part_of_the_step() -> None:
     assert (
         causes(*(f"step:{n} - timing_s/step:90 - {teacher}" for n in range(20))) == []
     )
+
+
+@pytest.mark.parametrize(
+    ("nan", "verdict"), [({50}, "running"), (range(50, 99), "failed")]
+)
+def test_a_step_without_numbers_after_which_training_goes_on_is_survived(
+    nan: Container[int], verdict: str
+) -> None:
+    steps = (
+        f"step:{n} - actor/pg_loss:0.1 - actor/grad_norm:{'nan' if n in nan else 1.5}"
+        for n in range(1, 99)
+    )
+    found = report(*steps)
+    assert found.verdict == verdict
+    told = found.survived if verdict == "running" else found.causes
+    assert "train.nan" in str(told)
+
+
+def test_what_a_start_from_a_checkpoint_has_mended_is_no_cause() -> None:
+    def steps(pid: int, first: int, value: str) -> list[str]:
+        return [
+            f"(TaskRunner pid={pid}) step:{n} - actor/pg_loss:{value}"
+            for n in range(first, first + 20)
+        ]
+
+    assert report(*steps(1, 1, "nan"), *steps(2, 9, "0.1")).verdict == "running"
+    assert report(*steps(1, 1, "0.1"), *steps(2, 9, "nan")).verdict == "failed"
+
+
+def test_seconds_are_written_as_such() -> None:
+    steps = [f"step:{n} - loss:1 - timing_s/step:3600" for n in range(9)]
+    assert "3600 s a step" in render.log_text(report(*steps))

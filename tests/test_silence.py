@@ -79,6 +79,15 @@ def test_a_moment_that_is_none_is_refused(
     assert f"gkd: --now={now}: is no moment; write it as" in capsys.readouterr().err
 
 
+def test_a_moment_is_refused_though_the_log_alone_decides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("'train_runtime': 3.0\n")
+    assert command.main(["diagnose", str(path), "--now=noon"]) == 2
+    assert "is no moment" in capsys.readouterr().err
+
+
 def test_the_second_of_the_last_line_is_now() -> None:
     assert silence.seconds(b"2026-11-21 10:00:00,500 step 7\n", None, "10:00:00") == 0
 

@@ -143,6 +143,8 @@ def _line_json(line: EvidenceLine) -> dict[str, Any]:
 
 def judge(logs: list[Log], catalogue: Catalogue, now: str = "") -> LogReport:
     """The verdict over the logs of one run; ``now`` as ``silence.seconds`` takes it."""
+    if now:
+        silence.refuse(now)
     text = b"\n".join(log.edges for log in logs)
     phase = _phase(logs, _next_phase(text))
     hits = [*counted(logs), *_of_numbers(logs, catalogue)]
@@ -239,7 +241,8 @@ def counted(logs: list[Log]) -> Iterator[Hit]:
             outlived = works and at < len(log.tail) - log_end.AFTER
             symptom = hit.tier != "cause"
             if hit.signature.silent:
-                yield hit
+                if hit.cause != "train.nan" or not log.metrics.recovered(hit.order):
+                    yield hit
             elif outlived or (symptom and log_end.went_on(log.tail, at)):
                 continue
             elif 0 <= stop <= at:
@@ -275,7 +278,7 @@ def _survived(logs: list[Log]) -> Iterator[tuple[str, EvidenceLine]]:
 def _of_numbers(logs: list[Log], catalogue: Catalogue) -> Iterator[Hit]:
     """What the metrics prove; a crash or an error that ended the run comes before."""
     for number, log in enumerate(logs):
-        for one in findings.find(log.metrics.series()):
+        for one in findings.find(log.metrics.current()):
             if one.cause in catalogue:
                 tier = catalogue[one.cause].tier
                 yield Hit(

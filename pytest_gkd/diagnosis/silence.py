@@ -47,6 +47,11 @@ def seconds(tail: bytes, written_s: float | None, now: str = "") -> float | None
     return max(0.0, time.time() - written_s)
 
 
+def refuse(now: str) -> None:
+    """Raise NowError for what is no moment, also where no log's end matters."""
+    _moment(now, 0.0)
+
+
 def _moment(text: str, end: float) -> float:
     """The moment as ``Hit.time_s`` counts; a time alone comes after the end."""
     found = _NOW.fullmatch(text.strip())

@@ -260,7 +260,7 @@ def _at_work(report: LogReport) -> str:
     if told and told.step is not None:
         parts.append(f"step {told.step}" + (f" of {told.total}" if told.total else ""))
     if told and told.pace_s:
-        parts.append(f"{told.pace_s:.3g} s a step")
+        parts.append(f"{told.pace_s:.4g} s a step")
     far = f" ({', '.join(parts)})" if parts else ""
     since = "for many times that" if told and told.pace_s else "for long"
     since = f"since {told.until}" if told and told.until else since

@@ -142,7 +142,7 @@ def _parts(every: list[Series]) -> Iterator[NumberFinding]:
         late = robust.median(part.values[-window:])
         usual = robust.median(part.values) / robust.median(whole.values)
         if usual > (0.85 if _LARGE.search(part.name) else 0.5):
-            text = f"takes {usual:.0%} of a step, {late:.3g} s"
+            text = f"takes {usual:.0%} of a step, {late:.4g} s"
             yield _found(part, 0, "train.slow", text)
         elif (
             late > 1.5 * early
@@ -152,7 +152,7 @@ def _parts(every: list[Series]) -> Iterator[NumberFinding]:
             and robust.trend(part.values) > 1.5 * SURE
         ):
             at = _since(part, functools.partial(operator.lt, 1.25 * early))
-            text = f"grows from {early:.3g} s to {late:.3g} s a step"
+            text = f"grows from {early:.4g} s to {late:.4g} s a step"
             yield _found(part, min(at, len(part) - 1), "train.slow", text)
 
 
@@ -335,7 +335,7 @@ def _slower(series: Series) -> Iterator[NumberFinding]:
     creeps = now > 2 * usual and robust.trend(series.values) > 2 * SURE
     if sudden or creeps:
         yield _found(
-            series, place, "train.slow", f"from {usual:.3g} s to {now:.3g} s a step"
+            series, place, "train.slow", f"from {usual:.4g} s to {now:.4g} s a step"
         )
 
 

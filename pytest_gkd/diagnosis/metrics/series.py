@@ -13,6 +13,8 @@ from pytest_gkd.diagnosis.patterns import Pattern
 
 MOST_NAMES = 1000
 MOST_POINTS = 20_000
+# So many steps show that a run goes on.
+GOES_ON = 5
 # So many points of a series are shown, and so many series.
 SHOWN = 60
 MOST_SHOWN = 40
@@ -189,6 +191,28 @@ class Collector:
                 pace = statistics.median(last)
                 return pace if math.isfinite(pace) else None
         return None
+
+    def recovered(self, order: int) -> bool:
+        """Whether training goes on with numbers well after this byte."""
+        last = [
+            (one.places[at][1], one.values[at])
+            for one in self.current()
+            if len(one) > 2 and role(one.name) in TRAINING
+            for at in range(-min(GOES_ON, len(one)), 0)
+        ]
+        return bool(last) and all(
+            place > order and math.isfinite(value) for place, value in last
+        )
+
+    def current(self) -> list[Series]:
+        """All series but those that a process begun later has taken up."""
+        begun: dict[str, int] = {}
+        for one in self._series.values():
+            if len(one) > 2:
+                begun[one.name] = max(begun.get(one.name, 0), one.places[0][1])
+        return [
+            one for one in self.series() if one.places[-1][1] >= begun.get(one.name, 0)
+        ]
 
     def shown(self) -> list[Series]:
         """Those of several steps that are judged, each name once, the longest first."""
