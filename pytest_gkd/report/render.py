@@ -279,7 +279,8 @@ def plot(report: LogReport) -> str:
         name = sanitize.line(one.name)[:40]
         last = f"{one.values[-1]:.4g} at step {one.steps[-1]}"
         blocks = _blocks(one.values, low, high)
-        lines.append(f"  {blocks}  {name}  {low:.4g} to {high:.4g}, {last}")
+        extent = f"{low:.4g} to {high:.4g}" if finite else "never a number"
+        lines.append(f"  {blocks}  {name}  {extent}, {last}")
     return "\n".join(lines) or "  no metrics of several steps were found"
 
 
