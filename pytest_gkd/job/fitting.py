@@ -107,7 +107,8 @@ class Recipe(NamedTuple):
     ``job`` makes it of the values, the student, a teacher that the trainer or an engine
     has, and a GPU's memory; it raises CheckError where something is not certain.
     ``keys`` are the framework's own for values that may be changed, several where all
-    of them must be, with a value of its own where that is another ("KEY=cpu").
+    of them must be, with a value of its own where that is another ("KEY=cpu",
+    "KEY=zero{}" with the value in it).
     ``facts`` join the values: what else the job says, ``teacher_inside`` among it,
     whether the trainer's processes hold the teacher.
     """
@@ -338,7 +339,8 @@ def _advice(change: Mapping[str, Any], values: Values, recipe: Recipe) -> str:
     if not change:
         return ". No change of its sizes that was tried makes it fit"
     told = [
-        f"{key if '=' in key else f'{key}={value}'} (now {values.get(name)})"
+        f"{key.format(value) if '=' in key else f'{key}={value}'} "
+        f"(now {values.get(name)})"
         for name, value in change.items()
         for key in recipe.keys.get(name, ())
     ]

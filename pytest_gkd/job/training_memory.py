@@ -39,6 +39,10 @@ STATES = {"adamw": 2, "sgd": 1, "sgd-plain": 0}
 #   bits)
 # - logprob: logits, their copy by the temperature, and flash-attn's cross entropy that
 #   turns it into its own gradient (verl, utils/torch_functional.py)
+# - swift-jsd-BETA: ms-swift's gkd_loss (4.6.0, rlhf_trainers/gkd_loss.py), beside what
+#   its chunks take; swift-topk, swift-served: on top-k logits, of a teacher's whole
+#   ones or of a server's; swift-logprob: its GRPO
+# - cross-entropy: transformers' ForCausalLMLoss (5.x), which makes logits float32
 # - fused: logits are never whole (liger, verl's fused kernels)
 # - own-topk, own-jsd: pytest_gkd.workload.gkd.loss, the teacher's among them
 LOSSES = {
@@ -50,12 +54,35 @@ LOSSES = {
     "low-jsd-1": (10, 0),
     "low-jsd": (17, 0),
     "logprob": (2, 0),
+    "swift-jsd-0": (0, 32),
+    "swift-jsd-1": (0, 36),
+    "swift-jsd": (0, 52),
+    "swift-topk": (0, 12),
+    "swift-served": (0, 8),
+    "swift-logprob": (0, 16),
+    "low-swift-jsd-0": (8, 0),
+    "low-swift-jsd-1": (9, 0),
+    "low-swift-jsd": (13, 0),
+    "low-swift-topk": (2, 4),
+    "low-swift-served": (2, 4),
+    "low-swift-logprob": (4, 0),
+    "cross-entropy": (0, 12),
     "fused": (0, 0),
     "chunked": (0, 0),
     "own-topk": (1, 20),
     "own-jsd": (2, 43),
 }
 WITHOUT_LOGITS = ("fused", "chunked")
+# The same of one chunk of SWIFT_CHUNK tokens, which ms-swift's loss goes through.
+IN_CHUNKS = {
+    "swift-jsd-0": (0, 12),
+    "swift-jsd-1": (0, 8),
+    "swift-jsd": (0, 8),
+    "low-swift-jsd-0": (3, 0),
+    "low-swift-jsd-1": (2, 0),
+    "low-swift-jsd": (2, 0),
+}
+SWIFT_CHUNK = 512
 # Tokens and entries of the vocabulary of a tile of TRL's chunked losses, of which there
 # are two in float32 (1.16.0, trl/kernels/chunked_divergence.py).
 CHUNK = 4096, 32_768
@@ -74,6 +101,7 @@ class Trainer:
     reduced in ``reduce``. ``step`` is how AdamW goes through the weights: "foreach",
     "single" or "fused".
 
+    LoRA's matrices are in ``adapters``, the weights' dtype where that is empty.
     DeepSpeed has ``buckets`` elements in its buffers of gradients, and ZeRO-3 up to
     ``live`` of gathered weights. ``answers`` are the tokens that the loss takes the
     logits of, 0 for all. A ``teacher`` is in the trainer's processes, in
@@ -101,6 +129,7 @@ class Trainer:
     reduce: str = "float32"
     loss: str = "topk"
     lora_rank: int = 0
+    adapters: str = ""
     buckets: int = 0
     live: int = 0
     teacher: Model | None = None
@@ -125,6 +154,11 @@ class Trainer:
         """Bytes of an element of what goes from layer to layer; embeddings are not
         autocast, and what is added to float32 is."""
         return 4 if self.casts else WIDTHS[self.compute]
+
+    @property
+    def updated(self) -> str:
+        """The dtype of the weights that are trained."""
+        return self.adapters or self.weights
 
     @property
     def split(self) -> int:
@@ -183,6 +217,7 @@ def resident(trainer: Trainer, phase: str) -> Parts:
     whole = math.ceil(trainer.model.elements / trainer.split)
     compute = trainer.compute
     kept = compute if trainer.is_mixed else trainer.weights
+    own = compute if trainer.is_mixed else trainer.updated
     is_updating = phase in ("update", "step")
     needs_weights = is_updating or phase in ("load", "save", "sync")
     found: Parts = {}
@@ -194,16 +229,19 @@ def resident(trainer: Trainer, phase: str) -> Parts:
         trainer.offload_weights == "between" and needs_weights
     ):
         add(f"weights {kept}", whole * WIDTHS[kept], by_weights)
+        if trainer.adapters:
+            size = trainer.trained * WIDTHS[trainer.adapters]
+            add(f"adapters {trainer.adapters}", size, by_weights)
     # DeepSpeed's gradients go where the optimizer's states are (stage3.py,
     # grad_partitions_flat_buffer; stage_1_and_2.py, accumulated_grads_in_cpu).
     is_deepspeed = trainer.sharding.startswith("zero")
     away = trainer.offload_states if is_deepspeed else trainer.offload_weights
     if is_updating and away != "always":
-        dtype = "float32" if "megatron" in trainer.sharding else kept
+        dtype = "float32" if "megatron" in trainer.sharding else own
         add(f"gradients {dtype}", trainer.trained * WIDTHS[dtype], by_gradients)
     if trainer.sharding == "ddp" and trainer.gpus > 1:
-        size = trainer.trained * WIDTHS[kept]
-        add(f"DDP's buckets {kept}", size, False)
+        size = trainer.trained * WIDTHS[own]
+        add(f"DDP's buckets {own}", size, False)
     if phase != "load":
         size = trainer.buckets * WIDTHS[trainer.compute]
         premade = is_updating or trainer.sharding == "zero3"
@@ -212,12 +250,14 @@ def resident(trainer: Trainer, phase: str) -> Parts:
         trainer.offload_states == "never"
         or (trainer.offload_states == "between" and is_updating)
     ):
-        updated = "float32" if trainer.is_mixed else trainer.weights
+        updated = "float32" if trainer.is_mixed else trainer.updated
         states = STATES[trainer.optimizer] * WIDTHS[updated] * trainer.trained
         add(f"optimizer states {updated}", states, by_states)
         if trainer.is_mixed:
             add("master copies float32", 4 * trainer.trained, by_states)
-    if trainer.teacher:
+    # ZeRO-3's offload of weights is the teacher's, too (zero/parameter_offload.py).
+    is_away = trainer.teacher_is_sharded and trainer.offload_weights == "always"
+    if trainer.teacher and not is_away:
         dtype = trainer.teacher_dtype
         size = trainer.teacher.loaded_bytes(dtype)
         add(f"teacher's weights {dtype}", size, trainer.teacher_is_sharded)
@@ -373,7 +413,10 @@ def loss_bytes(trainer: Trainer, vocab: int) -> tuple[int, int]:
     items, floats = LOSSES[trainer.loss]
     raw = width if trainer.loss.startswith(("topk", "logprob", "low")) else 4
     dlogits = 0 if trainer.loss in WITHOUT_LOGITS else answers * vocab * raw
-    return answers * vocab * (items * width + floats), dlogits
+    whole = answers * vocab * (items * width + floats)
+    items, floats = IN_CHUNKS.get(trainer.loss, (0, 0))
+    chunk = min(answers, SWIFT_CHUNK) * vocab * (items * width + floats)
+    return whole + chunk, dlogits
 
 
 def copied(trainer: Trainer, model: Model) -> Parts:
@@ -445,7 +488,7 @@ def stepping(trainer: Trainer) -> Parts:
     """
     if trainer.offload_states == "always":
         return {}
-    dtype = "float32" if trainer.is_mixed else trainer.weights
+    dtype = "float32" if trainer.is_mixed else trainer.updated
     share = trainer.ranks if SHARDED[trainer.sharding][2] else 1
     own = {
         "foreach": trainer.trained,

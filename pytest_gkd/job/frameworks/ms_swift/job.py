@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -531,21 +530,29 @@ def zero_of(name: str | None) -> tuple[int | None, bool, bool] | None:
     """
     if name in ZERO:
         return ZERO[name]
-    try:
-        if str(name).startswith("{"):
-            found = json.loads(str(name)).get("zero_optimization", {})
-            keys = {f"zero_optimization.{k}": v for k, v in found.items()}
-        else:
-            settings = documents.settings(Path(str(name)))
-            keys = {s.key: s.value for s in settings}
-    except (CheckError, ValueError, AttributeError, RecursionError):
+    keys = zero_settings(str(name))
+    if keys is None:
         return None
     parts = [
-        any(k.startswith(f"zero_optimization.{part}") for k in keys)
+        keys.get(f"zero_optimization.{part}.device") not in (None, "none")
         for part in ("offload_param", "offload_optimizer")
     ]
     stage = keys.get("zero_optimization.stage", 0)
     return (stage, parts[0], parts[1]) if isinstance(stage, int) else None
+
+
+def zero_settings(given: str) -> dict[str, Any] | None:
+    """The settings of DeepSpeed's JSON, or of a file of it, by their dotted keys; None
+    where there are none."""
+    try:
+        if given.startswith("{"):
+            settings = documents.settings_of(given, "a.json", documents.OMEGACONF)
+        else:  # its numbers are JSON's: 2e8 is one
+            settings = documents.settings(Path(given), documents.OMEGACONF)
+    except (CheckError, ValueError):
+        return None
+    found = {setting.key: setting.value for setting in settings}
+    return None if found.get("zero_optimization") else found
 
 
 def _part(given: Given, number: int) -> Given:
