@@ -357,6 +357,23 @@ def test_sizes_that_are_none_have_no_plan(checked: Checked, options: str) -> Non
     assert found["no_memory_plan"]
 
 
+def test_a_section_that_is_none_has_no_stage(checked: Checked) -> None:
+    found = checked(f"""{GKD} {T} --deepspeed '{{"zero_optimization": 5}}'""")
+    assert found["values"]["zero_stage"]["source"] == "undetermined"
+    packed = f"{SFT} --packing true --attn_impl flash_attn --packing_length -3"
+    assert "packing_length" in checked(packed)["no_memory_plan"]
+
+
+def test_a_server_in_the_script_is_left_out(checked: Checked) -> None:
+    deploy = (
+        "CUDA_VISIBLE_DEVICES=4 swift deploy --model T --infer_backend vllm "
+        "--port 8000 --max_logprobs 64 &"
+    )
+    told = checked(f"{deploy}\n{GKD} {SERVED}")
+    assert told["values"]["teacher_gpus"]["value"] == 1
+    assert {row["role"] for row in told["memory"]} == {"trainer"}
+
+
 def test_the_advice_makes_it_fit(checked: Checked) -> None:
     command = f"{GKD} {T} --gradient_accumulation_steps 1"
     bad = checked(f"{command} --per_device_train_batch_size 16")

@@ -192,14 +192,16 @@ def _lengths(said: Values) -> dict[str, Any]:
         if said["loss_type"] is not None:
             raise CheckError("the memory of that loss is not known (loss_type)")
         most = said["packing_length"] or most if said["packing"] else most
+        if type(most) is not int or not 0 < most < MOST_OF_ANYTHING:
+            raise CheckError(f"packing_length is {str(most)[:40]}")
         return {"row": most, "answer": most}
     if said["packing"]:
         raise CheckError("how long packed rows are is not known (packing)")
     # rlhf_args.py, _init_max_completion_length
     response = said["response_length"] or said["max_new_tokens"]
     response = response or said["max_completion_length"]
-    if type(response) is not int or response < 1:
-        raise CheckError(f"max_completion_length is {response}")
+    if type(response) is not int or not 0 < response < MOST_OF_ANYTHING:
+        raise CheckError(f"max_completion_length is {str(response)[:40]}")
     if kind == "grpo":
         return {"row": most + response, "answer": response + 1}
     share = said["lmbda"]
@@ -240,10 +242,9 @@ def _deepspeed(name: str) -> dict[str, Any]:
     """Of one of ms-swift's own files, by its name, or of what is given."""
     found: dict[str, Any] = {"sharding": "deepspeed", "buckets": BUCKET, "live": LIVE}
     if name in ZERO:
-        stage, weights, states = ZERO[name]
+        _, weights, states = ZERO[name]
         return found | {
             "buckets": "own",
-            "default_stage": stage,
             "zero_weights": weights,
             "zero_states": states,
         }
@@ -262,7 +263,6 @@ def _deepspeed(name: str) -> dict[str, Any]:
         "buckets": own.get("reduce_bucket_size", BUCKET),
         "live": own.get("stage3_max_live_parameters", LIVE),
         "overlap": own.get("overlap_comm"),
-        "default_stage": own.get("stage", 0),
         "zero_weights": own.get("offload_param.device") not in AT_HOME,
         "zero_states": own.get("offload_optimizer.device") not in AT_HOME,
     }
@@ -332,7 +332,6 @@ def _kind(values: Values) -> str:
     if values["sharding"] != "deepspeed":
         return str(values["sharding"])
     stage = values.get("zero_stage")
-    stage = values["default_stage"] if stage is None else stage
     if type(stage) is not int or stage not in (1, 2, 3):
         raise CheckError(f"DeepSpeed's stage {str(stage)[:40]} is not known yet")
     return f"zero{stage}"
