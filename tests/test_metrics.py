@@ -6,7 +6,7 @@ import io
 import json
 import math
 import random
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 
 import pytest
@@ -580,3 +580,19 @@ def test_what_a_start_from_a_checkpoint_has_mended_is_no_cause() -> None:
 def test_seconds_are_written_as_such() -> None:
     steps = [f"step:{n} - loss:1 - timing_s/step:3600" for n in range(9)]
     assert "3600 s a step" in render.log_text(report(*steps))
+
+
+@pytest.mark.parametrize("name", ["loss", "critic/rewards/mean"])
+def test_a_long_series_is_judged_by_some_of_its_windows(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    whole = statistics.median
+
+    def median(values: Sequence[float]) -> float:
+        sizes.append(len(values))
+        return whole(values)
+
+    monkeypatch.setattr(statistics, "median", median)
+    assert judged(lambda n: 1 + abs(noise(0.1)), name, steps=9000) == []
+    assert sum(sizes) < 500 * 9000 / 8

@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_gkd.diagnosis.metrics import statistics as robust
@@ -24,6 +24,8 @@ ENOUGH = 8
 FAR = 6.0
 # Standard deviations from which a trend is one.
 SURE = 3.0
+# Of so many windows the median is taken: of all, its time would grow with the square.
+LEVELS = 200
 
 
 @dataclass(frozen=True)
@@ -220,12 +222,12 @@ def _diverges(series: Series) -> Iterator[NumberFinding]:
     if len(series) < ENOUGH or min(series.values) < 0:
         return
     values = series.values
-    levels = [
-        robust.median(values[at : at + window])
-        for at in range(len(values) - window + 1)
-    ]
-    lowest = min(range(len(levels) - window // 2), key=levels.__getitem__)
-    best, last = levels[lowest], levels[-1]
+    levels = _levels(values, window)
+    end = len(values) - window
+    lowest = min(
+        (at for at in levels if at <= end - window // 2), key=levels.__getitem__
+    )
+    best, last = levels[lowest], levels[end]
     usual = values[lowest : lowest + window]
     spread = max(robust.deviation(usual), 0.02 * best)
     at = min(_since(series, lambda value: value > best + FAR * spread), len(series) - 1)
@@ -309,6 +311,13 @@ def _memory(series: Series) -> Iterator[NumberFinding]:
         each, start, end = map(_bytes, (growth, early[0], late[-1]))
         text = f"grows by {each} a step, from {start} to {end}"
         yield _found(series, half, "train.memory-leak", text)
+
+
+def _levels(values: Sequence[float], window: int) -> dict[int, float]:
+    """The usual value in windows by their places: the last, and some LEVELS before."""
+    end = len(values) - window
+    places = [*range(0, end, max(1, end // LEVELS)), end]
+    return {at: robust.median(values[at : at + window]) for at in places}
 
 
 def _bytes(size: float) -> str:
@@ -403,12 +412,9 @@ def _falls(series: Series) -> Iterator[NumberFinding]:
     if len(series) < 2 * ENOUGH:
         return
     values = series.values
-    levels = [
-        robust.median(values[at : at + window])
-        for at in range(len(values) - window + 1)
-    ]
-    highest = max(range(len(levels)), key=levels.__getitem__)
-    best, last = levels[highest], levels[-1]
+    levels = _levels(values, window)
+    highest = max(levels, key=levels.__getitem__)
+    best, last = levels[highest], levels[len(values) - window]
     spread = robust.deviation(values[highest : highest + window])
     if (
         last < best - max(0.2 * abs(best), 3 * spread)
