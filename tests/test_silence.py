@@ -76,7 +76,9 @@ def test_a_moment_that_is_none_is_refused(
 ) -> None:
     status = command.main(["diagnose", str(request.path), f"--now={now}"])
     assert status == 2
-    assert f"gkd: --now={now}: is no moment; write it as" in capsys.readouterr().err
+    assert (
+        f"gkd: --now={now}: is not a valid time; write it as" in capsys.readouterr().err
+    )
 
 
 def test_a_moment_is_refused_though_the_log_alone_decides(
@@ -85,7 +87,7 @@ def test_a_moment_is_refused_though_the_log_alone_decides(
     path = tmp_path / "a.log"
     path.write_text("'train_runtime': 3.0\n")
     assert command.main(["diagnose", str(path), "--now=noon"]) == 2
-    assert "is no moment" in capsys.readouterr().err
+    assert "is not a valid time" in capsys.readouterr().err
 
 
 def test_the_second_of_the_last_line_is_now() -> None:

@@ -385,7 +385,7 @@ def examine(
     """Read all sources and judge them together, as of ``now`` in their own clock.
 
     A file that cannot be read is named in ``unreadable`` and does not lose the
-    others. Raises LogError when none can be read, NowError where ``now`` is no moment.
+    others. Raises LogError when none can be read, NowError where ``now`` is no time.
     """
     logs: list[Log] = []
     unreadable: list[str] = []

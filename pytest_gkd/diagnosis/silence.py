@@ -48,7 +48,7 @@ def seconds(tail: bytes, written_s: float | None, now: str = "") -> float | None
 
 
 def refuse(now: str) -> None:
-    """Raise NowError for what is no moment, also where no log's end matters."""
+    """Raise NowError for what is no time, also where no log's end matters."""
     _moment(now, 0.0)
 
 
@@ -57,8 +57,8 @@ def _moment(text: str, end: float) -> float:
     found = _NOW.fullmatch(text.strip())
     if found is None:
         raise NowError(
-            f"--now={text}: is no moment; write it as the log does, such as 10:41 or "
-            "'2026-11-21 10:41:07'"
+            f"--now={text}: is not a valid time; write it as the log does, such as "
+            "10:41 or '2026-11-21 10:41:07'"
         )
     of_day = int(found["hour"]) * 3600 + int(found["minute"]) * 60.0
     of_day += int(found["second"] or 0)
