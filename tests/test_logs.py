@@ -362,6 +362,12 @@ def test_the_command_prints_the_documented_json(
     assert told["verdict"] == "failed"
     assert told["causes"][0]["cause"] == "cuda.oom"
     assert told["causes"][0]["evidence"][0].keys() == {"file", "line", "text"}
+    path.write_bytes(b"resource_pool_spec: {}\n")
+    _, out, _ = run("diagnose", str(path), "--format", "json", capsys=capsys)
+    hung = json.loads(out)
+    assert (hung["verdict"], hung.keys()) == ("hung", told.keys())
+    page = (Path(__file__).parent.parent / "docs" / "diagnose.md").read_text("utf-8")
+    assert [key for key in told if f"`{key}`" not in page] == []
 
 
 def test_a_run_at_work_says_how_far_it_is_and_what_it_survived(

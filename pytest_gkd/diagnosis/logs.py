@@ -33,6 +33,7 @@ _PHASE_OF_KIND = {"config": "config", "data": "data", "sync": "weight-sync"}
 _CLOCK = Pattern(
     rb"(?:^|[^<\d:])(?P<time>(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d)(?:[^<\d:]|$)"
 )
+NO_SUSPICION = Suspicion(sign="", last_sign="")
 _NUMBERS = Signature(say="{what}", confidence="likely", silent=True)
 
 _DISTILS = Pattern(
@@ -124,8 +125,7 @@ class LogReport:
                 }
                 for one in self.causes
             ],
-            "suspects": [],
-            **(self.suspicion.to_json() if self.suspicion else {}),
+            **(self.suspicion or NO_SUSPICION).to_json(),
             "survived": [
                 {"cause": cause, **_line_json(line)} for cause, line in self.survived
             ],
