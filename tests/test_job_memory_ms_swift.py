@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import sys
@@ -13,10 +12,9 @@ from typing import Any
 
 import memory_page
 import pytest
-from test_estimate import HALF_B, QWEN_7B
-from test_job_memory import shape
+from checked_job import Checked
+from test_estimate import HALF_B
 
-from pytest_gkd.__main__ import main
 from pytest_gkd.job import models
 from pytest_gkd.job.releases import Release
 from pytest_gkd.job.training_memory import Trainer, loss_bytes
@@ -39,40 +37,9 @@ LOSS = "modelscope+ms-swift/swift/rlhf_trainers/gkd_loss.py"
 DIGEST = "5d02ce7d1dfd162cb37dba054eff1e23e29d41dd1f2122352a8651f6e7ca0fec"
 
 
-class Checked:
-    """What ``gkd check`` says of one command, with the models of this folder."""
-
-    def __init__(self, place: Path, capsys: Any, release: str = "4.6.0") -> None:
-        self.student = shape(place / "s", HALF_B)
-        self.teacher = shape(place / "t", QWEN_7B)
-        self._place, self._capsys, self._release = place, capsys, release
-
-    def __call__(self, command: str, memory: str = "79GiB") -> dict[str, Any]:
-        script = self._place / "run.sh"
-        text = command.replace("{s}", str(self.student))
-        script.write_text(text.replace("{t}", str(self.teacher)) + "\n")
-        judge = f"--framework=ms-swift=={self._release}"
-        main(
-            ["check", str(script), f"--machine=memory={memory}", judge, "--format=json"]
-        )
-        found: dict[str, Any] = json.loads(self._capsys.readouterr().out)
-        return found
-
-    def parts(self, command: str, phase: str = "forward and backward") -> Any:
-        """The parts of a phase."""
-        found = self(command)
-        assert found["memory"], found["no_memory_plan"]
-        return next(row for row in found["memory"] if row["phase"] == phase)["bytes"]
-
-    def elements(self) -> tuple[int, int]:
-        """Of the student and the teacher."""
-        both = models.read(self.student), models.read(self.teacher)
-        return both[0].elements, both[1].elements
-
-
 @pytest.fixture
 def checked(tmp_path: Path, capsys: Any) -> Checked:
-    return Checked(tmp_path, capsys)
+    return Checked(tmp_path, capsys, "ms-swift==4.6.0")
 
 
 def test_ddp_holds_all_of_both_models(checked: Checked) -> None:
@@ -330,7 +297,7 @@ def test_what_is_not_known_has_no_plan(
 def test_an_older_release_is_not_planned_by_a_later_ones_rules(
     tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
-    checked = Checked(tmp_path, capsys, "4.5.3")
+    checked = Checked(tmp_path, capsys, "ms-swift==4.5.3")
     assert checked(f"{GKD} {T}")["memory"]
     asked = []
     monkeypatch.setattr(Release, "is_at_least", lambda _, one: asked.append(one))

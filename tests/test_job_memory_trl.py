@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_estimate import HALF_B, QWEN_7B
-from test_job_memory import shape
-
-from pytest_gkd.__main__ import main
-from pytest_gkd.job import models
+from checked_job import Checked
+from test_estimate import HALF_B
 
 GKD = "examples/scripts/gkd.py --dataset_name d --max_length 1000 --max_new_tokens 500"
 GRPO = "trl/scripts/grpo.py --dataset_name d --reward_funcs r"
@@ -26,39 +23,9 @@ BOTH = "--model_name_or_path {s} --teacher_model_name_or_path {t}"
 ONE = "--model_name_or_path {s}"
 
 
-class Checked:
-    """What ``gkd check`` says of one command, with the models of this folder."""
-
-    def __init__(self, place: Path, capsys: Any, release: str = "1.16.0") -> None:
-        self.student = shape(place / "s", HALF_B)
-        self.teacher = shape(place / "t", QWEN_7B)
-        self._place, self._capsys, self._release = place, capsys, release
-
-    def __call__(self, command: str, memory: str = "79GiB") -> dict[str, Any]:
-        script = self._place / "run.sh"
-        script.write_text(command.format(s=self.student, t=self.teacher) + "\n")
-        judge = f"--framework=trl=={self._release}"
-        main(
-            ["check", str(script), f"--machine=memory={memory}", judge, "--format=json"]
-        )
-        found: dict[str, Any] = json.loads(self._capsys.readouterr().out)
-        return found
-
-    def parts(self, command: str, phase: str = "forward and backward") -> Any:
-        """The parts of a phase."""
-        found = self(command)
-        assert found["memory"], found["no_memory_plan"]
-        return next(row for row in found["memory"] if row["phase"] == phase)["bytes"]
-
-    def elements(self) -> tuple[int, int]:
-        """Of the student and the teacher."""
-        both = models.read(self.student), models.read(self.teacher)
-        return both[0].elements, both[1].elements
-
-
 @pytest.fixture
 def checked(tmp_path: Path, capsys: Any) -> Checked:
-    return Checked(tmp_path, capsys)
+    return Checked(tmp_path, capsys, "trl==1.16.0")
 
 
 def test_ddp_holds_all_of_both_models_in_float32(checked: Checked) -> None:
@@ -191,7 +158,7 @@ def test_one_gpu_needs_no_launcher(checked: Checked) -> None:
 def test_an_older_release_is_not_planned_by_a_later_ones_rules(
     tmp_path: Path, capsys: Any
 ) -> None:
-    found = Checked(tmp_path, capsys, "0.29.1")(f"{DDP} {GKD} {BOTH}")
+    found = Checked(tmp_path, capsys, "trl==0.29.1")(f"{DDP} {GKD} {BOTH}")
     assert found["memory"] == []
     assert "TRL 1.9" in found["no_memory_plan"]
 
