@@ -211,6 +211,9 @@ def judged(value: Callable[[int], float], name: str, steps: int = 100) -> list[s
     return [one.cause for one in findings.find(collected(*lines).series())]
 
 
+GPU = "perf/max_memory_allocated_gb"
+
+
 def noise(spread: float) -> float:
     return random.gauss(0, spread)
 
@@ -289,6 +292,17 @@ def test_numbers_that_only_look_bad_name_none(
     name: str, value: Callable[[int], float]
 ) -> None:
     assert judged(value, name) == []
+
+
+def test_a_value_between_that_is_well_does_not_move_the_beginning() -> None:
+    lines = (f"step:{n} - grad_norm:{float(n <= 40 or n == 90)}" for n in range(1, 101))
+    (found,) = findings.find(collected(*lines).series())
+    assert (found.cause, found.step) == ("train.no-grad", 41)
+
+
+def test_memory_that_grows_ever_more_slowly_is_no_leak() -> None:
+    assert judged(lambda n: 30 + 0.5 * min(n, 50) + 0.1 * max(0, n - 50), GPU) == []
+    assert judged(lambda n: 30 + 0.3 * n, GPU) == ["train.memory-leak"]
 
 
 def test_a_part_of_the_step_that_takes_or_grows_too_much_is_named() -> None:
