@@ -15,9 +15,8 @@ import pytest
 from checked_job import Checked
 from test_estimate import HALF_B
 
-from pytest_gkd.job import models
+from pytest_gkd.job import loss_memory, models
 from pytest_gkd.job.releases import Release
-from pytest_gkd.job.training_memory import Trainer, loss_bytes
 
 GPUS = "CUDA_VISIBLE_DEVICES=0,1,2,3 NPROC_PER_NODE=4 swift"
 GKD = (
@@ -375,7 +374,7 @@ def test_the_advice_names_deepspeeds_file(checked: Checked) -> None:
     ],
 )
 def test_the_loss_takes_what_its_tensors_take(
-    checked: Checked, monkeypatch: Any, dtype: str, loss: str, beta: float, top: int
+    monkeypatch: Any, dtype: str, loss: str, beta: float, top: int
 ) -> None:
     """Counted, of ms-swift's file at the commit of upstream/ms-swift.toml."""
     path = Path(os.environ.get("GKD_UPSTREAM", ""), LOSS)
@@ -409,7 +408,6 @@ def test_the_loss_takes_what_its_tensors_take(
     hidden = torch.randn(tokens, 2, dtype=kind)
     head = torch.randn(2, vocab, dtype=kind, requires_grad=True)
     measured, _ = memory_page.peak_bytes(lambda: of(hidden, head).backward())
-    model = models.read(checked.student)
-    trainer = Trainer(model, compute=dtype, tokens=tokens, loss=f"{low}{loss}")
-    planned, _ = loss_bytes(trainer, vocab)
+    width = torch.finfo(kind).bits // 8
+    planned, _ = loss_memory.needed(f"{low}{loss}", tokens, vocab, width)
     assert planned == pytest.approx(measured, rel=0.03)

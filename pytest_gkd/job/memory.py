@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pytest_gkd.job import engine_memory
 from pytest_gkd.job import training_memory as training
 from pytest_gkd.job.engine_memory import GIB, Engine, Parts
-from pytest_gkd.job.training_memory import Generation, Trainer
+from pytest_gkd.job.generation_memory import Generation, generating
+from pytest_gkd.job.training_memory import Trainer
 
 # A process's CUDA context with the kernels that it loads: 0.3 to 0.6 GiB as a rule.
 CONTEXT = "CUDA context"
@@ -78,7 +79,7 @@ def plan(job: Job) -> list[Row]:
         found += _shares(job, "rollout", rollout)
         found.append(_row(job, role if shared else "rollout", "rollout", parts))
     if job.generation:
-        parts = training.total(idle, training.generating(trainer, job.generation))
+        parts = training.total(idle, generating(trainer, job.generation))
         found.append(_row(job, role, "rollout", parts))
     if job.teacher:
         found += _shares(job, "teacher", job.teacher)

@@ -9,7 +9,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pytest_gkd.job import loss_memory
 from pytest_gkd.job.engine_memory import Parts
+from pytest_gkd.job.loss_memory import WITHOUT_LOGITS
 from pytest_gkd.job.models import WIDTHS, Layer, Model
 
 # Of each sharding: whether weights, gradients and optimizer state are divided among
@@ -27,65 +29,6 @@ SHARDED = {
 }
 # Bytes of optimizer state for an element of trained weights of so many bytes.
 STATES = {"adamw": 2, "sgd": 1, "sgd-plain": 0}
-# What a loss holds at its worst moment, forward or backward, for each token and entry
-# of the vocabulary, the logits among it: (values in the logits' dtype, bytes in
-# float32). Measured on the frameworks' own functions with random logits by torch's
-# profiler (on a CPU, with the casts that CUDA's autocast makes):
-# - topk: verl's compute_forward_kl_topk (trainer/distillation/fsdp/losses.py, after
-#   0.9.1); the logits are divided by the temperature first
-# - jsd-BETA: TRL's GKDTrainer.generalized_jsd_loss (1.x) on the float32 logits that
-#   accelerate's mixed precision returns, the teacher's among them; 0, 1, or between;
-#   low-jsd-BETA: on logits in the dtype that is computed in (DeepSpeed, or all in 16
-#   bits)
-# - logprob: logits, their copy by the temperature, and flash-attn's cross entropy that
-#   turns it into its own gradient (verl, utils/torch_functional.py)
-# - swift-jsd-BETA: ms-swift's gkd_loss (4.6.0, rlhf_trainers/gkd_loss.py), beside what
-#   its chunks take; swift-topk, swift-served: on top-k logits, of a teacher's whole
-#   ones or of a server's; swift-logprob: its GRPO
-# - cross-entropy: transformers' ForCausalLMLoss (5.x), which makes logits float32
-# - fused: logits are never whole (liger, verl's fused kernels)
-# - own-topk, own-jsd: pytest_gkd.workload.gkd.loss, the teacher's among them
-LOSSES = {
-    "topk": (2, 8),
-    "jsd-0": (0, 36),
-    "jsd-1": (0, 40),
-    "jsd": (0, 68),
-    "low-jsd-0": (9, 0),
-    "low-jsd-1": (10, 0),
-    "low-jsd": (17, 0),
-    "logprob": (2, 0),
-    "swift-jsd-0": (0, 32),
-    "swift-jsd-1": (0, 36),
-    "swift-jsd": (0, 52),
-    "swift-topk": (0, 12),
-    "swift-served": (0, 8),
-    "swift-logprob": (0, 16),
-    "low-swift-jsd-0": (8, 0),
-    "low-swift-jsd-1": (9, 0),
-    "low-swift-jsd": (13, 0),
-    "low-swift-topk": (2, 4),
-    "low-swift-served": (2, 4),
-    "low-swift-logprob": (4, 0),
-    "cross-entropy": (0, 12),
-    "fused": (0, 0),
-    "chunked": (0, 0),
-    "own-topk": (1, 20),
-    "own-jsd": (2, 43),
-}
-WITHOUT_LOGITS = ("fused", "chunked")
-# The same of one chunk of SWIFT_CHUNK tokens, which ms-swift's loss goes through.
-IN_CHUNKS = {
-    "swift-jsd-0": (0, 12),
-    "swift-jsd-1": (0, 8),
-    "swift-jsd": (0, 8),
-    "low-swift-jsd-0": (3, 0),
-    "low-swift-jsd-1": (2, 0),
-    "low-swift-jsd": (2, 0),
-}
-SWIFT_CHUNK = 512
-# Tokens and entries of the vocabulary of a tile of TRL's chunked losses, of which there
-# are two in float32 (1.16.0, trl/kernels/chunked_divergence.py).
-CHUNK = 4096, 32_768
 
 
 @dataclass(frozen=True)
@@ -180,15 +123,10 @@ class Trainer:
         own = self.lora_rank * self.model.matrices or self.model.elements
         return math.ceil(own / self.split)
 
-
-@dataclass(frozen=True)
-class Generation:
-    """Rollouts by the trainer's own model (transformers' ``generate``): ``sequences``
-    at once, of ``length`` tokens, with a cache or without."""
-
-    sequences: int
-    length: int
-    is_cached: bool = True
+    @property
+    def largest(self) -> Layer:
+        """The layer with the most weights, and activations."""
+        return max(self.model.layers, key=lambda layer: (layer.elements, layer.items))
 
 
 def total(*several: Parts) -> Parts:
@@ -279,7 +217,7 @@ def gathered(trainer: Trainer) -> Parts:
     if trainer.live:
         own = min(trainer.live, model.elements)
         return {f"gathered weights {trainer.compute}": own * width}
-    layer = _largest(trainer).elements
+    layer = trainer.largest.elements
     rest = model.elements - sum(layer.elements for layer in model.layers)
     return {f"gathered weights {trainer.compute}": (2 * layer + rest) * width}
 
@@ -297,7 +235,7 @@ def whole_gradients(trainer: Trainer) -> Parts:
         return {}
     width = WIDTHS[trainer.compute]
     share = trainer.trained / trainer.model.elements
-    layer = int(_largest(trainer).elements * share)
+    layer = int(trainer.largest.elements * share)
     found = {
         f"a layer's gradients {trainer.compute}": layer
         * (width + WIDTHS[trainer.reduce])
@@ -369,13 +307,13 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     ]
     activations, copies = f"activations {compute}", f"autocast's copies {compute}"
     vocab = math.ceil(model.vocab / trainer.tensor)
-    logits, dlogits = loss_bytes(trainer, vocab)
+    answers = _answers(trainer)
+    logits, dlogits = loss_memory.needed(trainer.loss, answers, vocab, width)
     head = math.ceil((model.head or model.embedding) / trainer.tensor)
     kept_copies = {copies: head * width * trainer.casts}
     if not trainer.recompute:
         kept_copies = copied(trainer, model)
     behind = total(held, unsharded, {activations: kept(trainer)})
-    answers = _answers(trainer)
     if trainer.casts:
         raw = 0 if trainer.loss in WITHOUT_LOGITS else answers * vocab * width
         yield total(behind, copied(trainer, model), {"logits and loss": raw})
@@ -387,7 +325,7 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     if trainer.loss == "chunked":
         one = {"a matrix's gradient float32": head * 4 * is_trained}
     yield total(behind, kept_copies, one, {"logits' gradient": dlogits})
-    layer = _largest(trainer)
+    layer = trainer.largest
     again = layer_bytes(trainer, layer) if trainer.recompute else 0
     inner = 2 * (layer.inner + model.width) * width
     working = {
@@ -401,22 +339,6 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     if trainer.casts:
         working[copies] = layer.elements * width
     yield total(held | gradients, whole, working, {activations: each[0]})
-
-
-def loss_bytes(trainer: Trainer, vocab: int) -> tuple[int, int]:
-    """What a loss holds of the vocabulary at its worst moment, and what is left when
-    the output matrix's backward pass begins."""
-    answers, width = _answers(trainer), WIDTHS[trainer.compute]
-    if trainer.loss == "chunked":
-        rows, columns = min(answers, CHUNK[0]), min(vocab, CHUNK[1])
-        return 8 * rows * columns, 8 * rows * columns
-    items, floats = LOSSES[trainer.loss]
-    raw = width if trainer.loss.startswith(("topk", "logprob", "low")) else 4
-    dlogits = 0 if trainer.loss in WITHOUT_LOGITS else answers * vocab * raw
-    whole = answers * vocab * (items * width + floats)
-    items, floats = IN_CHUNKS.get(trainer.loss, (0, 0))
-    chunk = min(answers, SWIFT_CHUNK) * vocab * (items * width + floats)
-    return whole + chunk, dlogits
 
 
 def copied(trainer: Trainer, model: Model) -> Parts:
@@ -452,32 +374,6 @@ def teaching(trainer: Trainer) -> Parts:
     found["teacher's activations"] = max(
         _tokens(trainer) * inner - found.get("teacher's logits", 0), 0
     )
-    return found
-
-
-def generating(trainer: Trainer, generation: Generation) -> Parts:
-    """Rollouts by the trainer's own weights, which are made whole before (TRL,
-    models/utils.py, unwrap_model_for_generation).
-
-    With a cache, its keys in the dtype that rotary embeddings give them; without, a
-    forward pass of all tokens for each new one, and the logits of the last.
-    """
-    model, width = trainer.model, WIDTHS[trainer.compute]
-    found = copied(trainer, model)
-    if SHARDED[trainer.sharding][0] and trainer.ranks > 1:
-        found = {f"gathered weights {trainer.compute}": model.elements * width}
-    if generation.is_cached:
-        one = model.cache_bytes(generation.length, trainer.compute)
-        one = one * 3 // 2 if trainer.casts else one
-        found[f"KV cache {trainer.compute}"] = one * generation.sequences
-    else:
-        layer = _largest(trainer)
-        inner = 2 * (layer.inner + model.width) * width
-        found["a layer's activations"] = (
-            generation.sequences * generation.length * inner
-        )
-    # The last token's logits in float32, filtered and normalised.
-    found["logits"] = generation.sequences * model.vocab * 12
     return found
 
 
@@ -524,7 +420,3 @@ def _tokens(trainer: Trainer) -> int:
 def _answers(trainer: Trainer) -> int:
     """Tokens that the loss takes logits of."""
     return math.ceil((trainer.answers or trainer.tokens) / trainer.context)
-
-
-def _largest(trainer: Trainer) -> Layer:
-    return max(trainer.model.layers, key=lambda layer: (layer.elements, layer.items))

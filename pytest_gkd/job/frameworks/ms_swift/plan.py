@@ -13,18 +13,19 @@ from typing import Any
 from pytest_gkd.job.engine_memory import Engine
 from pytest_gkd.job.findings import CheckError
 from pytest_gkd.job.fitting import MOST_OF_ANYTHING, Recipe, number
+from pytest_gkd.job.frameworks import transformers_trainer
+from pytest_gkd.job.frameworks.deepspeed import BUCKET, LIVE
 from pytest_gkd.job.frameworks.ms_swift.job import ZERO, Start, zero_settings
 from pytest_gkd.job.frameworks.reading import names
+from pytest_gkd.job.frameworks.transformers_trainer import STEPS, Setup
+from pytest_gkd.job.generation_memory import Generation
 from pytest_gkd.job.memory import Job
 from pytest_gkd.job.models import WIDTHS, Model
 from pytest_gkd.job.releases import Release
-from pytest_gkd.job.training_memory import Generation, Trainer
+from pytest_gkd.job.training_memory import Trainer
 
 Values = Mapping[str, Any]
-# transformers' names of optimizers, and how they go through the weights.
-STEPS = {"adamw_torch": "foreach", "adamw_torch_fused": "fused"}
-# Elements, of DeepSpeed 0.19 (runtime/zero/config.py) and of ms-swift's own files.
-BUCKET, LIVE = 500_000_000, 1_000_000_000
+# reduce_bucket_size of ms-swift's own files, but for stage 3, which has "auto".
 OWN_BUCKET = 200_000_000
 AT_HOME = (None, "none")
 # vLLM's own default (config/scheduler.py) where ms-swift gives none.
@@ -276,46 +277,28 @@ def _job(
         raise CheckError(values["doubt"])
     gpus, rows = number(values, "trainer_gpus", "per_device_train_batch_size")
     steps = number(values, "gradient_accumulation_steps")[0]
-    sharding = _kind(values)
-    is_zero = sharding.startswith("zero")
-    loaded, compute = _dtypes(values, student)
-    if compute is None and is_zero:
-        raise CheckError("DeepSpeed in float32 is not known yet")
-    # FSDP's weights are made float32 with mixed precision (accelerate, fsdp_utils.py).
-    weights = loaded if compute is None or sharding == "ddp" else "float32"
-    # Mixed precision gives logits back in float32, whatever the weights are.
-    is_low = is_zero or (compute is None and WIDTHS[loaded] == 2)
-    compute = compute or loaded
+    sharding = transformers_trainer.sharding(values)
     rank = values.get("lora_rank") or 0
     if values["tuner_type"] == "lora":
         rank = number(values, "lora_rank")[0]
-    offload = _offload(values, sharding)
-    buckets, live = _zero(values, sharding, student, offload[1])
-    trainer = Trainer(
-        student,
-        gpus=gpus,
-        sharding=sharding,
-        weights=weights,
-        compute=compute,
-        step=STEPS[values["optim"]],
-        offload_weights=offload[0],
-        offload_states=offload[1],
+    bucket = values.get("buckets")
+    if bucket == "own":  # config/zero*.json
+        bucket = "auto" if sharding == "zero3" else OWN_BUCKET
+    setup = Setup(
+        sharding,
+        dtype=values["torch_dtype"],
+        compute=_compute(values, student),
+        row=values["row"],
+        answer=values["answer"],
+        loss=_loss(values),
+        offload=_offload(values, sharding),
+        bucket=bucket,
         recompute=bool(values["recompute"]),
-        tokens=rows * values["row"],
-        micro_batches=steps,
-        answers=rows * values["answer"],
-        keeps=not is_zero,
-        reduce=compute,
-        loss=_loss(values, is_low=is_low),
         lora_rank=rank,
         # PEFT makes adapters of 16 bits float32; DeepSpeed makes all of it 16 bits.
         adapters="float32" if rank and sharding == "ddp" else "",
-        buckets=buckets,
-        live=live,
-        teacher=teacher,
-        teacher_dtype=_teacher_dtype(values, teacher, compute, is_zero=is_zero),
-        teacher_is_sharded=sharding == "zero3",
     )
+    trainer = transformers_trainer.made(values, student, teacher, setup)
     each = rows * _steps_at_once(values, rows, steps, gpus)
     if values["mode"] == "colocate":
         return _with_vllm(values, trainer, each, room)
@@ -327,28 +310,16 @@ def _job(
     return Job(trainer, memory=room, bucket=0)
 
 
-def _kind(values: Values) -> str:
-    """The sharding by memory's names."""
-    if values["sharding"] != "deepspeed":
-        return str(values["sharding"])
-    stage = values.get("zero_stage")
-    if type(stage) is not int or stage not in (1, 2, 3):
-        raise CheckError(f"DeepSpeed's stage {str(stage)[:40]} is not known yet")
-    return f"zero{stage}"
-
-
-def _dtypes(values: Values, student: Model) -> tuple[str, str | None]:
-    """What the weights are loaded in, and mixed precision's dtype: of the model's own
+def _compute(values: Values, student: Model) -> str | None:
+    """Mixed precision's dtype: by default that of the model
     (arguments/base_args/model_args.py, _init_mixed_precision)."""
-    loaded = str(values["torch_dtype"] or student.stored_dtype)
-    if loaded not in WIDTHS:
-        raise CheckError(f"torch_dtype is {loaded[:40]}")
+    loaded = values["torch_dtype"] or student.stored_dtype
     fp16, bf16 = values["fp16"], values["bf16"]
     fp16 = loaded != "bfloat16" if fp16 is None else fp16
     bf16 = loaded == "bfloat16" if bf16 is None else bf16
     if fp16 and bf16:
         raise CheckError("fp16 and bf16 are both on")
-    return loaded, "float16" if fp16 else "bfloat16" if bf16 else None
+    return "float16" if fp16 else "bfloat16" if bf16 else None
 
 
 def _offload(values: Values, sharding: str) -> tuple[str, str]:
@@ -363,55 +334,20 @@ def _offload(values: Values, sharding: str) -> tuple[str, str]:
     return ("always" if weights else "never"), ("always" if states else "never")
 
 
-def _zero(values: Values, sharding: str, model: Model, offload: str) -> tuple[int, int]:
-    """Elements of DeepSpeed's buffers, and of what ZeRO-3 keeps gathered.
-
-    As in TRL's plan; ms-swift's own files have 2e8 up to stage 2, and ``auto``
-    (hidden_size squared) in stage 3, without overlap (config/zero*.json).
-    """
-    if not sharding.startswith("zero"):
-        return 0, 0
-    size, live = values["buckets"], values["live"]
-    if size == "own":
-        size = "auto" if sharding == "zero3" else OWN_BUCKET
-    size = model.width**2 if size == "auto" else size
-    live = LIVE if live == "auto" else live
-    for name, one in (("reduce_bucket_size", size), ("max_live_parameters", live)):
-        if type(one) not in (int, float) or not 0 < one < MOST_OF_ANYTHING:
-            raise CheckError(f"DeepSpeed's {name} is {str(one)[:40]}")
-    if sharding == "zero3":
-        return int(size), int(live)
-    twice = values.get("overlap") is True
-    beside = model.largest if offload == "always" else 0
-    return int(size) * (1 + twice) + beside, 0
-
-
-def _loss(values: Values, *, is_low: bool) -> str:
+def _loss(values: Values) -> str:
     """By the names of memory's table."""
-    low = "low-" if is_low else ""
     if values["kind"] == "sft":
         return "cross-entropy"
     if values["kind"] == "grpo":
-        return f"{low}swift-logprob"
+        return "swift-logprob"
     if values.get("loss_topk"):
-        return f"{low}swift-{'served' if values['is_served'] else 'topk'}"
+        return f"swift-{'served' if values['is_served'] else 'topk'}"
     if values["is_served"]:
         raise CheckError("a teacher's server gives no more than gkd_logits_topk")
     beta = values.get("loss_beta")
     if not isinstance(beta, int | float) or not 0 <= beta <= 1:
         raise CheckError(f"beta is {str(beta)[:40]}")
-    ends = f"-{beta:.0f}" if beta in (0, 1) else ""
-    return f"{low}swift-jsd{ends}"
-
-
-def _teacher_dtype(
-    values: Values, teacher: Model | None, compute: str, *, is_zero: bool
-) -> str:
-    """DeepSpeed makes the teacher 16 bits; else it is loaded as the student is, by
-    torch_dtype or in its own (pipelines/train/rlhf.py, _prepare_single_model)."""
-    if is_zero or teacher is None:
-        return compute
-    return str(values["torch_dtype"] or teacher.stored_dtype)
+    return f"swift-jsd-{beta:.0f}" if beta in (0, 1) else "swift-jsd"
 
 
 def _steps_at_once(values: Values, rows: int, steps: int, gpus: int) -> int:

@@ -11,21 +11,21 @@ from typing import Any
 
 from pytest_gkd.job.engine_memory import Engine
 from pytest_gkd.job.findings import CheckError
-from pytest_gkd.job.fitting import MOST_OF_ANYTHING, Recipe, number
+from pytest_gkd.job.fitting import Recipe, number
+from pytest_gkd.job.frameworks import transformers_trainer
 from pytest_gkd.job.frameworks.accelerate import PARALLEL
+from pytest_gkd.job.frameworks.deepspeed import BUCKET, LIVE
 from pytest_gkd.job.frameworks.reading import names
+from pytest_gkd.job.frameworks.transformers_trainer import STEPS, Setup
 from pytest_gkd.job.frameworks.trl.rules import TrlJob, deepspeed
+from pytest_gkd.job.generation_memory import Generation
 from pytest_gkd.job.memory import Job
 from pytest_gkd.job.models import WIDTHS, Model
-from pytest_gkd.job.training_memory import Generation, Trainer
+from pytest_gkd.job.training_memory import Trainer
 
 Values = Mapping[str, Any]
 # What reads the options, and what of it is known.
 TRAINERS = ("GKDConfig", "GOLDConfig", "DistillationConfig", "GRPOConfig")
-# transformers' names of optimizers, and how they go through the weights.
-STEPS = {"adamw_torch": "foreach", "adamw_torch_fused": "fused"}
-# DeepSpeed's defaults, of 0.19 (runtime/zero/config.py), in elements.
-BUCKET, LIVE = 500_000_000, 1_000_000_000
 ZERO = "zero_optimization"
 # What must be certain, as its absence would be read as a default.
 CERTAIN = (
@@ -213,7 +213,7 @@ def _job(
     steps = number(values, "gradient_accumulation_steps")[0]
     if gpus > 1 and values["launcher"] == "python":
         raise CheckError("nn.DataParallel, without a launcher, is not known")
-    sharding = _kind(values)
+    sharding = transformers_trainer.sharding(values)
     if teacher and sharding.startswith("fsdp"):
         # accelerator.prepare_model(evaluation_mode=True) wraps nothing, and moves
         # nothing to the GPU under FSDP (device_placement).
@@ -221,48 +221,22 @@ def _job(
             "under FSDP accelerate leaves TRL's teacher in host memory, where its "
             "forward pass ends on the GPU's inputs: nothing is planned for that"
         )
-    compute = _compute(values)
-    loaded = str(values.get("dtype"))
-    if loaded in ("auto", "None"):
-        loaded = student.stored_dtype
-    if loaded not in WIDTHS:
-        raise CheckError(f"the student's dtype is {loaded[:40]}")
-    is_zero = sharding.startswith("zero")
-    if compute is None and is_zero:
-        raise CheckError("DeepSpeed in float32 is not known yet")
-    # FSDP's weights are made float32 with mixed precision (accelerate's fsdp_utils.py).
-    weights = loaded if compute is None or sharding == "ddp" else "float32"
-    # Mixed precision gives logits back in float32, whatever the weights are.
-    is_low = compute is None and WIDTHS[loaded] == 2
-    compute = compute or loaded
     length, response = _lengths(values)
-    tokens = rows * length
-    at_once = _at_once(values, rows, steps)
-    offload = _offload(values, sharding)
-    buckets, live = _zero(values, sharding, student, offload[1])
-    trainer = Trainer(
-        student,
-        gpus=gpus,
-        sharding=sharding,
-        weights=weights,
-        compute=compute,
-        step=STEPS[values["optim"]],
-        offload_weights=offload[0],
-        offload_states=offload[1],
+    loaded = str(values.get("dtype"))
+    setup = Setup(
+        sharding,
+        dtype=None if loaded in ("auto", "None") else loaded,
+        compute=_compute(values),
+        row=length,
+        answer=response or length,
+        loss=_loss(values),
+        offload=_offload(values, sharding),
+        bucket=values.get("buckets"),
         recompute=bool(values.get("recompute") or values.get("recomputes")),
-        tokens=tokens,
-        micro_batches=steps,
-        answers=rows * (response or length),
-        keeps=not is_zero,
-        reduce=compute,
-        loss=_loss(values, is_low=is_zero or is_low),
         lora_rank=values.get("lora_rank") or 0,
-        buckets=buckets,
-        live=live,
-        teacher=teacher,
-        teacher_dtype=_teacher_dtype(values, teacher, compute, is_zero=is_zero),
-        teacher_is_sharded=sharding == "zero3",
     )
+    trainer = transformers_trainer.made(values, student, teacher, setup)
+    at_once = _at_once(values, rows, steps)
     if values.get("rollout_engine") == "vllm":
         return _with_vllm(values, trainer, length, at_once, room)
     # Both trainers' generation_kwargs: no cache with gradient checkpointing.
@@ -272,17 +246,6 @@ def _job(
     if values.get("lmbda") == 0:
         return Job(trainer, memory=room)
     return Job(trainer, generation=generation, memory=room)
-
-
-def _kind(values: Values) -> str:
-    """The sharding by memory's names."""
-    if values["sharding"] != "deepspeed":
-        return str(values["sharding"])
-    stage = values.get("zero_stage")
-    stage = values["default_stage"] if stage is None else stage
-    if type(stage) is not int or stage not in (1, 2, 3):
-        raise CheckError(f"DeepSpeed's stage {stage} is not known yet")
-    return f"zero{stage}"
 
 
 def _compute(values: Values) -> str | None:
@@ -343,49 +306,14 @@ def _offload(values: Values, sharding: str) -> tuple[str, str]:
     return ("always" if weights else "never"), ("always" if states else "never")
 
 
-def _zero(values: Values, sharding: str, model: Model, offload: str) -> tuple[int, int]:
-    """Elements of DeepSpeed's buffers, and of what ZeRO-3 keeps gathered.
-
-    ``auto`` is hidden_size squared (transformers, integrations/deepspeed.py). There are
-    two buffers where communication overlaps, which is stage 3's default, that has one
-    (zero/stage_1_and_2.py, setup_buckets; stage3.py). With offload, stages 1 and 2
-    have one of the largest tensor's size beside.
-    """
-    if not sharding.startswith("zero"):
-        return 0, 0
-    size = values["buckets"]
-    size = model.width**2 if size == "auto" else size
-    live = LIVE if values["live"] == "auto" else values["live"]
-    for name, one in (("reduce_bucket_size", size), ("max_live_parameters", live)):
-        if type(one) not in (int, float) or not 0 < one < MOST_OF_ANYTHING:
-            raise CheckError(f"DeepSpeed's {name} is {str(one)[:40]}")
-    if sharding == "zero3":
-        return int(size), int(live)
-    twice = values.get("overlap") is True
-    beside = model.largest if offload == "always" else 0
-    return int(size) * (1 + twice) + beside, 0
-
-
-def _loss(values: Values, *, is_low: bool) -> str:
+def _loss(values: Values) -> str:
     """By the names of memory's table."""
     kind, beta = values["trainer"], values.get("loss_beta")
     if kind in ("DistillationConfig", "GRPOConfig"):
         return "chunked"
     if not isinstance(beta, int | float) or not 0 <= beta <= 1:
         raise CheckError(f"beta is {str(beta)[:40]}")
-    low = "low-" if is_low else ""
-    return f"{low}jsd-{beta:.0f}" if beta in (0, 1) else f"{low}jsd"
-
-
-def _teacher_dtype(
-    values: Values, teacher: Model | None, compute: str, *, is_zero: bool
-) -> str:
-    """DeepSpeed makes the teacher 16 bits (prepare_deepspeed); else it stays as it is
-    loaded, in the student's dtype (examples/scripts/gkd.py)."""
-    if is_zero or teacher is None:
-        return compute
-    loaded = str(values.get("dtype"))
-    return teacher.stored_dtype if loaded in ("auto", "None") else loaded
+    return f"jsd-{beta:.0f}" if beta in (0, 1) else "jsd"
 
 
 def _with_vllm(

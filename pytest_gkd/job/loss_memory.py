@@ -1,0 +1,79 @@
+"""What a loss over the vocabulary holds of the logits, in bytes."""
+
+from __future__ import annotations
+
+# What a loss holds at its worst moment, forward or backward, for each token and entry
+# of the vocabulary, the logits among it: (values in the logits' dtype, bytes in
+# float32). Measured on the frameworks' own functions with random logits by torch's
+# profiler (on a CPU, with the casts that CUDA's autocast makes):
+# - topk: verl's compute_forward_kl_topk (trainer/distillation/fsdp/losses.py, after
+#   0.9.1); the logits are divided by the temperature first
+# - jsd-BETA: TRL's GKDTrainer.generalized_jsd_loss (1.x) on the float32 logits that
+#   accelerate's mixed precision returns, the teacher's among them; 0, 1, or between;
+#   low-jsd-BETA: on logits in the dtype that is computed in (DeepSpeed, or all in 16
+#   bits)
+# - logprob: logits, their copy by the temperature, and flash-attn's cross entropy that
+#   turns it into its own gradient (verl, utils/torch_functional.py)
+# - swift-jsd-BETA: ms-swift's gkd_loss (4.6.0, rlhf_trainers/gkd_loss.py), beside what
+#   its chunks take; swift-topk, swift-served: on top-k logits, of a teacher's whole
+#   ones or of a server's; swift-logprob: its GRPO
+# - cross-entropy: transformers' ForCausalLMLoss (5.x), which makes logits float32
+# - fused: logits are never whole (liger, verl's fused kernels)
+# - own-topk, own-jsd: pytest_gkd.workload.gkd.loss, the teacher's among them
+LOSSES = {
+    "topk": (2, 8),
+    "jsd-0": (0, 36),
+    "jsd-1": (0, 40),
+    "jsd": (0, 68),
+    "low-jsd-0": (9, 0),
+    "low-jsd-1": (10, 0),
+    "low-jsd": (17, 0),
+    "logprob": (2, 0),
+    "swift-jsd-0": (0, 32),
+    "swift-jsd-1": (0, 36),
+    "swift-jsd": (0, 52),
+    "swift-topk": (0, 12),
+    "swift-served": (0, 8),
+    "swift-logprob": (0, 16),
+    "low-swift-jsd-0": (8, 0),
+    "low-swift-jsd-1": (9, 0),
+    "low-swift-jsd": (13, 0),
+    "low-swift-topk": (2, 4),
+    "low-swift-served": (2, 4),
+    "low-swift-logprob": (4, 0),
+    "cross-entropy": (0, 12),
+    "fused": (0, 0),
+    "chunked": (0, 0),
+    "own-topk": (1, 20),
+    "own-jsd": (2, 43),
+}
+WITHOUT_LOGITS = ("fused", "chunked")
+# The same of one chunk of SWIFT_CHUNK tokens, which ms-swift's loss goes through.
+IN_CHUNKS = {
+    "swift-jsd-0": (0, 12),
+    "swift-jsd-1": (0, 8),
+    "swift-jsd": (0, 8),
+    "low-swift-jsd-0": (3, 0),
+    "low-swift-jsd-1": (2, 0),
+    "low-swift-jsd": (2, 0),
+}
+SWIFT_CHUNK = 512
+# Tokens and entries of the vocabulary of a tile of TRL's chunked losses, of which there
+# are two in float32 (1.16.0, trl/kernels/chunked_divergence.py).
+CHUNK = 4096, 32_768
+
+
+def needed(loss: str, tokens: int, vocab: int, width: int) -> tuple[int, int]:
+    """What a loss holds of ``tokens`` at its worst moment, and what is left when the
+    output matrix's backward pass begins; ``width`` is the bytes of an element of what
+    is computed in."""
+    if loss == "chunked":
+        rows, columns = min(tokens, CHUNK[0]), min(vocab, CHUNK[1])
+        return 8 * rows * columns, 8 * rows * columns
+    items, floats = LOSSES[loss]
+    raw = width if loss.startswith(("topk", "logprob", "low")) else 4
+    left = 0 if loss in WITHOUT_LOGITS else tokens * vocab * raw
+    whole = tokens * vocab * (items * width + floats)
+    items, floats = IN_CHUNKS.get(loss, (0, 0))
+    chunk = min(tokens, SWIFT_CHUNK) * vocab * (items * width + floats)
+    return whole + chunk, left
