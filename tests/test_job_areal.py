@@ -103,10 +103,10 @@ def test_roles_that_share_gpus_count_once(file: Path) -> None:
     [
         (["actor.backend=fdsp:d2"], "did you mean 'fsdp'"),
         (["actor.backend=fsdp:d2+sglang:d2"], "none of several with a +"),
-        (["actor.backend=vllm:d2"], "is no backend"),
-        (["rollout.backend=fsdp:d2"], "is no backend"),
-        (["teacher.backend=d4"], "is no backend"),
-        (["rollout.backend=vllm:d2c2"], "is no backend"),
+        (["actor.backend=vllm:d2"], "is not a backend"),
+        (["rollout.backend=fsdp:d2"], "is not a backend"),
+        (["teacher.backend=d4"], "is not a backend"),
+        (["rollout.backend=vllm:d2c2"], "is not a backend"),
         (["actor.backend=fsdp:d2p2"], "FSDP has no pipeline"),
         (["actor.backend=megatron:d1e2"], "cannot be divided by p * t * e"),
         ([MOE + 'd4p4e1)"'], "they must be the same"),
@@ -121,7 +121,7 @@ def test_roles_that_share_gpus_count_once(file: Path) -> None:
             [SHARED, KIND, "++enable_offload=true"],
             "must be disk where actor and rollout",
         ),
-        (["++rollout.return_routed_experts=true"], "is for SGLang alone"),
+        (["++rollout.return_routed_experts=true"], "works with SGLang only"),
         (
             [
                 "++actor.use_lora=true",
@@ -130,11 +130,11 @@ def test_roles_that_share_gpus_count_once(file: Path) -> None:
             ],
             "needs a rollout by vLLM",
         ),
-        (["++actor.weight_update_mode=nccl"], "it is disk or xccl"),
-        (["actor.reward_norm.mean_level=token"], "it is batch, group or null"),
+        (["++actor.weight_update_mode=nccl"], "it must be disk or xccl"),
+        (["actor.reward_norm.mean_level=token"], "it must be batch, group or null"),
         (["actor.reward_norm.group_size=0"], "must be at least 1"),
-        (["++actor.rejection_sampling.level=word"], "known are token, sequence"),
-        (["actor.rejection_sampling.metric=[1]"], "known are ratio"),
+        (["++actor.rejection_sampling.level=word"], "known values are token, sequence"),
+        (["actor.rejection_sampling.metric=[1]"], "known values are ratio"),
         (["actor.rejection_sampling.upper=1"], "must be above 1.0 for metric=ratio"),
         (["++actor.rejection_sampling.lower=6"], "must be above 0 and at most"),
         (
@@ -142,28 +142,28 @@ def test_roles_that_share_gpus_count_once(file: Path) -> None:
                 "++actor.rejection_sampling.action=clamp",
                 "actor.rejection_sampling.metric=kl_k3",
             ],
-            "=clamp is for metric=ratio",
+            "=clamp works with metric=ratio",
         ),
         (["++actor.use_sapo_loss=true"], "needs actor.use_decoupled_loss=false"),
         (
             ["++actor.use_sapo_loss=true", "++actor.sapo_tau_pos=0"],
             "sapo_tau_pos = 0 must be above 0",
         ),
-        (["++actor.mb_spec.packing_algorithm=best"], "it is ffd or kk"),
-        (["++actor.attn_impl=flash"], "known are eager"),
+        (["++actor.mb_spec.packing_algorithm=best"], "it must be ffd or kk"),
+        (["++actor.attn_impl=flash"], "known values are eager"),
         (
             [
                 "++actor.fsdp.memory_efficient_load=true",
                 "++actor.init_from_scratch=true",
             ],
-            "is not for actor.init_from_scratch",
+            "cannot be used with actor.init_from_scratch",
         ),
         (["++actor.fsdp.optim_step_prefetch_layers=-1"], "must be at least 0"),
         (["++actor.scheduling_spec=[]"], "it has 1 or 2"),
         (["total_train_epochs=0"], "must be above 0"),
         (
             ["++rollout.agent.mode=online", "++valid_dataset.path=p"],
-            "valid_dataset is not for",
+            "valid_dataset cannot be used with",
         ),
         (["++rollout.agent.mode=online"], "must be at least total_train_epochs"),
         (
@@ -187,12 +187,12 @@ def test_what_areal_refuses_is_told(more: list[str], said: str, file: Path) -> N
                 "++teacher.scheduling_strategy.type=colocation",
                 "++teacher.scheduling_strategy.target=critic",
             ],
-            "is no role of this job",
+            "is not a role of this job",
         ),
-        (["actor.kl_ctl=0.1"], "counts for nothing: there is no ref"),
-        (["++teacher.distill_loss_weight=0"], "is run and counts for nothing"),
+        (["actor.kl_ctl=0.1"], "has no effect: there is no ref"),
+        (["++teacher.distill_loss_weight=0"], "is run and has no effect"),
         (["teacher.path=Qwen/Qwen3-0.6B"], "distilled from itself"),
-        (["++actor.use_decoupled_loss=false"], "rejection_sampling counts for nothing"),
+        (["++actor.use_decoupled_loss=false"], "rejection_sampling has no effect"),
         (["gconfig.n_samples=8"], "a prompt has gconfig.n_samples = 8 samples"),
         (["++vllm.max_model_len=1024"], "are longer than vllm.max_model_len"),
         (
@@ -288,7 +288,7 @@ def test_a_script_needs_a_scheduler_and_a_file(file: Path, tmp_path: Path) -> No
     found = check(script, framework="areal")
     assert found.values["rollout_gpus"].value == 1
     script.write_text("python train.py --config x.yaml scheduler.type=local\n")
-    assert any("x.yaml is not there" in f.message for f in told(script))
+    assert any("x.yaml does not exist" in f.message for f in told(script))
     script.write_text("python train.py scheduler.type=local\n")
     assert any("needs --config=FILE" in f.message for f in told(script))
     script.write_text("python train.py --config $(f) scheduler.type=local\n")

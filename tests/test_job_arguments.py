@@ -97,7 +97,7 @@ def test_it_reads_as_argparse_does(line: str) -> None:
     [
         ("--learning_rat_e 1", "the trainer has no option --learning_rat_e; did you"),
         ("--ste 1", "--ste may mean --step-size, --steps: the trainer refuses it"),
-        ("--steps x", "--steps x: the trainer expects a whole number"),
+        ("--steps x", "--steps x: the trainer expects an integer"),
         ("--kind x", "--kind x: the trainer knows forward, reverse"),
         ("--steps --bf16", "--steps expects a value, and the next word is an option"),
     ],

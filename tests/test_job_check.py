@@ -123,7 +123,7 @@ def test_the_scripts_own_arguments_win(script: Path) -> None:
     assert found.values["student"].value == "mine"
     assert found.values["student"].file == "the command line"
     (twice,) = errors(found)
-    assert "given twice: Qwen/Qwen3-8B in line 17, then mine" in twice.message
+    assert "given twice: Qwen/Qwen3-8B on line 17, then mine" in twice.message
 
 
 def test_a_variable_that_is_set_counts(script: Path) -> None:
@@ -199,7 +199,7 @@ def test_of_many_branches_three_are_named(script: Path) -> None:
     )
     told = [f for f in checked(script, text).findings if "zeed" in f.message]
     assert told[0].message.count("; or ") == 3
-    assert told[0].message.endswith("; or 6 more ways)")
+    assert told[0].message.endswith("; or 6 more paths)")
 
 
 def test_a_value_from_outside_says_which_variable(script: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_value_from_outside_says_which_variable(script: Path) -> None:
         (
             "+data.max_promt_length=8",
             "warning",
-            "it is added, and nothing of verl's reads it. Did you mean "
+            "it is added, and nothing in verl reads it. Did you mean "
             "data.max_prompt_length?",
         ),
         (
@@ -427,7 +427,7 @@ def test_the_second_job_of_a_script_is_not_the_first(script: Path) -> None:
     found = checked(script, f"{start}=2\n{start}=4\n")
     assert values(found)["nodes"] == 2
     assert [f.message for f in found.findings] == [
-        "another job is started in line 2; it is not checked"
+        "another job, started on line 2, is not checked"
     ]
 
 
@@ -474,9 +474,9 @@ def bad_file(path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("missing", "is not there"),
+        ("missing", "does not exist"),
         ("directory", "is a directory"),
-        ("FIFO", "is no regular file"),
+        ("FIFO", "is not a regular file"),
         ("binary", "NUL bytes"),
         ("python", "its first line is #!/usr/bin/env python3"),
         ("large", "6.3 MB, and a job's file is read up to 128 KiB"),
@@ -506,7 +506,7 @@ def test_an_array_that_bash_takes_for_a_command_is_lost(
 def test_arguments_that_reach_no_job_are_told(script: Path) -> None:
     found = checked(script, f"{START}\n", "trainer.nnodes=2")
     (finding,) = errors(found)
-    assert "hands no arguments of its own on" in finding.message
+    assert "does not pass its own arguments on" in finding.message
     assert not errors(checked(script, f'{START} "$@"\n', "trainer.nnodes=2"))
 
 
@@ -532,7 +532,7 @@ def test_the_command_answers_in_text_and_in_json(script: Path) -> None:
     done = gkd(str(script), "--framework=verl==0.9.0", "--set", "MODEL=m")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "verl 0.9.0 (--framework), started in line 31"
+    assert lines[0] == "verl 0.9.0 (--framework), started on line 31"
     assert any(line.split() == ["student", "m", "line", "17"] for line in lines)
     assert lines[-1] == "no error found"
     done = gkd(str(script), "data.x=1", "--format=json")
@@ -610,7 +610,7 @@ def test_a_mapping_for_a_section_gives_its_keys(script: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nowhere.sh"], "nowhere.sh is not there"),
+        (["nowhere.sh"], "nowhere.sh does not exist"),
         (["run.sh", "--set", "A"], "--set=A: expected NAME=VALUE"),
         (["run.sh", "--framework=x==1"], "--framework=x==1: known frameworks are verl"),
     ],

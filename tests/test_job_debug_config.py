@@ -76,8 +76,8 @@ def test_what_is_not_certain_stays_and_is_told(tmp_path: Path) -> None:
     assert "data.train_batch_size" not in changes(found)
     (left,) = found.left
     assert "data.train_batch_size" in left
-    assert "how many GPUs train is not certain" in left
-    assert "add these to the command in line 1" in debug_config.text(found)
+    assert "how many GPUs train cannot be determined" in left
+    assert "add these to the command on line 1" in debug_config.text(found)
 
 
 @pytest.mark.parametrize("form", ["text", "args", "json"])

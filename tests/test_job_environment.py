@@ -1,4 +1,4 @@
-"""The environment of a job: what nobody reads, what is refused, what reaches nobody."""
+"""The environment of a job: variables never read, refused, or not passed on."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_the_longest_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["zero", "null"])
 def test_a_device_is_no_job(name: str, tmp_path: Path) -> None:
     (tmp_path / "job.sh").symlink_to(f"/dev/{name}")
-    with pytest.raises(CheckError, match="no regular file"):
+    with pytest.raises(CheckError, match="is not a regular file"):
         check.check(tmp_path / "job.sh")
 
 

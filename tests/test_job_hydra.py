@@ -92,7 +92,7 @@ def test_a_value_is_what_hydra_makes_of_it(text: str, value: Any) -> None:
         ("a/b.c=3", "has no key that Hydra reads"),
         ("+++a=3", "has no key that Hydra reads"),
         ("+1=3", "has no key that Hydra reads"),
-        ("--a=3", "is no override"),
+        ("--a=3", "is not an override"),
         ("", "has no key"),
         ("a==3", "has a second ="),
         ("a=b=c", "has a second ="),
@@ -110,7 +110,7 @@ def test_a_value_is_what_hydra_makes_of_it(text: str, value: Any) -> None:
         ('a="b', 'has a " that nothing closes'),
         ("a=it's", "has a ' that nothing closes"),
         ("a=b'c'd", "has 'c' in quotes, and something before it"),
-        ("a='b' c", "behind the closing quote"),
+        ("a='b' c", "after the closing quote"),
         ("a=~/b", "has ~ outside of quotes"),
         ("a=b&c", "has & outside of quotes"),
         ("a=b;c", "has ; outside of quotes"),
@@ -187,9 +187,9 @@ def test_what_is_not_known_may_stand_anywhere(tmp_path: Path) -> None:
 def test_a_job_of_several_is_not_certain_in_what_they_differ(tmp_path: Path) -> None:
     found = checked(tmp_path, f"--multirun trainer.nnodes=1,2 {SIZES}")
     assert found.values["nodes"].source == "undetermined"
-    assert found.values["nodes"].alternatives == ["hangs on 1,2"]
+    assert found.values["nodes"].alternatives == ["depends on 1,2"]
 
 
 def test_hydra_only_prints_with_some_options(tmp_path: Path) -> None:
     (told,) = checked(tmp_path, f"--cfg job {SIZES}").findings
-    assert told.message.endswith("Hydra prints something, and starts no job")
+    assert told.message.endswith("Hydra only prints something and starts no job")

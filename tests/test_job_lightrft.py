@@ -50,10 +50,14 @@ def test_sglang_takes_lengths_from_the_model(script: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "level", "said"),
     [
-        ("--engine_type sgl", "error", "known are vllm and sglang"),
-        ("--advantage_estimator reinforce++", "error", "no estimator"),
+        ("--engine_type sgl", "error", "known values are vllm and sglang"),
+        ("--advantage_estimator reinforce++", "error", "accepted but not implemented"),
         ("--advantage_estimator gae --use_kl_loss", "warning", "NameError"),
-        ("--train_batch_size 48", "error", "no multiple of --micro_train_batch_size 4"),
+        (
+            "--train_batch_size 48",
+            "error",
+            "not a multiple of --micro_train_batch_size 4",
+        ),
         ("--sp_size 3", "error", "--sp_size 3 does not divide 8"),
         ("--engine_tp_size 3", "error", "--engine_tp_size 3 does not divide 8"),
         ("--rollout_batch_size 4", "error", "no prompt for each"),

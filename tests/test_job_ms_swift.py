@@ -130,9 +130,9 @@ FAULTS = {
     "packing": (GPUS + GKD + "--packing true", "needs --attn_impl flash_attn"),
     "a rank of nothing": (
         GPUS + GKD + "--tuner_type full --lora_rank 8",
-        "--lora_rank is read by nobody",
+        "--lora_rank is never read",
     ),
-    "broken JSON": (GPUS + GKD + "--model_kwargs '{a: 1,'", "is no JSON"),
+    "broken JSON": (GPUS + GKD + "--model_kwargs '{a: 1,'", "is not JSON"),
     "uneven": (
         "NPROC_PER_NODE=3 CUDA_VISIBLE_DEVICES=0,1,2,3 " + GKD,
         "NPROC_PER_NODE=3 and 4 GPUs",
@@ -141,9 +141,9 @@ FAULTS = {
         "CUDA_VISIBLE_DEVICES=0,1 " + GKD + "--deepspeed zero2",
         "set NPROC_PER_NODE=2",
     ),
-    "FSDP": (GPUS + GKD + "--fsdp fsdp2 --deepspeed zero2", "exclude each other"),
+    "FSDP": (GPUS + GKD + "--fsdp fsdp2 --deepspeed zero2", "are mutually exclusive"),
     "sequence": (GPUS + GKD + "--sequence_parallel_size 2", "takes no --sequence"),
-    "warmup": (GPUS + GKD + "--warmup_ratio 0.1 --warmup_steps 9", "exclude each"),
+    "warmup": (GPUS + GKD + "--warmup_ratio 0.1 --warmup_steps 9", "are mutually"),
     "no mode": (GPUS + GKD + "--use_vllm true", "--vllm_mode is needed"),
     "no vLLM": (GPUS + GKD + "--vllm_mode colocate", "without --use_vllm true"),
     "no host": (
@@ -164,7 +164,10 @@ FAULTS = {
         GPUS + GRPO + "--generation_batch_size 24 --steps_per_generation 2",
         "24 is not 8 * 2 steps",
     ),
-    "a generation's size": (GPUS + GRPO + "--generation_batch_size 12", "no multiple"),
+    "a generation's size": (
+        GPUS + GRPO + "--generation_batch_size 12",
+        "not a multiple",
+    ),
     "no batch": (
         GPUS
         + GRPO.replace("batch_size 2", "batch_size 0")
@@ -177,17 +180,17 @@ FAULTS = {
     ),
     "evaluation": (
         GPUS + GRPO + "--split_dataset_ratio 0.1 --per_device_eval_batch_size 3",
-        "no multiple of 8 generations",
+        "not a multiple of 8 generations",
     ),
     "two teachers": (
         GPUS + SERVED + "--teacher_model T --gkd_logits_topk 8",
-        "exclude each other",
+        "are mutually exclusive",
     ),
     "no top-k": (GPUS + SERVED, "needs --gkd_logits_topk"),
     "zero top-k": (GPUS + GKD + "--gkd_logits_topk 0", "it counts tokens"),
     "liger": (
         GPUS + GKD + "--gkd_logits_topk 8 --use_liger_kernel true",
-        "does not go with --use_liger_kernel",
+        "cannot be combined with --use_liger_kernel",
     ),
     "nobody's liger": (
         GPUS + GKD.replace("--teacher_model T", "") + "--use_liger_kernel true",
@@ -209,7 +212,7 @@ FAULTS = {
     ),
     "Megatron's batch": (
         GPUS + MEGATRON + "--global_batch_size 12",
-        "--global_batch_size 12 is no multiple of --micro_batch_size 2 on 4 replicas",
+        "--global_batch_size 12 is not a multiple of --micro_batch_size 2 on 4",
     ),
     "Megatron's prompts": (
         GPUS + MEGATRON + "--num_generations 16",
@@ -222,7 +225,7 @@ FAULTS = {
     ),
     "a teacher's liger": (
         GPUS + GRPO + "--teacher_model T --use_liger_kernel true",
-        "GRPO with a teacher does not go with --use_liger_kernel",
+        "GRPO with a teacher cannot be combined with --use_liger_kernel",
     ),
     "dynamic": (
         GPUS + GRPO + "--teacher_model T --dynamic_sample true",
@@ -243,7 +246,7 @@ FAULTS = {
     ),
     "Megatron's generation": (
         GPUS + MEGATRON + "--generation_batch_size 24",
-        "24 is no multiple of 16",
+        "24 is not a multiple of 16",
     ),
     "Megatron's responses": (
         GPUS + MEGATRON + "--num_generations 5",
@@ -259,7 +262,7 @@ FAULTS = {
     ),
     "vLLM split by layers": (
         "CUDA_VISIBLE_DEVICES=0,1 " + GKD + COLOCATED,
-        "vLLM does not go with 2 GPUs for 1 process(es)",
+        "vLLM cannot be combined with 2 GPUs for 1 process(es)",
     ),
     "PPO packed": (
         GPUS + "swift rlhf --rlhf_type ppo --model S --dataset A --packing true "
@@ -268,24 +271,24 @@ FAULTS = {
     ),
     "another port": (
         f"{ROLLOUT} --port 8001 &\n{GPUS}{GRPO}{SPLIT}",
-        "the rollout is asked at port 8000, and swift rollout in line 1 listens at",
+        "the rollout is queried on port 8000, and swift rollout on line 1",
     ),
     "the teacher's port": (
         f"{DEPLOY} --port 9000 --max_logprobs 64 &\n{GPUS}{SERVED}--gkd_logits_topk 9",
-        "the teacher is asked at port 8000, and swift deploy in line 1 listens at 9000",
+        "queried on port 8000, and swift deploy on line 1 listens on 9000",
     ),
     "one port for two": (
         f"{DEPLOY} --max_logprobs 64 &\n{ROLLOUT} &\n{GPUS}{SERVED}{SPLIT}"
         "--gkd_logits_topk 9",
-        "port 8000 is that of swift deploy in line 1, too",
+        "port 8000 is that of swift deploy on line 1, too",
     ),
     "shared GPUs": (
         f"{ROLLOUT.replace('4,5', '3,4')} &\n{GPUS}{GRPO}{SPLIT}",
-        "GPU 3 is given to swift rollout, and to swift rlhf in line 2",
+        "GPU 3 is given to swift rollout, and to swift rlhf on line 2",
     ),
     "a server in front": (
         f"{ROLLOUT}\n{GPUS}{GRPO}{SPLIT}",
-        "swift rollout does not end, so that nothing below starts",
+        "swift rollout blocks the lines below it: add &",
     ),
     "too few GPUs": (
         f"{ROLLOUT.replace('4,5', '4')} &\n{GPUS}{GRPO}{SPLIT}",
@@ -443,7 +446,7 @@ def test_the_sections_of_a_ray_configuration_are_gpus_of_roles(
     path.write_text(RAY.replace("teacher: {gpus: 2, model: T}", server))
     (_, fault) = faults(checked(script, text))
     assert (fault.level, fault.key) == ("error", "teacher_model_server")
-    assert "does not go with Ray" in fault.message
+    assert "cannot be combined with Ray" in fault.message
 
 
 def test_a_configuration_that_is_not_there_is_named(script: Path) -> None:

@@ -22,8 +22,8 @@ policy:
 cluster:
   num_nodes: 1
 """
-# The release's own configuration stands in for the file that is not beside it.
-GONE = re.compile(r"defaults: \S+ is not there")
+# The release's own configuration stands in for the file that is not next to it.
+GONE = re.compile(r"defaults: \S+ does not exist")
 
 
 def checked(path: Path, text: str, *overrides: str, release: str = RELEASE) -> Checked:
@@ -32,7 +32,7 @@ def checked(path: Path, text: str, *overrides: str, release: str = RELEASE) -> C
 
 
 def told(found: Checked) -> list[tuple[str, str]]:
-    """Levels and keys, but for the base that is not there."""
+    """Levels and keys, but for the base that does not exist."""
     some = [f for f in found.findings if not GONE.match(f.message)]
     return [(finding.level, finding.key) for finding in some]
 
@@ -90,7 +90,7 @@ def test_a_circle_and_what_is_not_there_are_told(tmp_path: Path) -> None:
     found = checked(tmp_path / "job.yaml", "defaults: other.yaml\npolicy: {}\n")
     messages = [finding.message for finding in found.findings]
     assert "job.yaml inherits from other.yaml, which inherits from it" in messages
-    assert any("nowhere.yaml is not there (looked for" in text for text in messages)
+    assert any("nowhere.yaml does not exist (looked for" in text for text in messages)
 
 
 def test_files_that_inherit_without_end_are_refused(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_what_the_environment_decides_is_not_certain(config: Path) -> None:
         ("policy.train_micro_batch_size=1.5", "error", "expects int"),
         ("~policy.precision", "error", "refuses a configuration without"),
         ("policy.model_name=???", "error", "it is still to be given"),
-        ("--confg=x", "error", "is no override"),
+        ("--confg=x", "error", "is not an override"),
     ],
 )
 def test_what_is_refused_or_read_by_nobody(
@@ -249,13 +249,13 @@ REWARD = "data.default.env_name=reward_model ++env.reward_model.resources"
             BASE,
             "policy.train_global_batch_size=96",
             "policy.train_global_batch_size",
-            "= 128 samples, which is no multiple of",
+            "= 128 samples, which is not a multiple of",
         ),
         (
             GRPO,
             "policy.train_global_batch_size=1024",
             "policy.train_global_batch_size",
-            "= 512 samples, which is no multiple of",
+            "= 512 samples, which is not a multiple of",
         ),
         (
             DPO,
@@ -279,20 +279,20 @@ REWARD = "data.default.env_name=reward_model ++env.reward_model.resources"
             BASE,
             PACKED,
             "policy.sequence_packing.enabled",
-            "and a context parallel size of 2 do not go together under DTensor",
+            "and a context parallel size of 2 cannot be combined under DTensor",
         ),
         (
             BASE,
             f"{PACKED} policy.dtensor_cfg.context_parallel_size=1 "
             "policy.dtensor_cfg.sequence_parallel=true",
             "policy.sequence_packing.enabled",
-            "do not go together in a distillation",
+            "cannot be combined in a distillation",
         ),
         (
             BASE,
             "policy.dtensor_cfg.sequence_parallel=true",
             "policy.dtensor_cfg.sequence_parallel",
-            "and a context parallel size of 2 do not go together",
+            "and a context parallel size of 2 cannot be combined",
         ),
         (
             BASE,
@@ -325,7 +325,7 @@ REWARD = "data.default.env_name=reward_model ++env.reward_model.resources"
             "policy.dtensor_cfg.cpu_offload",
             "does not work on a single GPU",
         ),
-        (BASE, "policy.precision=bf16", "policy.precision", "known are float32"),
+        (BASE, "policy.precision=bf16", "policy.precision", "known values are float32"),
         (
             BASE,
             f"{APART} {RESOURCES}.gpus_per_node=8",
@@ -397,7 +397,7 @@ REWARD = "data.default.env_name=reward_model ++env.reward_model.resources"
             TAUGHT,
             "cluster.gpus_per_node=4",
             APART_KEY,
-            "the teacher last wants 8 GPUs per node; the cluster has 4",
+            "the teacher last needs 8 GPUs per node; the cluster has 4",
         ),
         (
             TAUGHT,
@@ -440,7 +440,7 @@ REWARD = "data.default.env_name=reward_model ++env.reward_model.resources"
         (BASE, "policy.generation.top_p=0", "policy.generation.top_p", "above 0"),
         (BASE, "policy.generation.top_p=1.1", "policy.generation.top_p", "at most 1"),
         (BASE, "policy.generation.top_k=0", "policy.generation.top_k", "at least 1"),
-        (BASE, "loss_fn.kl_type=jsd", "loss_fn.kl_type", "known are forward"),
+        (BASE, "loss_fn.kl_type=jsd", "loss_fn.kl_type", "known values are forward"),
         (
             BASE,
             "loss_fn.mixed_kl_weight=1.5",
@@ -633,8 +633,8 @@ def test_no_rule_ends_at_a_value_of_another_kind(
             "teacher.max_total_sequence_length",
             "the teacher takes 4095 tokens",
         ),
-        (f"+{VLLM}.load_format=auto", f"{VLLM}.load_format", "is written over"),
-        ("policy.model_name=/nowhere/model", "policy.model_name", "is not there, on"),
+        (f"+{VLLM}.load_format=auto", f"{VLLM}.load_format", "is overwritten"),
+        ("policy.model_name=/nowhere/model", "policy.model_name", "does not exist, on"),
         (
             "teacher.logprob_batch_size=2",
             "teacher.logprob_batch_size",

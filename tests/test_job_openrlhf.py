@@ -100,15 +100,15 @@ def test_roles_that_share_gpus_are_counted_once(
         ("--actor.num 2", "error", "may mean"),
         ("--pretrain X", "error", "it is called --actor.model_name_or_path"),
         ("--actor.modle X", "error", "did you mean"),
-        ("stray", "error", "belongs to no option"),
+        ("stray", "error", "does not belong to any option"),
         ("--algo.kl.estimator k4", "error", "knows k1, k2, k3"),
-        ("--train.batch_size x", "error", "expects a whole number"),
-        ("--train.micro_batch_size 0", "error", "must be 1 at least"),
+        ("--train.batch_size x", "error", "expects an integer"),
+        ("--train.micro_batch_size 0", "error", "must be at least 1"),
         ("--actor.model_name_or_path=", "error", "no model to train"),
         ("--data.prompt_dataset=", "error", "there are no prompts"),
         ("--data.input_template Q:", "warning", "has no {}"),
-        ("--reward.remote_url=", "error", "nobody gives rewards"),
-        ("--reward.model_name_or_path R", "warning", "counts for nothing"),
+        ("--reward.remote_url=", "error", "nothing provides rewards"),
+        ("--reward.model_name_or_path R", "warning", "has no effect"),
         ("--critic.model_name_or_path C", "warning", "there is no critic"),
         ("--rollout.n_samples_per_prompt 1", "error", "above 1"),
         (
@@ -138,14 +138,14 @@ def test_roles_that_share_gpus_are_counted_once(
         (
             "--train.async_enable --train.async_queue_size 0",
             "error",
-            "must be 1 at least",
+            "must be at least 1",
         ),
-        ("--train.partial_rollout_enable", "error", "demands --train.async_enable"),
-        (f"{MODEL} --eval.dataset E", "error", "--eval.dataset demands"),
+        ("--train.partial_rollout_enable", "error", "requires --train.async_enable"),
+        (f"{MODEL} --eval.dataset E", "error", "--eval.dataset requires"),
         (
             "--rollout.vllm_generate_batch_size 32",
             "error",
-            "demands --train.async_enable",
+            "requires --train.async_enable",
         ),
         (
             "--algo.dynamic_filtering_enable --algo.dynamic_filtering_range 1 0",
@@ -155,17 +155,17 @@ def test_roles_that_share_gpus_are_counted_once(
         (
             f"{MODEL} --algo.dynamic_filtering_enable",
             "error",
-            "enable demands --reward.remote_url",
+            "enable requires --reward.remote_url",
         ),
         (
             "--algo.advantage.estimator reinforce --rollout.n_samples_per_prompt 1 "
             "--algo.dynamic_filtering_enable",
             "error",
-            "enable demands --rollout.n_samples_per_prompt above 1",
+            "enable requires --rollout.n_samples_per_prompt above 1",
         ),
         ("--rollout.micro_batch_size 32", "error", "too few batches"),
         ("--ref.num_gpus_per_node 2", "error", "must be the actor's"),
-        (f"{HYBRID} --vllm.num_engines 4", "error", "they must be as many"),
+        (f"{HYBRID} --vllm.num_engines 4", "error", "the two must be equal"),
         (
             f"{GAE} {MODEL} --train.colocate_critic_reward",
             "error",
@@ -193,7 +193,7 @@ def test_roles_that_share_gpus_are_counted_once(
             "--algo.advantage.is_correction_mode clip "
             "--algo.advantage.is_correction_level seq",
             "error",
-            "clip demands",
+            "clip requires",
         ),
         (
             "--algo.advantage.is_correction_gating tv "
@@ -202,13 +202,13 @@ def test_roles_that_share_gpus_are_counted_once(
             "upper bound only",
         ),
         ("--algo.advantage.is_correction_threshold 1 2 3", "error", "one number or"),
-        ("--train.agent_func_path a.b", "error", "is no Python file"),
+        ("--train.agent_func_path a.b", "error", "is not a Python file"),
         (
             "--ds.tensor_parallel_size 2 --ds.param_dtype fp16",
             "error",
-            "demands bfloat16",
+            "requires bfloat16",
         ),
-        ("--ds.load_in_4bit --ds.param_dtype fp16", "error", "demands bfloat16"),
+        ("--ds.load_in_4bit --ds.param_dtype fp16", "error", "requires bfloat16"),
         ("--train.batch_size 62", "error", "* 4 GPUs of the actor: DeepSpeed"),
         (
             f"{GAE} --critic.num_gpus_per_node 3",
@@ -288,8 +288,8 @@ def test_a_program_without_a_rollout_is_read(script: Path) -> None:
     ("more", "level", "said"),
     [
         ("--train.batch_size 62", "error", "* 4 GPUs of the trainer: DeepSpeed"),
-        ("--data.multiturn", "error", "demands --data.apply_chat_template"),
-        ("--ds.ring_attn_size 2", "error", "demands --ds.packing_samples"),
+        ("--data.multiturn", "error", "requires --data.apply_chat_template"),
+        ("--ds.ring_attn_size 2", "error", "requires --ds.packing_samples"),
         (
             "--ds.packing_samples --ds.attn_implementation sdpa",
             "warning",
@@ -298,7 +298,7 @@ def test_a_program_without_a_rollout_is_read(script: Path) -> None:
         ("--data.dataset=", "error", "there is no data set"),
         ("--model.model_name_or_path=", "error", "no model to train"),
         ("--data.input_template Q:", "warning", "has no {}"),
-        ("--ds.load_in_4bit --ds.param_dtype fp16", "error", "4bit demands bfloat16"),
+        ("--ds.load_in_4bit --ds.param_dtype fp16", "error", "4bit requires bfloat16"),
         ("--ds.tensor_parallel_size 2 --ds.param_dtype fp16", "error", "bfloat16"),
     ],
 )

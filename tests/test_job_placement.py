@@ -46,12 +46,12 @@ SLIME = "python3 train.py --hf-checkpoint /root/m --rollout-batch-size 8"
             "nodes=2,gpus=8",
             "",
         ),
-        (f"{VERL} {TEACHER}=12", "nodes=4,gpus=8", "the teacher wants 12 GPUs"),
+        (f"{VERL} {TEACHER}=12", "nodes=4,gpus=8", "the teacher needs 12 GPUs"),
         (f"{VERL} trainer.n_gpus_per_node=$N", "nodes=1,gpus=4", ""),
         # launchers: a process for each GPU of each machine
         (f"NPROC_PER_NODE=8 {SWIFT}", "nodes=2,gpus=4", "8 GPUs on one node"),
         (f"NPROC_PER_NODE=4 {SWIFT}", "nodes=1,gpus=4", ""),
-        (f"NNODES=4 NPROC_PER_NODE=2 {SWIFT}", "nodes=2,gpus=8", "wants 4 nodes"),
+        (f"NNODES=4 NPROC_PER_NODE=2 {SWIFT}", "nodes=2,gpus=8", "needs 4 nodes"),
         (
             "trl grpo --num_processes 8 --model_name_or_path m --dataset_name d",
             "nodes=2,gpus=4",

@@ -185,12 +185,12 @@ def test_options_are_read_as_pydantic_config_does(
         ("--no-orchestrator.resume.step", "orchestrator.resume.step", "at least 1"),
         ("--trainer.model.seqlen 9", "trainer.model.seqlen", "did you mean 'seq_len'"),
         ("--orchestrator 5", "orchestrator", "is a section"),
-        ("stray", "stray", "is no option"),
-        ("@ gone.toml", "gone.toml", "is not there"),
-        ("@", "@", "has no file behind it"),
+        ("stray", "stray", "is not an option"),
+        ("@ gone.toml", "gone.toml", "does not exist"),
+        ("@", "@", "is not followed by a file"),
         ("--max-steps", "max_steps", "has no value"),
         ("--orchestrator.group-size many", "orchestrator.group_size", "expects"),
-        ("@ run.sh", "run.sh", "is none of"),
+        ("@ run.sh", "run.sh", "is not one of"),
     ],
 )
 def test_options_that_it_refuses(options: str, key: str, says: str, job: Path) -> None:
@@ -215,7 +215,7 @@ def test_lists_take_words_or_json(job: Path) -> None:
         assert told(started(job, f"--trainer.log.ranks-filter {options}")) == []
     found = told(started(job, "--trainer.log.ranks-filter 0 x"))
     assert found == [("error", key)]
-    # Below a section that may be absent, one word counts, and is no list.
+    # Below a section that may be absent, one word counts, and is not a list.
     found = told(started(job, "--trainer.model.ac.targets norm mlp"))
     assert found == [("error", "mlp"), ("error", "trainer.model.ac.targets")]
 
@@ -255,7 +255,7 @@ def test_an_rl_of_somebody_else_is_not_taken(tmp_path: Path) -> None:
     [
         ("[trainer.model]\nimp = 'hf'", "trainer.model.imp", "did you mean 'impl'"),
         ("[trainer.optim2]", "trainer.optim2", "no key"),
-        ("[trainer.loss]\ntype = 'x'", "trainer.loss", "known are default, ipo"),
+        ("[trainer.loss]\ntype = 'x'", "trainer.loss", "known values are default, ipo"),
         ("[weight_broadcast]\nport = 1", "weight_broadcast", "needs a type"),
         (
             "[trainer.scheduler]\nwarmup_steps = 1",
@@ -307,7 +307,7 @@ def test_values_of_any_type_are_taken_in_stride(raw: bytes, job: Path) -> None:
         (b"#" * (2 << 20), "2.1 MB"),
         (b"[trainer]\nx = " + b"[" * 50_000, "nested deeper"),
         ("[trainer]\n".encode("utf-16"), "binary"),
-        (b"[trainer\n", "is no TOML"),
+        (b"[trainer\n", "is not valid TOML"),
     ],
 )
 def test_files_that_are_none_are_refused(raw: bytes, says: str, job: Path) -> None:

@@ -141,7 +141,7 @@ def test_a_job_in_our_own_names(job: Path) -> None:
     ("options", "says"),
     [
         (["--gkd-stages=config"], "name it with --gkd-config=FILE"),
-        (["--gkd-stages", "--gkd-config=no.sh"], "--gkd-config: no.sh is not there"),
+        (["--gkd-stages", "--gkd-config=no.sh"], "--gkd-config: no.sh does not exist"),
         (["--gkd-stages", "--gkd-config=run.sh", "--gkd-set=A"], "expected NAME=VALUE"),
         (
             ["--gkd-stages", "--gkd-config=pytest.ini"],

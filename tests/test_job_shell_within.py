@@ -145,7 +145,7 @@ def test_a_job_that_is_submitted_to_ray_is_one_within(tmp_path: Path) -> None:
     )
     found = checked(tmp_path, text)
     told = [one.message for one in found.findings]
-    assert any("VLLM_USE_V1=1 in env_vars is no text" in text for text in told)
+    assert any("VLLM_USE_V1=1 in env_vars is not a string" in text for text in told)
     assert any("NCCL_DEBUG will not reach the workers" in text for text in told)
 
 

@@ -64,7 +64,7 @@ def faults(found: Checked) -> list[Finding]:
     return [
         f
         for f in found.findings
-        if f.level != "note" and not f.message.endswith(", which counts")
+        if f.level != "note" and not f.message.endswith(", which takes effect")
     ]
 
 
@@ -130,7 +130,10 @@ def test_megatron_has_sizes_of_its_own(script: Path) -> None:
         ("generator.n_samples_per_prompt=0", "must be at least 1"),
         ("trainer.policy.sequence_parallel_size=3", "4 GPUs of the policy cannot"),
         (f"{MEGATRON} trainer.ref.{TENSOR}=3", "4 GPUs of the ref cannot be divided"),
-        ("trainer.policy_mini_batch_size=48", "is no multiple of trainer.policy_mini"),
+        (
+            "trainer.policy_mini_batch_size=48",
+            "is not a multiple of trainer.policy_mini",
+        ),
         (f"{CRITIC} trainer.critic_mini_batch_size=48", "multiple of trainer.critic"),
         (
             "trainer.policy_mini_batch_size=1 generator.n_samples_per_prompt=1",
@@ -161,32 +164,32 @@ def test_megatron_has_sizes_of_its_own(script: Path) -> None:
         ("trainer.strategy=megatronn", "did you mean 'megatron'"),
         ("trainer.fused_lm_head_logprob=true", "needs trainer.strategy=megatron"),
         ("trainer.logprobs_chunk_size=null", "needs trainer.strategy=megatron"),
-        ("trainer.logprobs_chunk_size=0", "a whole number above 0"),
+        ("trainer.logprobs_chunk_size=0", "an integer above 0"),
         (f"{A}.advantage_estimator=gpro", "did you mean 'grpo'"),
         (f"{A}.advantage_estimator=no_op", f"{OPD} registers it"),
-        (f"{A}.policy_loss_type=ppo", "known are regular, dual_clip"),
+        (f"{A}.policy_loss_type=ppo", "known values are regular, dual_clip"),
         (f"{A}.advantage_estimator=gae", "needs trainer.critic.model.path"),
         (f"{A}.use_kl_in_reward=true", "one must be false"),
-        (f"{A}.loss_reduction=mean", "known are token_mean"),
+        (f"{A}.loss_reduction=mean", "known values are token_mean"),
         (f"{A}.loss_reduction=seq_mean_token_sum_norm", "needs trainer.algorithm.max"),
-        (f"{C}.tis_ratio_type=t", "it is token, sequence or"),
-        (f"{C}.sequence_mask_metric=m", "it is product, geo"),
+        (f"{C}.tis_ratio_type=t", "it must be token, sequence or"),
+        (f"{C}.sequence_mask_metric=m", "it must be product, geo"),
         (
             f"{C}.tis_ratio_type=token {A}.policy_loss_type=kl_cov",
-            "does without trainer.algorithm.off_policy_correction",
+            "cannot be used with trainer.algorithm.off_policy_correction",
         ),
         ("generator.merge_stepwise_output=true", "needs generator.step_wise"),
         (
             f"{STEPS} {A}.advantage_estimator=reinforce++",
-            "does without advantage_estimator",
+            "cannot be used with advantage_estimator",
         ),
         (
             f"{STEPS} {A}.loss_reduction=token_mean_legacy",
-            "does without loss_reduction",
+            "cannot be used with loss_reduction",
         ),
         (
             f"{STEPS} generator.batched=true",
-            "does without generator.batched",
+            "cannot be used with generator.batched",
         ),
         (
             f"{STEPS} generator.use_conversation_multi_turn=false",
@@ -197,14 +200,14 @@ def test_megatron_has_sizes_of_its_own(script: Path) -> None:
         ("generator.sampling_params.logprobs=5", "it must be null, 0 or 1"),
         (
             "generator.batched=true generator.chat_template_kwargs.enable=true",
-            "is not for generator.batched",
+            "cannot be used with generator.batched",
         ),
         (
             "data.dataloader.persistent_workers=true data.dataloader.num_workers=0",
             "needs data.dataloader.num_workers above 0",
         ),
         (f"{E}.expert_parallel_size=2", "must be data * tensor parallel size"),
-        (f"{E}.distributed_executor_backend=uni", "it is mp or ray"),
+        (f"{E}.distributed_executor_backend=uni", "it must be mp or ray"),
         (
             f"{E}.distributed_executor_backend=mp {E}.num_engines=1 "
             f"{E}.tensor_parallel_size=8 {P}.policy_num_nodes=2 {P}.ref_num_nodes=2",
@@ -216,16 +219,16 @@ def test_megatron_has_sizes_of_its_own(script: Path) -> None:
         (OFFLOAD, "needs trainer.placement.colocate"),
         (
             f"{OFFLOAD} {SPLIT} {LORA} trainer.policy.model.path=P",
-            "does without LoRA",
+            "cannot be used with LoRA",
         ),
         (
             f"{OFFLOAD} {SPLIT} {E}.weight_sync_backend=delta",
-            "does without weight_sync_backend=delta",
+            "cannot be used with weight_sync_backend=delta",
         ),
         (f"{LORA} {E}.backend=sglang", "LoRA needs vllm"),
         (
             f"{LORA} {E}.weight_sync_backend=delta",
-            "delta does without LoRA",
+            "delta cannot be used with LoRA",
         ),
         (f"{E}.num_engines=2", "the policy has 4 GPUs and the engines 2"),
         (f"{P}.ref_num_gpus_per_node=2", "the policy has 4 GPUs and the ref 2"),
@@ -418,7 +421,7 @@ def test_each_nodes_part_of_a_role_has_to_have_a_place(script: Path) -> None:
     on = fitting.machine("nodes=4,gpus=4")
     found = check(script, more.split(), machine=on)
     (fault,) = [f for f in faults(found) if f.cause == "ray.no-resources"]
-    assert "the policy wants 8 GPUs on one node" in fault.message
+    assert "the policy needs 8 GPUs on one node" in fault.message
     engines = "generator.inference_engine.num_engines=8"
     shared = [f"{P}.{r}_num_gpus_per_node=8" for r in ("policy", "ref")]
     assert not faults(check(script, [*shared, engines], machine=on))

@@ -114,13 +114,13 @@ def test_of_a_configuration_that_is_not_found_no_default_is_told(
             f"{GRPO} --num_processes 4 --generation_batch_size 40",
             "error",
             "generation_batch_size",
-            "40 is no multiple of per_device_train_batch_size 8 * 4 processes",
+            "40 is not a multiple of per_device_train_batch_size 8 * 4 processes",
         ),
         (
             f"{GRPO} --num_generations 1",
             "error",
             "num_generations",
-            "num_generations is 1: TRL 1.9.0 wants 2 or more",
+            "num_generations is 1: TRL 1.9.0 requires 2 or more",
         ),
         (
             f"{GRPO} --use_vllm --vllm_mode local",
@@ -145,7 +145,7 @@ def test_of_a_configuration_that_is_not_found_no_default_is_told(
             "--per_device_eval_batch_size 1",
             "error",
             "per_device_eval_batch_size",
-            "no multiple of the 8 generations",
+            "not a multiple of the 8 generations",
         ),
         (
             f"python {GOLD} --num_generations 3",
@@ -163,7 +163,7 @@ def test_of_a_configuration_that_is_not_found_no_default_is_told(
             f"python {GOLD} --use_uld_loss --use_liger_kernel",
             "error",
             "use_liger_kernel",
-            "exclude each other",
+            "are mutually exclusive",
         ),
         (
             f"python {GKD} --lora_target_modules q_proj, v_proj",
@@ -272,8 +272,8 @@ def test_a_batch_size_that_is_found_is_refused_where_groups_are_whole(
         ("lmbda: [1]\nlamda: 1", "error", "lamda", "has no key lamda; did you mean"),
         ("eval_strategy: no", "error", "eval_strategy", 'write "no"'),
         ("learning_rate: fast", "error", "learning_rate", "expects a number"),
-        ("max_new_tokens: 1.5", "warning", "max_new_tokens", "no whole number"),
-        ("label_names: a", "error", "label_names", "read letter by letter"),
+        ("max_new_tokens: 1.5", "warning", "max_new_tokens", "not an integer"),
+        ("label_names: a", "error", "label_names", "read character by character"),
         ("evaluation_strategy: steps", "error", "evaluation_strategy", "4.46.3"),
     ],
 )

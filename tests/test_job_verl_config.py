@@ -99,7 +99,7 @@ def test_a_configuration_that_is_not_there_is_told(tmp_path: Path) -> None:
     start = "python3 -m verl.trainer.main_ppo --config-path=conf --config-name=mine"
     script.write_text(f"{start} trainer.nnodes=2\n")
     found = check.check(script, (), RELEASE)
-    assert told(found, "note") == ["the configuration is conf/mine.yaml: not there"]
+    assert told(found, "note") == ["the configuration conf/mine.yaml does not exist"]
     assert found.values["nodes"].value == 2
     assert found.values["train_batch_size"].source == "undetermined"
 
@@ -171,7 +171,7 @@ def test_a_configuration_that_hydra_does_not_find_verls_own_with(
 ) -> None:
     path = written(tmp_path, mine=MINE.replace(SEARCH, ""))
     (message,) = told(check.check(path, (), RELEASE))
-    assert "ppo_trainer.yaml is not beside it" in message
+    assert "ppo_trainer.yaml is not next to it" in message
     assert "hydra.searchpath=[pkg://verl.trainer.config]" in message
 
 
@@ -185,7 +185,7 @@ def test_keys_of_a_file_are_new_ones_or_misspelt_ones(tmp_path: Path) -> None:
 def test_rules_judge_what_a_file_says(tmp_path: Path) -> None:
     text = MINE.replace("train_batch_size: 2048", "train_batch_size: 6O")
     (message,) = told(check.check(written(tmp_path, mine=text), (), RELEASE))
-    assert message == "data.train_batch_size is 6O, and verl expects a whole number"
+    assert message == "data.train_batch_size is 6O, and verl expects an integer"
 
 
 def test_files_that_name_each_other_end(tmp_path: Path) -> None:

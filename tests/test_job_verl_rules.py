@@ -41,7 +41,7 @@ TAUGHT = {
 DOUBTFUL = {
     "loss_mode=k7: verl 0.9.1 knows",
     "each step computes 16 sequences of padding beside 16 real ones",
-    "short, in silence",
+    "short, silently",
     "loses its beginning (left)",
     "the teacher some/teacher is not used",
     "the sampled token only",
@@ -155,7 +155,7 @@ def test_what_is_at_a_bound_is_no_fault(
         ),
         (
             {f"{ACTOR}.ppo_mini_batch_size": "2", f"{ROLLOUT}.n": "1"},
-            "a mini batch of 2 prompts times 1 samples does not divide among 8",
+            "a mini batch of 2 prompts times 1 samples cannot be divided evenly",
         ),
         (
             {"data.train_batch_size": "8"},
@@ -177,7 +177,7 @@ def test_what_is_at_a_bound_is_no_fault(
                 f"{ROLLOUT}.agent.num_workers": "16",
                 "trainer.use_v1": "False",
             },
-            "train_batch_size 4 times 2 samples does not divide among 16 agent loop",
+            "train_batch_size 4 times 2 samples cannot be divided",
         ),
         (
             {
@@ -202,7 +202,7 @@ def test_what_is_at_a_bound_is_no_fault(
             "3 GPUs of the rollout are not a multiple of the 2",
         ),
         ({**TAUGHT, "distillation.n_gpus_per_node": "0"}, "the teacher has no GPUs"),
-        ({f"{ACTOR}.ppo_micro_batch_size": "4"}, "exclude each other"),
+        ({f"{ACTOR}.ppo_micro_batch_size": "4"}, "are mutually exclusive"),
         (
             {f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": "null"},
             "log_prob_micro_batch_size_per_gpu has no value",
@@ -212,10 +212,10 @@ def test_what_is_at_a_bound_is_no_fault(
             "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu has no value",
         ),
         ({f"{ROLLOUT}.mode": "sync"}, "mode=sync is gone"),
-        ({f"{ROLLOUT}.gpu_memory_utilization": "40"}, "40 is no fraction above 0"),
+        ({f"{ROLLOUT}.gpu_memory_utilization": "40"}, "40 is not a fraction above 0"),
         ({f"{ROLLOUT}.gpu_memory_utilization": "O.4"}, "verl expects a number"),
-        ({"data.train_batch_size": "6O"}, "is 6O, and verl expects a whole number"),
-        ({"data.max_prompt_length": "1024.5"}, "verl expects a whole number"),
+        ({"data.train_batch_size": "6O"}, "is 6O, and verl expects an integer"),
+        ({"data.max_prompt_length": "1024.5"}, "verl expects an integer"),
         ({f"{ACTOR}.use_kl_loss": "Ture"}, "is Ture, and verl expects true or false"),
         (
             {
@@ -237,7 +237,7 @@ def test_what_is_at_a_bound_is_no_fault(
         ),
         ({"data.truncation": "right"}, "loses its beginning (left)"),
         ({f"{ROLLOUT}.max_model_len": "512"}, "leaves no room for a response"),
-        ({f"{ROLLOUT}.max_model_len": "1535"}, "short, in silence"),
+        ({f"{ROLLOUT}.max_model_len": "1535"}, "short, silently"),
         (
             {**TAUGHT, "distillation.enabled": "False"},
             "the teacher some/teacher is not used",

@@ -47,7 +47,7 @@ def test_json_lines_are_copied_as_they_are(tmp_path: Path) -> None:
     why = {one.row: one.why for one in found.kept}
     assert why[88] == "the longest"
     assert why[0] == "the shortest" or why[50] == "the shortest"
-    assert "that is no JSON" in why[60]
+    assert "that is not valid JSON" in why[60]
     assert 50 in why
     assert found.rows == 89
 
@@ -80,7 +80,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     file, output = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     file.write_text("{}\n")
     output.write_text("mine\n")
-    with pytest.raises(CheckError, match="is there already and stays"):
+    with pytest.raises(CheckError, match="already exists and is kept"):
         tiny_data.write(file, output, 3)
     assert output.read_text() == "mine\n"
 
@@ -88,9 +88,9 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("no.jsonl", None, "is not there"),
+        ("no.jsonl", None, "does not exist"),
         ("a.jsonl", "\n\n", "has no rows"),
-        ("a.txt", "x", ".txt is none of .jsonl"),
+        ("a.txt", "x", ".txt is not one of .jsonl"),
         ("a.json", "[\n{}]", "is one JSON list"),
         ("a.parquet", "PAR1", "cannot be read"),
     ],
@@ -126,4 +126,4 @@ def test_a_broken_line_is_told_whatever_else_it_is(tmp_path: Path) -> None:
     file = tmp_path / "train.jsonl"
     file.write_text('{"a": "x"}\n{"a": "xx"}\nbroken, and the longest\n')
     found = tiny_data.write(file, tmp_path / "few.jsonl", 16)
-    assert found.kept[-1].why == "the longest, a line that is no JSON"
+    assert found.kept[-1].why == "the longest, a line that is not valid JSON"

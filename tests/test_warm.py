@@ -39,10 +39,12 @@ def test_every_byte_is_read_through_links(model: Path) -> None:
 def test_what_has_no_room_is_told(model: Path) -> None:
     found = warm.read(model, lambda done, total: None)
     found.available = 10
-    assert "the first files go again" in warm.text(found)
+    assert "the first files are evicted" in warm.text(found)
 
 
-@pytest.mark.parametrize(("name", "says"), [("no", "not there"), ("empty", "no files")])
+@pytest.mark.parametrize(
+    ("name", "says"), [("no", "does not exist"), ("empty", "no files")]
+)
 def test_nothing_to_read_is_told(name: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckError, match=says):

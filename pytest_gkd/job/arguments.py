@@ -22,7 +22,7 @@ NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own _negative_number_matche
 TRUE = ("yes", "true", "t", "y", "1")
 FALSE = ("no", "false", "f", "n", "0")
 KINDS = {
-    "int": "a whole number",
+    "int": "an integer",
     "float": "a number",
     "bool": "true or false",
     "json": "JSON",
@@ -130,7 +130,7 @@ def parsed(
             if not problem:
                 level = "error" if refuses else "warning"
                 hint = near(name, options) if looked <= MOST_NEAR else "."
-                more = "" if refuses else " It passes it over, and nothing reads it."
+                more = "" if refuses else " It is ignored: nothing reads it."
                 problem = f"{whose} has no option {name}{hint}{more}"
             else:
                 level = "error"

@@ -65,7 +65,7 @@ class Value:
     """One value of the job, and where it comes from.
 
     ``source`` is user, default or undetermined; ``alternatives`` are then what it may
-    be, each with the branch that it hangs on, or what would tell.
+    be, each with the branch that it depends on, or what would tell.
     """
 
     value: Any
@@ -162,14 +162,14 @@ def _checked(
         starts, *later = _jobs(path, script, asked)
         is_whole = script.is_whole
         if overrides and not any(_hands_on(launch) for _, launch in starts):
-            text = f"{path} hands no arguments of its own on: those given are ignored"
+            text = f"{path} does not pass its own arguments on: those given are ignored"
             findings.append(Finding(CONFLICT, "warning", text, str(path), 0, ""))
         findings += script_file.losses(path, raw, script.lost)
         findings += _unread(path, raw, given)
         findings += [note(text, file, line) for file, line, text in script.remarks]
         for others in later:
             command = others[0][1].command
-            text = f"another job is started in line {command.line}; it is not checked"
+            text = f"another job, started on line {command.line}, is not checked"
             findings.append(note(text, command.file, command.line))
     more = tuple(
         Word(Text(part), ADDED, number, part)
@@ -268,7 +268,7 @@ def _document(path: Path, overrides: Iterable[str], asked: str) -> Launch:
 
 
 def _jobs(path: Path, script: shell.Script, asked: str) -> list[Worlds]:
-    """The starts of a framework in their order, each on all ways through the script."""
+    """The starts of a framework in order, each on all paths through a script."""
     programs = {n: Program(r.PROGRAM, r.is_own) for n, r in FRAMEWORKS.items()}
     found = [list(launches(world.commands, programs, asked)) for world in script.worlds]
     first = next((launch.framework for starts in found for launch in starts), "")
@@ -307,7 +307,7 @@ def _has_options(launch: Launch) -> bool:
 
 
 def _merged(name: str, read: Sequence[tuple[World, dict[str, Given]]]) -> Value:
-    """One value of what the ways through the script make of it."""
+    """One value of what the paths through the script make of it."""
     absent = Given("default")
     found = [(world, values.get(name, absent)) for world, values in read]
     first = found[0][1]
@@ -323,7 +323,7 @@ def _merged(name: str, read: Sequence[tuple[World, dict[str, Given]]]) -> Value:
     options += [
         f"give it with --set {need}=VALUE"
         if need.isidentifier()
-        else f"hangs on {need}"
+        else f"depends on {need}"
         for need in sorted(first.needs)
     ]
     value = Value(first.value, first.source, expression=first.expression)
@@ -338,7 +338,7 @@ def _merged(name: str, read: Sequence[tuple[World, dict[str, Given]]]) -> Value:
 
 
 def _on_ways(told: Sequence[tuple[World, list[Finding]]]) -> Iterator[Finding]:
-    """What is found on all ways through a script, and what on some, with its branches.
+    """What is found on all paths through a script, and what on some, with its branches.
 
     The latter are warnings: the way that the job goes may be another one.
     """
@@ -375,7 +375,7 @@ def _branches(worlds: Sequence[World], found: AbstractSet[int]) -> str:
         for number in sorted(found)
     ]
     each = list(dict.fromkeys(each))
-    more = [f"{len(each) - MOST_WAYS} more ways"] if len(each) > MOST_WAYS else []
+    more = [f"{len(each) - MOST_WAYS} more paths"] if len(each) > MOST_WAYS else []
     return "; or ".join([*each[:MOST_WAYS], *more])
 
 
@@ -386,10 +386,10 @@ def _twice(said: Iterable[Override]) -> Iterator[Finding]:
         before = seen.get(override.key)
         is_known = before and override.key and not (before.needs or override.needs)
         if before and is_known and before.value != override.value:
-            where = f"line {before.word.line}" if before.word.line else "before"
+            where = f"on line {before.word.line}" if before.word.line else "before"
             message = (
-                f"{override.key} is given twice: {before.value} in {where}, then "
-                f"{override.value}, which counts"
+                f"{override.key} is given twice: {before.value} {where}, then "
+                f"{override.value}, which takes effect"
             )
             file, line = override.word.file, override.word.line
             yield Finding(CONFLICT, "warning", message, file, line, override.key)
@@ -414,7 +414,7 @@ def text(checked: Checked) -> str:
     one = sanitize.line
     release = f"{checked.framework} {checked.release} ({checked.release_by})"
     lines = ", ".join(str(line) for line in checked.lines if line)
-    told = [one(f"{release}, started in line {lines}" if lines else release)]
+    told = [one(f"{release}, started on line {lines}" if lines else release)]
     width = max(map(len, checked.values), default=0)
     for name, value in checked.values.items():
         if name in names(f"{checked.framework}-memory") and value.source != "user":

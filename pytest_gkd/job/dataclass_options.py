@@ -49,7 +49,7 @@ def classes(text: str, known: Mapping[str, Any] | None = None) -> Classes:
 def program(text: str) -> dict[str, Any]:
     """The dataclasses that a script gives to its TrlParser or HfArgumentParser.
 
-    ``passes`` says what of unknown keys it passes over in silence: "all" of them, those
+    ``passes`` says what of unknown keys it passes over silently: "all" of them, those
     of the "config" file, or "" for none; "line" is for a parser that has no --config.
     """
     tuples: dict[str, list[str]] = {}
@@ -80,7 +80,7 @@ def program(text: str) -> dict[str, Any]:
 def fields(name: str, known: Mapping[str, Any]) -> Fields:
     """All fields of a class with those of its bases.
 
-    Raises KeyError where one of them is not known, or is no dataclass.
+    Raises KeyError where one of them is not known, or is not a dataclass.
     """
     own = known[name]
     found: Fields = {}

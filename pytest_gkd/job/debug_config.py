@@ -118,7 +118,7 @@ def smallest(check: Callable[..., Checked]) -> DebugConfig:
             unsure.append(row["set"].partition("=")[0])
     if unsure:
         what = "GPUs train" if "group" in sizes else "samples a prompt has"
-        reason = f"how many {what} is not certain"
+        reason = f"how many {what} cannot be determined"
         left.append(f"{', '.join(unsure)} as they are: {reason}")
     texts = [change.text for change in changes]
     small = check(added=texts)
@@ -200,7 +200,7 @@ def text(small: DebugConfig) -> str:
     else:
         lines = ", ".join(map(str, small.lines))
         told.append(
-            f"{script} hands no arguments of its own on: add these to the command in "
+            f"{script} does not pass its own arguments on: add these to the command on "
             f"line {lines}"
         )
     return "\n".join(told)

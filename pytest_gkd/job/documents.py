@@ -61,7 +61,7 @@ def settings(path: Path, loader: Any = LOADER) -> list[Override]:
 
     Values are as YAML 1.1 has them (``1e-6`` is a text there), or as ``loader`` has
     them; an empty mapping is a value, a list is one value. Raises CheckError where the
-    file cannot be read, is broken, or is no mapping.
+    file cannot be read, is broken, or is not a mapping.
     """
     return settings_of(script_file.text_of(path), str(path), loader)
 
@@ -76,7 +76,7 @@ def settings_of(text: str, file: str, loader: Any = LOADER) -> list[Override]:
             text = text.replace("\t", "  ") if file.endswith(".json") else text
             found = _yaml(file, text, loader)
     except tomllib.TOMLDecodeError as error:
-        raise CheckError(f"{file} is no TOML: {error}") from None
+        raise CheckError(f"{file} is not valid TOML: {error}") from None
     except CheckError:
         raise
     except ValueError as error:  # a number of thousands of digits
@@ -92,14 +92,16 @@ def settings_of(text: str, file: str, loader: Any = LOADER) -> list[Override]:
 
 
 def value_of(text: str) -> Any:
-    """What OmegaConf makes of a word's value. Raises ValueError where it is no YAML."""
+    """What OmegaConf makes of a word's value. Raises ValueError for invalid YAML."""
     try:
         with _root("it", text, OMEGACONF) as (loader, root):
             if root is not None and _size(root, {}) > MOST_NODES:
                 raise _too_many("it")
             return None if root is None else _plain(loader, root)
     except yaml.YAMLError as error:
-        raise ValueError(getattr(error, "problem", None) or "it is no YAML") from None
+        raise ValueError(
+            getattr(error, "problem", None) or "it is not valid YAML"
+        ) from None
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 
@@ -128,7 +130,9 @@ def _root(file: str, text: str, kind: Any) -> Iterator[tuple[Any, yaml.Node | No
 def _yaml(file: str, text: str, kind: Any) -> list[Override]:
     with _root(file, text, kind) as (loader, root):
         if not isinstance(root, yaml.MappingNode):
-            raise CheckError(f"{file} holds no settings: its top level is no mapping")
+            raise CheckError(
+                f"{file} holds no settings: its top level is not a mapping"
+            )
         if _size(root, {}) > MOST_NODES:
             raise _too_many(file)
         return list(_mapping(loader, file, root, ()))

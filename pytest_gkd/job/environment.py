@@ -176,7 +176,7 @@ def about(name: str, word: Word, reading: Reading, text: str) -> Iterator[Findin
 
 
 def unread(name: str, text: str = "") -> str:
-    """Why nobody reads a variable; empty where somebody does, or may.
+    """Why nothing reads a variable; empty where somebody does, or may.
 
     ``text`` is the script: a variable that it looks up itself is its own.
     """
@@ -234,7 +234,7 @@ def refused(name: str, value: str) -> str:
         fits = value in takes or value.lower() in takes
         return "" if fits else " or ".join(takes)
     if takes == "int":
-        return "" if re.fullmatch(r"\s*[+-]?\d+(_\d+)*\s*", value) else "a whole number"
+        return "" if re.fullmatch(r"\s*[+-]?\d+(_\d+)*\s*", value) else "an integer"
     if takes == "float":
         try:
             float(value)

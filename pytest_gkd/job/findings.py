@@ -21,5 +21,5 @@ class Finding(NamedTuple):
 
 
 def note(text: str, file: str, line: int) -> Finding:
-    """What the reader should know, and what is no fault."""
+    """What the reader should know, and what is not a fault."""
     return Finding("", "note", text, file, line, "")

@@ -105,7 +105,7 @@ class Recipe(NamedTuple):
     """How a framework's jobs become what the plan is made of.
 
     ``job`` makes it of the values, the student, a teacher that the trainer or an engine
-    has, and a GPU's memory; it raises CheckError where something is not certain.
+    has, and a GPU's memory; it raises CheckError where something cannot be determined.
     ``keys`` are the framework's own for values that may be changed, several where all
     of them must be, with a value of its own where that is another ("KEY=cpu",
     "KEY=zero{}" with the value in it).
@@ -256,7 +256,7 @@ def judge(
 ) -> tuple[list[Row], str, list[Finding]]:
     """The plan of a job, why there is none, and what is wrong with it.
 
-    ``recipes`` are those of all ways through the script; the findings are told of
+    ``recipes`` are those of all paths through the script; the findings are told of
     ``line`` in ``file``.
     """
     told = list(_too_many(values, on, file, line))
@@ -264,7 +264,7 @@ def judge(
     if recipe is None:
         return [], "it is not made for this framework yet", told
     if any(other != recipe for other in recipes):
-        text = "what it depends on is not the same on all ways through the script"
+        text = "what it depends on is not the same on all paths through the script"
         return [], text, told
     values = {**values, **recipe.facts}
     try:
@@ -301,7 +301,7 @@ def _too_many(values: Values, on: Machine, file: str, line: int) -> Iterator[Fin
     if on.nodes is None and values.get("nodes") not in (None, 1):
         return  # gpus=8 alone may mean those of each of several nodes
     if isinstance(wanted, int) and there and wanted > there:
-        text = f"the job wants {wanted} GPUs, and {MACHINE} has {there}"
+        text = f"the job needs {wanted} GPUs, and {MACHINE} has {there}"
         yield Finding("ray.no-resources", "error", text, file, line, "")
 
 

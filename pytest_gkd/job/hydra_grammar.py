@@ -51,7 +51,7 @@ class Sweep(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A cast of what is no plain value: only Hydra tells what it makes."""
+    """A cast of what is not a plain value: only Hydra tells what it makes."""
 
     text: str
 
@@ -103,9 +103,9 @@ def _no_key(left: str, equals: str) -> str:
     if left != left.strip():
         return "has a blank in its key: write key=value without blanks around the ="
     if ":" in left and not equals:
-        return "is no override: Hydra's are key=value, not key:value"
+        return "is not an override: Hydra's are key=value, not key:value"
     if not equals or left.startswith("-"):
-        return "is no override, which is key=value"
+        return "is not an override, which is key=value"
     return f"has no key that Hydra reads: {left[:60]}"
 
 
@@ -174,7 +174,7 @@ class _Reader:
             return f"has {shown[:30]} in quotes, and something before it"
         after = self._at and self._tokens[self._at - 1][0] == "quoted"
         if after:
-            return "has something behind the closing quote"
+            return "has something after the closing quote"
         return f"has a {shown[:30] or 'blank'} where Hydra's grammar expects none"
 
     def element(self) -> Any:

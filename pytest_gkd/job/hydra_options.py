@@ -64,7 +64,9 @@ def read(words: Iterable[Word]) -> CommandLine:
         )
     for name in options.keys() & PRINTS:
         word = options[name].word
-        text = f"with {word.text.shape[:60]} Hydra prints something, and starts no job"
+        text = (
+            f"with {word.text.shape[:60]} Hydra only prints something and starts no job"
+        )
         findings.append(note(text, word.file, word.line))
     return CommandLine(options, [*uncertain, *overrides.parsed(own)], findings)
 

@@ -15,7 +15,7 @@ Fault = tuple[str, str]
 
 
 class NotCertainError(Exception):
-    """A value that hangs on something that is not known."""
+    """A value that depends on something that is not known."""
 
     def __init__(self, needs: frozenset[str]) -> None:
         super().__init__(", ".join(sorted(needs)))
@@ -43,7 +43,7 @@ class Look:
         return given.value
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """The same, of a whole number."""
+        """The same, of an integer."""
         value = self(key, default)
         if type(value) is not int:
             raise NotCertainError(frozenset({key}))
@@ -58,21 +58,21 @@ class Look:
         return number
 
     def size(self, key: str, default: int | None = None) -> int:
-        """The same, of a number of parts: 1 at least; rules on sizes tell less."""
+        """The same, of a number of parts: at least 1; rules on sizes tell less."""
         value = self.whole(key, default)
         if value < 1:
             raise NotCertainError(frozenset({key}))
         return value
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """The same, of a mapping; what is not there is empty."""
+        """The same, of a mapping; what does not exist is empty."""
         value = self(key) or {}
         if not isinstance(value, dict):
             raise NotCertainError(frozenset({key}))
         return value
 
     def is_on(self, key: str) -> bool:
-        """The same, of a flag; what is not there is off."""
+        """The same, of a flag; what does not exist is off."""
         return bool(self(key, False))
 
 
@@ -113,7 +113,7 @@ def broken(
 ) -> Iterator[Finding]:
     """What rules tell of a configuration, each as a key with a sentence.
 
-    A rule that needs what is not certain says nothing.
+    A rule that needs what cannot be determined says nothing.
     """
     for rule in rules:
         try:

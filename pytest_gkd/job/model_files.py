@@ -29,7 +29,7 @@ def directory(name: Any, place: Path | None = None) -> Path | None:
         for path in ((place or Path()) / name, Path(name).expanduser()):
             if (path / "config.json").is_file():
                 return path
-    except (OSError, ValueError, RuntimeError):  # a NUL, a user who is not there
+    except (OSError, ValueError, RuntimeError):  # a NUL, a user who does not exist
         return None
     return hub_cache.snapshot(name, os.environ) if hub_cache.is_hub_id(name) else None
 

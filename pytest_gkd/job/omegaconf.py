@@ -89,7 +89,7 @@ class Config:
         return list(dict.fromkeys(name.partition(".")[0] for name in names))
 
     def value(self, key: str, depth: int = 0) -> Given | None:
-        """What a key is, interpolations resolved; None where it is not there.
+        """What a key is, interpolations resolved; None where it does not exist.
 
         Of a section it is the mapping of what is below it.
         """
@@ -268,7 +268,7 @@ def _absolute(text: str, at: Key) -> str:
     """The whole key that an interpolation in ``at`` names: each dot is one level up."""
     found = NODE.fullmatch(text)
     if found is None:
-        raise UnresolvedError(f"${{{text}}} is no key")
+        raise UnresolvedError(f"${{{text}}} is not a key")
     levels = len(found["dots"])
     start = at[:-levels] if levels else ()
     key = re.sub(r"\[([^\]]*)\]", r".\1", found["key"])
@@ -294,7 +294,7 @@ def _pieces(text: str) -> Iterator[tuple[str, bool]]:
             depth += {"{": 1, "}": -1}.get(text[end], 0)
             end += 1
         if depth:
-            raise UnresolvedError("a ${ has no } to it")
+            raise UnresolvedError("a ${ is never closed by a }")
         yield text[start + 2 : end - 1], True
         at = end
     if at < len(text):

@@ -27,12 +27,12 @@ def findings(
         place = (word.file, word.line) if word else (file, line)
         if each > on.gpus:
             text = (
-                f"{pool.name} wants {each} GPUs on one node, and each node of "
+                f"{pool.name} needs {each} GPUs on one node, and each node of "
                 f"{MACHINE} has {on.gpus}"
             )
             yield Finding(CAUSE, "error", text, *place, pool.key)
         elif pool.is_launched and on.nodes and nodes > on.nodes:
-            text = f"{pool.name} wants {nodes} nodes, and {MACHINE} has {on.nodes}"
+            text = f"{pool.name} needs {nodes} nodes, and {MACHINE} has {on.nodes}"
             yield Finding(CAUSE, "error", text, *place, pool.key)
     wanted = sorted(
         (each for _, n, each in known for _ in range(min(n, 999))), reverse=True

@@ -148,7 +148,7 @@ def _runtime_env(launch: Launch) -> RuntimeEnv | None:
         try:
             whole = json.loads(written.text.shape)
         except (ValueError, RecursionError) as error:
-            problem = "" if written.text.needs else f"it is no JSON: {error}"
+            problem = "" if written.text.needs else f"it is not valid JSON: {error}"
             return RuntimeEnv(None, written, problem)
         found = whole.get("env_vars", {}) if isinstance(whole, dict) else None
         return RuntimeEnv(found if isinstance(found, dict) else None, written)
@@ -182,8 +182,8 @@ def _refused(job: RuntimeEnv) -> Iterator[Finding]:
 def _no_text(name: str, value: Any, quoted: str, word: Word) -> Finding:
     """runtime_env/validation.py, parse_and_validate_env_vars, of Ray 2.60."""
     said = (
-        f"{name}={value} in env_vars is no text, and Ray raises TypeError: write it as "
-        f"{quoted}"
+        f"{name}={value} in env_vars is not a string, and Ray raises TypeError: "
+        f"write it as {quoted}"
     )
     return Finding(INVALID, "error", said, word.file, word.line, name)
 
@@ -242,7 +242,7 @@ def _left(
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     said = ", ".join(names[:MOST_NAMES]) + more
     if is_submitted:
-        why = "ray job submit hands none of what this shell exports on; put it into"
+        why = "ray job submit passes on nothing that this shell exports; put it into"
         fix = "env_vars of --runtime-env-json"
     else:
         why = "ray start was before, and its workers see what was exported then; export"
@@ -294,7 +294,7 @@ def _devices(
         return
     if type(each.value) is int and each.value > seen:
         said = (
-            f"the job wants {each.value} GPUs on its node, and {DEVICES} shows {seen} "
+            f"the job needs {each.value} GPUs on its node, and {DEVICES} shows {seen} "
             "to the Ray that the script starts"
         )
         yield Finding(TOO_FEW, "warning", said, word.file, word.line, DEVICES)

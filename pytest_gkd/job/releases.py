@@ -111,8 +111,8 @@ def judge(
     here = _installed(framework, tuple(sys.path), program, options)
     if asked and (here is None or here.release.number != asked):
         raise CheckError(
-            f"{framework} {asked} is neither installed nor recorded; recorded are "
-            f"{', '.join(known) or __version__}"
+            f"{framework} {asked} is neither installed nor recorded; recorded releases "
+            f"are {', '.join(known) or __version__}"
         )
     if here is not None:
         return here

@@ -24,8 +24,8 @@ def text_of(path: Path, *, is_script: bool = True) -> str:
         if path.is_dir():
             raise CheckError(f"{path} is a directory; give the launch script in it")
         if not path.is_file():
-            what = "no regular file" if path.exists() else "not there"
-            raise CheckError(f"{path} is {what}; give the path of a launch script")
+            what = "is not a regular file" if path.exists() else "does not exist"
+            raise CheckError(f"{path} {what}; give the path of a launch script")
         raw = start_of(path, MOST_BYTES + 1)
     except OSError as error:
         raise CheckError(f"{path} cannot be read: {error.strerror}") from error
@@ -41,7 +41,7 @@ def text_of(path: Path, *, is_script: bool = True) -> str:
     first = raw.partition(b"\n")[0]
     if is_script and first.startswith(b"#!") and not SHELLS.match(first):
         said = first.decode("utf-8", "replace").strip()
-        raise CheckError(f"{path} is no bash script; its first line is {said[:200]}")
+        raise CheckError(f"{path} is not a bash script; its first line is {said[:200]}")
     return raw.decode("utf-8", "replace")
 
 

@@ -2,7 +2,7 @@
 
 Nothing of it is executed. What only an execution could tell (the output of a program, a
 variable that the script expects from outside, a file's existence) is undetermined, and
-where a branch hangs on it, both ways are followed.
+where a branch depends on it, both ways are followed.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class _Reader(Words):
     def _note_errors(self, node: Node) -> None:
         for child in node.children:
             if child.type == "ERROR" or child.is_missing:
-                self._remark(child, "this is no bash that could be read")
+                self._remark(child, "this could not be parsed as bash")
             elif child.has_error:
                 self._note_errors(child)
 
@@ -212,7 +212,7 @@ class _Reader(Words):
         found = merged(new for world in going for new in follow(node, world))
         self._waits = outer
         if len(found) > MOST_WORLDS:
-            self._give_up(node, "more ways lead here than are followed")
+            self._give_up(node, "more paths lead here than are followed")
             found = found[:MOST_WORLDS]
         rest = merged(world for world in worlds if world.jump)
         return [*found, *rest[:MOST_WORLDS]]
@@ -269,7 +269,9 @@ class _Reader(Words):
             name = found[1] if found else name
             if not NAME.fullmatch(name):
                 if not self._raw(child).startswith(("-", "+")):
-                    self._give_up(node, "which variable is declared is not certain")
+                    self._give_up(
+                        node, "which variable is declared cannot be determined"
+                    )
                 continue
             if is_local:
                 world = replace(world, local=world.local | {name})
@@ -424,7 +426,7 @@ class _Reader(Words):
             return self._once(body, world, self._raw(name))
         words = self._arguments(values, world) if values else list(world.arguments)
         if any(not w.text.shape.strip("\ue000") and w.text.needs for w in words):
-            # How many words it will be is not certain.
+            # How many words it will be cannot be determined.
             return self._once(body, world, self._raw(name))
         worlds, found = [world], []
         for word in words[:MOST_ROUNDS]:
@@ -767,7 +769,9 @@ class _Reader(Words):
     def _shift(self, node: Node, world: World, words: list[Word]) -> list[World]:
         number = words[0].text.value if words else "1"
         if number is None or not re.fullmatch("[0-9]{1,4}", number):
-            self._give_up(node, "how far the arguments are shifted is not certain")
+            self._give_up(
+                node, "how far the arguments are shifted cannot be determined"
+            )
             return [world]
         if int(number) > len(world.arguments):  # bash refuses, and shifts nothing
             return [world]
@@ -826,7 +830,7 @@ class _Reader(Words):
     def _sourced(self, node: Node, world: World, words: list[Word]) -> list[World]:
         name = words[0].text.value if words else None
         if name is None:
-            self._remark(node, "which file is sourced here is not certain")
+            self._remark(node, "which file is sourced here cannot be determined")
             return [world]
         text, path = self._found(name, world)
         if text is None or self._depth >= DEEPEST:

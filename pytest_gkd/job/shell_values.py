@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-# Stands in a text for a part that is not certain; a private-use character.
+# Stands in a text for a part that cannot be determined; a private-use character.
 HOLE = "\ue000"
 # Stands in a quoted script for a line end that its quotes take away.
 JOINED = "\ue001"
@@ -20,7 +20,7 @@ NOBODY: frozenset[str] = frozenset()
 
 @dataclass(frozen=True)
 class Text:
-    """A string, in whose ``shape`` a ``HOLE`` stands for each part that is not certain.
+    """A string, in whose ``shape`` a ``HOLE`` stands for each undetermined part.
 
     ``needs`` are then the variables, or the commands, that would tell.
     """
@@ -30,7 +30,7 @@ class Text:
 
     @property
     def value(self) -> str | None:
-        """The string, None where it is not certain."""
+        """The string, None where it cannot be determined."""
         return None if self.needs else self.shape
 
     def __add__(self, other: Text) -> Text:

@@ -136,7 +136,7 @@ class Words:
     # -- conditions ------------------------------------------------------------------
 
     def _condition(self, node: Node, world: World) -> Verdict:
-        """Whether it holds, None where that is not certain, and what would tell."""
+        """Whether it holds, None where undetermined, and what would tell."""
         inner = [c for c in node.named_children if c.type != "comment"]
         if not node.children or not inner:
             inner = [node] if node.type in ("word", "number") else inner
@@ -650,7 +650,7 @@ class Words:
     # -- numbers ---------------------------------------------------------------------
 
     def _number(self, node: Node, world: World) -> int | None:
-        """What an arithmetic expression comes to; None where that is not certain."""
+        """What an arithmetic expression comes to; None where undetermined."""
         kind, parts = node.type, node.children
         if kind in ("number", "word", "variable_name"):
             raw = self._raw(node)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pytest_gkd import sanitize
 from pytest_gkd.job.findings import CheckError
 
-NO_JSON = "a line that is no JSON"
+NO_JSON = "a line that is not valid JSON"
 LINES = (".jsonl", ".ndjson", ".json")
 TABLES = {".parquet": "parquet", ".arrow": "ipc", ".feather": "ipc", ".csv": "csv"}
 # Of how many kinds of rows one is kept at most.
@@ -51,10 +51,10 @@ def write(path: Path, output: Path, most: int) -> Slice:
     ``output`` is there already.
     """
     if output.exists():
-        raise CheckError(f"{output} is there already and stays: name another --output")
+        raise CheckError(f"{output} already exists and is kept: name another --output")
     if not path.is_file():
-        what = "a directory" if path.is_dir() else "not there"
-        raise CheckError(f"{path} is {what}; give a train file")
+        what = "is a directory" if path.is_dir() else "does not exist"
+        raise CheckError(f"{path} {what}; give a train file")
     rows = _lines(path) if path.suffix in LINES else _table_rows(path)
     try:
         kept, total = _chosen(rows, most)
@@ -135,7 +135,7 @@ def _raw(path: Path) -> Iterator[bytes]:
 
 
 def _lines(path: Path) -> Iterator[Any]:
-    """Each line's value; of one that is no JSON, a text that says so."""
+    """Each line's value; of one that is not valid JSON, a text that says so."""
     for line in _raw(path):
         if path.suffix == ".json" and line.lstrip().startswith(b"["):
             raise CheckError(
@@ -155,7 +155,7 @@ def _scanner(path: Path) -> Any:
     kind = TABLES.get(path.suffix)
     if kind is None:
         known = ", ".join([*LINES, *TABLES])
-        raise CheckError(f"{path}: {path.suffix or 'no suffix'} is none of {known}")
+        raise CheckError(f"{path}: {path.suffix or 'no suffix'} is not one of {known}")
     try:
         from pyarrow import dataset
     except ImportError:

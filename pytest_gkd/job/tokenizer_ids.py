@@ -23,10 +23,10 @@ def read(path: Path) -> Iterator[tuple[bytes, int]]:
     """Each token in UTF-8 with its id; those of a Unigram model stand in their order.
 
     The tokens of ``vocab``, which is a mapping or a list, and of ``added_tokens``.
-    Raises OSError where the file cannot be read, ValueError where it is none of that.
+    Raises OSError where the file cannot be read, ValueError where it has none.
     """
     if not path.is_file() or path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path} is no file of at most {MOST_BYTES} bytes")
+        raise ValueError(f"{path} is not a file of at most {MOST_BYTES} bytes")
     missing = {b"vocab", b"added_tokens"}
     section, depth, number, key = b"", 0, 0, b""
     entry: dict[bytes, bytes] = {}
@@ -47,7 +47,7 @@ def read(path: Path) -> Iterator[tuple[bytes, int]]:
                 return  # before the merges, which are as much again
         elif section == b"vocab{":
             if value is None or not value.isdigit():
-                raise ValueError(f"{path} has a token whose id is no number")
+                raise ValueError(f"{path} has a token whose id is not a number")
             yield _plain(text), int(value)
         elif section == b"vocab[":
             yield _plain(text), number

@@ -47,7 +47,7 @@ def read(model: Path, told: Callable[[int, int], None]) -> Warmed:
     Raises CheckError where there is nothing to read.
     """
     if not model.exists():
-        raise CheckError(f"{model} is not there; give a model's directory or a file")
+        raise CheckError(f"{model} does not exist; give a model's directory or a file")
     files = sorted(_files(model))
     if not files:
         raise CheckError(f"{model} holds no files")
@@ -88,7 +88,7 @@ def text(found: Warmed) -> str:
     )
     if not found.stays:
         told += (
-            f"; only {found.available / GB:.1f} GB of memory are free for it, so that "
-            "the first files go again as the last ones come"
+            f"; only {found.available / GB:.1f} GB of memory are free for it, so the "
+            "first files are evicted while the last are read"
         )
     return sanitize.line(told)

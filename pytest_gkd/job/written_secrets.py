@@ -101,12 +101,12 @@ def _is_written_out(sign: str, secret: str) -> bool:
 
 
 def _finding(sign: str, file: str, line: int) -> Finding:
-    # A sign with its value's name in capitals is no kind: HF_TOKEN, --wandb-key.
+    # A sign with its value's name in capitals is not a kind: HF_TOKEN, --wandb-key.
     name = "" if _kind(sign) else sign.lstrip("-+")
     what = f"the value of {sign}" if name else _kind(sign)
     said = (
         f"{what} is written out here: whoever can read the file can use it. Revoke it, "
-        "and let the environment of the shell bring the new one"
+        "and pass the new one through the shell's environment"
     )
     return Finding(CAUSE, "warning", said, file, line, name)
 

@@ -115,7 +115,7 @@ def configured(
             for key, value in flat((shipped or {})[named]):
                 found.given[key] = Override("", key, value, NOBODY, file.word)
         elif named.startswith("/"):
-            text = f"accelerate's configuration {named} is not there"
+            text = f"accelerate's configuration {named} does not exist"
             found.findings.append(_finding(MISSING, "error", text, file))
         else:
             file = file._replace(needs=frozenset({f"{named}, which is not found"}))
@@ -202,7 +202,9 @@ def count(
         found.processes = Given("user", 1, many.word, NOBODY, "distributed_type: NO")
     elif found.processes.value == -1:
         if file is not None and kind is not None:
-            text = f"num_processes is not in {file.value}: {found.whose} wants it then"
+            text = (
+                f"num_processes is not in {file.value}: {found.whose} then requires it"
+            )
             found.findings.append(_finding(MISSING, "error", text, file))
         found.processes = Given("undetermined", needs=frozenset({COUNT}))
     _check_shape(found)
@@ -264,7 +266,7 @@ def _other(found: Started, words: list[Word]) -> Started:
 
 
 def _option(words: Sequence[Word], name: str, default: int) -> Given:
-    """The value of a launcher's option, a whole number where it is one."""
+    """The value of a launcher's option, an integer where it is one."""
     for number, word in enumerate(words):
         spelled, equals, inline = word.text.shape.partition("=")
         if spelled.lstrip("-").replace("-", "_") != name:

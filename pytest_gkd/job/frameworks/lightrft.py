@@ -34,14 +34,14 @@ RULES: tuple[Rule[Known], ...] = (
     Rule(
         "engine_type",
         lambda v: v["engine_type"] not in ENGINES,
-        "{--engine_type} {engine_type}: known are vllm and sglang",
+        "{--engine_type} {engine_type}: known values are vllm and sglang",
     ),
     # get_advantage_calculator (lightrft/trainer/advantage_calculator.py) has no such.
     Rule(
         "advantage_estimator",
         lambda v: v["advantage_estimator"] == "reinforce++",
-        "{--advantage_estimator} reinforce++ is an option, and no estimator: the first "
-        "rollout ends in a ValueError",
+        "{--advantage_estimator} reinforce++ is accepted but not implemented: the "
+        "first rollout ends in a ValueError",
     ),
     # main of examples/gsm8k_geo3k/train_colocate.py
     Rule(
@@ -113,7 +113,7 @@ def _of_world(world: int) -> Iterator[Rule[Known]]:
     yield Rule(
         "train_batch_size micro_train_batch_size",
         lambda v: v["train_batch_size"] % (v["micro_train_batch_size"] * world),
-        "{--train_batch_size} {train_batch_size} is no multiple of "
+        "{--train_batch_size} {train_batch_size} is not a multiple of "
         f"{{--micro_train_batch_size}} {{micro_train_batch_size}} * {world} processes",
     )
     yield Rule(
@@ -138,7 +138,7 @@ def _of_world(world: int) -> Iterator[Rule[Known]]:
     yield Rule(
         "rollout_batch_size",
         lambda v: v["rollout_batch_size"] > world and v["rollout_batch_size"] % world,
-        f"{{--rollout_batch_size}} {{rollout_batch_size}} is no multiple of {world} "
+        f"{{--rollout_batch_size}} {{rollout_batch_size}} is not a multiple of {world} "
         "processes: the rest is not rolled out",
         level="warning",
     )

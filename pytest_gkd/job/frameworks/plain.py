@@ -39,12 +39,12 @@ def _is_number(value: Any) -> bool:
 KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "text": ("a text", lambda v: isinstance(v, str)),
     "texts": (
-        "a text or a list of texts",
+        "a string or a list of strings",
         lambda v: all(isinstance(one, str) for one in (v if type(v) is list else [v])),
     ),
-    "count": ("a whole number, 1 or more", lambda v: _is_whole(v, 1)),
-    "whole": ("a whole number, 0 or more", lambda v: _is_whole(v, 0)),
-    "integer": ("a whole number", lambda v: _is_whole(v, -math.inf)),
+    "count": ("an integer, 1 or more", lambda v: _is_whole(v, 1)),
+    "whole": ("an integer, 0 or more", lambda v: _is_whole(v, 0)),
+    "integer": ("an integer", lambda v: _is_whole(v, -math.inf)),
     "number": ("a number, 0 or more", lambda v: _is_number(v) and v >= 0),
     "share": ("a number above 0 and up to 1", lambda v: _is_number(v) and 0 < v <= 1),
     "truth": ("true or false", lambda v: type(v) is bool),
@@ -219,7 +219,9 @@ def _roles(job: _Job) -> Iterator[Finding]:
     roles = ("trainer_gpus", "rollout_gpus", "teacher_gpus")
     for name in roles:
         if (job(name) or 0) > total:
-            yield job.fault(name, f"{name} {job(name)} are more than all {total} GPUs")
+            yield job.fault(
+                name, f"{name} {job(name)} are more than the {total} GPUs in total"
+            )
     trainer, rollout = job("trainer_gpus"), job("rollout_gpus")
     if job("placement") != "split" or not (trainer and rollout):
         return
@@ -256,7 +258,7 @@ def _parallel(job: _Job) -> Iterator[Finding]:
         said = " * ".join(f"{part} {job(part)}" for part in given)
         whose = f"{role} has {own}" if own is not None else f"the job has {most}"
         if size > most:
-            yield job.fault(given[0], f"{said} wants {size} GPUs, and {whose}")
+            yield job.fault(given[0], f"{said} needs {size} GPUs, and {whose}")
         elif own is not None and own % size:
             text = f"the {own} GPUs of {role} are not a multiple of {said}"
             yield job.fault(given[0], text)
@@ -305,7 +307,7 @@ def _not_there(job: _Job) -> Iterator[Finding]:
             )
             # A pattern may mean files that are there.
             if is_path and not re.search(r"[*?\[]", one) and not Path(one).exists():
-                text = f"{name}: {one} is not there, on this machine"
+                text = f"{name}: {one} does not exist, on this machine"
                 is_data = name == "train_files"
                 cause = "data.file-missing" if is_data else "checkpoint.missing"
                 yield job.fault(name, text, "warning", cause)

@@ -71,7 +71,7 @@ def _required(records: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 class UnsureError(Exception):
-    """A value that is not certain."""
+    """A value that cannot be determined."""
 
 
 class Known:
@@ -145,11 +145,11 @@ class Known:
         for key, override in self._given.items():
             value = override.value
             if key in self.SIZES and isinstance(value, int) and value < 1:
-                text = f"{self.option(key)} is {value}, and must be 1 at least"
+                text = f"{self.option(key)} is {value}, and must be at least 1"
                 yield self.fault(CONFLICT, "error", text, key)
 
     def missing(self) -> Iterator[Finding]:
-        """Options that the parser itself demands."""
+        """Options that the parser itself requires."""
         for name in self.parser.required:
             key = self.parser.options[name].key
             if not self.open and not self.is_given(key):
@@ -195,7 +195,7 @@ def judged(
 
 
 class _Shown(dict[str, Any]):
-    """The values and options in a message; "?" for a value that is not certain."""
+    """The values and options in a message; "?" for an undetermined value."""
 
     def __init__(self, v: Known) -> None:
         super().__init__()

@@ -52,7 +52,7 @@ class Server:
         return self.job.find(key)
 
     def devices(self) -> tuple[int, ...] | None:
-        """The GPUs it is given by number; None where that is not certain, or all."""
+        """The GPUs it is given by number; None where undetermined, or all."""
         word = self.command.environment.get(DEVICES)
         parts = ((word and word.text.value) or "").split(",")
         if not all(part.strip().isdigit() for part in parts):

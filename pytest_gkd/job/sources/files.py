@@ -19,7 +19,7 @@ Schema = dict[str, Any]
 
 
 class SourceError(Exception):
-    """Sources that are not there, or not laid out as they are known, as a clause."""
+    """Sources that do not exist, or not laid out as they are known, as a clause."""
 
 
 class Source(NamedTuple):

@@ -53,7 +53,7 @@ def read(files: Files) -> Schema:
         if (name := _own_config(text))
     }
     if not takes:
-        raise SourceError("its examples/ with their configurations are not beside it")
+        raise SourceError("its examples/ with their configurations are not next to it")
     every = _classes(_modules(code))
     configs = _configs(files, sorted(set(takes.values())))
     masters = {

@@ -116,7 +116,7 @@ def read(files: Files) -> Schema:
         if (described := _class(sources, key[0], node))
     }
     lost = {""}
-    while lost:  # with a base that is none of them
+    while lost:  # with a base that is not one of them
         lost = {n for n, one in classes.items() if set(one["bases"]) - classes.keys()}
         classes = {name: one for name, one in classes.items() if name not in lost}
     programs = {}

@@ -30,7 +30,7 @@ def lightrft(files: Files) -> Schema:
     """By the programs' paths below examples/."""
     programs = matching(files, r"examples/\w+/train_\w+\.py")
     if not programs:
-        raise SourceError("its examples/ are not beside it")
+        raise SourceError("its examples/ are not next to it")
     shared = matching(files, LIGHTRFT_SHARED)
     return tables(
         {

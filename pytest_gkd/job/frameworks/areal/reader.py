@@ -35,7 +35,7 @@ INSTEAD = dict.fromkeys(
     ("behave_imp_weight_cap", "behave_imp_weight_mode"),
     "rejection_sampling took its place (level, action, metric, upper)",
 )
-NO_FILE = "AReaL needs --config=FILE; judged are its defaults"
+NO_FILE = "AReaL needs --config=FILE; its defaults are judged"
 
 
 def is_own(keys: AbstractSet[str]) -> bool:
@@ -49,7 +49,9 @@ def read(launch: Launch, release: Release) -> Reading:
     word, rest = config_file.given(launch)
     if word is not None and word.text.needs:
         needs = ", ".join(sorted(word.text.needs))
-        problem = f"which configuration {word.source[:60]} is, is not certain: {needs}"
+        problem = (
+            f"which configuration {word.source[:60]} is cannot be determined: {needs}"
+        )
         return _unread(rest, word.text.needs, problem)
     given, findings = _file(launch, word)
     classes, whose = Classes(release.schema["classes"]), f"AReaL {release}"
@@ -112,7 +114,7 @@ def _file(launch: Launch, word: Word | None) -> tuple[Config, list[Finding]]:
     if path is None:
         here = word or place[0]
         name = word.text.shape if word else ""
-        text = f"the configuration {name} is not there" if word else NO_FILE
+        text = f"the configuration {name} does not exist" if word else NO_FILE
         return Config(), [_finding(MISSING, text, here, "config")]
     settings = documents.settings(path, documents.OMEGACONF)
     findings = [
@@ -142,7 +144,7 @@ def _root(
 
 
 def _unread(rest: list[Word], needs: frozenset[str], problem: str) -> Reading:
-    """All that is left of a start whose configuration is not certain."""
+    """All that is left of a start whose configuration cannot be determined."""
     values = {
         name: Given("undetermined", needs=needs)
         for name in [*names("areal"), *names("areal-vllm"), *DERIVED]

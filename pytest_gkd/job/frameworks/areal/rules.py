@@ -135,7 +135,9 @@ def _backends(look: Look) -> Iterator[Fault]:
             yield key, f"{key}={text}: one backend, and none of several with a +"
         elif found is None or found.kind not in known:
             kind = text.partition(":")[0]
-            line = f"{key}={text} is no backend; expected for example {known[0]}:d4t2, "
+            line = (
+                f"{key}={text} is not a backend; expected for example {known[0]}:d4t2, "
+            )
             yield key, f"{line}of {', '.join(known)}{near(kind, known)}"
         else:
             for fault in backends.faults(found):
@@ -162,7 +164,7 @@ def _engine(look: Look) -> Iterator[Fault]:
     engine, trainer = look.backend("rollout").kind, look.backend("actor").kind
     routed = "rollout.return_routed_experts"
     if engine == "vllm" and look.is_on(routed):
-        yield routed, f"{routed}=true is for SGLang alone"
+        yield routed, f"{routed}=true works with SGLang only"
     if trainer == "megatron" and look.is_on("actor.use_lora") and engine == "sglang":
         yield "actor.use_lora", "actor.use_lora under Megatron needs a rollout by vLLM"
 
@@ -171,7 +173,7 @@ def _update(look: Look) -> Iterator[Fault]:
     """trainer/rl_trainer.py, PPOTrainer.__init__."""
     key = "actor.weight_update_mode"
     if look.has("rollout") and look(key) not in ("disk", "xccl"):
-        yield key, f"{key}={look(key)}: it is disk or xccl"
+        yield key, f"{key}={look(key)}: it must be disk or xccl"
 
 
 def _norms(look: Look) -> Iterator[Fault]:
@@ -183,7 +185,7 @@ def _norms(look: Look) -> Iterator[Fault]:
             levels = [f"{section}.{name}_level" for name in ("mean", "std")]
             for key in levels:
                 if look(key) not in ("batch", "group", None):
-                    yield key, f"{key}={look(key)}: it is batch, group or null"
+                    yield key, f"{key}={look(key)}: it must be batch, group or null"
             size = f"{section}.group_size"
             if "group" in [look(key) for key in levels] and look.whole(size) < 1:
                 yield size, f"{size} = {look(size)} must be at least 1"
@@ -203,7 +205,7 @@ def _rejection(look: Look) -> Iterator[Fault]:
     for name, known in choices.items():
         key = f"{section}.{name}"
         if look(key) not in known:
-            yield key, f"{key}={look(key)}: known are {', '.join(known)}"
+            yield key, f"{key}={look(key)}: known values are {', '.join(known)}"
     key, metric = f"{section}.upper", look(f"{section}.metric")
     upper = look.number(key)
     lower = look(f"{section}.lower")
@@ -217,7 +219,7 @@ def _rejection(look: Look) -> Iterator[Fault]:
         yield f"{section}.lower", line
     if look(f"{section}.action") == "clamp" and metric != "ratio":
         key = f"{section}.action"
-        yield key, f"{key}=clamp is for metric=ratio alone"
+        yield key, f"{key}=clamp works with metric=ratio only"
 
 
 def _sapo(look: Look) -> Iterator[Fault]:
@@ -239,14 +241,14 @@ def _models(look: Look) -> Iterator[Fault]:
             continue
         key = f"{role}.mb_spec.packing_algorithm"
         if look(key) not in ("ffd", "kk"):
-            yield key, f"{key}={look(key)}: it is ffd or kk"
+            yield key, f"{key}={look(key)}: it must be ffd or kk"
         key = f"{role}.attn_impl"
         if look(key) not in ATTENTION and "/" not in str(look(key)):
-            line = f"{key}={look(key)}: known are {', '.join(ATTENTION)} and names of"
-            yield key, f"{line} kernels on the Hub (org/repo)"
+            line = f"{key}={look(key)}: known values are {', '.join(ATTENTION)}"
+            yield key, f"{line} and names of kernels on the Hub (org/repo)"
         key = f"{role}.fsdp.memory_efficient_load"
         if look.is_on(key) and look.is_on(f"{role}.init_from_scratch"):
-            yield key, f"{key}=true is not for {role}.init_from_scratch=true"
+            yield key, f"{key}=true cannot be used with {role}.init_from_scratch=true"
         key = f"{role}.fsdp.optim_step_prefetch_layers"
         if look.number(key, 0) < 0:
             yield key, f"{key} = {look(key)} must be at least 0"
@@ -279,7 +281,10 @@ def _online(look: Look) -> Iterator[Fault]:
     if not look.has("rollout") or look("rollout.agent.mode") != "online":
         return
     if look.config.is_section("valid_dataset"):
-        yield "valid_dataset", "valid_dataset is not for rollout.agent.mode=online"
+        yield (
+            "valid_dataset",
+            "valid_dataset cannot be used with rollout.agent.mode=online",
+        )
     steps, epochs = look("total_train_steps"), look.whole("total_train_epochs")
     if steps is None or look.whole("total_train_steps") < epochs:
         line = f"total_train_steps = {steps} must be at least total_train_epochs = "
@@ -333,7 +338,7 @@ def _targets(look: Look) -> Iterator[Fault]:
         target = look.target(role)
         if target and (not look.has(target) or look.target(target)):
             key = f"{role}.scheduling_strategy.target"
-            yield key, f"{key}={target} is no role of this job with GPUs of its own"
+            yield key, f"{key}={target} is not a role of this job with GPUs of its own"
 
 
 def _ref(look: Look) -> Iterator[Fault]:
@@ -344,7 +349,7 @@ def _ref(look: Look) -> Iterator[Fault]:
         and look.number(key) > 0
         and not look.config.is_section("ref")
     ):
-        yield key, f"{key} = {look(key)} counts for nothing: there is no ref"
+        yield key, f"{key} = {look(key)} has no effect: there is no ref"
 
 
 def _teacher(look: Look) -> Iterator[Fault]:
@@ -353,9 +358,12 @@ def _teacher(look: Look) -> Iterator[Fault]:
         return
     key = "teacher.distill_loss_weight"
     if look(key) == 0:
-        yield key, f"{key} = 0: the teacher is run and counts for nothing"
+        yield key, f"{key} = 0: the teacher is run and has no effect"
     if look("teacher.path") == look("actor.path"):
-        yield "teacher.path", "teacher.path is the student: it is distilled from itself"
+        yield (
+            "teacher.path",
+            "teacher.path is the student: it would be distilled from itself",
+        )
 
 
 def _filtered(look: Look) -> Iterator[Fault]:
@@ -364,7 +372,7 @@ def _filtered(look: Look) -> Iterator[Fault]:
     has_some = look.config.is_section(section)
     if has_some and not look.is_on("actor.use_decoupled_loss"):
         key = "actor.use_decoupled_loss"
-        yield key, f"{section} counts for nothing without {key}=true"
+        yield key, f"{section} has no effect without {key}=true"
 
 
 def _groups(look: Look) -> Iterator[Fault]:

@@ -52,7 +52,7 @@ def unknown(need: str) -> Given:
 
 
 def whole(given: Given) -> Given:
-    """A value that must be a whole number, as one of the environment."""
+    """A value that must be an integer, as one of the environment."""
     if given.needs or isinstance(given.value, int):
         return given
     text = str(given.value)
@@ -131,7 +131,7 @@ class Start:
         return self.job.find(key)
 
     def value(self, key: str) -> Any:
-        """An option's value, None where it is not certain."""
+        """An option's value, None where it cannot be determined."""
         return self.job.find(key).value
 
     @property
@@ -169,7 +169,7 @@ class Start:
     # -- GPUs --------------------------------------------------------------------------
 
     def variable(self, name: str) -> Given:
-        """A variable of the environment as a whole number; None where it is not set."""
+        """A variable of the environment as an integer; None where it is not set."""
         word = self.environment.get(name)
         if word is None:
             return Given("default", None)
@@ -286,7 +286,7 @@ class Start:
         )
 
     def data_parallel(self) -> Given:
-        """Megatron: replicas; undetermined where the world is no multiple."""
+        """Megatron: replicas; undetermined where the world is not a multiple."""
         return combined(
             "world / (TP * PP * CP)",
             lambda world, one: world // one if one and world % one == 0 else None,

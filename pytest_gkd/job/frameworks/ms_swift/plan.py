@@ -117,21 +117,21 @@ def _certain(start: Start, key: str) -> Any:
         return None  # an option of another command, or without a default
     given = start.get(key)
     if given.needs:
-        raise CheckError(f"{key} is not certain")
+        raise CheckError(f"{key} cannot be determined")
     return given.value
 
 
 def _facts(start: Start, release: Release) -> dict[str, Any]:
     """What the plan needs beside the values of ``gkd check``.
 
-    Raises CheckError where something is not certain, or its memory is not known.
+    Raises CheckError where something cannot be determined, or its memory is not known.
     """
     if start.is_megatron:
         raise CheckError("the memory of Megatron is not known yet")
     if not release.is_at_least("4.5.2"):  # whose gkd_loss.py is the same
         raise CheckError("the memory of ms-swift is known of 4.5.2 and later")
     if start.job.given(""):
-        raise CheckError("which options the command has is not certain")
+        raise CheckError("which options the command has cannot be determined")
     found = {key: _certain(start, key) for key in CERTAIN}
     kind = start.algorithm.value
     if kind not in ("gkd", "grpo", "sft"):

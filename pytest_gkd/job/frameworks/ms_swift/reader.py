@@ -150,7 +150,7 @@ def _program(launch: Launch) -> str:
         is_megatron = found["cli"] == "megatron" or found["file"] or found["module"]
         return f"{'megatron' if is_megatron else 'swift'} {does}"
     if launch.document is None:
-        raise CheckError(f"{launch.program} is none of ms-swift's commands")
+        raise CheckError(f"{launch.program} is not one of ms-swift's commands")
     keys = {setting.key for setting in documents.settings(launch.document)}
     is_megatron = keys & {"micro_batch_size", "global_batch_size", "train.gpus"}
     does = "rlhf" if "rlhf_type" in keys else "sft"
@@ -189,7 +189,7 @@ def _path(word: Word, launch: Launch) -> Path:
     name = word.text.value
     if name is None:
         needs = ", ".join(sorted(word.text.needs))
-        raise CheckError(f"which configuration is read is not certain: {needs}")
+        raise CheckError(f"which configuration is read cannot be determined: {needs}")
     beside = Path(launch.command.file).parent / name
     return beside if not Path(name).exists() and beside.exists() else Path(name)
 
@@ -265,7 +265,7 @@ def _passed_over(words: Iterable[Word]) -> Iterable[Finding]:
             yield Finding(
                 UNKNOWN,
                 "warning",
-                f"{name} is read by nobody: with --use_ray only --config is; write it "
+                f"{name} is never read: with --use_ray only --config is; write it "
                 "into the configuration",
                 word.file,
                 word.line,
@@ -320,7 +320,7 @@ def _parsed(words: list[Word], program: str, release: Release) -> Arguments:
     ]
     found.said = [_certain(override, program, release) for override in found.said]
     for word in found.rest if refuses else ():
-        text = f"{whose} refuses {word.source[:60]}: it stands behind no option"
+        text = f"{whose} refuses {word.source[:60]}: it does not follow any option"
         found.findings.append(Finding(UNKNOWN, "error", text, word.file, word.line, ""))
     return found
 

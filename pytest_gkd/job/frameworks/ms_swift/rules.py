@@ -21,7 +21,7 @@ HERE = ("127.0.0.1", "localhost", "0.0.0.0", "::1")  # noqa: S104
 UNPADDED = ("grpo", "dpo", "kto", "gkd")
 IN_SEQUENCE = ("grpo", "dpo")
 FLASH = ("flash_attn", "flash_attention_2", "flash_attention_3", "flash_attention_4")
-# Read by json_parse_to_dict, which mends what is no JSON by guess (json_repair).
+# Read by json_parse_to_dict, which repairs invalid JSON by guessing (json_repair).
 AS_JSON = (
     *("vllm_engine_kwargs", "vllm_limit_mm_per_prompt", "vllm_speculative_config"),
     *("model_kwargs", "columns", "gradient_checkpointing_kwargs"),
@@ -102,7 +102,7 @@ def _common(start: Start) -> Iterator[Finding]:
             yield _fault(start, key, text)
     tuner, rank = start.get("tuner_type"), start.get("lora_rank")
     if tuner.value == "full" and rank.source == "user":
-        text = "--lora_rank is read by nobody: tuner_type is full, so nothing is LoRA"
+        text = "--lora_rank is never read: tuner_type is full, so nothing is LoRA"
         yield _fault(start, "lora_rank", text, "warning")
     for key in AS_JSON:
         given = start.get(key)
@@ -111,12 +111,12 @@ def _common(start: Start) -> Iterator[Finding]:
             try:
                 json.loads(text)
             except (ValueError, RecursionError):
-                told = f"--{key} {text[:60]} is no JSON; ms-swift mends it by guess"
+                told = f"--{key} {text[:60]} is not JSON; ms-swift guesses a repair"
                 yield _fault(start, key, told, "warning")
 
 
 def _processes(start: Start) -> Iterator[Finding]:
-    """``swift``: processes against GPUs, and what does not go together."""
+    """``swift``: processes against GPUs, and combinations it refuses."""
     get = start.value
     seen = visible(start.environment)
     per_node = start.variable("NPROC_PER_NODE")
@@ -128,7 +128,7 @@ def _processes(start: Start) -> Iterator[Finding]:
         yield _fault(
             start, "",
             f"NPROC_PER_NODE={count} and {len(seen)} GPUs in CUDA_VISIBLE_DEVICES: "
-            "ms-swift wants as many of them for each process; make them equal",
+            "ms-swift expects both to be equal",
         )  # fmt: skip
     elif count and seen and len(seen) // count > 1:
         # With several GPUs a process splits the model by layers (device_map), which
@@ -141,7 +141,7 @@ def _processes(start: Start) -> Iterator[Finding]:
         if uses:
             yield _fault(start, "use_vllm", _split("vLLM", len(seen), count))
     if get("deepspeed") and get("fsdp"):
-        yield _fault(start, "fsdp", "--fsdp and --deepspeed exclude each other")
+        yield _fault(start, "fsdp", "--fsdp and --deepspeed are mutually exclusive")
     ways = _number(start.get("sequence_parallel_size"))
     if ways and ways > 1 and start.program == "swift rlhf":
         kind, world = start.algorithm.value, _number(start.processes())
@@ -154,7 +154,7 @@ def _processes(start: Start) -> Iterator[Finding]:
     ratio, steps = get("warmup_ratio"), get("warmup_steps")
     # trainers/arguments.py, _handle_hf_removed_args
     if ratio and steps:
-        text = "--warmup_ratio and --warmup_steps exclude each other"
+        text = "--warmup_ratio and --warmup_steps are mutually exclusive"
         yield _fault(start, "warmup_ratio", text)
     elif isinstance(ratio, float) and ratio >= 1:
         text = f"--warmup_ratio {ratio:g} is refused: write steps as --warmup_steps"
@@ -163,8 +163,8 @@ def _processes(start: Start) -> Iterator[Finding]:
 
 def _split(what: str, gpus: int, count: int) -> str:
     return (
-        f"{what} does not go with {gpus} GPUs for {count} process(es), which splits "
-        f"the model by layers: set NPROC_PER_NODE={gpus}"
+        f"{what} cannot be combined with {gpus} GPUs for {count} process(es), which "
+        f"splits the model by layers: set NPROC_PER_NODE={gpus}"
     )
 
 
@@ -231,7 +231,9 @@ def _generations(start: Start) -> Iterator[Finding]:
     sizes = {"per_device_train_batch_size": size, "steps_per_generation": steps}
     for key, count in sizes.items():
         if count.value is not None and count.value < 1:
-            yield _fault(start, key, f"--{key} {count.value} is refused: 1 at least")
+            yield _fault(
+                start, key, f"--{key} {count.value} is refused: it must be at least 1"
+            )
             return
     if total.value and steps.value and total.value != one * steps.value:
         text = (
@@ -241,7 +243,7 @@ def _generations(start: Start) -> Iterator[Finding]:
     elif total.value and one and total.value % one:
         yield _fault(
             start, "generation_batch_size",
-            f"--generation_batch_size {total.value} is no multiple of {size.value} "
+            f"--generation_batch_size {total.value} is not a multiple of {size.value} "
             f"samples on {world.value} processes",
         )  # fmt: skip
     all_of = total.value or one * (steps.value or accumulation.value)
@@ -266,7 +268,7 @@ def _generations(start: Start) -> Iterator[Finding]:
         yield _fault(
             start, "per_device_eval_batch_size",
             f"--per_device_eval_batch_size {size.value} on {world.value} processes is "
-            f"no multiple of {number} generations",
+            f"not a multiple of {number} generations",
         )  # fmt: skip
 
 
@@ -280,17 +282,17 @@ def _teacher(start: Start) -> Iterator[Finding]:
     has_teacher = bool(teacher.value or server.value or teacher.needs or server.needs)
     liger = start.value("use_liger_kernel") is True
     if teacher.value and server.value:
-        text = "--teacher_model and --teacher_model_server exclude each other"
+        text = "--teacher_model and --teacher_model_server are mutually exclusive"
         yield _fault(start, "teacher_model_server", text)
     if server.value and start.ray:
-        text = "--teacher_model_server does not go with Ray"
+        text = "--teacher_model_server cannot be combined with Ray"
         yield _fault(start, "teacher_model_server", text)
     if liger and not start.is_megatron:
         if kind == "gkd" and not has_teacher:
             text = "self-distillation (no teacher is given) has no liger kernel"
             yield _fault(start, "use_liger_kernel", text)
         if kind == "grpo" and has_teacher:
-            text = "GRPO with a teacher does not go with --use_liger_kernel"
+            text = "GRPO with a teacher cannot be combined with --use_liger_kernel"
             yield _fault(start, "use_liger_kernel", text)
     if kind == "grpo" and has_teacher and not start.value("reward_funcs"):
         models = start.get("reward_model")
@@ -323,7 +325,7 @@ def _gkd(start: Start) -> Iterator[Finding]:
     if start.is_megatron:
         return
     if topk.value and get("use_liger_kernel") is True:
-        text = "--gkd_logits_topk does not go with --use_liger_kernel"
+        text = "--gkd_logits_topk cannot be combined with --use_liger_kernel"
         yield _fault(start, "gkd_logits_topk", text)
     if get("async_generate") is True:
         text = "--async_generate is refused by GKD"
@@ -395,8 +397,8 @@ def _megatron(start: Start) -> Iterator[Finding]:
     if total % (micro * replicas):
         yield _fault(
             start, "global_batch_size",
-            f"--global_batch_size {total} is no multiple of --micro_batch_size {micro} "
-            f"on {replicas} replicas ({world} processes / {one})",
+            f"--global_batch_size {total} is not a multiple of --micro_batch_size "
+            f"{micro} on {replicas} replicas ({world} processes / {one})",
         )  # fmt: skip
         return
     if start.algorithm.value not in ("gkd", "grpo"):
@@ -415,7 +417,7 @@ def _megatron(start: Start) -> Iterator[Finding]:
         )
         yield _fault(start, "generation_batch_size", text)
     elif generated % total:
-        text = f"--generation_batch_size {generated} is no multiple of {total}"
+        text = f"--generation_batch_size {generated} is not a multiple of {total}"
         yield _fault(start, "generation_batch_size", text)
     elif generated % number:
         text = f"--num_generations {number} does not divide {generated} responses"
@@ -424,7 +426,7 @@ def _megatron(start: Start) -> Iterator[Finding]:
         yield _fault(
             start, "num_generations" if number > 1 else "global_batch_size",
             f"a generation has {prompts} prompts ({generated} responses / {number}): "
-            f"no multiple of --micro_batch_size {micro} on {replicas} replicas",
+            f"not a multiple of --micro_batch_size {micro} on {replicas} replicas",
         )  # fmt: skip
 
 
@@ -438,16 +440,14 @@ def _servers(start: Start) -> Iterator[Finding]:
         before = ports.setdefault(port, server) if port else server
         if before is not server:
             # utils/utils.py, find_free_port: swift's servers take the next free one.
-            then = (
-                "fails" if server.name == "vllm serve" else "takes another in silence"
-            )
+            then = "fails" if server.name == "vllm serve" else "takes another silently"
             yield _fault(
                 server, "port",
-                f"port {port} is that of {before.name} in line {before.command.line}, "
+                f"port {port} is that of {before.name} on line {before.command.line}, "
                 f"too: this {server.name} {then}",
             )  # fmt: skip
         if server.blocks and _is_here(start, server.kind):
-            text = f"{server.name} does not end, so that nothing below starts: add &"
+            text = f"{server.name} blocks the lines below it: add & after it"
             yield _fault(server, "", text)
         yield from _rollout_server(start, server)
         yield from _teacher_server(start, server)
@@ -476,8 +476,8 @@ def _address(start: Start, kind: str, key: str) -> Iterator[Finding]:
         first = servers[0]
         yield _fault(
             start, option,
-            f"the {kind} is asked at port {away[0]}, and {first.name} in line "
-            f"{first.command.line} listens at {first.port}",
+            f"the {kind} is queried on port {away[0]}, and {first.name} on line "
+            f"{first.command.line} listens on {first.port}",
         )  # fmt: skip
 
 
@@ -553,7 +553,7 @@ def _shared(start: Start, server: Server) -> Iterator[Finding]:
                 continue  # the script is for several machines
             yield _fault(
                 server, "",
-                f"GPU {', '.join(shared)} is given to {server.name}, and to {name} in "
+                f"GPU {', '.join(shared)} is given to {server.name}, and to {name} on "
                 f"line {other.command.line}",
                 "error" if is_rollout else "warning",
             )  # fmt: skip

@@ -60,7 +60,9 @@ def read(launch: Launch, release: Release) -> Reading:
     files = Files(schema, release)
     if given is not None and given.text.needs:
         needs = ", ".join(sorted(given.text.needs))
-        problem = f"which configuration {given.source[:60]} is, is not certain: {needs}"
+        problem = (
+            f"which configuration {given.source[:60]} is cannot be determined: {needs}"
+        )
         return _unread(rest, given.text.needs, problem)
     path = launch.document or files.find(launch, given)
     config = files.composed(path) if path else files.shipped(files.own_config(launch))
@@ -109,7 +111,7 @@ def _variables(config: Config) -> Iterator[Variable]:
 
 
 def _unread(rest: Iterable[Word], needs: frozenset[str], problem: str) -> Reading:
-    """All that is left of a start whose configuration is not certain."""
+    """All that is left of a start whose configuration cannot be determined."""
     said = list(parsed(rest))
     known = _values(Config(said), "distillation", {})
     tables = [*names("nemo-rl"), *names("nemo-rl-dtensor"), *DERIVED]
@@ -149,9 +151,7 @@ class Files:
             return config_file.find(script, f"{FOLDER}/{self.own_config(launch)}")
         path = config_file.find(script, name)
         if path is None:
-            text = (
-                f"the configuration {name} is not there; judged are NeMo-RL's defaults"
-            )
+            text = f"configuration {name} does not exist; NeMo-RL's defaults are judged"
             self._tell(MISSING, text, given, "defaults")
         return path
 
@@ -189,7 +189,7 @@ class Files:
                 else:
                     known = name.rpartition("/")[2] in self.schema["configs"]
                     more = f"; read is that of {self.release}" if known else ""
-                    text = f"defaults: {name} is not there (looked for {above}){more}"
+                    text = f"defaults: {name} does not exist (looked for {above}){more}"
                     self._tell(MISSING, text, setting.word, name)
                     if known:
                         _join(config, self.shipped(name.rpartition("/")[2]))

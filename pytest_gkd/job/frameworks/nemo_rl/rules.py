@@ -289,7 +289,7 @@ def _batches(look: Look, algorithm: str) -> Iterator[Fault]:
             (
                 "a step has num_prompts_per_step * num_generations_per_prompt = "
                 f"{samples} "
-                f"samples, which is no multiple of {key} = {batch}"
+                f"samples, which is not a multiple of {key} = {batch}"
             ),
         )
 
@@ -329,8 +329,8 @@ def _packing(look: Look, algorithm: str) -> Iterator[Fault]:
         if is_dtensor and look.is_on(packing) and context > 1:
             yield (
                 packing,
-                f"{packing} and a context parallel size of {context} do not go "
-                "together under DTensor",
+                f"{packing} and a context parallel size of {context} cannot be "
+                "combined under DTensor",
             )
         if (
             is_dtensor
@@ -340,14 +340,14 @@ def _packing(look: Look, algorithm: str) -> Iterator[Fault]:
         ):
             yield (
                 packing,
-                f"{packing} and {one}.dtensor_cfg.sequence_parallel do not go "
-                "together in a distillation",
+                f"{packing} and {one}.dtensor_cfg.sequence_parallel cannot be "
+                "combined in a distillation",
             )
         if is_dtensor and is_sequence and tensor > 1 and context > 1:
             key = f"{one}.dtensor_cfg.sequence_parallel"
             yield (
                 key,
-                f"{key} and a context parallel size of {context} do not go together",
+                f"{key} and a context parallel size of {context} cannot be combined",
             )
 
 
@@ -388,7 +388,7 @@ def _precision(look: Look, _: str) -> Iterator[Fault]:
         key = f"{one}.precision"
         value = look(key)
         if look.backend(one) == "dtensor" and value not in PRECISIONS:
-            yield key, f"{key}={value}: known are {', '.join(PRECISIONS)}"
+            yield key, f"{key}={value}: known values are {', '.join(PRECISIONS)}"
 
 
 def _resources(look: Look, _: str) -> Iterator[Fault]:
@@ -455,7 +455,7 @@ def _teacher_nodes(look: Look, _: str) -> Iterator[Fault]:
         if own > each:
             yield (
                 key,
-                f"the teacher {alias} wants {own} GPUs per node; the cluster has "
+                f"the teacher {alias} needs {own} GPUs per node; the cluster has "
                 f"{each}",
             )
         elif own_nodes * own % split:
@@ -519,7 +519,7 @@ def _loss(look: Look, algorithm: str) -> Iterator[Fault]:
     if kind not in ("forward", "reverse", "mixed"):
         yield (
             "loss_fn.kl_type",
-            f"loss_fn.kl_type={kind}: known are forward, reverse and mixed",
+            f"loss_fn.kl_type={kind}: known values are forward, reverse and mixed",
         )
     if isinstance(weight, int | float) and not 0 <= weight <= 1:
         yield (
@@ -676,7 +676,7 @@ def _overwritten(look: Look, _: str) -> Iterator[Fault]:
     """models/generation/__init__.py, configure_generation_config."""
     key, used = f"{VLLM}.load_format", load_format(look)
     if used and look.config.has(key) and look(key) != used:
-        yield key, f"{key}={look(key)} is written over: NeMo-RL sets it to {used}"
+        yield key, f"{key}={look(key)} is overwritten: NeMo-RL sets it to {used}"
 
 
 def _not_there(look: Look, _: str) -> Iterator[Fault]:
@@ -687,7 +687,7 @@ def _not_there(look: Look, _: str) -> Iterator[Fault]:
             and value.startswith("/")
             and not Path(value).exists()
         ):
-            yield key, f"{key}: {value} is not there, on this machine"
+            yield key, f"{key}: {value} does not exist, on this machine"
 
 
 Rule = Callable[[Look, str], Iterator[Fault]]

@@ -45,7 +45,7 @@ class Known(recorded_options.Known):
     def is_set(self, key: str) -> bool:
         """Whether a text is given and not empty. Raises UnsureError.
 
-        One that the user gives and that is not certain is taken not to be empty.
+        One that the user gives and that cannot be determined is taken not to be empty.
         """
         if not self.has(key):
             return False
@@ -71,7 +71,7 @@ COMMON: tuple[Rule[Known], ...] = (
     Rule(
         "input_template",
         lambda v: v.is_set("input_template") and "{}" not in v["input_template"],
-        "{--input_template} has no {{}} for the prompt: it is passed over",
+        "{--input_template} has no {{}} for the prompt: it is ignored",
         level="warning",
     ),
 )
@@ -93,14 +93,14 @@ ROLLOUT: tuple[Rule[Known], ...] = (
             v["advantage_estimator"] in ("rloo", "reinforce_baseline", "group_norm")
             and v["n_samples_per_prompt"] < 2
         ),
-        "{--advantage_estimator} {advantage_estimator} demands "
+        "{--advantage_estimator} {advantage_estimator} requires "
         "{--n_samples_per_prompt} above 1",
     ),
     Rule(
         "critic_pretrain",
         lambda v: v["advantage_estimator"] != "gae" and v.is_set("critic_pretrain"),
         "there is no critic with {--advantage_estimator} {advantage_estimator}: "
-        "{--critic_pretrain} counts for nothing",
+        "{--critic_pretrain} has no effect",
         level="warning",
     ),
     Rule(
@@ -121,7 +121,9 @@ def parsed(known: recorded_options.Parser, whose: str, launch: Launch) -> Argume
     """The start's words as its parser takes them; parse_args refuses all others."""
     found = arguments.parsed(launch.arguments, known.options, whose)
     for word in found.rest:
-        text = f"{word.text.shape[:60]} belongs to no option: {whose} refuses it"
+        text = (
+            f"{word.text.shape[:60]} does not belong to any option: {whose} refuses it"
+        )
         found.findings.append(Finding(UNKNOWN, "error", text, word.file, word.line, ""))
     return found
 

@@ -18,7 +18,7 @@ from pytest_gkd.job.overrides import Given
 
 
 def gpu_keys(role: str) -> tuple[str, ...]:
-    """The options that a role's number of GPUs hangs on, its own first."""
+    """The options that a role's number of GPUs depends on, its own first."""
     engines = ("vllm_num_engines", "vllm_tensor_parallel_size")
     shares = ("colocate_all_models", "colocate_actor_ref", "async_train")
     critic = ("advantage_estimator", "colocate_critic_reward")
@@ -119,14 +119,14 @@ PPO: tuple[Rule[Known], ...] = (
     Rule(
         "reward_pretrain",
         lambda v: not _has_function(v) and not v.is_set("reward_pretrain"),
-        "nobody gives rewards: {--remote_rm_url} (an address, or a .py file with "
+        "nothing provides rewards: {--remote_rm_url} (an address, or a .py file with "
         "reward_func), {--agent_func_path} or {--reward_pretrain}",
         MISSING,
     ),
     Rule(
         "reward_pretrain",
         lambda v: _has_function(v) and v.is_set("reward_pretrain"),
-        "{--reward_pretrain} counts for nothing: the rewards are those of "
+        "{--reward_pretrain} has no effect: the rewards are those of "
         "{--remote_rm_url} or {--agent_func_path}",
         level="warning",
     ),
@@ -143,7 +143,7 @@ PPO: tuple[Rule[Known], ...] = (
         "max_images_per_prompt advantage_estimator",
         lambda v: _has_images(v) and _has_critic(v),
         "images ({--max_images_per_prompt}) go with no critic: another "
-        "{--advantage_estimator} than gae is demanded",
+        "{--advantage_estimator} than gae is required",
     ),
     Rule(
         "max_images_per_prompt packing_samples",
@@ -167,7 +167,7 @@ PPO: tuple[Rule[Known], ...] = (
     Rule(
         "vllm_enable_sleep",
         lambda v: v["vllm_enable_sleep"] and not v["colocate_all_models"],
-        "{--vllm_enable_sleep} counts for nothing without {--colocate_all_models}",
+        "{--vllm_enable_sleep} has no effect without {--colocate_all_models}",
         level="warning",
     ),
     Rule(
@@ -183,19 +183,19 @@ PPO: tuple[Rule[Known], ...] = (
         lambda v: (
             v.has("async_queue_size") and v["async_train"] and v["async_queue_size"] < 1
         ),
-        "{--async_queue_size} is {async_queue_size}, and must be 1 at least",
+        "{--async_queue_size} is {async_queue_size}, and must be at least 1",
     ),
     Rule(
         "partial_rollout",
         lambda v: (
             v.has("partial_rollout") and v["partial_rollout"] and not v["async_train"]
         ),
-        "{--partial_rollout} demands {--async_train}",
+        "{--partial_rollout} requires {--async_train}",
     ),
     Rule(
         "eval_dataset",
         lambda v: v.is_set("eval_dataset") and not _has_function(v),
-        "{--eval_dataset} demands {--remote_rm_url} or {--agent_func_path}",
+        "{--eval_dataset} requires {--remote_rm_url} or {--agent_func_path}",
         MISSING,
     ),
     Rule(
@@ -206,7 +206,7 @@ PPO: tuple[Rule[Known], ...] = (
             and not v["async_train"]
         ),
         "{--vllm_generate_batch_size} {vllm_generate_batch_size} above "
-        "{--rollout_batch_size} {rollout_batch_size} demands {--async_train}",
+        "{--rollout_batch_size} {rollout_batch_size} requires {--async_train}",
     ),
     Rule(
         "dynamic_filtering_reward_range",
@@ -220,13 +220,13 @@ PPO: tuple[Rule[Known], ...] = (
     Rule(
         "dynamic_filtering",
         lambda v: v["dynamic_filtering"] and not _has_function(v),
-        "{--dynamic_filtering} demands {--remote_rm_url} or {--agent_func_path}",
+        "{--dynamic_filtering} requires {--remote_rm_url} or {--agent_func_path}",
         MISSING,
     ),
     Rule(
         "dynamic_filtering n_samples_per_prompt",
         lambda v: v["dynamic_filtering"] and v["n_samples_per_prompt"] < 2,
-        "{--dynamic_filtering} demands {--n_samples_per_prompt} above 1",
+        "{--dynamic_filtering} requires {--n_samples_per_prompt} above 1",
     ),
     Rule(
         "rollout_batch_size n_samples_per_prompt micro_rollout_batch_size",
@@ -259,7 +259,7 @@ PPO: tuple[Rule[Known], ...] = (
         ),
         "the actor has {actor_num_nodes} * {actor_num_gpus_per_node} GPUs and vLLM "
         "{vllm_num_engines} engines * {vllm_tensor_parallel_size}: with "
-        "{--colocate_all_models} they must be as many",
+        "{--colocate_all_models} the two must be equal",
     ),
     Rule(
         "colocate_critic_reward critic_num_nodes critic_num_gpus_per_node "
@@ -274,7 +274,7 @@ PPO: tuple[Rule[Known], ...] = (
         ),
         "the critic has {critic_num_nodes} * {critic_num_gpus_per_node} GPUs and the "
         "reward model {reward_num_nodes} * {reward_num_gpus_per_node}: with "
-        "{--colocate_critic_reward} they must be as many",
+        "{--colocate_critic_reward} the two must be equal",
     ),
     # _batch_size_ok below is DeepSpeed's; setup_dynamic_batch
     # (openrlhf/trainer/ppo_utils/replay_buffer.py) cuts samples into whole batches.
@@ -338,7 +338,7 @@ PPO: tuple[Rule[Known], ...] = (
                 or v["is_correction_gating"] != "ratio"
             )
         ),
-        "{--is_correction_mode} clip demands "
+        "{--is_correction_mode} clip requires "
         "{--is_correction_level} token and "
         "{--is_correction_gating} ratio",
     ),
@@ -366,7 +366,7 @@ PPO: tuple[Rule[Known], ...] = (
         lambda v: (
             v.is_set("agent_func_path") and not v["agent_func_path"].endswith(".py")
         ),
-        "{--agent_func_path} {agent_func_path} is no Python file",
+        "{--agent_func_path} {agent_func_path} is not a Python file",
     ),
 )
 # DeepspeedStrategy.__init__ (openrlhf/utils/deepspeed/deepspeed.py) and Actor.__init__
@@ -375,12 +375,12 @@ MODEL: tuple[Rule[Known], ...] = (
     Rule(
         "ds_tensor_parallel_size",
         lambda v: v["ds_tensor_parallel_size"] > 1 and _is_half(v),
-        "{--ds_tensor_parallel_size} {ds_tensor_parallel_size} demands bfloat16",
+        "{--ds_tensor_parallel_size} {ds_tensor_parallel_size} requires bfloat16",
     ),
     Rule(
         "load_in_4bit",
         lambda v: v["load_in_4bit"] and _is_half(v),
-        "{--load_in_4bit} demands bfloat16",
+        "{--load_in_4bit} requires bfloat16",
     ),
 )
 OFFLINE: tuple[Rule[Known], ...] = (
@@ -405,7 +405,7 @@ OFFLINE: tuple[Rule[Known], ...] = (
         lambda v: (
             v.has("multiturn") and v["multiturn"] and not v["apply_chat_template"]
         ),
-        "{--multiturn} demands {--apply_chat_template}",
+        "{--multiturn} requires {--apply_chat_template}",
         MISSING,
     ),
     Rule(
@@ -415,7 +415,7 @@ OFFLINE: tuple[Rule[Known], ...] = (
             and v["ring_attn_size"] > 1
             and not v["packing_samples"]
         ),
-        "{--ring_attn_size} {ring_attn_size} demands {--packing_samples}",
+        "{--ring_attn_size} {ring_attn_size} requires {--packing_samples}",
         MISSING,
     ),
     Rule(
@@ -483,7 +483,7 @@ def _divided(
 ) -> Iterator[Finding]:
     """get_ds_train_config and get_ds_eval_config, as DeepSpeed holds them.
 
-    DeepSpeed demands train_batch_size == micro-batch * accumulation * world size
+    DeepSpeed requires train_batch_size == micro-batch * accumulation * world size
     (deepspeed/runtime/config.py, _batch_assertion); with tensor parallelism its world
     size is another.
     """
@@ -494,7 +494,7 @@ def _divided(
     if whole * ring % (micro * count):
         more = f" * {v.option('ring_attn_size')} {ring}" if ring > 1 else ""
         text = (
-            f"{v.option('train_batch_size')} {whole}{more} is no multiple of "
+            f"{v.option('train_batch_size')} {whole}{more} is not a multiple of "
             f"{v.option('micro_train_batch_size')} {micro} * {count} GPUs of {name}: "
             "DeepSpeed refuses it"
         )

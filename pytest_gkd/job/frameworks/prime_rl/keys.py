@@ -32,7 +32,7 @@ FOLLOWED = {
 
 
 class Uncertain(NamedTuple):
-    """A value that hangs on something that is not known."""
+    """A value that depends on something that is not known."""
 
     needs: frozenset[str]
 
@@ -182,10 +182,10 @@ class Classes:
                 return name, ""
         if isinstance(kind, Uncertain):
             return "", ""
-        return "", f"has the type {kind!r}; known are {known}"
+        return "", f"has the type {kind!r}; known values are {known}"
 
     def find(self, settings: Settings, top: str, key: str) -> Given | None:
-        """A value, given or the class's default; None in a section that is not there.
+        """A value, given or the class's default; None in a section that does not exist.
 
         The value of a section is what is given in it. A number in ``key`` is that of
         a table in a list.

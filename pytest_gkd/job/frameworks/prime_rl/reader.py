@@ -134,7 +134,7 @@ class _CommandLine:
             following = words[at + 1] if at + 1 < len(words) else None
             if shape == FILE:
                 if following is None:
-                    self._refuse("@ has no file behind it", word, FILE)
+                    self._refuse("@ is not followed by a file", word, FILE)
                 else:
                     self._add(following, "", following.text.value)
                 at += 2
@@ -164,7 +164,7 @@ class _CommandLine:
             return
         path = existing(name, self._place)
         if path is None:
-            text = f"the configuration {name[:200]} is not there"
+            text = f"the configuration {name[:200]} does not exist"
             self._refuse(text, word, name[:60], MISSING)
         else:
             self.add_file(path, key, word)
@@ -175,7 +175,7 @@ class _CommandLine:
         if self._read > MOST_FILES:
             raise CheckError(f"{path} is one of more than {MOST_FILES} files")
         if word and path.suffix not in documents.SUFFIXES:
-            text = f"{path.name} is none of {', '.join(documents.SUFFIXES)}"
+            text = f"{path.name} is not one of {', '.join(documents.SUFFIXES)}"
             self._refuse(text, word, path.name)
             return
         settings = documents.settings(path)
@@ -201,7 +201,7 @@ class _CommandLine:
                 if word.text.needs:
                     self.lost = self.lost or word
                 else:
-                    text = f"{shape[:60]} is no option: {self._whose} refuses it"
+                    text = f"{shape[:60]} is not an option: {self._whose} refuses it"
                     self._refuse(text, word, shape[:60])
                 continue
             name, equals, inline = shape[2:].partition("=")

@@ -155,7 +155,7 @@ class View:
         return found.value
 
     def whole(self, key: str) -> int:
-        """A whole number; one of another type is told by its type."""
+        """A integer; one of another type is told by its type."""
         value = self(key)
         if type(value) is not int:
             raise NotCertainError
@@ -456,7 +456,7 @@ RULES: tuple[Rule, ...] = (
                 section,
                 "model.lora",
                 "vlm_freeze_incompatible_with_lora",
-                "LoRA and vlm.freeze_vision_encoder = false exclude each other",
+                "LoRA and vlm.freeze_vision_encoder = false are mutually exclusive",
                 lambda v: (
                     v.has("model.lora")
                     and v("model.vlm.freeze_vision_encoder") is False
@@ -483,7 +483,7 @@ RULES: tuple[Rule, ...] = (
                 section,
                 "optim.type",
                 "validate_opt_and_fsdp_offload",
-                "muon and fsdp_cpu_offload exclude each other",
+                "muon and fsdp_cpu_offload are mutually exclusive",
                 lambda v: v("optim.type") == "muon" and v("model.fsdp_cpu_offload"),
             ),
             Rule(
@@ -523,7 +523,7 @@ RULES: tuple[Rule, ...] = (
         "ResumeConfig",
         "dir",
         "validate_step_xor_dir",
-        "step and dir exclude each other",
+        "step and dir are mutually exclusive",
         lambda v: v.has("step") and v.has("dir"),
     ),
     Rule(
@@ -570,7 +570,7 @@ RULES: tuple[Rule, ...] = (
         ORCHESTRATOR,
         "token_batch_size",
         "resolve_batching",
-        "batch_size and token_batch_size exclude each other",
+        "batch_size and token_batch_size are mutually exclusive",
         lambda v: v.has("batch_size") and v.has("token_batch_size"),
     ),
     Rule(
@@ -652,7 +652,7 @@ RULES: tuple[Rule, ...] = (
         INFERENCE,
         "router.type",
         "validate_llmd_no_routed_experts",
-        "the router llm-d and vllm.enable_return_routed_experts exclude each other",
+        "the router llm-d and vllm.enable_return_routed_experts are mutually exclusive",
         lambda v: (
             v("router.type") == "llm-d" and v("vllm.enable_return_routed_experts")
         ),
@@ -746,7 +746,7 @@ RULES: tuple[Rule, ...] = (
         RL,
         "inference",
         "validate_deployment",
-        "deployment.num_infer_nodes = 0 and an inference section exclude each other",
+        "deployment.num_infer_nodes = 0 and an inference section cannot be combined",
         lambda v: _no_infer_nodes(v) and v.has("inference"),
     ),
     Rule(

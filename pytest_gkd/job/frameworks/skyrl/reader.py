@@ -136,7 +136,7 @@ def _program(name: str, programs: Mapping[str, str]) -> str:
 
 
 def _fits(node: ast.expr, value: Any) -> bool:
-    """Dataclasses take anything; what is no number ends where it is counted with."""
+    """Dataclasses take anything; what is not a number ends where it is counted with."""
     kinds = {ast.unparse(one) for one in pydantic_types.members(node)}
     if isinstance(value, str) and kinds <= {"int", "float", "bool", "None"}:
         return False

@@ -79,7 +79,7 @@ class Look(looking.Look):
     def replicas(self, role: str) -> int:
         """Data-parallel ranks of the policy, critic or ref.
 
-        Raises NotCertainError where they are no whole number, which _world tells.
+        Raises NotCertainError where they are no integer, which _world tells.
         """
         split, world = self.split(role), self.gpus(role)
         if world < split or (self.is_megatron() and world % split):
@@ -115,7 +115,7 @@ def teacher(look: Look) -> Any:
 
 
 def _has_teacher(look: Look) -> bool:
-    """The same where the path itself hangs on something."""
+    """The same where the path itself depends on something."""
     setting = look.config.settings.get(REF)
     if setting is not None and setting.needs:
         return look.uses_ref()
@@ -143,7 +143,7 @@ def placement(look: Look) -> str:
 
 
 def teacher_gpus(look: Look) -> int:
-    """The reference model's, 0 where it is no teacher."""
+    """The reference model's, 0 where it is not a teacher."""
     return look.gpus("ref") if _has_teacher(look) else 0
 
 
@@ -200,7 +200,7 @@ def _batches(look: Look) -> Iterator[Fault]:
         key = f"trainer.{role}_mini_batch_size"
         mini, replicas = look.size(key), look.replicas(role)
         if mini > whole or whole % mini:
-            line = f"trainer.train_batch_size = {whole} is no multiple of {key}"
+            line = f"trainer.train_batch_size = {whole} is not a multiple of {key}"
             yield key, f"{line} = {mini}"
             continue
         rows = mini * samples // replicas
@@ -275,7 +275,7 @@ def _chunk(look: Look) -> Iterator[Fault]:
     key = "trainer.logprobs_chunk_size"
     value = look(key)
     if value is not None and (type(value) is not int or value <= 0):
-        yield key, f"{key} = {value}: it must be a whole number above 0, or null"
+        yield key, f"{key} = {value}: it must be an integer above 0, or null"
 
 
 def _registered(look: Look) -> Iterator[Fault]:
@@ -293,7 +293,7 @@ def _registered(look: Look) -> Iterator[Fault]:
             more = near(str(value), known)
             if owners:
                 more = f"; {owners[0]} registers it, and is not what is started"
-            yield key, f"{key}={value}: known are {', '.join(known)}{more}"
+            yield key, f"{key}={value}: known values are {', '.join(known)}{more}"
 
 
 def _algorithm(look: Look) -> Iterator[Fault]:
@@ -308,7 +308,7 @@ def _algorithm(look: Look) -> Iterator[Fault]:
     key = f"{ALGORITHM}.loss_reduction"
     reduction = look(key)
     if reduction not in REDUCTIONS:
-        yield key, f"{key}={reduction}: known are {', '.join(REDUCTIONS)}"
+        yield key, f"{key}={reduction}: known values are {', '.join(REDUCTIONS)}"
     if (
         reduction == "seq_mean_token_sum_norm"
         and look(f"{ALGORITHM}.max_seq_len") is None
@@ -320,13 +320,13 @@ def _algorithm(look: Look) -> Iterator[Fault]:
     )
     if ratio and ratio not in ("token", "sequence"):
         key = f"{CORRECTION}.tis_ratio_type"
-        yield key, f"{key}={ratio}: it is token, sequence or null"
+        yield key, f"{key}={ratio}: it must be token, sequence or null"
     if look(mask) and look(mask) not in ("product", "geometric"):
-        yield mask, f"{mask}={look(mask)}: it is product, geometric or null"
+        yield mask, f"{mask}={look(mask)}: it must be product, geometric or null"
     loss = look(f"{ALGORITHM}.policy_loss_type")
     if (ratio or look(mask)) and loss in ("clip_cov", "kl_cov"):
         key = f"{ALGORITHM}.policy_loss_type"
-        yield key, f"{key}={loss} does without {CORRECTION}"
+        yield key, f"{key}={loss} cannot be used with {CORRECTION}"
 
 
 def _stepwise(look: Look) -> Iterator[Fault]:
@@ -339,11 +339,11 @@ def _stepwise(look: Look) -> Iterator[Fault]:
         return
     estimator = look(f"{ALGORITHM}.advantage_estimator")
     if estimator in ("gae", "reinforce++"):
-        yield key, f"{key}=true does without advantage_estimator={estimator}"
+        yield key, f"{key}=true cannot be used with advantage_estimator={estimator}"
     if look(f"{ALGORITHM}.loss_reduction") == "token_mean_legacy":
-        yield key, f"{key}=true does without loss_reduction=token_mean_legacy"
+        yield key, f"{key}=true cannot be used with loss_reduction=token_mean_legacy"
     if look.is_on("generator.batched"):
-        yield key, f"{key}=true does without generator.batched=true"
+        yield key, f"{key}=true cannot be used with generator.batched=true"
     if not look.is_on("generator.use_conversation_multi_turn"):
         yield key, f"{key}=true needs generator.use_conversation_multi_turn=true"
 
@@ -367,7 +367,7 @@ def _generator(look: Look) -> Iterator[Fault]:
     key = "generator.chat_template_kwargs"
     has_some = look.config.is_section(key) or look(key)
     if has_some and look.is_on("generator.batched"):
-        yield key, f"{key} is not for generator.batched=true"
+        yield key, f"{key} cannot be used with generator.batched=true"
     workers = look("data.dataloader.num_workers")
     if look.is_on("data.dataloader.persistent_workers") and workers == 0:
         key = "data.dataloader.persistent_workers"
@@ -386,7 +386,7 @@ def _engine(look: Look) -> Iterator[Fault]:
     backend = look(f"{ENGINE}.distributed_executor_backend")
     if backend not in ("mp", "ray"):
         key = f"{ENGINE}.distributed_executor_backend"
-        yield key, f"{key}={backend}: it is mp or ray"
+        yield key, f"{key}={backend}: it must be mp or ray"
     is_colocated = look.is_on(f"{PLACEMENT}.colocate_all")
     each = look.whole(f"{PLACEMENT}.policy_num_gpus_per_node")
     wide = tensor * look.whole(f"{ENGINE}.pipeline_parallel_size")
@@ -417,9 +417,12 @@ def _servers(look: Look) -> Iterator[Fault]:
         if is_colocated:
             yield offload, f"{offload}=true needs {PLACEMENT}.colocate_all=false"
         if look.whole("trainer.policy.model.lora.rank"):
-            yield offload, f"{offload}=true does without LoRA"
+            yield offload, f"{offload}=true cannot be used with LoRA"
         if look(f"{ENGINE}.weight_sync_backend") == "delta":
-            yield offload, f"{offload}=true does without weight_sync_backend=delta"
+            yield (
+                offload,
+                f"{offload}=true cannot be used with weight_sync_backend=delta",
+            )
 
 
 def _lora(look: Look) -> Iterator[Fault]:
@@ -431,7 +434,7 @@ def _lora(look: Look) -> Iterator[Fault]:
         yield key, f"{key}={look(key)}: LoRA needs vllm"
     if look(f"{ENGINE}.weight_sync_backend") == "delta":
         key = f"{ENGINE}.weight_sync_backend"
-        yield key, f"{key}=delta does without LoRA"
+        yield key, f"{key}=delta cannot be used with LoRA"
 
 
 def _placed(look: Look) -> Iterator[Fault]:
@@ -523,7 +526,7 @@ def _distills(look: Look) -> Iterator[Fault]:
     if not look.is_on(key):
         yield key, f"{key} is false: {DISTILLS} takes the teacher in by it alone"
     elif not _has_teacher(look):
-        yield REF, f"{REF} is the student: it is distilled from itself"
+        yield REF, f"{REF} is the student: it would be distilled from itself"
 
 
 def _lost_defaults(look: Look) -> Iterator[Fault]:

@@ -73,7 +73,7 @@ class Known(recorded_options.Known):
     def __getitem__(self, key: str) -> Any:
         """A key's certain value. Raises UnsureError.
 
-        One that the parser demands and nobody gives is not certain, either.
+        One that the parser requires and nobody gives cannot be determined, either.
         """
         value = super().__getitem__(key)
         if value is None and key == "rollout_batch_size":

@@ -72,9 +72,9 @@ class Family:
         if not is_slime:
             findings = [_softened(finding, known) for finding in findings]
         for word in found.rest:
-            text = f"{word.text.shape[:60]} belongs to no option"
+            text = f"{word.text.shape[:60]} does not belong to any option"
             level = "warning" if is_slime else "error"
-            text += ": it is passed over" if is_slime else f": {whose} refuses it"
+            text += ": it is ignored" if is_slime else f": {whose} refuses it"
             findings.append(Finding(UNKNOWN, level, text, word.file, word.line, ""))
         findings += [*known.missing(), *known.sizes()]
         findings += slime_rules.judged(known)
@@ -117,9 +117,9 @@ def _variables(known: Known, whose: str) -> tuple[tuple[Variable, ...], list[Fin
     given = known.find("train_env_vars")
     if isinstance(given.value, dict) and given.word:
         return tuple(Variable(n, v, given.word) for n, v in given.value.items()), []
-    is_told = str(given.value).startswith("{")  # and is no JSON
+    is_told = str(given.value).startswith("{")  # and is not valid JSON
     if given.word and not given.needs and not is_told:
-        text = f"--train-env-vars is no JSON object: {whose} refuses it"
+        text = f"--train-env-vars is not a JSON object: {whose} refuses it"
         place = given.word.file, given.word.line, "train_env_vars"
         return (), [Finding(UNKNOWN, "error", text, *place)]
     return (), []

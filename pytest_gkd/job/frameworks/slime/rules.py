@@ -88,7 +88,7 @@ RULES: tuple[Rule[Known], ...] = (
     Rule(
         "use_opd",
         lambda v: v["use_opd"] and v["opd_type"] is None,
-        "--use-opd demands --opd-type: sglang, for a teacher behind --rm-url, or "
+        "--use-opd requires --opd-type: sglang, for a teacher behind --rm-url, or "
         "megatron, for one from --opd-teacher-load",
         MISSING,
     ),
@@ -97,7 +97,7 @@ RULES: tuple[Rule[Known], ...] = (
         lambda v: (
             v["use_opd"] and v["opd_type"] == "megatron" and not v["opd_teacher_load"]
         ),
-        "--opd-type megatron demands --opd-teacher-load",
+        "--opd-type megatron requires --opd-teacher-load",
         MISSING,
     ),
     Rule(
@@ -146,8 +146,8 @@ RULES: tuple[Rule[Known], ...] = (
             and not v["custom_generate_function_path"]
             and not v.is_given("rollout_function_path")
         ),
-        "nobody asks the teacher: the loss raises without its log-probabilities; add "
-        "--custom-rm-path and --custom-reward-post-process-path of "
+        "nothing queries the teacher: the loss raises without its log-probabilities; "
+        "add --custom-rm-path and --custom-reward-post-process-path of "
         "slime.rollout.on_policy_distillation (reward_func, post_process_rewards)",
         MISSING,
     ),
@@ -157,7 +157,7 @@ RULES: tuple[Rule[Known], ...] = (
             str(v["custom_rm_path"] or "").endswith(REWARD)
             and not v["custom_reward_post_process_path"]
         ),
-        "what the teacher answers is no reward: add --custom-reward-post-process-path "
+        "the teacher's answer is not a reward: add --custom-reward-post-process-path "
         "of slime.rollout.on_policy_distillation.post_process_rewards",
         MISSING,
     ),
@@ -172,7 +172,7 @@ RULES: tuple[Rule[Known], ...] = (
         lambda v: (
             _trains(v) and (v["kl_coef"] or v["use_kl_loss"]) and not v["ref_load"]
         ),
-        "--use-kl-loss and --kl-coef demand the reference model: --ref-load",
+        "--use-kl-loss and --kl-coef require the reference model: --ref-load",
         MISSING,
     ),
     # load_checkpoint asserts it (slime/backends/megatron_utils/model.py 0.3.1).
@@ -185,7 +185,7 @@ RULES: tuple[Rule[Known], ...] = (
             and not v["ref_load"]
             and not v["pretrained_checkpoint"]
         ),
-        "there are no weights to begin with: neither --load nor --ref-load is given",
+        "there are no initial weights: neither --load nor --ref-load is given",
         MISSING,
     ),
     Rule(
@@ -195,7 +195,7 @@ RULES: tuple[Rule[Known], ...] = (
             and not v["eval_prompt_data"]
             and not v["eval_config"]
         ),
-        "--eval-interval demands --eval-prompt-data NAME PATH",
+        "--eval-interval requires --eval-prompt-data NAME PATH",
         MISSING,
     ),
     Rule(
@@ -210,7 +210,7 @@ RULES: tuple[Rule[Known], ...] = (
     Rule(
         "save_interval",
         lambda v: v["save_interval"] is not None and v["save"] is None,
-        "--save-interval demands --save",
+        "--save-interval requires --save",
         MISSING,
     ),
     Rule(
@@ -224,40 +224,40 @@ RULES: tuple[Rule[Known], ...] = (
             str(v["advantage_estimator"]).startswith("reinforce_plus_plus")
             and not v["normalize_advantages"]
         ),
-        "--advantage-estimator {advantage_estimator} demands --normalize-advantages",
+        "--advantage-estimator {advantage_estimator} requires --normalize-advantages",
     ),
     Rule(
         "use_tis use_rollout_logprobs",
         lambda v: v["use_tis"] and v["use_rollout_logprobs"],
-        "--use-rollout-logprobs and --use-tis exclude each other",
+        "--use-rollout-logprobs and --use-tis are mutually exclusive",
     ),
     Rule(
         "get_mismatch_metrics",
         lambda v: v["get_mismatch_metrics"] and v["custom_tis_function_path"] is None,
-        "--get-mismatch-metrics demands --custom-tis-function-path",
+        "--get-mismatch-metrics requires --custom-tis-function-path",
         MISSING,
     ),
     Rule(
         "use_dynamic_batch_size",
         lambda v: v["use_dynamic_batch_size"] and v["max_tokens_per_gpu"] is None,
-        "--use-dynamic-batch-size demands --max-tokens-per-gpu",
+        "--use-dynamic-batch-size requires --max-tokens-per-gpu",
         MISSING,
     ),
     Rule(
         "max_tokens_per_gpu",
         lambda v: v["max_tokens_per_gpu"] and not v["use_dynamic_batch_size"],
-        "--max-tokens-per-gpu counts for nothing without --use-dynamic-batch-size",
+        "--max-tokens-per-gpu has no effect without --use-dynamic-batch-size",
         level="warning",
     ),
     Rule(
         "balance_by_flops",
         lambda v: v["balance_by_flops"] and not v["use_dynamic_batch_size"],
-        "--balance-by-flops demands --use-dynamic-batch-size",
+        "--balance-by-flops requires --use-dynamic-batch-size",
     ),
     Rule(
         "debug_train_only debug_rollout_only",
         lambda v: v["debug_rollout_only"] and v["debug_train_only"],
-        "--debug-rollout-only and --debug-train-only exclude each other",
+        "--debug-rollout-only and --debug-train-only are mutually exclusive",
     ),
     Rule(
         "num_steps_per_rollout global_batch_size",
@@ -304,13 +304,13 @@ RULES: tuple[Rule[Known], ...] = (
     Rule(
         "num_epoch",
         lambda v: v["num_rollout"] is not None and v["num_epoch"] is not None,
-        "--num-epoch counts for nothing beside --num-rollout",
+        "--num-epoch has no effect beside --num-rollout",
         level="warning",
     ),
     Rule(
         "enable_mtp_training",
         lambda v: v["enable_mtp_training"] and not v["mtp_num_layers"],
-        "--enable-mtp-training demands --mtp-num-layers",
+        "--enable-mtp-training requires --mtp-num-layers",
         MISSING,
     ),
     Rule(
@@ -320,21 +320,21 @@ RULES: tuple[Rule[Known], ...] = (
             and v["rollout_max_prompt_len"] is not None
             and v["rollout_max_prompt_len"] >= v["rollout_max_context_len"]
         ),
-        "--rollout-max-prompt-len {rollout_max_prompt_len} leaves nothing of "
-        "--rollout-max-context-len {rollout_max_context_len} for an answer",
+        "--rollout-max-prompt-len {rollout_max_prompt_len} leaves no room in "
+        "--rollout-max-context-len {rollout_max_context_len} for a response",
     ),
     Rule(
         "freeze_params_name_list only_train_params_name_list",
         lambda v: v["only_train_params_name_list"] and v["freeze_params_name_list"],
-        "--only-train-params-name-list and --freeze-params-name-list exclude each "
-        "other",
+        "--only-train-params-name-list and --freeze-params-name-list are mutually "
+        "exclusive",
     ),
     Rule(
         "update_weight_transport update_weight_disk_dir",
         lambda v: (
             v["update_weight_transport"] == "disk" and not v["update_weight_disk_dir"]
         ),
-        "--update-weight-transport disk demands --update-weight-disk-dir",
+        "--update-weight-transport disk requires --update-weight-disk-dir",
         MISSING,
     ),
     Rule(
@@ -348,7 +348,7 @@ RULES: tuple[Rule[Known], ...] = (
             v["update_weight_mode"] == "delta"
             and v["update_weight_transport"] != "disk"
         ),
-        "--update-weight-mode delta demands --update-weight-transport disk",
+        "--update-weight-mode delta requires --update-weight-transport disk",
     ),
     Rule(
         "update_weight_mode",
@@ -356,7 +356,7 @@ RULES: tuple[Rule[Known], ...] = (
             v["update_weight_mode"] == "delta"
             and not v["update_weight_local_checkpoint_dir"]
         ),
-        "--update-weight-mode delta demands --update-weight-local-checkpoint-dir",
+        "--update-weight-mode delta requires --update-weight-local-checkpoint-dir",
         MISSING,
     ),
     # train_async.py
@@ -407,13 +407,13 @@ RULES: tuple[Rule[Known], ...] = (
             and v["sglang_pp_size"] > 1
             and v["rollout_num_gpus_per_engine"] % v["sglang_pp_size"]
         ),
-        "--rollout-num-gpus-per-engine {rollout_num_gpus_per_engine} is no multiple of "
-        "SGLang's pipeline parallel size {sglang_pp_size}",
+        "--rollout-num-gpus-per-engine {rollout_num_gpus_per_engine} is not a multiple "
+        "of SGLang's pipeline parallel size {sglang_pp_size}",
     ),
     Rule(
         "sglang_dp_size",
         lambda v: v["sglang_dp_size"] > 1 and not v["sglang_enable_dp_attention"],
-        "SGLang's data parallel size {sglang_dp_size} demands "
+        "SGLang's data parallel size {sglang_dp_size} requires "
         "--sglang-enable-dp-attention",
     ),
     # sglang/srt/server_args.py: tp_size % dp_size == 0 under DP attention.
@@ -588,7 +588,7 @@ def teacher_places(v: Known) -> list[tuple[str, int]]:
 
 
 def teachers(v: Known) -> list[Server]:
-    """The servers of this script that the teachers are asked at; all must be known."""
+    """This script's servers that the teachers are queried at; all must be known."""
     places = teacher_places(v)
     by_port = {server.find("port").value: server for server in v.servers}
     found = [by_port.get(port) for host, port in places if host in HERE]
@@ -611,27 +611,29 @@ def _addresses(v: Known) -> Iterator[Finding]:
         is_known = ports and not any(given.needs for given in ports)
         if host in HERE and is_known and port not in listening:
             some = ", ".join(map(str, listening))
-            text = f"the teacher is asked at port {port}, its server listens at {some}"
+            text = (
+                f"the teacher is queried on port {port}, its server listens on {some}"
+            )
             yield v.fault(CONFLICT, "error", text, key)
     for url in _urls(v):
         if str(v["custom_rm_path"] or "").endswith(REWARD):
             try:
                 path = urlsplit(url).path
             except ValueError:
-                text = f"{url[:80]} is no address"
+                text = f"{url[:80]} is not an address"
                 yield v.fault(CONFLICT, "error", text, key)
                 continue
             # It posts input_ids, which only SGLang's own /generate takes.
             if not path.endswith("/generate"):
                 text = (
-                    f"the teacher is asked at {url[:80]}; SGLang answers at /generate"
+                    f"the teacher is queried at {url[:80]}; SGLang answers at /generate"
                 )
                 yield v.fault(CONFLICT, "error", text, key)
     answer = v["rollout_max_response_len"]
     for server in teachers(v):
         if server.command.waits:
             word = server.command.words[0]
-            text = "the script waits for the teacher's server to end: add & behind it"
+            text = "the script waits for the teacher's server to end: add & after it"
             yield Finding(CONFLICT, "error", text, word.file, word.line, "")
         length = server.find("context_length").value
         if length and answer and length <= answer:
@@ -731,7 +733,7 @@ def _others(v: Known) -> Iterator[Finding]:
     given = v.find("wandb_key")
     value = str(given.value or "")
     if value and sanitize.names_secret("--wandb-key", value):
-        text = "a key in a script is read by all who read it: export WANDB_API_KEY"
+        text = "whoever can read the script can read the key: export WANDB_API_KEY"
         yield v.fault(CONFLICT, "warning", text, "wandb_key")
     if v.is_given("custom_config_path"):
         text = "its keys override the options of the same names; it is not read here"

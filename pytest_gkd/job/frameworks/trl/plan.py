@@ -77,7 +77,7 @@ def recipe(job: TrlJob) -> Recipe:
 def _certain(job: TrlJob, key: str) -> Any:
     given = job.find(key)
     if given.needs:
-        raise CheckError(f"{key} is not certain")
+        raise CheckError(f"{key} cannot be determined")
     return given.value
 
 
@@ -97,7 +97,7 @@ def _is_fsdp(job: TrlJob) -> bool:
 def _facts(job: TrlJob) -> dict[str, Any]:
     """What the plan needs beside the values of ``gkd check``.
 
-    Raises CheckError where something is not certain, or its memory is not known.
+    Raises CheckError where something cannot be determined, or its memory is not known.
     """
     trainer = next((name for name in TRAINERS if name in job.classes), "")
     if job.unread or not job.is_upstream:
@@ -134,12 +134,12 @@ def _facts(job: TrlJob) -> dict[str, Any]:
 
 
 def _settings(job: TrlJob) -> Callable[..., Any]:
-    """The launcher's settings; raises CheckError for one that is not certain."""
+    """The launcher's settings; raises CheckError for one that cannot be determined."""
 
     def find(key: str, default: Any = None) -> Any:
         given = job.launcher.find(key, default)
         if given.needs:
-            raise CheckError(f"{key} is not certain")
+            raise CheckError(f"{key} cannot be determined")
         return given.value
 
     return find
@@ -168,7 +168,7 @@ def _sharding(job: TrlJob) -> dict[str, Any]:
         find(key)
     unsure = [key for key, one in file.items() if one.needs]
     if unsure:
-        raise CheckError(f"DeepSpeed's {unsure[0]} is not certain")
+        raise CheckError(f"DeepSpeed's {unsure[0]} cannot be determined")
     if "data_types.grad_accum_dtype" in file:
         raise CheckError("DeepSpeed's data_types.grad_accum_dtype is not known yet")
     found: dict[str, Any] = {"sharding": "deepspeed", "buckets": BUCKET, "live": LIVE}

@@ -100,7 +100,7 @@ class _Reader:
         own = {option.key for option in options.values()}
         extra = {option.key for option in beside.values()} - own
         given = self._configured(settings, program, options, extra)
-        # What the line says of the same is no second word of the file's.
+        # What the line says of the same is not a second word of the file's.
         in_line = {one.key for one in line.said}
         given = [one for one in given if one.key not in in_line]
         everything = [*given, *line.said]
@@ -178,8 +178,8 @@ class _Reader:
         problem = ""
         if fields is None and program.name:
             problem = (
-                f"{program.name} is none of {self._whose}'s scripts, and what it reads "
-                "its options into was not found: they are not judged"
+                f"{program.name} is not one of {self._whose}'s scripts, and the class "
+                "that its options are read into was not found: they are not judged"
             )
         values = trl_rules.values(job)
         recipe = trl_plan.recipe(job)
@@ -275,10 +275,10 @@ class _Reader:
                 )
                 self._add(UNKNOWN, "error", text, word, key)
             if option.most > 1 and key not in TEXTS_FOR_LISTS and value is not None:
-                text = f"{key} is a list, and a text here: it is read letter by letter"
+                text = f"{key} is a list: this string is read character by character"
                 self._add(UNKNOWN, "error", f"{text}; write [{value}]", word, key)
         elif option.type == "int" and isinstance(value, float):
-            text = f"{key}: {value} is no whole number, and nothing makes it one"
+            text = f"{key}: {value} is not an integer, and nothing makes it one"
             self._add(UNKNOWN, "warning", text, word, key)
         if option.choices and value is not None:
             several = value if isinstance(value, list) else [value]

@@ -106,7 +106,7 @@ class Server:
     said: dict[str, Word]
 
     def value(self, name: str, default: Any) -> Any:
-        """An option, a whole number where it is one; None where it is not certain."""
+        """An option, an integer where it is one; None where it cannot be determined."""
         word = self.said.get(name)
         if word is None:
             return default
@@ -313,7 +313,7 @@ def _sum(parts: list[Given]) -> Given:
 
 
 def visible_gpus(command: Command) -> list[str] | None:
-    """What CUDA_VISIBLE_DEVICES gives to a command, None where that is not certain."""
+    """What CUDA_VISIBLE_DEVICES gives to a command, None where undetermined."""
     word = command.environment.get("CUDA_VISIBLE_DEVICES")
     if word is None or word.text.value is None:
         return None
@@ -355,7 +355,7 @@ def _ranges(job: TrlJob) -> Iterator[Finding]:
         for key in ("lmbda", "beta"):
             value = job.number(key)
             if value is not None and not 0 <= value <= 1:
-                text = f"{key} is {value}: {job.whose} wants it between 0 and 1"
+                text = f"{key} is {value}: {job.whose} requires a value between 0 and 1"
                 yield job.finding(CONFLICT, "error", key, text)
         # trl/experimental/gkd/gkd_trainer.py, training_step: the student's rollouts
         # are taken wherever random() <= lmbda.
@@ -376,7 +376,7 @@ def _generation_batch(job: TrlJob) -> Iterator[Finding]:
     if "GRPOConfig" in job.classes or "RLOOConfig" in job.classes:
         # trl/trainer/{grpo,rloo}_config.py: __post_init__
         if count < 2:
-            text = f"num_generations is {count}: {job.whose} wants 2 or more"
+            text = f"num_generations is {count}: {job.whose} requires 2 or more"
             yield job.finding(CONFLICT, "error", "num_generations", text)
         # 0.29.1 takes it.
         if job.since("1.9") and job.find("auto_find_batch_size").value is True:
@@ -428,8 +428,8 @@ def _global_batch(
         how = f"generation_batch_size {whole}"
         if type(whole) is int and once and whole % once:
             text = (
-                f"{how} is no multiple of per_device_train_batch_size {per_device} * "
-                f"{world} processes: {job.whose} refuses it"
+                f"{how} is not a multiple of per_device_train_batch_size {per_device} "
+                f"* {world} processes: {job.whose} refuses it"
             )
             yield job.finding(CONFLICT, "error", "generation_batch_size", text)
     if type(whole) is int and whole % count:
@@ -443,8 +443,8 @@ def _global_batch(
     each = job.number("per_device_eval_batch_size")
     if evaluates and each is not None and each * world % many:
         text = (
-            f"per_device_eval_batch_size {each} * {world} processes is no multiple of "
-            f"the {many} generations: {job.whose} refuses it"
+            f"per_device_eval_batch_size {each} * {world} processes is not a multiple "
+            f"of the {many} generations: {job.whose} refuses it"
         )
         yield job.finding(CONFLICT, "error", "per_device_eval_batch_size", text)
 
@@ -597,7 +597,9 @@ def _exclusive(job: TrlJob) -> Iterator[Finding]:
         # experimental/server_distillation/; 1.16.0 has no Liger loss there.
         for key in ("use_uld_loss", "use_teacher_server", "teacher_model_server_url"):
             if job.find(key).value:
-                text = f"use_liger_kernel and {key} exclude each other in {job.whose}"
+                text = (
+                    f"use_liger_kernel and {key} are mutually exclusive in {job.whose}"
+                )
                 yield job.finding(CONFLICT, "error", "use_liger_kernel", text)
     if job.find("load_best_model_at_end").value is True:
         # transformers 5.19.0, training_args.py: _validate_args
@@ -605,7 +607,7 @@ def _exclusive(job: TrlJob) -> Iterator[Finding]:
         is_known = not (saving.needs or judging.needs)
         if is_known and saving.value not in ("best", judging.value):
             text = (
-                f"load_best_model_at_end wants eval_strategy ({judging.value}) and "
+                f"load_best_model_at_end requires eval_strategy ({judging.value}) and "
                 f"save_strategy ({saving.value}) to be the same"
             )
             yield job.finding(CONFLICT, "error", "load_best_model_at_end", text)
@@ -621,7 +623,7 @@ def _lists(job: TrlJob) -> Iterator[Finding]:
         if wrong:
             text = (
                 f"{key} has {wrong[0]} with its comma, which is a part of the name "
-                "then: separate the words by spaces alone"
+                "then: separate the words by spaces only"
             )
             yield job.finding(CONFLICT, "warning", key, text)
 

@@ -75,7 +75,7 @@ def composed(
     for path, wanted_by in composer.missing:
         if not wanted_by:
             return Composed(problem=f"the configuration is {path}: not recorded")
-        text = f"{wanted_by} is to take {path}.yaml, which is not beside it"
+        text = f"{wanted_by} is to take {path}.yaml, which is not next to it"
         text += f" nor in verl {release}: Hydra refuses it, unless it is elsewhere"
         file = files.paths.get(wanted_by, launch.command.file)
         # A verl of their own, or a folder of the searchpath, may have it.
@@ -85,7 +85,7 @@ def composed(
     if files.users and files.stood_in and not is_found:
         path = files.stood_in[0]
         text = (
-            f"{path}.yaml is not beside it, and no hydra.searchpath names verl's own "
+            f"{path}.yaml is not next to it, and no hydra.searchpath names verl's own "
             "folder: Hydra finds it with hydra.searchpath=[pkg://verl.trainer.config]; "
             f"read is that of verl {release}"
         )
@@ -110,7 +110,10 @@ def _name(launch: Launch, line: CommandLine, files: _Files) -> tuple[str, str]:
             continue
         if one.needs:
             what = option.replace("_", " ")
-            return "", f"the {what} is not certain: {', '.join(sorted(one.needs))}"
+            return (
+                "",
+                f"the {what} cannot be determined: {', '.join(sorted(one.needs))}",
+            )
         given[option] = str(one.value)
     name = given.get("config_name", RECIPES_CONFIG if is_recipe else OWN_CONFIG)
     name = name.removesuffix(".yaml").removesuffix(".yml")
@@ -122,7 +125,7 @@ def _name(launch: Launch, line: CommandLine, files: _Files) -> tuple[str, str]:
         files.places += [above / "verl/trainer" / path for above in parents]
         files.places += [above / path for above in parents]
         if not any((place / f"{name}.yaml").is_file() for place in files.places):
-            return "", f"the configuration is {path}/{name}.yaml: not there"
+            return "", f"the configuration {path}/{name}.yaml does not exist"
     if "config_dir" in given:
         files.places += [above / given["config_dir"] for above in parents]
     return name, ""
@@ -161,7 +164,7 @@ def group_choices(said: list[Override], groups: set[str]) -> Iterator[Override]:
 
 @dataclass
 class _Files:
-    """The user's files, and the recorded ones where these are not there."""
+    """The user's files, and the recorded ones where these do not exist."""
 
     recorded: Mapping[str, Any]
     places: list[Path] = field(default_factory=list)

@@ -44,7 +44,7 @@ def job(values: Values, student: Model, teacher: Model | None, room: int | None)
     """What a job of verl is made of, by the names of ``gkd check``, and ``release``.
 
     Lengths count in full: the plan is for the longest batch. Raises CheckError where a
-    value that it needs is not certain.
+    value that it needs cannot be determined.
     """
     prompt, response = number(values, "max_prompt_length", "max_response_length")
     nodes, each = number(values, "nodes", "gpus_per_node")

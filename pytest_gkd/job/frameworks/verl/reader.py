@@ -104,7 +104,7 @@ def _configuration(
     chosen = [one for one in line.overrides if one.key == "model_engine"]
     engine = str(chosen[-1].value) if chosen else DEFAULT_ENGINE
     if chosen and chosen[-1].needs:
-        return verl_config.Composed(problem="model_engine is not certain")
+        return verl_config.Composed(problem="model_engine cannot be determined")
     own = schema(release, engine)
     if own is None:
         text = f"verl {release}'s keys under {engine} are not recorded, nor judged"
@@ -246,7 +246,7 @@ def _types(said: Sequence[Override], defaults: Mapping[str, Any]) -> Iterator[Fi
             kind = "true or false"
         elif isinstance(default, int) and abs(default) > 1:
             fits = isinstance(value, int | float) and value == int(value)
-            kind = "a whole number"
+            kind = "an integer"
         elif key in NUMBERS_OR_TEXTS:
             continue
         elif isinstance(default, int):
@@ -316,8 +316,8 @@ def _unknown(
                 continue
             level = "warning"
             message = (
-                f"verl {release} has no key {key}; it is added, and nothing of "
-                f"verl's reads it. Did you mean {close[0]}?"
+                f"verl {release} has no key {key}; it is added, and nothing in "
+                f"verl reads it. Did you mean {close[0]}?"
             )
         elif file := _not_generated(key, release):
             message = (
@@ -343,7 +343,7 @@ def _close(key: str, known: tuple[str, ...]) -> list[str]:
 
 @lru_cache(1024)
 def _near(key: str, known: tuple[str, ...]) -> str:
-    """The same on all ways through a script: looking takes milliseconds."""
+    """The same on all paths through a script: looking takes milliseconds."""
     return near(key, known)
 
 

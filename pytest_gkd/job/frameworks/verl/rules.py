@@ -1,4 +1,4 @@
-"""verl's own rules on sizes: what fails at its start, after a rollout, or in silence.
+"""verl's own rules on sizes: what fails at its start, after a rollout, or silently.
 
 Read in verl 0.8.0, 0.9.0 and 0.9.1; where each stands in its sources is said below.
 0.9 has a second trainer (trainer/ppo/v1, its default), which pads such batches as do
@@ -44,7 +44,7 @@ class _Sizes:
         self.has_first = "teacher_model" in teachers
 
     def __call__(self, key: str) -> Any:
-        """A value; Unsure where it is not certain or not of this release."""
+        """A value; Unsure where it cannot be determined or not of this release."""
         given = self._read[key] = self._job.find(key)
         if given.needs:
             raise _UnsureError
@@ -81,7 +81,7 @@ class _Sizes:
 
 
 class _UnsureError(Exception):
-    """A value that a rule needs is not certain."""
+    """A value that a rule needs cannot be determined."""
 
 
 Rule = Callable[[_Sizes], Iterator[Finding]]
@@ -142,9 +142,9 @@ def _mini_batch(sizes: _Sizes) -> Iterator[Finding]:
     parts = gpus // split
     if parts and mini * samples % parts:
         yield sizes.fault(
-            f"a mini batch of {mini} prompts times {samples} samples does not divide "
-            f"among {parts} data-parallel ranks; verl finds that out after the first "
-            "rollout"
+            f"a mini batch of {mini} prompts times {samples} samples cannot be "
+            f"divided evenly among {parts} data-parallel ranks; verl finds that "
+            "out after the first rollout"
         )
 
 
@@ -178,9 +178,9 @@ def _agent_workers(sizes: _Sizes) -> Iterator[Finding]:
     train, samples, workers = sizes.whole(*keys)
     if workers > 0 and train * samples % workers:
         yield sizes.fault(
-            f"train_batch_size {train} times {samples} samples does not divide among "
-            f"{workers} agent loop workers ({keys[2]}); verl finds that out at the "
-            "first rollout"
+            f"train_batch_size {train} times {samples} samples cannot be divided "
+            f"evenly among {workers} agent loop workers ({keys[2]}); verl finds "
+            "that out at the first rollout"
         )
 
 
@@ -202,7 +202,7 @@ def _real_batch(sizes: _Sizes) -> Iterator[Finding]:
     if least and train * samples % least:
         yield sizes.fault(
             f"train_batch_size {train} times {samples} samples is not a multiple of "
-            f"{least}, as verl demands without use_dynamic_bsz"
+            f"{least}, as verl requires without use_dynamic_bsz"
         )
 
 
@@ -217,7 +217,7 @@ def _micro_batches(sizes: _Sizes) -> Iterator[Finding]:
     for name in names:
         given = [sizes(name) is not None, sizes(f"{name}_per_gpu") is not None]
         if all(given):
-            yield sizes.fault(f"{name} and {name}_per_gpu exclude each other")
+            yield sizes.fault(f"{name} and {name}_per_gpu are mutually exclusive")
         elif not any(given):
             yield sizes.fault(
                 f"{name}_per_gpu has no value, and use_dynamic_bsz is not on: give one "
@@ -274,7 +274,7 @@ def _engine(sizes: _Sizes) -> Iterator[Finding]:
     share = sizes(f"{ROLLOUT}.gpu_memory_utilization")
     if isinstance(share, int | float) and not 0 < share <= 1:
         yield sizes.fault(
-            f"gpu_memory_utilization {share} is no fraction above 0 and up to 1"
+            f"gpu_memory_utilization {share} is not a fraction above 0 and up to 1"
         )
 
 
@@ -311,7 +311,7 @@ def _lengths(sizes: _Sizes) -> Iterator[Finding]:
     elif prompt + response > most:
         yield sizes.fault(
             f"max_model_len {most} is less than prompt {prompt} and response "
-            f"{response}: verl cuts the responses of long prompts short, in silence",
+            f"{response}: verl cuts the responses of long prompts short, silently",
             "warning",
         )
 
