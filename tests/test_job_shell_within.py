@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,177 @@ def test_scripts_in_scripts_end(tmp_path: Path) -> None:
     text = f'export A=\'bash -c "$A"; bash -c "$A"\'\nbash -c "$A"\n{START}7\n'
     with pytest.raises(CheckError, match="nested too deep"):
         checked(tmp_path, text)
+
+
+# -- files ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "bash",
+        "srun bash",
+        "srun --nodes=2 --export=ALL bash -x",
+        "sbatch",
+        "sbatch -N 2 --time 4:00:00 --exclusive",
+        "exec bash -eu -o pipefail",
+        "docker run --rm --gpus all image bash",
+        "singularity exec --nv image.sif bash",
+        "ray job submit --address=x -- bash",
+        "timeout 3h srun",
+        "",
+    ],
+)
+def test_a_file_that_a_shell_is_given_is_the_job(before: str, tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(f"N=$1\n{START}$N \\\n data.seed=$2\n")
+    found = checked(
+        tmp_path, f"cd {tmp_path}\n\n{before} ./train.sh 7 8 2>&1 | tee log"
+    )
+    value = found.values["train_batch_size"]
+    assert (value.value, value.file) == (7, str(tmp_path / "train.sh"))
+    assert found.started_in == str(tmp_path / "train.sh")
+    assert found.lines == [2]
+    assert f"line 2 of {tmp_path}/train.sh" in check.text(found)
+
+
+def test_a_file_finds_what_is_exported(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(f"{START}$A data.seed=$B data.path=$C\n")
+    names = {
+        "bash": ("", "2", ""),
+        "C=3 srun bash": ("", "2", "3"),
+        "sbatch --export=ALL,C=3": ("", "2", "3"),
+        "sbatch --export=C=3": ("", "", "3"),
+        "docker exec name bash": ("", "", ""),
+    }
+    for before, expected in names.items():
+        text = f"cd {tmp_path}\nA=1; export B=2\n{before} train.sh\n"
+        words = commands(tmp_path, text)[-1].words[3:]
+        values = tuple((w.text.value or "").partition("=")[2] for w in words)
+        assert values == expected, before
+
+
+def test_a_file_knows_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(
+        f"cd $(dirname $0)\n{START}1 a=$0 b=${{BASH_SOURCE[0]}}\n"
+    )
+    name = tmp_path / "train.sh"
+    for before, sure in (("bash", True), ("srun", True), ("sbatch", False)):
+        words = commands(tmp_path, f"{before} {name}; ls $0")[1].words[-2:]
+        said = [word.text.value for word in words]
+        # Slurm runs a copy in a folder of its own.
+        assert said == ([f"a={name}", f"b={name}"] if sure else [None, None])
+
+
+def test_a_file_that_submits_itself_is_read_once(tmp_path: Path) -> None:
+    text = f'if [ -z "$SLURM_JOB_ID" ]; then sbatch "$0"; exit; fi\n{START}7\n'
+    found = checked(tmp_path, text)
+    assert found.values["train_batch_size"].value == 7
+    assert not [one for one in found.findings if "sbatch" in one.message]
+    assert len(shell.read(tmp_path / "run.sh", {}).worlds) == 2
+    text = f'if [ "$1" != in ]; then srun bash "$0" in; exit; fi\n{START}7\n'
+    found = checked(tmp_path, text)
+    assert found.values["train_batch_size"].value == 7
+    assert found.lines == [2]
+
+
+def test_what_a_file_without_a_job_does_is_its_own(tmp_path: Path) -> None:
+    """Its branches and what could not be followed in it say nothing of the job."""
+    ways = "".join(f'[ "$A{n}" = 1 ] && export B{n}=1 && apt {n}\n' for n in range(6))
+    (tmp_path / "setup.sh").write_text(f"{ways}eval x\nbreak 2\n")
+    job = checked(tmp_path, f"cd {tmp_path}\nbash setup.sh\n{START}7\n")
+    assert job.values["train_batch_size"].value == 7
+    assert not [one for one in job.findings if "setup.sh" in one.file]
+    (tmp_path / "setup.sh").write_text("ray start --head\n")
+    names = [
+        c.words[0].text.value
+        for c in commands(tmp_path, f"cd {tmp_path}\nbash setup.sh")
+    ]
+    assert names == ["bash", "ray"]
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["bash <<< '{}'", 'bash -s <<< "{}" > log', 'srun bash <<< "{}"', "sbatch < in.sh",
+     "bash < ./in.sh", "echo '{}' | bash", "srun bash -x < in.sh 2>&1 | tee log"],
+)  # fmt: skip
+def test_what_a_shell_reads_is_the_job(start: str, tmp_path: Path) -> None:
+    (tmp_path / "in.sh").write_text(f"{START}7\n")
+    found = checked(tmp_path, f"cd {tmp_path}\n" + start.format(f"{START}7"))
+    assert found.values["train_batch_size"].value == 7
+    assert found.lines == [1 if "in.sh" in start else 2]
+
+
+@pytest.mark.parametrize(
+    "end", ["bash", "ssh host", "sbatch -N 2", "bash -s && ls", "bash > log"]
+)
+def test_what_cat_shows_to_a_shell_is_the_job(end: str, tmp_path: Path) -> None:
+    text = f"N=7\ncat <<EOF | {end}\nset -e\n{START}$N \\\n data.seed=8\nEOF\nls\n"
+    found = checked(tmp_path, text)
+    assert found.values["train_batch_size"].value == 7
+    assert found.lines == [4]
+    # What another program makes of it is not known.
+    other = text.replace("| ", "| envsubst | ")
+    with pytest.raises(CheckError, match="no command was found"):
+        checked(tmp_path, other)
+
+
+def test_a_script_that_is_written_is_not_what_lay_there(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(f"{START}1\n")
+    text = (
+        f"cd {tmp_path}\nN=7\ncat > train.sh <<EOF\n{START}$N\nEOF\nsbatch train.sh\n"
+    )
+    found = checked(tmp_path, text)
+    assert found.values["train_batch_size"].value == 7
+    assert found.lines == [4]
+    for change in (">> train.sh <<EOF", "<<EOF | sed s/7/8/ > train.sh"):
+        with pytest.raises(CheckError, match="the script writes it itself"):
+            checked(tmp_path, text.replace("> train.sh <<EOF", change))
+    text = f"cd {tmp_path}\ngenerate > train.sh\nbash train.sh\n"
+    with pytest.raises(CheckError, match="the script writes it itself"):
+        checked(tmp_path, text)
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x.sh").write_text("#!/usr/bin/env python\nimport os\n")
+    for name, why in (
+        ("none.sh", "none.sh is started and not read: it is not here"),
+        ("x.sh", "it is not a bash script"),
+        ("$X.sh", "which file is started here is not certain"),
+    ):
+        with pytest.raises(CheckError, match=why):
+            checked(tmp_path, f"cd {tmp_path}\nsrun bash {name}\n")
+
+
+def test_a_value_that_another_file_hands_on_is_meant_to_count(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(f'{START}7 data.seed=1 "$@"\n')
+    text = f"cd {tmp_path}\nbash train.sh data.train_batch_size=9\n"
+    found = checked(tmp_path, text)
+    assert found.values["train_batch_size"].value == 9
+    assert not [one for one in found.findings if "given twice" in one.message]
+
+
+def test_nothing_of_a_file_is_run(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    evil = f"touch {canary}\n$(touch {canary}) `touch {canary}`\neval touch {canary}\n"
+    (tmp_path / "evil.sh").write_text(f"#!/bin/bash\n{evil}{START}7\n")
+    (tmp_path / "evil.sh").chmod(0o755)
+    starts = f"""cd {tmp_path}
+bash evil.sh
+srun ./evil.sh
+./evil.sh
+sbatch evil.sh
+bash < evil.sh
+bash <(cat evil.sh)
+bash <<< '{evil}'
+echo '{evil}' | bash
+cat <<'E' | bash
+{evil}E
+"""
+    assert checked(tmp_path, starts).lines
+    assert not canary.exists()
+
+
+def test_a_fifo_that_is_given_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "in.sh")
+    with pytest.raises(CheckError, match="it is not here"):
+        checked(tmp_path, f"cd {tmp_path}\nbash in.sh; bash < in.sh\n")

@@ -80,8 +80,8 @@ class Value:
 class Checked:
     """The verdict on a job.
 
-    ``release_by`` says who chose the release, ``lines`` where the training is started,
-    ``no_memory_plan`` why ``memory`` is empty.
+    ``release_by`` says who chose the release, ``started_in`` and ``lines`` where the
+    training is started, ``no_memory_plan`` why ``memory`` is empty.
     """
 
     framework: str
@@ -93,6 +93,7 @@ class Checked:
     findings: list[Finding]
     memory: list[Row] = field(default_factory=list)
     no_memory_plan: str = ""
+    started_in: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As ``gkd check --format=json`` prints it."""
@@ -148,7 +149,7 @@ def _checked(
         raise CheckError(f"--framework={framework}: known frameworks are {known}")
     findings: list[Finding] = []
     is_whole = True
-    path, typed, raw = Path(job), "", ""
+    path, typed, whole = Path(job), "", ""
     if " " in str(job).strip() and not path.exists():
         path, typed = Path("the command"), str(job)
     if path.suffix in documents.SUFFIXES:
@@ -165,7 +166,8 @@ def _checked(
             text = f"{path} does not pass its own arguments on: those given are ignored"
             findings.append(Finding(CONFLICT, "warning", text, str(path), 0, ""))
         findings += script_file.losses(path, raw, script.lost)
-        findings += _unread(path, raw, given)
+        whole = script.text
+        findings += _unread(path, whole, given)
         findings += [note(text, file, line) for file, line, text in script.remarks]
         for others in later:
             command = others[0][1].command
@@ -192,10 +194,10 @@ def _checked(
         recipes.append(reading.recipe)
         read.append((world, reading.values))
         found = [*reading.findings, *_twice(reading.said), *_uncertain(reading.said)]
-        found += environment.findings(launch, reading, raw)
-        line = launch.command.line
-        found += placement.findings(reading.pools, machine, str(path), line)
-        found += ray_environment.findings(launch, reading, release, raw)
+        found += environment.findings(launch, reading, whole)
+        place = launch.command.file, launch.command.line
+        found += placement.findings(reading.pools, machine, *place)
+        found += ray_environment.findings(launch, reading, release, whole)
         words: list[Word | None] = [one.word for one in reading.said]
         words += [given.word for given in reading.values.values()]
         words += [w for c in (launch.command, *launch.beside) for w in c.words]
@@ -203,7 +205,7 @@ def _checked(
         set_in = [w for c in launch.beside for w in c.environment.values()]
         private |= dict.fromkeys(written_secrets.files_of(set_in))
         if reading.problem:
-            found.append(note(reading.problem, str(path), launch.command.line))
+            found.append(note(reading.problem, *place))
         told.append((world, found))
     told_names = dict.fromkeys(name for _, values in read for name in values)
     values = {name: _merged(name, read) for name in told_names}
@@ -214,12 +216,15 @@ def _checked(
     lines = sorted({launch.command.line for _, launch in starts})
     certain = {n: v.value for n, v in values.items() if v.source != "undetermined"}
     certain["release"] = release.rules
-    plan, reason, wrong = fitting.judge(certain, recipes, machine, str(path), lines[0])
+    plan, reason, wrong = fitting.judge(
+        certain, recipes, machine, start.command.file, lines[0]
+    )
     findings += [*_on_ways(told), *wrong]
     findings = list(dict.fromkeys(findings))[:MOST_FINDINGS]
     judged = name, str(release), chosen_by, str(path), lines
     secrets, unsaid = written_secrets.in_files([str(path), *files], private)
     checked = Checked(*judged, values, [*findings, *secrets], plan, reason)
+    checked.started_in = start.command.file
     return _without(checked, written_secrets.hiding(unsaid))
 
 
@@ -380,12 +385,16 @@ def _branches(worlds: Sequence[World], found: AbstractSet[int]) -> str:
 
 
 def _twice(said: Iterable[Override]) -> Iterator[Finding]:
-    """The same key with two values: the later one counts."""
+    """The same key with two values: the later one counts.
+
+    One that another file, or the command line, hands on is meant to.
+    """
     seen: dict[str, Override] = {}
     for override in said:
         before = seen.get(override.key)
         is_known = before and override.key and not (before.needs or override.needs)
-        if before and is_known and before.value != override.value:
+        here = before and before.word.file == override.word.file
+        if before and here and is_known and before.value != override.value:
             where = f"on line {before.word.line}" if before.word.line else "before"
             message = (
                 f"{override.key} is given twice: {before.value} {where}, then "
@@ -414,7 +423,9 @@ def text(checked: Checked) -> str:
     one = sanitize.line
     release = f"{checked.framework} {checked.release} ({checked.release_by})"
     lines = ", ".join(str(line) for line in checked.lines if line)
-    told = [one(f"{release}, started on line {lines}" if lines else release)]
+    elsewhere = checked.started_in not in ("", checked.script)
+    where = f"line {lines}" + f" of {checked.started_in}" * elsewhere
+    told = [one(f"{release}, started on {where}" if lines else release)]
     width = max(map(len, checked.values), default=0)
     for name, value in checked.values.items():
         if name in names(f"{checked.framework}-memory") and value.source != "user":

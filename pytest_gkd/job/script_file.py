@@ -38,11 +38,16 @@ def text_of(path: Path, *, is_script: bool = True) -> str:
         )
     if b"\0" in raw:
         raise CheckError(f"{path} is binary (it has NUL bytes), no launch script")
-    first = raw.partition(b"\n")[0]
-    if is_script and first.startswith(b"#!") and not SHELLS.match(first):
-        said = first.decode("utf-8", "replace").strip()
+    if is_script and not is_shells(raw):
+        said = raw.partition(b"\n")[0].decode("utf-8", "replace").strip()
         raise CheckError(f"{path} is not a bash script; its first line is {said[:200]}")
     return raw.decode("utf-8", "replace")
+
+
+def is_shells(raw: bytes) -> bool:
+    """Whether a shell would read it: no NUL byte, and no other program's first line."""
+    other = raw.startswith(b"#!") and not SHELLS.match(raw.partition(b"\n")[0])
+    return not other and b"\0" not in raw
 
 
 def start_of(path: Path, most: int) -> bytes:

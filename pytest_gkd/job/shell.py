@@ -13,12 +13,15 @@ import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from tree_sitter import Node, Parser
 
 from pytest_gkd.job import script_file, shell_within
 from pytest_gkd.job.shell_values import (
     EMPTY,
+    HOLE,
+    NOBODY,
     Command,
     Condition,
     Source,
@@ -79,6 +82,18 @@ CHANGED = re.compile(
 CLAUSES = ("elif_clause", "else_clause")
 TESTS = ("test_command", "compound_statement")
 RUNS = ("command", "pipeline", "list")
+WRITES = (">", ">|", ">>", "&>")
+DOCUMENT = "heredoc_body"
+
+
+class Input(NamedTuple):
+    """What a command finds at its standard input: a text where it stands, or a file."""
+
+    node: int
+    text: Text
+    file: str
+    line: int
+    is_name: bool = False
 
 
 @dataclass
@@ -87,13 +102,15 @@ class Script:
 
     A remark is a file, a line, and what could not be followed there. ``is_whole`` is
     False where the script was not followed to its end. ``lost`` are lines that bash
-    takes for commands of their own though they look like options.
+    takes for commands of their own though they look like options. ``text`` is all that
+    was read, also of other files.
     """
 
     worlds: list[World]
     remarks: list[tuple[str, int, str]] = field(default_factory=list)
     lost: list[tuple[str, int, str]] = field(default_factory=list)
     is_whole: bool = True
+    text: str = ""
 
 
 def read(
@@ -113,7 +130,8 @@ def read(
     )
     source = Source(text.encode() or path.read_bytes(), str(path))
     worlds = reader.source(source, [first])
-    return Script(worlds, reader.remarks, reader.lost, reader.is_whole)
+    read = b"\n".join(reader.texts).decode("utf-8", "replace")
+    return Script(worlds, reader.remarks, reader.lost, reader.is_whole, read)
 
 
 class _Reader(Words):
@@ -124,14 +142,19 @@ class _Reader(Words):
         self.remarks: list[tuple[str, int, str]] = []
         self.lost: list[tuple[str, int, str]] = []
         self.is_whole = True
+        self.texts: list[bytes] = []
         self._depth = 0
         self._sourced_bytes = 0  # of all files together
+        self._started: list[tuple[str, tuple[Text, ...]]] = []  # and not yet ended
+        self._input: Input | None = None
         self._waits = True
 
     def source(self, source: Source, worlds: list[World]) -> list[World]:
         """Follow a script, in all worlds."""
         outer = self._here
         self._here = source._replace(text=source.text.replace(b"\r\n", b"\n"))
+        if not source.lines and source.text not in self.texts:
+            self.texts.append(source.text)
         self._depth += 1
         try:
             signs, documents = (
@@ -324,13 +347,20 @@ class _Reader(Words):
 
     def _do_pipeline(self, node: Node, world: World) -> list[World]:
         worlds = [world]
-        for child in node.named_children:
+        children = node.named_children
+        for before, child in zip([None, *children], children, strict=False):
             worlds = [
                 inside.back_in(each)
                 for each in worlds
-                for inside in self._statement(child, [each])
+                for inside in self._piped(before, child, each)
             ]
         return worlds
+
+    def _piped(self, before: Node | None, child: Node, world: World) -> list[World]:
+        text = None if before is None else self._printed(before, world)
+        if text is None or before is None:
+            return self._statement(child, [world])
+        return self._fed(child, world, text, self._line(before))
 
     def _do_function_definition(self, node: Node, world: World) -> list[World]:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
@@ -595,39 +625,89 @@ class _Reader(Words):
         body = node.child_by_field_name("body")
         redirects = node.children_by_field_name("redirect")
         documents = [r for r in redirects if r.type == "heredoc_redirect"]
-        worlds = [world] if body is None else self._statement(body, [world])
+        worlds = [world] if body is None else self._redirected(body, redirects, world)
+        files = [*redirects, *(c for d in documents for c in d.named_children)]
+        worlds = [self._writes(body, files, documents, each) for each in worlds]
         # A command behind a here-document stands inside its node.
         for command in (c for d in documents for c in d.named_children):
-            if command.type in RUNS:
+            shows = body is not None and self._raw(body) == "cat"
+            if shows and command.type == "pipeline" and len(documents) == 1:
+                worlds = [
+                    new
+                    for each in worlds
+                    for new in self._redirected(command, documents, each)
+                ]
+            elif command.type in RUNS:
                 worlds = self._statement(command, worlds)
-        if body is not None and body.type == "command" and len(documents) == 1:
-            worlds = [
-                new for each in worlds for new in self._fed(body, documents[0], each)
-            ]
         read = READ_WHOLE.fullmatch(self._raw(body)) if body is not None else None
         if read and len(redirects) == len(documents) == 1:
             return [self._read(read[1], documents[0], each) for each in worlds]
         return worlds
 
-    def _fed(self, body: Node, document: Node, world: World) -> list[World]:
-        """A shell, ssh or sbatch whose script is a here-document."""
-        command = world.commands[-1] if world.commands else None
-        if command is None or (command.file, command.line) != (
-            self._file,
-            self._line(body),
-        ):
-            return [world]
-        within = shell_within.reads_its_input(command.words)
-        inside = next((c for c in document.children if c.type == "heredoc_body"), None)
-        if within is None or inside is None:
-            return [world]
+    def _redirected(
+        self, body: Node, redirects: Sequence[Node], world: World
+    ) -> list[World]:
+        """A command with what a here-document, or a file, gives to it."""
+        for one in reversed(redirects):
+            if one.type == "heredoc_redirect":
+                place = next((c for c in one.children if c.type == DOCUMENT), one)
+                text = self._marked(self._document, one, world)
+                return self._fed(body, world, text, self._line(place))
+            if one.type == "file_redirect" and one.children[0].type == "<":
+                text = self._text(one.children[-1], world)
+                return self._fed(body, world, text, self._line(one), is_name=True)
+        return self._statement(body, [world])
+
+    def _fed(
+        self, node: Node, world: World, text: Text, line: int, *, is_name: bool = False
+    ) -> list[World]:
+        """A statement whose first command gets that at its standard input."""
+        first = node
+        while first.type in RUNS[1:] or first.type == "redirected_statement":
+            first = first.named_children[0]
+        outer = self._input
+        self._input = Input(first.id, text, self._file, line, is_name)
+        try:
+            return self._statement(node, [world])
+        finally:
+            self._input = outer
+
+    def _marked(
+        self, read: Callable[[Node, World], Text], node: Node, world: World
+    ) -> Text:
+        """What it reads, with marks where quotes take the ends of lines away."""
         self._marks = True
         try:
-            text = self._document(document, world)
+            return read(node, world)
         finally:
             self._marks = False
-        place = self._file, self._line(inside)
-        return self._within(body, (text, *place), within, world, command)
+
+    def _writes(
+        self,
+        body: Node | None,
+        redirects: Iterable[Node],
+        documents: Sequence[Node],
+        world: World,
+    ) -> World:
+        """After scripts that it writes: ``cat <<EOF > job.sh``, or of another text."""
+        shows = body is not None and self._raw(body) == "cat"
+        for one in redirects:
+            if one.type != "file_redirect" or one.children[-2].type not in WRITES:
+                continue
+            name = self._text(one.children[-1], world).value
+            if name is None or not shell_within.SCRIPT.fullmatch(name):
+                continue
+            source = None
+            is_new = one.children[-2].type != ">>"
+            if is_new and len(documents) == 1 and shows:
+                inside = next(c for c in documents[0].children if c.type == DOCUMENT)
+                text = self._marked(self._document, documents[0], world)
+                if shell_within.is_whole(text):
+                    line = self._line(inside)
+                    source = shell_within.source(text, self._file, line)
+            path = self._absolute(world, name).shape
+            world = replace(world, written={**world.written, path: source})
+        return world
 
     def _read(self, name: str, document: Node, world: World) -> World:
         """``read -r -d '' NAME`` of a here-document: all of it, its blanks apart."""
@@ -676,11 +756,38 @@ class _Reader(Words):
         worlds = [world.with_command(command)]
         within = shell_within.script(words)
         if within is not None:
-            text = self._marked(parts, within.words, world)
+            text = self._given(parts, within.words, world)
             worlds = self._within(node, text, within, worlds[0], command)
+        elif (within := shell_within.reads_its_input(words)) is not None:
+            worlds = self._reads(node, parts, within, worlds[0], command)
+        elif (within := shell_within.file(words)) is not None:
+            file = within.words[0].text
+            worlds = self._starts(node, file, within, worlds[0], command)
         return [replace(each, jump="exit") if ends else each for each in worlds]
 
-    def _marked(
+    def _reads(
+        self,
+        node: Node,
+        parts: Iterable[Node],
+        within: shell_within.Within,
+        world: World,
+        command: Command,
+    ) -> list[World]:
+        """A shell, ssh or sbatch whose script is its standard input."""
+        for part in parts:
+            if part.type == "herestring_redirect":
+                inner = part.named_children[-1]
+                text = self._marked(self._text, inner, world)
+                there = text, self._file, self._line(inner)
+                return self._within(node, there, within, world, command)
+        given = self._input
+        if given is None or given.node != node.id:
+            return [world]
+        if given.is_name:
+            return self._starts(node, given.text, within, world, command)
+        return self._within(node, given[1:4], within, world, command)
+
+    def _given(
         self, parts: Iterable[Node], words: Sequence[Word], world: World
     ) -> tuple[Text, str, int]:
         """The text of the words, with the ends of lines that quotes take away, and
@@ -702,11 +809,7 @@ class _Reader(Words):
         name = re.fullmatch(r"\$\{?([A-Za-z_]\w*)\}?", inner, re.ASCII)
         if name and (set_by := world.variables.get(name[1])):
             return set_by[0].text, set_by[0].file, set_by[0].line
-        self._marks = True
-        try:
-            return self._text(node, world), file, line
-        finally:
-            self._marks = False
+        return self._marked(self._text, node, world), file, line
 
     def _within(
         self,
@@ -716,15 +819,73 @@ class _Reader(Words):
         world: World,
         command: Command,
     ) -> list[World]:
-        """Follow the script that a command hands to a shell, as in a subshell.
-
-        Its commands have the words of a ``ray job submit`` before their own.
-        """
+        """Follow the text that a command hands to a shell."""
         if not shell_within.is_whole(text[0]):
             return [world]
         if self._depth >= DEEPEST:
             self._remark(node, "scripts within scripts are nested too deep to follow")
             return [world]
+        return self._inside(shell_within.source(*text), within, world, command)
+
+    def _starts(
+        self,
+        node: Node,
+        name: Text,
+        within: shell_within.Within,
+        world: World,
+        command: Command,
+    ) -> list[World]:
+        """Follow the file that a command hands to a shell.
+
+        One that starts no program of interest counts for nothing.
+        """
+        if name.value is None:
+            self._remark(node, "which file is started here is not certain")
+            return [world]
+        path = self._absolute(world, name.shape).shape
+        if path in world.written:
+            source, why = world.written[path], "the script writes it itself"
+        else:
+            text, path = self._found(name.shape, world)
+            source = None if text is None else Source(text, path)
+            why = "it is not here, or too long"
+        is_script = source and script_file.is_shells(source.text)
+        if source is None or not is_script or self._depth >= DEEPEST:
+            why = why if source is None else "it is not a bash script"
+            self._remark(node, f"{name.shape} is started and not read: {why}")
+            return [world]
+        start = path, tuple(word.text for word in within.arguments)
+        if start in self._started:  # sbatch "$0", which would come here again
+            return [world]
+        outer, before = self._script, (self.is_whole, self.lost[:], self.remarks[:])
+        self._script = name
+        if shell_within.is_copied(command.words):
+            self._script = unknown("the path of Slurm's copy")
+            source = source._replace(path=self._script)
+        self._started.append(start)
+        try:
+            inside = self._inside(source, within, world, command)
+        finally:
+            self._started.pop()
+            self._script = outer
+        behind = len(world.commands)
+        commands = (c for each in inside for c in each.commands[behind:])
+        if any(shell_within.trains(one.words) for one in commands):
+            return inside
+        self.is_whole, self.lost, self.remarks = before
+        return [world]
+
+    def _inside(
+        self,
+        source: Source,
+        within: shell_within.Within,
+        world: World,
+        command: Command,
+    ) -> list[World]:
+        """Follow a script as in a process of its own.
+
+        Its commands have the words of a ``ray job submit`` before their own.
+        """
         names = command.environment if within.inherits else {}
         start = replace(
             world,
@@ -737,7 +898,7 @@ class _Reader(Words):
             functions={},
             arguments=within.arguments,
         )
-        inside = self.source(shell_within.source(*text), [start])
+        inside = self.source(source, [start])
         if shell_within.is_submitted(command.words):
             inside = [_submitted(each, len(world.commands), command) for each in inside]
         return [each.back_in(world) for each in inside]
@@ -928,6 +1089,14 @@ def _environment(given: dict[str, Word], words: Sequence[Word]) -> dict[str, Wor
             given = {name: given[name] for name in given if name != gone}
         else:
             break
+    slurms = shell_within.exported(words)
+    listed = slurms.text.shape.partition("=")[2].split(",") if slurms else ["ALL"]
+    if "ALL" not in listed:
+        given = {name: given[name] for name in given if name in listed}
+    for found in map(NAMED.fullmatch, listed):
+        if slurms and found:
+            text = Text(found[2], slurms.text.needs if HOLE in found[2] else NOBODY)
+            given = {**given, found[1]: slurms._replace(text=text)}
     return given
 
 

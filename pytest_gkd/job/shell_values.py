@@ -68,13 +68,15 @@ class Source(NamedTuple):
     """A text that is read, and where it stands.
 
     ``lines`` are offsets in it with the line that begins there, for one that stands
-    within another; ``needs`` are then what would tell the ``HOLE``s in it.
+    within another; ``needs`` are then what would tell the ``HOLE``s in it. ``path`` is
+    what it takes for its own path, where that is not ``file``.
     """
 
     text: bytes
     file: str
     lines: tuple[tuple[int, int], ...] = ()
     needs: frozenset[str] = NOBODY
+    path: Text | None = None
 
     def line(self, row: int, offset: int) -> int:
         """The line of the file, by the row and the offset in this text."""
@@ -119,6 +121,7 @@ class World:
     ``trace`` stands for the words and environments of all ``commands``, to compare
     worlds by; ``functions`` are a body and its source by name. ``exports`` is
     whether every variable that is set is exported from then on (``set -a``).
+    ``written`` are the scripts that it has written itself, None without their text.
     """
 
     variables: dict[str, tuple[Word, ...]] = field(default_factory=dict)
@@ -132,6 +135,7 @@ class World:
     conditions: tuple[Condition, ...] = ()
     arguments: tuple[Word, ...] = ()
     directory: Text = EMPTY
+    written: dict[str, Source | None] = field(default_factory=dict)
     jump: str = ""
     trace: int = 0
 
@@ -186,6 +190,7 @@ class World:
             outer,
             commands=self.commands,
             conditions=self.conditions,
+            written=self.written,
             trace=self.trace,
         )
 
@@ -234,6 +239,7 @@ class World:
             and self.local == other.local
             and self.functions == other.functions
             and self.directory == other.directory
+            and self.written == other.written
         )
 
 

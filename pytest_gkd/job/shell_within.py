@@ -1,4 +1,4 @@
-"""Finds the script within a command: ``bash -c``, ``ssh``, ``sbatch``."""
+"""Finds the script that a command gives to a shell: a text, or a file."""
 
 from __future__ import annotations
 
@@ -17,6 +17,24 @@ VALUED = {"-o", "+o", "-O", "+O", "--rcfile", "--init-file"}
 SSH_VALUED = re.compile(r"-[BbcDEeFIiJLlmOopQRSWw]")
 # What starts the shell on another machine, or in a container without this environment.
 FAR = {"ssh", "docker", "podman", "kubectl", "nerdctl"}
+# sbatch(1), options with a value behind a blank; of the long ones those without any.
+SBATCH_VALUED = re.compile(r"-[AaBbCcDdeFGiJLMmNnopqStuwx]")
+SBATCH_FLAGS = {
+    *("contiguous", "exclusive", "get-user-env", "hold", "ignore-pbs", "no-kill"),
+    *("no-requeue", "overcommit", "oversubscribe", "parsable", "quiet", "reboot"),
+    *("requeue", "spread-job", "test-only", "use-min-nodes", "verbose", "wait"),
+}
+# How a script's name ends, where no shell stands before it, and what may.
+SCRIPT = re.compile(r"[^:=]*\.(?:sh|bash|slurm|sbatch)")
+STARTERS = {
+    *("srun", "nohup", "env", "sudo", "setsid", "timeout", "nice", "numactl"),
+    *("mpirun", "singularity", "apptainer"),
+}
+# What may be a training, or what it needs to run.
+PROGRAM = re.compile(
+    r"python[\d.]*|torchrun|deepspeed|accelerate|trl|swift|megatron|uv|ray|vllm|sglang"
+    r"|.+\.py"
+)
 
 
 class Within(NamedTuple):
@@ -39,6 +57,19 @@ def inherits(words: Sequence[Word]) -> bool:
     A job on Ray runs in its own environment (ray_environment).
     """
     return not (set(names(words)) & FAR or is_submitted(words))
+
+
+def exported(words: Sequence[Word]) -> Word | None:
+    """The ``--export`` of Slurm's programs."""
+    if not {"srun", "sbatch"} & set(names(words)):
+        return None
+    given = [word for word in words if word.text.shape.startswith("--export=")]
+    return given[-1] if given else None
+
+
+def trains(words: Sequence[Word]) -> bool:
+    """Whether a command may be a training, or what one needs to run."""
+    return any(PROGRAM.fullmatch(name) for name in names(words))
 
 
 def is_submitted(words: Sequence[Word]) -> bool:
@@ -70,16 +101,58 @@ def script(words: Sequence[Word]) -> Within | None:
     return None
 
 
+def file(words: Sequence[Word]) -> Within | None:
+    """The script's file that stands among the words of a command."""
+    found = names(words)
+    at: int | None = None
+    for number, name in enumerate(found):
+        if name in SHELLS:
+            at, gives = _behind_options(words, number)
+            at = None if gives else at
+            break
+    else:
+        if "sbatch" in found:
+            at = _behind_sbatch(words, found.index("sbatch"))
+        elif found and (found[0] in STARTERS or SCRIPT.fullmatch(found[0])):
+            fits = (n for n, name in enumerate(found) if SCRIPT.fullmatch(name))
+            at = next(fits, None)
+    if at is None or at >= len(words):
+        return None
+    return Within([words[at]], tuple(words[at + 1 :]), inherits(words[:at]))
+
+
+def is_copied(words: Sequence[Word]) -> bool:
+    """Whether the file is run as a copy in another folder: Slurm's of a batch."""
+    found = names(words)
+    return "sbatch" in found and not set(found) & SHELLS
+
+
+def _behind_sbatch(words: Sequence[Word], sbatch: int) -> int:
+    at = sbatch + 1
+    while at < len(words) and words[at].text.shape.startswith("-"):
+        option = words[at].text.shape
+        is_long = option.startswith("--") and "=" not in option
+        valued = is_long and option[2:] not in SBATCH_FLAGS
+        at += 2 if valued or SBATCH_VALUED.fullmatch(option) else 1
+    return at
+
+
 def _given(words: Sequence[Word], shell: int) -> int | None:
     """Where the script of a shell's ``-c`` is."""
-    at, gives = shell + 1, False
+    at, gives = _behind_options(words, shell)
+    return at if "c" in gives and at < len(words) else None
+
+
+def _behind_options(words: Sequence[Word], shell: int) -> tuple[int, str]:
+    """Where a shell's options end, and whether a text (c) or its input (s) is read."""
+    at, gives = shell + 1, ""
     while at < len(words) and words[at].text.shape[:1] in ("-", "+"):
         option = words[at].text.shape
-        gives = gives or bool(GIVES.fullmatch(option))
+        gives += "c" if GIVES.fullmatch(option) else "s" if option == "-s" else ""
         at += 2 if option in VALUED or option.endswith("o") else 1
         if option == "--":
             break
-    return at if gives and at < len(words) else None
+    return at, gives
 
 
 def _behind_host(words: Sequence[Word], ssh: int) -> int:
@@ -103,8 +176,7 @@ def reads_its_input(words: Sequence[Word]) -> Within | None:
             return None
     if "ssh" in found and _behind_host(words, found.index("ssh")) == len(words):
         return Within((), (), inherits=False)
-    options = [word.text.shape for word in words[1:]]
-    if found[:1] == ["sbatch"] and all(one.startswith("-") for one in options):
+    if found[:1] == ["sbatch"] and _behind_sbatch(words, 0) >= len(words):
         return Within((), (), inherits=True)
     return None
 

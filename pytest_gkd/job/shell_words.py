@@ -103,7 +103,7 @@ class Words:
     def __init__(self, file: str, place: str) -> None:
         self._here = Source(b"", file)
         self._marks = False
-        self._script = file
+        self._script = Text(file)
         self._place = place
         self._steps = 0
 
@@ -448,9 +448,9 @@ class Words:
         if name in ("@", "*"):
             return _spaced(world.arguments, world)
         if name == "0":
-            return Text(self._script)
+            return self._script
         if name == "BASH_SOURCE":
-            return Text(self._file)
+            return self._here.path or Text(self._file)
         if re.fullmatch("[0-9]{1,4}", name) and 0 < int(name) <= len(world.arguments):
             return world.arguments[int(name) - 1].text
         if name == "PWD":
@@ -558,21 +558,24 @@ class Words:
             return self._calculated(node, world) or nothing
         if command.type == "list":
             return self._entered(command, world) or nothing
+        return self._printed(command, world) or nothing
+
+    def _printed(self, command: Node, world: World) -> Text | None:
+        """What a single command prints; None where that is not certain."""
         if command.type == "redirected_statement":
-            document = self._shown(command, world)
-            return nothing if document is None else document
+            return self._shown(command, world)
         if command.type != "command":
-            return nothing
+            return None
         words = self._arguments(_command_parts(command), world)
         values = [word.text.value for word in words]
         known = [value for value in values if value is not None]
         if not known or len(known) < len(values) or known[0] in world.functions:
-            return nothing
+            return None
         place = world.directory
         text = shell_patterns.printed(
             known, lambda path: self._absolute(world, path, place).value
         )
-        return nothing if text is None else Text(text)
+        return None if text is None else Text(text)
 
     def _calculated(self, node: Node, world: World) -> Text | None:
         """``$((1 + 2))``, which the parser takes for a subshell in ``${x:-...}``."""
