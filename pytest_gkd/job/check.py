@@ -387,13 +387,14 @@ def _branches(worlds: Sequence[World], found: AbstractSet[int]) -> str:
 def _twice(said: Iterable[Override]) -> Iterator[Finding]:
     """The same key with two values: the later one counts.
 
-    One that another file, or the command line, hands on is meant to.
+    One that another script hands on is meant to.
     """
     seen: dict[str, Override] = {}
     for override in said:
         before = seen.get(override.key)
         is_known = before and override.key and not (before.needs or override.needs)
-        here = before and before.word.file == override.word.file
+        places = {before.word.file, override.word.file} if before else set()
+        here = len(places) == 1 or "the command line" in places
         if before and here and is_known and before.value != override.value:
             where = f"on line {before.word.line}" if before.word.line else "before"
             message = (

@@ -129,6 +129,7 @@ def read(
         arguments=words,
     )
     source = Source(text.encode() or path.read_bytes(), str(path))
+    reader.started = [(str(path.absolute()), tuple(word.text for word in words))]
     worlds = reader.source(source, [first])
     read = b"\n".join(reader.texts).decode("utf-8", "replace")
     return Script(worlds, reader.remarks, reader.lost, reader.is_whole, read)
@@ -145,7 +146,8 @@ class _Reader(Words):
         self.texts: list[bytes] = []
         self._depth = 0
         self._sourced_bytes = 0  # of all files together
-        self._started: list[tuple[str, tuple[Text, ...]]] = []  # and not yet ended
+        # Files with their arguments that are not yet at their end.
+        self.started: list[tuple[str, tuple[Text, ...]]] = []
         self._input: Input | None = None
         self._waits = True
 
@@ -855,18 +857,18 @@ class _Reader(Words):
             self._remark(node, f"{name.shape} is started and not read: {why}")
             return [world]
         start = path, tuple(word.text for word in within.arguments)
-        if start in self._started:  # sbatch "$0", which would come here again
+        if start in self.started:  # sbatch "$0", which would come here again
             return [world]
         outer, before = self._script, (self.is_whole, self.lost[:], self.remarks[:])
         self._script = name
         if shell_within.is_copied(command.words):
             self._script = unknown("the path of Slurm's copy")
             source = source._replace(path=self._script)
-        self._started.append(start)
+        self.started.append(start)
         try:
             inside = self._inside(source, within, world, command)
         finally:
-            self._started.pop()
+            self.started.pop()
             self._script = outer
         behind = len(world.commands)
         commands = (c for each in inside for c in each.commands[behind:])
