@@ -150,6 +150,8 @@ FIGURES = (
     "running called running",
     "only numbers tell: not called healthy or running",
     "only numbers tell: and its cause right first",
+    "only numbers tell: told, if as a note",
+    "sound: without a note",
 )
 
 
@@ -171,10 +173,13 @@ def figures(label: dict[str, Any], report: LogReport) -> dict[str, bool]:
         accepted = {label["cause"], *label.get("also", ())}
         right = named in accepted or ("" in accepted and report.verdict == "failed")
         found |= {FIGURES[8]: told, FIGURES[9]: told and right}
+        found[FIGURES[10]] = told or bool(report.notes)
     elif outcome == "running":
         found |= {FIGURES[6]: sound, FIGURES[7]: report.verdict == "running"}
     else:
         found[FIGURES[5]] = sound
+    if outcome in {"healthy", "running"}:
+        found[FIGURES[11]] = not report.notes
     if label.get("phase") and not label.get("silent"):
         found[FIGURES[4]] = report.phase == label["phase"]
     return found

@@ -48,7 +48,7 @@ DEEPSPEED = (
             {
                 "actor/loss": 0.5,
                 "perf/mfu/actor": 0.31,
-                "perf/max_memory_allocated_gb": 1.5e9,
+                "perf/max_memory_allocated_gb": 1.5 * 2**30,
             },
         ),
         ("{'loss': 0.5, 'grad_norm': 1.2}", *(None, None), {"grad_norm": 1.2}),
@@ -71,7 +71,7 @@ DEEPSPEED = (
             {"Loss": 0.1234, "Peak Mem": 12 * 2**30, "MFU": 0.125, "LR": 1e-6},
         ),
         (VLLM, *(None, None), {"Waiting": 7.0, "GPU KV cache usage": 0.015}),
-        (DEEPSPEED, *(5, None), {"MemAllocated": 1.25e9}),
+        (DEEPSPEED, *(5, None), {"MemAllocated": 1.25 * 2**30}),
         ("steps: 10 loss: 1.25 iter time (s): 0.5", *(10, None), {"loss": 1.25}),
         ("  • Total step time: 12.5s", *(None, None), {"Total step time": 12.5}),
         ("======== Step 3/100 ========", *(3, 100), {}),
@@ -490,10 +490,10 @@ def test_a_value_that_no_step_is_told_of_is_counted() -> None:
     assert one.text == "loss: is nan from here on; no number before (logged value 1)"
 
 
-def test_a_size_in_bytes_is_shown_in_gigabytes() -> None:
+def test_a_size_in_bytes_is_shown_in_gibibytes() -> None:
     lines = [f"step:{n} - perf/max_memory_allocated_gb:{n + 30}" for n in range(90)]
     (one,) = findings.find(collected(*lines).series())
-    assert "grows by 1 GB a step, from 30 GB to 119 GB" in one.text
+    assert "grows by 1 GiB a step, from 30 GiB to 119 GiB" in one.text
 
 
 @pytest.mark.parametrize("values", [("-1e308", "1e308"), ("0", "5e-324")])

@@ -20,6 +20,8 @@ from pytest_gkd.diagnosis.diagnose import (
 )
 from pytest_gkd.diagnosis.log_file import Log, LogError, opened, read
 from pytest_gkd.diagnosis.metrics import findings
+from pytest_gkd.diagnosis.metrics.capacity import capacity
+from pytest_gkd.diagnosis.metrics.judging import NumberFinding
 from pytest_gkd.diagnosis.metrics.series import Series
 from pytest_gkd.diagnosis.nearest import nearest
 from pytest_gkd.diagnosis.patterns import Pattern
@@ -82,7 +84,8 @@ class LogReport:
     first line that tells of it. ``suspicion`` is what to look at when a run stands
     still, or when one at work should. ``telling`` are the lines to read when nothing is
     known. ``nearest`` are guesses: the causes that these lines resemble
-    most. ``series`` are the metrics that were judged.
+    most. ``series`` are the metrics that were judged, ``notes`` what they show that is
+    worth a look and proves nothing, each with its file.
     ``unreadable`` are the files that were left out, and
     ``partial`` says of which only a part was read.
     """
@@ -98,6 +101,7 @@ class LogReport:
     suspicion: Suspicion | None = None
     nearest: tuple[str, ...] = ()
     series: tuple[Series, ...] = ()
+    notes: tuple[tuple[str, NumberFinding], ...] = ()
     unreadable: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
 
@@ -131,6 +135,17 @@ class LogReport:
             ],
             "telling": [_line_json(line) for line in self.telling],
             "nearest": list(self.nearest),
+            "notes": [
+                {
+                    "cause": one.cause,
+                    "metric": one.metric,
+                    "step": one.step,
+                    "file": name,
+                    "line": one.line,
+                    "text": one.text,
+                }
+                for name, one in self.notes
+            ],
             "series": [one.to_json() for one in self.series],
             "unreadable": list(self.unreadable),
             "partial": list(self.partial),
@@ -147,7 +162,20 @@ def judge(logs: list[Log], catalogue: Catalogue, now: str = "") -> LogReport:
         silence.refuse(now)
     text = b"\n".join(log.edges for log in logs)
     phase = _phase(logs, _next_phase(text))
-    hits = [*counted(logs), *_of_numbers(logs, catalogue)]
+    seen = [*_of_numbers(logs, catalogue)]
+    hits = [*counted(logs), *_proofs(logs, seen, catalogue)]
+    report = _verdict(logs, hits, catalogue, phase, text, now)
+    return replace(report, notes=tuple(one for one in seen if not one[1].certain))
+
+
+def _verdict(
+    logs: list[Log],
+    hits: list[Hit],
+    catalogue: Catalogue,
+    phase: str,
+    text: bytes,
+    now: str,
+) -> LogReport:
     found = choose(hits, catalogue)
     strong = [one for one in found if not one.weak and one.confidence != "guess"]
     last = _last(logs)
@@ -275,23 +303,36 @@ def _survived(logs: list[Log]) -> Iterator[tuple[str, EvidenceLine]]:
             yield hit.cause, EvidenceLine(hit.source, hit.line, hit.text)
 
 
-def _of_numbers(logs: list[Log], catalogue: Catalogue) -> Iterator[Hit]:
-    """What the metrics prove; a crash or an error that ended the run comes before."""
-    for number, log in enumerate(logs):
-        for one in findings.find(log.metrics.current()):
+def _of_numbers(
+    logs: list[Log], catalogue: Catalogue
+) -> Iterator[tuple[str, NumberFinding]]:
+    """What the metrics show, each with the name of its log."""
+    for log in logs:
+        every, total = log.metrics.current(), log.metrics.total
+        for one in findings.find(every, total, capacity(log.edges)):
             if one.cause in catalogue:
-                tier = catalogue[one.cause].tier
-                yield Hit(
-                    cause=one.cause,
-                    signature=_NUMBERS,
-                    tier="symptom" if tier == "cause" else tier,
-                    source=log.name,
-                    line=one.line,
-                    text=f"{one.where}: {one.metric} is {one.value:.4g}",
-                    facts={"what": one.text},
-                    source_index=number,
-                    order=one.order,
-                )
+                yield log.name, one
+
+
+def _proofs(
+    logs: list[Log], seen: Iterable[tuple[str, NumberFinding]], catalogue: Catalogue
+) -> Iterator[Hit]:
+    """What is certain of it; a crash or an error that ended the run comes before."""
+    numbers = {log.name: number for number, log in enumerate(logs)}
+    for name, one in seen:
+        if one.certain:
+            tier = catalogue[one.cause].tier
+            yield Hit(
+                cause=one.cause,
+                signature=_NUMBERS,
+                tier="symptom" if tier == "cause" else tier,
+                source=name,
+                line=one.line,
+                text=f"{one.where}: {one.metric} is {one.value:.4g}",
+                facts={"what": one.text},
+                source_index=numbers[name],
+                order=one.order,
+            )
 
 
 def _next_phase(text: bytes) -> str:

@@ -215,6 +215,8 @@ def log_text(report: LogReport) -> str:
         lines += [f"  {_place(line, LOG_LINE)}" for line in report.telling]
         lines += wrapped("  like  ", _guesses(report.nearest))
     lines += _suspects(report)
+    if report.verdict not in {"failed", "unknown"}:
+        lines += _numbers_noted(report)
     lines += [
         f"  past  {cause}, which the run survived: {_place(line, LOG_LINE)}"
         for cause, line in report.survived
@@ -247,6 +249,14 @@ def _suspects(report: LogReport) -> Iterator[str]:
         if one.command:
             # A command must stay on one line to be copied.
             yield f"           {one.command}"
+
+
+def _numbers_noted(report: LogReport) -> Iterator[str]:
+    """What the metrics show that may be as it should be; nothing of it failed."""
+    notes = [one for _, one in report.notes[:NOTES]]
+    for number, one in enumerate(notes):
+        first = f"  {'' if number else 'note':<6}"
+        yield from wrapped(first, f"{sanitize.line(one.text)} [{one.cause}]")
 
 
 def _at_work(report: LogReport) -> str:

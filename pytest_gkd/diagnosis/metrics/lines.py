@@ -84,8 +84,14 @@ _EPOCH = re.compile(rb"\bEpoch (\d{1,6}):")
 # What verl before 0.5 made of a learning rate of 1e-6 (utils/logger: ``{v:.3f}``).
 _ROUNDED = re.compile(rb"-?0\.0{2,4}")
 _NAMED_UNIT = re.compile(rb"\((ms|[KMGT]i?B)\)$|_(gb|ms)$")
-_SCALES = {b"ms": 1e-3, b"KB": 1e3, b"MB": 1e6, b"GB": 1e9, b"TB": 1e12, b"KiB": 2**10}
-_SCALES |= {b"MiB": 2**20, b"GiB": 2**30, b"TiB": 2**40, b"%": 0.01, b"gb": 1e9}
+# Who prints MB or GB has divided by 1024 (verl, workers/engine_workers.py; DeepSpeed,
+# utils/timer.py; Megatron-LM, training/utils.py).
+_SCALES = {b"ms": 1e-3, b"%": 0.01, b"gb": 2.0**30}
+_SCALES |= {
+    letter + unit: 2.0**power
+    for letter, power in ((b"K", 10), (b"M", 20), (b"G", 30), (b"T", 40))
+    for unit in (b"B", b"iB")
+}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 # A normal distribution's standard deviation is so many median absolute deviations
 # (Hampel, The Influence Curve and its Role in Robust Estimation, JASA 69, 1974).
 NORMAL = 1.4826
+# 90 of 100 cases lie within so many standard deviations of it.
+NORMAL_90 = 1.645
 # Slopes are taken between so many points at most; their pairs grow with the square.
 MOST_POINTS = 120
 
@@ -27,13 +29,34 @@ def slope(steps: Sequence[float], values: Sequence[float]) -> float:
 
     Theil, Indagationes Mathematicae 12, 1950; Sen, JASA 63, 1968.
     """
+    slopes = _slopes(steps, values)
+    return float(median(slopes)) if slopes else 0.0
+
+
+def slope_interval(
+    steps: Sequence[float], values: Sequence[float]
+) -> tuple[float, float]:
+    """Between which slopes the true one lies in 90 of 100 cases.
+
+    Sen, JASA 63, 1968, by the normal approximation of Gilbert, Statistical Methods for
+    Environmental Pollution Monitoring, 1987, 16.4.2.
+    """
+    slopes = sorted(_slopes(steps, values))
+    if not slopes:
+        return 0.0, 0.0
+    n = len(thinned(values))
+    half = NORMAL_90 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18) / 2
+    low, high = len(slopes) / 2 - half, len(slopes) / 2 + half
+    return slopes[max(0, math.floor(low))], slopes[min(len(slopes) - 1, round(high))]
+
+
+def _slopes(steps: Sequence[float], values: Sequence[float]) -> list[float]:
     points = thinned(list(zip(steps, values, strict=True)))
-    slopes = [
+    return [
         (after - before) / (late - early)
         for (early, before), (late, after) in itertools.combinations(points, 2)
         if late != early
     ]
-    return float(median(slopes)) if slopes else 0.0
 
 
 def trend(values: Sequence[float]) -> float:

@@ -1,0 +1,214 @@
+"""What every judgement of a metric is made with: its run, its places, its words."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+from pytest_gkd.diagnosis.metrics import statistics as robust
+from pytest_gkd.diagnosis.metrics.capacity import Capacity
+from pytest_gkd.diagnosis.metrics.roles import role
+from pytest_gkd.diagnosis.metrics.series import Series
+
+# So many steps tell what is usual.
+ENOUGH = 8
+# Beyond so many deviations a level is another one; of 10,000 steps none by chance.
+FAR = 6.0
+# Standard deviations from which a trend is one.
+SURE = 3.0
+# Of so many windows the median is taken: of all, its time would grow with the square.
+LEVELS = 200
+# A level that is to be a multiple of another one has that to be more than nothing.
+LEAST = 1e-3
+
+
+@dataclass(frozen=True)
+class NumberFinding:
+    """What a metric shows: since which step, where, and in which words.
+
+    ``value`` is what the metric was at that step, ``where`` what to call it. One that
+    is ``certain`` proves that the run is broken; any other is worth a look, and an
+    engineer may say that it is as it should be.
+    """
+
+    cause: str
+    metric: str
+    step: int
+    value: float
+    line: int
+    order: int
+    where: str
+    text: str
+    certain: bool = True
+
+
+@dataclass(frozen=True)
+class Run:
+    """All series of a run, which tell what one of them means.
+
+    ``total`` is the number of steps that it is to make, 0 where that is not known.
+    """
+
+    every: Sequence[Series]
+    total: int = 0
+    capacity: Capacity = field(default_factory=Capacity)
+
+    @cached_property
+    def improves(self) -> bool | None:
+        """Whether it learns: its rewards rise, or its loss falls where it has none.
+
+        None where it prints neither for long enough.
+        """
+        rewards = [one for one in self.every if role(one.name) in _GOOD]
+        rewards = [one for one in rewards if self.counts(one)]
+        for series, sign in ((rewards, 1), (self._losses(), -1)):
+            finite = [one.finite().values for one in series]
+            if known := [values for values in finite if len(values) >= ENOUGH]:
+                return any(sign * robust.trend(values) > SURE for values in known)
+        return None
+
+    def counts(self, series: Series, *, constant: bool = False) -> bool:
+        """Whether this reward is the one that the run is to make larger.
+
+        A format is soon always right, and a penalty may grow while the sum of rewards
+        rises. Rewards less the mean of their group are 0 on average, and distillation
+        needs none, so a ``constant`` one says nothing there (THUDM/slime 624b824,
+        slime/ray/rollout.py _post_process_rewards and
+        slime/rollout/on_policy_distillation.py).
+        """
+        names = [one.name for one in self.every]
+        distils = any(map(_DISTILS.search, names))
+        if _ONE_REWARD.search(series.name):
+            return not {"reward", "train/reward"} & {*names}
+        if any("raw_reward" in name for name in names):
+            return "raw_reward" in series.name and not distils
+        return not (constant and distils)
+
+    def _losses(self) -> list[Series]:
+        return [one for one in self.every if role(one.name) == "loss"]
+
+    def grown(self, of_role: str) -> float | None:
+        """How many times its first level what has this role is at the end; or None."""
+        found = [ends(one) for one in self.every if role(one.name) == of_role]
+        return max(
+            (last / first for first, last in filter(None, found) if first > 0),
+            default=None,
+        )
+
+    def longer_responses(self, series: Series) -> bool:
+        """Whether the responses grow as much, which take their time and memory."""
+        levels = ends(series)
+        if levels is None or levels[0] <= 0:
+            return False
+        for one in self.every:
+            lengths = ends(one) if role(one.name) == "response length" else None
+            if lengths is None or lengths[0] <= 0:
+                continue
+            grown = robust.trend(one.finite().values) > SURE
+            if grown and lengths[1] / lengths[0] >= levels[1] / levels[0]:
+                return True
+        return False
+
+
+_GOOD = {"reward", "accuracy"}
+_DISTILS = re.compile(r"distill|\bopd_|teacher")
+# One of several rewards, as TRL and ms-swift name them.
+_ONE_REWARD = re.compile(r"^(?:train/)?rewards/.+/mean$")
+
+Judge = Callable[[Series, Run], Iterator[NumberFinding]]
+JudgeOfEnds = Callable[[Series, Run, float, float], Iterator[NumberFinding]]
+
+
+class Judges(list[tuple[frozenset[str], Judge]]):
+    """What judges the series of some roles, as it is registered."""
+
+    def of(self, *roles: str) -> Callable[[Judge], Judge]:
+        """Register what judges each series of these roles."""
+
+        def register(judge: Judge) -> Judge:
+            self.append((frozenset(roles), judge))
+            return judge
+
+        return register
+
+    def of_ends(self, *roles: str) -> Callable[[JudgeOfEnds], JudgeOfEnds]:
+        """Register what judges a series by the usual values of its first and last part.
+
+        It is given finite numbers only, and no series that has too few of them.
+        """
+
+        def register(judge: JudgeOfEnds) -> JudgeOfEnds:
+            def of_series(series: Series, run: Run) -> Iterator[NumberFinding]:
+                if (levels := ends(series)) is not None:
+                    yield from judge(series.finite(), run, *levels)
+
+            self.append((frozenset(roles), of_series))
+            return judge
+
+        return register
+
+
+def ends(series: Series) -> tuple[float, float] | None:
+    """The usual value in the first and in the last part; None for a short series."""
+    values = series.finite().values
+    if len(values) < ENOUGH:
+        return None
+    part = max(3, len(values) // 8)
+    return robust.median(values[:part]), robust.median(values[-part:])
+
+
+def window(series: Series) -> int:
+    """How many values tell a level of this series."""
+    return max(3, len(series) // 8)
+
+
+def levels(values: Sequence[float], width: int) -> dict[int, float]:
+    """The usual value in windows by their places: the last, and some LEVELS before."""
+    end = len(values) - width
+    places = [*range(0, end, max(1, end // LEVELS)), end]
+    return {at: robust.median(values[at : at + width]) for at in places}
+
+
+def since(series: Series, holds: Callable[[float], bool]) -> int:
+    """From which place on all values hold, or nearly all; len(series) where none."""
+    at = len(series)
+    misses = 0
+    for place in range(len(series) - 1, -1, -1):
+        if holds(series.values[place]):
+            at = place
+        else:
+            misses += 1
+            if misses > (len(series) - place) * 0.2:
+                break
+    return at
+
+
+def above(limit: float) -> Callable[[float], bool]:
+    """Whether a value is greater, for ``since``."""
+    return partial(operator.lt, limit)
+
+
+def below(limit: float) -> Callable[[float], bool]:
+    """Whether a value is less, for ``since``."""
+    return partial(operator.gt, limit)
+
+
+def found(
+    series: Series, at: int, cause: str, text: str, *, certain: bool = True
+) -> NumberFinding:
+    """What is seen of a series from a place on, its last where none is named."""
+    at = min(at, len(series) - 1)
+    where = f"{'logged value' if series.counted else 'step'} {series.steps[at]}"
+    return NumberFinding(
+        cause,
+        series.name,
+        series.steps[at],
+        series.values[at],
+        *series.places[at],
+        where,
+        f"{series.name}: {text} ({where})",
+        certain,
+    )

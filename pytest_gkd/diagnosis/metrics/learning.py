@@ -1,0 +1,239 @@
+"""What a run learns: losses, gradients, rewards, entropy, lengths, experts.
+
+What no engineer would let run on is certain: numbers that are none, a gradient or a
+rate of 0, a reward that never changes or is lost again, a model worse than at its
+start. What may be as it should be is not: a loss that rises when harder data comes, an
+entropy or a length that falls while the reward rises, a validation loss that turns up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from pytest_gkd.diagnosis.metrics import statistics as robust
+from pytest_gkd.diagnosis.metrics.judging import (
+    ENOUGH,
+    FAR,
+    LEAST,
+    SURE,
+    Judges,
+    NumberFinding,
+    Run,
+    above,
+    below,
+    found,
+    levels,
+    since,
+    window,
+)
+from pytest_gkd.diagnosis.metrics.roles import role
+from pytest_gkd.diagnosis.metrics.series import Series
+
+JUDGES = Judges()
+
+# Where so many responses are cut off, the reward of the rest says nothing.
+NEARLY_ALL = 0.95
+
+
+@JUDGES.of("loss", "policy loss", "gradient norm", "entropy", "KL", "reward")
+def _not_finite(series: Series, run: Run) -> Iterator[NumberFinding]:
+    at = since(series, lambda value: not math.isfinite(value))
+    if len(series) - at >= min(3, len(series)):
+        before = series.finite()
+        usual = (
+            f"{robust.median(before.values):.4g} before"
+            if len(before)
+            else "no number before"
+        )
+        text = f"is {series.values[at]} from here on; {usual}"
+        yield found(series, at, "train.nan", text)
+
+
+@JUDGES.of("gradient norm")
+def _no_gradient(series: Series, run: Run) -> Iterator[NumberFinding]:
+    at = since(series, lambda value: abs(value) < 1e-9)
+    if len(series) - at >= 5:
+        yield found(series, at, "train.no-grad", "is 0 from here on")
+
+
+@JUDGES.of("loss", "gradient norm")
+def _diverges(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """A loss or a gradient that ends far above its lowest level.
+
+    The loss of a run with rewards follows the KL term, from 0 upwards (huggingface/trl
+    f2cd577, docs/source/grpo_trainer.md, Computing the loss).
+    """
+    series = series.finite()
+    width = window(series)
+    if len(series) < ENOUGH or min(series.values) < 0:
+        return
+    values = series.values
+    is_loss = role(series.name) == "loss"
+    known = levels(values, width)
+    end = len(values) - width
+    lowest = min((at for at in known if at <= end - width // 2), key=known.__getitem__)
+    best, last = max(known[lowest], LEAST), known[end]
+    if is_loss and last < 0.5 and any(role(one.name) == "reward" for one in run.every):
+        return
+    usual = values[lowest : lowest + width]
+    spread = max(robust.deviation(usual), 0.02 * best)
+    at = min(since(series, above(best + FAR * spread)), len(series) - 1)
+    lasts = len(series) - at > width  # as after a jump that was the end of it
+    rises = robust.trend(values[lowest:]) > SURE
+    factor = 1.5 if is_loss else 10.0
+    if last > factor * best and last > best + FAR * spread and (rises or lasts):
+        text = f"rises from {best:.4g} to {last:.4g}"
+        worse = _is_broken if is_loss else _explodes
+        certain = worse(run, known[0], best, last, values[at:])
+        yield found(series, at, "train.diverged", text, certain=certain)
+
+
+def _is_broken(
+    run: Run, first: float, best: float, last: float, risen: list[float]
+) -> bool:
+    """Whether a loss that rose tells of a model that got worse, not of harder data.
+
+    That would be learned again, with gradients and a rate as before; and the reward
+    rises with neither.
+    """
+    if run.improves and any(role(one.name) == "reward" for one in run.every):
+        return False
+    gradients, rate = run.grown("gradient norm"), run.grown("learning rate") or 1.0
+    if last > 1.1 * first:  # worse than it began
+        as_before = gradients is not None and gradients < 1.5 and rate < 2
+        return not as_before or last > 3 * best
+    return last > 3 * best and robust.trend(risen) > -SURE
+
+
+def _explodes(
+    run: Run, first: float, best: float, last: float, risen: list[float]
+) -> bool:
+    """Whether gradients that rose are more than clipping copes with."""
+    return run.improves is False or (last > 100 * best and not run.improves)
+
+
+@JUDGES.of_ends("entropy")
+def _entropy(
+    series: Series, run: Run, first: float, last: float
+) -> Iterator[NumberFinding]:
+    if first <= 0:
+        return
+    trend = robust.trend(series.values)
+    certain = run.improves is False
+    told = f"from {first:.4g} to {last:.4g}"
+    if last < 0.3 * first and trend < -SURE:
+        at, text = since(series, below(0.3 * first)), f"collapses {told}"
+        yield found(series, at, "train.diverged", text, certain=certain)
+    elif last > 2 * first and last > first + 1 and trend > SURE:
+        at, text = since(series, above(2 * first)), f"runs away {told}"
+        yield found(series, at, "train.diverged", text, certain=certain)
+
+
+@JUDGES.of("validation loss")
+def _overfits(series: Series, run: Run) -> Iterator[NumberFinding]:
+    series = series.finite()
+    if len(series) < 5:
+        return
+    values = series.values
+    lowest = min(range(len(values)), key=values.__getitem__)
+    best, last = max(values[lowest], LEAST), values[-1]
+    if last > 1.2 * best and robust.trend(values[lowest:]) > 2:
+        text = f"rises from {best:.4g} to {last:.4g} while the training goes on"
+        # The best checkpoint is kept, or the model is worse than it ever was.
+        certain = last > 1.5 * best or last > values[0]
+        yield found(series, lowest + 1, "train.diverged", text, certain=certain)
+
+
+@JUDGES.of("learning rate")
+def _no_learning_rate(series: Series, run: Run) -> Iterator[NumberFinding]:
+    at = since(series, lambda value: value == 0)
+    if len(series) - at >= max(5, len(series) // 10):
+        yield found(series, at, "train.no-grad", "is 0 from here on")
+
+
+@JUDGES.of_ends("loss scale")
+def _loss_scale(
+    series: Series, run: Run, first: float, last: float
+) -> Iterator[NumberFinding]:
+    if last <= 1 and first >= 64:
+        text = f"falls from {first:.4g} to {last:.4g}: gradients overflow"
+        yield found(series, since(series, below(first)), "train.nan", text)
+
+
+@JUDGES.of("reward", "accuracy")
+def _falls(series: Series, run: Run) -> Iterator[NumberFinding]:
+    if role(series.name) == "reward" and not run.counts(series):
+        return
+    series = series.finite()
+    width = window(series)
+    if len(series) < 2 * ENOUGH:
+        return
+    values = series.values
+    known = levels(values, width)
+    highest = max(known, key=known.__getitem__)
+    best, last = known[highest], known[len(values) - width]
+    spread = max(robust.deviation(values[highest : highest + width]), LEAST)
+    if (
+        last < best - max(0.2 * abs(best), 3 * spread)
+        and len(values) - highest >= ENOUGH
+        and robust.trend(values[highest:]) < -SURE
+    ):
+        lost = best - last
+        at = since(series, below(best - max(3 * spread, lost / 5)))
+        # Harder prompts cost some of what was learned, not most of it.
+        certain = lost > 0.5 * (best - known[0]) or lost > 0.5 * abs(best)
+        text = f"falls from {best:.4g} to {last:.4g}"
+        yield found(series, at, "train.diverged", text, certain=certain)
+
+
+@JUDGES.of("reward")
+def _constant(series: Series, run: Run) -> Iterator[NumberFinding]:
+    if not run.counts(series, constant=True):
+        return
+    at = since(series, lambda value: value == series.values[-1])
+    learned = robust.trend(series.values[:at]) > SURE
+    if learned and series.values[-1] == max(series.values):
+        return  # all is solved
+    if len(series) - at >= max(10, len(series) // 3):
+        text = f"is {series.values[-1]:.4g} in every step from here on"
+        yield found(series, at, "train.diverged", text)
+
+
+@JUDGES.of_ends("truncated")
+def _truncated(
+    series: Series, run: Run, first: float, last: float
+) -> Iterator[NumberFinding]:
+    if min(first, last, robust.median(series.values)) >= 0.9:
+        text = f"{last:.0%} of the responses never end"
+        certain = last >= NEARLY_ALL or not run.improves
+        yield found(series, 0, "tokenizer.eos-token", text, certain=certain)
+    elif last >= 0.5 and last > first + 0.2 and robust.trend(series.values) > SURE:
+        # Answers grow while a model learns to reason, but some are to end.
+        certain = run.improves is False or last >= NEARLY_ALL
+        at, text = since(series, above(first + 0.2)), "of the responses are cut off"
+        text = f"from {first:.3g} to {last:.3g} {text}"
+        yield found(series, at, "train.diverged", text, certain=certain)
+
+
+@JUDGES.of_ends("response length")
+def _lengths(
+    series: Series, run: Run, first: float, last: float
+) -> Iterator[NumberFinding]:
+    if last < 0.25 * first and robust.trend(series.values) < -SURE:
+        at, text = since(series, below(0.25 * first)), "collapses from"
+        text = f"{text} {first:.4g} to {last:.4g}"
+        certain = run.improves is False
+        yield found(series, at, "train.diverged", text, certain=certain)
+
+
+@JUDGES.of_ends("imbalance")
+def _experts(
+    series: Series, run: Run, first: float, last: float
+) -> Iterator[NumberFinding]:
+    first = max(first, LEAST)
+    if last > 2 * first and robust.trend(series.values) > SURE:
+        at, text = since(series, above(2 * first)), f"from {first:.4g} to {last:.4g}"
+        late = robust.trend(series.values[len(series) // 2 :])
+        certain = last > 3 * first and late > SURE
+        yield found(series, at, "train.moe", f"rises {text}", certain=certain)

@@ -1,0 +1,86 @@
+"""Whether rollout and trainer compute the same: what they differ by, and its growth.
+
+Two engines never agree to the last bit: their kernels sum in another order, and bf16
+has three digits. What that comes to is in DIFFERS, each with who says so; beyond twice
+that, and growing, the rollout no longer has the trainer's weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from pytest_gkd.diagnosis.metrics import statistics as robust
+from pytest_gkd.diagnosis.metrics.judging import (
+    ENOUGH,
+    SURE,
+    Judges,
+    NumberFinding,
+    Run,
+    above,
+    below,
+    found,
+    since,
+)
+from pytest_gkd.diagnosis.metrics.series import Series
+
+JUDGES = Judges()
+
+# Metrics by name, what they are when both compute alike, and what is usual beyond that.
+DIFFERS = tuple(
+    (re.compile(name, re.IGNORECASE), alike, usual)
+    for name, alike, usual in (
+        # Below 0.005 as a rule, above 0.01 one of the engines is at fault
+        # (verl-project/verl, docs/faq/faq.rst, calculate_log_probs).
+        ("probs_diff", 0.0, 0.01),
+        # Near 1; above 1.05 something is wrong (NVIDIA-NeMo/RL,
+        # docs/guides/dtensor-tp-accuracy.md).
+        (r"mult[_. ]prob[_. ]error", 1.0, 0.05),
+        # 0.032 on average where weights were verified to be the same
+        # (NVIDIA-NeMo/RL, docs/guides/checkpoint-engine-refit.md), 0.14 to 0.37 with
+        # experts that are routed anew (radixark/miles, issue 2722).
+        (r"logprobs?[_.\w]*diff|logp_difference", 0.0, 0.1),
+        # About 0.001 (NVIDIA-NeMo/RL, docs/guides/grpo.md, KL Divergence Error); 0.004
+        # with experts (NVIDIA/Megatron-LM, pull request 7562).
+        ("", 0.0, 0.01),
+    )
+)
+# Correlation of the probabilities: 0.9 with an output layer in bf16, which was no fault
+# of the weights, 0.99 with one in fp32 (MiniMax-M1, arXiv 2506.13585, section 3.2).
+CORRELATES = 0.9
+
+
+@JUDGES.of("disagreement")
+def _drifts(series: Series, run: Run) -> Iterator[NumberFinding]:
+    series = series.finite()
+    if len(series) < ENOUGH:
+        return
+    alike, usual = next(
+        (alike, usual) for name, alike, usual in DIFFERS if name.search(series.name)
+    )
+    apart = [abs(value - alike) for value in series.values]
+    first = robust.median(apart[:3])  # it may begin to drift at once
+    last = robust.median(apart[-max(3, len(apart) // 8) :])
+    told = f"{alike + first:.4g} to {alike + last:.4g}"
+    if last > max(2 * usual, 3 * first) and robust.trend(apart) > SURE:
+        at = since(series, above(alike + max(usual, 3 * first)))
+        text = f"the rollout drifts from the trainer, {told}"
+        yield found(series, at, "sync.not-applied", text)
+    elif min(first, last) > usual:
+        text = (
+            f"rollout and trainer differ by more than numerics as a rule do, {told} "
+            f"(up to {alike + usual:.4g}), and no more at the end: precision, sampling "
+            "parameters or routing rather than weights"
+        )
+        yield found(series, 0, "sync.not-applied", text, certain=False)
+
+
+@JUDGES.of_ends("agreement")
+def _disagrees(
+    series: Series, run: Run, first: float, last: float
+) -> Iterator[NumberFinding]:
+    falls = last < first - 0.05 and robust.trend(series.values) < -SURE
+    if last < CORRELATES and falls:
+        at = since(series, below(first - 0.05))
+        text = f"the rollout drifts from the trainer, {first:.4g} to {last:.4g}"
+        yield found(series, at, "sync.not-applied", text)

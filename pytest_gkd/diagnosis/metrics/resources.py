@@ -1,0 +1,203 @@
+"""What a run takes: the time of a step and of its parts, memory, an engine's queue."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+from pytest_gkd.diagnosis.metrics import statistics as robust
+from pytest_gkd.diagnosis.metrics.judging import (
+    ENOUGH,
+    FAR,
+    SURE,
+    Judges,
+    NumberFinding,
+    Run,
+    above,
+    ends,
+    found,
+    since,
+    window,
+)
+from pytest_gkd.diagnosis.metrics.roles import role
+from pytest_gkd.diagnosis.metrics.series import Series
+
+JUDGES = Judges()
+
+# A step that takes so many times as long is no matter of opinion.
+TWICE = 2.0
+# Memory that has grown by less, where nobody says how much there is, may still fit.
+GROWN = 1.2
+# Bytes that come and go.
+NO_LEAK = 16 * 2**20
+# How far ahead a run is looked at whose number of steps nobody says: so many times what
+# it has made.
+AHEAD = 10
+# Where a log tells no unit, a number of this size counts gibibytes.
+MOST_GIB = 1e5
+GIB = 2.0**30
+
+# What else may take a part of a step that is far larger than its share is usually.
+_LARGE = re.compile(
+    r"gen|rollout|train|update_actor|update_policy|optim|teacher", re.IGNORECASE
+)
+_OF_HOST = re.compile(r"cpu|host|rss|ram", re.IGNORECASE)
+
+
+def parts(run: Run) -> Iterator[NumberFinding]:
+    """A part of the step that takes nearly all of it, or ever more."""
+    every = run.every
+    steps = [
+        one for one in every if role(one.name) == "step time" and one.name != "s/it"
+    ]
+    whole = max(steps, key=len, default=None)
+    if whole is None or len(whole) < ENOUGH or not all(v > 0 for v in whole.values):
+        return
+    levels = ends(whole)
+    if levels is None or len(whole.finite()) != len(whole):
+        return
+    first, last = levels
+    for part in every:
+        if role(part.name) != "part of the step" or len(part) != len(whole):
+            continue
+        if len(part.finite()) != len(part) or "/agent_loop/" in part.name:
+            continue  # which is of one answer, below gen
+        early, late = ends(part) or (0.0, 0.0)
+        usual = robust.median(part.values) / robust.median(whole.values)
+        if usual > (0.85 if _LARGE.search(part.name) else 0.5):
+            # How the work is shared out is a choice: a large teacher, long answers.
+            text = f"takes {usual:.0%} of a step, {late:.4g} s"
+            yield found(part, 0, "train.slow", text, certain=False)
+        elif (
+            late > 1.5 * early
+            and not run.longer_responses(part)
+            and late > 0.25 * last
+            and late - early > 0.5 * (last - first) > 0.1 * first
+            and robust.trend(part.values) > 1.5 * SURE
+        ):
+            text = f"grows from {early:.4g} s to {late:.4g} s a step"
+            at = since(part, above(1.25 * early))
+            certain = last > 1.4 * first
+            yield found(part, at, "train.slow", text, certain=certain)
+
+
+@JUDGES.of("step time")
+def _slower(series: Series, run: Run) -> Iterator[NumberFinding]:
+    if run.longer_responses(series):
+        return
+    series = series.finite()
+    if series.name == "s/it":
+        series = series.since(_settled(series))
+    if len(series) < ENOUGH:
+        return
+    place, chance = robust.change(series.values)
+    before, after = series.values[:place], series.values[place:]
+    if chance > 0.01 or len(before) < 3 or len(after) < 3:
+        return
+    usual, now = robust.median(before), robust.median(after[-window(series) :])
+    sudden = now > 1.5 * usual and now > usual + FAR * robust.deviation(before)
+    if not sudden:
+        usual = robust.median(series.values[: window(series)])
+        place = window(series)
+    creeps = now > TWICE * usual and robust.trend(series.values) > 2 * SURE
+    if usual > 0 and (sudden or creeps):
+        text = f"from {usual:.4g} s to {now:.4g} s a step"
+        certain = now >= TWICE * usual
+        yield found(series, place, "train.slow", text, certain=certain)
+
+
+def _settled(series: Series) -> int:
+    """From where a bar tells the pace of the steps.
+
+    After a start from a checkpoint its first one counts as hundreds, and tqdm's moving
+    average (std.py, EMA) needs some 30 to forget that.
+    """
+    if not series.steps or series.steps[0] == 1:
+        return 0
+    rises = itertools.pairwise(series.values[:40])
+    return sum(1 for _ in itertools.takewhile(lambda two: two[0] < two[1], rises))
+
+
+@JUDGES.of("memory")
+def _memory(series: Series, run: Run) -> Iterator[NumberFinding]:
+    if run.longer_responses(series):
+        return
+    series = series.finite()
+    half = len(series) // 2
+    if len(series) < 2 * ENOUGH:
+        return
+    early, late = series.values[:half], series.values[half:]
+    growth = robust.slope(series.steps[half:], late)
+    before = robust.slope(series.steps[:half], early)
+    rises = robust.trend(late) > SURE and robust.trend(early) > 0
+    grown = growth * (series.steps[-1] - series.steps[half])
+    unit = 1.0 if max(late) > MOST_GIB else GIB
+    least = max(0.03 * robust.median(early), NO_LEAK / unit)
+    if not (rises and growth > 0.4 * before and grown > least):
+        return
+    sizes = [_bytes(one * unit) for one in (growth, early[0], late[-1])]
+    text = "grows by {} a step, from {} to {}".format(*sizes)
+    says, certain = _fits(series.since(half), run, unit, early[0])
+    if series.counted:
+        text, says = text.replace(" a step", " each time"), ""
+    yield found(series, half, "train.memory-leak", text + says, certain=certain)
+
+
+def _fits(late: Series, run: Run, unit: float, first: float) -> tuple[str, bool]:
+    """When memory that grows like this is full, and whether that is within the run.
+
+    Theil and Sen's line goes on as it is: its slope's interval at 90 % gives that of
+    the step.
+    """
+    growth = robust.slope(late.steps, late.values)
+    low, high = robust.slope_interval(late.steps, late.values)
+    now = late.steps[-1]
+    level = robust.median(
+        [
+            value + growth * (now - step)
+            for step, value in zip(late.steps, late.values, strict=True)
+        ]
+    )
+    capacity = run.capacity.host if _OF_HOST.search(late.name) else run.capacity.card
+    if capacity is None:
+        per = f"; {_bytes(1000 * growth * unit)} per 1,000 steps"
+        return per, level >= GROWN * first
+    left = capacity / unit - level
+    at, soonest, latest = (
+        round(now + max(0.0, left / one)) if one > 0 else None
+        for one in (growth, high, low)
+    )
+    assert at is not None  # it grows
+    until = run.total or AHEAD * now
+    between = f"{soonest} to {latest}" if latest else f"{soonest} at the soonest"
+    of = f"the {_bytes(capacity)} that there are"
+    if at > until:
+        return f"; at step {until} it still fits into {of}", False
+    return f"; {of} are full at about step {at} ({between})", True
+
+
+def _bytes(size: float) -> str:
+    """A size in the unit that reads best."""
+    for unit, power in (("GiB", 30), ("MiB", 20)):
+        if abs(size) >= 0.1 * 2**power:
+            return f"{size / 2**power:.3g} {unit}"
+    return f"{size / 2**10:.3g} KiB"
+
+
+@JUDGES.of_ends("waiting requests")
+def _queue(
+    series: Series, run: Run, first: float, last: float
+) -> Iterator[NumberFinding]:
+    many = max(10, 3 * first)
+    if last > many and robust.trend(series.values[len(series) // 2 :]) > 2 * SURE:
+        served = run.grown("running requests")
+        certain = served is not None and served < 0.7
+        why = (
+            "while fewer and fewer are served"
+            if certain
+            else "more come in than are served"
+        )
+        text = f"the queue grows to {last:.0f} requests, {why}"
+        at = since(series, above(many))
+        yield found(series, at, "vllm.kv-cache", text, certain=certain)
