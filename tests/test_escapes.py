@@ -16,7 +16,7 @@ from waiting import until
 from pytest_gkd.processes import cgroup
 
 # Each lives for 10 ms and then forks the next; the last one's pid is in a file. It
-# gives up after a minute, so that a test that fails leaves nothing for ever.
+# gives up after a minute, so that a test that fails leaves nothing forever.
 HOPS = """
 import os, time
 

@@ -37,7 +37,7 @@ from pytest_gkd.run.worker_watch import WorkerWatch
 
 LIMIT_S = 120
 
-# C code that keeps the GIL for ever; a child in its own session that ignores SIGTERM;
+# C code that keeps the GIL forever; a child in its own session that ignores SIGTERM;
 # a daemon that forked twice and wiped its environment; shared memory.
 HANGS = """
 import ctypes, os, subprocess, sys

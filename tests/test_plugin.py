@@ -18,7 +18,7 @@ import pytest
 
 SLEEPER = "import time; time.sleep(600)"
 
-# A hang that nothing inside the process can end: C code that waits for ever and never
+# A hang that nothing inside the process can end: C code that waits forever and never
 # gives the GIL back, with a child in a session of its own.
 HANGS_IN_C = f"""
 import ctypes, subprocess, sys

@@ -317,7 +317,7 @@ threading.Event().wait()
 
 
 def begin_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that waits for ever, with a budget of hours; proof takes 2 s."""
+    """A worker that waits forever, with a budget of hours; proof takes 2 s."""
     monkeypatch.setattr(stall, "QUIET_S", 2.0)
     monkeypatch.setattr(stall, "QUIET_SHARE", 0.0)
     worker = bench.child(WAITS)

@@ -1,4 +1,4 @@
-"""Work in a thread of its own: what may block for ever, and what comes again."""
+"""Work in a thread of its own: what may block forever, and what comes again."""
 
 from __future__ import annotations
 

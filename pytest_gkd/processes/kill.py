@@ -156,7 +156,7 @@ class _Hunt:
         return reached
 
     def signalled(self, last: list[Stat]) -> list[Stat]:
-        """All but those that refuse it, which may live for ever."""
+        """All but those that refuse it, which may live forever."""
         return [s for s in [*self.found.values(), *last] if s not in self._refused]
 
     def result(self, last: list[Stat]) -> Killed:

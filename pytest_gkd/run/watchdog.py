@@ -376,7 +376,7 @@ class Watchdog(threading.Thread):
             worker.looking = background.begin(f"gkd-look-{worker.name}", work)
 
     def await_look(self, worker: WorkerWatch) -> None:
-        """Wait for what a look shows that has begun, but not for ever."""
+        """Wait for what a look shows that has begun, but not forever."""
         looking = worker.looking
         if looking is not None:
             wait([looking], LOOK_LIMIT_S)

@@ -221,7 +221,7 @@ def _check_shape(found: Started) -> None:
         text = (
             f"{processes} processes cannot be spread over {machines} machines evenly: "
             f"accelerate starts {processes // machines} on each, and waits for "
-            f"{processes} for ever"
+            f"{processes} forever"
         )
         found.findings.append(_finding(CONFLICT, "error", text, where))
     sharding = [

@@ -277,7 +277,7 @@ class Engine:
     ) -> list[Any]:
         """``call()``, given up after ``budget_s`` or when an engine's process is gone.
 
-        vLLM may wait for the answer of a dead process for ever, and otherwise only
+        vLLM may wait for the answer of a dead process forever, and otherwise only
         says that there is trouble, and to look above.
         """
         if not self.config.multiprocess:

@@ -3,7 +3,7 @@
 vLLM starts them by spawn there, and each then imports torch and vLLM again: 15 to 17 s
 on two cores, where a fork takes 1.2 s. (On a GPU fork is vLLM's own default.) A fork is
 only sound while this process has done nothing but import: a child of one whose OpenMP
-threads ran once waits for them for ever.
+threads ran once waits for them forever.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def _mib(text: str) -> int:
 class NvidiaSmi:
     """nvidia-smi, started early and read late: it takes from 50 ms to seconds.
 
-    A child process, because a broken driver can block a call into it for ever.
+    A child process, because a broken driver can block a call into it forever.
     """
 
     def __init__(self) -> None:
