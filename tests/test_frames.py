@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from pytest_gkd.diagnosis import catalogue, frames, log_file, logs
+from pytest_gkd.diagnosis import catalogue, exceptions, frames, log_file, logs
 
 CATALOGUE = catalogue.load()
 START = "Traceback (most recent call last):"
@@ -18,8 +18,9 @@ def frame(function: str, file: str = "a.py") -> str:
 
 
 def phase_of(*lines: str) -> str:
-    text = "\n".join(lines)
-    return frames.phase_of(text.encode(), text.rindex("Error"))
+    text = "\n".join(lines).encode()
+    chains = exceptions.read(text)
+    return frames.phase_of(exceptions.around(chains, text.rindex(b"Error")))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,9 @@ def test_lines_of_another_process_are_passed_over() -> None:
     ]
     first = "\n".join(lines[:1] + lines[2:])
     at = first.encode().rindex(b"ValueError")
-    assert frames.phase_of(first.encode(), at) == "training-step"
+    chains = exceptions.read(first.encode())
+    told = frames.phase_of(exceptions.around(chains, at, ours.strip()))
+    assert told == "training-step"
 
 
 def test_a_cause_that_is_met_in_one_phase_tells_it() -> None:

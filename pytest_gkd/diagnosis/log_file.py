@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from pytest_gkd.diagnosis import exceptions
 from pytest_gkd.diagnosis.catalogue import Catalogue
 from pytest_gkd.diagnosis.metrics.series import Collector
 from pytest_gkd.diagnosis.scan import Hit, Scanner, blanked, index
@@ -91,6 +92,12 @@ class Log:
     written_s: float | None = None
     partial: str = ""
     metrics: Collector = field(default_factory=Collector)
+    raised: exceptions.Collector = field(default_factory=exceptions.Collector)
+
+    @functools.cached_property
+    def chains(self) -> list[exceptions.Chain]:
+        """The exceptions of the first and the last parts that hold tracebacks."""
+        return self.raised.chains()
 
     @property
     def edges(self) -> bytes:
@@ -148,6 +155,7 @@ def read(
     done = 0
     for block in _text_blocks(source, name):
         scanner.feed(block)
+        log.raised.feed(block)
         log.head += block[: EDGE - len(log.head)]
         log.tail = (log.tail + block)[-EDGE:]
         done += len(block)

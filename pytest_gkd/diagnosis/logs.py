@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from pytest_gkd.diagnosis import frames, log_end, log_phases, silence
+from pytest_gkd.diagnosis import exceptions, frames, log_end, log_phases, silence
 from pytest_gkd.diagnosis.catalogue import Catalogue, Signature, explain_command
 from pytest_gkd.diagnosis.diagnose import (
     Diagnosis,
@@ -188,7 +188,7 @@ def _verdict(
     if any(log_end.finished(log.tail) >= 0 for log in logs):
         return LogReport("healthy", phase, last=last, survived=survived)
     if any(log_end.failed(log.tail) for log in logs):
-        raised = (frames.phase_of(log.tail, len(log.tail)) for log in logs)
+        raised = (_raised_in(log, log.tail_at + len(log.tail)) for log in logs)
         phase = next(filter(None, raised), phase)
         return _unknown(logs, phase, last, catalogue)
     silent = _silent(logs, now)
@@ -361,11 +361,14 @@ def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:
     """
     tails = {log.name: log for log in logs}
     for hit in root.hits:
-        log = tails[hit.source]
-        phase = frames.phase_of(log.tail, hit.order - log.tail_at)
+        phase = _raised_in(tails[hit.source], hit.order, hit.process)
         if phase and (phase, last) != ("actor-init", "rollout-init"):
             return phase
     return _PHASE_OF_KIND.get(root.cause.partition(".")[0], last)
+
+
+def _raised_in(log: Log, at: int, process: str = "") -> str:
+    return frames.phase_of(exceptions.around(log.chains, at, process))
 
 
 def _last(logs: list[Log]) -> EvidenceLine | None:

@@ -18,6 +18,7 @@ from typing import Protocol
 from ahocorasick_rs import BytesAhoCorasick, Implementation
 
 from pytest_gkd import sanitize
+from pytest_gkd.diagnosis import prefixes
 from pytest_gkd.diagnosis.catalogue import Catalogue, Signature
 from pytest_gkd.diagnosis.patterns import Match, Pattern
 
@@ -74,6 +75,11 @@ class Hit:
     source_index: int = 0
     order: int = 0
     time_s: float | None = None
+
+    @property
+    def process(self) -> str:
+        """The process that the line is of, as it is written before the line."""
+        return prefixes.split(self.text.encode())[0].decode()
 
 
 class Watcher(Protocol):
@@ -308,6 +314,11 @@ def tidy(block: bytes, start: int, position: int, end: int) -> tuple[bytes, int]
 def blanked(text: bytes) -> bytes:
     """The text with spaces in the place of colours, so that every byte stays."""
     return _ANSI.without(text, fill=b" ")
+
+
+def uncoloured(line: bytes) -> bytes:
+    """The line without colours and NUL bytes."""
+    return _ANSI.without(line) if b"\x1b" in line or b"\x00" in line else line
 
 
 def plain(line: bytes) -> bytes:

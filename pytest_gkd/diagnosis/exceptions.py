@@ -1,0 +1,362 @@
+"""Reads the exceptions of a text: class, message, frames, and what they came of.
+
+Tracebacks may be cut up by the names of processes, by lines of other processes, by
+colours, by rich's boxes and by a terminal's width, and may lie within others: Ray's,
+a data loader's, an exception group's, torch elastic's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from pytest_gkd.diagnosis import prefixes
+from pytest_gkd.diagnosis.patterns import Pattern
+from pytest_gkd.diagnosis.scan import uncoloured
+
+# Lines of a message; lines that are neither frame nor code and yet do not end one.
+MOST_LINES, MOST_LOST = 20, 300
+# A terminal's width, told by so many lines of it.
+WIDTHS, FULL_LINES = range(60, 241), 4
+
+# Of a long text the first and the last parts with tracebacks are read, this much each.
+FIRST, LAST, PART, BEHIND, BEFORE = 8, 16, 1 << 16, 1 << 15, 400
+# How far before a line a traceback that does not hold it may still tell of it.
+NEAR = 60_000
+
+_MARK = b"Traceback (most recent call last)"
+_RAY = Pattern(rb"^(?P<raised>.*Error\(?\w*\)?: )? *ray::[^\r\n]*\(pid=\d+")
+_LINKS = {
+    "cause": b"The above exception was the direct cause",
+    "context": b"During handling of the above exception",
+}
+# A frame as Python and rich print it.
+_FRAME = Pattern(
+    rb"^ *(?:File \"(?P<file>[^\"\r\n]+)\", line (?P<line>\d{1,9}),? in (?P<name>.+?)"
+    rb"|(?P<file2>\S+):(?P<line2>\d{1,9}) in (?P<name2>[\w.<>]+)) *$"
+)
+# The first part of one, where the terminal or the box was too narrow for it.
+_PART = Pattern(rb"^ *(?:File \"[^\"]*$|File \".*line[ \d,in]*$|/[^\s:]*(?::\d*)?$)")
+_TO_NAME = Pattern(rb"\S:\d+(?: in)?$")
+_NAMED = Pattern(
+    rb"^ *(?P<type>(?:[A-Za-z_]\w*\.|<locals>\.)*(?:[A-Za-z_]\w*(?:Error|Exception"
+    rb"|Group|Exit|Interrupt|Fault|Timeout|Warning|Failure|Died)|Stop(?:Async)?Iteration)"
+    rb"(?:\([\w.]+\))?)(?::(?: (?P<message>.*))?)?$"
+)
+_DOTTED = Pattern(
+    rb"^ *(?P<type>(?:[A-Za-z_]\w*\.)+(?:<locals>\.)?[A-Z]\w*)"
+    rb"(?::(?: (?P<message>.*))?)?$"
+)
+_MEMBER = Pattern(rb"^[ +]*\+-[+-]*-{8,} (?:\d+|\.\.\.) -{8,}$")
+_TREE = Pattern(rb"^ *(?:\| ?|\+ (?:Exception Group ))")
+_FOLDED = Pattern(rb" *\[repeated \d+x across cluster\].*")
+_FIRST = b"Root Cause (first observed failure)"
+_SIDES = "│┃║╭╰╮╯".encode()
+_BOXED = tuple(one.encode() for one in "│┃║╭╰")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A function on the way: its file as it is printed, and the line in it."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass
+class Raised:
+    """One exception with its traceback, the outermost frame first.
+
+    ``type`` is the class as it is printed, empty where the text ends before it;
+    ``process`` the words before its lines (``(WorkerDict pid=7)``). ``came`` says how
+    it hangs together with the others: its direct ``cause`` is before it, it was raised
+    while that before was handled (``context``), or it is told ``within`` another's
+    message: of another process, of a member of a group. ``start`` and ``end`` are bytes
+    of the text: where its first line begins, and where its message ends.
+    """
+
+    process: str
+    start: int
+    came: str = ""
+    type: str = ""
+    message: str = ""
+    frames: list[Frame] = field(default_factory=list)
+    end: int = 0
+
+
+# Exceptions that came of each other: the first cause first, what was raised last last.
+Chain = tuple[Raised, ...]
+
+
+def read(text: bytes) -> list[Chain]:
+    """The exceptions of a text with tracebacks, in the order of their first lines."""
+    processes: dict[bytes, _Reader] = {}
+    for start, end, line in _lines(text):
+        process, own = prefixes.split(line)
+        reader = processes.get(process)
+        if reader is None:
+            reader = processes[process] = _Reader(process.decode("utf-8", "replace"))
+        reader.take(own.rstrip(), start, end)
+    done = [chain for reader in processes.values() for chain in reader.finish()]
+    return sorted(done, key=lambda chain: min(one.start for one in chain))
+
+
+class Collector:
+    """Keeps the parts of a long text, fed block by block, that hold tracebacks."""
+
+    def __init__(self) -> None:
+        self._first: list[_Part] = []
+        self._last: deque[_Part] = deque(maxlen=LAST)
+        self._kept = b""
+        self._offset = 0  # of the end of what was fed
+
+    def feed(self, block: bytes) -> None:
+        """The next bytes."""
+        text = self._kept + block
+        base = self._offset - len(self._kept)
+        seen = max(0, len(self._kept) - len(_MARK) + 1)
+        at, part = text.find(_MARK, seen), self._newest()
+        while at >= 0:
+            place = base + at
+            if part is None or not part.holds(place):
+                begin = text.rfind(b"\n", max(0, at - BEFORE), at) + 1
+                begin = base + (begin or max(0, at - BEFORE))
+                part = _Part(max(begin, part.until if part else 0))
+                (self._first if len(self._first) < FIRST else self._last).append(part)
+            part.until = min(place + BEHIND, part.start + PART)
+            self._fill(part, text, base)
+            at = text.find(_MARK, at + 1)
+        if part is not None:
+            self._fill(part, text, base)
+        self._offset += len(block)
+        self._kept = text[-BEFORE:]
+
+    def chains(self) -> list[Chain]:
+        """The exceptions that were kept, with their places in the whole text."""
+        found = []
+        for part in self.parts:
+            for chain in read(bytes(part.text)):
+                for one in chain:
+                    one.start += part.start
+                    one.end += part.start
+                found.append(chain)
+        return found
+
+    @property
+    def parts(self) -> list[_Part]:
+        """What was kept, in the order of the text."""
+        return [*self._first, *self._last]
+
+    def _newest(self) -> _Part | None:
+        return self.parts[-1] if self._first else None
+
+    @staticmethod
+    def _fill(part: _Part, text: bytes, base: int) -> None:
+        done = part.start + len(part.text)
+        part.text += text[max(0, done - base) : max(0, part.until - base)]
+
+
+@dataclass
+class _Part:
+    start: int
+    until: int = 0
+    text: bytearray = field(default_factory=bytearray)
+
+    def holds(self, place: int) -> bool:
+        return place < self.until and place < self.start + PART - BEFORE
+
+
+def around(chains: Iterable[Chain], at: int, process: str = "") -> Chain:
+    """The exceptions that the line at a byte belongs to, or that are told before it.
+
+    Where several processes write at once, those of its own ``process``.
+    """
+    best, found = (False, False, -1), Chain()
+    for chain in chains:
+        low, high = min(one.start for one in chain), max(one.end for one in chain)
+        own = not process or any(one.process == process for one in chain)
+        if low <= at < max(high + 1, low + NEAR):
+            best, found = max(
+                (best, found),
+                ((own, own and at <= high, low), chain),
+                key=lambda one: one[0],
+            )
+    return found
+
+
+def _lines(text: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Each line with its start and end; what a terminal has cut is put together."""
+    lines, at = [], 0
+    for line in text.splitlines(keepends=True):
+        shown = uncoloured(line.rstrip(b"\r\n"))
+        if b" [repeated " in shown:
+            shown = _FOLDED.without(shown)
+        lines.append((at, at + len(line), shown))
+        at += len(line)
+    widths = Counter(
+        len(line.decode("utf-8", "replace"))
+        for _, _, line in lines
+        if not line.endswith((b"^", b"-", b"=", b"*", *_BOXED, *_ends()))
+    )
+    width = max((one for one in widths if one in WIDTHS), default=0)
+    if width != max(widths, default=0) or widths[width] < FULL_LINES:
+        width = 0
+    held: tuple[int, bytes] | None = None
+    for start, end, line in lines:
+        begin, whole = (start, line) if held is None else (held[0], held[1] + line)
+        full = len(line.decode("utf-8", "replace")) == width > 0
+        held = (begin, whole) if full and len(whole) < 4000 else None
+        if held is None:
+            yield begin, end, whole
+    if held is not None:
+        yield held[0], len(text), held[1]
+
+
+def _ends() -> tuple[bytes, ...]:
+    return tuple(one.encode() for one in "│┃║╮╯")
+
+
+class _Reader:
+    """Puts together the exceptions of one process, line by line."""
+
+    def __init__(self, process: str) -> None:
+        self.process = process
+        self.done: list[Chain] = []
+        self._chain: list[Raised] = []
+        self._at = 0  # the last one in the chain that was read
+        self._open: Raised | None = None
+        self._indent = 0
+        self._lost = 0
+        self._part = b""
+        self._came = ""
+        self._first = False
+        self._more = 0  # lines that the last message may still have
+
+    def take(self, line: bytes, start: int, end: int) -> None:
+        """The next line of the process, without its prefix."""
+        boxed = line.lstrip().startswith(_BOXED)
+        if boxed:
+            line = line.strip().strip(_SIDES).strip()
+        elif tree := _TREE.search(line):
+            line = line[tree.end() :]
+            while tree := _TREE.search(line):
+                line = line[tree.end() :]
+        ray = _RAY.search(line) if b"ray::" in line else None
+        if link := next((k for k, words in _LINKS.items() if words in line), ""):
+            self._came, self._more = link, 0
+        elif _FIRST in line:
+            self._first = True
+        elif _MARK in line:
+            self._begin_at(line, line.index(_MARK), start)
+        elif b"+-" in line and _MEMBER.search(line):
+            self._begin(start, "within", 0)
+        elif ray is not None and ray[b"raised"] and self._open is not None:
+            self._raised(line, start, end)
+            self._begin(start, "within", 0)
+        elif ray is not None:
+            self._begin(start, self._came, 0)
+        elif self._open is not None:
+            self._traceback(line, start, end, boxed=boxed)
+        elif self._more and line.strip() and not line.startswith((b'"""', b"+--")):
+            self._more -= 1
+            last = self._chain[self._at]
+            last.message = f"{last.message}\n{_text(line)}".lstrip("\n")
+            last.end = end
+        else:
+            self._more = 0
+
+    def finish(self) -> list[Chain]:
+        """All that was read."""
+        self._close()
+        if self._chain:
+            self.done.append(tuple(self._chain))
+        return self.done
+
+    def _begin_at(self, line: bytes, mark: int, start: int) -> None:
+        """At the first line of a traceback; it may stand in the message of another."""
+        before = line[:mark].strip(b" +|-\xe2\x94\x80\xe2\x95\xad")
+        indent = len(line) - len(line.lstrip())
+        told = self._more and self._chain[self._at].message.rstrip().endswith(":")
+        if self._came:
+            came = self._came
+        elif before.endswith((b"Original", b"traceback :")) or (told and not before):
+            came = "within"
+        elif self._open is not None and self._open.came and not self._open.frames:
+            self._indent = indent  # of a group's member or a Ray task
+            return
+        else:
+            came = ""
+        self._begin(start, came, indent)
+
+    def _begin(self, start: int, came: str, indent: int) -> None:
+        self._close()
+        self._came, self._more, self._part = "", 0, b""
+        if not came and self._chain:
+            self.done.append(tuple(self._chain))
+            self._chain, self._at = [], 0
+        self._open = Raised(self.process, start, came if self._chain else "")
+        self._indent, self._lost = indent, 0
+
+    def _close(self, end: int = 0) -> None:
+        """The open one is over and takes its place in the chain."""
+        made, self._open = self._open, None
+        if made is None or not (made.type or made.frames):
+            return
+        made.end = end or made.end or made.start
+        if not self._chain:
+            self._at = 0
+        elif made.came in _LINKS:
+            self._at += 1
+        elif self._first:
+            self._at = 0
+        else:
+            behind = range(self._at, len(self._chain))
+            group = (n for n in behind if self._chain[n].type.endswith("Group"))
+            self._at = next(group, self._at)
+        self._first = False
+        self._chain.insert(self._at, made)
+
+    def _traceback(self, line: bytes, start: int, end: int, *, boxed: bool) -> None:
+        assert self._open is not None
+        whole = line
+        if self._part:
+            space = b" " if _TO_NAME.search(self._part) else b""
+            whole = self._part + space + line.strip()
+        if found := _FRAME.search(whole):
+            file, number, name = (
+                found[kind] or found[kind + b"2"]
+                for kind in (b"file", b"line", b"name")
+            )
+            self._open.frames.append(Frame(_text(file), int(number), _text(name)))
+            self._open.end = end
+            self._part, self._lost = b"", 0
+            return
+        in_part = _PART.search(whole) or _TO_NAME.search(whole)
+        self._part = whole if in_part and len(whole) < 600 else b""
+        if self._part or boxed or not line.strip():
+            return
+        if not self._raised(line, start, end):
+            self._lost += 1
+            if self._lost > MOST_LOST:
+                self._close()
+
+    def _raised(self, line: bytes, start: int, end: int) -> bool:
+        """Whether the line is that of the class and the message, which end it."""
+        assert self._open is not None
+        indent = len(line) - len(line.lstrip())
+        found = _NAMED.search(line) if indent <= self._indent + 2 else None
+        if found is None and indent == self._indent:
+            found = _DOTTED.search(line)
+        if found is None:
+            return False
+        self._open.type = _text(found[b"type"])
+        self._open.message = _text(found[b"message"] or b"")
+        self._close(end)
+        self._more = MOST_LINES
+        return True
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace")

@@ -1,0 +1,37 @@
+"""Which process a line of a log is of, told by what is put before it."""
+
+from __future__ import annotations
+
+from pytest_gkd.diagnosis.patterns import Pattern
+
+# Ray's and vLLM's (Name pid=7), torch's [rank1]:, torchrun's [default3]:, mpirun's
+# [1,0]<stderr>:, srun's 12:, compose's trainer-1 |.
+_PROCESS = Pattern(
+    rb"^ {0,4}(?:\([\w.:-]{1,60}(?:[ ,+=][^()\r\n]{0,80})?\)"
+    rb"|\[(?:rank|default|trainer)\d+\]:?|\[[\d,]{1,9}\]<\w+>:?|\d{1,4}:(?: |$)"
+    rb"|[A-Za-z][\w.-]{1,60} *\|(?: |$))"
+)
+# What loggers put before every line of a text: vLLM's, glog's, a container's time.
+_LOGGER = Pattern(
+    rb"^(?:(?:ERROR|CRITICAL|WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d "
+    rb"(?:\[[^\]\r\n]{1,80}\]|[\w.]+:\d+\])"
+    rb"|[EWIFC]\d{3,4} \d\d:\d\d:\d\d[.\d]* +\d+ [^\]\r\n]{1,120}\](?: \[\d+\])?"
+    rb"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:Z|[+-]\d\d:?\d\d))(?: |$)"
+)
+
+
+def split(line: bytes) -> tuple[bytes, bytes]:
+    """The process as it is written, empty where none is, and the line without it.
+
+    What a logger puts before its lines is in neither. The line keeps its own indent.
+    """
+    process, rest = b"", line
+    for _ in range(4):  # Ray's around torch's around a logger's
+        if found := _PROCESS.search(rest):
+            process += found[0].strip()
+        elif not (found := _LOGGER.search(rest)):
+            break
+        rest = rest[found.end() :]
+        if not found[0].endswith(b" "):
+            rest = rest.removeprefix(b" ")
+    return process, rest

@@ -1,0 +1,290 @@
+"""Exceptions are read the same, however the log was cut up (tests/tracebacks)."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_gkd.diagnosis import exceptions
+from pytest_gkd.diagnosis.exceptions import Chain
+
+LOGS = Path(__file__).with_name("tracebacks")
+# Of each log its chains: class, innermost function, how it hangs together.
+CLASS = re.compile(r"^[\w.]+\.(?=\w+(\(\w+\))?$)")
+MISSING = ("FileNotFoundError", "read_config", "")
+NOT_CONVERTED = ("ValueError", "convert", "cause")
+KEY = ("KeyError", "update_actor", "")
+TOLD = {
+    "chain": [
+        [
+            ("KeyError", "during", ""),
+            ("FileNotFoundError", "read_config", "context"),
+            NOT_CONVERTED,
+        ]
+    ],
+    "group": [
+        [
+            ("KeyError", "update_actor", "within"),
+            ("TimeoutError", "sample", "within"),
+            ("ExceptionGroup", "__aexit__", ""),
+        ]
+    ],
+    "pool": [[KEY, ("KeyError", "get", "cause")]],
+    "executor": [[MISSING, NOT_CONVERTED, ("ValueError", "__get_result", "cause")]],
+    "logged": [[KEY]],
+    "threads": [[KEY]],
+    "boxed": [[MISSING, NOT_CONVERTED]],
+    "lines": [[("ValueError", "lines", "")]],
+    "loader": [[("KeyError", "__getitem__", "within"), ("KeyError", "reraise", "")]],
+    "ray_actors": [
+        [
+            ("KeyError", "update_actor", "within"),
+            ("RuntimeError", "update_actor", "cause"),
+            ("RayTaskError(RuntimeError)", "fit", "within"),
+            ("RayTaskError(RuntimeError)", "get_objects", ""),
+        ]
+    ],
+    "ray_killed": [[("ActorDiedError", "get_objects", "")]],
+    "elastic": [
+        [MISSING, NOT_CONVERTED],
+        [("RuntimeError", "barrier", "")],
+        [
+            ("FileNotFoundError", "read_config", "within"),
+            NOT_CONVERTED,
+            ("RuntimeError", "barrier", "within"),
+            ("ChildFailedError", "launch_agent", ""),
+        ],
+    ],
+}
+
+
+def told(chains: list[Chain]) -> list[list[tuple[str, str, str]]]:
+    return [
+        [(CLASS.sub("", one.type), one.frames[-1].function, one.came) for one in chain]
+        for chain in chains
+    ]
+
+
+def lines(text: bytes) -> list[bytes]:
+    return text.splitlines(keepends=True)
+
+
+def before_lines(prefix: bytes, text: bytes) -> bytes:
+    return b"".join(prefix + line for line in lines(text))
+
+
+def with_colours(text: bytes) -> bytes:
+    return b"".join(
+        b"\x1b[36m\x1b[1m" + line.rstrip() + b"\x1b[0m\n" for line in lines(text)
+    )
+
+
+def with_carriage_returns(text: bytes) -> bytes:
+    return text.replace(b"\n", b"\r\n")
+
+
+def of_a_ray_worker(text: bytes) -> bytes:
+    return b"".join(
+        b"\x1b[36m(WorkerDict pid=7, ip=10.0.0.3)\x1b[0m " + line
+        for line in lines(text)
+    )
+
+
+def repeated(text: bytes) -> bytes:
+    folded = text.replace(b"\n", b" [repeated 7x across cluster]\n")
+    return before_lines(b"(WorkerDict pid=7) ", folded)
+
+
+def of_a_rank(text: bytes) -> bytes:
+    return before_lines(b"[default3]:", text)
+
+
+def of_an_engine(text: bytes) -> bytes:
+    before = b"(EngineCore_DP0 pid=268) ERROR 11-21 10:00:00 [core.py:718] "
+    return before_lines(before, text)
+
+
+def of_a_container(text: bytes) -> bytes:
+    return before_lines(b"trainer-1  | ", text)
+
+
+def of_srun(text: bytes) -> bytes:
+    return before_lines(b"3: ", text)
+
+
+def among_others(text: bytes) -> bytes:
+    """The same text of another process at the same time, a line of each in turn."""
+    return b"".join(
+        b"(Actor pid=1) " + line + b"(Actor pid=2) " + line for line in lines(text)
+    )
+
+
+def among_bars(text: bytes) -> bytes:
+    bar = b"Loading shards:  %d%%|##   | %d/100 [00:01<00:09, 1.2it/s]\n"
+    shown = (bar % (n, n) for n in itertools.count())
+    kept = []
+    for line in lines(text):
+        frame = line.lstrip().startswith(b"File ")
+        kept += [line, next(shown)] if frame else [line]
+    return b"".join(kept)
+
+
+WAYS: list[Callable[[bytes], bytes]] = [
+    bytes,
+    with_colours,
+    with_carriage_returns,
+    of_a_ray_worker,
+    repeated,
+    of_a_rank,
+    of_an_engine,
+    of_a_container,
+    of_srun,
+    among_others,
+    among_bars,
+]
+
+
+# Of torchrun's log as it is: it has several processes, each with its own prefix.
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [(name, way) for name in TOLD for way in WAYS if way is bytes or name != "elastic"],
+    ids=lambda one: getattr(one, "__name__", one),
+)
+def test_what_real_programs_raised(name: str, way: Callable[[bytes], bytes]) -> None:
+    found = exceptions.read(way((LOGS / f"{name}.log").read_bytes()))
+    times = 2 if way is among_others else 1
+    assert told(found) == [chain for chain in TOLD[name] for _ in range(times)]
+
+
+@pytest.mark.parametrize("name", ["loader", "ray_actors", "ray_killed"])
+def test_a_terminal_of_eighty_columns_changes_nothing(name: str) -> None:
+    text = re.sub(r"\x1b\[\d+m", "", (LOGS / f"{name}.log").read_text())
+    cut = "\n".join(
+        line[at : at + 80]
+        for line in text.splitlines()
+        for at in range(0, max(1, len(line)), 80)
+    )
+    assert cut != text.rstrip("\n")
+    assert told(exceptions.read(cut.encode())) == TOLD[name]
+
+
+def test_the_parts_of_an_exception() -> None:
+    text = (LOGS / "chain.log").read_bytes()
+    ((first, second, last),) = exceptions.read(text)
+    assert first.message == "'model'"
+    assert (
+        second.message == "[Errno 2] No such file or directory: '/nowhere/config.json'"
+    )
+    assert last.message == "cannot convert the checkpoint /nowhere/config.json"
+    frame = second.frames[-1]
+    assert (frame.file, frame.function) == ("/home/user/job/raises.py", "read_config")
+    assert text[second.start :].startswith(b"Traceback")
+    assert text[: second.end].endswith(b"config.json'\n")
+
+
+def test_elastics_root_cause_is_first_whatever_is_told_before_it() -> None:
+    text = (LOGS / "elastic.log").read_bytes()
+    table = text.index(b"Failures:")
+    chained = b"""KeyError: 'a'
+
+  The above exception was the direct cause of the following exception:
+
+  Traceback (most recent call last):
+    File "a.py", line 1, in f
+  RuntimeError"""
+    text = text[:table] + text[table:].replace(b"RuntimeError", chained, 1)
+    *_, of_table = exceptions.read(text)
+    kinds = ["FileNotFoundError", "ValueError", "KeyError", "RuntimeError"]
+    assert [one.type for one in of_table[:-1]] == kinds
+
+
+def test_a_message_of_several_lines_ends_at_a_blank_one() -> None:
+    ((one,),) = exceptions.read((LOGS / "lines.log").read_bytes())
+    assert one.message == "two lines:\n  first: a\nsecond: b"
+
+
+def test_a_log_that_ends_in_a_traceback_keeps_its_frames() -> None:
+    text = (LOGS / "threads.log").read_bytes()
+    text = text[: text.index(b"KeyError")]
+    ((one,),) = exceptions.read(text)
+    assert (one.type, one.frames[-1].function) == ("", "update_actor")
+
+
+def test_a_long_text_is_read_in_parts_wherever_they_are_cut() -> None:
+    filler = b"INFO 11-21 10:00:00 [core.py:718] all is well\n" * 3000
+    text = filler.join(
+        (LOGS / f"{name}.log").read_bytes() for name in ("chain", "pool", "loader")
+    )
+    text += filler
+    whole = exceptions.read(text)
+    for size in (31, 4096, 1 << 20):
+        collector = exceptions.Collector()
+        for at in range(0, len(text), size):
+            collector.feed(text[at : at + size])
+        assert collector.chains() == whole, size
+    assert told(whole) == TOLD["chain"] + TOLD["pool"] + TOLD["loader"]
+
+
+def test_the_first_and_the_last_of_very_many_are_kept() -> None:
+    one = (LOGS / "threads.log").read_bytes() + b"all is well\n" * 9000
+    collector = exceptions.Collector()
+    for number in range(200):
+        collector.feed(one.replace(b"log_probs", b"n%d" % number))
+    kept = [int(re.sub(r"\D", "", chain[0].message)) for chain in collector.chains()]
+    assert kept[:3] == [0, 1, 2]
+    assert kept[-3:] == [197, 198, 199]
+    assert len(kept) == exceptions.FIRST + exceptions.LAST
+
+
+def test_a_line_belongs_to_the_exceptions_of_its_own_process() -> None:
+    text = among_others((LOGS / "threads.log").read_bytes())
+    chains = exceptions.read(text)
+    at = text.rindex(b"KeyError")
+    (own,) = exceptions.around(chains, at, "(Actor pid=2)")
+    (other,) = exceptions.around(chains, at, "(Actor pid=1)")
+    assert (own.process, other.process) == ("(Actor pid=2)", "(Actor pid=1)")
+
+
+BEGIN = b"Traceback (most recent call last):\n"
+FRAME = b'  File "a.py", line 1, in f\n'
+HOSTILE = {
+    "frames without end": BEGIN + FRAME * 50_000,
+    "starts without end": BEGIN * 50_000,
+    "a line of a megabyte": BEGIN + b'  File "' + b"a" * (1 << 20) + b'", line 1, in f',
+    "parts without end": BEGIN + b'  File "aaaaaaaa\n' * 100_000,
+    "trees": BEGIN + b"| " * 400_000 + b"\n",
+    "prefixes": BEGIN + b"[rank1]:" * 100_000,
+    "links": b"During handling of the above exception, another ex\n" * 20_000,
+    "messages": (BEGIN + FRAME + b"ValueError: x\n") * 20_000,
+    "numbers": BEGIN + b'  File "a", line ' + b"9" * 5000 + b", in f\n",
+    "processes": b"".join(b"(A pid=%d) %b" % (n, BEGIN) for n in range(20_000)),
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_no_text_takes_more_than_its_length(text: bytes) -> None:
+    collector = exceptions.Collector()
+    for at in range(0, len(text), 1 << 20):
+        collector.feed(text[at : at + (1 << 20)])
+    kept = sum(len(part.text) for part in collector.parts)
+    assert kept <= (exceptions.FIRST + exceptions.LAST) * exceptions.PART
+    for chain in collector.chains():
+        assert all(len(one.message) < 100_000 for one in chain)
+
+
+def test_a_path_that_a_box_is_too_narrow_for_is_put_together() -> None:
+    box = """╭── Traceback (most recent call last) ──╮
+│ /home/user/venv/lib/python3.11/site-pa │
+│ ckages/trl/trainer/grpo_trainer.py:12  │
+│ in training_step                       │
+╰────────────────────────────────────────╯
+KeyError: 'a'
+"""
+    ((one,),) = exceptions.read(box.encode())
+    packages = "/home/user/venv/lib/python3.11/site-packages/"
+    file = f"{packages}trl/trainer/grpo_trainer.py"
+    assert one.frames == [exceptions.Frame(file, 12, "training_step")]
