@@ -32,7 +32,7 @@ from typing import Any
 
 from pytest_gkd.diagnosis import catalogue as rules
 from pytest_gkd.diagnosis import logs, scan
-from pytest_gkd.diagnosis.logs import LogReport
+from pytest_gkd.diagnosis.log_report import LogReport
 
 
 @dataclass

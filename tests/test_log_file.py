@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gkd.diagnosis import catalogue, log_file, logs
+from pytest_gkd.diagnosis.log_report import LogReport
 from pytest_gkd.report import render
 
 CATALOGUE = catalogue.load()
@@ -120,7 +121,7 @@ def test_a_file_is_read_as_far_as_it_was_when_it_was_opened(
                     log.write(FILLER)
 
     writer = threading.Thread(target=write)
-    report: list[logs.LogReport] = []
+    report: list[LogReport] = []
     reader = threading.Thread(
         target=lambda: report.append(logs.examine([path], CATALOGUE)), daemon=True
     )

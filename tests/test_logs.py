@@ -18,6 +18,7 @@ import pytest
 
 from pytest_gkd import __main__ as command
 from pytest_gkd.diagnosis import catalogue, log_file, log_phases, logs
+from pytest_gkd.diagnosis.log_report import LogReport
 from pytest_gkd.report import render
 from pytest_gkd.workload.inject.data import without_rights_of_root
 
@@ -31,7 +32,7 @@ OOM = (
 FILLER = b"INFO step is fine, all ranks are well, nothing to be seen here\n" * 20_000
 
 
-def judged(text: bytes, name: str = "a.log") -> logs.LogReport:
+def judged(text: bytes, name: str = "a.log") -> LogReport:
     return logs.judge([log_file.read(io.BytesIO(text), name, 0, CATALOGUE)], CATALOGUE)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from pytest_gkd import __main__ as command
 from pytest_gkd.diagnosis import catalogue, log_file, logs
+from pytest_gkd.diagnosis.log_report import LogReport
 from pytest_gkd.diagnosis.metrics import findings, series, statistics
 from pytest_gkd.diagnosis.metrics.lines import Reading, read
 from pytest_gkd.diagnosis.metrics.roles import role
@@ -320,7 +321,7 @@ def test_a_part_of_the_step_that_takes_or_grows_too_much_is_named() -> None:
     assert told(lambda n: 2.0, gen=300.0) == ["timing_s/gen"]
 
 
-def report(*lines: str) -> logs.LogReport:
+def report(*lines: str) -> LogReport:
     text = "\n".join(lines).encode() + b"\n"
     log = log_file.read(io.BytesIO(text), "a.log", 0, CATALOGUE)
     return logs.judge([log], CATALOGUE)
@@ -500,7 +501,7 @@ def test_a_size_in_bytes_is_shown_in_gibibytes() -> None:
 def test_any_value_is_drawn(values: tuple[str, str]) -> None:
     lines = [f"step:{n} - loss:{values[n % 2]}" for n in range(8)]
     shown = tuple(collected(*lines).shown())
-    drawn = render.plot(logs.LogReport("running", "unknown", series=shown))
+    drawn = render.plot(LogReport("running", "unknown", series=shown))
     assert drawn.split()[0] in {"▁█▁█▁█▁█", "▁▁▁▁▁▁▁▁"}
 
 

@@ -105,6 +105,18 @@ class Log:
         return self.head[: self.tail_at] + self.tail
 
     @property
+    def steps_from(self) -> int:
+        """Where in ``tail`` steps of training are made; 0 where none begin there."""
+        return max(0, self.metrics.begun - self.tail_at)
+
+    def line_at(self, at: int) -> int:
+        """The number of the line that holds a byte of ``edges``."""
+        text = self.edges
+        if at < len(text) - len(self.tail):
+            return 1 + text.count(b"\n", 0, at)
+        return self.lines + 1 - text.count(b"\n", at)
+
+    @property
     def last_step_at(self) -> int:
         """Where in ``edges`` the metrics of the last step are; -1 where none are."""
         at = self.metrics.latest

@@ -17,6 +17,11 @@ _RAISED_IN: dict[str, str] = {
 }
 
 NCCL = Pattern(rb"\bNCCL (?:INFO|version) ?")
+_NCCL_COMPLETE = Pattern(
+    rb"\brank (?P<rank>\d{1,6}) nranks (?P<size>\d{1,6}) [^\r\n]{0,120}?"
+    rb"(?:commId (?P<group>0x[\da-f]+) )?[^\r\n]{0,40}?Init COMPLETE"
+    rb"(?:[^\r\n]{0,60}\[repeated (?P<times>\d{1,6})x)?"
+)
 
 # One completed step of training, however the framework prints it.
 STEP = Pattern(
@@ -114,7 +119,24 @@ def last_phase(text: bytes, step: int = -1) -> str:
         return phase if at > step else "after-step"
     # NCCL's own lines stand for the workers' start where nothing else is said.
     waits = NCCL.search(text) and b"Init COMPLETE" not in text
-    return "actor-init" if waits else "unknown"
+    return "actor-init" if waits or nccl_joining(text) else "unknown"
+
+
+def nccl_joining(text: bytes) -> tuple[set[int], int] | None:
+    """Who has come to a group of NCCL's that is not complete, and its size.
+
+    Only one to which more than half have come: fewer are those of one node.
+    """
+    came: dict[tuple[bytes, int], set[int]] = {}
+    for found in _NCCL_COMPLETE.finditer(text):
+        size = int(found[b"size"])
+        ranks = came.setdefault((found[b"group"] or b"", size), set())
+        # Of those that Ray has folded only the number is known.
+        ranks |= {int(found[b"rank"]), *range(-int(found[b"times"] or 1) + 1, 0)}
+    for (_, size), ranks in came.items():
+        if len(ranks) < size < 2 * len(ranks):
+            return ranks, size
+    return None
 
 
 def ended(line: bytes) -> bool:

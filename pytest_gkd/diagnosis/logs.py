@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from pytest_gkd.diagnosis import exceptions, frames, log_end, log_phases, silence
+from pytest_gkd.diagnosis import (
+    exceptions,
+    frames,
+    log_end,
+    log_phases,
+    silence,
+    standing,
+)
 from pytest_gkd.diagnosis.catalogue import Catalogue, Signature, explain_command
 from pytest_gkd.diagnosis.diagnose import (
     Diagnosis,
@@ -19,23 +26,23 @@ from pytest_gkd.diagnosis.diagnose import (
     telling_lines,
 )
 from pytest_gkd.diagnosis.log_file import Log, LogError, opened, read
+from pytest_gkd.diagnosis.log_report import LogReport, Progress
 from pytest_gkd.diagnosis.metrics import findings
 from pytest_gkd.diagnosis.metrics.capacity import capacity
 from pytest_gkd.diagnosis.metrics.judging import NumberFinding
-from pytest_gkd.diagnosis.metrics.series import Series
 from pytest_gkd.diagnosis.nearest import nearest
 from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.diagnosis.root_cause import Candidate, choose
 from pytest_gkd.diagnosis.scan import Hit, shown
-from pytest_gkd.diagnosis.suspects import Suspicion, suspects
+from pytest_gkd.diagnosis.suspects import suspects
 
 MAX_CAUSES = 3
+MAX_PROCESSES = 64
 _PHASE_OF_KIND = {"config": "config", "data": "data", "sync": "weight-sync"}
 # Not what a bar says of the time that has gone by and that is left.
 _CLOCK = Pattern(
     rb"(?:^|[^<\d:])(?P<time>(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d)(?:[^<\d:]|$)"
 )
-NO_SUSPICION = Suspicion(sign="", last_sign="")
 _NUMBERS = Signature(say="{what}", confidence="likely", silent=True)
 
 _DISTILS = Pattern(
@@ -54,128 +61,38 @@ _FRAMEWORKS = {
 }
 
 
-@dataclass(frozen=True)
-class Progress:
-    """The last step that a log tells of, of how many, and seconds a step.
-
-    ``until`` is the time of its last line, as the log writes it.
-    """
-
-    step: int | None
-    total: int | None
-    pace_s: float | None
-    until: str
-
-    @property
-    def facts(self) -> dict[str, int]:
-        """What is known of ``step`` and of all ``steps``."""
-        known = {"step": self.step, "steps": self.total}
-        return {name: value for name, value in known.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class LogReport:
-    """The verdict over all files.
-
-    ``verdict`` is ``failed``, ``hung``, ``healthy`` (it ended well), ``running`` (the
-    log ends in the middle of sound work) or ``unknown``; ``phase`` one of
-    ``log_phases.PHASES``. ``last`` is the last sign of life, ``progress`` how far
-    a run had come. ``survived`` are causes after which the run went on, each with the
-    first line that tells of it. ``suspicion`` is what to look at when a run stands
-    still, or when one at work should. ``telling`` are the lines to read when nothing is
-    known. ``nearest`` are guesses: the causes that these lines resemble
-    most. ``series`` are the metrics that were judged, ``notes`` what they show that is
-    worth a look and proves nothing, each with its file.
-    ``unreadable`` are the files that were left out, and
-    ``partial`` says of which only a part was read.
-    """
-
-    verdict: str
-    phase: str
-    causes: tuple[Diagnosis, ...] = ()
-    last: EvidenceLine | None = None
-    waits_for: str = ""
-    telling: tuple[EvidenceLine, ...] = ()
-    progress: Progress | None = None
-    survived: tuple[tuple[str, EvidenceLine], ...] = ()
-    suspicion: Suspicion | None = None
-    nearest: tuple[str, ...] = ()
-    series: tuple[Series, ...] = ()
-    notes: tuple[tuple[str, NumberFinding], ...] = ()
-    unreadable: tuple[str, ...] = ()
-    partial: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as ``gkd diagnose --format json`` prints it."""
-        return {
-            "schema": 1,
-            "verdict": self.verdict,
-            "phase": self.phase,
-            "waits_for": self.waits_for,
-            "progress": self.progress and vars(self.progress),
-            "last": self.last and _line_json(self.last),
-            "causes": [
-                {
-                    "cause": one.cause,
-                    "confidence": one.confidence,
-                    "title": one.title,
-                    "why": one.why,
-                    "evidence": [_line_json(line) for line in one.evidence],
-                    "advice": list(one.advice),
-                    "consequences": [
-                        {"cause": cause, "file": line.source, "line": line.line}
-                        for cause, line in one.consequences
-                    ],
-                }
-                for one in self.causes
-            ],
-            **(self.suspicion or NO_SUSPICION).to_json(),
-            "survived": [
-                {"cause": cause, **_line_json(line)} for cause, line in self.survived
-            ],
-            "telling": [_line_json(line) for line in self.telling],
-            "nearest": list(self.nearest),
-            "notes": [
-                {
-                    "cause": one.cause,
-                    "metric": one.metric,
-                    "step": one.step,
-                    "file": name,
-                    "line": one.line,
-                    "text": one.text,
-                }
-                for name, one in self.notes
-            ],
-            "series": [one.to_json() for one in self.series],
-            "unreadable": list(self.unreadable),
-            "partial": list(self.partial),
-        }
-
-
-def _line_json(line: EvidenceLine) -> dict[str, Any]:
-    return {"file": line.source, "line": line.line, "text": line.text}
-
-
 def judge(logs: list[Log], catalogue: Catalogue, now: str = "") -> LogReport:
     """The verdict over the logs of one run; ``now`` as ``silence.seconds`` takes it."""
     if now:
         silence.refuse(now)
-    text = b"\n".join(log.edges for log in logs)
-    phase = _phase(logs, _next_phase(text))
     seen = [*_of_numbers(logs, catalogue)]
-    hits = [*counted(logs), *_proofs(logs, seen, catalogue)]
-    report = _verdict(logs, hits, catalogue, phase, text, now)
-    return replace(report, notes=tuple(one for one in seen if not one[1].certain))
+    hits = _in_one_clock(logs, [*counted(logs), *_proofs(logs, seen, catalogue)])
+    report = _verdict(logs, hits, catalogue, now, processes := standing.of(logs))
+    if report.verdict == "hung" and not any(one.silent for one in processes):
+        processes = standing.of(logs, stands=True)
+    if report.verdict == "healthy":
+        processes = tuple(replace(one, silent=False) for one in processes)
+    if report.suspicion and (told := standing.sentence(processes)):
+        ranks = [one.rank for one in processes if one.silent and one.rank is not None]
+        missing = report.suspicion.missing_ranks or tuple(ranks)
+        suspicion = replace(report.suspicion, missing=told, missing_ranks=missing)
+        report = replace(report, suspicion=suspicion)
+    notes = tuple(one for one in seen if not one[1].certain)
+    return replace(report, processes=processes[:MAX_PROCESSES], notes=notes)
 
 
 def _verdict(
     logs: list[Log],
     hits: list[Hit],
     catalogue: Catalogue,
-    phase: str,
-    text: bytes,
     now: str,
+    processes: tuple[standing.Process, ...],
 ) -> LogReport:
+    text = b"\n".join(log.edges for log in logs)
+    next_phase = _next_phase(text)
+    phase = _phase(logs, next_phase)
+    if phase == "unknown" and len(logs) > 1:
+        phase = log_phases.last_phase(text)  # what several say together
     found = choose(hits, catalogue)
     strong = [one for one in found if not one.weak and one.confidence != "guess"]
     last = _last(logs)
@@ -185,15 +102,25 @@ def _verdict(
         phase = _phase_of(strong[0], logs, phase)
         return LogReport("failed", phase, causes, last=last)
     survived = tuple(_survived(logs))
-    if any(log_end.finished(log.tail) >= 0 for log in logs):
+    crashed = _of(logs, [one for one in processes if one.crashed])
+    left = _of(logs, [one for one in processes if one.unfinished])
+    silenced = _of(logs, [one for one in processes if one.silent])
+    ended = any(log_end.finished(log.tail) >= 0 for log in logs)
+    if ended and not left and not crashed:
         return LogReport("healthy", phase, last=last, survived=survived)
-    if any(log_end.failed(log.tail) for log in logs):
-        raised = (_raised_in(log, log.tail_at + len(log.tail)) for log in logs)
+    failed = crashed if ended else [log for log in logs if log_end.failed(log.tail)]
+    if failed:
+        raised = (_raised_in(log, log.tail_at + len(log.tail)) for log in failed)
         phase = next(filter(None, raised), phase)
-        return _unknown(logs, phase, last, catalogue)
+        return _unknown(failed if ended else logs, phase, last, catalogue)
+    if ended or silenced:  # what those do that have finished or go on is known
+        logs = silenced or left
+        text = b"\n".join(log.edges for log in logs)
+        phase, last = _phase(logs, next_phase), _last(logs)
     silent = _silent(logs, now)
     stopped = any(_stopped(log) for log in logs) or silent > 1
-    if not stopped and any(log_end.over(log.tail) for log in logs):
+    stopped = stopped or any(one.silent and one.trains for one in processes)
+    if not stopped and not left and any(log_end.over(log.tail) for log in logs):
         return LogReport("healthy", phase, last=last, survived=survived)
     moves = any(_moves(log) for log in logs) or 0 <= silent <= 1
     at_work = not stopped and moves and last is not None
@@ -211,6 +138,23 @@ def _verdict(
         suspicion=suspects(phase, text, frameworks, progress.facts),
         survived=survived,
     )
+
+
+def _of(logs: list[Log], processes: list[standing.Process]) -> list[Log]:
+    """The logs of these processes, in the processes' order."""
+    by_name = {log.name: log for log in logs}
+    return list({one.file: by_name[one.file] for one in processes}.values())
+
+
+def _in_one_clock(logs: list[Log], hits: list[Hit]) -> list[Hit]:
+    """The hits with the times of the first log's clock."""
+    shifts_s = dict(zip((log.name for log in logs), standing.zones(logs), strict=True))
+    return [
+        hit
+        if hit.time_s is None
+        else replace(hit, time_s=hit.time_s + shifts_s[hit.source])
+        for hit in hits
+    ]
 
 
 def _progress(logs: list[Log]) -> Progress:
@@ -247,11 +191,12 @@ def _stopped(log: Log) -> bool:
 def _silent(logs: list[Log], now: str) -> float:
     """How long all are silent, in silences that are usual in them; -1: not known."""
     found = []
-    for log in logs:
+    for log, shift_s in zip(logs, standing.zones(logs), strict=True):
+        if now and shift_s:
+            continue  # its clock is not the one that is told
         seconds = silence.seconds(log.tail, log.written_s, now)
         if seconds is not None and not log_end.at_rest(log.tail):
-            since = max(0, log.metrics.begun - log.tail_at)
-            found.append(seconds / silence.usual_s(log.tail, since))
+            found.append(seconds / silence.usual_s(log.tail, log.steps_from))
     return min(found, default=-1.0)
 
 

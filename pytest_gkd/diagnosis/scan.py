@@ -351,7 +351,12 @@ def time_of(block: bytes, start: int) -> float | None:
 
 def times(text: bytes) -> Iterator[float]:
     """Every time that is written in a text, as ``Hit.time_s`` counts."""
-    return map(_seconds, _TIME.finditer(text))
+    return (moment for _, moment in stamps(text))
+
+
+def stamps(text: bytes) -> Iterator[tuple[int, float]]:
+    """The place of every time that is written in a text, and the time."""
+    return ((found.start(), _seconds(found)) for found in _TIME.finditer(text))
 
 
 def _seconds(match: Match) -> float:

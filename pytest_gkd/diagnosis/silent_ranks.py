@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pytest_gkd import sanitize
+from pytest_gkd.diagnosis import log_phases
 from pytest_gkd.diagnosis.patterns import Pattern
 
 # Only the end of a log tells who is behind.
@@ -31,8 +32,8 @@ _WORLD = Pattern(
     rb"\bnranks (?P<a>\d{1,6})\b|world[_ ]size[ =:_']{1,3}(?P<b>\d{1,6})\b"
     rb"|world_size_(?P<c>\d{1,6})_rank"
 )
-_REPEATED = Pattern(rb"\[repeated (?P<times>\d{1,6})x across cluster\]")
-_VARIES = Pattern(rb"(?:0x)?[\dA-Fa-f]*\d[\dA-Fa-f]*|\([\w ]* ?pid=[^)]{0,60}\)")
+REPEATED = Pattern(rb"\[repeated (?P<times>\d{1,6})x across cluster\]")
+VARIES = Pattern(rb"(?:0x)?[\dA-Fa-f]*\d[\dA-Fa-f]*|\([\w ]* ?pid=[^)]{0,60}\)")
 _MARKS = Pattern(rb"^(?:[ :,]*(?:\[[^\]\r\n]{0,120}\]|\([^)\r\n]{0,120}\)))*[ :,]*")
 _LINE = Pattern(rb"[^\r\n]+")
 
@@ -66,6 +67,11 @@ def missing(text: bytes, world_size: int | None = None) -> Missing:
     the ranks: a line that more than half of them have printed, while the others have
     printed nothing at all since it came.
     """
+    joining = log_phases.nccl_joining(text)
+    if joining is not None and min(joining[0]) >= 0:
+        ranks = tuple(sorted({*range(joining[1])} - joining[0]))
+        told = f"{_ranks(ranks)} of {joining[1]} did not say 'Init COMPLETE'"
+        return Missing(ranks, told)
     text = text[-TAIL:]
     return _told(text) or _concluded(text, world_size or _world(text)) or Missing()
 
@@ -100,9 +106,9 @@ def _concluded(text: bytes, world: int) -> Missing | None:
         if found is None:
             continue
         rank, at = int(next(filter(None, found.groups()))), line.start()
-        fold = _REPEATED.search(line[0])
+        fold = REPEATED.search(line[0])
         words = line[0][: fold.start()] if fold else line[0]
-        said = lines.setdefault(_VARIES.without(words), _Said(at))
+        said = lines.setdefault(VARIES.without(words), _Said(at))
         if rank < world:
             said.ranks.add(rank)
             spoke[rank] = at

@@ -20,7 +20,7 @@ from pytest_gkd.report.record import (
 
 if TYPE_CHECKING:
     from pytest_gkd.diagnosis.diagnose import Diagnosis, EvidenceLine
-    from pytest_gkd.diagnosis.logs import LogReport
+    from pytest_gkd.diagnosis.log_report import LogReport
 
 WIDTH = 80
 LABEL = 7  # "  saw  ", "  fix  "
@@ -237,6 +237,7 @@ def _guesses(causes: Sequence[str]) -> str:
 def _suspects(report: LogReport) -> Iterator[str]:
     """The last sign of life, and the likeliest causes with what tells each apart."""
     if report.suspicion is None:
+        yield from wrapped("  ranks ", report.fell_silent)
         return
     yield from wrapped("  sign  ", report.suspicion.last_sign)
     yield from wrapped("  ranks ", report.suspicion.missing)

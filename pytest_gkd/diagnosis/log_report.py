@@ -1,0 +1,124 @@
+"""What ``gkd diagnose`` has to tell of the logs of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_gkd.diagnosis import standing
+from pytest_gkd.diagnosis.diagnose import Diagnosis, EvidenceLine
+from pytest_gkd.diagnosis.metrics.judging import NumberFinding
+from pytest_gkd.diagnosis.metrics.series import Series
+from pytest_gkd.diagnosis.suspects import Suspicion
+
+NO_SUSPICION = Suspicion(sign="", last_sign="")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The last step that a log tells of, of how many, and seconds a step.
+
+    ``until`` is the time of its last line, as the log writes it.
+    """
+
+    step: int | None
+    total: int | None
+    pace_s: float | None
+    until: str
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What is known of ``step`` and of all ``steps``."""
+        known = {"step": self.step, "steps": self.total}
+        return {name: value for name, value in known.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class LogReport:
+    """The verdict over all files.
+
+    ``verdict`` is ``failed``, ``hung``, ``healthy`` (it ended well), ``running`` (the
+    log ends in the middle of sound work) or ``unknown``; ``phase`` one of
+    ``log_phases.PHASES``. ``last`` is the last sign of life, ``progress`` how far
+    a run had come. ``survived`` are causes after which the run went on, each with the
+    first line that tells of it. ``suspicion`` is what to look at when a run stands
+    still, or when one at work should. ``telling`` are the lines to read when nothing is
+    known. ``nearest`` are guesses: the causes that these lines resemble
+    most. ``series`` are the metrics that were judged, ``notes`` what they show that is
+    worth a look and proves nothing, each with its file.
+    ``processes`` are those of a run of several, the first that fell silent first.
+    ``unreadable`` are the files that were left out, and
+    ``partial`` says of which only a part was read.
+    """
+
+    verdict: str
+    phase: str
+    causes: tuple[Diagnosis, ...] = ()
+    last: EvidenceLine | None = None
+    waits_for: str = ""
+    telling: tuple[EvidenceLine, ...] = ()
+    progress: Progress | None = None
+    survived: tuple[tuple[str, EvidenceLine], ...] = ()
+    suspicion: Suspicion | None = None
+    nearest: tuple[str, ...] = ()
+    series: tuple[Series, ...] = ()
+    processes: tuple[standing.Process, ...] = ()
+    notes: tuple[tuple[str, NumberFinding], ...] = ()
+    unreadable: tuple[str, ...] = ()
+    partial: tuple[str, ...] = ()
+
+    @property
+    def fell_silent(self) -> str:
+        """Which process fell silent first; empty where none did."""
+        return standing.sentence(self.processes)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as ``gkd diagnose --format json`` prints it."""
+        return {
+            "schema": 1,
+            "verdict": self.verdict,
+            "phase": self.phase,
+            "waits_for": self.waits_for,
+            "progress": self.progress and vars(self.progress),
+            "last": self.last and _line_json(self.last),
+            "causes": [
+                {
+                    "cause": one.cause,
+                    "confidence": one.confidence,
+                    "title": one.title,
+                    "why": one.why,
+                    "evidence": [_line_json(line) for line in one.evidence],
+                    "advice": list(one.advice),
+                    "consequences": [
+                        {"cause": cause, "file": line.source, "line": line.line}
+                        for cause, line in one.consequences
+                    ],
+                }
+                for one in self.causes
+            ],
+            **(self.suspicion or NO_SUSPICION).to_json(),
+            "processes": [one.to_json() for one in self.processes],
+            "survived": [
+                {"cause": cause, **_line_json(line)} for cause, line in self.survived
+            ],
+            "telling": [_line_json(line) for line in self.telling],
+            "nearest": list(self.nearest),
+            "notes": [
+                {
+                    "cause": one.cause,
+                    "metric": one.metric,
+                    "step": one.step,
+                    "file": name,
+                    "line": one.line,
+                    "text": one.text,
+                }
+                for name, one in self.notes
+            ],
+            "series": [one.to_json() for one in self.series],
+            "unreadable": list(self.unreadable),
+            "partial": list(self.partial),
+        }
+
+
+def _line_json(line: EvidenceLine) -> dict[str, Any]:
+    return {"file": line.source, "line": line.line, "text": line.text}

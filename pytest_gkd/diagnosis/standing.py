@@ -1,0 +1,362 @@
+"""Where each process of a run stands: its last line, and whether others went on."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd.diagnosis import log_end, prefixes, silence
+from pytest_gkd.diagnosis.log_file import Log
+from pytest_gkd.diagnosis.log_phases import FAILED, STEP
+from pytest_gkd.diagnosis.patterns import Pattern
+from pytest_gkd.diagnosis.scan import plain, shown, stamps
+from pytest_gkd.diagnosis.silent_ranks import REPEATED, VARIES
+
+# So much of the beginning and of the end of a log tells who speaks in it.
+LOOKED_AT = 1 << 19
+# So much of the end tells whether processes are named at all.
+SAMPLE = 20_000
+# So many steps behind those that go on a rank is not at work, so many short of those
+# that have finished it has not.
+BEHIND, SHORT = 20, 2
+# A clock that differs by quarters of an hour shows the time of another zone.
+QUARTER_S, LEAST_ZONE_S, SLACK_S = 900.0, 1700.0, 60.0
+
+_LINE = Pattern(rb"[^\r\n]+")
+_CLOCK = Pattern(rb"\d\d:\d\d:\d\d")
+_STEP_NUMBER = Pattern(
+    rb"\b(?:[Ss]tep|global_step|iteration|iter)[ =:]{1,2}(?P<step>\d{1,9})\b"
+)
+_TORCH = Pattern(rb"\[(?:rank|default|trainer)(\d{1,6})\]")
+_DIGITS = re.compile(r"\d+")
+_OF_RANK = re.compile(r"(?:^|[^a-z])rank[-_. ]?(\d{1,6})(?!.*\d)", re.IGNORECASE)
+_STREAMS = {"stdout", "stderr", "stdout.log", "stderr.log"}
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process, a rank's files or the lines with its name, and its last line.
+
+    ``until`` is that line's time as written, ``step`` the last step it told of.
+    ``usual_s`` is the usual time from one of its lines to the next, ``silent_s`` how
+    long others went on after the last; None where no line has a time. ``silent`` says
+    that it no longer says what others go on to say, ``trains`` that these are steps of
+    training, ``unfinished`` that it has made fewer of them than others, ``crashed``
+    that its last lines are those of a failure.
+    """
+
+    name: str
+    rank: int | None
+    file: str
+    line: int | None
+    text: str
+    until: str
+    step: int | None
+    usual_s: float | None
+    silent_s: float | None = None
+    silent: bool = False
+    trains: bool = False
+    unfinished: bool = False
+    crashed: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The process as ``gkd diagnose --format json`` prints it."""
+        hidden = ("trains", "unfinished", "crashed")
+        return {key: value for key, value in vars(self).items() if key not in hidden}
+
+
+@dataclass
+class _Voice:
+    """A process: what it said, numbers apart, and at which moments.
+
+    A moment is a time in seconds, or a place in a log whose lines are in order. ``at``
+    is the byte of its last line in what was kept of its log.
+    """
+
+    name: str
+    rank: int | None
+    log: Log
+    kind: str = ""
+    at: int = 0
+    last: float = -math.inf
+    step: int | None = None
+    times: list[float] = field(default_factory=list)
+    said: dict[bytes, list[float]] = field(default_factory=dict)
+    steps: set[bytes] = field(default_factory=set)
+
+    def hear(self, line: bytes, moment: float) -> None:
+        """One of its lines, without its name."""
+        words = _words(line)
+        self.said.setdefault(words, []).append(moment)
+        self.last = max(self.last, moment)
+        if STEP.search(line[:400]):
+            self.steps.add(words)
+            number = _STEP_NUMBER.search(line[:400])
+            self.step = int(number[b"step"]) if number else self.step
+
+    @property
+    def ended(self) -> bool:
+        return log_end.finished(self.log.tail) >= 0 or log_end.over(self.log.tail)
+
+    def process(self, **told: Any) -> Process:
+        edges = self.log.edges
+        end = edges.find(b"\n", self.at)
+        line = edges[self.at : len(edges) if end < 0 else end]
+        clock = [found[0] for found in _CLOCK.finditer(line[:200])][:1]
+        gaps = [late - early for early, late in itertools.pairwise(self.times)]
+        return Process(
+            self.name,
+            self.rank,
+            self.log.name,
+            self.log.line_at(self.at),
+            shown(plain(line[:2000])),
+            clock[0].decode() if clock else "",
+            self.step,
+            statistics.median(gaps) if gaps else None,
+            **told,
+        )
+
+
+def of(logs: Sequence[Log], *, stands: bool = False) -> tuple[Process, ...]:
+    """The processes of a run, the first that fell silent first; none where one ran.
+
+    In a run that ``stands`` still one is silent that lacks the last step of the others.
+    """
+    need = 1 if stands else BEHIND
+    found = _of_files(logs, need) if len(logs) > 1 else _of_names(logs[0], need)
+    found.sort(key=lambda one: (not one.silent, -(one.silent_s or 0.0), one.step or 0))
+    return tuple(found)
+
+
+def sentence(processes: Iterable[Process]) -> str:
+    """Which fell silent first, after which line; empty where none did."""
+    silent = [one for one in processes if one.silent]
+    if not silent:
+        return ""
+    one, *others = silent
+    place = f"{one.file}:{one.line}" if one.line else one.file
+    when = f" at {one.until}" if one.until else ""
+    step = "" if one.step is None else f", step {one.step}"
+    usual = f" (usually one every {one.usual_s:.4g} s)" if one.usual_s else ""
+    went = f" for {one.silent_s:.0f} s" if one.silent_s else ""
+    also = f"; then {', '.join(each.name for each in others[:8])}" if others else ""
+    return (
+        f"{one.name} fell silent{' first' if others else ''}: its last line is "
+        f"{place}{when}{step}{usual}; the others went on{went}{also}"
+    )
+
+
+def zones(logs: Sequence[Log]) -> list[float]:
+    """What to add to each log's times to have the clock of the first.
+
+    Told from steps that both tell of, else from their first lines; 0 where their
+    clocks do not differ by quarters of an hour.
+    """
+    found = [0.0]
+    first = _marks(logs[0]) if len(logs) > 1 else {}
+    for log in logs[1:]:
+        own = _marks(log)
+        steps = first.keys() & own.keys() - {-1} or first.keys() & own.keys()
+        apart = statistics.median([first[one] - own[one] for one in steps] or [0.0])
+        quarters = round(apart / QUARTER_S) * QUARTER_S
+        is_zone = abs(apart) > LEAST_ZONE_S and abs(apart - quarters) < SLACK_S
+        found.append(quarters if is_zone else 0.0)
+    return found
+
+
+def _marks(log: Log) -> dict[int, float]:
+    """When the log begins, as step -1, and when it tells of each step, in seconds."""
+    head = next(stamps(log.head[:LOOKED_AT]), None)
+    found = {} if head is None else {-1: head[1]}
+    for at, line, moment in _timed(log):
+        number = _STEP_NUMBER.search(line[:400])
+        if number and moment is not None and at:
+            found[int(number[b"step"])] = moment
+    return found
+
+
+def _timed(log: Log) -> Iterable[tuple[int, bytes, float | None]]:
+    """The last lines, each with its place and the time that was written last."""
+    text = log.tail[-LOOKED_AT:]
+    times = [*stamps(text)]
+    places = [place for place, _ in times]
+    for line in _LINE.finditer(text):
+        before = bisect.bisect(places, line.end()) - 1
+        yield line.start(), line[0], times[before][1] if before >= 0 else None
+
+
+def _of_files(logs: Sequence[Log], need: int) -> list[Process]:
+    """One process for each file, or for both streams of a rank."""
+    groups: dict[str, list[tuple[Log, float]]] = {}
+    for log, shift_s in zip(logs, zones(logs), strict=True):
+        path = Path(log.name)
+        key = str(path.parent) if path.name in _STREAMS else log.name
+        groups.setdefault(key, []).append((log, shift_s))
+    if len(groups) < 2:
+        return []
+    names = _names(list(groups))
+    voices = [_voice(*names[key], own) for key, own in groups.items()]
+    return [_of_file(one, [v for v in voices if v is not one], need) for one in voices]
+
+
+def _names(keys: Sequence[str]) -> dict[str, tuple[str, int | None]]:
+    """What to call each file, and its rank where its name tells it and no other's."""
+    ranks: dict[str, int | None] = {}
+    for key in keys:
+        name = Path(key).name
+        found = _OF_RANK.search(name.partition(".log")[0])
+        number = found[1] if found else name[:6] if name.isdecimal() else ""
+        ranks[key] = int(number) if number else None
+    if len(set(ranks.values())) < len(keys):
+        ranks = dict.fromkeys(keys)
+    parts = {key: Path(key).parts for key in keys}
+    top = min(map(len, parts.values())) - 1
+    while top > 0 and len({one[:top] for one in parts.values()}) > 1:
+        top -= 1
+    return {
+        key: (f"rank {rank}" if rank is not None else "/".join(parts[key][top:]), rank)
+        for key, rank in ranks.items()
+    }
+
+
+def _voice(name: str, rank: int | None, files: list[tuple[Log, float]]) -> _Voice:
+    """What the files of one process say, in the clock of the first of all files."""
+    main, _ = max(files, key=lambda one: (one[0].metrics.last_step or -1, one[0].lines))
+    edges = main.edges.rstrip()
+    voice = _Voice(name, rank, main, at=edges.rfind(b"\n") + 1)
+    for log, shift_s in files:
+        for _, line, moment in _timed(log):
+            voice.hear(line, -math.inf if moment is None else moment + shift_s)
+        voice.times += [at + shift_s for _, at in stamps(log.tail[-LOOKED_AT:])]
+    voice.times.sort()
+    if main.metrics.last_step is not None:
+        voice.step = main.metrics.last_step
+    return voice
+
+
+def _words(line: bytes) -> bytes:
+    return VARIES.without(plain(line[:400]))[:80]
+
+
+def _of_file(voice: _Voice, others: list[_Voice], need: int) -> Process:
+    """A rank by its files: it is silent when its time or its steps lie behind."""
+    log, alike = voice.log, [one for one in others if one.steps & voice.steps]
+    fails = any(FAILED.search(line) for line in log_end.last_lines(log.tail))
+    crashed = fails and not voice.ended and log_end.failed(log.tail)
+    lag, silent_s = _lag(voice, alike), _silent_s(voice, alike)
+    may_stand = bool(alike) and not voice.ended and not crashed
+    is_short = may_stand and (lag is None or lag >= min(need, SHORT))
+    if need > 1 and silent_s is not None:
+        late = silent_s > silence.usual_s(log.tail, log.steps_from)
+    else:
+        over = any(one.ended for one in alike)
+        late = lag is not None and lag >= (min(need, SHORT) if over else need)
+        if need == 1:
+            ahead = sum((one.step or 0) > (voice.step or 0) for one in alike)
+            late = late and 2 * ahead > len(alike) + 1
+    stuck = may_stand and bool(log_end.stuck(log.tail))
+    return voice.process(
+        silent_s=silent_s,
+        silent=is_short and late,
+        trains=True,
+        unfinished=stuck or (is_short and (lag is not None or late)),
+        crashed=crashed and (bool(voice.steps) or voice.rank is not None),
+    )
+
+
+def _lag(voice: _Voice, alike: list[_Voice]) -> float | None:
+    """How far it is behind most others, in steps as it tells them."""
+    told = sorted(one.step for one in alike if one.step is not None)
+    if voice.step is None or not told:
+        return None
+    longest = voice.log.metrics.series()[:1]
+    gaps = [b - a for one in longest for a, b in itertools.pairwise(one.steps)]
+    return (told[len(told) // 2] - voice.step) / (statistics.median(gaps or [1]) or 1)
+
+
+def _silent_s(voice: _Voice, alike: list[_Voice]) -> float | None:
+    """How long most others went on to tell of steps after its last line."""
+    told = [[at for words in one.steps for at in one.said[words]] for one in alike]
+    lasts = sorted(map(max, told))
+    if not lasts or not math.isfinite(lasts[0]) or not math.isfinite(voice.last):
+        return None
+    return max(0.0, lasts[len(lasts) // 2] - voice.last)
+
+
+def _of_names(log: Log, need: int) -> list[Process]:
+    """The processes whose names stand before the lines of one log."""
+    text = log.edges
+    start = max(0, len(text) - LOOKED_AT)
+    ends = text[-SAMPLE:].splitlines()
+    if not any(prefixes.split(line.lstrip())[0] for line in ends):
+        return []
+    voices: dict[bytes, _Voice] = {}
+    folded = set[bytes]()
+    for low, high in ((0, min(start, LOOKED_AT)), (start, len(text))):
+        for line in _LINE.finditer(text, low, high):
+            # A colour before it has become blanks.
+            name, words = prefixes.split(line[0][:2000].lstrip())
+            if not name:
+                continue
+            voice = voices.setdefault(name, _named(name, log))
+            voice.at = line.start()
+            voice.times += [at for _, at in itertools.islice(stamps(words[:100]), 1)]
+            fold = REPEATED.search(words)
+            words = words[: fold.start()].rstrip() if fold else words
+            voice.hear(words, voice.at)
+            if fold:
+                folded.add(_words(words))
+    if len(voices) < 2:
+        return []
+    for name, voice in voices.items():
+        if voice.at < start and (at := text.rfind(b"\n" + name)) > voice.at:
+            voice.at = at + 1  # what it said between the beginning and the end
+            voice.last = voice.at
+    return [_of_name(one, [*voices.values()], folded, need) for one in voices.values()]
+
+
+def _named(name: bytes, log: Log) -> _Voice:
+    """A process by the name before its lines."""
+    rank = _TORCH.search(name)
+    told = f"rank {int(rank[1])}" if rank else shown(name.strip(b"()[]<>:| "))
+    kind = _DIGITS.sub("", name.decode("utf-8", "replace"))
+    return _Voice(told, int(rank[1]) if rank else None, log, kind)
+
+
+def _of_name(
+    voice: _Voice, voices: list[_Voice], folded: set[bytes], need: int
+) -> Process:
+    """A process of one log: it is silent when most like it go on with its words."""
+    others = [one for one in voices if one is not voice and one.kind == voice.kind]
+    silent, trains, silent_s = False, False, None
+    for words, own in voice.said.items():
+        if len(own) < 2 or words in folded or not others:
+            continue
+        ahead = [
+            one
+            for one in others
+            if _goes_on(one.said.get(words, []), own, voice.last, need)
+        ]
+        if 2 * len(ahead) >= len(others):
+            silent, trains = True, trains or words in voice.steps
+            lasts = [one.times[-1] for one in ahead if one.times]
+            if lasts and voice.times:
+                silent_s = max(0.0, statistics.median(lasts) - voice.times[-1])
+    return voice.process(silent_s=silent_s, silent=silent, trains=trains)
+
+
+def _goes_on(theirs: list[float], own: list[float], last: float, need: int) -> bool:
+    """Whether another says it again and again since, more than in any burst before."""
+    places = [bisect.bisect(theirs, at) for at in own]
+    longest = max(late - early for early, late in itertools.pairwise(places))
+    since = len(theirs) - bisect.bisect(theirs, last)
+    if need == 1:  # the last of a round has not said it more often
+        return since > 0 and len(theirs) > len(own)
+    return since > max(need, 2 * longest)
