@@ -240,6 +240,21 @@ def test_advice_names_each_teacher(
         assert "*" not in advice
 
 
+def test_what_a_tower_keeps_is_said_not_to_be_counted(
+    tmp_path: Path, capsys: Any
+) -> None:
+    script = tmp_path / "run.sh"
+    for number, (tower, count) in enumerate(
+        (({}, 0), ({"vision_config": {"a": 1}}, 1))
+    ):
+        made = shape(tmp_path / f"m{number}", HALF_B, **tower)
+        script.write_text(SCRIPT.format(student=made, teacher=made))
+        _, found = check(capsys, script)
+        said = [one["message"] for one in found["findings"]]
+        assert len([one for one in said if "vision or audio tower" in one]) == count
+        assert found["memory"]
+
+
 def test_more_gpus_than_the_machine_has_are_told(tmp_path: Path, capsys: Any) -> None:
     script = tmp_path / "run.sh"
     script.write_text(SCRIPT.format(student="a/b", teacher="a/b"))

@@ -10,6 +10,9 @@ from pytest_gkd.job.models import WIDTHS, Model
 GIB = 1 << 30
 # CUDA graphs that vLLM captures outside its share, unless it is eager. An estimate.
 GRAPH_BYTES = GIB // 2
+# vLLM's max_num_seqs where nothing is said, on GPUs of 70 GiB and more
+# (engine/arg_utils.py, get_batch_defaults).
+MOST_SEQUENCES = 1024
 Parts = dict[str, int]
 
 

@@ -110,12 +110,14 @@ class Recipe(NamedTuple):
     of them must be, with a value of its own where that is another ("KEY=cpu",
     "KEY=zero{}" with the value in it).
     ``facts`` join the values: what else the job says, ``teacher_inside`` among it,
-    whether the trainer's processes hold the teacher.
+    whether the trainer's processes hold the teacher. ``roles`` are the paths of further
+    models by their roles; ``job`` finds them in the values as ``models``.
     """
 
     job: Callable[[Values, Model, Model | None, int | None], Job]
     keys: Mapping[str, tuple[str, ...]]
     facts: Mapping[str, Any] = {}
+    roles: Mapping[str, Any] = {}
 
 
 def checked(values: Values) -> Values:
@@ -155,6 +157,7 @@ def candidates(values: Values) -> Iterator[dict[str, Any]]:
     for name, wanted in (
         ("recompute", True),
         ("free_cache_engine", True),
+        ("trainer_sleeps", True),
         ("offload_param", True),
         ("offload_optimizer", True),
     ):
@@ -271,12 +274,25 @@ def judge(
         student = _model(values, "student")
         has_teacher = values.get("teacher_gpus") or values.get("teacher_inside")
         teacher = _model(values, "teacher") if has_teacher else None
+        models = {role: _read(role, path) for role, path in recipe.roles.items()}
+        values["models"] = models
         rows = _planned(recipe, values, student, teacher, room)
     except CheckError as error:
         return [], str(error), told
-    if any(model and model.is_rough for model in (student, teacher)):
-        text = "the activations of this kind of attention are counted roughly"
-        told.append(note(text, file, line))
+    every = [model for model in (student, teacher, *models.values()) if model]
+    for doubtful, text in (
+        (
+            any(model.is_rough for model in every),
+            "the activations of this kind of attention are counted roughly",
+        ),
+        (
+            any(model.is_multimodal for model in every),
+            "the activations of a vision or audio tower are not counted: the plan is "
+            "that of text alone",
+        ),
+    ):
+        if doubtful:
+            told.append(note(f"memory plan: {text}", file, line))
     bad = [row for row in rows if row.verdict == "does-not-fit"]
     if bad and room is not None:
         change = mended(recipe, values, student, teacher, on)
@@ -306,7 +322,10 @@ def _too_many(values: Values, on: Machine, file: str, line: int) -> Iterator[Fin
 
 
 def _model(values: Values, role: str) -> Model:
-    named = values.get(role)
+    return _read(role, values.get(role))
+
+
+def _read(role: str, named: Any) -> Model:
     paths = named if isinstance(named, list) else [named]
     found = []
     for path in paths:
@@ -339,12 +358,18 @@ def _advice(change: Mapping[str, Any], values: Values, recipe: Recipe) -> str:
     if not change:
         return ". No change of its sizes that was tried makes it fit"
     told = [
-        f"{key.format(value) if '=' in key else f'{key}={value}'} "
-        f"(now {values.get(name)})"
+        f"{_setting(key, value)} (now {values.get(name)})"
         for name, value in change.items()
         for key in recipe.keys.get(name, ())
     ]
     return f". With {' and '.join(told)} all fits"
+
+
+def _setting(key: str, value: Any) -> str:
+    """As the framework spells it; a flag of a command line has no value."""
+    if value is True and key.startswith("--"):
+        return key
+    return key.format(value) if "=" in key else f"{key}={value}"
 
 
 def _gib(count: int) -> str:

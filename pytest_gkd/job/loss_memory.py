@@ -18,6 +18,12 @@ from __future__ import annotations
 #   its chunks take; swift-topk, swift-served: on top-k logits, of a teacher's whole
 #   ones or of a server's; swift-logprob: its GRPO
 # - cross-entropy: transformers' ForCausalLMLoss (5.x), which makes logits float32
+# - openrlhf: log_probs_from_logits (0.11.2, models/utils.py) on logits made float32
+#   (models/actor.py), which are kept beside flash-attn's gradient of them
+# - skyrl: logprobs_from_logits (0.3.0, backends/skyrl_train/utils/torch_utils.py), of
+#   which flash-attn's gradient takes the place, and entropies in chunks of 1024
+# - areal: gather_logprobs_entropy (1.0.4, utils/functional/vocab_parallel.py),
+#   compiled, in chunks of 1024, each of whose gradients is as long as the whole
 # - fused: logits are never whole (liger, verl's fused kernels)
 # - own-topk, own-jsd: pytest_gkd.workload.gkd.loss, the teacher's among them
 LOSSES = {
@@ -42,14 +48,18 @@ LOSSES = {
     "low-swift-served": (2, 4),
     "low-swift-logprob": (4, 0),
     "cross-entropy": (0, 12),
+    "openrlhf": (1, 8),
+    "skyrl": (2, 0),
+    "areal": (3, 0),
     "fused": (0, 0),
     "chunked": (0, 0),
     "own-topk": (1, 20),
     "own-jsd": (2, 43),
 }
 WITHOUT_LOGITS = ("fused", "chunked")
-# The same of one chunk of SWIFT_CHUNK tokens, which ms-swift's loss goes through.
+# The same of one chunk of tokens, which some losses go through.
 IN_CHUNKS = {
+    "areal": (1, 0),
     "swift-jsd-0": (0, 12),
     "swift-jsd-1": (0, 8),
     "swift-jsd": (0, 8),
@@ -57,7 +67,10 @@ IN_CHUNKS = {
     "low-swift-jsd-1": (2, 0),
     "low-swift-jsd": (2, 0),
 }
-SWIFT_CHUNK = 512
+SWIFT_CHUNK, ENTROPY_CHUNK = 512, 1024
+# What is left of the logits when the output matrix's backward pass begins, where it is
+# not their gradient alone.
+LEFT = {"openrlhf": (1, 4), "skyrl": (2, 0), "areal": (2, 0)}
 # Tokens and entries of the vocabulary of a tile of TRL's chunked losses, of which there
 # are two in float32 (1.16.0, trl/kernels/chunked_divergence.py).
 CHUNK = 4096, 32_768
@@ -70,10 +83,16 @@ def needed(loss: str, tokens: int, vocab: int, width: int) -> tuple[int, int]:
     if loss == "chunked":
         rows, columns = min(tokens, CHUNK[0]), min(vocab, CHUNK[1])
         return 8 * rows * columns, 8 * rows * columns
+    entries = tokens * vocab
     items, floats = LOSSES[loss]
     raw = width if loss.startswith(("topk", "logprob", "low")) else 4
-    left = 0 if loss in WITHOUT_LOGITS else tokens * vocab * raw
-    whole = tokens * vocab * (items * width + floats)
+    if loss in LEFT:
+        raw = LEFT[loss][0] * width + LEFT[loss][1]
+    whole = entries * (items * width + floats)
+    left = 0 if loss in WITHOUT_LOGITS else entries * raw
+    if loss == "skyrl":  # logits with a chunk's three, or with their gradient
+        chunk = min(tokens, ENTROPY_CHUNK) * vocab * 3 * width
+        return max(whole, entries * width + chunk), left
     items, floats = IN_CHUNKS.get(loss, (0, 0))
-    chunk = min(tokens, SWIFT_CHUNK) * vocab * (items * width + floats)
-    return whole + chunk, left
+    size = ENTROPY_CHUNK if loss == "areal" else SWIFT_CHUNK
+    return whole + min(tokens, size) * vocab * (items * width + floats), left

@@ -8,10 +8,11 @@ next.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pytest_gkd.job import engine_memory
 from pytest_gkd.job import training_memory as training
+from pytest_gkd.job.beside_memory import Beside
 from pytest_gkd.job.engine_memory import GIB, Engine, Parts
 from pytest_gkd.job.generation_memory import Generation, generating
 from pytest_gkd.job.training_memory import Trainer
@@ -32,7 +33,8 @@ TIGHT = 0.1
 class Job:
     """Who is there. ``memory`` is that of each GPU in bytes, None where unknown;
     ``bucket`` the bytes that weights are sent in; ``processes`` are those of a GPU that
-    trainer and rollout share."""
+    trainer and rollout share. ``scores`` is what the trainer takes where it asks the
+    student for log-probabilities, ``others`` are further models."""
 
     trainer: Trainer
     rollout: Engine | None = None
@@ -42,6 +44,8 @@ class Job:
     processes: int = 2
     memory: int | None = None
     bucket: int = 2 * GIB
+    scores: Parts = field(default_factory=dict)
+    others: tuple[Beside, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,45 +66,47 @@ def plan(job: Job) -> list[Row]:
     trainer, rollout = job.trainer, job.rollout
     shared = job.colocated and rollout is not None
     role = "trainer+rollout" if shared else "trainer"
-    idle = training.resident(trainer, "idle")
-    beside = engine_memory.beside(rollout, job.memory) if shared and rollout else {}
-    found = [
-        _row(
-            job,
-            role,
-            "load",
-            training.total(training.resident(trainer, "load"), beside),
-        )
-    ]
+    total, idle = training.total, training.resident(trainer, "idle")
+    engine = engine_memory.beside(rollout, job.memory) if shared and rollout else {}
+    near = [other for other in job.others if other.shares]
+    waiting = total(*(other.idle for other in near))
+    beside = total(engine, waiting)
+    loaded = total(training.resident(trainer, "load"), beside)
+    found = [_row(job, role, "load", loaded)]
     if rollout:
-        parts = training.total(
-            idle if shared else {}, engine_memory.serving(rollout, job.memory)
-        )
+        parts = engine_memory.serving(rollout, job.memory)
         found += _shares(job, "rollout", rollout)
+        parts = total(idle if shared else {}, parts, waiting if shared else {})
         found.append(_row(job, role if shared else "rollout", "rollout", parts))
     if job.generation:
-        parts = training.total(idle, generating(trainer, job.generation))
+        parts = total(idle, generating(trainer, job.generation), waiting)
         found.append(_row(job, role, "rollout", parts))
     if job.teacher:
         found += _shares(job, "teacher", job.teacher)
         parts = engine_memory.serving(job.teacher, job.memory)
         found.append(_row(job, "teacher", "teacher forward", parts))
-    moments = [training.total(moment, beside) for moment in training.updates(trainer)]
+    if job.scores:
+        found.append(_row(job, role, "log-probabilities", total(job.scores, beside)))
+    for other in job.others:
+        rest = [one.idle for one in near if one is not other]
+        around = total(idle, engine, *rest) if other.shares else {}
+        for phase, parts in other.phases:
+            found.append(_row(job, other.role, phase, total(parts, around)))
+    beside_update = total(engine, *(other.meanwhile for other in near))
+    moments = [total(moment, beside_update) for moment in training.updates(trainer)]
     worst = max(moments, key=lambda parts: sum(parts.values()))
     found.append(_row(job, role, "forward and backward", worst))
-    parts = training.total(
-        training.resident(trainer, "step"), training.stepping(trainer), beside
-    )
-    found.append(_row(job, role, "optimizer step", parts))
+    parts = total(training.resident(trainer, "step"), training.stepping(trainer))
+    found.append(_row(job, role, "optimizer step", total(parts, beside_update)))
     if rollout:
         sent = training.sending(trainer, job.bucket)
         if shared:
             woken = {
                 "engine's weights " + rollout.dtype: engine_memory.weights(rollout)
             }
-            sent = training.total(sent, woken if rollout.sleeps else beside)
+            sent = total(sent, woken if rollout.sleeps else engine, waiting)
         found.append(_row(job, role, "weight sync", sent))
-    saved = training.total(
+    saved = total(
         training.resident(trainer, "save"), training.gathered_tensor(trainer), beside
     )
     found.append(_row(job, role, "checkpoint", saved))
@@ -108,7 +114,10 @@ def plan(job: Job) -> list[Row]:
 
 
 def _row(job: Job, role: str, phase: str, parts: Parts) -> Row:
-    processes = job.processes if role == "trainer+rollout" else 1
+    near = {other.role for other in job.others if other.shares}
+    engine = job.colocated and job.rollout is not None
+    is_here = role in {"trainer", "trainer+rollout", *near}
+    processes = (job.processes if engine else 1) + len(near) if is_here else 1
     parts = {name: size for name, size in parts.items() if size}
     parts |= {CONTEXT: processes * CONTEXT_BYTES, RESERVE: RESERVE_BYTES}
     return judged(role, phase, parts, job.memory)

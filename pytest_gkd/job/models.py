@@ -20,6 +20,7 @@ NORM = re.compile(r"norm|\bln_")
 OTHER_ATTENTION = re.compile(r"kv_a_proj|linear_attn|mamba|ssm|conv1d")
 # Model types whose RMSNorms multiply by their weight in float32.
 WIDE_NORMS = ("gemma", "olmo2", "olmo3")
+TOWERS = ("vision", "audio")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -44,7 +45,8 @@ class Model:
     ``stored_bytes`` is what its files hold, ``head`` 0 where it is tied to the
     ``embedding``. ``end`` is what comes behind the layers, ``cached`` (elements of a
     token, most tokens or 0) of each layer's cache. ``is_rough`` says that what its
-    layers keep is not known in detail.
+    layers keep is not known in detail, ``is_multimodal`` that it has
+    a tower for what is no text.
     """
 
     path: str
@@ -61,6 +63,7 @@ class Model:
     cached: tuple[tuple[int, int], ...]
     matrices: int
     is_rough: bool
+    is_multimodal: bool = False
 
     @property
     def stored_dtype(self) -> str:
@@ -151,6 +154,7 @@ def _model(
             for shape in shapes.values()
             if len(shape) == 2
         ),
+        is_multimodal=any(config.get(f"{kind}_config") for kind in TOWERS),
         is_rough=any(OTHER_ATTENTION.search(" ".join(shapes)) for shapes in names),
     )
 

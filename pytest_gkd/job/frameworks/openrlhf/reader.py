@@ -10,6 +10,7 @@ from pytest_gkd.job import releases
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.frameworks import accelerate
 from pytest_gkd.job.frameworks.openrlhf import options as openrlhf_options
+from pytest_gkd.job.frameworks.openrlhf import plan as openrlhf_plan
 from pytest_gkd.job.frameworks.openrlhf import rules as openrlhf_rules
 from pytest_gkd.job.frameworks.openrlhf.options import Known
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, derived, names
@@ -42,9 +43,9 @@ def read(launch: Launch, release: Release) -> Reading:
     taken = parser(release, table)
     found = openrlhf_options.parsed(taken, whose, launch)
     known = Known(release, taken, launch, found.said)
-    findings = [*found.findings, *known.missing(), *known.sizes()]
+    findings, recipe = [*found.findings, *known.missing(), *known.sizes()], None
     if table == ROLLOUT:
-        values = _values(known)
+        values, recipe = _values(known), openrlhf_plan.recipe(known)
         findings += openrlhf_rules.judged(known)
     else:
         started = accelerate.started(
@@ -58,6 +59,7 @@ def read(launch: Launch, release: Release) -> Reading:
         openrlhf_options.said(known, found.said),
         values,
         openrlhf_options.named(known, findings),
+        recipe=recipe,
     )
 
 
@@ -77,7 +79,8 @@ def _dtype(known: Known) -> Given:
 def _values(known: Known) -> dict[str, Given]:
     """All values of train_ppo_ray on one way through the script."""
     find, option = known.find, known.option
-    values = {k: find(key) for k, key in names(NAME).items() if known.has(key)}
+    table = names(NAME) | names(f"{NAME}-memory")
+    values = {k: find(key) for k, key in table.items() if known.has(key)}
     longest = find("max_len")
     if known.has("max_new_tokens"):
         values["max_response_length"] = find("max_new_tokens")

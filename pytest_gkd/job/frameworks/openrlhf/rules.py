@@ -44,8 +44,8 @@ def gpus(v: Known, role: str) -> int:
         return _total(v)
     is_absent = (
         (role == "ref" and v["init_kl_coef"] <= 0)
-        or (role == "critic" and not _has_critic(v))
-        or (role == "reward" and _has_function(v))
+        or (role == "critic" and not has_critic(v))
+        or (role == "reward" and has_function(v))
     )
     each = v[f"{role}_num_nodes"], v[f"{role}_num_gpus_per_node"]
     return 0 if is_absent else int(each[0] * each[1])
@@ -67,11 +67,12 @@ def _total(v: Known) -> int:
     return total
 
 
-def _has_critic(v: Known) -> bool:
+def has_critic(v: Known) -> bool:
+    """Whether there is a critic."""
     return bool(v["advantage_estimator"] == "gae")
 
 
-def _has_function(v: Known) -> bool:
+def has_function(v: Known) -> bool:
     """Whether rewards are no model's of its own."""
     return v.is_set("remote_rm_url") or v.is_set("agent_func_path")
 
@@ -118,14 +119,14 @@ PPO: tuple[Rule[Known], ...] = (
     # Without one, its actors load None (0.8.11) or nothing (0.9.10 to 0.11.2).
     Rule(
         "reward_pretrain",
-        lambda v: not _has_function(v) and not v.is_set("reward_pretrain"),
+        lambda v: not has_function(v) and not v.is_set("reward_pretrain"),
         "nothing provides rewards: {--remote_rm_url} (an address, or a .py file with "
         "reward_func), {--agent_func_path} or {--reward_pretrain}",
         MISSING,
     ),
     Rule(
         "reward_pretrain",
-        lambda v: _has_function(v) and v.is_set("reward_pretrain"),
+        lambda v: has_function(v) and v.is_set("reward_pretrain"),
         "{--reward_pretrain} has no effect: the rewards are those of "
         "{--remote_rm_url} or {--agent_func_path}",
         level="warning",
@@ -141,7 +142,7 @@ PPO: tuple[Rule[Known], ...] = (
     ),
     Rule(
         "max_images_per_prompt advantage_estimator",
-        lambda v: _has_images(v) and _has_critic(v),
+        lambda v: _has_images(v) and has_critic(v),
         "images ({--max_images_per_prompt}) go with no critic: another "
         "{--advantage_estimator} than gae is required",
     ),
@@ -194,7 +195,7 @@ PPO: tuple[Rule[Known], ...] = (
     ),
     Rule(
         "eval_dataset",
-        lambda v: v.is_set("eval_dataset") and not _has_function(v),
+        lambda v: v.is_set("eval_dataset") and not has_function(v),
         "{--eval_dataset} requires {--remote_rm_url} or {--agent_func_path}",
         MISSING,
     ),
@@ -219,7 +220,7 @@ PPO: tuple[Rule[Known], ...] = (
     ),
     Rule(
         "dynamic_filtering",
-        lambda v: v["dynamic_filtering"] and not _has_function(v),
+        lambda v: v["dynamic_filtering"] and not has_function(v),
         "{--dynamic_filtering} requires {--remote_rm_url} or {--agent_func_path}",
         MISSING,
     ),
@@ -265,7 +266,7 @@ PPO: tuple[Rule[Known], ...] = (
         "colocate_critic_reward critic_num_nodes critic_num_gpus_per_node "
         "reward_num_nodes reward_num_gpus_per_node",
         lambda v: (
-            _has_critic(v)
+            has_critic(v)
             and v["colocate_critic_reward"]
             and (
                 v["critic_num_nodes"] != v["reward_num_nodes"]
@@ -510,7 +511,7 @@ def _outside(v: Known) -> Iterator[Finding]:
     """
     if not v["colocate_all_models"]:
         return
-    is_apart = v["colocate_critic_reward"] and _has_critic(v)
+    is_apart = v["colocate_critic_reward"] and has_critic(v)
     for role, name in (("critic", "the critic"), ("reward", "the reward model")):
         if not is_apart and gpus(v, role) > gpus(v, "actor"):
             text = (

@@ -1,0 +1,105 @@
+"""What a job's further models take, in bytes: a reference, a reward model, a critic."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from pytest_gkd.job import training_memory as training
+from pytest_gkd.job.engine_memory import Parts
+from pytest_gkd.job.models import WIDTHS, Layer, Model
+from pytest_gkd.job.training_memory import Trainer
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A model in a process of its own: what it holds when ``idle``, ``meanwhile`` the
+    trainer updates, and in each of its ``phases``. ``shares`` says whether it is on the
+    trainer's GPUs."""
+
+    role: str
+    idle: Parts
+    phases: tuple[tuple[str, Parts], ...]
+    shares: bool
+    meanwhile: Parts
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A model that is not trained, asked for what it thinks of tokens.
+
+    ``tokens`` are those of a micro-batch on a rank; ``ranks`` divide the weights, 1
+    where each has them whole. ``logits`` are bytes for each token and entry of the
+    vocabulary, 0 for a model with one value a token. ``offload`` is when the weights
+    are in host memory: "never", "between" its phases, "always". ``live`` is what
+    ZeRO-3 keeps gathered, in elements; FSDP has two layers and what is in none.
+    """
+
+    role: str
+    model: Model
+    tokens: int
+    ranks: int = 1
+    dtype: str = "bfloat16"
+    compute: str = "bfloat16"
+    logits: int = 0
+    offload: str = "never"
+    live: int = 0
+
+
+def valued(model: Model) -> Model:
+    """The model with one value a token in place of the output matrix."""
+    end = Layer(0, 2 * model.width, model.width, 0)
+    elements = model.elements - model.head + model.width
+    return dataclasses.replace(
+        model, elements=elements, head=model.width, vocab=1, end=end
+    )
+
+
+def scored(of: Scorer, *, shares: bool) -> Beside:
+    """A scorer's memory, with no layer's activations kept."""
+    model, width = of.model, WIDTHS[of.compute]
+    size = math.ceil(model.loaded_bytes(of.dtype) / of.ranks)
+    own = {f"{of.role}'s weights {of.dtype}": size}
+    logits = of.tokens * model.vocab * of.logits
+    widest = max(layer.inner for layer in model.layers)
+    inner = 2 * (widest + model.width) * width
+    at_work = {
+        f"{of.role}'s logits": logits,
+        f"{of.role}'s activations": max(of.tokens * inner - logits, 0),
+    }
+    if of.ranks > 1 or of.offload == "always":
+        layers = [layer.elements for layer in model.layers]
+        whole = 2 * max(layers) + model.elements - sum(layers)
+        whole = min(of.live, model.elements) or whole
+        at_work[f"{of.role}'s gathered weights"] = whole * width
+    idle = own if of.offload == "never" else {}
+    if of.offload != "always":
+        at_work |= own
+    return Beside(of.role, idle, (("forward", at_work),), shares, idle)
+
+
+def trained(role: str, trainer: Trainer, *, shares: bool, at_once: bool) -> Beside:
+    """A model that is trained, too; ``at_once`` with the student, or before it."""
+
+    def of_it(parts: Parts) -> Parts:
+        return {f"{role}'s {name}": size for name, size in parts.items()}
+
+    idle = of_it(training.resident(trainer, "idle"))
+    worst = max(training.updates(trainer), key=lambda parts: sum(parts.values()))
+    step = training.total(
+        training.resident(trainer, "step"), training.stepping(trainer)
+    )
+    phases = ("forward and backward", of_it(worst)), ("optimizer step", of_it(step))
+    fullest = max((parts for _, parts in phases), key=lambda parts: sum(parts.values()))
+    return Beside(role, idle, phases, shares, fullest if at_once else idle)
+
+
+def asked(trainer: Trainer, tokens: int, logits: int) -> Parts:
+    """The trainer where it asks the student what it thinks of ``tokens``, as of a
+    scorer."""
+    of = Scorer("student", trainer.model, tokens, 1, compute=trainer.compute)
+    parts = dict(scored(dataclasses.replace(of, logits=logits), shares=True).phases)
+    at_work = {n: size for n, size in parts["forward"].items() if "weights" not in n}
+    resident = training.resident(trainer, "sync")
+    return training.total(resident, training.gathered(trainer), at_work)
