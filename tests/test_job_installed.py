@@ -624,3 +624,48 @@ def test_a_folder_that_may_not_be_read_is_told(install: Install) -> None:
     finally:
         (place / VERL).parent.chmod(0o755)
     assert any("is not read" in text for text in notes(found))
+
+
+ROLL = """\
+from dataclasses import dataclass, field
+from roll.configs.worker_config import WorkerConfig
+@dataclass
+class RLVRConfig:
+    sequence_length: int = field(default=None, metadata={"help": "tokens"})
+    of_the_fork: int = 3
+    unread_by_it: int = 3
+    actor_train: WorkerConfig = field(default_factory=WorkerConfig)
+"""
+WORKER = """\
+from dataclasses import dataclass, field
+@dataclass
+class WorkerConfig:
+    device_mapping: str = field(default=None)
+"""
+
+
+def test_roll_is_read_without_the_start_scripts_of_its_examples(
+    install: Install, tmp_path: Path
+) -> None:
+    sources = {
+        "roll/configs/base_config.py": ROLL,
+        "roll/configs/worker_config.py": WORKER,
+        "roll/pipeline/own.py": "x.of_the_fork, x.sequence_length, x.actor_train",
+        "roll/datasets/chat_template.py": '@register_chat_template("mine")\n',
+        "roll/utils/fsdp_utils.py": 'config.get("own_size", 1)',
+    }
+    install("roll", version("1.9.0", "roll"), sources)
+    judged = releases.judge("roll")
+    assert "rules of 0.3.0" in judged.by
+    schema = judged.release.schema
+    assert schema["programs"]["examples.start_rlvr_pipeline"] == "RLVRConfig"
+    assert schema["unread"]["RLVRConfig"] == ["unread_by_it"]
+    assert (schema["templates"], schema["fsdp2"]) == (["mine"], ["own_size"])
+    assert "tensor_model_parallel_size" in schema["megatron"]
+
+
+def test_another_package_of_the_name_roll_is_not_read(install: Install) -> None:
+    install("roll", version("0.13.1", "roll"), {"roll/__init__.py": "class Roll: ..."})
+    judged = releases.judge("roll")
+    assert judged.release == releases.newest("roll")
+    assert "has no roll/configs/base_config.py" in judged.problems[0]

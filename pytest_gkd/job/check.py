@@ -29,11 +29,12 @@ from pytest_gkd.job.frameworks.nemo_rl import reader as nemo_rl
 from pytest_gkd.job.frameworks.openrlhf import reader as openrlhf
 from pytest_gkd.job.frameworks.prime_rl import reader as prime_rl
 from pytest_gkd.job.frameworks.reading import Framework, names
+from pytest_gkd.job.frameworks.roll import reader as roll
 from pytest_gkd.job.frameworks.skyrl import reader as skyrl
 from pytest_gkd.job.frameworks.slime import reader as slime
 from pytest_gkd.job.frameworks.trl import reader as trl
 from pytest_gkd.job.frameworks.verl import reader as verl
-from pytest_gkd.job.launch import OWN_PROGRAM, Launch, Program, launches
+from pytest_gkd.job.launch import ADDED, OWN_PROGRAM, Launch, Program, launches
 from pytest_gkd.job.memory import Row
 from pytest_gkd.job.overrides import Given, Override
 from pytest_gkd.job.shell_values import Command, Text, Word, World
@@ -51,12 +52,12 @@ FRAMEWORKS: dict[str, Framework] = {
     "prime-rl": prime_rl,
     "skyrl": skyrl,
     "areal": areal,
+    "roll": roll,
     "gkd": plain,
 }
 CONFLICT = "config.invalid-combination"
 MOST_FINDINGS = 200
 MOST_WAYS = 3  # of a script, told with a finding
-ADDED = "an added argument"
 Worlds = list[tuple[World, Launch]]
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 import shlex
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from pytest_gkd import sanitize
 from pytest_gkd.job import documents
-from pytest_gkd.job.check import ADDED, Checked, Value
+from pytest_gkd.job.check import Checked, Value
 from pytest_gkd.job.findings import CheckError
 from pytest_gkd.job.frameworks.reading import UNKNOWN
+from pytest_gkd.job.launch import ADDED
 
 TABLE = Path(__file__).parent / "frameworks/smallest.toml"
 SHORT = 64  # tokens of a response
@@ -38,6 +42,8 @@ KEPT = (
     "loss",
 )
 GIVEN_LATER = "the command line"
+# Their programs read a file of keys, and none beside it.
+FILE_ALONE = ("roll",)
 # Models that each take their share of a batch, the trained one first.
 TRAINED_ON = ("trainer_gpus", "critic_gpus", "reference_gpus", "reward_gpus")
 # What placeholders are where only the names of the options count.
@@ -56,8 +62,8 @@ class DebugConfig:
     """What makes a job small, and what it keeps.
 
     ``left`` says what could not be made small, and why, and what is wrong with it all
-    the same; ``reaches`` whether the script
-    hands arguments of its own on to the job.
+    the same; ``reaches`` whether the script hands arguments of its own on to the job.
+    ``file`` is where the job's keys stand, of a framework that reads them nowhere else.
     """
 
     framework: str
@@ -68,6 +74,7 @@ class DebugConfig:
     kept: dict[str, Any]
     left: list[str]
     reaches: bool
+    file: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As ``gkd debug-config --format=json`` prints it."""
@@ -77,6 +84,19 @@ class DebugConfig:
     def arguments(self) -> str:
         """All changes in one line, quoted for a shell."""
         return shlex.join(w for change in self.changes for w in change.text.split())
+
+    def inheriting(self) -> str:
+        """A file beside ``file`` that takes that, and has the changes of its own."""
+        tree: dict[str, Any] = {"defaults": [Path(self.file).stem, "_self_"]}
+        for change in self.changes:
+            key, _, value = change.text.partition("=")
+            *above, last = key.split(".")
+            part = tree
+            for name in above:
+                part = part.setdefault(name, {})
+            part[last] = documents.value_of(value)
+        text: str = yaml.safe_dump(tree, sort_keys=False)
+        return text
 
 
 def smallest(check: Callable[..., Checked]) -> DebugConfig:
@@ -146,7 +166,17 @@ def smallest(check: Callable[..., Checked]) -> DebugConfig:
         {name: value for name, value in _certain(small).items() if name in KEPT},
         left,
         GIVEN_LATER in {value.file for value in given},
+        _file(found) if found.framework in FILE_ALONE else "",
     )
+
+
+def _file(found: Checked) -> str:
+    """The file that most values stand in."""
+    places = Counter(value.file for value in found.values.values())
+    files = [
+        name for name, _ in places.most_common() if name.endswith((".yaml", ".yml"))
+    ]
+    return files[0] if files else "CONFIG.yaml"
 
 
 def _certain(found: Checked) -> dict[str, Any]:
@@ -192,7 +222,12 @@ def text(small: DebugConfig) -> str:
     kept = ", ".join(f"{name} {value}" for name, value in small.kept.items())
     told.append(sanitize.line(f"kept, as a failure may hang on them: {kept}"))
     told += map(sanitize.line, small.left)
-    if Path(small.script).suffix in documents.SUFFIXES:
+    if small.file:
+        name = sanitize.line(small.file)
+        told.append(f"run: keys are read of the file alone. Save this beside {name},")
+        told.append("and give its name (without .yaml) as --config_name:")
+        told += [f"  {sanitize.line(line)}" for line in small.inheriting().splitlines()]
+    elif Path(small.script).suffix in documents.SUFFIXES:
         told.append(f"run: give these to the program that reads {script}, behind it")
     elif small.reaches:
         again = f"gkd debug-config {script} --format=args"

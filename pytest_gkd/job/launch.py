@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from pytest_gkd.job.shell_values import Command, Word
 
+# Where words stand that gkd check adds to a start itself.
+ADDED = "an added argument"
 PYTHON = re.compile(r"python[\d.]*|coverage|torchrun|deepspeed|accelerate")
 
 

@@ -110,6 +110,7 @@ def broken(
     rules: Iterable[Callable[[AnyLook], Iterator[Fault]]],
     level: str,
     look: Callable[[Config], AnyLook],
+    cause: str = CONFLICT,
 ) -> Iterator[Finding]:
     """What rules tell of a configuration, each as a key with a sentence.
 
@@ -121,10 +122,23 @@ def broken(
         except NotCertainError:
             continue
         for key, text in faults:
-            setting = config.settings.get(key)
-            file = setting.word.file if setting else ""
-            line = setting.word.line if setting else 0
-            yield Finding(CONFLICT, level, text, file, line, key)
+            yield Finding(cause, level, text, *place(config, key), key)
+
+
+def place(config: Config, key: str) -> tuple[str, int]:
+    """The file and line of a key; of a section, or of a key that is not there, those of
+    the first one beside or below it, else none."""
+    while key and key not in config.settings:
+        inside = (
+            one.word
+            for name, one in config.settings.items()
+            if name.startswith(f"{key}.") and one.word.file
+        )
+        if word := next(inside, None):
+            return word.file, word.line
+        key = key.rpartition(".")[0]
+    setting = config.settings.get(key)
+    return (setting.word.file, setting.word.line) if setting else ("", 0)
 
 
 def tokenizers(config: Config, student: str, teacher: str) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from pytest_gkd.job import documents
@@ -37,13 +37,15 @@ class Config:
     """The settings of a configuration by their whole keys.
 
     Lists and empty mappings are values; ``defaults`` are the files whose values the
-    user has not written, ``environment`` the variables that are known.
+    user has not written, ``environment`` the variables that are known, ``resolvers``
+    names of further ones, whose values are not known.
     """
 
     def __init__(self, settings: Iterable[Override] = ()) -> None:
         self.settings: dict[str, Override] = {}
         self.defaults: set[str] = set()
         self.environment: Mapping[str, Word] = {}
+        self.resolvers: Collection[str] = ()
         self._sections: set[str] = set()
         self.merge(settings)
 
@@ -228,7 +230,7 @@ class Config:
             other = Given("default", literal(parts[1]) if len(parts) > 1 else None)
             return self.value(key, depth + 1) or other
         if name not in ARITHMETIC:
-            if name.startswith("oc."):
+            if name.startswith("oc.") or name in self.resolvers:
                 return Given("undetermined", needs=frozenset({f"${{{name}:{text}}}"}))
             raise UnresolvedError(f"there is no resolver {name}")
         given = [

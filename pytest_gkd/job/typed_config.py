@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from pytest_gkd.job import pydantic_types
@@ -44,6 +44,19 @@ class Classes:
         written = map(ast.unparse, pydantic_types.members(node))
         names = (name.replace("__at__", "@") for name in written)
         return [name for name in names if name in self._classes]
+
+    def valued(self, node: ast.expr, given: Config, key: str) -> list[str]:
+        """The classes of a mapping's values, where all that is given are sections."""
+        parts = given.below(key)
+        if not parts or not all(given.is_section(f"{key}.{part}") for part in parts):
+            return []
+        kinds = [
+            one
+            for one in pydantic_types.members(node)
+            if isinstance(one, ast.Subscript)
+            if ast.unparse(one.value).lower() == "dict"
+        ]
+        return [name for one in kinds for name in self.within(one)]
 
     def within(self, node: ast.expr) -> list[str]:
         """The classes that are the members of a list, or the values of a mapping."""
@@ -95,7 +108,11 @@ class Classes:
             if setting is not None and classes and setting.value != {}:
                 continue  # a section that is given as a whole, or as none
             call = self._call(default)
-            if call:
+            if is_part and (inside := self.valued(node, given, whole)):
+                for part in given.below(whole):
+                    below = f"{whole}.{part}"
+                    yield from self._made(inside[0], given, below, {}, keeps=keeps)
+            elif call:
                 kept = call.keywords if keeps or not is_part else []
                 inner = {k.arg: k.value for k in kept if k.arg}
                 own = ast.unparse(call.func).replace("__at__", "@")
@@ -135,7 +152,9 @@ class Judge:
     ``unread`` fields of a class that its code reads nowhere. ``fits`` says whether it
     takes a value. ``instead`` says what took the place of a name. ``is_sure`` is
     whether the classes are those of the program that is started, whose user may derive
-    from them.
+    from them; ``refuses`` whether a key that they have not ends it. ``passed`` are
+    names of the top that are judged elsewhere; ``takes_null`` is whether null
+    stands for any section.
     """
 
     def __init__(
@@ -149,8 +168,12 @@ class Judge:
         *,
         is_sure: bool = True,
         instead: Mapping[str, str] | None = None,
+        refuses: bool = True,
+        passed: Collection[str] = (),
+        takes_null: bool = True,
     ) -> None:
-        self._instead = instead or {}
+        self._takes_null = takes_null
+        self._instead, self._refuses, self._passed = instead or {}, refuses, passed
         self._given, self._classes, self._whose = given, classes, whose
         self._defaults, self._unread, self._fits = defaults, unread, fits
         self._is_sure = is_sure
@@ -171,7 +194,8 @@ class Judge:
         for part in self._given.below(key):
             whole = f"{key}.{part}" if key else part
             if part not in fields:
-                yield from self._unknown(whole, fields)
+                if whole not in self._passed:
+                    yield from self._unknown(whole, fields)
                 continue
             yield from self._field(fields[part], whole)
             if part in unread and self._differs(whole):
@@ -190,7 +214,10 @@ class Judge:
         classes, expected = self._classes.of(node), text.partition(" = ")[0]
         expected = expected.replace("__at__", " of ")[:200]
         if self._given.is_section(key):
-            if classes:
+            if inside := self._classes.valued(node, self._given, key):
+                for part in self._given.below(key):
+                    yield from self.section(inside[0], f"{key}.{part}")
+            elif classes:
                 yield from self.section(classes[0], key)
             elif not self._fits(node, {}):
                 line = f"{key} is a section; {self._whose} expects {expected}"
@@ -206,7 +233,8 @@ class Judge:
         if inner and isinstance(given.value, list):
             for number, one in enumerate(given.value[:MOST_MEMBERS]):
                 yield from self._member(inner[0], one, f"{key}.{number}", key)
-        if classes and given.value in ({}, None):
+        is_none = given.value is None and self._takes_null
+        if classes and (given.value == {} or is_none):
             return
         if not self._fits(node, given.value):
             shown = f"{key}: {given.value!r}"[:200]
@@ -241,7 +269,9 @@ class Judge:
             text += f"; it is read as {' or '.join(same[:2])}"
         else:
             text += near(name, dict.fromkeys(fields))
-        level = "error" if self._is_sure else "warning"
+        if not self._refuses:
+            text = f"{text.rstrip('.')} (it is passed over, and nothing reads it)"
+        level = "error" if self._is_sure and self._refuses else "warning"
         yield self._finding(UNKNOWN, level, text, key, place or key)
 
     def _finding(

@@ -8,6 +8,7 @@ from pytest_gkd.job.sources import (
     nemo_rl,
     prime_rl,
     programs,
+    roll,
     skyrl,
     slime,
     trl,
@@ -29,4 +30,5 @@ SOURCES: dict[str, Source] = {
     "prime-rl": prime_rl.SOURCE,
     "skyrl": skyrl.SOURCE,
     "areal": areal.SOURCE,
+    "roll": roll.SOURCE,
 }

@@ -1,0 +1,1 @@
+"""ROLL: a YAML file composed by Hydra, read into dataclasses by dacite."""
