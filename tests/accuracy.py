@@ -181,7 +181,8 @@ def figures(label: dict[str, Any], report: LogReport) -> dict[str, bool]:
     if outcome in {"healthy", "running"}:
         found[FIGURES[11]] = not report.notes
     if label.get("phase") and not label.get("silent"):
-        found[FIGURES[4]] = report.phase == label["phase"]
+        open_to = {label["phase"], *label.get("also_phase", ())}
+        found[FIGURES[4]] = report.phase in open_to
     return found
 
 

@@ -99,10 +99,16 @@ def make(run: dict[str, Any], scratch: Path, commands: Path) -> str:
 def attend(
     process: subprocess.Popen[bytes], log: Path, run: dict[str, Any], mark: str
 ) -> str:
-    """Send the run's signals at their texts; ``all KILL`` ends it like a lost node."""
+    """Send the run's signals at their texts; ``all KILL`` ends it like a lost node.
+
+    A text may be the name of a file that the run makes (``held``, of sitecustomize.py).
+    """
     limit = time.monotonic() + run.get("limit", 280)
     for text, wait, name, who in run.get("signals", ()):
-        while not re.search(text.encode(), log.read_bytes()):
+        while not (
+            (log.with_suffix("") / text).is_file()
+            or re.search(text.encode(), log.read_bytes())
+        ):
             if process.poll() is not None or time.monotonic() > limit:
                 return f"ended before {text!r}: {process.returncode}"
             time.sleep(0.05)
