@@ -18,7 +18,7 @@ from typing import Protocol
 from ahocorasick_rs import BytesAhoCorasick, Implementation
 
 from pytest_gkd import sanitize
-from pytest_gkd.diagnosis import prefixes
+from pytest_gkd.diagnosis import echoes, prefixes
 from pytest_gkd.diagnosis.catalogue import Catalogue, Signature
 from pytest_gkd.diagnosis.patterns import Match, Pattern
 
@@ -235,6 +235,7 @@ class Scanner:
         start, end = segment(text, position)
         clean, at = tidy(text, start, position, end)
         place = self._offset + start
+        echo: str | None = None
         for cause, signature, tier in entries:
             if self._seen[id(signature)] >= MAX_HITS:
                 continue
@@ -242,6 +243,11 @@ class Scanner:
             if facts is None or self._last.get(id(signature)) == place:
                 continue  # a line that holds two texts of a signature is one find
             self._last[id(signature)] = place
+            if echo is None:
+                before = uncoloured(text[max(0, start - echoes.CONTEXT) : start])
+                echo = echoes.kind(before, clean, at)
+            if echo and not (echo == "source" and echoes.of_source(signature.example)):
+                continue
             self._seen[id(signature)] += 1
             self.hits.append(
                 Hit(

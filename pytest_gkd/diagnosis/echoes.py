@@ -1,0 +1,204 @@
+"""Tells what a log only repeats: commands, options, help texts, prompts and answers.
+
+A failure's words in them say nothing about the run: an option may be named after an
+error, a help text may explain one, and a model may write one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from pytest_gkd.diagnosis import prefixes
+from pytest_gkd.diagnosis.patterns import Pattern
+
+# How much of what was read before a line may tell what it is, in bytes and in lines.
+CONTEXT, LINES = 2000, 40
+
+# A shell's (set -x, a prompt), and what launchers say they run.
+_TRACED = Pattern(rb"^\++ \S|^\$ \S|^[\w.-]+@[\w.-]+:\S*[$#] \S")
+_PROGRAM = Pattern(
+    rb"^(?:[^:=\r\n]{0,60}\b(?i:cmd|command|running|executing|launching|entrypoint)\b"
+    rb"[^:=\r\n]{0,20}[:=] *)?(?:\w+=\S* +)*(?:exec |nohup |sudo )?(?:[\w./-]*/)?"
+    rb"(?:python[\d.]*|torchrun|accelerate|deepspeed|ray|vllm|sglang|bash|srun|sbatch"
+    rb"|swift|megatron|docker|uv|mpirun) (?:[^:\r\n]* )?"
+    rb"(?:--?\w[\w-]*|[^\s:]+\.(?:py|sh))(?: |$)"
+)
+_ARGV = Pattern(rb"\[['\"](?:[\w./-]*/)?(?:python[\d.]*|torchrun|bash|vllm)['\"], ")
+_RESULT = Pattern(rb"\]?['\"]? (?:returned|died|timed out|failed)")
+
+_USAGE = Pattern(rb"^(?i:usage): ")
+_OPTIONS = Pattern(rb"^(?:[\w -]*arguments|(?i:options)|\w[\w ]* options):$")
+_OPTION = Pattern(rb"^ +(?:-\w\b|--\w)")
+
+# One option of many: of YAML, of transformers' arguments, of Megatron's list.
+_SETTINGS = (
+    Pattern(rb"^ *(?:- )?[a-z_][\w./-]*:(?: [^ ].*)?$|^ *- [^ ].*$"),
+    Pattern(rb"^ *[a-z_]\w*=.*,$"),
+    Pattern(rb"^ *[a-z_]\w* \.{3,} "),
+)
+_LEAST = 2  # of the lines before one that are options as well
+# Keys of what is told, not of what is set.
+_TELLS = Pattern(
+    rb"(?i)^(?:fatal|warning|note|hint|info): |^\W*(?:errors?|level\w*|message|msg|text"
+    rb"|detail|reason|state|lastState|status|exitCode|exit_?code|exception|traceback"
+    rb"|stack|log|event)\b['\"]?[:=]"
+)
+_KEY = Pattern(rb"['\"][\w./-]+['\"]: ?")
+_WORD = Pattern(rb"\b[a-z_]\w*=(?:['\"\[{(]|None|True|False|[\w./-]+, )")
+_RAISED = Pattern(rb"^[\w.]*(?:Error|Exception)(?:\(\w+\))?: ")
+_METRICS = Pattern(rb"^\W*['\"](?:loss|reward|eval_|train_|grad_norm|step|epoch)")
+
+_TAG = Pattern(
+    rb"^(?:\[INFO:swift\] )?\[(?P<tag>prompt|response|ground_truth|score|INPUT|LABELS"
+    rb"|INPUT_IDS|LABELS_IDS|[a-z_]+)\](?: |$)"
+)
+_SAMPLES = {b"prompt", b"response", b"INPUT", b"LABELS", b"INPUT_IDS", b"LABELS_IDS"}
+_CHAT = Pattern(
+    rb"<\|im_start\|>(?:system|user|assistant)|<\|start_header_id\|>|<start_of_turn>"
+    rb"|<\xef\xbd\x9c(?:User|Assistant)\xef\xbd\x9c>"
+)
+# What no prompt and no answer goes on after.
+_ENDS = Pattern(
+    rb"^Traceback \(most|^\d{4}-\d\d-\d\d|^(?:INFO|WARNING|ERROR|CRITICAL)\b"
+    rb"|^\[\w+:\w+\]"
+)
+_CLOSED = Pattern(rb"<\|im_end\|>|<\|eot_id\|>|<end_of_turn>")
+_FRAME = Pattern(rb"^ *File \"[^\"]*\", line \d+|^\W*[\w./<>-]+:\d+ in [\w.<>]+\W*$")
+_BOXED_CODE = Pattern(rb"^\W*\d+ \xe2\x94\x82 ")
+_TABLE = "│ │", "│ ┃", "┃ ┃"
+
+
+def kind(before: bytes, line: bytes, at: int) -> str:
+    """What the text at a byte of a line only repeats; empty where it tells.
+
+    ``command``, ``help``, ``options``, ``sample``, or ``source``: a line of a traceback
+    that names a function or shows its code. ``before`` is the text before the
+    line, of which the last ``CONTEXT`` bytes count; both are without colours.
+    """
+    process, own = prefixes.split(line)
+    place = at - (len(line) - len(own))
+    if place < 0:
+        return ""
+    above = list(_above(before[-CONTEXT:], process))
+    for name, tells in _KINDS.items():
+        if tells(above, own, place):
+            return name
+    return ""
+
+
+def _above(before: bytes, process: bytes) -> Iterator[bytes]:
+    """The lines of the same process, the nearest first."""
+    for line in before.splitlines()[: -LINES - 1 : -1]:
+        of, own = prefixes.split(line)
+        if of == process:
+            yield own.rstrip()
+
+
+def _command(above: list[bytes], line: bytes, at: int) -> bool:
+    lines = [line]
+    for one in above:
+        if not one.endswith(b"\\"):
+            break
+        lines.append(one)
+    first = lines[-1]
+    begun = _TRACED.search(first) is not None or _PROGRAM.search(first) is not None
+    if len(lines) == 1 and not begun:
+        found = _ARGV.search(line)
+        if found is None or found.start() > at:
+            return False
+        return _RESULT.search(line, found.end(), at) is None
+    return begun
+
+
+def _help(above: list[bytes], line: bytes, at: int) -> bool:
+    if _USAGE.search(line):
+        return True
+    if not line.startswith((b" ", b"\t")):
+        return False
+    for one in above:
+        if one and not one.startswith((b" ", b"\t")):
+            return bool(_USAGE.search(one) or _OPTIONS.search(one))
+    return False
+
+
+def _options(above: list[bytes], line: bytes, at: int) -> bool:
+    return _in_lines(above, line) or _in_line(line, at)
+
+
+def _in_lines(above: list[bytes], line: bytes) -> bool:
+    """Whether the line is one of many that each set an option."""
+    if _TELLS.search(line):
+        return False
+    near = [one for one in above if one.strip()][:6]
+    for setting in _SETTINGS:
+        others = sum(
+            setting.search(one) is not None and _TELLS.search(one) is None
+            for one in near
+        )
+        goes_on = line.startswith(b"    ") and near and setting.search(near[0])
+        if others >= _LEAST and (setting.search(line) or goes_on):
+            return True
+    return False
+
+
+def _in_line(line: bytes, at: int) -> bool:
+    """Whether the place is a value of a dictionary or of an object that is printed."""
+    if _RAISED.search(line) or _METRICS.search(line.lstrip()):
+        return False
+    keys = [one.start() for one in _KEY.finditer(line, 0, at + 1)]
+    if keys and (_within(line, at, b"{}") or not line[: keys[0]].strip(b" {[(")):
+        behind = b"{" in line[:at] and not _within(line, at, b"{}")
+        return not behind and _sets(line, keys, at)
+    words = [one.start() for one in _WORD.finditer(line, 0, at + 1)]
+    many = len(words) > _LEAST and _within(line, at, b"()")
+    return many and _sets(line, words, at)
+
+
+def _within(line: bytes, at: int, marks: bytes) -> bool:
+    """Whether a bracket that is opened before the place is not closed before it."""
+    return line.count(marks[:1], 0, at) > line.count(marks[1:], 0, at)
+
+
+def _sets(line: bytes, keys: list[int], at: int) -> bool:
+    """Whether the last key before the place is one of what is set."""
+    return _TELLS.search(line[keys[-1] : at + 1]) is None
+
+
+def _sample(above: list[bytes], line: bytes, at: int) -> bool:
+    if line.startswith(tuple(one.encode() for one in _TABLE)):
+        return True
+    if _CHAT.search(line, 0, at):
+        return True
+    for one in (line, *above):
+        if tag := _TAG.search(one):
+            return tag[b"tag"] in _SAMPLES
+        if _ENDS.search(one):
+            return False
+        if one is not line and (_CHAT.search(one) or _CLOSED.search(one)):
+            return _CHAT.last(one) > _CLOSED.last(one)
+    return False
+
+
+def _source(above: list[bytes], line: bytes, at: int) -> bool:
+    if _FRAME.search(line) or _BOXED_CODE.search(line):
+        return True
+    for one in (line, *above[:6]):
+        if not one.startswith(b"    "):
+            return one is not line and _FRAME.search(one) is not None
+    return False
+
+
+def of_source(example: str) -> bool:
+    """Whether a rule is about such lines: its example is one."""
+    _, own = prefixes.split(example.encode())
+    shows = _FRAME.search(own) or _BOXED_CODE.search(own) or own.startswith(b"    ")
+    return bool(shows) and "\n" not in example
+
+
+_KINDS: dict[str, Callable[[list[bytes], bytes, int], bool]] = {
+    "command": _command,
+    "help": _help,
+    "options": _options,
+    "sample": _sample,
+    "source": _source,
+}
