@@ -1,4 +1,4 @@
-"""What each GPU of an inference engine must hold, in bytes."""
+"""What each GPU of an inference engine, vLLM or SGLang, must hold, in bytes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ Parts = dict[str, int]
 
 @dataclass(frozen=True)
 class Engine:
-    """What a vLLM engine's memory depends on; ``sequences`` run at once.
+    """What an engine's memory depends on; ``sequences`` run at once.
 
-    ``share`` is gpu_memory_utilization, ``sleeps`` says that it gives its memory back
-    while the trainer works, ``scores`` that it is asked for the log-probabilities of
-    prompts, as a teacher is.
+    ``share`` is vLLM's gpu_memory_utilization, or SGLang's mem_fraction_static, which
+    is of weights and cache alone (model_runner.py, profile_max_num_token). ``sleeps``
+    says that it gives its memory back while the trainer works, ``scores`` that it is
+    asked for the log-probabilities of prompts, as a teacher is.
     """
 
     model: Model
@@ -38,6 +39,7 @@ class Engine:
     sleeps: bool = False
     scores: bool = False
     eager: bool = False
+    kind: str = "vllm"
 
 
 def weights(engine: Engine) -> int:
@@ -59,6 +61,11 @@ def working(engine: Engine) -> int:
     layer = (2 * model.width + 3 * inner / engine.tensor) * width
     sampled = engine.sequences * model.vocab * 12
     return int(max(engine.batched_tokens * layer, sampled))
+
+
+def working_in_share(engine: Engine) -> int:
+    """The part of it that the engine's share is for."""
+    return 0 if engine.kind == "sglang" else working(engine)
 
 
 def one_cache(engine: Engine) -> int:
@@ -84,7 +91,8 @@ def serving(engine: Engine, memory: int | None) -> Parts:
     own = weights(engine), working(engine)
     cache = one_cache(engine) * engine.sequences
     if memory is not None:
-        cache = max(int(engine.share * memory) - sum(own), 0)
+        inside = own[0] + working_in_share(engine)
+        cache = max(int(engine.share * memory) - inside, 0)
     return {
         f"engine's weights {engine.dtype}": own[0],
         "engine's activations": own[1],

@@ -90,8 +90,8 @@ def needed(loss: str, tokens: int, vocab: int, width: int) -> tuple[int, int]:
         raw = LEFT[loss][0] * width + LEFT[loss][1]
     whole = entries * (items * width + floats)
     left = 0 if loss in WITHOUT_LOGITS else entries * raw
-    if loss == "skyrl":  # logits with a chunk's three, or with their gradient
-        chunk = min(tokens, ENTROPY_CHUNK) * vocab * 3 * width
+    if loss == "skyrl":  # logits with a chunk's in float32, or with their gradient
+        chunk = min(tokens, ENTROPY_CHUNK) * vocab * 12
         return max(whole, entries * width + chunk), left
     items, floats = IN_CHUNKS.get(loss, (0, 0))
     size = ENTROPY_CHUNK if loss == "areal" else SWIFT_CHUNK

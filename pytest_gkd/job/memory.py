@@ -134,13 +134,13 @@ def judged(role: str, phase: str, parts: Parts, available: int | None) -> Row:
 
 
 def _shares(job: Job, role: str, engine: Engine) -> Iterator[Row]:
-    """Whether the engine's share holds one sequence: without it vLLM does not start."""
+    """Whether the engine's share holds one sequence: without it none starts."""
     if job.memory is None:
         return
     cache = engine_memory.one_cache(engine)
     parts = {
         f"engine's weights {engine.dtype}": engine_memory.weights(engine),
-        "engine's activations": engine_memory.working(engine),
+        "engine's activations": engine_memory.working_in_share(engine),
         f"KV cache {engine.cache_dtype} of one sequence": cache,
     }
     yield judged(role, "engine start", parts, int(engine.share * job.memory))

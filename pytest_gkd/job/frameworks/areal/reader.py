@@ -12,7 +12,7 @@ from pytest_gkd.job import documents, looking, omegaconf_types
 from pytest_gkd.job.arguments import MISSING, UNKNOWN
 from pytest_gkd.job.findings import Finding, note
 from pytest_gkd.job.frameworks import config_file
-from pytest_gkd.job.frameworks.areal import rules
+from pytest_gkd.job.frameworks.areal import plan, rules
 from pytest_gkd.job.frameworks.areal.rules import Look
 from pytest_gkd.job.frameworks.reading import Reading, names
 from pytest_gkd.job.launch import Launch
@@ -92,7 +92,7 @@ def read(launch: Launch, release: Release) -> Reading:
     for level, some in (("error", rules.REFUSED), ("warning", rules.DOUBTFUL)):
         findings += looking.broken(config, some, level, look)
     findings += looking.tokenizers(config, "actor.path", "teacher.path")
-    return Reading(said, _values(config), findings)
+    return Reading(said, _values(config), findings, recipe=plan.recipe(look(config)))
 
 
 def _started(launch: Launch) -> tuple[str, str, Launch]:

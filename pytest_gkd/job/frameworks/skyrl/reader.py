@@ -13,7 +13,7 @@ from typing import Any
 from pytest_gkd.job import documents, looking, pydantic_types
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Pool, Reading, names
-from pytest_gkd.job.frameworks.skyrl import rules
+from pytest_gkd.job.frameworks.skyrl import plan, rules
 from pytest_gkd.job.frameworks.skyrl.rules import Look
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.omegaconf import Config, UnresolvedError, dotlist
@@ -81,7 +81,8 @@ def read(launch: Launch, release: Release) -> Reading:
         for level, some in (("error", rules.REFUSED), ("warning", rules.DOUBTFUL)):
             findings += looking.broken(config, some, level, look)
         findings += looking.tokenizers(config, rules.STUDENT, rules.REF)
-    return Reading(given, _values(config), findings, problem, _pools(config))
+    own = None if problem else plan.recipe(Look(config))
+    return Reading(given, _values(config), findings, problem, _pools(config), own)
 
 
 def _started(launch: Launch) -> tuple[str, list[Word]]:

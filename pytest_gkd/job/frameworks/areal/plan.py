@@ -1,0 +1,214 @@
+"""What a rollout job of AReaL is made of under FSDP, for its memory plan.
+
+Rules are those of 1.0.4 and of the main branch at 4aef98d8; files are named below
+areal/.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pytest_gkd.job import beside_memory
+from pytest_gkd.job.beside_memory import Beside, Scorer
+from pytest_gkd.job.engine_memory import GIB, MOST_SEQUENCES, Engine
+from pytest_gkd.job.findings import CheckError
+from pytest_gkd.job.fitting import Recipe, number
+from pytest_gkd.job.frameworks.areal.rules import Look
+from pytest_gkd.job.frameworks.reading import names
+from pytest_gkd.job.looking import NotCertainError
+from pytest_gkd.job.memory import Job
+from pytest_gkd.job.models import WIDTHS, Model
+from pytest_gkd.job.training_memory import Trainer
+
+Values = Mapping[str, Any]
+# Bytes of a token's logits for each entry of the vocabulary where nothing is trained.
+ASKED = 2
+# Bytes that weights are sent in (api/io_struct.py, weight_chunked_mem_mb).
+BUCKET = GIB
+# What a model may have that changes its memory in a way that is not known.
+UNKNOWN = {
+    "enable_tree_training": "the memory of tree training",
+    "use_lora": "LoRA's dtypes under FSDP",
+    "use_kernels": "what the hub's kernels keep",
+    "fsdp.per_layer_optim_step": "the memory of an optimizer step by layers",
+}
+
+
+def recipe(look: Look) -> Recipe:
+    """How its plan is made, and AReaL's keys."""
+    try:
+        facts = _facts(look)
+    except NotCertainError as error:
+        return Recipe(_job, {}, {"doubt": f"{error} is not certain"})
+    except CheckError as error:
+        return Recipe(_job, {}, {"doubt": str(error)})
+    table = names("areal") | names("areal-fsdp") | names(f"areal-{facts['engine']}")
+    bound = ("nodes", "gpus_per_node")
+    keys = {name: (f"++{key}",) for name, key in table.items() if name not in bound}
+    roles = {role: facts["paths"][role] for role in facts["scorers"]}
+    return Recipe(_job, keys, facts, roles)
+
+
+def _facts(look: Look) -> dict[str, Any]:
+    """What the plan needs beside the values of ``gkd check``."""
+    roles = look.roles()
+    if "rollout" not in roles:
+        raise CheckError("the memory of AReaL without a rollout is not known yet")
+    if "critic" in roles:
+        raise CheckError("the memory of AReaL's critic is not known yet")
+    scorers = [role for role in ("ref", "teacher") if role in roles]
+    for role in ("actor", *scorers):
+        _known(look, role)
+    optimizer = look("actor.optimizer.type", "adam")
+    if optimizer != "adam":
+        raise CheckError(f"the state of the optimizer {optimizer} is not known")
+    engine = look.backend("rollout")
+    return {
+        "engine": engine.kind,
+        "engine_sizes": (engine.tensor, engine.pipeline),
+        "scorers": {role: _scorer(look, role) for role in scorers},
+        "paths": {role: look(f"{role}.path") for role in scorers},
+        "dtype": str(look("actor.dtype", "bfloat16")),
+        "reduce": str(look("actor.grad_reduce_dtype", "float32")),
+        "gpus": look.backend("actor").gpus,
+        "context": look.backend("actor").context,
+        "parts": look.size("actor.mb_spec.n_mbs", 1),
+        "minibatches": look.size("actor.ppo_n_minibatches", 4),
+        "shares": look.shares(),
+        "leaves": look.shares() or look.is_on("actor.offload"),
+        "prefill": _prefill(look, engine.kind),
+        "recomputes": look.is_on("actor.gradient_checkpointing"),
+    }
+
+
+def _known(look: Look, role: str) -> None:
+    """Raises CheckError for a model whose memory is not known."""
+    backend = look.backend(role)
+    if backend.kind != "fsdp":
+        text = f"the memory of AReaL's {role} under {backend.kind} is not known yet"
+        raise CheckError(text)
+    if backend.tensor > 1:
+        raise CheckError(f"tensor parallelism under FSDP is not known yet ({role})")
+    if look(f"{role}.attn_impl", "flash_attention_2") == "eager":
+        raise CheckError("the memory of eager attention is not known")
+    for key, text in UNKNOWN.items():
+        if look.is_on(f"{role}.{key}"):
+            raise CheckError(f"{text} is not known ({role}.{key})")
+
+
+def _scorer(look: Look, role: str) -> dict[str, Any]:
+    """A model that gives log-probabilities, and where it is."""
+    backend = look.backend(role)
+    away = look.is_on(f"{role}.fsdp.offload_params")
+    return {
+        "gpus": backend.gpus,
+        "context": backend.context,
+        "dtype": str(look(f"{role}.dtype", "bfloat16")),
+        "most": look(f"{role}.mb_spec.max_tokens_per_mb"),
+        "offload": "always"
+        if away
+        else "between"
+        if look.is_on(f"{role}.offload")
+        else "never",
+        "shares": look.target(role) == "actor",
+    }
+
+
+def _prefill(look: Look, engine: str) -> int:
+    """Tokens that an engine works on at once."""
+    if engine == "vllm":
+        return 8192
+    chunk = look.whole("sglang.chunked_prefill_size", -1)
+    return chunk if chunk > 0 else look.size("sglang.max_prefill_tokens", 32_768)
+
+
+def _job(
+    values: Values, student: Model, teacher: Model | None, room: int | None
+) -> Job:
+    """The parts of a job; lengths count in full."""
+    if values.get("doubt"):
+        raise CheckError(values["doubt"])
+    prompt, answer = number(values, "max_prompt_length", "max_response_length")
+    row, gpus = prompt + answer, values["gpus"]
+    batch, samples = number(values, "train_batch_size", "samples_per_prompt")
+    replicas = max(gpus // values["context"], 1)
+    rows = math.ceil(batch * samples / replicas)
+    trained = math.ceil(rows / values["minibatches"])
+    for name in ("dtype", "reduce"):
+        if values[name] not in WIDTHS:
+            raise CheckError(f"actor.{name} is {values[name][:40]}")
+    # utils/data.py, split_padded_tensor_dict_into_mb_list: without a bound on tokens
+    # there are as many micro-batches as n_mbs says.
+    most = values.get("max_tokens_per_gpu")
+    parts = values["parts"]
+    tokens = max(most, row) if most else math.ceil(trained / parts) * row
+    asked = max(most, row) if most else math.ceil(rows / parts) * row
+    leaves = "between" if values["leaves"] else "never"
+    leaves = "always" if values.get("offload_param") else leaves
+    trainer = Trainer(
+        student,
+        gpus=gpus,
+        sharding="fsdp2",
+        context=values["context"],
+        weights=values["dtype"],
+        compute=values["dtype"],
+        step="fused",
+        offload_weights=leaves,
+        offload_states=leaves,
+        recompute=bool(values.get("recompute", values["recomputes"])),
+        tokens=tokens,
+        micro_batches=1 + (trained * row > tokens),
+        reduce=values["reduce"],
+        loss="areal",
+    )
+    tensor, pipeline = values["engine_sizes"]
+    engines = number(values, "rollout_gpus")[0] // (tensor * pipeline)
+    at_once = math.ceil(batch * samples / max(engines, 1))
+    engine = Engine(
+        student,
+        gpus=number(values, "rollout_gpus")[0],
+        tensor=tensor,
+        pipeline=pipeline,
+        share=values.get("gpu_memory_utilization") or 0.9,
+        length=values.get("max_model_len") or row,
+        sequences=min(values.get("max_num_seqs") or MOST_SEQUENCES, at_once),
+        batched_tokens=values["prefill"],
+        sleeps=values["shares"],
+        eager=bool(values.get("enforce_eager")),
+        kind=values["engine"],
+    )
+    return Job(
+        trainer,
+        engine,
+        colocated=values["shares"],
+        memory=room,
+        bucket=BUCKET,
+        scores=beside_memory.asked(
+            trainer, math.ceil(asked / values["context"]), ASKED
+        ),
+        others=tuple(_others(values, batch * samples, row)),
+    )
+
+
+def _others(values: Values, samples: int, row: int) -> list[Beside]:
+    """Reference and teacher, engines of their own (trainer/rl_trainer.py)."""
+    found = []
+    for role, own in values["scorers"].items():
+        replicas = max(own["gpus"] // own["context"], 1)
+        most = own["most"]
+        whole = math.ceil(samples / replicas) * row
+        tokens = max(most, row) if isinstance(most, int) else whole
+        scorer = Scorer(
+            "reference" if role == "ref" else role,
+            values["models"][role],
+            math.ceil(tokens / own["context"]),
+            own["gpus"],
+            dtype=own["dtype"],
+            compute=own["dtype"],
+            logits=ASKED,
+            offload=own["offload"],
+        )
+        found.append(beside_memory.scored(scorer, shares=own["shares"]))
+    return found
