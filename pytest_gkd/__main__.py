@@ -30,6 +30,7 @@ REFUSALS = (log_file.LogError, NowError, rules.RuleError, LookupError)
 EXITS = {
     "healthy": HEALTHY,
     "running": HEALTHY,
+    "interrupted": HEALTHY,
     "failed": FOUND,
     "hung": FOUND,
     "unknown": UNKNOWN,
@@ -78,8 +79,9 @@ def _parser() -> _Parser:
     command = commands.add_parser(
         "diagnose",
         help="name the root cause of a failed or stuck run from its logs",
-        epilog="Exit status: 0 healthy or running, 1 a cause or a hang was found, 2 a "
-        "log could not be read (even if others could) or usage error, 3 unknown.",
+        epilog="Exit status: 0 healthy, running or interrupted from outside, 1 a cause "
+        "or a hang was found, 2 a log could not be read (even if others could) or a "
+        "usage error, 3 unknown.",
     )
     command.add_argument(
         "logs",

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd.diagnosis import catalogue as rules
-from pytest_gkd.diagnosis import logs, scan
+from pytest_gkd.diagnosis import clocks, logs, scan
 from pytest_gkd.diagnosis.log_report import LogReport
 
 
@@ -57,7 +57,7 @@ class Count:
         return answers[0] == expected
 
 
-ENDS = ("healthy", "running", "hung")
+ENDS = ("healthy", "running", "interrupted", "hung")
 ROUNDS = 5
 
 
@@ -79,7 +79,7 @@ def accuracy(folder: Path, *, missed_only: bool) -> None:
     every = list(counts.items())
     causes = total([c for name, c in every if name.partition(".")[0] not in ENDS])
     hung = total([c for name, c in every if name.startswith("hung.")])
-    healthy = total([counts["healthy"], counts["running"]])
+    healthy = total([counts[name] for name in ENDS[:3]])
     say(f"causes {causes.logs}: top-1 {causes.first}, top-3 {causes.third}")
     say(f"hung {hung.logs}: verdict {hung.verdict}, with the phase {hung.first}")
     say(f"healthy {healthy.logs}: {healthy.logs - healthy.first} false alarms")
@@ -88,7 +88,7 @@ def accuracy(folder: Path, *, missed_only: bool) -> None:
 def later(path: Path, after_s: int = 3600) -> str:
     """The time so long after a log's last line, in its own clock, for --now."""
     tail = path.read_bytes()[-200_000:]
-    end = scan.time_of(tail, len(tail))
+    end = clocks.of(tail).at(len(tail))
     if end is None:
         moment = time.localtime(path.stat().st_mtime + after_s)
         return time.strftime("%Y-%m-%d %H:%M:%S", moment)

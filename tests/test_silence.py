@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -22,13 +23,48 @@ SAVING = STEPS + b"2026-11-21 10:00:58 INFO Saving checkpoint\n"
         ("10:02", 62),
         ("2026-11-21 11:00:58", 3600),
         ("11-22T10:00:58", 86_400),
-        ("10:00:57", 86_399),  # of the next day
+        ("10:00:57", 0),  # by another watch
+        ("09:55:00", 86_400 - 358),  # of the next day
+        ("10:00:30.5", 0),
+        ("2026-11-21T10:01:58", 60),
+        ("2026-11-21T10:01:58.250", 60),
+        ("20261121T100158", 60),
+        ("2026-W47-6T10:01:58", 60),
+        ("2026-11-21T10:01:58Z", 60),  # the lines name no zone
+        ("2026-11-21T10:01:58+02:00", 60),
         ("10:00", 0),  # the minute of the last line
         ("2026-11-21 10:00", 0),
     ],
 )
 def test_the_time_now_is_in_the_logs_own_clock(now: str, silent_s: float) -> None:
     assert silence.seconds(SAVING, None, now) == silent_s
+
+
+@pytest.mark.parametrize(
+    ("now", "silent_s"),
+    [
+        ("2026-11-21T10:01:58Z", 60),
+        ("2026-11-21T12:01:58+02:00", 60),
+        ("2026-11-21T05:01:58-0500", 60),
+        ("2026-11-21 10:01:58", 60),
+        ("11:02:58+01", 120),
+    ],
+)
+def test_a_zone_counts_where_the_lines_name_theirs(now: str, silent_s: float) -> None:
+    line = b"2026-11-21T10:00:58Z step 7\n"
+    assert silence.seconds(line, None, now) == silent_s
+
+
+def test_a_last_line_a_second_after_the_minute_of_now_is_of_today() -> None:
+    assert silence.seconds(b"2026-11-21 10:01:00 step 7\n", None, "10:00") == 0
+
+
+def test_a_file_without_dates_tells_by_itself() -> None:
+    stamp = time.time() - 90
+    line = time.strftime("%H:%M:%S step 7\n", time.localtime(stamp)).encode()
+    told = silence.seconds(line, stamp)
+    assert told is not None
+    assert 80 < told < 600
 
 
 def test_a_file_that_is_being_written_tells_by_itself_and_a_copy_does_not() -> None:
@@ -116,4 +152,131 @@ def test_clocks_of_two_zones_in_one_log_are_no_silence() -> None:
         for n in range(9)
     ]
     assert log_end.stuck("".join(lines).encode()) == b""
-    assert log_end.stuck("".join([*lines[:1]]).encode()) != b""
+
+
+SAVE = STEPS + b"2026-11-21 10:00:58 INFO Saving checkpoint\n"
+BEAT = b"2026-11-21 1%d:%02d:58 INFO [beat.py:3] the monitor is alive\n"
+
+
+def test_an_hour_of_saving_that_has_just_ended_is_no_hang() -> None:
+    assert log_end.stuck(SAVE + b"2026-11-21 11:00:58 INFO saved to /ckpt\n") == b""
+    twice = b"2026-11-21 12:00:58 INFO uploaded\n"
+    assert log_end.stuck(SAVE + b"2026-11-21 11:00:58 INFO saved\n" + twice) == b""
+
+
+def test_lines_that_show_no_work_for_an_hour_are_a_hang() -> None:
+    beats = b"".join(BEAT % (n // 60, n % 60) for n in range(10, 70, 10))
+    assert log_end.stuck(SAVE + beats) != b""
+    assert log_end.stuck(SAVE + beats + LINE % (2, 1, 99)) == b""  # it went on
+
+
+@pytest.mark.parametrize("prefix", ["", "(TaskRunner pid=7) ", "[rank0]:"])
+@pytest.mark.parametrize(
+    ("end", "by"),
+    [
+        ("KeyboardInterrupt\n", "SIGINT (Ctrl-C)"),
+        ("^C", "SIGINT (Ctrl-C)"),
+        (
+            "torch.distributed.elastic.multiprocessing.api.SignalException: Process 9 "
+            "got signal: 15\n",
+            "SIGTERM",
+        ),
+        ("Received SIGTERM: 15\n", "SIGTERM"),
+        ("exiting program after receiving SIGTERM.\n", "SIGTERM"),
+    ],
+)
+def test_a_sound_run_that_was_ended_from_outside_was_interrupted(
+    prefix: str, end: str, by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if end == "^C" and prefix:
+        pytest.skip("a terminal writes no prefix")
+    path = tmp_path / "a.log"
+    path.write_bytes(STEPS + f"{prefix}{end}".encode())
+    assert command.main(["diagnose", str(path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith(f"interrupted: ended from outside by {by} at ")
+    assert "(step 57, 3 s a step)" in out
+    assert "nothing failed" in out
+
+
+SLURM = (
+    "slurmstepd: error: *** JOB 12 ON node3 CANCELLED AT 2026-11-21T%s DUE TO TIME "
+    "LIMIT ***\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("at", "verdict"), [("10:01:03", "interrupted"), ("14:01:03", "hung")]
+)
+def test_what_stood_still_before_its_end_is_hung(
+    at: str, verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(STEPS + (SLURM % at).encode())
+    status = command.main(["diagnose", str(path), "--format=json"])
+    told = json.loads(capsys.readouterr().out)
+    assert (told["verdict"], status) == (verdict, verdict == "hung")
+    assert told["ended_by"] == "SLURM (time limit)"
+    assert bool(told["suspects"]) == (verdict == "hung")
+
+
+def test_an_error_before_the_signal_is_the_cause(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    error = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+    path.write_bytes(STEPS + error + (SLURM % "10:01:03").encode())
+    assert command.main(["diagnose", str(path)]) == 1
+
+
+def test_a_run_that_goes_on_after_a_signal_was_not_ended_by_it() -> None:
+    went_on = STEPS + b"Received SIGTERM: 15\n" + STEPS.replace(b"10:0", b"10:1")
+    assert log_end.ended_by(went_on) == ""
+
+
+def test_where_the_silence_begins_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(SAVING)
+    command.main(["diagnose", str(path), "--now=10:10:58", "--format=json"])
+    told = json.loads(capsys.readouterr().out)["silence"]
+    assert told == {
+        "since": "2026-11-21 10:00:58",
+        "file": str(path),
+        "line": 21,
+        "seconds": 600.0,
+        "usual_s": 60.0,
+    }
+    command.main(["diagnose", str(path), "--now=10:10:58"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith("hung: stopped during the checkpoint")
+    assert f"{path}:21: 600 s until now; usual there: up to 60.0 s" in out
+
+
+def test_chatter_does_not_move_where_the_silence_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.log"
+    beats = b"".join(BEAT % (n // 60, n % 60) for n in range(10, 70, 10))
+    path.write_bytes(SAVING + beats)
+    command.main(["diagnose", str(path), "--now=11:10:58", "--format=json"])
+    told = json.loads(capsys.readouterr().out)["silence"]
+    assert (told["line"], told["seconds"]) == (21, 4200.0)
+
+
+def test_what_is_usual_is_that_of_the_phase() -> None:
+    """Saves take five minutes here, steps three seconds."""
+
+    def line(at: int, text: str) -> str:
+        return f"2026-11-21 1{at // 3600}:{at // 60 % 60:02}:{at % 60:02} {text}\n"
+
+    text = ""
+    for n in range(5):
+        start = n * 360
+        text += line(start, "INFO Saving checkpoint")
+        text += "".join(
+            line(start + 300 + s, f"step:{20 * n + s // 3} - loss:0.4")
+            for s in range(0, 60, 3)
+        )
+    assert silence.usual_s(text.encode()) == 60  # twenty steps
+    text += line(1800, "INFO Saving checkpoint")
+    assert silence.usual_s(text.encode()) == 600

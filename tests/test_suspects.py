@@ -148,7 +148,12 @@ def suspicion(phase: str, text: str, **facts: object) -> suspects.Suspicion:
 
 
 def text_of(log: str) -> str:
-    path = LOGS / f"hung.{log}.log"
+    phase, _, name = log.partition("/")
+    path = next(
+        p
+        for f in (f"hung.{phase}", "interrupted")
+        for p in LOGS.glob(f"{f}/{name}.log")
+    )
     return path.read_text(encoding="utf-8", errors="replace")
 
 

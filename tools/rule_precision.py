@@ -21,7 +21,7 @@ from pytest_gkd.diagnosis import log_file, logs
 from pytest_gkd.diagnosis.catalogue import Catalogue, Signature
 
 TESTS = Path(__file__).parent.parent / "tests"
-ENDS = ("healthy", "running", "hung")
+ENDS = ("healthy", "running", "interrupted", "hung")
 MADE = "python tools/rule_precision.py docs/rule-precision.md"
 NOTE = """<!-- Made by {made}; do not edit. -->
 

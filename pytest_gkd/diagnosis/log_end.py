@@ -10,12 +10,14 @@ import functools
 import itertools
 import statistics
 
-from pytest_gkd.diagnosis import log_phases
-from pytest_gkd.diagnosis.patterns import Pattern
-from pytest_gkd.diagnosis.scan import plain, time_of, times
+from pytest_gkd.diagnosis import clocks, log_phases
+from pytest_gkd.diagnosis.patterns import Match, Pattern
+from pytest_gkd.diagnosis.scan import plain
 
-# How long a run that made steps may be silent, whatever its pace was.
+# How long a run that made steps may go on without one, whatever its pace was.
 SILENCE_S = 1800
+# So many lines that show no work are chatter; one may be the end of a long save.
+CHATTER = 3
 # A run works at a place that is this far behind what is asked about.
 AFTER = 2000
 
@@ -120,21 +122,34 @@ def stuck(tail: bytes) -> bytes:
 
 
 def _silence_s(tail: bytes) -> float:
-    """How long the log went on after its last step, beyond five times their pace."""
-    places = steps(tail)[-20:]
-    done = _times(tail, places)
-    end = time_of(tail, len(tail))
-    if not done or end is None or log_phases.FINISHED.search(tail, places[-1]):
+    """How long the log chattered after its last work, beyond five times its pace.
+
+    A long silence that ended is none: it was a save, and the line after it says so.
+    """
+    done, since = log_phases.STEP.last(tail), last_work(tail)
+    if done < 0 or log_phases.FINISHED.search(tail, done):
         return 0.0
-    if _clocks_differ(tail[places[0] :]):
+    clock = clocks.of(tail)
+    begin = clock.at(since)
+    after = [one.seconds for one in clock.stamps if one.at > since]
+    if begin is None or _clocks_differ(tail):
         return 0.0
-    return end - done[-1] - 5 * (pace_s(tail) or 0.0)
+    between = [gap for gap in clocks.gaps([begin, *after]) if gap < SILENCE_S]
+    if sum(gap > 0 for gap in between) < CHATTER:
+        return 0.0
+    return sum(between) - 5 * (pace_s(tail) or 0.0)
+
+
+def last_work(tail: bytes) -> int:
+    """Where the last step, answer or beginning of a phase is; -1 where none is."""
+    step = log_phases.STEP.last(tail)
+    return max(step, _last_work(tail), log_phases.last_mark(tail))
 
 
 def _clocks_differ(text: bytes) -> bool:
     """Whether processes write the time of different zones: it jumps to and fro."""
-    jumps = (late - early < -600 for early, late in itertools.pairwise(times(text)))
-    return sum(jumps) > 2
+    pairs = itertools.pairwise(clocks.of(text).seconds)
+    return sum(late - early < -600 for early, late in pairs) > 2
 
 
 def pace_s(tail: bytes) -> float | None:
@@ -145,7 +160,8 @@ def pace_s(tail: bytes) -> float | None:
 
 
 def _times(tail: bytes, places: list[int]) -> list[float]:
-    return [time for place in places if (time := time_of(tail, place)) is not None]
+    clock = clocks.of(tail)
+    return [time for place in places if (time := clock.at(place)) is not None]
 
 
 def _line(text: bytes, at: int) -> bytes:
@@ -155,18 +171,46 @@ def _line(text: bytes, at: int) -> bytes:
 
 
 def interrupted(tail: bytes) -> int:
-    """Where somebody stopped the run from the keyboard, and nothing was started then.
+    """Where a signal from outside ended the run, and nothing was started then; or -1.
 
     A traceback that ends in the interrupt belongs to it.
     """
-    match = log_phases.INTERRUPT.search(tail)
-    if match is None or log_phases.starts_after(tail, match.start()):
+    match = _interrupt(tail)
+    if match is None:
         return -1
     before = tail.rfind(b"Traceback (most recent call last)", 0, match.start())
     call = _LAST_CALL.search(tail, before) if before >= 0 else None
     if call is None or call.start() < match.start():
-        return match.start()
+        before = match.start()
     return tail.rfind(b"\n", 0, before) + 1
+
+
+def ended_by(tail: bytes) -> str:
+    """What ended the run from outside, such as ``SIGINT (Ctrl-C)``; empty for none."""
+    match = _interrupt(tail)
+    if match is None:
+        return ""
+    told = log_phases.signal(match)
+    return f"{told} (Ctrl-C)" if told == "SIGINT" else told
+
+
+@functools.lru_cache(maxsize=64)
+def _interrupt(tail: bytes) -> Match | None:
+    """The first line of such a signal after which the run makes no step."""
+    done = log_phases.STEP.last(tail)
+    match = log_phases.INTERRUPT.search(tail, max(0, done))
+    if match is None or log_phases.starts_after(tail, match.start()):
+        return None
+    return match
+
+
+def stood_s(tail: bytes) -> float | None:
+    """How long nothing was said before the signal; None where the times do not tell."""
+    stop = interrupted(tail)
+    clock = clocks.of(tail)
+    before = [one.seconds for one in clock.stamps if one.at < stop]
+    after = [one.seconds for one in clock.stamps if one.at >= stop]
+    return max(0.0, after[0] - before[-1]) if before and after else None
 
 
 def failed(tail: bytes) -> bool:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import bisect
+import re
 import tomllib
 from pathlib import Path
 
-from pytest_gkd.diagnosis.patterns import Pattern
+from pytest_gkd.diagnosis.patterns import Match, Pattern
 
 _TABLE = tomllib.loads((Path(__file__).parent / "phases.toml").read_text("utf-8"))
 MARKERS = {row["name"]: row["markers"] for row in _TABLE["phase"] if "markers" in row}
 # Not of first-step, which is one phase or another, by the kind of job.
 WAITS_FOR = {r["name"]: r["waits_for"] for r in _TABLE["phase"] if "waits_for" in r}
 PHASES = tuple(WAITS_FOR)
+_PHASE_OF = {mark.encode(): name for name, marks in MARKERS.items() for mark in marks}
+_MARK = Pattern(b"|".join(map(re.escape, sorted(_PHASE_OF, key=len, reverse=True))))
 _RAISED_IN: dict[str, str] = {
     name: r["name"] for r in _TABLE["phase"] for name in r.get("functions", ())
 }
@@ -73,11 +77,19 @@ STACKS = Pattern(
     rb"(?m)^ *Timeout \(\d+:\d\d:\d\d\)!|\(most recent call first\):"
     rb"|^ *Thread (?:0x)?[\dA-Fa-f]+ \((?:idle|active)",
 )
-# Somebody lost patience.
+# Who waits, or the cluster, ended the run: Python, a terminal, torchrun's
+# SignalException, Lightning and Megatron-LM, SLURM, bash.
 INTERRUPT = Pattern(
-    rb"(?m)(?:^|\r) *(?:\([^)]*\) *|\[\w+\]: *)*KeyboardInterrupt\s*$|(?:^|\r) *\^C"
-    rb"|got signal: 2\b|Signal 2 \(SIGINT\)|[Rr]eceived (?:signal )?SIGINT",
+    rb"(?m)(?:^|\r) *(?:\([^)]*\) *|\[\w+\]: *)*(?P<python>KeyboardInterrupt)\s*$"
+    rb"|(?:^|\r) *(?P<terminal>\^C)|\bgot signal: (?P<number>1|2|15)\b"
+    rb"|Signal 2 \((?P<told>SIGINT)\)"
+    rb"|[Rr]eceiv(?:ed|ing) (?:signal )?(?P<name>SIGINT|SIGTERM|SIGHUP)\b"
+    rb"|[Rr]eceived signal (?P<plain>1|2|15)\b"
+    rb"|(?P<slurm>CANCELLED AT) [\dT:-]+(?: DUE TO (?P<why>TIME LIMIT|PREEMPTION))?"
+    rb"|^(?:[^ \r\n]{1,200}: line \d{1,6}: +\d{1,9} )?(?P<bash>Terminated|Hangup)\b",
 )
+_SIGNALS = {b"1": "SIGHUP", b"2": "SIGINT", b"15": "SIGTERM"}
+_SIGNALS |= {b"Terminated": "SIGTERM", b"Hangup": "SIGHUP"}
 # Seen at the end of a run; some programs print it after a failure as well.
 ENDED = Pattern(
     rb"max_steps reached|Model saved to|Saved model to|saved successfully"
@@ -100,13 +112,23 @@ FAILED = Pattern(
 )
 
 
-def last_phase(text: bytes, step: int = -1) -> str:
-    """The phase after the last marker of a text, of which ``step`` is one of a step.
+def signal(found: Match) -> str:
+    """What a find of INTERRUPT ended the run with, as it is called."""
+    if found[b"slurm"]:
+        why = (found[b"why"] or b"a cancellation").decode().lower()
+        return f"SLURM ({why})"
+    name = found[b"name"] or found[b"told"]
+    number = found[b"number"] or found[b"plain"] or found[b"bash"]
+    return name.decode() if name else _SIGNALS.get(number, "SIGINT")
 
-    Also ``first-step`` where the first step begins, and ``after-step`` after a
-    completed one: what a run does there depends on what kind of job it is.
-    """
-    at, phase = max(
+
+def last_mark(text: bytes) -> int:
+    """Where the last marker of a phase is; -1 where there is none."""
+    return _last_mark(text)[0]
+
+
+def _last_mark(text: bytes) -> tuple[int, str]:
+    return max(
         (
             (text.rfind(mark.encode()), phase)
             for phase, marks in MARKERS.items()
@@ -114,6 +136,34 @@ def last_phase(text: bytes, step: int = -1) -> str:
         ),
         key=lambda found: found[0],
     )
+
+
+class Marks:
+    """The phases of a text from a place on, in the order of their markers."""
+
+    def __init__(self, text: bytes, start: int = 0) -> None:
+        start = max(0, start)
+        self._text = text
+        self._found = sorted(
+            [(one.end(), _PHASE_OF[one[0]]) for one in _MARK.finditer(text, start)]
+            + [(one.end(), "after-step") for one in STEP.finditer(text, start)]
+        )
+
+    def at(self, place: int) -> str:
+        """The phase at the end of the line at a place; empty before any marker."""
+        end = self._text.find(b"\n", place)
+        end = len(self._text) if end < 0 else end
+        number = bisect.bisect_right(self._found, (end, "\x7f"))
+        return self._found[number - 1][1] if number else ""
+
+
+def last_phase(text: bytes, step: int = -1) -> str:
+    """The phase after the last marker of a text, of which ``step`` is one of a step.
+
+    Also ``first-step`` where the first step begins, and ``after-step`` after a
+    completed one: what a run does there depends on what kind of job it is.
+    """
+    at, phase = _last_mark(text)
     step = max(step, STEP.last(text))
     if max(at, step) >= 0:
         return phase if at > step else "after-step"

@@ -9,6 +9,7 @@ from pytest_gkd.diagnosis import standing
 from pytest_gkd.diagnosis.diagnose import Diagnosis, EvidenceLine
 from pytest_gkd.diagnosis.metrics.judging import NumberFinding
 from pytest_gkd.diagnosis.metrics.series import Series
+from pytest_gkd.diagnosis.silence import Silence
 from pytest_gkd.diagnosis.suspects import Suspicion
 
 NO_SUSPICION = Suspicion(sign="", last_sign="")
@@ -38,17 +39,18 @@ class LogReport:
     """The verdict over all files.
 
     ``verdict`` is ``failed``, ``hung``, ``healthy`` (it ended well), ``running`` (the
-    log ends in the middle of sound work) or ``unknown``; ``phase`` one of
-    ``log_phases.PHASES``. ``last`` is the last sign of life, ``progress`` how far
-    a run had come. ``survived`` are causes after which the run went on, each with the
-    first line that tells of it. ``suspicion`` is what to look at when a run stands
-    still, or when one at work should. ``telling`` are the lines to read when nothing is
-    known. ``nearest`` are guesses: the causes that these lines resemble
-    most. ``series`` are the metrics that were judged, ``notes`` what they show that is
-    worth a look and proves nothing, each with its file.
-    ``processes`` are those of a run of several, the first that fell silent first.
-    ``unreadable`` are the files that were left out, and
-    ``partial`` says of which only a part was read.
+    log ends in the middle of sound work), ``interrupted`` (sound work was ended from
+    outside, by ``ended_by``) or ``unknown``; ``phase`` one of ``log_phases.PHASES``.
+    ``silence`` is where a run that stands still, or one at work, fell silent,
+    ``last`` the last sign of life, ``progress`` how far a run had come. ``survived``
+    are causes after which the run went on, each with the first line that tells of it.
+    ``suspicion`` is what to look at when a run stands still, or when one at work
+    should. ``telling`` are the lines to read when nothing is known, ``nearest``
+    guesses: the causes that these lines resemble most. ``series`` are the metrics that
+    were judged, ``notes`` what they show that is worth a look and proves nothing, each
+    with its file. ``processes`` are those of a run of several, the first that fell
+    silent first. ``unreadable`` are the files that were left out, and ``partial`` says
+    of which only a part was read.
     """
 
     verdict: str
@@ -56,6 +58,8 @@ class LogReport:
     causes: tuple[Diagnosis, ...] = ()
     last: EvidenceLine | None = None
     waits_for: str = ""
+    ended_by: str = ""
+    silence: Silence | None = None
     telling: tuple[EvidenceLine, ...] = ()
     progress: Progress | None = None
     survived: tuple[tuple[str, EvidenceLine], ...] = ()
@@ -79,6 +83,8 @@ class LogReport:
             "verdict": self.verdict,
             "phase": self.phase,
             "waits_for": self.waits_for,
+            "ended_by": self.ended_by,
+            "silence": self.silence and vars(self.silence),
             "progress": self.progress and vars(self.progress),
             "last": self.last and _line_json(self.last),
             "causes": [

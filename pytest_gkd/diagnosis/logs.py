@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from pytest_gkd.diagnosis import (
+    clocks,
     exceptions,
     frames,
     log_end,
@@ -117,6 +118,20 @@ def _verdict(
         logs = silenced or left
         text = b"\n".join(log.edges for log in logs)
         phase, last = _phase(logs, next_phase), _last(logs)
+    by = next(filter(None, (log_end.ended_by(log.tail) for log in logs)), "")
+    if by and not silenced and not any(map(_stood_still, logs)):
+        progress = _progress(logs)
+        timed = any(log_end.stood_s(log.tail) is not None for log in logs)
+        doubt = None if timed else suspects(phase, text, frameworks, progress.facts)
+        return LogReport(
+            "interrupted",
+            phase,
+            last=last,
+            progress=progress,
+            ended_by=by,
+            suspicion=doubt,
+            survived=survived,
+        )
     silent = _silent(logs, now)
     stopped = any(_stopped(log) for log in logs) or silent > 1
     stopped = stopped or any(one.silent and one.trains for one in processes)
@@ -134,6 +149,8 @@ def _verdict(
         phase,
         last=last,
         progress=progress,
+        ended_by=by,
+        silence=silence.of_log(_farthest(logs), now),
         waits_for="" if at_work else log_phases.WAITS_FOR[phase],
         suspicion=suspects(phase, text, frameworks, progress.facts),
         survived=survived,
@@ -159,15 +176,20 @@ def _in_one_clock(logs: list[Log], hits: list[Hit]) -> list[Hit]:
 
 def _progress(logs: list[Log]) -> Progress:
     """Of the log that came farthest."""
-    log = max(logs, key=lambda one: one.metrics.last_step or 0)
+    log = _farthest(logs)
     times = [*_CLOCK.finditer(log.tail)]
     step, total = log.metrics.last_step, log.metrics.total
     return Progress(
         step,
         total if total and total >= (step or 0) else None,
         log.metrics.pace_s or log_end.pace_s(log.tail),
-        times[-1][b"time"].decode() if times else "",
+        clocks.of(log.tail).written(len(log.tail))
+        or (times[-1][b"time"].decode() if times else ""),
     )
+
+
+def _farthest(logs: list[Log]) -> Log:
+    return max(logs, key=lambda one: one.metrics.last_step or 0)
 
 
 def _moves(log: Log) -> bool:
@@ -186,6 +208,18 @@ def _stopped(log: Log) -> bool:
     if log_end.stuck(log.tail):
         return True
     return not log_end.at_rest(log.tail) and log_end.interrupted(log.tail) >= 0
+
+
+def _stood_still(log: Log) -> bool:
+    """Whether nothing moved when it was ended; or, as far as is known, ever did."""
+    stop = log_end.interrupted(log.tail)
+    before = log.tail[:stop] if stop >= 0 else log.tail
+    if log_end.stuck(before) or stop < 0:
+        return bool(log_end.stuck(before))
+    stood_s = log_end.stood_s(log.tail)
+    if stood_s is None:
+        return not (len(log_end.steps(before)) > 1 or log.metrics.works)
+    return stood_s > silence.usual_s(before, log.steps_from)
 
 
 def _silent(logs: list[Log], now: str) -> float:

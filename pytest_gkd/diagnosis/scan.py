@@ -9,9 +9,8 @@ pattern meets a long line.
 from __future__ import annotations
 
 import functools
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,15 +19,14 @@ from ahocorasick_rs import BytesAhoCorasick, Implementation
 from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import echoes, prefixes
 from pytest_gkd.diagnosis.catalogue import Catalogue, Signature
-from pytest_gkd.diagnosis.patterns import Match, Pattern
+from pytest_gkd.diagnosis.clocks import CONTEXT, time_of
+from pytest_gkd.diagnosis.patterns import Pattern
 
 WINDOW = 3000
 BEFORE = 600
 MAX_HITS = 4
 # How often a text is looked at in vain, from the start and from the end.
 MAX_TRIES = 300
-# How much of what was read before a line may tell its time.
-CONTEXT = 4000
 # Longer lines are looked through in parts.
 LONG = 1 << 16
 # After so many bytes a faster automaton, which takes ten times as long to build, pays.
@@ -46,12 +44,6 @@ _NOTE = Pattern(
 _PREFIX = Pattern(rb"^(?:\([\w.:]+ (?:rank=\d+ )?pid=\d+[^)]*\) *|\[default\d+\]:)+")
 _ALARM = Pattern(rb"\b(?:ERROR|CRITICAL|FATAL)\b|\b[EF]\d{3,4} ")
 _REPEATED = Pattern(rb" *\[repeated \d+x across cluster\].*")
-# 2026-11-21 10:00:00,123 | 11-21 10:00:00 (vLLM) | E1121 10:00:00.123456 or E918 (glog)
-_TIME = Pattern(
-    rb"(?:(?:\d{4}[-/])?(?P<month>\d\d)[-/](?P<day>\d\d)[ T]|[EWIF](?P<glog>\d{3,4}) )"
-    rb"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d(?:[.,]\d{1,6})?)"
-)
-_MONTHS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 @dataclass(frozen=True)
@@ -342,42 +334,3 @@ def shown(line: bytes, width: int = 400) -> str:
     """The line as a report shows it."""
     text = sanitize.line(line.decode("utf-8", "replace"))
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def time_of(block: bytes, start: int) -> float | None:
-    """The time of the line at ``start``, or of the nearest line with one before it."""
-    end = block.find(b"\n", start)
-    end = min(len(block) if end < 0 else end, start + 200)
-    found = _TIME.search(block, start, end)
-    if found is None:
-        for before in _TIME.finditer(block, max(0, start - CONTEXT), start):
-            found = before
-    return None if found is None else _seconds(found)
-
-
-def times(text: bytes) -> Iterator[float]:
-    """Every time that is written in a text, as ``Hit.time_s`` counts."""
-    return (moment for _, moment in stamps(text))
-
-
-def stamps(text: bytes) -> Iterator[tuple[int, float]]:
-    """The place of every time that is written in a text, and the time."""
-    return ((found.start(), _seconds(found)) for found in _TIME.finditer(text))
-
-
-def _seconds(match: Match) -> float:
-    date = match[b"glog"] or match[b"month"] + match[b"day"]
-    days = day_of_year(int(date[:-2]), int(date[-2:]))
-    clock = int(match[b"hour"]) * 3600 + int(match[b"minute"]) * 60
-    return days * 86400 + clock + float(match[b"second"].replace(b",", b"."))
-
-
-def day_of_year(month: int, day: int) -> int:
-    """The day's number in a year without a 29th of February."""
-    return sum(_MONTHS[: month - 1]) + day
-
-
-def clock(when: time.struct_time) -> float:
-    """A moment as ``Hit.time_s`` counts it."""
-    days = day_of_year(when.tm_mon, when.tm_mday)
-    return days * 86400.0 + when.tm_hour * 3600 + when.tm_min * 60 + when.tm_sec

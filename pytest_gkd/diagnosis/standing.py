@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd.diagnosis import log_end, prefixes, silence
+from pytest_gkd.diagnosis.clocks import stamps
 from pytest_gkd.diagnosis.log_file import Log
 from pytest_gkd.diagnosis.log_phases import FAILED, STEP
 from pytest_gkd.diagnosis.patterns import Pattern
-from pytest_gkd.diagnosis.scan import plain, shown, stamps
+from pytest_gkd.diagnosis.scan import plain, shown
 from pytest_gkd.diagnosis.silent_ranks import REPEATED, VARIES
 
 # So much of the beginning and of the end of a log tells who speaks in it.

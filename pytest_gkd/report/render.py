@@ -20,7 +20,7 @@ from pytest_gkd.report.record import (
 
 if TYPE_CHECKING:
     from pytest_gkd.diagnosis.diagnose import Diagnosis, EvidenceLine
-    from pytest_gkd.diagnosis.log_report import LogReport
+    from pytest_gkd.diagnosis.log_report import LogReport, Progress
 
 WIDTH = 80
 LABEL = 7  # "  saw  ", "  fix  "
@@ -32,6 +32,20 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 ADVICE = 12 * WIDTH  # half a command is none
 NOTES = 6
 SLOW_IMPORTS_S = 30.0
+# The phases of a run as one says them.
+_PHASE = {
+    "config": "reading of the configuration",
+    "data": "preparation of the data",
+    "ray-init": "start of Ray",
+    "actor-init": "start of the workers",
+    "rollout-init": "start of the rollout engine",
+    "teacher-init": "start of the teacher",
+    "weight-sync": "weight sync",
+    "generation": "generation",
+    "teacher": "teacher's forward pass",
+    "training-step": "training step",
+    "checkpoint": "checkpoint",
+}
 # Notes on what is so by choice; in the report for whoever looks for it.
 REPORT_ONLY = ("package.optional-missing",)
 
@@ -202,13 +216,16 @@ def log_text(report: LogReport) -> str:
             lines.append("  or    " + ", ".join(one.cause for one in others))
         lines.append(f"  phase {report.phase}")
         lines.append(f"  more  {root.explain}")
+    elif report.verdict == "interrupted":
+        lines += wrapped("interrupted: ", _ended_from_outside(report), "  ")
     elif report.verdict == "running":
         lines += wrapped("running: ", _at_work(report), "  ")
     elif report.verdict == "healthy":
         lines.append("healthy: the run reached its end, and nothing failed")
     elif report.verdict == "hung":
-        lines.append(f"hung: the log stops in the phase {report.phase}")
+        lines.append(f"hung: stopped during {_during(report.phase)}")
         lines += wrapped("  waits ", "for " + report.waits_for)
+        lines += _silence(report)
         lines += [f"  last  {_place(report.last, LOG_LINE)}"] if report.last else []
     else:
         lines.append("unknown: no known cause in this log; the most telling lines:")
@@ -218,7 +235,7 @@ def log_text(report: LogReport) -> str:
     if report.verdict not in {"failed", "unknown"}:
         lines += _numbers_noted(report)
     lines += [
-        f"  past  {cause}, which the run survived: {_place(line, LOG_LINE)}"
+        f"  survived  {cause}: {_place(line, LOG_LINE)}"
         for cause, line in report.survived
     ]
     return "\n".join(lines)
@@ -267,18 +284,54 @@ def _at_work(report: LogReport) -> str:
             "the server is ready when the log ends, and nothing failed; without "
             "requests it has nothing to say"
         )
-    parts = []
-    if told and told.step is not None:
-        parts.append(f"step {told.step}" + (f" of {told.total}" if told.total else ""))
-    if told and told.pace_s:
-        parts.append(f"{told.pace_s:.4g} s a step")
-    far = f" ({', '.join(parts)})" if parts else ""
-    since = "for many times that" if told and told.pace_s else "for long"
-    since = f"since {told.until}" if told and told.until else since
+    since = "for many times that" if told.pace_s else "for long"
+    since = f"since {told.until}" if told.until else since
     return (
-        f"at work when the log ends{far}, and nothing failed; if nothing was added "
-        f"{since} it is stuck in the phase {report.phase}"
+        f"at work when the log ends{_far(told)}, and nothing failed; if nothing was "
+        f"added {since} it is stuck in {_during(report.phase)}"
     )
+
+
+def _far(told: Progress) -> str:
+    """How far a run had come and at what pace, in brackets."""
+    parts = []
+    if told.step is not None:
+        parts.append(f"step {told.step}" + (f" of {told.total}" if told.total else ""))
+    if told.pace_s:
+        parts.append(f"{told.pace_s:.4g} s a step")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _during(phase: str) -> str:
+    """A phase as one says it."""
+    known = _PHASE.get(phase)
+    return f"the {known}" if known else "a phase that nothing tells"
+
+
+def _ended_from_outside(report: LogReport) -> str:
+    told = report.progress
+    when = f" at {told.until}" if told and told.until else ""
+    stood = (
+        "the times do not tell whether it stood still before that"
+        if report.suspicion
+        else "it was at work until then"
+    )
+    return (
+        f"ended from outside by {report.ended_by}{when}{_far(told) if told else ''} "
+        f"during {_during(report.phase)}; nothing failed, and {stood}"
+    )
+
+
+def _silence(report: LogReport) -> Iterator[str]:
+    """Since which line nothing moves, for how long, and what is usual there."""
+    told = report.silence
+    if told is None:
+        return
+    since = f"{told.since}, " if told.since else ""
+    for_s = "" if told.seconds is None else f": {seconds(told.seconds)} until now"
+    ended = f"; ended by {report.ended_by}" if report.ended_by else ""
+    text = f"{since}{told.file}:{told.line}{for_s}{ended}; usual there: up to "
+    yield from wrapped("  since ", f"{text}{seconds(told.usual_s)}")
 
 
 def plot(report: LogReport) -> str:
