@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd.job import check, model_files, script_file, tokenizer_ids
+from pytest_gkd.job import check, documents, model_files, script_file, tokenizer_ids
 from pytest_gkd.job.findings import CheckError
+from pytest_gkd.job.sources import files
 
 SIZE = script_file.MOST_BYTES - 200
 START = "python3 -m verl.trainer.main_ppo"
@@ -52,6 +53,8 @@ HOSTILE = {
     "case.sh": numbered("a@) b=@;;\n", "case $x in\n", f"esac\n{START}\n"),
     "pipes.sh": filled("|a", "a"),
     "here.sh": filled("$a", "a=1\nb=$(cat <<E\n", f"\nE\n)\n{START} a=$b\n"),
+    "ways.sh": "".join(f'[ "$A{n}" = 1 ] && B{n}=1\n' for n in range(4))
+    + f"{START} {' '.join(f'data.k{n}=1' for n in range(2990))} $B0 $B1 $B2 $B3\n",
     "sourced.sh": filled("source ./comments.sh\n", "", f"{START}\n"),
 }
 
@@ -112,6 +115,69 @@ def test_the_longest_file_is_read(tmp_path: Path) -> None:
         script_file.text_of(path)
 
 
+@pytest.mark.parametrize(("items", "fits"), [(14_990, True), (15_010, False)])
+def test_a_list_is_read_up_to_its_length(
+    items: int, fits: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"a: [{'1,' * items}]\n")
+    if fits:
+        assert len(documents.settings(path)[0].value) == items
+        assert len(documents.value_of(f"[{'1,' * items}]")) == items
+        return
+    for read in (
+        lambda: documents.settings(path),
+        lambda: documents.value_of(f"[{'1,' * items}]"),
+    ):
+        with pytest.raises(CheckError, match="stands for more than 5,000 settings"):
+            read()
+
+
+@pytest.mark.parametrize(("times", "fits"), [(140, True), (160, False)])
+def test_what_aliases_stand_for_counts(times: int, fits: bool, tmp_path: Path) -> None:
+    """Each of a hundred numbers, with a few characters."""
+    text = f"{{a: &a [{'1,' * 100}], b: [{'*a,' * times}]}}"
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    if fits:
+        assert len(documents.settings(path)[1].value) == times
+        assert len(documents.value_of(text)["b"]) == times
+        return
+    for read in (lambda: documents.settings(path), lambda: documents.value_of(text)):
+        with pytest.raises(CheckError, match="stands for more than 5,000 settings"):
+            read()
+
+
+def test_a_models_configuration_is_read_up_to_a_mebibyte(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    text = '{"vocab_size": 7}'
+    path.write_text(text + " " * ((1 << 20) - len(text)))
+    assert model_files.vocabulary(str(tmp_path)) == 7
+    path.write_text(path.read_text() + " ")
+    assert model_files.vocabulary(str(tmp_path)) is None
+
+
+def test_a_tokenizer_is_read_up_to_64_mebibytes(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text('{"model": {"vocab": {"a": 7}}, "added_tokens": []}')
+    os.truncate(path, 64 << 20)
+    assert next(tokenizer_ids.read(path)) == (b"a", 7)
+    os.truncate(path, (64 << 20) + 1)
+    with pytest.raises(ValueError, match="is not a file of at most 67108864 bytes"):
+        next(tokenizer_ids.read(path))
+
+
+def test_an_installed_package_is_read_up_to_32_mebibytes(tmp_path: Path) -> None:
+    (tmp_path / "big").mkdir()
+    part = tmp_path / "big" / "__init__.py"
+    part.write_text("# a\n")
+    source = files.Source({"big": ("big/*.py",)}, dict)
+    assert files.texts(source, [str(tmp_path)])[0] == tmp_path / "big"
+    os.truncate(part, (32 << 20) + 1)
+    with pytest.raises(files.SourceError, match="has more than is read"):
+        files.texts(source, [str(tmp_path)])
+
+
 @pytest.mark.parametrize("name", ["zero", "null"])
 def test_a_device_is_no_job(name: str, tmp_path: Path) -> None:
     (tmp_path / "job.sh").symlink_to(f"/dev/{name}")
@@ -144,6 +210,49 @@ def test_a_command_of_more_words_is_not_followed(tmp_path: Path) -> None:
     found = check.check(path)
     assert any("more than 3000 words" in f.message for f in found.findings)
     assert {value.source for value in found.values.values()} == {"undetermined"}
+
+
+def test_more_words_on_all_ways_than_are_read_leave_nothing_certain(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "job.sh"
+    ways = "".join(f'[ "$A{n}" = 1 ] && B{n}=1\n' for n in range(4))
+    for count, all_ways in ((240, True), (260, False)):
+        words = " ".join(f"+data.k{n}=1" for n in range(count))
+        ends = "data.seed=1 a=$B0 b=$B1 c=$B2 d=$B3 data.train_batch_size=7"
+        path.write_text(f"{ways}{START} {words} {ends}\n")
+        found = check.check(path)
+        told = [one.message for one in found.findings if "ways through" in one.message]
+        assert bool(told) is not all_ways
+        value = found.values["train_batch_size"]
+        assert value.source == ("user" if all_ways else "undetermined")
+    assert told[0].startswith("only 15 of 16 ways through the script are checked")
+
+
+@pytest.mark.parametrize(
+    ("start", "framework", "word"),
+    [
+        ("uv run examples/run_grpo.py", "nemo-rl==0.7.0", "policy.modl_name{}=1"),
+        (
+            "python examples/math/gsm8k_rl.py --config job.yaml",
+            "areal==1.0.4",
+            "actor.pathh{}=1",
+        ),
+        (START, "verl==0.9.1", "data.trian_files{}=1"),
+    ],
+)
+def test_near_names_are_looked_for_so_often(
+    start: str, framework: str, word: str, tmp_path: Path
+) -> None:
+    """Each takes milliseconds."""
+    path = tmp_path / "job.sh"
+    words = " ".join(word.format(n) for n in range(100))
+    (tmp_path / "job.yaml").write_text("actor:\n  path: x\n")
+    path.write_text(f"cd {tmp_path}\n{start} {words}\n")
+    found = check.check(path, framework=framework)
+    wrong = [f.message for f in found.findings if f.level == "error"]
+    assert len(wrong) >= 40
+    assert 1 <= sum("did you mean" in one for one in wrong) <= 60
 
 
 def test_a_case_of_many_patterns_ends(tmp_path: Path) -> None:

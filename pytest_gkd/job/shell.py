@@ -7,7 +7,6 @@ where a branch depends on it, both ways are followed.
 
 from __future__ import annotations
 
-import posixpath
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -1076,7 +1075,7 @@ def _submitted(world: World, first: int, job: Command) -> World:
 
 def _environment(given: dict[str, Word], words: Sequence[Word]) -> dict[str, Word]:
     """What a command sees, with what ``env`` among its words adds and takes away."""
-    names = [posixpath.basename(word.text.value or "") for word in words]
+    names = shell_within.names(words)
     rest = list(words[names.index("env") + 1 :]) if "env" in names else []
     while rest:
         word = rest.pop(0)

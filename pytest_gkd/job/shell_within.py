@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -48,7 +47,7 @@ class Within(NamedTuple):
 
 def names(words: Sequence[Word]) -> list[str]:
     """The words as names of programs, without their folders."""
-    return [posixpath.basename(word.text.value or "") for word in words]
+    return [(word.text.value or "").rpartition("/")[2] for word in words]
 
 
 def inherits(words: Sequence[Word]) -> bool:

@@ -269,10 +269,13 @@ class Words:
 
     def _split(self, nodes: list[Node], world: World) -> Iterator[Word]:
         """One word, or several where something unquoted in it holds blanks."""
-        parts = [part for node in nodes for part in _parts(node)]
         bounds = nodes[0].start_byte, nodes[-1].end_byte
-        text = self._joined(parts, *bounds, world, splits=True)
         raw = self._source[bounds[0] : bounds[1]].decode("utf-8", "replace")
+        if PLAIN.fullmatch(raw) and HOLE not in raw:
+            yield self._word(Text(raw), nodes[0])
+            return
+        parts = [part for node in nodes for part in _parts(node)]
+        text = self._joined(parts, *bounds, world, splits=True)
         # "a${list[@]}b" is as many words as the list has.
         is_list = LISTS.search(raw) and "${#" not in raw
         if is_list and (" " in text.shape or text.needs):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd.job import documents
-from pytest_gkd.job.arguments import MISSING, UNKNOWN, Option, parsed
+from pytest_gkd.job.arguments import MISSING, MOST_NEAR, UNKNOWN, Option, parsed
 from pytest_gkd.job.findings import CheckError, Finding
 from pytest_gkd.job.overrides import Given, Override
 from pytest_gkd.job.releases import Release
@@ -137,9 +137,8 @@ def add_file(found: Started, path: Path) -> None:
         above, _, key = setting.key.rpartition(".")
         top = setting.key.partition(".")[0]
         if top not in known and top not in seen:
-            text = (
-                f"{found.whose} refuses {path}: it has no key {top}{near(top, known)}"
-            )
+            hint = near(top, known) if len(found.findings) < MOST_NEAR else "."
+            text = f"{found.whose} refuses {path}: it has no key {top}{hint}"
             found.findings.append(_finding(UNKNOWN, "error", text, setting))
         seen.add(top)
         if above == "fsdp_config" and not key.startswith("fsdp"):

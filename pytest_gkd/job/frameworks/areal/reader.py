@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from pytest_gkd.job import documents, looking, omegaconf_types
-from pytest_gkd.job.arguments import MISSING, UNKNOWN
+from pytest_gkd.job.arguments import MISSING, MOST_NEAR, UNKNOWN
 from pytest_gkd.job.findings import Finding, note
 from pytest_gkd.job.frameworks import config_file
 from pytest_gkd.job.frameworks.areal import plan, rules
@@ -62,9 +62,9 @@ def read(launch: Launch, release: Release) -> Reading:
         shape = one.text.shape[:60]
         findings.append(_finding(UNKNOWN, f"{shape} {text}", one, shape))
     known = Config(classes.defaults(root, given, keeps=True))
-    for override, text in applied(given, said):
+    for looked, (override, text) in enumerate(applied(given, said)):
         key = override.key
-        hint = near(key, known.settings)
+        hint = near(key, known.settings) if looked < MOST_NEAR else "."
         if known.has(key) and "no key" in text:
             hint = f"; AReaL has it, and Hydra adds it with a +: +{key}=..."
         text = f"{text}{hint}"

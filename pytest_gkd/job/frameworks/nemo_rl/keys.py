@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pytest_gkd.job import pydantic_types
-from pytest_gkd.job.arguments import MISSING, UNKNOWN
+from pytest_gkd.job.arguments import MISSING, MOST_NEAR, UNKNOWN
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.omegaconf import MISSING as STILL_TO_BE_GIVEN
 from pytest_gkd.job.omegaconf import Config, UnresolvedError, flat
@@ -94,7 +94,7 @@ class _Judge:
         # The teacher is configured as the policy is.
         alike = {f"teacher{k[6:]}" for k in keys if k.startswith("policy.")}
         self.shipped = Config(_settings(keys | alike))
-        self.told = 0
+        self.told = self._looked = 0
 
     def section(self, name: str, key: str, *, is_held: bool) -> Iterator[Finding]:
         """A section that is of a class; ``is_held`` is whether pydantic checks it."""
@@ -170,7 +170,8 @@ class _Judge:
         if not is_closed and (is_read or FREE.fullmatch(key)):
             return
         # A section of one's own at the top may be there to be referred to.
-        if not above and near(name, known) == ".":
+        self._looked += not above
+        if not above and (self._looked > MOST_NEAR or near(name, known) == "."):
             return
         self.told += 1
         if self.told > MOST_TOLD:

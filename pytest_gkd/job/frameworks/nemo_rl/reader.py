@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd.job import documents, looking
-from pytest_gkd.job.arguments import MISSING, UNKNOWN
+from pytest_gkd.job.arguments import MISSING, MOST_NEAR, UNKNOWN
 from pytest_gkd.job.findings import CheckError, Finding
 from pytest_gkd.job.frameworks import config_file
 from pytest_gkd.job.frameworks.nemo_rl import keys as nemo_rl_keys
@@ -71,8 +71,9 @@ def read(launch: Launch, release: Release) -> Reading:
         config.defaults -= {str(path)}
     said = list(parsed(rest))
     findings = [*files.findings, *_foreign(rest)]
-    for override, text in applied(config, said):
-        hint = near(override.key, config.settings) if "no key" in text else ""
+    for looked, (override, text) in enumerate(applied(config, said)):
+        looks = looked < MOST_NEAR and "no key" in text
+        hint = near(override.key, config.settings) if looks else ""
         text = f"{text}{hint}" if hint else f"{text}: Hydra refuses it"
         findings.append(_finding(UNKNOWN, "error", text, override.word, override.key))
     for setting, text in config.unresolved():
