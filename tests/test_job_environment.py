@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,25 @@ from pytest_gkd.job.findings import Finding
 BATCH = "actor_rollout_ref.actor.use_dynamic_bsz=True"
 START = f"python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm {BATCH}"
 SLIME = "python3 train.py --hf-checkpoint /root/m --rollout-batch-size 8"
+
+
+@pytest.fixture
+def install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str, str], None]]:
+    """Puts a package's metadata before all others; one without a release is none."""
+
+    def put(name: str, release: str) -> None:
+        place = tmp_path / f"installed-{release}"
+        folder = place / f"{name}-{release or 0}.dist-info"
+        folder.mkdir(parents=True)
+        version = f"Version: {release}\n" if release else ""
+        (folder / "METADATA").write_text(f"Name: {name}\n{version}")
+        monkeypatch.syspath_prepend(str(place))
+        environment.installed.cache_clear()
+
+    yield put
+    environment.installed.cache_clear()
 
 
 def told(folder: Path, script: str) -> list[Finding]:
@@ -95,9 +115,12 @@ def test_variables_are_judged_by_who_reads_them(
     ("installed", "level"), [("0.11.0", ["error"]), ("0.20.2", []), ("", ["note"])]
 )
 def test_expandable_segments_are_refused_by_old_sleep_modes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: str, level: list[str]
+    tmp_path: Path,
+    install: Callable[[str, str], None],
+    installed: str,
+    level: list[str],
 ) -> None:
-    monkeypatch.setattr(environment, "_installed", lambda library: installed)
+    install("vllm", installed)
     script = f"export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n{START}"
     assert [one.level for one in told(tmp_path, script)] == level
     keeps = "actor_rollout_ref.rollout.free_cache_engine=False"
@@ -120,10 +143,11 @@ def test_what_is_set_for_the_check_is_not_the_scripts(tmp_path: Path) -> None:
 
 
 def test_an_installed_release_that_reads_a_variable_counts(
-    monkeypatch: pytest.MonkeyPatch,
+    install: Callable[[str, str], None],
 ) -> None:
+    install("vllm", "")
     assert "does not read" in environment.unread("VLLM_USE_V1")
-    monkeypatch.setattr(environment, "_installed", lambda library: "0.10.2")
+    install("vllm", "0.10.2")
     assert environment.unread("VLLM_USE_V1") == ""
 
 

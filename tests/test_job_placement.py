@@ -18,6 +18,13 @@ TEACHER = (
 )
 OWN = "actor_rollout_ref.rollout.nnodes=2 actor_rollout_ref.rollout.n_gpus_per_node=3"
 SWIFT = "swift rlhf --rlhf_type grpo --model m --dataset d"
+ENGINE = "--rollout-num-gpus-per-engine"
+NEMO = "uv run examples/run_grpo.py cluster.num_nodes=1"
+SGLANG = (
+    "policy.generation.backend=sglang "
+    "+policy.generation.sglang_cfg.sglang_server_config.num_gpus=8 "
+    "+policy.generation.sglang_cfg.sglang_server_config.num_gpus_per_engine=8"
+)
 SLIME = "python3 train.py --hf-checkpoint /root/m --rollout-batch-size 8"
 
 
@@ -68,6 +75,40 @@ SLIME = "python3 train.py --hf-checkpoint /root/m --rollout-batch-size 8"
             "nodes=2,gpus=8",
             "24 GPUs",
         ),
+        # but an engine of SGLang's takes the GPUs behind its first one
+        (f"{SLIME} {ENGINE} 8 --colocate", "nodes=2,gpus=4", "8 GPUs on one node"),
+        (f"{SLIME} {ENGINE} 8 --colocate --num-gpus-per-node 4", "nodes=2,gpus=4", ""),
+        (
+            f"{SLIME} {ENGINE} 6 --actor-num-gpus-per-node 4 --rollout-num-gpus 12",
+            "nodes=2,gpus=8",
+            "behind the 4 GPUs before it, one would begin at GPU 4 of a node",
+        ),
+        (
+            f"{SLIME} {ENGINE} 4 --actor-num-gpus-per-node 4 --rollout-num-gpus 12",
+            "nodes=2,gpus=8",
+            "",
+        ),
+        # Ray decides which 12 of 16 GPUs it gives.
+        (
+            f"{SLIME} {ENGINE} 8 --actor-num-gpus-per-node 4 --rollout-num-gpus 8",
+            "nodes=2,gpus=8",
+            "",
+        ),
+        (
+            f"{SLIME} {ENGINE} 5 --num-gpus-per-node 5 --actor-num-gpus-per-node 15 "
+            "--colocate",
+            "nodes=2,gpus=8",
+            "have no place for all",
+        ),
+        (
+            f"{SLIME} {ENGINE} 8 --colocate --sglang-config engines.yaml",
+            "nodes=2,gpus=4",
+            "",
+        ),
+        # NeMo-RL: one GPU is placed after the other, too, but for those of SGLang
+        (f"{NEMO} cluster.gpus_per_node=12", "nodes=2,gpus=8", ""),
+        (f"{NEMO} cluster.gpus_per_node=8 {SGLANG}", "nodes=2,gpus=4", "8 GPUs on one"),
+        (f"{NEMO} cluster.gpus_per_node=4 {SGLANG}", "nodes=2,gpus=4", ""),
     ],
 )
 def test_pools_are_held_against_the_nodes(

@@ -6,7 +6,6 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from typing import Any, NamedTuple
 
 from packaging.version import Version
@@ -16,6 +15,7 @@ from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.frameworks.reading import Reading
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.shell_values import Text, Word
+from pytest_gkd.job.sources import files
 from pytest_gkd.near_names import SLIP, near_names
 from pytest_gkd.variable_table import (
     AS_IT_IS,
@@ -88,7 +88,7 @@ class Reader(NamedTuple):
         newest = recorded()[self.library]["releases"][-1]
         if self.last == newest:
             return True
-        here = _installed(self.library)
+        here = installed(self.library)
         return bool(here) and Version(here) <= Version(self.last)
 
 
@@ -112,11 +112,9 @@ def readers(name: str) -> tuple[Reader, ...]:
 
 
 @functools.cache
-def _installed(library: str) -> str:
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return ""
+def installed(library: str) -> str:
+    """The release of a library that is installed here, empty without any."""
+    return files.version(library) or ""
 
 
 ROWS: Mapping[str, Variable] = {row.name: row for row in VARIABLES}
@@ -248,7 +246,7 @@ def _segments(launch: Launch, reading: Reading) -> Iterator[Finding]:
     word = launch.command.environment.get(SLEEP)
     if word is None or "expandable_segments:True" not in (word.text.value or ""):
         return
-    here = _installed("vllm")
+    here = installed("vllm")
     if here and Version(here) > Version(LAST_TO_REFUSE):
         return
     engine, frees = (

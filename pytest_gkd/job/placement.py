@@ -34,6 +34,14 @@ def findings(
         elif pool.is_launched and on.nodes and nodes > on.nodes:
             text = f"{pool.name} needs {nodes} nodes, and {MACHINE} has {on.nodes}"
             yield Finding(CAUSE, "error", text, *place, pool.key)
+        elif (first := _over_an_edge(pool, nodes, each, on)) is not None:
+            text = (
+                f"{pool.name} needs {each} GPUs on one node; behind the {first} GPUs "
+                f"before it, one would begin at GPU {first % on.gpus} of a node, and "
+                f"each node of {MACHINE} has {on.gpus}"
+            )
+            yield Finding(CAUSE, "error", text, *place, pool.key)
+            return
     wanted = sorted(
         (each for _, n, each in known for _ in range(min(n, 999))), reverse=True
     )
@@ -48,6 +56,18 @@ def findings(
             f"with {on.gpus} GPUs each have no place for all"
         )
         yield Finding(CAUSE, "error", text, file, line, "")
+
+
+def _over_an_edge(pool: Pool, nodes: int, each: int, on: Machine) -> int | None:
+    """Where a part begins that a node's end cuts, of a job that takes all GPUs.
+
+    Which GPUs a smaller job gets is Ray's to decide.
+    """
+    before = pool.after.value if pool.after else None
+    if not on.gpus or type(before) is not int or before + nodes * each != on.all_gpus:
+        return None
+    cut = (n for n in range(nodes) if (before + n * each) % on.gpus + each > on.gpus)
+    return next((number * each + before for number in cut), None)
 
 
 def _fits(wanted: Sequence[int], free: list[int]) -> bool | None:

@@ -24,7 +24,8 @@ class Pool(NamedTuple):
     """GPUs of a role: ``each`` of them on every one of ``nodes``, never fewer.
 
     ``key`` is the framework's own for ``each``; ``is_launched`` is whether a launcher
-    runs on every node, so that two of them cannot be one.
+    runs on every node, so that two of them cannot be one. With ``after`` they are parts
+    that take the GPUs of the nodes in their order, behind so many others of the job.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Pool(NamedTuple):
     each: Given
     key: str = ""
     is_launched: bool = False
+    after: Given | None = None
 
 
 class Variable(NamedTuple):

@@ -16,7 +16,7 @@ from pytest_gkd.job.frameworks import config_file
 from pytest_gkd.job.frameworks.nemo_rl import keys as nemo_rl_keys
 from pytest_gkd.job.frameworks.nemo_rl import rules as nemo_rl_rules
 from pytest_gkd.job.frameworks.nemo_rl.rules import Look
-from pytest_gkd.job.frameworks.reading import Reading, Variable, names
+from pytest_gkd.job.frameworks.reading import Pool, Reading, Variable, derived, names
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.looking import NotCertainError
 from pytest_gkd.job.omegaconf import Config, UnresolvedError, applied, flat
@@ -87,7 +87,26 @@ def read(launch: Launch, release: Release) -> Reading:
     )
     values = _values(config, algorithm, schema)
     variables = tuple(_variables(config))
-    return Reading(said, values, list(findings), variables=variables)
+    pools = _engines(config)
+    return Reading(said, values, list(findings), pools=pools, variables=variables)
+
+
+def _engines(config: Config) -> tuple[Pool, ...]:
+    """SGLang's engines, whose GPUs of a node follow the first; all other GPUs are
+    placed one by one (models/generation/sglang/sglang_generation.py;
+    distributed/virtual_cluster.py, _create_placement_groups_internal)."""
+    backend = _value(config, "policy.generation.backend")
+    start = "policy.generation.sglang_cfg.sglang_server_config"
+    keys = ("num_gpus", "num_gpus_per_engine")
+    sizes = [_value(config, f"{start}.{key}") for key in keys]
+    sizes.append(_value(config, "cluster.gpus_per_node"))
+    known = [one for one in sizes if one and type(one.value) is int and one.value > 0]
+    if backend is None or backend.value != "sglang" or len(known) < len(sizes):
+        return ()
+    gpus, engine, node = known
+    each = derived("the lesser of both keys", min, engine, node)
+    number = derived("num_gpus / each", lambda gpus, each: gpus // each, gpus, each)
+    return (Pool("an engine of SGLang's", number, each, f"{start}.{keys[1]}"),)
 
 
 def _variables(config: Config) -> Iterator[Variable]:

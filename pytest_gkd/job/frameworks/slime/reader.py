@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from pytest_gkd.job import arguments
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.frameworks.reading import (
     UNKNOWN,
+    Pool,
     Reading,
     Variable,
     derived,
@@ -88,7 +90,9 @@ class Family:
         ]
         variables, problems = _variables(known, whose)
         findings += problems
-        return Reading(said, _values(known), findings, variables=variables)
+        values = _values(known)
+        pools = _engines(known, values)
+        return Reading(said, values, findings, pools=pools, variables=variables)
 
 
 def _softened(finding: Finding, known: Known) -> Finding:
@@ -200,6 +204,36 @@ def _rollout(known: Known, trainer: Given) -> Given:
         known.find("debug_train_only"),
         known.find("load_debug_rollout_data"),
     )
+
+
+def _engines(known: Known, values: Mapping[str, Given]) -> tuple[Pool, ...]:
+    """SGLang's engines: what one has of a node's GPUs follows its first, and all other
+    GPUs are placed one by one (slime/ray/rollout.py, ServerGroup.start_engines;
+    placement_group.py; miles/ray/rollout/server_group.py)."""
+    others = ("sglang_config", "rollout_external", "rollout_external_engine_addrs")
+    if any(known.has(key) and known.is_given(key) for key in others):
+        return ()
+    each = derived(
+        "the lesser of both options",
+        min,
+        known.find("rollout_num_gpus_per_engine"),
+        known.find("num_gpus_per_node"),
+    )
+    number = derived(
+        "rollout_gpus / each",
+        lambda gpus, each: gpus // each if gpus and each > 0 else 0,
+        values["rollout_gpus"],
+        each,
+    )
+    before = derived(
+        "--colocate",
+        lambda shares, trains, gpus: 0 if shares or trains else gpus,
+        known.find("colocate"),
+        known.find("debug_rollout_only"),
+        values["trainer_gpus"],
+    )
+    key = "rollout_num_gpus_per_engine"
+    return (Pool("an engine of SGLang's", number, each, key, after=before),)
 
 
 def _teacher(known: Known) -> dict[str, Given]:
