@@ -87,8 +87,9 @@ def _parser() -> _Parser:
         "logs",
         nargs="+",
         metavar="LOG",
-        help="a log file, plain, gzip, bzip2, xz or zstd; - is standard input; "
-        "several files are several ranks of one job",
+        help="a log file, plain, gzip, bzip2, xz or zstd, or a directory of them; - is "
+        "standard input; several files are several ranks of one job, but rotated ones "
+        "(train.log.1, train.log) one log",
     )
     command.add_argument(
         "--now",

@@ -98,11 +98,7 @@ def test_what_is_no_file_is_refused_at_once(
     with socket.socket(socket.AF_UNIX) as listener:
         monkeypatch.chdir(tmp_path)  # an address may have 107 bytes
         listener.bind("s")
-        for path, kind in (
-            ("/", "directory"),
-            ("s", "socket"),
-            ("/dev/zero", "device"),
-        ):
+        for path, kind in (("s", "socket"), ("/dev/zero", "device")):
             with pytest.raises(log_file.LogError, match=f"is a {kind}, not a log"):
                 logs.examine([Path(path)], CATALOGUE)
 

@@ -210,11 +210,13 @@ def test_an_empty_or_binary_file_is_refused(tmp_path: Path, content: bytes) -> N
 def test_one_bad_file_does_not_lose_the_others(tmp_path: Path) -> None:
     good = tmp_path / "good.log"
     good.write_bytes(OOM)
-    report = logs.examine([tmp_path / "none.log", tmp_path, good], CATALOGUE)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    report = logs.examine([tmp_path / "none.log", empty, good], CATALOGUE)
     assert report.causes[0].cause == "cuda.oom"
     assert [text.partition(": ")[2] for text in report.unreadable] == [
+        "holds no log: no file ends in .log, .out or .err; name one",
         "no such file or directory",
-        "is a directory, not a log; name a file",
     ]
 
 

@@ -18,8 +18,8 @@ import stat
 import subprocess
 import threading
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,6 +39,11 @@ STREAM_BYTES = 64 << 30
 # How long a pipe may have nobody who writes into it.
 WRITER_S = 10.0
 
+# So much of a file tells when it begins and ends, and how it is written.
+PEEK = 1 << 16
+# So many zeros are no text.
+HOLE = 64
+
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 ZSTD = b"\x28\xb5\x2f\xfd"
 
@@ -54,7 +59,6 @@ class Packing:
 
 
 KINDS = (
-    (stat.S_ISDIR, "a directory"),
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
     (stat.S_ISSOCK, "a socket"),
@@ -80,7 +84,9 @@ class Log:
     """What was kept of one source: its hits, its first and its last bytes.
 
     Both are without colours. ``written_s`` is when a file was last written to, in
-    seconds since the epoch. ``partial`` says why not all of it was read.
+    seconds since the epoch. ``partial`` says why not all of it was read. ``number`` is
+    its place among all. ``parts`` are the names of the files that hold it, each with
+    how many lines come before; ``unreadable`` says which of them could not be read.
     """
 
     name: str
@@ -91,6 +97,9 @@ class Log:
     lines: int = 0
     written_s: float | None = None
     partial: str = ""
+    number: int = 0
+    parts: list[tuple[int, str]] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
     metrics: Collector = field(default_factory=Collector)
     raised: exceptions.Collector = field(default_factory=exceptions.Collector)
 
@@ -108,6 +117,13 @@ class Log:
     def steps_from(self) -> int:
         """Where in ``tail`` steps of training are made; 0 where none begin there."""
         return max(0, self.metrics.begun - self.tail_at)
+
+    def place(self, line: int) -> tuple[str, int]:
+        """The file that holds a line of the log, and the line's number there."""
+        first, name = max(
+            (p for p in self.parts if p[0] < line), default=(0, self.name)
+        )
+        return name, line - first
 
     def line_at(self, at: int) -> int:
         """The number of the line that holds a byte of ``edges``."""
@@ -153,23 +169,29 @@ def read(
     number: int,
     catalogue: Catalogue,
     progress: Callable[[int], None] | None = None,
+    *,
+    earlier: Sequence[Path] = (),
+    edge: int = EDGE,
 ) -> Log:
     """Read a whole source in constant memory; ``number`` is its place among all.
 
-    Of a file what it holds now, of a stream at most ``STREAM_BYTES``. ``progress`` is
-    told how many bytes are done. Raises LogError when the source is empty or no text.
+    Of a file what it holds now, of a stream at most ``STREAM_BYTES``, and before it the
+    parts of the log that are ``earlier``, the oldest first. ``progress`` is told how
+    many bytes are done; ``edge`` of them are kept of the beginning and of the end.
+    Raises LogError when the source is empty or no text.
     """
     metrics = Collector()
     scanner = Scanner(index(catalogue), name, number, metrics)
     size = _size(stream)
     source = _Source(stream, STREAM_BYTES if size is None else size)
-    log = Log(name, scanner.hits, metrics=metrics)
+    log = Log(name, metrics=metrics, number=number)
     done = 0
-    for block in _text_blocks(source, name):
+    blocks = _text_blocks(source, name)
+    for block in itertools.chain(_earlier(log, earlier, name), blocks):
         scanner.feed(block)
         log.raised.feed(block)
-        log.head += block[: EDGE - len(log.head)]
-        log.tail = (log.tail + block)[-EDGE:]
+        log.head += block[: edge - len(log.head)]
+        log.tail = (log.tail + block)[-edge:]
         done += len(block)
         if progress is not None:
             progress(done)
@@ -177,6 +199,7 @@ def read(
         raise LogError(f"{name}: is empty")
     scanner.finish(log.tail)
     log.lines, log.tail_at = scanner.lines, done - len(log.tail)
+    log.hits = [_placed(hit, log) for hit in scanner.hits] if earlier else scanner.hits
     log.head, log.tail = blanked(log.head), blanked(log.tail)
     if size is not None:
         status = os.fstat(stream.fileno())
@@ -192,6 +215,64 @@ def read(
             "read; if it is a file, name it"
         )
     return log
+
+
+def _earlier(log: Log, paths: Sequence[Path], last: str) -> Iterator[bytes]:
+    """The text of the parts of a log, each of whole lines; notes where each begins."""
+    lines = 0
+    for path in paths:
+        log.parts.append((lines, str(path)))
+        end = b"\n"
+        try:
+            with opened(path) as stream:
+                source = _Source(stream, _size(stream) or STREAM_BYTES)
+                for block in _text_blocks(source, str(path)):
+                    lines += block.count(b"\n")
+                    end = block[-1:] or end
+                    yield block
+        except LogError as error:
+            log.unreadable.append(str(error))
+        except OSError as error:
+            log.unreadable.append(f"{path}: {(error.strerror or str(error)).lower()}")
+        if end != b"\n":
+            lines += 1
+            yield b"\n"
+    if paths:
+        log.parts.append((lines, last))
+
+
+def _placed(hit: Hit, log: Log) -> Hit:
+    """The hit with the name of the part that holds it, and its line there."""
+    name, line = log.place(hit.line or 0)
+    return replace(hit, source=name, line=line)
+
+
+def beginning(path: Path) -> bytes:
+    """The first text of a file, unpacked; empty where there is none."""
+    try:
+        with opened(path) as stream:
+            source = _Source(stream, BLOCK)
+            return _first(_text_blocks(source, str(path)))[:PEEK]
+    except (LogError, OSError):
+        return b""  # which reading it will tell
+
+
+def _first(blocks: Iterator[bytes]) -> bytes:
+    return next(filter(None, blocks), b"")
+
+
+def ending(path: Path) -> bytes:
+    """The last text of a file; empty where it is packed or in UTF-16."""
+    try:
+        with opened(path) as stream:
+            start = stream.read(PEEK)
+            packed = start.startswith((*(one.mark for one in PACKINGS), ZSTD))
+            if packed or _utf16(start):
+                return b""
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - PEEK))
+            return stream.read(PEEK)
+    except (LogError, OSError):
+        return b""
 
 
 def _size(stream: IO[bytes]) -> int | None:
@@ -244,8 +325,10 @@ def _text_blocks(source: _Source, name: str) -> Iterator[bytes]:
     elif mark.startswith(ZSTD):
         blocks = _no_bomb(_unzstd(source, name), source, name, "zstd -dc")
     start = next(blocks, b"")
-    if _is_utf16(start):
-        decoder = codecs.getincrementaldecoder("utf-16")("replace")
+    while start[:HOLE] == bytes(HOLE):  # truncated while its writer kept its place
+        start = start.lstrip(b"\0") or next(blocks, b"")
+    if encoding := _utf16(start):
+        decoder = codecs.getincrementaldecoder(encoding)("replace")
         for block in itertools.chain([start], blocks):
             yield decoder.decode(block).encode()
     else:
@@ -253,10 +336,16 @@ def _text_blocks(source: _Source, name: str) -> Iterator[bytes]:
         yield from itertools.chain([start], blocks)
 
 
-def _is_utf16(start: bytes) -> bool:
-    """Whether the text has the mark of UTF-16, and every other byte of it is 0."""
-    half = min(len(start), 64) // 2
-    return start.startswith(UTF16) and start[:64].count(0) > half // 2
+def _utf16(start: bytes) -> str:
+    """The encoding where every other byte is 0, as in UTF-16 with and without mark."""
+    even, odd = start[:PEEK:2].count(0), start[1:PEEK:2].count(0)
+    half = min(len(start), PEEK) // 2
+    if start.startswith(UTF16):
+        half = min(len(start), 64) // 2
+        return "utf-16" if start[:64].count(0) > half // 2 else ""
+    if half < 8 or max(even, odd) < 0.6 * half or min(even, odd) > 0.05 * half:
+        return ""
+    return "utf-16-le" if odd > even else "utf-16-be"
 
 
 def _refuse_binary(start: bytes, name: str) -> None:

@@ -49,8 +49,9 @@ class LogReport:
     guesses: the causes that these lines resemble most. ``series`` are the metrics that
     were judged, ``notes`` what they show that is worth a look and proves nothing, each
     with its file. ``processes`` are those of a run of several, the first that fell
-    silent first. ``unreadable`` are the files that were left out, and ``partial`` says
-    of which only a part was read.
+    silent first. ``joined`` are the files that were read as one log, the oldest
+    first. ``unreadable`` are the files that were left out, and ``partial`` says of
+    which only a part was read.
     """
 
     verdict: str
@@ -68,6 +69,7 @@ class LogReport:
     series: tuple[Series, ...] = ()
     processes: tuple[standing.Process, ...] = ()
     notes: tuple[tuple[str, NumberFinding], ...] = ()
+    joined: tuple[tuple[str, ...], ...] = ()
     unreadable: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
 
@@ -121,6 +123,7 @@ class LogReport:
                 for name, one in self.notes
             ],
             "series": [one.to_json() for one in self.series],
+            "joined": [list(names) for names in self.joined],
             "unreadable": list(self.unreadable),
             "partial": list(self.partial),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -13,6 +14,7 @@ from pytest_gkd.diagnosis import (
     frames,
     log_end,
     log_phases,
+    log_sources,
     silence,
     standing,
 )
@@ -67,7 +69,7 @@ def judge(logs: list[Log], catalogue: Catalogue, now: str = "") -> LogReport:
     if now:
         silence.refuse(now)
     seen = [*_of_numbers(logs, catalogue)]
-    hits = _in_one_clock(logs, [*counted(logs), *_proofs(logs, seen, catalogue)])
+    hits = _in_one_clock(logs, [*counted(logs), *_proofs(seen, catalogue)])
     report = _verdict(logs, hits, catalogue, now, processes := standing.of(logs))
     if report.verdict == "hung" and not any(one.silent for one in processes):
         processes = standing.of(logs, stands=True)
@@ -78,8 +80,12 @@ def judge(logs: list[Log], catalogue: Catalogue, now: str = "") -> LogReport:
         missing = report.suspicion.missing_ranks or tuple(ranks)
         suspicion = replace(report.suspicion, missing=told, missing_ranks=missing)
         report = replace(report, suspicion=suspicion)
-    notes = tuple(one for one in seen if not one[1].certain)
-    return replace(report, processes=processes[:MAX_PROCESSES], notes=notes)
+    placed = [(log.place(one.line), one) for log, one in seen if not one.certain]
+    return replace(
+        report,
+        processes=processes[:MAX_PROCESSES],
+        notes=tuple((name, replace(one, line=at)) for (name, at), one in placed),
+    )
 
 
 def _verdict(
@@ -159,17 +165,19 @@ def _verdict(
 
 def _of(logs: list[Log], processes: list[standing.Process]) -> list[Log]:
     """The logs of these processes, in the processes' order."""
-    by_name = {log.name: log for log in logs}
-    return list({one.file: by_name[one.file] for one in processes}.values())
+    numbers = {one.number: None for one in processes}
+    by_number = {log.number: log for log in logs}
+    return [by_number[number] for number in numbers]
 
 
 def _in_one_clock(logs: list[Log], hits: list[Hit]) -> list[Hit]:
     """The hits with the times of the first log's clock."""
-    shifts_s = dict(zip((log.name for log in logs), standing.zones(logs), strict=True))
+    numbers = (log.number for log in logs)
+    shifts_s = dict(zip(numbers, standing.zones(logs), strict=True))
     return [
         hit
         if hit.time_s is None
-        else replace(hit, time_s=hit.time_s + shifts_s[hit.source])
+        else replace(hit, time_s=hit.time_s + shifts_s[hit.source_index])
         for hit in hits
     ]
 
@@ -284,32 +292,32 @@ def _survived(logs: list[Log]) -> Iterator[tuple[str, EvidenceLine]]:
 
 def _of_numbers(
     logs: list[Log], catalogue: Catalogue
-) -> Iterator[tuple[str, NumberFinding]]:
-    """What the metrics show, each with the name of its log."""
+) -> Iterator[tuple[Log, NumberFinding]]:
+    """What the metrics show, each with its log."""
     for log in logs:
         every, total = log.metrics.current(), log.metrics.total
         for one in findings.find(every, total, capacity(log.edges)):
             if one.cause in catalogue:
-                yield log.name, one
+                yield log, one
 
 
 def _proofs(
-    logs: list[Log], seen: Iterable[tuple[str, NumberFinding]], catalogue: Catalogue
+    seen: Iterable[tuple[Log, NumberFinding]], catalogue: Catalogue
 ) -> Iterator[Hit]:
     """What is certain of it; a crash or an error that ended the run comes before."""
-    numbers = {log.name: number for number, log in enumerate(logs)}
-    for name, one in seen:
+    for log, one in seen:
         if one.certain:
+            name, line = log.place(one.line)
             tier = catalogue[one.cause].tier
             yield Hit(
                 cause=one.cause,
                 signature=_NUMBERS,
                 tier="symptom" if tier == "cause" else tier,
                 source=name,
-                line=one.line,
+                line=line,
                 text=f"{one.where}: {one.metric} is {one.value:.4g}",
                 facts={"what": one.text},
-                source_index=numbers[name],
+                source_index=log.number,
                 order=one.order,
             )
 
@@ -338,9 +346,9 @@ def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:
     What was printed last tells more than verl's one ``init_model``, which makes both.
     Some causes can be met in one phase only.
     """
-    tails = {log.name: log for log in logs}
+    by_number = {log.number: log for log in logs}
     for hit in root.hits:
-        phase = _raised_in(tails[hit.source], hit.order, hit.process)
+        phase = _raised_in(by_number[hit.source_index], hit.order, hit.process)
         if phase and (phase, last) != ("actor-init", "rollout-init"):
             return phase
     return _PHASE_OF_KIND.get(root.cause.partition(".")[0], last)
@@ -354,7 +362,8 @@ def _last(logs: list[Log]) -> EvidenceLine | None:
     for log in logs:
         lines = log_end.last_lines(log.tail, 1)
         if lines:
-            return EvidenceLine(log.name, log.lines or None, shown(lines[-1]))
+            name, line = log.place(log.lines)
+            return EvidenceLine(name, line or None, shown(lines[-1]))
     return None
 
 
@@ -407,19 +416,30 @@ def examine(
 ) -> LogReport:
     """Read all sources and judge them together, as of ``now`` in their own clock.
 
-    A file that cannot be read is named in ``unreadable`` and does not lose the
+    Files that are parts of one log are read as one, and of a directory the log files
+    in it. A file that cannot be read is named in ``unreadable`` and does not lose the
     others. Raises LogError when none can be read, NowError where ``now`` is no time.
     """
+    sources = log_sources.find(paths)
     logs: list[Log] = []
-    unreadable: list[str] = []
-    for number, source in enumerate(paths):
-        name = str(source) if isinstance(source, Path) else "standard input"
+    unreadable = sources.unreadable
+    for number, source in enumerate(sources.logs):
+        last = source.last
+        name = str(last) if isinstance(last, Path) else "standard input"
         try:
-            if isinstance(source, Path):
-                with opened(source) as stream:
-                    logs.append(read(stream, name, number, catalogue, progress))
-            else:
-                logs.append(read(source, name, number, catalogue, progress))
+            with (
+                opened(last) if isinstance(last, Path) else nullcontext(last) as stream
+            ):
+                log = read(
+                    stream,
+                    name,
+                    number,
+                    catalogue,
+                    progress,
+                    earlier=source.earlier,
+                    edge=log_sources.edge(len(sources.logs)),
+                )
+            logs.append(log)
         except LogError as error:
             unreadable.append(str(error))
         except OSError as error:
@@ -427,11 +447,11 @@ def examine(
     if not logs:
         raise LogError("\n".join(unreadable))
     report = judge(logs, catalogue, now)
-    partial = tuple(log.partial for log in logs if log.partial)
     series = max((log.metrics.shown() for log in logs), key=len)
     return replace(
         report,
-        unreadable=tuple(unreadable),
-        partial=partial,
+        unreadable=(*unreadable, *(text for log in logs for text in log.unreadable)),
+        partial=(*sources.notes, *(log.partial for log in logs if log.partial)),
+        joined=tuple(tuple(n for _, n in log.parts) for log in logs if log.parts),
         series=tuple(series),
     )

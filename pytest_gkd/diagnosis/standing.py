@@ -50,7 +50,7 @@ class Process:
     long others went on after the last; None where no line has a time. ``silent`` says
     that it no longer says what others go on to say, ``trains`` that these are steps of
     training, ``unfinished`` that it has made fewer of them than others, ``crashed``
-    that its last lines are those of a failure.
+    that its last lines are those of a failure, ``number`` is that of its log.
     """
 
     name: str
@@ -66,10 +66,11 @@ class Process:
     trains: bool = False
     unfinished: bool = False
     crashed: bool = False
+    number: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The process as ``gkd diagnose --format json`` prints it."""
-        hidden = ("trains", "unfinished", "crashed")
+        hidden = ("trains", "unfinished", "crashed", "number")
         return {key: value for key, value in vars(self).items() if key not in hidden}
 
 
@@ -115,12 +116,12 @@ class _Voice:
         return Process(
             self.name,
             self.rank,
-            self.log.name,
-            self.log.line_at(self.at),
+            *self.log.place(self.log.line_at(self.at)),
             shown(plain(line[:2000])),
             clock[0].decode() if clock else "",
             self.step,
             statistics.median(gaps) if gaps else None,
+            number=self.log.number,
             **told,
         )
 

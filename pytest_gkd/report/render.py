@@ -208,6 +208,7 @@ def failure_block(
 def log_text(report: LogReport) -> str:
     """What ``gkd diagnose`` tells of logs: what, proof, why, what to do."""
     lines = [f"{name}: left out" for name in report.unreadable]
+    lines += [f"{', '.join(names)}: read as one log" for names in report.joined]
     lines += report.partial
     if report.causes:
         root, *others = report.causes
