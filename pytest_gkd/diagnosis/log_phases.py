@@ -3,22 +3,58 @@
 from __future__ import annotations
 
 import bisect
-import re
+import functools
 import tomllib
 from pathlib import Path
+from typing import Any
+
+from ahocorasick_rs import BytesAhoCorasick
 
 from pytest_gkd.diagnosis.patterns import Match, Pattern
 
-_TABLE = tomllib.loads((Path(__file__).parent / "phases.toml").read_text("utf-8"))
-MARKERS = {row["name"]: row["markers"] for row in _TABLE["phase"] if "markers" in row}
+_HERE = Path(__file__).parent
+_TABLE = tomllib.loads((_HERE / "phases.toml").read_text("utf-8"))
+
+
+def _framework(file: Path) -> tuple[dict[bytes, str], str]:
+    """A framework's markers with their phases, and what follows a step of its."""
+    table: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
+    marks = {
+        mark.encode(): phase
+        for phase, files in table.items()
+        if isinstance(files, dict)
+        for texts in files.values()
+        for mark in texts
+    }
+    return marks, table.get("after_step", "")
+
+
+_MARKERS = {
+    mark.encode(): row["name"]
+    for row in _TABLE["phase"]
+    for mark in row.get("markers", ())
+}
+# What follows a step of the framework that has the marker.
+_FOLLOWS: dict[bytes, str] = {}
+for _file in sorted(_HERE.glob("phase_markers/*.toml")):
+    _marks, _after = _framework(_file)
+    _MARKERS |= _marks
+    _FOLLOWS |= dict.fromkeys(_marks, _after) if _after else {}
+_TEXTS = tuple(_MARKERS)
 # Not of first-step, which is one phase or another, by the kind of job.
 WAITS_FOR = {r["name"]: r["waits_for"] for r in _TABLE["phase"] if "waits_for" in r}
 PHASES = tuple(WAITS_FOR)
-_PHASE_OF = {mark.encode(): name for name, marks in MARKERS.items() for mark in marks}
-_MARK = Pattern(b"|".join(map(re.escape, sorted(_PHASE_OF, key=len, reverse=True))))
 _RAISED_IN: dict[str, str] = {
     name: r["name"] for r in _TABLE["phase"] for name in r.get("functions", ())
 }
+
+# What a line of a program of the user's own speaks of; the first that fits counts.
+_SPEAKS_OF = [
+    (name, Pattern(rb"(?i)" + like.encode()))
+    for name, like in _TABLE["speaks_of"].items()
+]
+
+MOST_SPOKEN = 40
 
 NCCL = Pattern(rb"\bNCCL (?:INFO|version) ?")
 _NCCL_COMPLETE = Pattern(
@@ -124,18 +160,7 @@ def signal(found: Match) -> str:
 
 def last_mark(text: bytes) -> int:
     """Where the last marker of a phase is; -1 where there is none."""
-    return _last_mark(text)[0]
-
-
-def _last_mark(text: bytes) -> tuple[int, str]:
-    return max(
-        (
-            (text.rfind(mark.encode()), phase)
-            for phase, marks in MARKERS.items()
-            for mark in marks
-        ),
-        key=lambda found: found[0],
-    )
+    return max((at for at, _ in _marked(text)), default=-1)
 
 
 class Marks:
@@ -145,8 +170,8 @@ class Marks:
         start = max(0, start)
         self._text = text
         self._found = sorted(
-            [(one.end(), _PHASE_OF[one[0]]) for one in _MARK.finditer(text, start)]
-            + [(one.end(), "after-step") for one in STEP.finditer(text, start)]
+            [(start + at, _MARKERS[mark]) for at, mark in _marked(text[start:])]
+            + [(one.start(), "after-step") for one in STEP.finditer(text, start)]
         )
 
     def at(self, place: int) -> str:
@@ -163,13 +188,42 @@ def last_phase(text: bytes, step: int = -1) -> str:
     Also ``first-step`` where the first step begins, and ``after-step`` after a
     completed one: what a run does there depends on what kind of job it is.
     """
-    at, phase = _last_mark(text)
-    step = max(step, STEP.last(text))
-    if max(at, step) >= 0:
-        return phase if at > step else "after-step"
+    at, phase = _last_sign(text, step)
+    if at >= 0:
+        return phase
     # NCCL's own lines stand for the workers' start where nothing else is said.
     waits = NCCL.search(text) and b"Init COMPLETE" not in text
     return "actor-init" if waits or nccl_joining(text) else "unknown"
+
+
+def spoken_after(text: bytes, step: int = -1) -> str:
+    """The phase of which the lines after the last marker or step speak, the last first.
+
+    While a run starts only what is said to be loaded counts. Empty where none tells.
+    """
+    at, phase = _last_sign(text, step)
+    lines = text[max(at, 0) :].splitlines()[at >= 0 :]
+    phases = filter(None, map(of_line, reversed(lines[-MOST_SPOKEN:])))
+    starts = phase in STARTS
+    return next((one for one in phases if not starts or one.endswith("-init")), "")
+
+
+def _last_sign(text: bytes, step: int) -> tuple[int, str]:
+    found = [(at, _MARKERS[mark]) for at, mark in _marked(text)]
+    at, phase = max(found, default=(-1, ""))
+    step = max(step, STEP.last(text))
+    return (at, phase) if at > step else (step, "after-step")
+
+
+def _marked(text: bytes) -> list[tuple[int, bytes]]:
+    """Where each marker begins; those within another count as well."""
+    found = _automaton().find_matches_as_indexes(text, overlapping=True)
+    return [(start, _TEXTS[number]) for number, start, _ in found]
+
+
+@functools.cache
+def _automaton() -> BytesAhoCorasick:
+    return BytesAhoCorasick(_TEXTS)
 
 
 def nccl_joining(text: bytes) -> tuple[set[int], int] | None:
@@ -195,16 +249,26 @@ def ended(line: bytes) -> bool:
     return found is not None and found[b"done"] == found[b"all"]
 
 
-_STARTS = ("config", "data", "ray-init", "actor-init", "rollout-init", "teacher-init")
+def of_line(line: bytes) -> str:
+    """The phase that a line marks, or speaks of; empty where it is of none."""
+    at, phase = _last_sign(line, -1)
+    if at >= 0 and phase in PHASES:
+        return phase
+    return next((name for name, like in _SPEAKS_OF if like.search(line)), "")
+
+
+def after_step(text: bytes) -> str:
+    """What follows a step of the framework that printed last; empty if unknown."""
+    found = [(at, _FOLLOWS[mark]) for at, mark in _marked(text) if mark in _FOLLOWS]
+    return max(found, default=(-1, ""))[1]
+
+
+STARTS = ("config", "data", "ray-init", "actor-init", "rollout-init", "teacher-init")
 
 
 def starts_after(text: bytes, at: int) -> bool:
     """Whether a phase of the start of a run begins after byte ``at``."""
-    return any(
-        text.find(mark.encode(), at) >= 0
-        for phase in _STARTS
-        for mark in MARKERS[phase]
-    )
+    return any(_MARKERS[mark] in STARTS for _, mark in _marked(text[at:]))
 
 
 def raised_in(function: str) -> str:

@@ -38,6 +38,7 @@ from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.diagnosis.root_cause import Candidate, choose
 from pytest_gkd.diagnosis.scan import Hit, shown
 from pytest_gkd.diagnosis.suspects import suspects
+from pytest_gkd.diagnosis.usual_next import usual_next
 
 MAX_CAUSES = 3
 MAX_PROCESSES = 64
@@ -48,9 +49,7 @@ _CLOCK = Pattern(
 )
 _NUMBERS = Signature(say="{what}", confidence="likely", silent=True)
 
-_DISTILS = Pattern(
-    rb"on_policy_distill|recipe\.gkd|gkd[./]|OnPolicyDistill|Teacher|actor_pool"
-)
+_DISTILS = Pattern(rb"recipe[./]gkd|gkd[./]megatron|OnPolicyDistillTrainer|actor_pool")
 _ROLLS_OUT = Pattern(
     rb"rollout|(?i:vllm|sglang)|completions?/|timing_s/gen|GRPO|PPO|\(WorkerDict pid="
 )
@@ -204,11 +203,8 @@ def _moves(log: Log) -> bool:
     """Whether the program works, rests or has just made a step where its log ends."""
     rests = log_end.works(log.tail) or log_end.at_rest(log.tail)
     made_steps = len(log_end.steps(log.tail)) > 1 or log.metrics.works
-    return rests or made_steps or _last_phase(log) == "after-step"
-
-
-def _last_phase(log: Log) -> str:
-    return log_phases.last_phase(log.edges, log.last_step_at)
+    last = log_phases.last_phase(log.edges, log.last_step_at)
+    return rests or made_steps or last == "after-step"
 
 
 def _stopped(log: Log) -> bool:
@@ -325,19 +321,32 @@ def _proofs(
 def _next_phase(text: bytes) -> str:
     """What a job like this does after a completed step, and first of all.
 
-    verl's GKD recipe pushes weights first, a trainer with rollouts generates, others
-    go on training.
+    verl's GKD recipe, which prints what verl prints, pushes weights first. Where no
+    framework's own markers tell, a trainer with rollouts generates, others train on.
     """
     if _DISTILS.search(text):
         return "weight-sync"
+    if phase := log_phases.after_step(text):
+        return phase
     return "generation" if _ROLLS_OUT.search(text) else "training-step"
 
 
 def _phase(logs: list[Log], after_step: str) -> str:
     """The phase of the log that came farthest."""
-    found = {_last_phase(log) for log in logs} - {"unknown"}
-    phases = [one if one in log_phases.PHASES else after_step for one in found]
-    return max(phases, key=log_phases.PHASES.index, default="unknown")
+    found = {_last_phase(log) or after_step for log in logs} - {"unknown"}
+    return max(found, key=log_phases.PHASES.index, default="unknown")
+
+
+def _last_phase(log: Log) -> str:
+    """The phase where a log ends; empty for what its job does after a step."""
+    phase = log_phases.last_phase(log.edges, log.last_step_at)
+    if phase in set(log_phases.PHASES) - {"unknown", *log_phases.STARTS}:
+        return phase
+    if phase == "after-step" and (expected := usual_next(log.tail)):
+        is_step = log_phases.STEP.search(expected.text)
+        return "" if is_step else log_phases.of_line(expected.text)
+    spoken = log_phases.spoken_after(log.edges, log.last_step_at)
+    return spoken or (phase if phase in log_phases.PHASES else "")
 
 
 def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:

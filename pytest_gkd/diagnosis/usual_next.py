@@ -1,0 +1,50 @@
+"""What a log usually goes on with after a line like its last one."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+from pytest_gkd.diagnosis.scan import plain
+
+# So many of the last lines are looked at: some dozens of steps.
+MOST_LINES = 1_000
+# Of so many times a line was followed by another, the share that the usual one needs.
+LEAST_TIMES, LEAST_SHARE = 3, 0.6
+
+# What differs between two lines of one kind: times, numbers, the state of a bar.
+_DIFFERS = b"0123456789.:,+-#|% "
+
+
+@dataclass(frozen=True, slots=True)
+class UsualNext:
+    """A line that followed one like the last in ``times`` of ``of`` cases."""
+
+    text: bytes
+    times: int
+    of: int
+
+
+def usual_next(text: bytes) -> UsualNext | None:
+    """The line that a log did not get to; None where nothing usual follows its last.
+
+    ``text`` is the end of the log. Lines are of one kind where they differ in numbers
+    alone; those of several processes may come between, which is why the most frequent
+    follower counts, not all.
+    """
+    lines = [line for line in text.splitlines()[-MOST_LINES:] if line.strip()]
+    kinds = [plain(line[:400]).translate(None, _DIFFERS)[:120] for line in lines]
+    if not kinds:
+        return None
+    after = Counter(
+        follower
+        for kind, follower in itertools.pairwise(kinds)
+        if kind == kinds[-1] and follower != kind
+    )
+    if not after:
+        return None
+    (kind, times), of = after.most_common(1)[0], after.total()
+    if times < LEAST_TIMES or times / of < LEAST_SHARE:
+        return None
+    return UsualNext(lines[len(kinds) - 1 - kinds[::-1].index(kind)], times, of)

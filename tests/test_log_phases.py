@@ -1,0 +1,171 @@
+"""The phase at a log's end: frameworks' markers, and what usually comes next."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gkd.diagnosis import catalogue, log_phases, logs
+from pytest_gkd.diagnosis.log_report import LogReport
+from pytest_gkd.diagnosis.usual_next import usual_next
+
+TABLES = sorted(Path(log_phases.__file__).parent.glob("phase_markers/*.toml"))
+CATALOGUE = catalogue.load()
+
+
+def judged(text: str, tmp_path: Path) -> LogReport:
+    log = tmp_path / "train.log"
+    log.write_text(text)
+    return logs.examine([log], CATALOGUE)
+
+
+def source(repository: str, path: str) -> str:
+    """A file of a checkout that GKD_UPSTREAM names, else of the installed package."""
+    checkout = Path(os.environ.get("GKD_UPSTREAM", ""), repository.replace("/", "+"))
+    if "GKD_UPSTREAM" in os.environ and checkout.is_dir():
+        return (checkout / path).read_text("utf-8")
+    inside = path.removeprefix("src/")
+    spec = importlib.util.find_spec(inside.partition("/")[0])
+    if spec is None or spec.origin is None:
+        pytest.skip(f"neither GKD_UPSTREAM nor this environment has {repository}")
+    return (Path(spec.origin).parents[1] / inside).read_text("utf-8")
+
+
+@pytest.mark.parametrize("file", TABLES, ids=lambda file: file.stem)
+def test_markers_stand_in_the_sources_that_are_named(file: Path) -> None:
+    table: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
+    spelled = [
+        re.escape(one).replace(r"\{\}", r"(\w+)") for one in table.get("spelled", ())
+    ]
+    lost = []
+    for phase, files in table.items():
+        if not isinstance(files, dict):
+            continue
+        assert phase in {*log_phases.PHASES, "first-step"}
+        for path, marks in files.items():
+            text = source(table["repository"], path)
+            for mark in marks:
+                names = [found[1] for one in spelled if (found := re.match(one, mark))]
+                if mark not in text and not any(name in text for name in names):
+                    lost.append(f"{path}: {mark}")
+    assert lost == []
+
+
+# Lines of one step of each framework, in the order of its source, each with the phase
+# that the run is in while it is the last one.
+STEPS = {
+    "slime": """
+        generation | INFO timer.py:24 - Timer train_wait start
+        training-step | INFO timer.py:32 - Timer train_wait end (elapsed: 40.1s)
+        training-step | INFO timer.py:24 - Timer actor_train start
+        checkpoint | INFO timer.py:24 - Timer save_model start
+        weight-sync | INFO timer.py:24 - Timer update_weights start
+        generation | INFO timer.py:32 - Timer update_weights end (elapsed: 3.0s)
+    """,
+    "nemo-rl": """
+        actor-init | ▶ Setting up student policy...
+        teacher-init | ▶ Setting up teacher policy...
+        generation | ▶ Generating responses for batch of size 64...
+        teacher | ▶ Computing teacher logprobs...
+        training-step | ▶ Training policy...
+        checkpoint | Saving checkpoint for step 10...
+    """,
+    "skyrl": """
+        weight-sync | INFO trainer.py:288 - Started: 'sync_weights'
+        generation | INFO trainer.py:361 - Started: 'generate'
+        training-step | INFO trainer.py:361 - Finished: 'generate', time cost: 9.11s
+        training-step | INFO trainer.py:450 - Started: 'train_critic_and_policy'
+        checkpoint | INFO trainer.py:475 - Started: 'save_checkpoints'
+        weight-sync | INFO trainer.py:493 - Started: 'sync_weights'
+        generation | INFO trainer.py:493 - Finished: 'sync_weights', time cost: 2.00s
+    """,
+    "openrlhf": """
+        generation | Generate samples:   0%|          | 0/128 [00:00<?, ?it/s]
+        training-step | INFO 🚀 Starting experience making with 512 samples
+        weight-sync | update weight: model.norm.weight, dtype: bf16, shape: [896]
+    """,
+    "verl's asynchronous trainer": """
+        weight-sync | [ASYNC MAIN] Param sync before fit..
+        generation | [FullyAsyncTrainer] Requesting 128 samples from queue
+        training-step | [FullyAsyncTrainer] Loop collection completed: 128/128 samples
+    """,
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_each_line_of_a_step_tells_its_phase(name: str, tmp_path: Path) -> None:
+    text, told, expected = "", [], []
+    for line in STEPS[name].strip().splitlines():
+        phase, _, line = line.strip().partition(" | ")
+        text += f"{line}\n"
+        expected.append(phase)
+        told.append(judged(text, tmp_path).phase)
+    assert told == expected
+
+
+def test_after_a_step_the_framework_that_printed_last_says_what_follows(
+    tmp_path: Path,
+) -> None:
+    step = "step:{} - actor/loss:0.5 - perf/time_per_step:9.0\n"
+    steps = "".join(step.format(n) for n in range(1, 4))
+    assert judged(f"dataset len: 64\n{steps}", tmp_path).phase == "generation"
+    assert judged(f"worker started...\n{steps}", tmp_path).phase == "weight-sync"
+
+
+DISTILLS = "".join(
+    f"[teacher] 12:00:{n:02} INFO request {n}: 4 sequences\n"
+    f'{{"step": {n}, "loss": 1.5}}\n'
+    for n in range(1, 9)
+)
+
+
+def test_the_line_that_usually_follows_is_what_the_run_waits_for(
+    tmp_path: Path,
+) -> None:
+    found = usual_next(DISTILLS.encode())
+    assert found is not None
+    assert found.text == b"[teacher] 12:00:08 INFO request 8: 4 sequences"
+    assert (found.times, found.of) == (7, 7)
+    assert judged(DISTILLS, tmp_path).phase == "teacher"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "one line\n",
+        "a\nb\na\nb\na\n",  # twice only
+        "".join(f"step {n}\n{'abcdef'[n % 6]}\n" for n in range(9)) + "step 9\n",
+        "loss 1\n" * 50,
+    ],
+)
+def test_nothing_usual_follows(text: str) -> None:
+    assert usual_next(text.encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "phase"),
+    [
+        ("(Judge pid=4) loading the teacher from /models/t", "teacher-init"),
+        ("chunk 7: 24 rows, 781 characters", "data"),
+        ("pushing weights to 2 engines", "weight-sync"),
+        ("saving model to out/student", "checkpoint"),
+        ("asking the teacher for 64 sequences", "teacher"),
+        ("sampling 8 answers", "generation"),
+        ("WARNING: deprecated option", ""),
+    ],
+)
+def test_a_users_own_line_is_read_by_its_words(line: str, phase: str) -> None:
+    assert log_phases.of_line(line.encode()) == phase
+
+
+def test_words_of_a_warning_do_not_end_the_start(tmp_path: Path) -> None:
+    start = "ray init kwargs: {}\nWARNING: no rollout was sampled before\n"
+    assert judged(start, tmp_path).phase == "ray-init"
+    assert judged(f"{start}loading rollout from m\n", tmp_path).phase == "rollout-init"
