@@ -13,7 +13,7 @@ from typing import Any
 import memory_page
 import pytest
 from checked_job import Checked
-from test_estimate import HALF_B
+from test_estimate import HALF_B, QWEN_7B
 
 from pytest_gkd.job import loss_memory, models
 from pytest_gkd.job.releases import Release
@@ -333,14 +333,69 @@ def test_a_section_that_is_none_has_no_stage(checked: Checked) -> None:
     assert "packing_length" in checked(packed)["no_memory_plan"]
 
 
-def test_a_server_in_the_script_is_left_out(checked: Checked) -> None:
+def test_a_server_in_the_script_has_rows_of_its_own(checked: Checked) -> None:
     deploy = (
-        "CUDA_VISIBLE_DEVICES=4 swift deploy --model T --infer_backend vllm "
-        "--port 8000 --max_logprobs 64 &"
+        "CUDA_VISIBLE_DEVICES=4,5 swift deploy --model MODEL --infer_backend vllm "
+        "--port 8000 --max_logprobs 64 --vllm_tensor_parallel_size 2 "
+        "--vllm_gpu_memory_utilization 0.5 --vllm_max_model_len 4096 &"
     )
+    told = checked(f"{deploy.replace('MODEL', '{t}')}\n{GKD} {SERVED}")
+    assert told["values"]["teacher_gpus"]["value"] == 2
+    rows = {(row["role"], row["phase"]): row["bytes"] for row in told["memory"]}
+    _, teacher = checked.elements()
+    serving = rows["teacher", "serving"]
+    assert serving["engine's weights bfloat16"] == teacher  # 2 bytes on 2 GPUs
+    cache = serving["engine's weights bfloat16"] + serving["KV cache bfloat16"]
+    assert cache + serving["engine's activations"] == (79 << 30) // 2
+    # What is asked of prompts is outside of its share.
+    assert serving["prompts' logits"] == 4096 * QWEN_7B.vocab * 8
+    one = models.read(checked.teacher).cache_bytes(4096, "bfloat16")
+    start = rows["teacher", "engine start"]
+    assert start["KV cache bfloat16 of one sequence"] == one // 2
+    assert ("trainer", "forward and backward") in rows
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--infer_backend lmdeploy", "infer_backend is lmdeploy"),
+        ("--infer_backend vllm --vllm_max_model_len $LENGTH", "is not certain"),
+        ("--infer_backend vllm --vllm_max_num_seqs 0", "sequences is 0"),
+    ],
+)
+def test_a_server_that_is_not_known_is_told(
+    checked: Checked, more: str, said: str
+) -> None:
+    deploy = f"CUDA_VISIBLE_DEVICES=4 swift deploy --model {{t}} --port 8000 {more} &"
     told = checked(f"{deploy}\n{GKD} {SERVED}")
-    assert told["values"]["teacher_gpus"]["value"] == 1
     assert {row["role"] for row in told["memory"]} == {"trainer"}
+    notes = [f["message"] for f in told["findings"] if f["level"] == "note"]
+    assert [one for one in notes if "the teacher has none" in one and said in one]
+
+
+@pytest.mark.parametrize("memory", ["32GiB", "24GiB"])
+def test_a_server_that_does_not_fit_gets_an_option(
+    checked: Checked, memory: str
+) -> None:
+    deploy = (
+        "CUDA_VISIBLE_DEVICES=4 swift deploy --model {t} --infer_backend vllm "
+        "--port 8000 --max_logprobs 64 --vllm_max_model_len 32768 &"
+    )
+    command = f"{deploy}\n{GKD} {SERVED}"
+    told = [
+        one["message"]
+        for one in checked(command, memory)["findings"]
+        if one["message"].startswith("teacher does not fit")
+    ]
+    advice = told[0].split("With ")[1].removesuffix(" it fits")
+    again = command
+    for part in advice.split(" and "):
+        option, value = part.split(" (now")[0].split(" ")
+        assert option.startswith("--vllm_")
+        again = re.sub(rf" {option} \S+", "", again)
+        again = again.replace(" --port", f" {option} {value} --port")
+    rows = [r for r in checked(again, memory)["memory"] if r["role"] == "teacher"]
+    assert {row["verdict"] for row in rows} <= {"fits", "tight"}
 
 
 def test_the_advice_makes_it_fit(checked: Checked) -> None:

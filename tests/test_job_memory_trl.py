@@ -150,6 +150,30 @@ def test_what_is_not_known_has_no_plan(
     assert said in found["no_memory_plan"]
 
 
+SERVE = "CUDA_VISIBLE_DEVICES=4,5 trl vllm-serve --model {s} --tensor_parallel_size 2"
+
+
+def test_the_rollouts_server_has_rows_of_its_own(checked: Checked) -> None:
+    student, _ = checked.elements()
+    server = f"{SERVE} --max_model_len 4096 --gpu_memory_utilization 0.5 &\n"
+    rolls = "--use_vllm --vllm_mode server --max_completion_length 1024"
+    trains = f"CUDA_VISIBLE_DEVICES=0,1,2,3 {DDP} {GRPO} {ONE} {rolls}"
+    found = checked(f"{server}{trains}")
+    rows = {row["phase"]: row["bytes"] for row in found["memory"]}
+    assert {row["role"] for row in found["memory"]} == {"rollout server"}
+    assert "bounds the prompts" in found["no_memory_plan"]  # of the trainer's
+    serving = rows["serving"]
+    assert serving["engine's weights bfloat16"] == student
+    assert "prompts' logits" not in serving
+    cut = checked(f"{server}{trains} --vllm_max_model_length 4096")
+    assert {row["role"] for row in cut["memory"]} == {"rollout server", "trainer"}
+    quantized = server.replace(" &", " --quantization fp8 &")
+    told = checked(f"{quantized}{trains}")
+    assert told["memory"] == []
+    notes = [f["message"] for f in told["findings"] if f["level"] == "note"]
+    assert [one for one in notes if "quantization is not known" in one]
+
+
 def test_one_gpu_needs_no_launcher(checked: Checked) -> None:
     found = checked.parts(f"CUDA_VISIBLE_DEVICES=0 python {GKD} {BOTH}")
     assert not [name for name in found if name.startswith("DDP")]

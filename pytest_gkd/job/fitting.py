@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from pytest_gkd.job import memory, model_files, models
+from pytest_gkd.job import memory, model_files, models, served_memory
 from pytest_gkd.job.engine_memory import GIB
 from pytest_gkd.job.findings import CheckError, Finding, note
 from pytest_gkd.job.memory import Job, Row
 from pytest_gkd.job.models import Model
+from pytest_gkd.job.served_memory import Served
 
 MACHINE = "--machine"
 SHARES = ("gpu_memory_utilization", "teacher_gpu_memory_utilization")
@@ -111,13 +112,15 @@ class Recipe(NamedTuple):
     "KEY=zero{}" with the value in it).
     ``facts`` join the values: what else the job says, ``teacher_inside`` among it,
     whether the trainer's processes hold the teacher. ``roles`` are the paths of further
-    models by their roles; ``job`` finds them in the values as ``models``.
+    models by their roles; ``job`` finds them in the values as ``models``. ``servers``
+    are those that the job's script starts.
     """
 
     job: Callable[[Values, Model, Model | None, int | None], Job]
     keys: Mapping[str, tuple[str, ...]]
     facts: Mapping[str, Any] = {}
     roles: Mapping[str, Any] = {}
+    servers: tuple[Served, ...] = ()
 
 
 def checked(values: Values) -> Values:
@@ -270,6 +273,9 @@ def judge(
         text = "what it depends on is not the same on all paths through the script"
         return [], text, told
     values = {**values, **recipe.facts}
+    served = [_served(of, room, file, line) for of in recipe.servers]
+    own = [row for found, _ in served for row in found]
+    told += [finding for _, found in served for finding in found]
     try:
         student = _model(values, "student")
         has_teacher = values.get("teacher_gpus") or values.get("teacher_inside")
@@ -278,7 +284,7 @@ def judge(
         values["models"] = models
         rows = _planned(recipe, values, student, teacher, room)
     except CheckError as error:
-        return [], str(error), told
+        return own, str(error), told
     every = [model for model in (student, teacher, *models.values()) if model]
     for doubtful, text in (
         (
@@ -299,7 +305,24 @@ def judge(
         told += [
             _finding(row, _advice(change, values, recipe), file, line) for row in bad
         ]
-    return rows, "", told
+    return [*rows, *own], "", told
+
+
+def _served(
+    of: Served, room: int | None, file: str, line: int
+) -> tuple[list[Row], list[Finding]]:
+    """The rows of a server, and what is wrong with it, or why there are none."""
+    try:
+        engine = served_memory.engine(of, _read(of.role, of.model))
+    except CheckError as error:
+        return [], [note(f"memory plan: the {of.role} has none: {error}", file, line)]
+    found = served_memory.rows(of, engine, room)
+    bad = [row for row in found if row.verdict == "does-not-fit"]
+    advice = ". No change of its sizes that was tried makes it fit"
+    if bad and room is not None:
+        change = served_memory.mended(of, engine, room)
+        advice = f". With {change} it fits" if change else advice
+    return found, [_finding(row, advice, file, line) for row in bad]
 
 
 def _planned(
@@ -386,6 +409,7 @@ def lines(rows: list[Row], reason: str) -> list[str]:
     plan."""
     if not rows:
         return [f"no memory plan: {reason}"]
+    unplanned = [f"no memory plan but of servers: {reason}"] if reason else []
     worst = {
         row.role: row
         for row in sorted(rows, key=lambda row: row.total)
@@ -401,4 +425,4 @@ def lines(rows: list[Row], reason: str) -> list[str]:
         parts = sorted(row.bytes.items(), key=lambda part: -part[1])
         listed = ", ".join(f"{name} {_gib(size)}" for name, size in parts[:4])
         told.append(f"  {'':15}    {listed}")
-    return told
+    return unplanned + told

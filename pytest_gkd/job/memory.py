@@ -75,14 +75,14 @@ def plan(job: Job) -> list[Row]:
     found = [_row(job, role, "load", loaded)]
     if rollout:
         parts = engine_memory.serving(rollout, job.memory)
-        found += _shares(job, "rollout", rollout)
+        found += shares(job.memory, "rollout", rollout)
         parts = total(idle if shared else {}, parts, waiting if shared else {})
         found.append(_row(job, role if shared else "rollout", "rollout", parts))
     if job.generation:
         parts = total(idle, generating(trainer, job.generation), waiting)
         found.append(_row(job, role, "rollout", parts))
     if job.teacher:
-        found += _shares(job, "teacher", job.teacher)
+        found += shares(job.memory, "teacher", job.teacher)
         parts = engine_memory.serving(job.teacher, job.memory)
         found.append(_row(job, "teacher", "teacher forward", parts))
     if job.scores:
@@ -133,9 +133,9 @@ def judged(role: str, phase: str, parts: Parts, available: int | None) -> Row:
     return Row(role, phase, parts, total, available, verdict)
 
 
-def _shares(job: Job, role: str, engine: Engine) -> Iterator[Row]:
+def shares(memory: int | None, role: str, engine: Engine) -> Iterator[Row]:
     """Whether the engine's share holds one sequence: without it none starts."""
-    if job.memory is None:
+    if memory is None:
         return
     cache = engine_memory.one_cache(engine)
     parts = {
@@ -143,4 +143,4 @@ def _shares(job: Job, role: str, engine: Engine) -> Iterator[Row]:
         "engine's activations": engine_memory.working_in_share(engine),
         f"KV cache {engine.cache_dtype} of one sequence": cache,
     }
-    yield judged(role, "engine start", parts, int(engine.share * job.memory))
+    yield judged(role, "engine start", parts, int(engine.share * memory))

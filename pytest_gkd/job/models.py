@@ -46,7 +46,8 @@ class Model:
     ``embedding``. ``end`` is what comes behind the layers, ``cached`` (elements of a
     token, most tokens or 0) of each layer's cache. ``is_rough`` says that what its
     layers keep is not known in detail, ``is_multimodal`` that it has
-    a tower for what is no text.
+    a tower for what is no text. ``positions`` is how long its sequences may be, 0 where
+    config.json does not say it.
     """
 
     path: str
@@ -64,6 +65,7 @@ class Model:
     matrices: int
     is_rough: bool
     is_multimodal: bool = False
+    positions: int = 0
 
     @property
     def stored_dtype(self) -> str:
@@ -154,6 +156,7 @@ def _model(
             for shape in shapes.values()
             if len(shape) == 2
         ),
+        positions=checkpoint.first(config, ["max_position_embeddings"]) or 0,
         is_multimodal=any(config.get(f"{kind}_config") for kind in TOWERS),
         is_rough=any(OTHER_ATTENTION.search(" ".join(shapes)) for shapes in names),
     )

@@ -15,13 +15,19 @@ from pytest_gkd.job.findings import CheckError
 from pytest_gkd.job.fitting import MOST_OF_ANYTHING, Recipe, number
 from pytest_gkd.job.frameworks import transformers_trainer
 from pytest_gkd.job.frameworks.deepspeed import BUCKET, LIVE
-from pytest_gkd.job.frameworks.ms_swift.job import ZERO, Start, zero_settings
+from pytest_gkd.job.frameworks.ms_swift.job import (
+    ZERO,
+    Server,
+    Start,
+    zero_settings,
+)
 from pytest_gkd.job.frameworks.reading import names
 from pytest_gkd.job.frameworks.transformers_trainer import STEPS, Setup
 from pytest_gkd.job.generation_memory import Generation
 from pytest_gkd.job.memory import Job
 from pytest_gkd.job.models import WIDTHS, Model
 from pytest_gkd.job.releases import Release
+from pytest_gkd.job.served_memory import Served
 from pytest_gkd.job.training_memory import Trainer
 
 Values = Mapping[str, Any]
@@ -30,6 +36,15 @@ OWN_BUCKET = 200_000_000
 AT_HOME = (None, "none")
 # vLLM's own default (config/scheduler.py) where ms-swift gives none.
 BATCHED_TOKENS = 8192
+# A server's options by the names of Engine, without their prefix.
+SERVED = {
+    "tensor": "tensor_parallel_size",
+    "pipeline": "pipeline_parallel_size",
+    "share": "gpu_memory_utilization",
+    "length": "max_model_len",
+    "sequences": "max_num_seqs",
+    "eager": "enforce_eager",
+}
 # What a job may say that changes the memory in a way that is not known, by key, with
 # the values that change nothing.
 UNKNOWN: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -109,7 +124,28 @@ def recipe(start: Start, release: Release) -> Recipe:
         facts = _facts(start, release)
     except CheckError as error:
         facts = {"doubt": str(error)}
-    return Recipe(_job, keys, facts)
+    servers = tuple(_served(server) for server in start.servers)
+    return Recipe(_job, keys, facts, servers=servers)
+
+
+def _served(server: Server) -> Served:
+    """A server of the script: swift deploy, swift rollout or vllm serve."""
+    role = "teacher" if server.kind == "teacher" else "rollout server"
+    options = {name: f"{server.prefix}{option}" for name, option in SERVED.items()}
+    given = {name: server.job.find(option) for name, option in options.items()}
+    model = server.job.find("model")
+    every = {**{options[name]: one for name, one in given.items()}, "model": model}
+    doubts = [f"{name} is not certain" for name, one in every.items() if one.needs]
+    backend = server.job.find("infer_backend").value
+    if server.name == "swift deploy" and backend != "vllm":
+        doubts.append(f"infer_backend is {str(backend)[:40]}")
+    return Served(
+        role,
+        model.value,
+        {name: one.value for name, one in given.items()},
+        keys={name: f"--{option}" for name, option in options.items()},
+        doubt=next(iter(doubts), ""),
+    )
 
 
 def _certain(start: Start, key: str) -> Any:

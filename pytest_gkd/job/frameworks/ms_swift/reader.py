@@ -65,6 +65,8 @@ VLLM = {
         "data-parallel-size": "int",
         "pipeline-parallel-size": "int",
         "max-model-len": "int",
+        "max-num-seqs": "int",
+        "enforce-eager": "true",
         "gpu-memory-utilization": "float",
     }.items()
 }

@@ -6,7 +6,7 @@ Rules are those of TRL 1.16.0 and accelerate 1.15.0 where nothing else is said.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pytest_gkd.job.engine_memory import Engine
@@ -21,6 +21,7 @@ from pytest_gkd.job.frameworks.trl.rules import TrlJob, deepspeed
 from pytest_gkd.job.generation_memory import Generation
 from pytest_gkd.job.memory import Job
 from pytest_gkd.job.models import WIDTHS, Model
+from pytest_gkd.job.served_memory import Served
 from pytest_gkd.job.training_memory import Trainer
 
 Values = Mapping[str, Any]
@@ -33,6 +34,17 @@ CERTAIN = (
     *("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "use_peft", "lora_r"),
     *("vllm_max_model_length", "max_completion_length", "attn_implementation"),
 )
+# A server's options by the names of Engine (scripts/vllm_serve.py; vLLM's own).
+SERVED = {
+    "tensor": "tensor_parallel_size",
+    "pipeline": "pipeline_parallel_size",
+    "share": "gpu_memory_utilization",
+    "length": "max_model_len",
+    "sequences": "max_num_seqs",
+    "batched_tokens": "max_num_batched_tokens",
+    "dtype": "dtype",
+}
+UNSERVED = ("quantization", "kv_cache_dtype", "config", "cpu_offload_gb")
 # transformers' own names of what is given to vLLM (TRL's vllm_generation.py).
 BATCHED_TOKENS = 4096
 # What a job may say that changes the memory in a way that is not known, by key.
@@ -71,7 +83,40 @@ def recipe(job: TrlJob) -> Recipe:
         facts = _facts(job)
     except CheckError as error:
         facts = {"doubt": str(error)}
-    return Recipe(_job, keys, facts)
+    return Recipe(_job, keys, facts, servers=tuple(_servers(job)))
+
+
+def _servers(job: TrlJob) -> Iterator[Served]:
+    """The script's vLLM server: that of the rollouts, or a teacher's."""
+    server = job.server
+    if server is None:
+        return
+    is_teacher = "teacher_model_server_url" in job.fields and bool(
+        job.find("teacher_model_server_url").value
+    )
+    role = "teacher" if is_teacher else "rollout server"
+    unsure = [name for name, word in server.said.items() if word.text.needs]
+    first = server.words[0].text.value if server.words else None
+    named = None if server.is_trl or str(first).startswith("-") else first
+    sizes = {
+        name: _number(server.value(option, None)) for name, option in SERVED.items()
+    }
+    doubts = [f"{name} is not certain" for name in unsure]
+    doubts += [f"{name} is not known" for name in UNSERVED if name in server.said]
+    yield Served(
+        role,
+        server.value("model", named),
+        sizes | {"eager": "enforce_eager" in server.said},
+        keys={name: f"--{option}" for name, option in SERVED.items()},
+        doubt=next(iter(doubts), ""),
+    )
+
+
+def _number(value: Any) -> Any:
+    try:
+        return float(value) if isinstance(value, str) and "." in value else value
+    except ValueError:
+        return value
 
 
 def _certain(job: TrlJob, key: str) -> Any:
