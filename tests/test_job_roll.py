@@ -102,6 +102,8 @@ JOBS = {
     "start_distill_pipeline": DISTILL,
     "start_agentic_pipeline": AGENTIC,
 }
+FSDP = "actor_train.strategy_args.strategy_name=fsdp2_train"
+FSDP_CONFIG = "actor_train.strategy_args.strategy_config"
 EPOCHS = "student.training_args.num_train_epochs=1"
 
 
@@ -309,6 +311,42 @@ def test_a_configuration_that_is_not_there_is_told(tmp_path: Path) -> None:
     found = check(script)
     assert found.values["student"].alternatives == ["give it with --set D=VALUE"]
     assert "is not there" in faults(check(script, given={"D": "mine"}))[0].message
+
+
+def test_hydra_refuses_an_absolute_folder(tmp_path: Path) -> None:
+    script = script_of(tmp_path, RLVR, PLAIN)
+    text = script.read_text().replace("$CONFIG_PATH", str(script.parent))
+    script.write_text(text)
+    (fault,) = faults(check(script))
+    assert "Hydra wants a path that is relative" in fault.message
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "actor_train.strategy_args.strategy_name=[a]",
+        "actor_train.strategy_args=[a]",
+        "actor_train.device_mapping={a:1}",
+        "actor_infer.strategy_args.strategy_config=[1]",
+        "actor_infer.strategy_args.strategy_config.tensor_parallel_size=0",
+        "train_env_manager.tags=[[a]]",
+        "train_env_manager.num_groups_partition=[x]",
+        "custom_envs=[1]",
+        "rollout_batch_size=many",
+        "num_gpus_per_node=0",
+        "rewards=[1]",
+        "system_envs=[1]",
+        "teacher=5",
+        "pretrain=[a]",
+        "response_length=-5",
+    ],
+)
+def test_values_of_other_kinds_end_no_check(wrong: str, tmp_path: Path) -> None:
+    for program in (ON_POLICY, "start_agentic_pipeline", "start_distill_pipeline"):
+        script = script_of(tmp_path, program, JOBS[program])
+        found = check(script, added=[wrong])
+        assert found.values
+        assert json.dumps(found.to_json())
 
 
 def test_a_program_of_ones_own_is_known_by_its_options(tmp_path: Path) -> None:
@@ -532,6 +570,33 @@ def test_no_expression_of_the_users_is_evaluated(
             "that needs async_generation_ratio above 0",
         ),
         ("start_dpo_pipeline", ["actor_train.use_sequence_packing=true"], "for DPO"),
+        (
+            "start_distill_pipeline",
+            ["student.data_args.file_name=null"],
+            "student.data_args.file_name has to be given",
+        ),
+        (
+            RLVR,
+            ["~actor_train.data_args.domain_interleave_probs"],
+            "the share of each domain",
+        ),
+        (
+            "start_agentic_pipeline",
+            ["actor_train.device_mapping='[0]'", "actor_infer.device_mapping='[0,1]'"],
+            "has one engine; two are needed",
+        ),
+        (
+            "start_agentic_pipeline",
+            ["actor_infer.device_mapping='list(range(0,4))'"],
+            "the rollout and reward have as many",
+        ),
+        (RLVR, [FSDP, f"{FSDP_CONFIG}={{ep_size:3}}"], "must divide the 8 GPUs"),
+        (
+            RLVR,
+            [FSDP, f"{FSDP_CONFIG}={{}}", "actor_train.model_args.ulysses_size=2"],
+            "must be at least ulysses_size = 2",
+        ),
+        (RLVR, ["pretrain=${nope}"], "there is no key nope"),
     ],
 )
 def test_what_roll_refuses_is_told(

@@ -124,6 +124,7 @@ def _environments(look: Look) -> Iterator[Fault]:
         if not isinstance(tags, list) or not isinstance(parts, list):
             continue
         pairs = [(t, n) for t, n in zip(tags, parts, strict=False) if type(n) is int]
+        pairs = [(str(tag), count) for tag, count in pairs]
         for tag in [tag for tag, _ in pairs if tag not in known]:
             line = f"{start}.tags has {tag}, and custom_envs has no such environment"
             yield f"{start}.tags", f"{line}{near(str(tag), known)}"

@@ -150,7 +150,7 @@ def _pipeline(look: Look) -> Any:
 
 
 def _trainer_strategy(look: Look) -> str | None:
-    name = look(f"{look.trainer}.strategy_args.strategy_name", "")
+    name = str(look(f"{look.trainer}.strategy_args.strategy_name", ""))
     return {"megatron_train": "megatron", "fsdp2_train": "fsdp"}.get(name)
 
 
