@@ -256,6 +256,31 @@ def test_the_start_of_on_policy_distillation_checks_no_types(tmp_path: Path) -> 
     assert not told(tmp_path, RLVR, "init_kl_coef=0", "value_clip=1")
 
 
+def test_the_file_of_on_policy_distillation_alone_is_read_so(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"{PURE}seed: null\n")
+    assert not faults(check(path))
+    small = debug_config.smallest(lambda more=(), added=(): check(path, added=added))
+    tree = yaml.safe_load(small.inheriting())
+    assert tree["student_train"]["training_args"]["per_device_train_batch_size"] == 1
+    assert "actor_train" not in tree
+
+
+def test_another_tokenizer_is_told(tmp_path: Path) -> None:
+    for name, tokens in (("student", {"a": 0, "b": 1}), ("teacher", {"a": 1, "b": 0})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        text = json.dumps({"model": {"vocab": tokens}})
+        (tmp_path / name / "tokenizer.json").write_text(text)
+    found = told(
+        tmp_path,
+        ON_POLICY,
+        f"pretrain={tmp_path}/student",
+        f"teacher.model_args.model_name_or_path={tmp_path}/teacher",
+    )
+    assert {f.cause for f in found} == {"tokenizer.vocab-mismatch"}
+
+
 def test_keys_that_others_refer_to_are_no_dead_keys(tmp_path: Path) -> None:
     text = PLAIN.replace(
         "rollout_batch_size: 16", "mine: 16\nrollout_batch_size: ${mine}"

@@ -98,7 +98,8 @@ def read(launch: Launch, release: Release) -> Reading:
     config.environment, config.resolvers = given.environment, RESOLVERS
     passed = {*BESIDE, *_referred(given), *files.others(given)}
     # Its start of on-policy distillation leaves types unchecked.
-    fits = _anything if is_pure and launch.name in (ON_POLICY, path.stem) else _fits
+    is_unchecked = is_pure and (launch.document or launch.name == ON_POLICY)
+    fits = _anything if is_unchecked else _fits
     unread = release.schema["unread"]
     judge = Judge(
         given,
