@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_gkd.job import debug_config
+from pytest_gkd.job import debug_config, releases
 from pytest_gkd.job.check import Checked, check
 from pytest_gkd.job.findings import CheckError, Finding
 from pytest_gkd.job.frameworks.roll import devices
@@ -158,6 +158,12 @@ def test_what_a_job_of_on_policy_distillation_is(tmp_path: Path) -> None:
     assert teacher.file.endswith("examples/mine/job.yaml")
     assert PURE.splitlines()[teacher.line - 1].strip().endswith("Qwen3-8B}")
     assert found.no_memory_plan
+
+
+@pytest.mark.parametrize("release", releases.recorded("roll"))
+def test_every_recorded_release_judges(release: str, tmp_path: Path) -> None:
+    found = check(script_of(tmp_path, ON_POLICY, PURE), framework=f"roll=={release}")
+    assert (found.release, faults(found)) == (release, [])
 
 
 def test_a_file_alone_is_read_by_its_sections(tmp_path: Path) -> None:
