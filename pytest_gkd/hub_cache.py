@@ -30,6 +30,26 @@ def models(environ: Mapping[str, str]) -> Path:
     return home(environ) / "hub"
 
 
+def modelscope(hub_id: str, environ: Mapping[str, str]) -> Path | None:
+    """Where ModelScope has a model, if its config is there.
+
+    As modelscope 1.40 looks for it, and releases before it put it there
+    (hub/utils/utils.py, find_reusable_legacy_repo_dir; utils/file_utils.py).
+    """
+    own = environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope/hub"
+    place = Path(os.path.expanduser(own))  # noqa: PTH111
+    owner, _, name = hub_id.partition("/")
+    safe = name.replace(".", "___")
+    found = [place / "models" / owner / safe, place / owner / safe]
+    found += [place / "models" / owner / name, place / owner / name]
+    new = place / "models" / f"{owner}--{name}" / "snapshots"
+    found[:0] = sorted(new.glob("*")) if name else []
+    try:
+        return next((one for one in found if (one / "config.json").exists()), None)
+    except (OSError, ValueError):
+        return None
+
+
 def is_hub_id(name: str) -> bool:
     """Whether ``name`` has the form of a name on the hub."""
     return _HUB_ID.fullmatch(name) is not None

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gkd import hub_cache
 from pytest_gkd.job import check, model_files
 
 WORDS = {f"w{number}": number for number in range(1000)}
@@ -102,3 +103,71 @@ def test_a_teacher_of_another_tokenizer_is_told_of_verls(
     (tmp_path / "run.sh").write_text(alone)
     found = check.check(tmp_path / "run.sh", [], "verl==0.9.1").findings
     assert "tokenizer.vocab-mismatch" not in {f.cause for f in found}
+
+
+HUB = "models--org--tiny-1.5b"
+PLACES = {
+    "HF_HOME": f"hub/{HUB}/snapshots/abc",
+    "HF_HUB_CACHE": f"{HUB}/snapshots/abc",
+    "HUGGINGFACE_HUB_CACHE": f"{HUB}/snapshots/abc",
+    "XDG_CACHE_HOME": f"huggingface/hub/{HUB}/snapshots/abc",
+    "MODELSCOPE_CACHE": "models/org/tiny-1___5b",
+}
+FROM_HUB = (
+    "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=org/tiny-1.5b "
+    "actor_rollout_ref.rollout.name=vllm\n"
+)
+
+
+def cached(cache: Path, place: str) -> None:
+    (cache / place).mkdir(parents=True)
+    (cache / place / "config.json").write_text("{}")
+    if HUB in place:
+        refs = cache / place.partition(HUB)[0] / HUB / "refs"
+        refs.mkdir()
+        (refs / "main").write_text("abc\n")
+
+
+def is_found(folder: Path, script: str, **given: str) -> bool:
+    (folder / "run.sh").write_text(script)
+    found = check.check(folder / "run.sh", framework="verl==0.9.1", given=given)
+    return "has no config.json here" not in found.no_memory_plan
+
+
+@pytest.mark.parametrize("variable", PLACES)
+def test_a_model_is_looked_up_in_the_cache_that_the_script_names(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in PLACES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "empty"))
+    cached(tmp_path / "cache", PLACES[variable])
+    cache = tmp_path / "cache"
+    assert not is_found(tmp_path, FROM_HUB)
+    assert not is_found(tmp_path, f"{variable}={cache}\n{FROM_HUB}")
+    assert is_found(tmp_path, f"export {variable}={cache}\n{FROM_HUB}")
+    assert is_found(tmp_path, f"{variable}={cache} {FROM_HUB}")
+    assert is_found(tmp_path, f"export {variable}=$D/cache\n{FROM_HUB}", D=str(tmp_path))
+    assert not is_found(tmp_path, f"export {variable}=$D/cache\n{FROM_HUB}")
+    # What one script names is nobody else's.
+    assert is_found(tmp_path, f"{variable}={cache} {FROM_HUB}")
+    assert model_files.directory("org/tiny-1.5b") is None
+    assert not is_found(tmp_path, FROM_HUB)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "models/org/tiny-1___5b",
+        "models/org--tiny-1.5b/snapshots/abc",
+        "org/tiny-1___5b",
+        "org/tiny-1.5b",
+    ],
+)
+def test_modelscope_has_models_in_several_places(place: str, tmp_path: Path) -> None:
+    environ = {"MODELSCOPE_CACHE": str(tmp_path)}
+    assert hub_cache.modelscope("org/tiny-1.5b", environ) is None
+    (tmp_path / place).mkdir(parents=True)
+    assert hub_cache.modelscope("org/tiny-1.5b", environ) is None
+    (tmp_path / place / "config.json").write_text("{}")
+    assert hub_cache.modelscope("org/tiny-1.5b", environ) == tmp_path / place

@@ -15,6 +15,7 @@ from pytest_gkd.job import (
     documents,
     environment,
     fitting,
+    model_files,
     placement,
     ray_environment,
     releases,
@@ -203,7 +204,8 @@ def _checked(
     files, private = dict[str, None](), dict[str, None]()
     recipes = list[fitting.Recipe | None]()
     for world, launch in starts:
-        reading = reader.read(launch, release)
+        with model_files.in_caches_of(launch.command.environment):
+            reading = reader.read(launch, release)
         recipes.append(reading.recipe)
         read.append((world, reading.values))
         found = [*reading.findings, *_twice(reading.said), *_uncertain(reading.said)]
@@ -229,9 +231,10 @@ def _checked(
     lines = sorted({launch.command.line for _, launch in starts})
     certain = {n: v.value for n, v in values.items() if v.source != "undetermined"}
     certain["release"] = release.rules
-    plan, reason, wrong = fitting.judge(
-        certain, recipes, machine, start.command.file, lines[0]
-    )
+    with model_files.in_caches_of(start.command.environment):
+        plan, reason, wrong = fitting.judge(
+            certain, recipes, machine, start.command.file, lines[0]
+        )
     findings += [*_on_ways(told), *wrong]
     findings = list(dict.fromkeys(findings))[:MOST_FINDINGS]
     judged = name, str(release), chosen_by, str(path), lines

@@ -5,17 +5,36 @@ from __future__ import annotations
 import filecmp
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from pytest_gkd import checkpoint, hub_cache
 from pytest_gkd.job import tokenizer_ids
+from pytest_gkd.job.shell_values import Word
 
 MOST_BYTES = 1 << 20
 # A tokenizer with so many of the tokens elsewhere is another one; with fewer it has
 # gained or lost special tokens.
 OTHER = 0.01
+
+
+# The variables that a job's script gives to it: they name the caches of its hubs.
+_named: ContextVar[Mapping[str, str]] = ContextVar("_named", default={})  # noqa: B039
+
+
+@contextmanager
+def in_caches_of(environment: Mapping[str, Word]) -> Iterator[None]:
+    """Looks for models in the caches that these variables name, where they are certain
+    (HF_HOME, HF_HUB_CACHE, MODELSCOPE_CACHE), and not in this process's own."""
+    certain = {n: w.text.value for n, w in environment.items()}
+    token = _named.set({n: text for n, text in certain.items() if text is not None})
+    try:
+        yield
+    finally:
+        _named.reset(token)
 
 
 def directory(name: Any, place: Path | None = None) -> Path | None:
@@ -31,7 +50,10 @@ def directory(name: Any, place: Path | None = None) -> Path | None:
                 return path
     except (OSError, ValueError, RuntimeError):  # a NUL, a user who does not exist
         return None
-    return hub_cache.snapshot(name, os.environ) if hub_cache.is_hub_id(name) else None
+    if not hub_cache.is_hub_id(name):
+        return None
+    environ = {**os.environ, **_named.get()}
+    return hub_cache.snapshot(name, environ) or hub_cache.modelscope(name, environ)
 
 
 def config(name: Any, place: Path | None = None) -> Mapping[str, Any]:
