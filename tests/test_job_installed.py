@@ -409,6 +409,74 @@ def test_a_check_of_prime_rls_counts_where_it_is_there(
         assert len(faults(check.check(job))) == told
 
 
+FOLDING = """
+class ModelConfig(BaseConfig):
+    name: str = "m"
+    lora: LoraConfig | None = None
+
+class LoraConfig(BaseConfig):
+    rank: int = 16
+
+class RolloutConfig(BaseConfig):
+    model: ModelConfig = ModelConfig()
+    retries: int = 3
+
+class OrchestratorConfig(BaseConfig):
+    batch_size: int | None = None
+    student: RolloutConfig = Field(
+        RolloutConfig(), validation_alias=AliasChoices("student", "model")
+    )
+    BEFORE
+    def fold(cls, data):
+        return moved(data, set(ModelConfig.model_fields))
+"""
+BEFORE = "@model_validator(mode='before')"
+
+
+def test_keys_that_a_validator_of_prime_rls_moves_down_are_taken(
+    install: Install, tmp_path: Path
+) -> None:
+    files = {
+        "prime_rl/configs/orchestrator.py": FOLDING.replace("BEFORE", BEFORE),
+        "prime_rl/entrypoints/orchestrator.py": "cli(OrchestratorConfig)",
+    }
+    place = install("prime_rl", version("0.6.0", "prime-rl"), files)
+    job = tmp_path / "orchestrator.toml"
+
+    def judged() -> check.Checked:
+        return check.check(job, framework="prime-rl")
+
+    start = "batch_size = 4\n[model]\nname = 'x'\nretries = 4\n[model.lora]\n"
+    job.write_text(start + "rank = 8\n")
+    assert faults(judged()) == []
+    job.write_text(start + "rnak = 8\n")
+    (fault,) = faults(judged())
+    assert "has no key model.lora.rnak; did you mean 'rank'?" in fault
+    job.write_text(start.replace("name", "nmae"))
+    assert "has no key model.nmae" in faults(judged())[0]
+    # Of another validator nothing is known.
+    own = place / "prime_rl/configs/orchestrator.py"
+    own.write_text(FOLDING.replace("BEFORE", "@model_validator(mode='after')"))
+    releases._installed.cache_clear()
+    job.write_text(start)
+    assert "has no key model.name" in faults(judged())[0]
+
+
+def test_programs_of_an_early_prime_rl_are_read(
+    install: Install, tmp_path: Path
+) -> None:
+    files = {
+        **PRIME,
+        "prime_rl/trainer/rl/train.py": "train(cli(TrainerConfig))",
+        "prime_rl/orchestrator/orchestrator.py": "run(cli(OrchestratorConfig))",
+    }
+    install("prime_rl", version("0.5.0", "prime-rl"), files)
+    job = tmp_path / "job.toml"
+    for text in ("of_the_fork = 4\n", "batch_size = 6\ngroup_size = 3\n"):
+        job.write_text(f"max_steps = 5\n{text}")
+        assert faults(check.check(job, framework="prime-rl")) == []
+
+
 def test_a_program_that_the_installed_prime_rl_has_not_is_told(
     install: Install,
 ) -> None:

@@ -147,7 +147,9 @@ def test_a_model_is_looked_up_in_the_cache_that_the_script_names(
     assert not is_found(tmp_path, f"{variable}={cache}\n{FROM_HUB}")
     assert is_found(tmp_path, f"export {variable}={cache}\n{FROM_HUB}")
     assert is_found(tmp_path, f"{variable}={cache} {FROM_HUB}")
-    assert is_found(tmp_path, f"export {variable}=$D/cache\n{FROM_HUB}", D=str(tmp_path))
+    assert is_found(
+        tmp_path, f"export {variable}=$D/cache\n{FROM_HUB}", D=str(tmp_path)
+    )
     assert not is_found(tmp_path, f"export {variable}=$D/cache\n{FROM_HUB}")
     # What one script names is nobody else's.
     assert is_found(tmp_path, f"{variable}={cache} {FROM_HUB}")

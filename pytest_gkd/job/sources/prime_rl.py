@@ -5,12 +5,18 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
+from collections.abc import Iterator
 from typing import Any, TypeGuard
 
 from pytest_gkd.job.sources.files import Files, Schema, Source, SourceError, matching
 
 CONFIGS = r"prime_rl/configs/\w+\.py"
 ENTRYPOINTS = r"prime_rl/entrypoints/\w+\.py"
+# Up to 0.5 the trainer and the orchestrator have no entry point of their own.
+EARLIER = {
+    "trainer": r"prime_rl/trainer/rl/train\.py",
+    "orchestrator": r"prime_rl/orchestrator/orchestrator\.py",
+}
 ROOT = "BaseConfig"
 VALIDATION = "prime_rl/utils/validation.py"
 FUNCTION = re.compile(r"^\s*def (\w+)", re.MULTILINE)
@@ -103,7 +109,8 @@ def read(files: Files) -> Schema:
     - ``classes``: each with its bases and fields, as ``annotation`` or ``annotation =
       default`` (a lambda, where a call makes it), whether it takes ``any`` key beside,
       by ``aliases`` other names of a field, and validators that come ``before`` the
-      fields, which may rename a key;
+      fields, which may rename a key; ``folds`` are classes whose fields such a one
+      also takes a level above;
     - ``programs``: the class that each program reads its command line into;
     - ``checks``: the functions that judge a configuration, and all others there.
 
@@ -119,12 +126,14 @@ def read(files: Files) -> Schema:
     while lost:  # with a base that is not one of them
         lost = {n for n, one in classes.items() if set(one["bases"]) - classes.keys()}
         classes = {name: one for name, one in classes.items() if name not in lost}
-    programs = {}
+    started = [(n, t) for n, f in EARLIER.items() for t in matching(files, f).values()]
     for file, text in matching(files, ENTRYPOINTS).items():
+        started.append((posixpath.basename(file).removesuffix(".py"), text))
+    programs = {}
+    for name, text in started:
         found = PROGRAM.search(text)
         named = [key for key in sources.called if found and key[1] == found[1]]
         if named and sources.called[named[0]] in classes:
-            name = posixpath.basename(file).removesuffix(".py")
             programs[name] = sources.called[named[0]]
     if not programs:
         raise SourceError("none of its programs reads a class of prime_rl.configs")
@@ -153,12 +162,25 @@ def _class(sources: Sources, module: str, node: ast.ClassDef) -> dict[str, Any]:
     described: dict[str, Any] = {"bases": bases, "fields": fields}
     if aliases:
         described["aliases"] = aliases
-    if before := [line.name for line in node.body if _goes_before(line)]:
-        described["before"] = before
+    if before := [line for line in node.body if _goes_before(line)]:
+        described["before"] = [line.name for line in before]
+        if folds := sorted(
+            {n for one in before for n in _folded(sources, module, one)}
+        ):
+            described["folds"] = folds
     settings = (line for line in node.body if isinstance(line, ast.Assign))
     if any("extra='allow'" in ast.unparse(line) for line in settings):
         described["any"] = True
     return described
+
+
+def _folded(sources: Sources, module: str, function: ast.AST) -> Iterator[str]:
+    """The classes whose ``model_fields`` a validator looks keys up in."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Attribute) and node.attr == "model_fields":
+            key = sources.means(module, ast.unparse(node.value))
+            if key and isinstance(key[1], str):
+                yield sources.called[key[0], key[1]]
 
 
 def _goes_before(line: ast.stmt) -> TypeGuard[ast.FunctionDef]:
@@ -211,6 +233,8 @@ SOURCE = Source(
         "prime_rl": (
             "prime_rl/configs/*.py",
             "prime_rl/entrypoints/*.py",
+            "prime_rl/trainer/rl/train.py",
+            "prime_rl/orchestrator/orchestrator.py",
             VALIDATION,
         )
     },

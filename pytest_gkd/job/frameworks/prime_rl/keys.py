@@ -112,6 +112,16 @@ class Classes:
         }
         return found | set(self._classes[name].get("before", ())) - FOLLOWED
 
+    def folded(self, above: str, name: str) -> dict[str, str]:
+        """Fields that a class takes for one of its own sections, if that above folds
+        them there (0.6's fold_student_shortcuts)."""
+        found: dict[str, str] = {}
+        for own in self._classes[above].get("folds", ()):
+            texts = self.fields(name).values()
+            if any(own in self.of(pydantic_types.read(text)[0]) for text in texts):
+                found |= self.fields(own)
+        return found
+
     def canonical(self, name: str, key: str) -> str:
         """The field that a key of a class means."""
         return str(self._classes[name].get("aliases", {}).get(key, key))
@@ -263,16 +273,26 @@ class Judge:
         self._told = 0
 
     def section(
-        self, name: str, value: Mapping[str, Any], key: str = ""
+        self,
+        name: str,
+        value: Mapping[str, Any],
+        key: str = "",
+        above: str = "",
     ) -> Iterator[Finding]:
-        """A table of a class: keys that it has not, types, bounds, what is missing."""
+        """A table of a class: keys that it has not, types, bounds, what is missing.
+
+        ``above`` is the class of the table that it is in.
+        """
         self.sections.append((name, key))
         fields = self._classes.fields(name)
+        folded = self._classes.folded(above, name) if above else {}
         given = {self._classes.canonical(name, part): part for part in value}
         for field, part in given.items():
             whole = f"{key}.{part}" if key else part
             if field in fields:
-                yield from self._field(fields[field], value[part], whole)
+                yield from self._field(fields[field], value[part], whole, name)
+            elif field in folded:
+                yield from self._field(folded[field], value[part], whole, name)
             elif not self._classes.takes_any(name):
                 renaming = self._classes.renaming(name)
                 yield from self._unknown(whole, fields, renaming)
@@ -283,7 +303,9 @@ class Judge:
                 line = f"{self._whose} refuses a configuration without {whole}"
                 yield self._finding(MISSING, line, whole)
 
-    def _field(self, text: str, value: Any, key: str) -> Iterator[Finding]:
+    def _field(
+        self, text: str, value: Any, key: str, above: str = ""
+    ) -> Iterator[Finding]:
         node = _node(text)
         if value == "None":  # pydantic_config 0.4.3, _none_str_to_none
             value = None
@@ -296,7 +318,7 @@ class Judge:
                 line = f"{key} {problem}; {self._whose} refuses it"
                 yield self._finding(UNKNOWN, line, key)
             elif name:
-                yield from self.section(name, value, key)
+                yield from self.section(name, value, key, above)
             return
         for part, one in _members(value) if inner else ():
             if isinstance(one, dict):
