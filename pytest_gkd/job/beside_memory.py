@@ -14,15 +14,16 @@ from pytest_gkd.job.training_memory import Trainer
 
 @dataclass(frozen=True)
 class Beside:
-    """A model in a process of its own: what it holds when ``idle``, ``meanwhile`` the
-    trainer updates, and in each of its ``phases``. ``shares`` says whether it is on the
-    trainer's GPUs."""
+    """A further model: what it holds when ``idle``, ``meanwhile`` the trainer updates,
+    and in each of its ``phases``. ``shares`` says whether it is on the trainer's GPUs;
+    there ``processes`` of its own are beside the trainer's, 0 where it is in these."""
 
     role: str
     idle: Parts
     phases: tuple[tuple[str, Parts], ...]
     shares: bool
     meanwhile: Parts
+    processes: int = 1
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def valued(model: Model) -> Model:
     )
 
 
-def scored(of: Scorer, *, shares: bool) -> Beside:
+def scored(of: Scorer, *, shares: bool, processes: int = 1) -> Beside:
     """A scorer's memory, with no layer's activations kept."""
     model, width = of.model, WIDTHS[of.compute]
     size = math.ceil(model.loaded_bytes(of.dtype) / of.ranks)
@@ -76,7 +77,7 @@ def scored(of: Scorer, *, shares: bool) -> Beside:
     idle = own if of.offload == "never" else {}
     if of.offload != "always":
         at_work |= own
-    return Beside(of.role, idle, (("forward", at_work),), shares, idle)
+    return Beside(of.role, idle, (("forward", at_work),), shares, idle, processes)
 
 
 def trained(role: str, trainer: Trainer, *, shares: bool, at_once: bool) -> Beside:

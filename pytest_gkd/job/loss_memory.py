@@ -24,9 +24,11 @@ from __future__ import annotations
 #   which flash-attn's gradient takes the place, and entropies in chunks of 1024
 # - areal: gather_logprobs_entropy (1.0.4, utils/functional/vocab_parallel.py),
 #   compiled, in chunks of 1024, each of whose gradients is as long as the whole
+# - lightrft-ROWS: log_probs_from_logits (main, models/utils.py) on 16 bits, row by row;
+#   of one row, of two or three, and of four and more
 # - fused: logits are never whole (liger, verl's fused kernels)
 # - own-topk, own-jsd: pytest_gkd.workload.gkd.loss, the teacher's among them
-LOSSES = {
+LOSSES: dict[str, tuple[float, int]] = {
     "topk": (2, 8),
     "jsd-0": (0, 36),
     "jsd-1": (0, 40),
@@ -51,6 +53,9 @@ LOSSES = {
     "openrlhf": (1, 8),
     "skyrl": (2, 0),
     "areal": (3, 0),
+    "lightrft-1": (5, 0),
+    "lightrft-2": (3.5, 0),
+    "lightrft-4": (3, 0),
     "fused": (0, 0),
     "chunked": (0, 0),
     "own-topk": (1, 20),
@@ -70,7 +75,12 @@ IN_CHUNKS = {
 SWIFT_CHUNK, ENTROPY_CHUNK = 512, 1024
 # What is left of the logits when the output matrix's backward pass begins, where it is
 # not their gradient alone.
-LEFT = {"openrlhf": (1, 4), "skyrl": (2, 0), "areal": (2, 0)}
+LEFT = {
+    "openrlhf": (1, 4),
+    **dict.fromkeys(
+        ("skyrl", "areal", "lightrft-1", "lightrft-2", "lightrft-4"), (2, 0)
+    ),
+}
 # Tokens and entries of the vocabulary of a tile of TRL's chunked losses, of which there
 # are two in float32 (1.16.0, trl/kernels/chunked_divergence.py).
 CHUNK = 4096, 32_768
@@ -88,7 +98,7 @@ def needed(loss: str, tokens: int, vocab: int, width: int) -> tuple[int, int]:
     raw = width if loss.startswith(("topk", "logprob", "low")) else 4
     if loss in LEFT:
         raw = LEFT[loss][0] * width + LEFT[loss][1]
-    whole = entries * (items * width + floats)
+    whole = int(entries * (items * width + floats))
     left = 0 if loss in WITHOUT_LOGITS else entries * raw
     if loss == "skyrl":  # logits with a chunk's in float32, or with their gradient
         chunk = min(tokens, ENTROPY_CHUNK) * vocab * 12

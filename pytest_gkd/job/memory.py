@@ -114,10 +114,10 @@ def plan(job: Job) -> list[Row]:
 
 
 def _row(job: Job, role: str, phase: str, parts: Parts) -> Row:
-    near = {other.role for other in job.others if other.shares}
+    near = {other.role: other.processes for other in job.others if other.shares}
     engine = job.colocated and job.rollout is not None
     is_here = role in {"trainer", "trainer+rollout", *near}
-    processes = (job.processes if engine else 1) + len(near) if is_here else 1
+    processes = (job.processes if engine else 1) + sum(near.values()) if is_here else 1
     parts = {name: size for name, size in parts.items() if size}
     parts |= {CONTEXT: processes * CONTEXT_BYTES, RESERVE: RESERVE_BYTES}
     return judged(role, phase, parts, job.memory)

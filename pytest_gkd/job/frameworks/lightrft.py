@@ -15,7 +15,7 @@ from typing import Any
 
 from pytest_gkd.job import releases
 from pytest_gkd.job.findings import Finding
-from pytest_gkd.job.frameworks import accelerate, recorded_options
+from pytest_gkd.job.frameworks import accelerate, lightrft_plan, recorded_options
 from pytest_gkd.job.frameworks.openrlhf import options as openrlhf_options
 from pytest_gkd.job.frameworks.openrlhf.options import COMMON, ROLLOUT, Known, absent
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Reading, derived, names
@@ -100,6 +100,7 @@ def read(launch: Launch, release: Release) -> Reading:
         openrlhf_options.said(known, found.said),
         _values(known, started, rolls_out=rolls_out),
         openrlhf_options.named(known, findings),
+        recipe=lightrft_plan.recipe(known) if rolls_out else None,
     )
 
 
@@ -162,7 +163,8 @@ def _values(
 ) -> dict[str, Given]:
     """All values of the job on one way through the script."""
     find = known.find
-    values = {k: find(key) for k, key in names(NAME).items() if known.has(key)}
+    table = names(NAME) | names(f"{NAME}-memory")
+    values = {k: find(key) for k, key in table.items() if known.has(key)}
     if known.has("train_data"):
         values["train_files"] = find("train_data")
     fsdp = find("fsdp") if known.has("fsdp") else Given("default", False)
