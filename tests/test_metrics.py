@@ -382,7 +382,8 @@ def test_metrics_are_drawn_and_carried_in_json(
     command.main(["diagnose", str(path), "--format=json"])
     told = {one["metric"]: one for one in json.loads(capsys.readouterr().out)["series"]}
     assert told["loss"]["steps"] == list(range(1, 9))
-    assert told["kl"]["values"] == ["nan"] * 8
+    assert told["kl"]["values"] == [None] * 8
+    assert told["kl"]["not_finite"][7] == {"step": 8, "value": "nan"}
 
 
 def test_a_log_without_metrics_draws_none(

@@ -198,6 +198,7 @@ def read(
     if not done:
         raise LogError(f"{name}: is empty")
     scanner.finish(log.tail)
+    metrics.close()
     log.lines, log.tail_at = scanner.lines, done - len(log.tail)
     log.hits = [_placed(hit, log) for hit in scanner.hits] if earlier else scanner.hits
     log.head, log.tail = blanked(log.head), blanked(log.tail)

@@ -50,8 +50,9 @@ class LogReport:
     were judged, ``notes`` what they show that is worth a look and proves nothing, each
     with its file. ``processes`` are those of a run of several, the first that fell
     silent first. ``joined`` are the files that were read as one log, the oldest
-    first. ``unreadable`` are the files that were left out, and ``partial`` says of
-    which only a part was read.
+    first. ``sampled`` are files of whose lines of metrics not all were read, with how
+    many were, and about how many there are. ``unreadable`` are the files that were left
+    out, and ``partial`` says of which only a part was read.
     """
 
     verdict: str
@@ -70,6 +71,7 @@ class LogReport:
     processes: tuple[standing.Process, ...] = ()
     notes: tuple[tuple[str, NumberFinding], ...] = ()
     joined: tuple[tuple[str, ...], ...] = ()
+    sampled: tuple[tuple[str, int, int], ...] = ()
     unreadable: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
 
@@ -124,6 +126,10 @@ class LogReport:
             ],
             "series": [one.to_json() for one in self.series],
             "joined": [list(names) for names in self.joined],
+            "sampled": [
+                {"file": name, "read": read, "of_about": every}
+                for name, read, every in self.sampled
+            ],
             "unreadable": list(self.unreadable),
             "partial": list(self.partial),
         }

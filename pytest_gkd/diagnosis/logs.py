@@ -463,4 +463,7 @@ def examine(
         partial=(*sources.notes, *(log.partial for log in logs if log.partial)),
         joined=tuple(tuple(n for _, n in log.parts) for log in logs if log.parts),
         series=tuple(series),
+        sampled=tuple(
+            (log.name, *log.metrics.lines) for log in logs if log.metrics.sampled
+        ),
     )

@@ -84,6 +84,12 @@ class Watcher(Protocol):
     def take(self, line: bytes, number: int, order: int) -> None:
         """A line, its number from 1, and the byte of the source where it begins."""
 
+    def pass_by(self, block: bytes, number: int, order: int) -> None:
+        """Lines that one that is full passes over, but for those that it picks."""
+
+    def forget(self, order: int) -> None:
+        """What it picked from this byte on: those lines are given to it again."""
+
 
 # A cause's id, one of its signatures, and the cause's tier.
 Entry = tuple[str, Signature, str]
@@ -171,6 +177,11 @@ class Scanner:
                 self._watch(text, start, number)
             if words in self._open and position >= until.get(words, 0):
                 until[words] = self._search(words, text, position)
+        if self._watcher is not None and not self._watched:
+            start = text.find(b"\n", max(0, new - 1, self._taken - self._offset)) + 1
+            start = start or end
+            number = self._line + text.count(b"\n", 0, start)
+            self._watcher.pass_by(text[start:end], number, self._offset + start)
         keep = max(0, end - CONTEXT)
         self._line += text.count(b"\n", 0, keep)
         self._offset += keep
@@ -214,6 +225,7 @@ class Scanner:
     def _watch_end(self, tail: bytes) -> None:
         """Give the watcher its lines of the tail that it has not got."""
         assert self._watcher is not None
+        self._watcher.forget(max(self._offset, self._taken + 1))
         start = 0
         for number, line in enumerate(tail.split(b"\n"), self._line):
             for part in line.split(b"\r"):  # a bar is drawn again and again

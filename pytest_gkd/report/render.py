@@ -235,6 +235,9 @@ def log_text(report: LogReport) -> str:
     lines += _suspects(report)
     if report.verdict not in {"failed", "unknown"}:
         lines += _numbers_noted(report)
+    for name, read, every in report.sampled:
+        text = f"metrics from {read:,} of about {every:,} lines, evenly: {name}"
+        lines += wrapped("  read  ", text)
     lines += [
         f"  survived  {cause}: {_place(line, LOG_LINE)}"
         for cause, line in report.survived

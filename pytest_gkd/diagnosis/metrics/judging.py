@@ -201,7 +201,7 @@ def found(
 ) -> NumberFinding:
     """What is seen of a series from a place on, its last where none is named."""
     at = min(at, len(series) - 1)
-    where = f"{'logged value' if series.counted else 'step'} {series.steps[at]}"
+    where = f"{series.unit} {series.steps[at]}"
     return NumberFinding(
         cause,
         series.name,

@@ -22,6 +22,13 @@ MOST_SHOWN = 40
 # are read before the scanner rebuilds its automaton, which then leaves MARKERS out.
 MOST_LINES = 3_000
 MOST_BYTES = 16 << 20
+# Between them so many bytes of metrics are read of a block, from so much of it; of
+# every block, after so many blocks of every second, then of every fourth.
+SAMPLE = 4 << 10
+SAMPLED_OF = 16 << 10
+SAMPLES = 64
+# What was read so is thinned to so many values, evenly, and so many at the end.
+EVENLY, AT_THE_END = 512, 64
 
 # What a line of metrics holds: the scanner looks for these.
 MARKERS: tuple[bytes, ...] = (b"loss", b"Loss", b"s/it", b"it/s", b"step:", b"step=")
@@ -39,7 +46,8 @@ class Series:
     """One metric of one process: its ``values`` at its ``steps``, which rise.
 
     A step counts the lines from 1 where the log tells none. ``places`` are the numbers
-    of their lines and where these begin. ``counted`` says that the log tells no steps.
+    of their lines and where these begin. ``counted`` says that the log tells no steps,
+    ``by_line`` that steps are the numbers of lines, of which not all were read.
     """
 
     name: str
@@ -47,6 +55,7 @@ class Series:
     values: list[float] = field(default_factory=list)
     places: list[tuple[int, int]] = field(default_factory=list)
     counted: bool = False
+    by_line: bool = False
 
     def __len__(self) -> int:
         return len(self.values)
@@ -69,12 +78,44 @@ class Series:
         for kept in (self.steps, self.values, self.places):
             kept.pop()
 
+    @property
+    def unit(self) -> str:
+        """What its steps count: ``step``, ``logged value`` or ``line``."""
+        return "line" if self.by_line else "logged value" if self.counted else "step"
+
     def to_json(self) -> dict[str, object]:
-        """At most SHOWN of its points; what is no number as its name, ``nan``."""
+        """At most SHOWN of its points, the last of them; no number is null."""
         stride = -(-len(self) // SHOWN) or 1
-        shown = self.values[::stride]
-        values = [one if math.isfinite(one) else str(one) for one in shown]
-        return {"metric": self.name, "steps": self.steps[::stride], "values": values}
+        shown = range((len(self) - 1) % stride, len(self), stride)
+        points = [(self.steps[at], self.values[at]) for at in shown]
+        return {
+            "metric": self.name,
+            "by": self.unit,
+            "steps": [step for step, _ in points],
+            "values": [one if math.isfinite(one) else None for _, one in points],
+            "not_finite": [
+                {"step": step, "value": str(one)}
+                for step, one in points
+                if not math.isfinite(one)
+            ],
+        }
+
+    def evenly(self) -> Series:
+        """At most EVENLY of its values by place, its extremes and those at the end."""
+        if len(self) <= EVENLY:
+            return self
+        finite = [at for at, one in enumerate(self.values) if math.isfinite(one)]
+        extremes = {
+            pick(finite, key=self.values.__getitem__) for pick in (min, max) if finite
+        }
+        end = len(self) - AT_THE_END
+        start, last = self.places[0][1], self.places[end - 1][1]
+        width = (last - start) / EVENLY or 1.0
+        parts: dict[int, list[int]] = {}
+        for at in range(end):
+            parts.setdefault(int((self.places[at][1] - start) / width), []).append(at)
+        kept = {part[len(part) // 2] for part in parts.values()}
+        return self._only(sorted({*kept, *extremes, *range(end, len(self))}))
 
     def finite(self) -> Series:
         """The same without what is not a number."""
@@ -93,6 +134,7 @@ class Series:
             [self.values[at] for at in kept],
             [self.places[at] for at in kept],
             self.counted,
+            self.by_line,
         )
 
 
@@ -106,12 +148,64 @@ class Collector:
         self._step: dict[bytes, int] = {}
         self._lines = self._bytes = 0
         self._bar, self._own = Reading({}), 0
+        self._sampled = self._passed = self._seen = self._seen_bytes = self._first = 0
         self.total = 0
 
     @property
     def full(self) -> bool:
         """Whether enough lines were read."""
         return self._lines >= MOST_LINES or self._bytes >= MOST_BYTES
+
+    @property
+    def lines(self) -> tuple[int, int]:
+        """How many lines of metrics were read, and about how many there are."""
+        left = self._seen * self._passed / max(1, self._seen_bytes)
+        return self._lines, max(self._lines, round(self._first + left))
+
+    @property
+    def sampled(self) -> bool:
+        """Whether some lines were passed over."""
+        return self._sampled > 0
+
+    def pass_by(self, block: bytes, number: int, order: int) -> None:
+        """A block after enough lines, of which some are read; its first line's number.
+
+        It begins with a line, at the byte ``order``.
+        """
+        self._first = self._first or self._lines
+        self._passed += len(block)
+        self._sampled += 1
+        if self._sampled % (1 << (self._sampled // SAMPLES).bit_length()):
+            return
+        window = block[:SAMPLED_OF]
+        self._seen_bytes += len(window)
+        taken, at = 0, 0
+        for line in window.split(b"\n")[:-1]:
+            part = line[: line.find(b"\r") if b"\r" in line else len(line)]
+            if any(mark in part for mark in self.markers):
+                self._seen += 1
+                if taken < SAMPLE:
+                    taken += len(part)
+                    self.take(part, number, order + at)
+            number += 1
+            at += len(line) + 1
+
+    def forget(self, order: int) -> None:
+        """What was picked from this byte on, which is now read line by line."""
+        for series in self._series.values():
+            while series.places and series.places[-1][1] >= order:
+                series.drop_last()
+        self._series = {key: one for key, one in self._series.items() if len(one)}
+
+    def close(self) -> None:
+        """All was read; where lines were passed over the rest is made even."""
+        if not self.sampled:
+            return
+        for key, series in self._series.items():
+            one = series.evenly()
+            if one.counted:
+                one.steps, one.by_line = [line for line, _ in one.places], True
+            self._series[key] = one
 
     def take(self, line: bytes, number: int, order: int) -> None:
         """A line, its number from 1, and the byte where it begins."""
