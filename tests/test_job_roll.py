@@ -733,6 +733,8 @@ def test_the_smallest_run_is_a_file_that_takes_the_jobs_own(
     told = debug_config.text(found)
     assert "--config_name" in told
     assert "add these to the command" not in told
+    _, _, printed = told.partition("as --config_name:\n")
+    assert yaml.safe_load(printed) == yaml.safe_load(found.inheriting())
     beside = script.parent / "small.yaml"
     beside.write_text(found.inheriting())
     script.write_text(script.read_text().replace("_name job", "_name small"))
@@ -746,6 +748,14 @@ def test_the_smallest_run_is_a_file_that_takes_the_jobs_own(
         assert (values["train_batch_size"], values["max_response_length"]) == (8, 64)
     if program == "start_agentic_pipeline":
         assert values["train_batch_size"] == 8
+
+
+def test_a_name_that_is_hostile_is_escaped(tmp_path: Path) -> None:
+    path = tmp_path / "a\x1b[31m.yaml"
+    path.write_text(PLAIN)
+    small = debug_config.smallest(lambda more=(), added=(): check(path, added=added))
+    assert "\x1b" not in debug_config.text(small)
+    assert yaml.safe_load(small.inheriting())["defaults"][0] == path.stem
 
 
 def test_groups_of_environments_stay_whole(tmp_path: Path) -> None:

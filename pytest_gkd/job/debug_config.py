@@ -86,7 +86,10 @@ class DebugConfig:
         return shlex.join(w for change in self.changes for w in change.text.split())
 
     def inheriting(self) -> str:
-        """A file beside ``file`` that takes that, and has the changes of its own."""
+        """A file beside ``file`` that takes that, and has the changes of its own.
+
+        YAML of printable ASCII: anything else in a name is escaped.
+        """
         tree: dict[str, Any] = {"defaults": [Path(self.file).stem, "_self_"]}
         for change in self.changes:
             key, _, value = change.text.partition("=")
@@ -226,7 +229,7 @@ def text(small: DebugConfig) -> str:
         name = sanitize.line(small.file)
         told.append(f"run: keys are read of the file alone. Save this beside {name},")
         told.append("and give its name (without .yaml) as --config_name:")
-        told += [f"  {sanitize.line(line)}" for line in small.inheriting().splitlines()]
+        told += [f"  {line}" for line in small.inheriting().splitlines()]
     elif Path(small.script).suffix in documents.SUFFIXES:
         told.append(f"run: give these to the program that reads {script}, behind it")
     elif small.reaches:
