@@ -69,15 +69,6 @@ def test_the_figures_of_zeros_paper(sharding: str, gigabytes: float) -> None:
     assert sum(parts.values()) / 1e9 == pytest.approx(gigabytes, abs=0.06)
 
 
-@pytest.mark.parametrize(
-    ("sharding", "each"), [("megatron", 18), ("megatron-distributed", 6 + 12 / 8)]
-)
-def test_the_bytes_of_megatrons_documentation(sharding: str, each: float) -> None:
-    trainer = Trainer(OF_7_5B, gpus=64, tensor=4, pipeline=2, sharding=sharding)
-    parts = training_memory.resident(trainer, "update")
-    assert sum(parts.values()) == pytest.approx(each * OF_7_5B.elements / 8)
-
-
 def test_a_llama_8b_keeps_128_kib_of_a_token(tmp_path: Path) -> None:
     model = models.read(shape(tmp_path / "m", LLAMA_8B))
     assert model.cache_bytes(16, "bfloat16") == 16 * 131_072

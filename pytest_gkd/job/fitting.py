@@ -187,6 +187,7 @@ def candidates(values: Values) -> Iterator[dict[str, Any]]:
     yield from _smaller_rows(values)
     for name, most in (
         ("context_parallel_size", "trainer_gpus"),
+        ("train_tensor_parallel_size", "trainer_gpus"),
         ("teacher_tensor_parallel_size", "teacher_gpus"),
         ("tensor_parallel_size", "rollout_gpus"),
     ):

@@ -7,15 +7,15 @@ next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from pytest_gkd.job import engine_memory
-from pytest_gkd.job import training_memory as training
+from pytest_gkd.job import engine_memory, megatron_memory, training_memory
 from pytest_gkd.job.beside_memory import Beside
 from pytest_gkd.job.engine_memory import GIB, Engine, Parts
 from pytest_gkd.job.generation_memory import Generation, generating
-from pytest_gkd.job.training_memory import Trainer
+from pytest_gkd.job.megatron_memory import Megatron
+from pytest_gkd.job.training_memory import Trainer, total
 
 # A process's CUDA context with the kernels that it loads: 0.3 to 0.6 GiB as a rule.
 CONTEXT = "CUDA context"
@@ -36,7 +36,7 @@ class Job:
     trainer and rollout share. ``scores`` is what the trainer takes where it asks the
     student for log-probabilities, ``others`` are further models."""
 
-    trainer: Trainer
+    trainer: Trainer | Megatron
     rollout: Engine | None = None
     teacher: Engine | None = None
     generation: Generation | None = None
@@ -64,21 +64,26 @@ class Row:
 def plan(job: Job) -> list[Row]:
     """Every role and phase of a job on the fullest of its GPUs."""
     trainer, rollout = job.trainer, job.rollout
+    stages = (
+        megatron_memory.phases(trainer, job.bucket)
+        if isinstance(trainer, Megatron)
+        else [training_memory.phases(trainer, job.bucket)]
+    )
     shared = job.colocated and rollout is not None
     role = "trainer+rollout" if shared else "trainer"
-    total, idle = training.total, training.resident(trainer, "idle")
+    idle = _most(one.idle for one in stages)
     engine = engine_memory.beside(rollout, job.memory) if shared and rollout else {}
     near = [other for other in job.others if other.shares]
     waiting = total(*(other.idle for other in near))
     beside = total(engine, waiting)
-    loaded = total(training.resident(trainer, "load"), beside)
-    found = [_row(job, role, "load", loaded)]
+    load = _most(one.load for one in stages)
+    found = [_row(job, role, "load", total(load, beside))]
     if rollout:
         parts = engine_memory.serving(rollout, job.memory)
         found += shares(job.memory, "rollout", rollout)
         parts = total(idle if shared else {}, parts, waiting if shared else {})
         found.append(_row(job, role if shared else "rollout", "rollout", parts))
-    if job.generation:
+    if job.generation and isinstance(trainer, Trainer):
         parts = total(idle, generating(trainer, job.generation), waiting)
         found.append(_row(job, role, "rollout", parts))
     if job.teacher:
@@ -93,24 +98,26 @@ def plan(job: Job) -> list[Row]:
         for phase, parts in other.phases:
             found.append(_row(job, other.role, phase, total(parts, around)))
     beside_update = total(engine, *(other.meanwhile for other in near))
-    moments = [total(moment, beside_update) for moment in training.updates(trainer)]
-    worst = max(moments, key=lambda parts: sum(parts.values()))
-    found.append(_row(job, role, "forward and backward", worst))
-    parts = total(training.resident(trainer, "step"), training.stepping(trainer))
-    found.append(_row(job, role, "optimizer step", total(parts, beside_update)))
+    update = _most(moment for one in stages for moment in one.updates)
+    found.append(_row(job, role, "forward and backward", total(update, beside_update)))
+    step = _most(one.step for one in stages)
+    found.append(_row(job, role, "optimizer step", total(step, beside_update)))
     if rollout:
-        sent = training.sending(trainer, job.bucket)
+        sent = _most(one.sync for one in stages)
         if shared:
             woken = {
                 "engine's weights " + rollout.dtype: engine_memory.weights(rollout)
             }
             sent = total(sent, woken if rollout.sleeps else engine, waiting)
         found.append(_row(job, role, "weight sync", sent))
-    saved = total(
-        training.resident(trainer, "save"), training.gathered_tensor(trainer), beside
-    )
-    found.append(_row(job, role, "checkpoint", saved))
+    save = _most(one.save for one in stages)
+    found.append(_row(job, role, "checkpoint", total(save, beside)))
     return found
+
+
+def _most(several: Iterable[Parts]) -> Parts:
+    """The largest, of pipeline stages or of moments."""
+    return max(several, key=lambda parts: sum(parts.values()))
 
 
 def _row(job: Job, role: str, phase: str, parts: Parts) -> Row:

@@ -22,6 +22,38 @@ OTHER_ATTENTION = re.compile(r"kv_a_proj|linear_attn|mamba|ssm|conv1d")
 WIDE_NORMS = ("gemma", "olmo2", "olmo3")
 TOWERS = ("vision", "audio")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+ROUTED = re.compile(r"(?<!shared_)experts\.")
+# What tensor parallelism leaves whole: matrices of routers and into latent spaces, and
+# all vectors but the biases of matrices that it divides by their output (Megatron-LM,
+# transformer/moe/router.py, multi_latent_attention.py, tensor_parallel/layers.py).
+WHOLE = re.compile(
+    r"(?:^|\.)(?:gate|router|shared_expert_gate|q_a_proj|kv_a_proj\w*)\."
+)
+BY_OUTPUT = re.compile(r"(?:[qkv]|qkv|gate|up|gate_up|fc1|k?[qv]_b)_proj\.bias$")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The widths of a decoder layer, in elements of a token.
+
+    ``keys`` are as wide as the values; ``dense`` is the inner width of an MLP without
+    routing, shared experts among it, ``expert`` that of one of the ``count`` experts,
+    of which ``chosen`` work on a token. ``experts`` are the elements of all of these,
+    ``whole`` those that tensor parallelism does not divide. ``is_normed`` says that
+    queries and keys have norms, ``is_gated`` that the MLP has a gate.
+    """
+
+    heads: int = 1
+    queries: int = 0
+    keys: int = 0
+    dense: int = 0
+    expert: int = 0
+    chosen: int = 0
+    count: int = 0
+    experts: int = 0
+    whole: int = 0
+    is_normed: bool = False
+    is_gated: bool = True
 
 
 @dataclass(frozen=True)
@@ -36,6 +68,7 @@ class Layer:
     items: int
     floats: int
     inner: int
+    shape: Shape = Shape()
 
 
 @dataclass(frozen=True)
@@ -108,7 +141,10 @@ def read(directory: Path) -> Model:
             for path in files
             if not path.name.startswith(("adapter", "consolidated"))
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        *(OSError, ValueError, KeyError, TypeError),
+        *(AttributeError, RecursionError),
+    ) as error:
         raise CheckError(f"{directory} cannot be read as a model: {error}") from None
     if not headers:
         raise CheckError(f"{directory} has no *.safetensors")
@@ -198,7 +234,8 @@ def _layer(config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> Layer:
     dense = checkpoint.first(config, ["intermediate_size", "n_inner"]) or 4 * width
     if OTHER_ATTENTION.search(text):
         used = [shape for shape in shapes.values() if len(shape) == 2]
-        return Layer(elements, sum(map(sum, used)), width, dense)
+        own = _shape(config, shapes, (heads, width, width), dense)
+        return Layer(elements, sum(map(sum, used)), width, dense, own)
     size = checkpoint.head_size(config) or 1
     queries = heads * size
     keys = (checkpoint.first(config, ["num_key_value_heads"]) or heads) * size
@@ -217,18 +254,50 @@ def _layer(config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> Layer:
             floats += 2 * normed + 1
         else:
             items, floats = items + normed, floats + normed + 1
-    is_gated = re.search(r"gate_proj|gate_up_proj|\bw3\b", text)
-    count = checkpoint.first(config, EXPERTS)
-    if count and "experts" in text:
-        inner = checkpoint.first(config, ["moe_intermediate_size"]) or dense
-        chosen = checkpoint.first(config, ["num_experts_per_tok"]) or 1
-        shared = checkpoint.first(config, ["shared_expert_intermediate_size"]) or (
-            inner * (checkpoint.first(config, ["n_shared_experts"]) or 0)
-        )
+    own = _shape(config, shapes, (heads, queries, keys), dense)
+    if own.count:
         # Each chosen expert's rows are gathered, and its output is kept to be weighed.
-        items += chosen * (4 * inner + 2 * width) + 4 * shared
-        return Layer(elements, items, floats + 2 * count, chosen * inner + shared)
-    return Layer(elements, items + (4 if is_gated else 2) * dense, floats, dense)
+        items += own.chosen * (4 * own.expert + 2 * width) + 4 * own.dense
+        inner = own.chosen * own.expert + own.dense
+        return Layer(elements, items, floats + 2 * own.count, inner, own)
+    items += (4 if own.is_gated else 2) * dense
+    return Layer(elements, items, floats, dense, own)
+
+
+def _shape(
+    config: Mapping[str, Any],
+    shapes: Mapping[str, list[int]],
+    attention: tuple[int, int, int],
+    dense: int,
+) -> Shape:
+    """The widths of a layer; ``attention`` is heads, queries and keys."""
+    text = " ".join(shapes)
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    routed = {name for name in shapes if ROUTED.search(name)}
+    whole = {
+        name
+        for name in shapes.keys() - routed
+        if WHOLE.search(name) or (len(shapes[name]) == 1 and not BY_OUTPUT.search(name))
+    }
+    inner = checkpoint.first(config, ["moe_intermediate_size"]) or dense
+    shared = checkpoint.first(config, ["shared_expert_intermediate_size"]) or (
+        inner * (checkpoint.first(config, ["n_shared_experts"]) or 0)
+    )
+    count = checkpoint.first(config, EXPERTS) or 0
+    heads, queries, keys = attention
+    return Shape(
+        heads,
+        queries,
+        keys,
+        dense=shared if routed else dense,
+        expert=inner if routed else 0,
+        chosen=checkpoint.first(config, ["num_experts_per_tok"]) or 1,
+        count=count if routed else 0,
+        experts=sum(sizes[name] for name in routed),
+        whole=sum(sizes[name] for name in whole),
+        is_normed="q_norm" in text,
+        is_gated=bool(re.search(r"gate_proj|gate_up_proj|\bw3\b", text)),
+    )
 
 
 def _cached(config: Mapping[str, Any], number: int) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pytest_gkd.job import loss_memory
 from pytest_gkd.job.engine_memory import Parts
@@ -15,8 +16,7 @@ from pytest_gkd.job.loss_memory import WITHOUT_LOGITS
 from pytest_gkd.job.models import WIDTHS, Layer, Model
 
 # Of each sharding: whether weights, gradients and optimizer state are divided among
-# the ranks (ZeRO, arXiv 1910.02054, section 5; torch's FSDP notes; Megatron-LM's
-# docs on its distributed optimizer).
+# the ranks (ZeRO, arXiv 1910.02054, section 5; torch's FSDP notes).
 SHARDED = {
     "ddp": (False, False, False),
     "zero1": (False, False, True),
@@ -24,8 +24,6 @@ SHARDED = {
     "zero3": (True, True, True),
     "fsdp": (True, True, True),
     "fsdp2": (True, True, True),
-    "megatron": (False, False, False),
-    "megatron-distributed": (False, False, True),
 }
 # Bytes of optimizer state for an element of trained weights of so many bytes.
 STATES = {"adamw": 2, "sgd": 1, "sgd-plain": 0}
@@ -56,7 +54,6 @@ class Trainer:
     sharding: str = "fsdp"
     shards: int = 0
     tensor: int = 1
-    pipeline: int = 1
     context: int = 1
     weights: str = "float32"
     compute: str = "bfloat16"
@@ -81,9 +78,8 @@ class Trainer:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether float32 copies stand beside 16-bit weights: DeepSpeed, Megatron."""
-        own = self.sharding.startswith(("zero", "megatron"))
-        return own and WIDTHS[self.compute] == 2
+        """Whether float32 copies stand beside 16-bit weights: DeepSpeed."""
+        return self.sharding.startswith("zero") and WIDTHS[self.compute] == 2
 
     @property
     def casts(self) -> bool:
@@ -104,14 +100,9 @@ class Trainer:
         return self.adapters or self.weights
 
     @property
-    def split(self) -> int:
-        """Ranks that tensor and pipeline parallelism divide the model among."""
-        return self.tensor * self.pipeline
-
-    @property
     def ranks(self) -> int:
         """Ranks among which what is sharded is divided."""
-        whole = self.gpus // self.split
+        whole = self.gpus // self.tensor
         return min(self.shards or whole, whole) or 1
 
     @property
@@ -121,12 +112,35 @@ class Trainer:
         LoRA's two matrices beside each of the layers' (arXiv 2106.09685, section 4.1).
         """
         own = self.lora_rank * self.model.matrices or self.model.elements
-        return math.ceil(own / self.split)
+        return math.ceil(own / self.tensor)
 
     @property
     def largest(self) -> Layer:
         """The layer with the most weights, and activations."""
         return max(self.model.layers, key=lambda layer: (layer.elements, layer.items))
+
+
+class Phases(NamedTuple):
+    """What a rank holds in each phase; ``updates`` are moments of one."""
+
+    load: Parts
+    idle: Parts
+    updates: list[Parts]
+    step: Parts
+    sync: Parts
+    save: Parts
+
+
+def phases(trainer: Trainer, bucket: int) -> Phases:
+    """All phases of a rank, weights sent in buckets of so many bytes."""
+    return Phases(
+        load=resident(trainer, "load"),
+        idle=resident(trainer, "idle"),
+        updates=list(updates(trainer)),
+        step=total(resident(trainer, "step"), stepping(trainer)),
+        sync=sending(trainer, bucket),
+        save=total(resident(trainer, "save"), gathered_tensor(trainer)),
+    )
 
 
 def total(*several: Parts) -> Parts:
@@ -143,16 +157,15 @@ def resident(trainer: Trainer, phase: str) -> Parts:
     DDP's reducer has a copy of all gradients from the start (torch, reducer.cpp, where
     gradient_as_bucket_view is False, as it is by default).
 
-    Bytes an element, before sharding: weights 4, or 2 in DeepSpeed and Megatron beside
-    4 of master copies; gradients as the weights (FSDP reduces to the dtype of the
-    sharded weights; Megatron adds up in 4); AdamW's moments twice the updated dtype.
-    ZeRO, arXiv 1910.02054, section 3.1; torch, _fsdp_param.py and adamw.py;
-    Megatron-LM, docs on the distributed optimizer: 18 bytes, or 6 + 12 / ranks. verl's
+    Bytes an element, before sharding: weights 4, or 2 in DeepSpeed beside 4 of master
+    copies; gradients as the weights (FSDP reduces to the dtype of the sharded weights);
+    AdamW's moments twice the updated dtype. ZeRO, arXiv 1910.02054, section 3.1; torch,
+    _fsdp_param.py and adamw.py. verl's
     offload moves all of it back for the update (workers/engine/base.py, BaseEngineCtx),
     so that it lowers other phases only.
     """
     by_weights, by_gradients, by_states = SHARDED[trainer.sharding]
-    whole = math.ceil(trainer.model.elements / trainer.split)
+    whole = math.ceil(trainer.model.elements / trainer.tensor)
     compute = trainer.compute
     kept = compute if trainer.is_mixed else trainer.weights
     own = compute if trainer.is_mixed else trainer.updated
@@ -175,8 +188,7 @@ def resident(trainer: Trainer, phase: str) -> Parts:
     is_deepspeed = trainer.sharding.startswith("zero")
     away = trainer.offload_states if is_deepspeed else trainer.offload_weights
     if is_updating and away != "always":
-        dtype = "float32" if "megatron" in trainer.sharding else own
-        add(f"gradients {dtype}", trainer.trained * WIDTHS[dtype], by_gradients)
+        add(f"gradients {own}", trainer.trained * WIDTHS[own], by_gradients)
     if trainer.sharding == "ddp" and trainer.gpus > 1:
         size = trainer.trained * WIDTHS[own]
         add(f"DDP's buckets {own}", size, False)
@@ -284,9 +296,7 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     the output matrix's stays until the backward pass, as all do without recomputation.
     In the loss all layers' activations and the logits; then the backward pass of the
     output matrix, of the last layer, whose activations are whole (again), and of the
-    first, when all gradients are there. A pipeline's first stage keeps those of as many
-    micro-batches as it has stages (arXiv 2104.04473, section 2.2), which is its part of
-    the layers times these.
+    first, when all gradients are there.
     """
     model, compute = trainer.model, trainer.compute
     tokens, width = _tokens(trainer), WIDTHS[compute]
@@ -296,8 +306,7 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     unsharded = {n: whole.pop(n) for n in [*whole] if n.startswith("unsharded")}
     # Without accumulation they come one by one, but for buffers that are made before;
     # and those that were kept whole go as their shards come.
-    premade = ("zero3", "megatron", "megatron-distributed")
-    if unsharded or (trainer.micro_batches == 1 and trainer.sharding not in premade):
+    if unsharded or (trainer.micro_batches == 1 and trainer.sharding != "zero3"):
         for name in gradients:
             del held[name]
     held = total(held, gathered(trainer))
@@ -379,8 +388,8 @@ def teaching(trainer: Trainer) -> Parts:
 
 def stepping(trainer: Trainer) -> Parts:
     """What AdamW takes for a moment: a root of the second moment of all weights at once
-    (torch, optim/adam.py, _multi_tensor_adam), or of one without ``foreach``; ZeRO and
-    Megatron work on float32 copies of the gradients (DeepSpeed, stage_1_and_2.py).
+    (torch, optim/adam.py, _multi_tensor_adam), or of one without ``foreach``; ZeRO
+    works on float32 copies of the gradients (DeepSpeed, stage_1_and_2.py).
     """
     if trainer.offload_states == "always":
         return {}

@@ -18,6 +18,7 @@ from pytest_gkd.job.frameworks.reading import (
 )
 from pytest_gkd.job.frameworks.recorded_options import parser
 from pytest_gkd.job.frameworks.sglang_server import Server
+from pytest_gkd.job.frameworks.slime import plan as slime_plan
 from pytest_gkd.job.frameworks.slime import rules as slime_rules
 from pytest_gkd.job.frameworks.slime.options import TABLES, Known
 from pytest_gkd.job.launch import Launch
@@ -92,7 +93,8 @@ class Family:
         findings += problems
         values = _values(known)
         pools = _engines(known, values)
-        return Reading(said, values, findings, pools=pools, variables=variables)
+        recipe = slime_plan.recipe(known)
+        return Reading(said, values, findings, "", pools, recipe, variables)
 
 
 def _softened(finding: Finding, known: Known) -> Finding:
