@@ -42,6 +42,7 @@ OF_AREA = {
     "env": "package-missing package-conflict import-stuck package-damaged "
     "module-shadowed cuda-arch-mismatch driver-too-old no-gpu gpu-busy "
     "gpu-hardware compiler install-build shm-too-small disk-full "
+    "storage-stalled "
     "too-many-files file-size-limit loopback-down host-oom hub-unreachable "
     "hub-auth permission variable-invalid variable-not-propagated",
     "data": "file-missing corrupt schema empty too-long cache loader-stall worker-died",
