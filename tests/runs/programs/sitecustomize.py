@@ -109,7 +109,9 @@ def patch(module):
         owner, path = module, function.split(".")
         for one in path[:-1]:
             owner = getattr(owner, one)
-        setattr(owner, path[-1], broken(getattr(owner, path[-1]), calls, rank, how))
+        instead = broken(getattr(owner, path[-1]), calls, rank, how)
+        static = isinstance(vars(owner).get(path[-1]), staticmethod)
+        setattr(owner, path[-1], staticmethod(instead) if static else instead)
 
 
 class Finder(importlib.abc.MetaPathFinder):
