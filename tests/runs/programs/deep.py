@@ -12,7 +12,7 @@ parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--save-interval", type=int, default=6)
 parser.add_argument("--local_rank", type=int, default=0)
 args = parser.parse_args()
-deepspeed.utils.logger.setLevel("INFO")
+deepspeed.utils.logging.set_log_level_from_string("info")
 
 
 def main():
