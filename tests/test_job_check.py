@@ -669,3 +669,19 @@ def test_a_variable_that_nothing_reads_is_told(
     found = check.check(script, [], "verl", {"NODE": "3"}).findings
     told = [f.message for f in found if f.message.startswith("--set")]
     assert [says in one for one in told] == ([True] if says else [])
+
+
+@pytest.mark.parametrize(
+    ("start", "truncation"),
+    [
+        ("accelerate launch examples/scripts/gkd.py --lmbda 1", "left"),
+        ("trl grpo --model_name_or_path m", None),
+        ("python -m skyrl.train.entrypoints.main_base trainer.epochs=1", "drop"),
+    ],
+)
+def test_rows_that_are_too_long_have_a_fate(
+    start: str, truncation: str | None, script: Path
+) -> None:
+    script.write_text(f"{start}\n")
+    given = check.check(script).values.get("truncation")
+    assert (given and given.value) == truncation

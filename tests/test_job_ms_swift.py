@@ -465,3 +465,22 @@ def test_an_older_release_has_its_own_options(script: Path) -> None:
         "ms-swift 4.5.3's megatron rlhf has no option --engram_tokenizer_map"
         in fault.message
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "truncation"),
+    [
+        ("gkd", "", "drop"),
+        ("grpo", "", "left"),
+        ("grpo", "--truncation_strategy delete", "drop"),
+        ("gkd", "--truncation_strategy right", "right"),
+        ("gkd", "--truncation_strategy $S", None),
+    ],
+)
+@pytest.mark.parametrize("program", ["swift", "megatron"])
+def test_rows_that_are_too_long(
+    program: str, kind: str, option: str, truncation: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"{program} rlhf --rlhf_type {kind} --model m {option}\n")
+    assert check(path).values["truncation"].value == truncation

@@ -323,3 +323,15 @@ def test_every_recorded_release_reads_a_start(name: str, script: Path) -> None:
         assert not faults(found)
         assert found.values["total_gpus"].value == 6
         assert found.values["pipeline_parallel_size"].value == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "truncation"), [("", "keep"), ("--rollout-max-prompt-len 512", "drop")]
+)
+def test_prompts_that_are_too_long_are_dropped_where_a_length_is_set(
+    option: str, truncation: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"python3 train.py --rollout-batch-size 8 {option}\n")
+    found = check(path, framework="slime==0.3.1").values["truncation"]
+    assert (found.value, found.source) == (truncation, "user" if option else "default")

@@ -367,6 +367,7 @@ class Start:
             )
         return {
             "algorithm": algorithm,
+            "truncation": self._truncation(),
             "train_files": combined("", _single, dataset) if dataset.value else dataset,
             "learning_rate": rate,
             "gradient_accumulation_steps": self.accumulation(),
@@ -382,6 +383,18 @@ class Start:
             "gpus_per_node": self.trainer() if self.ray else self.per_node(),
             "trainer_gpus": self.trainer(),
         }
+
+    def _truncation(self) -> Given:
+        """What becomes of rows over max_length (arguments/rlhf_args.py, _init_grpo;
+        base_args/template_args.py; megatron/arguments/rlhf_args.py)."""
+        return combined(
+            "truncation_strategy, or else by rlhf_type",
+            lambda own, kind: (own or ("left" if kind == "grpo" else "delete")).replace(
+                "delete", "drop"
+            ),
+            self.get("truncation_strategy"),
+            self.algorithm,
+        )
 
     def _dtype(self) -> Given:
         """``--bf16 true`` counts before torch_dtype in Megatron (_map_dtype)."""

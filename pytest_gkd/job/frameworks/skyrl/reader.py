@@ -175,6 +175,8 @@ def _values(config: Config) -> dict[str, Given]:
     if strategy is not None and strategy.value == "fsdp2":
         found["trainer_strategy"] = Given(strategy.source, "fsdp", strategy.word)
     found |= looking.derived(config, DERIVED, Look)
+    # dataset/dataset.py, _prompt_not_too_long
+    found["truncation"] = Given("default", "drop", expression="its only way")
     teacher = found.get("teacher")
     if teacher is not None and not teacher.needs:  # by what says which model it is
         found["teacher"] = _value(config, rules.REF) or teacher

@@ -152,6 +152,12 @@ def _values(known: Known) -> dict[str, Given]:
         find("offload"),
         find("colocate"),
     )
+    # slime/utils/data.py (miles/utils/data.py), filter_long_prompt; nothing is cut.
+    values["truncation"] = derived(
+        "--rollout-max-prompt-len",
+        lambda most: "keep" if most is None else "drop",
+        find("rollout_max_prompt_len"),
+    )
     trainer = derived(
         "--actor-num-nodes * --actor-num-gpus-per-node",
         lambda nodes, gpus: nodes * gpus,

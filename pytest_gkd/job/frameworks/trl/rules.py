@@ -156,6 +156,8 @@ def values(job: TrlJob) -> dict[str, Given]:
     if {"GKDConfig", "GOLDConfig"} & job.classes:
         # SFTConfig's loss_type is not theirs: their compute_loss reads beta.
         found.pop("loss", None)
+        # experimental/utils.py, DataCollatorForChatML: the last max_length tokens stay.
+        found["truncation"] = Given("default", "left", expression="its only way")
     if "max_new_tokens" in job.fields and "max_response_length" not in found:
         found["max_response_length"] = job.find("max_new_tokens")
     if job.unread and "student" not in found:
