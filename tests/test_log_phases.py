@@ -14,6 +14,7 @@ import pytest
 from pytest_gkd.diagnosis import catalogue, log_phases, logs
 from pytest_gkd.diagnosis.log_report import LogReport
 from pytest_gkd.diagnosis.usual_next import usual_next
+from pytest_gkd.report import render
 
 TABLES = sorted(Path(log_phases.__file__).parent.glob("phase_markers/*.toml"))
 CATALOGUE = catalogue.load()
@@ -118,8 +119,9 @@ def test_after_a_step_the_framework_that_printed_last_says_what_follows(
     assert judged(f"worker started...\n{steps}", tmp_path).phase == "weight-sync"
 
 
+HOSTILE = "\x1b[2J"  # clears a screen that obeys it
 DISTILLS = "".join(
-    f"[teacher] 12:00:{n:02} INFO request {n}: 4 sequences\n"
+    f"[teacher] 12:00:{n:02} INFO {HOSTILE}request {n}: 4 sequences\n"
     f'{{"step": {n}, "loss": 1.5}}\n'
     for n in range(1, 9)
 )
@@ -130,9 +132,16 @@ def test_the_line_that_usually_follows_is_what_the_run_waits_for(
 ) -> None:
     found = usual_next(DISTILLS.encode())
     assert found is not None
-    assert found.text == b"[teacher] 12:00:08 INFO request 8: 4 sequences"
     assert (found.times, found.of) == (7, 7)
-    assert judged(DISTILLS, tmp_path).phase == "teacher"
+    log = tmp_path / "train.log"
+    log.write_text(DISTILLS)
+    report = logs.examine([log], CATALOGUE, now="13:00")
+    assert (report.verdict, report.phase) == ("hung", "teacher")
+    line = f"[teacher] 12:00:08 INFO {HOSTILE}request 8: 4 sequences"
+    shown = report.to_json()["expected"]
+    assert shown == {"text": line.replace(HOSTILE, ""), "times": 7, "of": 7}
+    text = render.log_text(report)
+    assert "  next  usually (7 of 7 times): [teacher] 12:00:08 INFO request 8" in text
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pytest_gkd.diagnosis.metrics.judging import NumberFinding
 from pytest_gkd.diagnosis.metrics.series import Series
 from pytest_gkd.diagnosis.silence import Silence
 from pytest_gkd.diagnosis.suspects import Suspicion
+from pytest_gkd.diagnosis.usual_next import UsualNext
 
 NO_SUSPICION = Suspicion(sign="", last_sign="")
 
@@ -42,8 +43,9 @@ class LogReport:
     log ends in the middle of sound work), ``interrupted`` (sound work was ended from
     outside, by ``ended_by``) or ``unknown``; ``phase`` one of ``log_phases.PHASES``.
     ``silence`` is where a run that stands still, or one at work, fell silent,
-    ``last`` the last sign of life, ``progress`` how far a run had come. ``survived``
-    are causes after which the run went on, each with the first line that tells of it.
+    ``last`` the last sign of life, ``expected`` what usually follows it, ``progress``
+    how far a run had come. ``survived`` are causes after which the run went on, each
+    with the first line that tells of it.
     ``suspicion`` is what to look at when a run stands still, or when one at work
     should. ``telling`` are the lines to read when nothing is known, ``nearest``
     guesses: the causes that these lines resemble most. ``series`` are the metrics that
@@ -59,6 +61,7 @@ class LogReport:
     phase: str
     causes: tuple[Diagnosis, ...] = ()
     last: EvidenceLine | None = None
+    expected: UsualNext | None = None
     waits_for: str = ""
     ended_by: str = ""
     silence: Silence | None = None
@@ -91,6 +94,7 @@ class LogReport:
             "silence": self.silence and vars(self.silence),
             "progress": self.progress and vars(self.progress),
             "last": self.last and _line_json(self.last),
+            "expected": self.expected and self.expected.to_json(),
             "causes": [
                 {
                     "cause": one.cause,

@@ -153,6 +153,7 @@ def _verdict(
         "running" if at_work else "hung",
         phase,
         last=last,
+        expected=usual_next(_farthest(logs).tail) if len(logs) == 1 else None,
         progress=progress,
         ended_by=by,
         silence=silence.of_log(_farthest(logs), now),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
-from pytest_gkd.diagnosis.scan import plain
+from pytest_gkd.diagnosis.scan import plain, shown
 
 # So many of the last lines are looked at: some dozens of steps.
 MOST_LINES = 1_000
@@ -24,6 +25,15 @@ class UsualNext:
     text: bytes
     times: int
     of: int
+
+    @property
+    def shown(self) -> str:
+        """The line as a report shows it."""
+        return shown(self.text)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as ``gkd diagnose --format=json`` prints it."""
+        return {"text": self.shown, "times": self.times, "of": self.of}
 
 
 def usual_next(text: bytes) -> UsualNext | None:

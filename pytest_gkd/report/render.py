@@ -228,6 +228,9 @@ def log_text(report: LogReport) -> str:
         lines += wrapped("  waits ", "for " + report.waits_for)
         lines += _silence(report)
         lines += [f"  last  {_place(report.last, LOG_LINE)}"] if report.last else []
+        if next_one := report.expected:
+            often = f"usually ({next_one.times} of {next_one.of} times)"
+            lines.append(f"  next  {often}: {next_one.shown[:LOG_LINE]}")
     else:
         lines.append("unknown: no known cause in this log; the most telling lines:")
         lines += [f"  {_place(line, LOG_LINE)}" for line in report.telling]
