@@ -193,6 +193,24 @@ def test_experts_are_divided_by_their_own_ranks(tmp_path: Path) -> None:
         assert parts["gradients float32"] == 4 * sum(found)
 
 
+def test_experts_without_ranks_of_their_own_are_weights_as_others(
+    tmp_path: Path,
+) -> None:
+    model = qwen3(tmp_path / "m", QWEN3_30B)
+    job = Megatron(model, gpus=16, tensor=2, expert_tensor=1)
+    own, routed = megatron_memory.elements(job, 0)
+    parts = megatron_memory.resident(job, 0, "update")
+    assert parts["optimizer states"] == pytest.approx(own + routed, rel=1e-6)
+    # The start: all weights a second time, beside the buffer of their gradients.
+    parts = megatron_memory.loading(job, 0)
+    assert sum(parts.values()) == (2 + 2 + 4) * (own + routed)
+    # With ranks of their own they are taken in last, when the others' copies are gone.
+    job = Megatron(model, gpus=16, tensor=2, expert=2, expert_tensor=1)
+    own, routed = megatron_memory.elements(job, 0)
+    parts = megatron_memory.loading(job, 0)
+    assert sum(parts.values()) == 6 * own + 8 * routed
+
+
 def test_a_tied_embedding_is_twice_in_a_pipeline(tmp_path: Path) -> None:
     tied = qwen3(tmp_path / "tied", QWEN3_8B | {"tie_word_embeddings": True})
     own = qwen3(tmp_path / "own", QWEN3_8B)

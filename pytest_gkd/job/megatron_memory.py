@@ -102,6 +102,8 @@ class Megatron:
         (parallel_state.py, data parallel with context, and expert data parallel)."""
         own = self.gpus // (self.tensor * self.pipeline)
         wide = self.expert_tensor or self.tensor
+        if self.expert == 1:  # experts are weights as others are
+            return max(own, 1), max(own, 1)
         return max(own, 1), max(self.gpus // (wide * self.expert * self.pipeline), 1)
 
 
@@ -184,17 +186,21 @@ def resident(job: Megatron, stage: int, phase: str) -> Parts:
 
 def loading(job: Megatron, stage: int) -> Parts:
     """The start: the distributed optimizer's buffers are made beside the weights that
-    they take in, those of experts last (distributed/param_and_grad_buffer.py)."""
+    they take in, chunk by chunk, those of experts last where these are parallel
+    (distributed/param_and_grad_buffer.py)."""
     own, routed = (WIDTHS[job.compute] * one for one in elements(job, stage))
+    if job.expert == 1:
+        own, routed = own + routed, 0
     ratio = WIDTHS[job.gradients] // WIDTHS[job.compute]
-    copied = max(own, routed + (routed and ratio * routed)) if job.is_distributed else 0
-    gradients = ratio * (own if copied > own or not routed else own + routed)
+    # Beside all weights and the gradients of those that have been taken in.
+    moments = [(own, ratio * own), (routed, ratio * (own + routed))]
+    copied, gradients = max(moments, key=sum)
     if not job.is_distributed:
-        gradients = ratio * (own + routed)
+        copied, gradients = 0, ratio * (own + routed)
     return {
         f"weights {job.compute}": own + routed,
         f"gradients {job.gradients}": gradients,
-        "weights' new places": copied,
+        "weights' new places": math.ceil(copied / job.chunks),
     }
 
 
