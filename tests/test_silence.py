@@ -162,6 +162,8 @@ def test_an_hour_of_saving_that_has_just_ended_is_no_hang() -> None:
     assert log_end.stuck(SAVE + b"2026-11-21 11:00:58 INFO saved to /ckpt\n") == b""
     twice = b"2026-11-21 12:00:58 INFO uploaded\n"
     assert log_end.stuck(SAVE + b"2026-11-21 11:00:58 INFO saved\n" + twice) == b""
+    after = b"".join(b"2026-11-21 11:0%d:58 INFO a\n" % n for n in range(1, 5))
+    assert log_end.stuck(SAVE + b"2026-11-21 11:00:58 INFO saved\n" + after) == b""
 
 
 def test_lines_that_show_no_work_for_an_hour_are_a_hang() -> None:

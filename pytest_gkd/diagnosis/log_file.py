@@ -108,9 +108,9 @@ class Log:
         """The exceptions of the first and the last parts that hold tracebacks."""
         return self.raised.chains()
 
-    @property
+    @functools.cached_property
     def edges(self) -> bytes:
-        """The first and the last bytes, each byte once."""
+        """The first and the last bytes, each byte once; asked for when all is read."""
         return self.head[: self.tail_at] + self.tail
 
     @property
