@@ -13,7 +13,7 @@ from typing import IO, Any, NoReturn
 
 from pytest_gkd import __version__, fault_specs, sanitize
 from pytest_gkd.diagnosis import catalogue as rules
-from pytest_gkd.diagnosis import log_file, logs, own_rules
+from pytest_gkd.diagnosis import log_file, logs, own_rules, proofreading
 from pytest_gkd.diagnosis.silence import NowError
 from pytest_gkd.gpu_report import gpu_runs, result_files
 from pytest_gkd.job import written_secrets
@@ -433,12 +433,10 @@ def _gpu_report(asked: argparse.Namespace) -> int:
 
 
 def _check(asked: argparse.Namespace) -> int:
-    wrong = 0
-    for name in asked.files:
-        found = rules.check(Path(name))
-        wrong += len(found)
-        _say("\n".join(found) if found else f"{name}: good")
-    return FOUND if wrong else 0
+    found = proofreading.check(Path(name) for name in asked.files)
+    for path, wrong in found.items():
+        _say("\n".join(wrong) if wrong else f"{path}: good")
+    return FOUND if any(found.values()) else 0
 
 
 def _answer(asked: argparse.Namespace, data: dict[str, Any], text: str) -> int:

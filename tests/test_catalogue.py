@@ -8,7 +8,7 @@ from pathlib import Path
 import pages
 import pytest
 
-from pytest_gkd.diagnosis import catalogue
+from pytest_gkd.diagnosis import catalogue, proofreading
 from pytest_gkd.diagnosis.catalogue import Rule, RuleError, Signature
 from pytest_gkd.diagnosis.diagnose import StageEvidence, TextSource, diagnose
 from pytest_gkd.report import explain
@@ -40,7 +40,7 @@ def evidence_for(signature: Signature) -> StageEvidence:
 
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)
 def test_a_rule_proofreads_clean(rule: Rule) -> None:
-    assert catalogue.proofread(rule, rule.id) == []
+    assert proofreading.proofread(rule, rule.id) == []
 
 
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)
@@ -127,8 +127,11 @@ def test_no_fix_uses_a_setting_that_nobody_reads(rule: Rule) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"titel": "x"}, "unknown key 'titel'; known: title, tier, why, confirm, "),
-        ({"file": "x"}, "unknown key 'file'; known: "),
+        (
+            {"titel": "x"},
+            "unknown key 'titel' (did you mean 'title'?); known: title, tier, ",
+        ),
+        ({"file": "x"}, "unknown key 'file' (did you mean 'title'?); known: "),
         ({"why": ""}, "why is missing"),
         ({"tier": "reason"}, "tier: 'reason' is not one of cause, symptom, fallback"),
         ({"signature": "oops"}, "signature: 'oops' is not tables"),
@@ -164,6 +167,6 @@ def test_a_rule_of_the_users_own_wins_over_ours(tmp_path: Path) -> None:
 def test_proofreading_finds_a_pattern_that_does_not_fit_its_example() -> None:
     signature = {"text": ["boom"], "pattern": "^boom$", "example": "a boom"}
     rule = catalogue.parse_rule({**GOOD, "signature": [signature]}, "a.b", "x")
-    assert catalogue.proofread(rule, "x") == [
+    assert proofreading.proofread(rule, "x") == [
         "x: signature 1: example does not match its own signature"
     ]

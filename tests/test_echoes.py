@@ -98,11 +98,12 @@ def test_what_only_looks_like_one_is_not(before: bytes, line: bytes) -> None:
 
 def test_a_rule_about_source_lines_finds_them() -> None:
     frame = '  File "/opt/vllm/v1/core/kv_cache_utils.py", line 7, in get_kv'
-    assert echoes.of_source(frame)
-    assert echoes.of_source(
-        "(EngineCore pid=7)     assert numerator % denominator == 0"
-    )
-    assert not echoes.of_source(OOM.decode())
+    about = catalogue.Signature(text=("kv_cache_utils",), example=frame)
+    assert echoes.of_source(about)
+    code = "(EngineCore pid=7)     assert numerator % 8 == 0"
+    assert echoes.of_source(catalogue.Signature(text=("assert ",), example=code))
+    about = catalogue.Signature(text=("CUDA out",), example=OOM.decode())
+    assert not echoes.of_source(about)
 
 
 @pytest.mark.parametrize(

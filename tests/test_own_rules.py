@@ -13,7 +13,7 @@ from pytest_gkd import __main__ as command
 from pytest_gkd.diagnosis import catalogue
 
 PAGE = Path(__file__).parent.parent / "docs" / "own-rules.md"
-EXAMPLE = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+EXAMPLE, OF_EXCEPTION = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
 STAGE = """
 import pytest
 
@@ -43,6 +43,64 @@ def test_the_pages_example_is_good(
 ) -> None:
     assert command.main(["rules", "check", str(example)]) == 0
     assert capsys.readouterr().out == f"{example}: good\n"
+
+
+def test_the_pages_example_of_an_exception_is_good_and_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rule, log = tmp_path / "verifier.toml", tmp_path / "train.log"
+    rule.write_text(OF_EXCEPTION)
+    assert command.main(["rules", "check", str(rule)]) == 0, capsys.readouterr().out
+    (signature, *_) = catalogue.read_rule(rule).signatures
+    log.write_text(signature.example)
+    assert command.main(["diagnose", str(log), "--rules", str(rule)]) == 1
+    assert "the verifier failed for one answer: 'gold'" in capsys.readouterr().out
+
+
+def test_a_rule_that_takes_what_others_leave_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = tmp_path / "one.toml", tmp_path / "other.toml"
+    form = """
+id = "own.{name}"
+title = "a thing"
+tier = "cause"
+why = "It broke."
+[[signature]]
+text = ["{text}"]
+example = "{text} over"
+near_miss = ["{miss}"]
+[[fix]]
+do = "Wait"
+"""
+    one.write_text(form.format(name="one", text="the moon ", miss="the sun"))
+    text = form.format(name="other", text="the moon rose", miss="the moon set")
+    other.write_text(text)
+    assert command.main(["rules", "check", str(one), str(other)]) == 1
+    said, good = capsys.readouterr().out.splitlines()
+    told = "signature 1: also matches what own.other names as a near miss: "
+    assert said == f"{one}: {told}'the moon set'"
+    assert good == f"{other}: good"
+
+
+def test_a_line_that_a_built_in_rule_calls_harmless_is_told_of(
+    tmp_path: Path, example: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = example.read_text()
+    text = text.replace('["reward server "]', '["NCCL INFO init.cc:"]', 1)
+    text = re.sub(r"^(pattern|unless_pattern|unless|say) = .*\n", "", text, flags=re.M)
+    text = text.replace("RuntimeError: reward", "NCCL INFO init.cc: reward")
+    example.write_text(text)
+    assert command.main(["rules", "check", str(example)]) == 1
+    told = capsys.readouterr().out
+    assert "also matches what comm.nccl-other names as a near miss: 'node1:" in told
+
+
+def test_a_rule_that_cannot_be_read_is_no_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["rules", "check", str(tmp_path / "none.toml")]) == 2
+    assert "none.toml: cannot be read: No such file" in capsys.readouterr().err
 
 
 def test_a_run_names_the_example_and_a_command_that_explains_it(
@@ -114,7 +172,7 @@ def test_all_that_is_wrong_is_told_at_once(
     told = capsys.readouterr().out.splitlines()
     assert [line.removeprefix(f"{bad}: ").partition(": ")[0] for line in told] == [
         "id is missing",
-        "unknown key 'titel'; known",
+        "unknown key 'titel' (did you mean 'title'?); known",
         "title is missing",
         "why is missing",
         "tier",

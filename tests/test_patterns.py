@@ -11,7 +11,7 @@ import hostile
 import pytest
 
 import pytest_gkd
-from pytest_gkd.diagnosis import catalogue, scan
+from pytest_gkd.diagnosis import catalogue, proofreading, scan
 from pytest_gkd.diagnosis.catalogue import Rule
 from pytest_gkd.diagnosis.diagnose import StageEvidence, TextSource, diagnose
 from pytest_gkd.diagnosis.patterns import Pattern, PatternError
@@ -46,7 +46,7 @@ def test_a_pattern_of_the_users_own_is_not_slow_either(tmp_path: Path) -> None:
         'id = "my.cause"\ntitle = "x"\ntier = "cause"\nwhy = "y"\n[[signature]]\n'
         "text = ['site: ']\npattern = 'site: (?:(?:\\w+)*,?)*;'\nexample = 'site: a;'\n"
     )
-    assert catalogue.proofread(catalogue.read_rule(own), "own") == []
+    assert proofreading.proofread(catalogue.read_rule(own), "own") == []
     (signature,) = catalogue.read_rule(own).signatures
     started = time.process_time()
     for line in hostile.lines(signature.example, signature.text):

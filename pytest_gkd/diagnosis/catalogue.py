@@ -16,7 +16,8 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pytest_gkd.diagnosis.patterns import PatternError, pattern_of
+from pytest_gkd.diagnosis.patterns import pattern_of
+from pytest_gkd.near_names import near_names
 
 Made = TypeVar("Made")
 ADVICE_DIR = Path(__file__).parent.parent / "advice"
@@ -31,10 +32,12 @@ _LIBRARIES = (*TRAINERS, "peft", "hydra", "hf")
 KNOB_KINDS = ("env", "vllm", "ray", "torch", *_LIBRARIES, "cmd", "gkd")
 # A stage is stuck when its time was up and it made no visible progress.
 OUTCOMES = ("failed", "timeout", "crashed", "stuck")
+_ANCHORS = ("text", "raised", "innermost", "through")
 _OF_STAGE = ("outcomes", "stages", "signals", "doing")
 
 _ID = re.compile(r"[a-z0-9]+\.[a-z0-9]+(-[a-z0-9]+)*")
-_FIELD = re.compile(r"\{(\w+)\}")
+# What a signature that asks about an exception may say of it.
+OF_EXCEPTION = frozenset({"raised", "message", "file", "function"})
 
 
 class RuleError(ValueError):
@@ -50,11 +53,17 @@ class Signature:
     find of the pattern does not count when ``unless_pattern`` finds something in the
     words of that find; the next one may. Both are RE2's, over bytes. Named groups of
     the pattern are the facts that ``say`` may use; ``name2`` stands for ``name`` where
-    that group found nothing. Without ``text``
-    the signature speaks of the stage alone: its ``outcomes``, ``stages``, the signal
-    it died of (``signals``) and what it was doing (``doing``, a regular expression).
+    that group found nothing. Without ``text`` or an exception the signature speaks of
+    the stage alone: its ``outcomes``, ``stages``, the signal it died of (``signals``)
+    and what it was doing (``doing``, a regular expression).
     Where text and such conditions stand together, both must hold. ``source`` limits
     the text to ``stacks``. ``tier`` replaces the tier of the rule for this signature.
+
+    The line may have to belong to an exception: of a class in ``raised``, with its
+    innermost frame in ``innermost``, with one on the way in ``through``, each of these
+    a function, a file or a folder of a library, or ``file.py:function``. ``beside``
+    wants another line of the same process with one of its texts, in the same exceptions
+    or ``within`` so many lines.
     ``loud`` lets a line count that calls itself a warning or a note, ``silent`` one
     that the run goes on after, even to its end.
     """
@@ -75,11 +84,37 @@ class Signature:
     stages: tuple[str, ...] = ()
     signals: tuple[str, ...] = ()
     doing: str = ""
+    raised: tuple[str, ...] = ()
+    innermost: tuple[str, ...] = ()
+    through: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    within: int = 0
+
+    @property
+    def of_exception(self) -> bool:
+        """Whether the line must belong to an exception of some kind."""
+        return bool(self.raised or self.innermost or self.through)
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the line alone does not tell that it counts."""
+        return self.of_exception or bool(self.beside)
+
+    @property
+    def anchors(self) -> tuple[str, ...]:
+        """What the line must contain one of."""
+        frames = self.innermost or self.through
+        return self.text or self.raised or tuple(one.split(":")[0] for one in frames)
 
     @property
     def of_stage(self) -> bool:
         """Whether the signature asks about the stage, not only about text."""
         return any(getattr(self, key) for key in _OF_STAGE)
+
+    def takes(self, line: str) -> bool:
+        """Whether the line alone would do."""
+        words = any(text in line for text in self.anchors)
+        return words and self.facts_in(line.encode()) is not None
 
     def facts_in(self, line: bytes) -> dict[str, str] | None:
         """What the signature reads in a line that holds a ``text``; None: no match."""
@@ -239,6 +274,7 @@ _HOLDS = {
     "str": "a text",
     "tuple[str, ...]": "a list of strings",
     "bool": "true or false",
+    "int": "a whole number",
 }
 # The fields of a rule that are lists of tables: their key, and what each table is.
 _TABLES = {
@@ -301,7 +337,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def parse_rule(data: Mapping[str, Any], cause: Any, where: str) -> Rule:
     """TOML data as a Rule. Raises RuleError with all that is wrong, a line each."""
-    if wrong := list(_wrong(data, cause, where)):
+    if wrong := wrong_in(data, cause, where):
         raise RuleError("\n".join(wrong))
     parts = {**data, "id": cause, "why": " ".join(data["why"].split())}
     for name, (key, kind) in _TABLES.items():
@@ -312,6 +348,21 @@ def parse_rule(data: Mapping[str, Any], cause: Any, where: str) -> Rule:
 def made(kind: type[Made], table: Mapping[str, Any]) -> Made:
     """One of the types of a file, its lists as tuples."""
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
+
+
+def wrong_in(data: Mapping[str, Any], cause: Any, where: str) -> list[str]:
+    """All that is wrong in the form of TOML data, a sentence each."""
+    return list(_wrong(data, cause, where))
+
+
+def sound_signatures(
+    data: Mapping[str, Any], where: str
+) -> Iterator[tuple[str, Signature]]:
+    """The signatures of sound form, of data that need not be, each with its place."""
+    for number, table in enumerate(_tables(data, "signature"), 1):
+        at = f"{where}: signature {number}"
+        if not any(_wrong_table(table, Signature, at)):
+            yield at, made(Signature, table)
 
 
 def _wrong(data: Mapping[str, Any], cause: Any, where: str) -> Iterator[str]:
@@ -339,11 +390,15 @@ def _wrong_signature(table: Mapping[str, Any], where: str) -> Iterator[str]:
     yield from _choice(table, "tier", TIERS, where)
     yield from _choice(table, "source", ("stacks",), where)
     yield from _choice(table, "outcomes", OUTCOMES, where)
-    texts = table.get("text")
+    texts = next(filter(None, map(table.get, _ANCHORS)), None)
     if not texts and not any(map(table.get, _OF_STAGE)):
-        yield f"{where}: needs text, or a condition on the stage"
+        yield f"{where}: needs text, an exception, or a condition on the stage"
     if table.get("pattern") and not texts:
         yield f"{where}: pattern needs text, the words its line must contain"
+    if table.get("beside") and not texts:
+        yield f"{where}: beside needs text, or an exception that it is beside"
+    if table.get("within") and not table.get("beside"):
+        yield f"{where}: within needs beside, the text of the other line"
     if table.get("unless_pattern") and not table.get("pattern"):
         yield f"{where}: unless_pattern needs a pattern, whose matches it excludes"
     for text in texts if isinstance(texts, list) else ():
@@ -373,7 +428,9 @@ def wrong_form(table: Mapping[str, Any], kind: type, where: str) -> Iterator[str
     known = keys(kind)
     for key, value in table.items():
         if key not in known:
-            yield f"{where}: unknown key {key!r}; known: {', '.join(known)}"
+            near = near_names(key, known, 1)
+            meant = f" (did you mean {near[0]!r}?)" if near else ""
+            yield f"{where}: unknown key {key!r}{meant}; known: {', '.join(known)}"
         elif not _is(value, known[key]):
             yield f"{where}: {key}: {value!r} is not {known[key]}"
     for one in fields(kind):
@@ -386,6 +443,8 @@ def _is(value: Any, what: str) -> bool:
         return isinstance(value, str)
     if what == _HOLDS["bool"]:
         return isinstance(value, bool)
+    if what == _HOLDS["int"]:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
     item = dict if what == "tables" else str
     return isinstance(value, list) and all(isinstance(part, item) for part in value)
 
@@ -403,65 +462,3 @@ def explain_command(rule: Rule, shown: Callable[[Path], str] = str) -> str:
     """What to type to read all of a rule; ``shown`` is how a path is to be told."""
     file = f" --rules {shlex.quote(shown(Path(rule.file)))}" if rule.file else ""
     return f"gkd explain {rule.id}{file}"
-
-
-def check(path: Path) -> list[str]:
-    """All that is wrong in a user's file, each as one sentence with its place."""
-    try:
-        data = read_toml(path)
-    except RuleError as error:
-        return [str(error)]
-    wrong = list(_wrong(data, data.pop("id", None), str(path)))
-    if not wrong:
-        return proofread(read_rule(path), str(path))
-    for number, table in enumerate(_tables(data, "signature"), 1):
-        at = f"{path}: signature {number}"
-        if not any(_wrong_table(table, Signature, at)):
-            wrong += _proofread(made(Signature, table), at)
-    return wrong
-
-
-def proofread(rule: Rule, where: str) -> list[str]:
-    """What is wrong in a rule beyond its form, each as one sentence with its place.
-
-    Too slow for every start: every pattern is compiled and tried on its example.
-    """
-    found = []
-    if len(rule.title) > 60:
-        found.append(f"{where}: title: {len(rule.title)} characters, at most 60")
-    for number, signature in enumerate(rule.signatures, 1):
-        found += _proofread(signature, f"{where}: signature {number}")
-    return found
-
-
-def _proofread(signature: Signature, at: str) -> Iterator[str]:
-    broken = False
-    for key in ("pattern", "unless_pattern", "doing"):
-        try:
-            pattern_of(getattr(signature, key))
-        except PatternError as error:
-            broken = True
-            yield f"{at}: {key}: {error}; RE2's syntax, without look-around"
-    if broken:
-        return
-    for name in _FIELD.findall(signature.say):
-        if name not in pattern_of(signature.pattern).groups:
-            yield f"{at}: say: {{{name}}} is not a group of the pattern"
-    if signature.text and not signature.example:
-        yield f"{at}: example is missing"
-    elif signature.text and not _fits(signature, signature.example):
-        yield f"{at}: example does not match its own signature"
-    for line in signature.near_miss:
-        if _fits(signature, line):
-            yield f"{at}: near_miss {line!r} matches"
-    if signature.unless_pattern:
-        open_to_all = replace(signature, unless_pattern="")
-        if not any(_fits(open_to_all, line) for line in signature.near_miss):
-            yield f"{at}: unless_pattern: no near_miss shows what it is for"
-
-
-def _fits(signature: Signature, line: str) -> bool:
-    return (
-        any(text in line for text in signature.text)
-        and signature.facts_in(line.encode()) is not None
-    )

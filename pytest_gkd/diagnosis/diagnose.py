@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_gkd import sanitize
+from pytest_gkd.diagnosis import exceptions, parts
 from pytest_gkd.diagnosis.catalogue import (
     TRAINERS,
     Catalogue,
@@ -184,15 +185,16 @@ def _stage_hits(evidence: StageEvidence, catalogue: Catalogue) -> Iterator[Hit]:
     signatures = index(catalogue, of_stage=True)
     for number, source in enumerate(texts):
         scanner = Scanner(signatures, source.name, number)
-        scanner.feed(source.text.encode("utf-8", "replace"))
+        data = source.text.encode("utf-8", "replace")
+        scanner.feed(data)
         scanner.finish()
         of = "stacks" if "stack" in source.name else ""
-        for hit in scanner.hits:
+        for hit in parts.hold(scanner.hits, _exceptions(scanner.hits, data)):
             if hit.signature.source == of and _holds(hit.signature, evidence):
                 yield hit
     for rule in catalogue.values():
         for signature in rule.signatures:
-            if not signature.text and _holds(signature, evidence):
+            if not signature.anchors and _holds(signature, evidence):
                 yield Hit(
                     cause=rule.id,
                     signature=signature,
@@ -202,6 +204,10 @@ def _stage_hits(evidence: StageEvidence, catalogue: Catalogue) -> Iterator[Hit]:
                     text=_what_happened(evidence),
                     source_index=len(texts),
                 )
+
+
+def _exceptions(hits: Iterable[Hit], data: bytes) -> list[exceptions.Chain]:
+    return exceptions.read(data) if parts.asked(hits) else []
 
 
 def _holds(signature: Signature, evidence: StageEvidence) -> bool:

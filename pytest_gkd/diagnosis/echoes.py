@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from pytest_gkd.diagnosis import prefixes
+from pytest_gkd.diagnosis.catalogue import Signature
 from pytest_gkd.diagnosis.patterns import Pattern
 
 # How much of what was read before a line may tell what it is, in bytes and in lines.
@@ -188,11 +189,16 @@ def _source(above: list[bytes], line: bytes, at: int) -> bool:
     return False
 
 
-def of_source(example: str) -> bool:
+def of_source(signature: Signature) -> bool:
     """Whether a rule is about such lines: its example is one."""
-    _, own = prefixes.split(example.encode())
-    shows = _FRAME.search(own) or _BOXED_CODE.search(own) or own.startswith(b"    ")
-    return bool(shows) and "\n" not in example
+    if not signature.text:
+        return not signature.raised
+    for line in signature.example.splitlines():
+        _, own = prefixes.split(line.encode())
+        shows = _FRAME.search(own) or _BOXED_CODE.search(own) or own.startswith(b"    ")
+        if shows and any(text in line for text in signature.text):
+            return True
+    return False
 
 
 _KINDS: dict[str, Callable[[list[bytes], bytes, int], bool]] = {

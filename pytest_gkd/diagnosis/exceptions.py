@@ -73,8 +73,9 @@ class Raised:
     ``process`` the words before its lines (``(WorkerDict pid=7)``). ``came`` says how
     it hangs together with the others: its direct ``cause`` is before it, it was raised
     while that before was handled (``context``), or it is told ``within`` another's
-    message: of another process, of a member of a group. ``start`` and ``end`` are bytes
-    of the text: where its first line begins, and where its message ends.
+    message: of another process, of a member of a group. ``start``, ``at`` and ``end``
+    are bytes of the text: where its first line begins, where the line with its class
+    does, and where its message ends.
     """
 
     process: str
@@ -83,6 +84,7 @@ class Raised:
     type: str = ""
     message: str = ""
     frames: list[Frame] = field(default_factory=list)
+    at: int = -1
     end: int = 0
 
 
@@ -141,6 +143,7 @@ class Collector:
                 for one in chain:
                     one.start += part.start
                     one.end += part.start
+                    one.at += part.start if one.at >= 0 else 0
                 found.append(chain)
         return found
 
@@ -186,6 +189,21 @@ def around(chains: Iterable[Chain], at: int, process: str = "") -> Chain:
     return found
 
 
+def holding(
+    chains: Iterable[Chain], at: int, process: str
+) -> tuple[Chain, Raised | None]:
+    """The exceptions that the line at a byte stands in, and which of them it is."""
+    best: Raised | None = None
+    found = Chain()
+    for chain in chains:
+        for one in chain:
+            inside = one.start <= at < max(one.end, one.start + 1)
+            later = best is None or one.start >= best.start
+            if inside and later and one.process == process:
+                best, found = one, chain
+    return found, best
+
+
 def _lines(text: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Each line with its start and end; what a terminal has cut is put together."""
     lines, at = [], 0
@@ -205,6 +223,9 @@ def _lines(text: bytes) -> Iterator[tuple[int, int, bytes]]:
         width = 0
     held: tuple[int, bytes] | None = None
     for start, end, line in lines:
+        if held is not None and prefixes.split(line)[0]:
+            yield held[0], start, held[1]  # a line of its own
+            held = None
         begin, whole = (start, line) if held is None else (held[0], held[1] + line)
         full = len(line.decode("utf-8", "replace")) == width > 0
         held = (begin, whole) if full and len(whole) < 4000 else None
@@ -353,6 +374,7 @@ class _Reader:
             return False
         self._open.type = _text(found[b"type"])
         self._open.message = _text(found[b"message"] or b"")
+        self._open.at = start
         self._close(end)
         self._more = MOST_LINES
         return True

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from pytest_gkd.diagnosis import exceptions
+from pytest_gkd.diagnosis import exceptions, parts
 from pytest_gkd.diagnosis.catalogue import Catalogue
 from pytest_gkd.diagnosis.metrics.series import Collector
 from pytest_gkd.diagnosis.scan import Hit, Scanner, blanked, index
@@ -199,8 +199,11 @@ def read(
         raise LogError(f"{name}: is empty")
     scanner.finish(log.tail)
     metrics.close()
+    hits = scanner.hits
+    if parts.asked(hits):
+        hits = parts.hold(hits, log.chains)
     log.lines, log.tail_at = scanner.lines, done - len(log.tail)
-    log.hits = [_placed(hit, log) for hit in scanner.hits] if earlier else scanner.hits
+    log.hits = [_placed(hit, log) for hit in hits] if earlier else hits
     log.head, log.tail = blanked(log.head), blanked(log.tail)
     if size is not None:
         status = os.fstat(stream.fileno())

@@ -24,7 +24,7 @@ from pytest_gkd.diagnosis.patterns import Pattern
 
 WINDOW = 3000
 BEFORE = 600
-MAX_HITS = 4
+MAX_HITS, MOST_IN_PARTS = 4, 40
 # How often a text is looked at in vain, from the start and from the end.
 MAX_TRIES = 300
 # Longer lines are looked through in parts.
@@ -207,7 +207,7 @@ class Scanner:
         return end
 
     def _enough(self, entries: list[Entry]) -> bool:
-        return all(self._seen[id(one)] >= MAX_HITS for _, one, _ in entries)
+        return all(self._seen[id(one)] >= _most(one) for _, one, _ in entries)
 
     def _look_back(self, tail: bytes) -> None:
         self._seen.clear()
@@ -241,7 +241,7 @@ class Scanner:
         place = self._offset + start
         echo: str | None = None
         for cause, signature, tier in entries:
-            if self._seen[id(signature)] >= MAX_HITS:
+            if self._seen[id(signature)] >= _most(signature):
                 continue
             facts = signature.facts_in(clean)
             if facts is None or self._last.get(id(signature)) == place:
@@ -250,7 +250,7 @@ class Scanner:
             if echo is None:
                 before = uncoloured(text[max(0, start - echoes.CONTEXT) : start])
                 echo = echoes.kind(before, clean, at)
-            if echo and not (echo == "source" and echoes.of_source(signature.example)):
+            if echo and not (echo == "source" and echoes.of_source(signature)):
                 continue
             self._seen[id(signature)] += 1
             self.hits.append(
@@ -277,6 +277,12 @@ def _automaton(texts: tuple[bytes, ...]) -> BytesAhoCorasick:
     return BytesAhoCorasick(texts, implementation=Implementation.ContiguousNFA)
 
 
+def _most(signature: Signature) -> int:
+    """How many finds are kept; of those that may not count for more than their line,
+    and of what is wanted beside one, more."""
+    return MOST_IN_PARTS if signature.in_parts or not signature.example else MAX_HITS
+
+
 def _line_start(text: bytes, position: int) -> int:
     low = max(0, position - LONG)
     low = max(low, text.rfind(b"\n", low, position) + 1)
@@ -286,6 +292,7 @@ def _line_start(text: bytes, position: int) -> int:
 def index(catalogue: Catalogue, *, of_stage: bool = False) -> dict[bytes, list[Entry]]:
     """The signatures that have text, by each of their texts, with cause and tier.
 
+    What is wanted beside another line has no tier.
     Those that ask about a stage or its stacks are left out unless ``of_stage``.
     """
     found: dict[bytes, list[Entry]] = {}
@@ -293,9 +300,12 @@ def index(catalogue: Catalogue, *, of_stage: bool = False) -> dict[bytes, list[E
         for signature in rule.signatures:
             if not of_stage and (signature.of_stage or signature.source):
                 continue
-            for text in signature.text:
+            for text in signature.anchors:
                 entry = (rule.id, signature, rule.tier)
                 found.setdefault(text.encode(), []).append(entry)
+            beside = Signature(text=signature.beside, loud=True)
+            for text in signature.beside:
+                found.setdefault(text.encode(), []).append((rule.id, beside, ""))
     return found
 
 

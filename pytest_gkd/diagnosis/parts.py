@@ -1,0 +1,93 @@
+"""Keeps the finds whose exception, frames and neighbours are what their rule asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pytest_gkd.diagnosis.catalogue import Signature
+from pytest_gkd.diagnosis.exceptions import Chain, Frame, Raised, holding
+from pytest_gkd.diagnosis.scan import Hit
+
+
+def asked(hits: Iterable[Hit]) -> bool:
+    """Whether a rule of these finds asks about more than their line."""
+    return any(hit.signature.in_parts for hit in hits)
+
+
+def hold(hits: list[Hit], chains: Iterable[Chain]) -> list[Hit]:
+    """The finds that count, with the facts of their exceptions, in their order.
+
+    ``chains`` are the exceptions of the same text. A find without a tier is one of a
+    text that another's rule wants beside it, and is left out.
+    """
+    chains = list(chains)
+    beside = [hit for hit in hits if not hit.tier]
+    kept = (_held(hit, chains, beside) for hit in hits if hit.tier)
+    return [hit for hit in kept if hit is not None]
+
+
+def _held(hit: Hit, chains: list[Chain], beside: list[Hit]) -> Hit | None:
+    asks = hit.signature
+    if not asks.in_parts:
+        return hit
+    chain, one = holding(chains, hit.order, hit.process)
+    if asks.of_exception:
+        if one is None or not _fits(asks, chain, one):
+            return None
+        if not asks.text and asks.raised and hit.order != one.at:
+            return None
+        hit = replace(hit, facts=_facts(one) | dict(hit.facts))
+    near = [other for other in beside if other.signature.text == asks.beside]
+    if asks.beside and not any(_together(hit, other, chain) for other in near):
+        return None
+    return hit
+
+
+def _fits(asks: Signature, chain: Chain, one: Raised) -> bool:
+    kind = one.type.partition("(")[0]
+    if asks.raised and not any(f".{kind}".endswith(f".{n}") for n in asks.raised):
+        return False
+    last = one.frames[-1:]
+    if asks.innermost and not any(
+        _is(f, word) for f in last for word in asks.innermost
+    ):
+        return False
+    frames = [frame for other in chain for frame in other.frames]
+    return not asks.through or any(_is(f, w) for f in frames for w in asks.through)
+
+
+def _is(frame: Frame, word: str) -> bool:
+    """Whether a frame is of a function, in a file or a folder, or both with a colon."""
+    path, _, function = word.rpartition(":")
+    if not path and ("/" in word or word.endswith(".py")):
+        path, function = word, ""
+    if function and frame.function.rpartition(".")[2] != function:
+        return False
+    file = "/" + frame.file.replace("\\", "/")
+    return (
+        f"/{path}" in file
+        if path.endswith("/")
+        else file.endswith(f"/{path}" * bool(path))
+    )
+
+
+def _together(hit: Hit, other: Hit, chain: Chain) -> bool:
+    """Whether a find is near enough: so many lines, or in the same exceptions."""
+    if hit.process != other.process:
+        return False
+    if hit.signature.within:
+        return abs((hit.line or 0) - (other.line or 0)) <= hit.signature.within
+    return any(one.start <= other.order < one.end for one in chain)
+
+
+def _facts(one: Raised) -> dict[str, str]:
+    """What a rule may say of the exception itself."""
+    facts = {
+        "raised": one.type.partition("(")[0].rpartition(".")[2],
+        "message": one.message.strip().partition("\n")[0],
+    }
+    if one.frames:
+        facts["file"] = one.frames[-1].file
+        facts["function"] = one.frames[-1].function
+    return facts

@@ -1,0 +1,183 @@
+"""A rule may ask about an exception's class and frames, and for a line beside."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from pytest_gkd.diagnosis import catalogue, log_file, logs
+from pytest_gkd.diagnosis.catalogue import Rule, Signature
+from pytest_gkd.diagnosis.diagnose import StageEvidence, TextSource, diagnose
+from pytest_gkd.diagnosis.scan import Hit
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/opt/verl/workers/fsdp_workers.py", line 9, in update_actor
+    self.load(batch)
+  File "/opt/vllm/v1/core/kv_cache_utils.py", line 7, in Pool.check
+    raise mylib.errors.PoolError("no room for 7 blocks")
+mylib.errors.PoolError: no room for 7 blocks
+"""
+CHAINED = f"""{TRACEBACK}
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/opt/train.py", line 3, in main
+    run()
+RuntimeError: the step failed
+"""
+
+
+def rule(**asks: Any) -> Rule:
+    signature = catalogue.made(Signature, asks)
+    return Rule(
+        "own.rule", "a thing broke", "cause", "It broke.", signatures=(signature,)
+    )
+
+
+def hits(log: str, /, **asks: Any) -> list[Hit]:
+    read = log_file.read(
+        io.BytesIO(log.encode()), "x.log", 0, {"own.rule": rule(**asks)}
+    )
+    return read.hits
+
+
+@pytest.mark.parametrize(
+    ("asks", "found"),
+    [
+        ({"raised": ["PoolError"]}, True),
+        ({"raised": ["errors.PoolError"]}, True),
+        ({"raised": ["mylib.errors.PoolError"]}, True),
+        ({"raised": ["other.PoolError"]}, False),
+        ({"raised": ["olError"]}, False),
+        ({"raised": ["PoolError"], "pattern": r"no room for (?P<blocks>\d+)"}, True),
+        ({"raised": ["PoolError"], "pattern": r"room for a"}, False),
+        ({"innermost": ["vllm/v1/core/kv_cache_utils.py"]}, True),
+        ({"innermost": ["vllm/v1/"]}, True),
+        ({"innermost": ["kv_cache_utils.py:check"]}, True),
+        ({"innermost": ["kv_cache_utils.py:other"]}, False),
+        ({"innermost": ["check"], "raised": ["PoolError"]}, True),
+        ({"innermost": ["fsdp_workers.py"]}, False),
+        ({"innermost": ["update_actor"]}, False),
+        ({"innermost": ["che_utils.py"]}, False),
+        ({"through": ["update_actor"]}, True),
+        ({"through": ["verl/workers/"]}, True),
+        ({"through": ["generate_sequences", "update_actor"]}, True),
+        ({"through": ["generate_sequences"]}, False),
+        ({"text": ["no room for"], "through": ["update_actor"]}, True),
+        ({"text": ["no room for"], "through": ["generate_sequences"]}, False),
+        ({"text": ["no room for"], "raised": ["ValueError"]}, False),
+        (
+            {
+                "raised": ["PoolError"],
+                "innermost": ["vllm/"],
+                "through": ["update_actor"],
+            },
+            True,
+        ),
+    ],
+)
+@pytest.mark.parametrize("prefix", ["", "(WorkerDict pid=7) "])
+def test_an_exception_is_what_a_rule_asks_for(
+    asks: dict[str, Any], found: bool, prefix: str
+) -> None:
+    text = "".join(prefix + line for line in TRACEBACK.splitlines(keepends=True))
+    assert bool(hits(text, **asks)) is found
+
+
+def test_the_same_words_outside_of_an_exception_do_not_count() -> None:
+    for line in ("PoolError: it is", "log: no room for 7 blocks, update_actor"):
+        assert hits(line, raised=["PoolError"]) == []
+        assert hits(line, text=["no room for"], through=["update_actor"]) == []
+
+
+def test_a_rule_may_say_what_the_exception_says() -> None:
+    (hit,) = hits(TRACEBACK, raised=["PoolError"])
+    assert hit.line == 6
+    assert hit.facts == {
+        "raised": "PoolError",
+        "message": "no room for 7 blocks",
+        "file": "/opt/vllm/v1/core/kv_cache_utils.py",
+        "function": "Pool.check",
+    }
+
+
+def test_on_the_way_are_the_functions_of_the_whole_chain() -> None:
+    last = {"raised": ["RuntimeError"]}
+    assert hits(CHAINED, **last, through=["update_actor"])
+    assert hits(CHAINED, **last, innermost=["update_actor"]) == []
+
+
+@pytest.mark.parametrize(
+    ("between", "within", "found"), [(0, 3, True), (2, 3, True), (3, 3, False)]
+)
+def test_another_line_is_near_enough(between: int, within: int, found: bool) -> None:
+    text = "HTTP 503\n" + "step\n" * between + "giving up\n"
+    assert (
+        bool(hits(text, text=["giving up"], beside=["HTTP 503"], within=within))
+        is found
+    )
+    other = text.replace("HTTP", "(A pid=1) HTTP")
+    assert hits(other, text=["giving up"], beside=["HTTP 503"], within=within) == []
+
+
+def test_another_line_is_in_the_same_exceptions() -> None:
+    asks = {"text": ["the step failed"], "beside": ["no room for"]}
+    assert hits(CHAINED, **asks)
+    apart = CHAINED.replace("The above exception was", "")
+    assert hits(apart, **asks) == []
+
+
+def test_words_that_do_not_count_do_not_hide_the_exception() -> None:
+    text = "PoolError may happen\n" * 30 + TRACEBACK + "PoolError may happen\n" * 30
+    assert [hit.line for hit in hits(text, raised=["PoolError"])] == [36]
+
+
+def test_a_generic_error_of_a_library_that_nobody_lists_has_no_cause() -> None:
+    text = """\
+Traceback (most recent call last):
+  File "/opt/site-packages/argument/parser.py", line 3, in validate_config
+    moon.rise()
+  File "/opt/site-packages/moon/phases.py", line 3, in rise
+    raise ValueError("the moon must be full")
+ValueError: the moon must be full
+"""
+    read = log_file.read(io.BytesIO(text.encode()), "x.log", 0, catalogue.load())
+    assert logs.judge([read], catalogue.load()).verdict == "unknown"
+
+
+def test_a_stage_is_judged_by_parts_as_well() -> None:
+    one = rule(innermost=["kv_cache_utils.py"])
+    evidence = StageEvidence(
+        "vllm", "failed", texts=(TextSource("rank0.log", TRACEBACK),)
+    )
+    found = diagnose(evidence, {one.id: one})
+    assert found is not None
+    assert found.cause == "own.rule"
+    other = rule(innermost=["fsdp_workers.py"])
+    assert diagnose(evidence, {other.id: other}) is None
+
+
+@pytest.mark.parametrize(
+    ("table", "wrong"),
+    [
+        ({"within": 3, "text": ["abcd"]}, "within needs beside"),
+        ({"beside": ["abcd"], "stages": ["nccl"]}, "beside needs text"),
+        (
+            {"within": "3", "beside": ["abcd"], "text": ["abcd"]},
+            "'3' is not a whole number",
+        ),
+        (
+            {"within": -1, "beside": ["abcd"], "text": ["abcd"]},
+            "-1 is not a whole number",
+        ),
+        ({"raised": ["E"]}, "text 'E' is too short"),
+        ({"innermots": ["abcd"], "text": ["abcd"]}, "did you mean 'innermost'?"),
+    ],
+)
+def test_what_cannot_be_asked_is_told(table: dict[str, Any], wrong: str) -> None:
+    data = {"title": "t", "tier": "cause", "why": "w", "signature": [table]}
+    with pytest.raises(catalogue.RuleError, match=wrong.replace("?", r"\?")):
+        catalogue.parse_rule(data, "own.rule", "x")
