@@ -125,9 +125,8 @@ class Log:
         )
         return name, line - first
 
-    def line_at(self, at: int) -> int:
-        """The number of the line that holds a byte of ``edges``."""
-        text = self.edges
+    def line_at(self, at: int, text: bytes) -> int:
+        """The number of the line that holds a byte of ``edges``, which are ``text``."""
         if at < len(text) - len(self.tail):
             return 1 + text.count(b"\n", 0, at)
         return self.lines + 1 - text.count(b"\n", at)

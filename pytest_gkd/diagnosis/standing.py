@@ -21,7 +21,7 @@ from pytest_gkd.diagnosis.scan import plain, shown
 from pytest_gkd.diagnosis.silent_ranks import REPEATED, VARIES
 
 # So much of the beginning and of the end of a log tells who speaks in it.
-LOOKED_AT = 1 << 19
+LOOKED_AT = 1 << 18
 # So much of the end tells whether processes are named at all.
 SAMPLE = 20_000
 # So many steps behind those that go on a rank is not at work, so many short of those
@@ -107,8 +107,7 @@ class _Voice:
     def ended(self) -> bool:
         return log_end.finished(self.log.tail) >= 0 or log_end.over(self.log.tail)
 
-    def process(self, **told: Any) -> Process:
-        edges = self.log.edges
+    def process(self, edges: bytes, **told: Any) -> Process:
         end = edges.find(b"\n", self.at)
         line = edges[self.at : len(edges) if end < 0 else end]
         clock = [found[0] for found in _CLOCK.finditer(line[:200])][:1]
@@ -116,7 +115,7 @@ class _Voice:
         return Process(
             self.name,
             self.rank,
-            *self.log.place(self.log.line_at(self.at)),
+            *self.log.place(self.log.line_at(self.at, edges)),
             shown(plain(line[:2000])),
             clock[0].decode() if clock else "",
             self.step,
@@ -265,6 +264,7 @@ def _of_file(voice: _Voice, others: list[_Voice], need: int) -> Process:
             late = late and 2 * ahead > len(alike) + 1
     stuck = may_stand and bool(log_end.stuck(log.tail))
     return voice.process(
+        log.edges,
         silent_s=silent_s,
         silent=is_short and late,
         trains=True,
@@ -321,7 +321,8 @@ def _of_names(log: Log, need: int) -> list[Process]:
         if voice.at < start and (at := text.rfind(b"\n" + name)) > voice.at:
             voice.at = at + 1  # what it said between the beginning and the end
             voice.last = voice.at
-    return [_of_name(one, [*voices.values()], folded, need) for one in voices.values()]
+    every = [*voices.values()]
+    return [_of_name(one, every, folded, need, text) for one in every]
 
 
 def _named(name: bytes, log: Log) -> _Voice:
@@ -333,7 +334,7 @@ def _named(name: bytes, log: Log) -> _Voice:
 
 
 def _of_name(
-    voice: _Voice, voices: list[_Voice], folded: set[bytes], need: int
+    voice: _Voice, voices: list[_Voice], folded: set[bytes], need: int, text: bytes
 ) -> Process:
     """A process of one log: it is silent when most like it go on with its words."""
     others = [one for one in voices if one is not voice and one.kind == voice.kind]
@@ -351,7 +352,7 @@ def _of_name(
             lasts = [one.times[-1] for one in ahead if one.times]
             if lasts and voice.times:
                 silent_s = max(0.0, statistics.median(lasts) - voice.times[-1])
-    return voice.process(silent_s=silent_s, silent=silent, trains=trains)
+    return voice.process(text, silent_s=silent_s, silent=silent, trains=trains)
 
 
 def _goes_on(theirs: list[float], own: list[float], last: float, need: int) -> bool:
