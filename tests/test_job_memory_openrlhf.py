@@ -51,6 +51,15 @@ def test_zero_divides_by_its_stage(
     assert update["DeepSpeed's buckets"] == 2 * 500_000_000
     # One row of 2048 tokens: logits in float32, their gradient, and that in 16 bits.
     assert update["logits and loss"] == 2048 * HALF_B.vocab * 10
+    # Measured (docs/memory-policies.md): another micro-batch's gradients, no buckets in
+    # the step, and a flat copy of the gradients beside that in float32.
+    step = found["trainer", "optimizer step"]
+    assert update.get("a micro-batch's gradients bfloat16", 0) == (
+        2 * elements // 4 if stage < 3 else 0
+    )
+    assert ("DeepSpeed's buckets" in step) == (stage == 3)
+    assert step["gradients' copies"] == 6 * elements // 4
+    assert update.get("a gather's buffer", 0) == (2 * 50_000_000 if stage == 3 else 0)
     reference = found["reference", "forward"]
     assert reference["reference's weights bfloat16"] == 2 * elements // weights
     assert reference["reference's logits"] == 2048 * HALF_B.vocab * 6

@@ -2,12 +2,14 @@
 
     GKD_UPSTREAM=DIR python tools/memory_ranks.py      # prints the table
     GKD_UPSTREAM=DIR python tools/memory_ranks.py docs/memory-ranks.md
+    GKD_UPSTREAM=DIR python tools/memory_ranks.py policies docs/memory-policies.md
 
 Two processes under gloo, on a CPU, where the bytes of all tensors of the first rank
 are counted: torch's DDP, FSDP and FSDP2 with the settings that accelerate gives them
 (its accelerator.py and utils/fsdp_utils.py), a teacher in the same process, and the
-loss of TRL's GKD trainer, which is read from its source under DIR. The plan sees the
-models' files alone.
+loss of TRL's GKD trainer; DeepSpeed's ZeRO 2 and 3, where it is installed, with
+OpenRLHF's loss; FSDP2 as SkyRL has it, with its loss. The losses are read from their
+sources under DIR. The plan sees the models' files alone.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +31,10 @@ from memory_page import Line
 from pytest_gkd.job import memory, models
 from pytest_gkd.job import training_memory as training
 
+OPENRLHF = "OpenRLHF+OpenRLHF/openrlhf/models/utils.py"
+SKYRL = "NovaSky-AI+SkyRL/skyrl/backends/skyrl_train/utils/torch_utils.py"
+# Elements of DeepSpeed's buffer, small enough to leave something to judge.
+BUCKET, LIVE = 2_000_000, 1_000_000_000
 TRL_LOSS = "huggingface+trl/trl/experimental/gkd/gkd_trainer.py"
 RANKS = 2
 TOKENS = 128
@@ -52,13 +59,21 @@ class Case(NamedTuple):
     micro_batches: int = 1
     teacher: str = ""
     beta: float = 0.5
+    loss: str = "jsd"
 
 
 CASES = (
     Case("ddp", "float32", "bfloat16", teacher="float32"),
     Case("fsdp", "float32", "bfloat16", micro_batches=2),
     Case("fsdp2", "float32", "bfloat16", recompute=False, micro_batches=2),
+    # The policies of SkyRL, of AReaL (with SkyRL's loss), and of OpenRLHF.
+    Case("fsdp2", "float32", "bfloat16", "float32", micro_batches=2, loss="skyrl"),
+    Case("fsdp2", "bfloat16", "bfloat16", "float32", micro_batches=2, loss="skyrl"),
+    Case("zero2", "bfloat16", "bfloat16", micro_batches=2, loss="openrlhf"),
+    Case("zero3", "bfloat16", "bfloat16", micro_batches=2, loss="openrlhf"),
 )
+POLICIES = (3, 4, 5, 6)
+POLICY_MODELS = ("mistral", "granite")
 # Granite and llama were judged once, after what is told as FIRST.
 MODELS = ("mistral", "granite", "llama")
 FIRST = (
@@ -66,6 +81,17 @@ FIRST = (
     "two micro-batches +22.1 % (gradients that are kept whole and their shards were\n"
     "counted at once), and at other sizes -1.2 to +5.0 % (qwen2, eight layers).\n"
     "Granite and llama were judged once, after that."
+)
+
+
+FIRST_POLICIES = (
+    "Judged once before anything was mended for it (mistral): SkyRL -1.6 % in the "
+    "update and 0.0 in the step, AReaL -2.5 and 0.0, ZeRO 2 -9.7 and -6.1, ZeRO 3 "
+    "-12.8 and -8.9: what DeepSpeed 0.19 keeps of a micro-batch's gradients, the flat "
+    "copy of them in the step, and the buffer that a gather is copied from were not "
+    "counted. Granite was judged once, after that. DeepSpeed's buffer has 2 million "
+    "elements here; flash-attn runs on GPUs alone: a function that allocates the same "
+    "takes its place."
 )
 
 
@@ -85,6 +111,112 @@ def upstream_loss() -> Any:
     space: dict[str, Any] = {"torch": torch, "F": functional}
     exec(compile(ast.unparse(found), str(path), "exec"), space)  # noqa: S102 - ours
     return space["generalized_jsd_loss"]
+
+
+def upstream(path: str, *names: str, **space: Any) -> dict[str, Any]:
+    """These functions of a framework's source, without their annotations."""
+    import torch
+    import torch.nn.functional as functional
+
+    text = (Path(os.environ["GKD_UPSTREAM"]) / path).read_text("utf-8")
+    space |= {"torch": torch, "F": functional, "nullcontext": contextlib.nullcontext}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name in names:
+            node.decorator_list, node.returns = [], None
+            for one in ast.walk(node):
+                if isinstance(one, ast.arg):
+                    one.annotation = None
+            exec(compile(ast.unparse(node), path, "exec"), space)  # noqa: S102 - ours
+    return space
+
+
+def flash_cross_entropy() -> Any:
+    """A cross entropy that allocates as flash-attn's does, which runs on GPUs alone: a
+    gradient in the logits' place, or of their size."""
+    import torch
+
+    class CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, logits: Any, labels: Any, is_inplace: bool) -> Any:
+            rows = [torch.logsumexp(row.float(), -1) for row in logits]
+            ctx.save_for_backward(logits)
+            ctx.is_inplace = is_inplace
+            return torch.stack(rows)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            (logits,) = ctx.saved_tensors
+            found = logits if ctx.is_inplace else torch.empty_like(logits)
+            for row, source, one in zip(found, logits, gradient, strict=True):
+                row.copy_(source.float().softmax(-1) * one)
+            return found, None, None
+
+    def of(logits: Any, labels: Any, inplace_backward: bool = False) -> tuple[Any, ...]:
+        return CrossEntropy.apply(logits, labels, inplace_backward), None
+
+    return of
+
+
+def policy_loss(kind: str) -> Any:
+    """Of logits and tokens, as the policy of OpenRLHF or SkyRL has it."""
+    import types
+
+    import torch
+
+    ours = flash_cross_entropy()
+    if kind == "openrlhf":
+        for name in ("", ".ops", ".ops.triton", ".ops.triton.cross_entropy"):
+            sys.modules[f"flash_attn{name}"] = types.ModuleType(f"flash_attn{name}")
+        sys.modules["flash_attn.ops.triton.cross_entropy"].__dict__.update(
+            cross_entropy_loss=ours
+        )
+        of = upstream(OPENRLHF, "log_probs_from_logits", "_logsumexp_by_chunk")
+
+        def openrlhf(output: Any, ids: Any) -> Any:
+            output["logits"] = output["logits"].to(torch.float32)
+            return of["log_probs_from_logits"](output["logits"], ids)[:, :-1].mean()
+
+        return openrlhf
+    skyrl = upstream(
+        SKYRL,
+        *("logprobs_from_logits", "logprobs_from_logits_flash_attn"),
+        "chunked_entropy_from_logits",
+        FLASH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE=True,
+        cross_entropy_loss=ours,
+    )
+
+    def of_skyrl(output: Any, ids: Any) -> Any:
+        logits = output["logits"]
+        logits.div_(1.0)
+        found = skyrl["logprobs_from_logits"](logits, ids, inplace_backward=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            skyrl["chunked_entropy_from_logits"](logits, chunk_size=1024)
+        return found[:, :-1].mean()
+
+    return of_skyrl
+
+
+def deepspeed_engine(model: Any, case: Case) -> Any:
+    """The model as OpenRLHF's strategy prepares it, but for the buffer's size."""
+    import deepspeed
+    import torch
+
+    # Its own shared memory, which would be compiled first.
+    sys.modules["deepspeed.comm.torch"].__dict__["build_shm_op"] = lambda: None
+    rank = str(torch.distributed.get_rank())
+    os.environ |= {"LOCAL_RANK": rank, "RANK": rank, "WORLD_SIZE": str(RANKS)}
+    deepspeed.init_distributed("gloo")
+    zero = {"stage": int(case.sharding[-1]), "reduce_bucket_size": BUCKET}
+    config = {
+        "zero_optimization": zero,
+        "bf16": {"enabled": True},
+        "gradient_clipping": 1.0,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": case.micro_batches,
+        "zero_allow_untested_optimizer": True,
+    }
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
 
 
 def made(name: str, sizes: dict[str, Any], dtype: str) -> tuple[Any, Any]:
@@ -119,6 +251,8 @@ class Counted:
         from torch.multiprocessing.reductions import StorageWeakRef
 
         local = getattr(tensor, "_local_tensor", tensor)
+        if local.device.type == "meta":
+            return
         storage = local.untyped_storage()
         if storage._cdata not in self._storages:
             self._storages[storage._cdata] = StorageWeakRef(storage)
@@ -204,11 +338,16 @@ def measured(name: str, case: Case) -> list[Line]:
     ids = torch.randint(0, SIZES["vocab_size"], (1, TOKENS))
     labels = ids.clone()
     signal = None if teacher else torch.randn(1, TOKENS, SIZES["vocab_size"])
-    loss_of = upstream_loss()
+    is_policy = case.loss != "jsd"
+    loss_of = policy_loss(case.loss) if is_policy else upstream_loss()
+    is_zero = case.sharding.startswith("zero")
     counted = Counted([*model.parameters(), *(teacher.parameters() if teacher else ())])
     with counted.mode():
-        whole = wrapped(model, case)
-    optimizer = torch.optim.AdamW(whole.parameters(), fused=True)
+        whole = deepspeed_engine(model, case) if is_zero else wrapped(model, case)
+    optimizer = None
+    if not is_zero:
+        kind = {"foreach": True} if is_policy else {"fused": True}
+        optimizer = torch.optim.AdamW(whole.parameters(), **kind)
     kind = getattr(torch, case.compute)
     mixed = case.weights != case.compute or case.sharding != "ddp"
     cast = torch.autocast("cpu", kind, enabled=mixed)
@@ -217,6 +356,20 @@ def measured(name: str, case: Case) -> list[Line]:
         with cast:
             logits = one(input_ids=ids, use_cache=False).logits
         return logits.float() if mixed else logits
+
+    def policy() -> None:
+        output = whole(input_ids=ids, use_cache=False)
+        loss = loss_of(output, ids)
+        if is_zero:
+            whole.backward(loss)
+        else:
+            loss.backward()
+
+    def step() -> None:
+        if optimizer is None:
+            whole.step()
+        else:
+            optimizer.step()
 
     def backward() -> None:
         student = logits_of(whole)
@@ -230,6 +383,11 @@ def measured(name: str, case: Case) -> list[Line]:
 
     def update() -> None:
         for number in range(case.micro_batches):
+            if is_policy:
+                policy()
+                if is_zero and number + 1 < case.micro_batches:
+                    whole.step()
+                continue
             is_last = number + 1 == case.micro_batches
             quiet: Any = contextlib.nullcontext()
             if isinstance(whole, FSDPModule):
@@ -247,10 +405,12 @@ def measured(name: str, case: Case) -> list[Line]:
 
     with counted.mode():
         update()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    update_bytes = peak(update) + (signal.nbytes if signal is not None else 0)
-    step_bytes = peak(optimizer.step)
+        step()
+        if optimizer is not None:
+            optimizer.zero_grad(set_to_none=True)
+    held = signal.nbytes if signal is not None and not is_policy else 0
+    update_bytes = peak(update) + held
+    step_bytes = peak(step)
     if sizes is None:
         return []
     losses = {0.0: "jsd-0", 1.0: "jsd-1"}
@@ -261,12 +421,16 @@ def measured(name: str, case: Case) -> list[Line]:
         weights=case.weights,
         compute=case.compute,
         reduce=case.reduce,
-        step="fused",
+        step="foreach" if is_policy and not is_zero else "fused",
         recompute=case.recompute,
         tokens=TOKENS,
         micro_batches=case.micro_batches,
-        keeps=case.micro_batches > 1,
-        loss=("" if mixed else "low-") + losses.get(case.beta, "jsd"),
+        keeps=case.micro_batches > 1 and not is_policy,
+        loss=case.loss
+        if is_policy
+        else ("" if mixed else "low-") + losses.get(case.beta, "jsd"),
+        buckets=BUCKET if is_zero else 0,
+        live=LIVE if case.sharding == "zero3" else 0,
         teacher=teacher_sizes,
         teacher_dtype=case.teacher,
     )
@@ -319,7 +483,7 @@ def rank(number: int, store: str, name: str, only: list[int]) -> None:
     distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=number, world_size=RANKS
     )
-    for at in only or range(len(CASES)):
+    for at in only or range(POLICIES[0]):
         for line in measured(name, CASES[at]):
             print(json.dumps(line), flush=True)
     for line in [] if only else sharded_states(name):
@@ -346,6 +510,25 @@ def everything(name: str, only: tuple[int, ...] = ()) -> list[Line]:
     return [Line(*json.loads(text)) for text in texts[0].splitlines()]
 
 
+def policies(lines: list[Line]) -> str:
+    """The page of docs on the trainers of policies."""
+    made_by = "python tools/memory_ranks.py policies docs/memory-policies.md"
+    told = [
+        "# Memory plan: what the ranks of a policy's trainer allocate",
+        "",
+        f"Made by `GKD_UPSTREAM=DIR {made_by}`.",
+        "",
+        f"Two ranks under gloo, {SIZES['num_hidden_layers']} layers, {TOKENS} tokens, "
+        "two micro-batches: the bytes of",
+        "all tensors of the first at its worst moment, with the frameworks' own",
+        "losses. Error in per cent of the measured.",
+        "",
+        *textwrap.wrap(FIRST_POLICIES, 80),
+        "",
+    ]
+    return "\n".join([*told, *table(lines, ("update", "step"))]) + "\n"
+
+
 def page(lines: list[Line]) -> str:
     """The page of docs."""
     told = [
@@ -362,10 +545,14 @@ def page(lines: list[Line]) -> str:
         "",
         *FIRST.splitlines(),
         "",
-        "| phase | on average | at worst |",
-        "|---|---|---|",
     ]
-    for what in ("update", "step", "states"):
+    return "\n".join([*told, *table(lines, ("update", "step", "states"))]) + "\n"
+
+
+def table(lines: list[Line], phases: tuple[str, ...]) -> list[str]:
+    """The errors by phase, and each line."""
+    told = ["| phase | on average | at worst |", "|---|---|---|"]
+    for what in phases:
         errors = [100 * abs(line.error) for line in lines if line.what == what]
         mean = sum(errors) / len(errors)
         told.append(f"| {what} | {mean:.1f} | {max(errors):.1f} |")
@@ -376,13 +563,16 @@ def page(lines: list[Line]) -> str:
         f"{li.measured / 1e6:.1f} | {100 * li.error:+.1f} % |"
         for li in lines
     ]
-    return "\n".join(told) + "\n"
+    return told
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
         number, store, name, *only = sys.argv[2:]
         rank(int(number), store, name, [int(one) for one in only])
+    elif sys.argv[1:2] == ["policies"]:
+        found = [line for name in POLICY_MODELS for line in everything(name, POLICIES)]
+        Path(sys.argv[2]).write_text(policies(found), "utf-8")
     else:
         made_page = page([line for name in MODELS for line in everything(name)])
         if sys.argv[1:]:

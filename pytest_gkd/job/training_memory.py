@@ -25,6 +25,8 @@ SHARDED = {
     "fsdp": (True, True, True),
     "fsdp2": (True, True, True),
 }
+# ZeRO-3's stage3_prefetch_bucket_size, in elements (zero/config.py).
+PREFETCH = 50_000_000
 # Bytes of optimizer state for an element of trained weights of so many bytes.
 STATES = {"adamw": 2, "sgd": 1, "sgd-plain": 0}
 
@@ -187,14 +189,20 @@ def resident(trainer: Trainer, phase: str) -> Parts:
     # grad_partitions_flat_buffer; stage_1_and_2.py, accumulated_grads_in_cpu).
     is_deepspeed = trainer.sharding.startswith("zero")
     away = trainer.offload_states if is_deepspeed else trainer.offload_weights
+    # Stages 1 and 2 hold those of the last micro-batch beside the others' sum, and no
+    # buckets in the step (stage_1_and_2.py, independent_gradient_partition_epilogue).
+    is_halfway = trainer.sharding in ("zero1", "zero2") and trainer.micro_batches > 1
     if is_updating and away != "always":
         add(f"gradients {own}", trainer.trained * WIDTHS[own], by_gradients)
+        if is_halfway and phase == "update":
+            size = trainer.trained * WIDTHS[own]
+            add(f"a micro-batch's gradients {own}", size, True)
     if trainer.sharding == "ddp" and trainer.gpus > 1:
         size = trainer.trained * WIDTHS[own]
         add(f"DDP's buckets {own}", size, False)
     if phase != "load":
         size = trainer.buckets * WIDTHS[trainer.compute]
-        premade = is_updating or trainer.sharding == "zero3"
+        premade = phase == "update" or trainer.sharding == "zero3"
         add("DeepSpeed's buckets", size * premade, False)
     if phase != "load" and (
         trainer.offload_states == "never"
@@ -228,7 +236,12 @@ def gathered(trainer: Trainer) -> Parts:
     model = trainer.model
     if trainer.live:
         own = min(trainer.live, model.elements)
-        return {f"gathered weights {trainer.compute}": own * width}
+        # Each gather is copied from its flat buffer (AllGatherCoalescedHandle.wait).
+        fetched = min(PREFETCH, model.elements) * width
+        return {
+            f"gathered weights {trainer.compute}": own * width,
+            "a gather's buffer": fetched,
+        }
     layer = trainer.largest.elements
     rest = model.elements - sum(layer.elements for layer in model.layers)
     return {f"gathered weights {trainer.compute}": (2 * layer + rest) * width}
@@ -402,7 +415,9 @@ def stepping(trainer: Trainer) -> Parts:
     }[trainer.step]
     found = {f"optimizer's temporaries {dtype}": math.ceil(own * WIDTHS[dtype] / share)}
     if trainer.sharding.startswith("zero") and trainer.is_mixed:
-        found["gradients' copies float32"] = math.ceil(4 * trainer.trained / share)
+        # Made of one flat copy in 16 bits, which is beside them for a moment.
+        size = (4 + WIDTHS[trainer.compute]) * trainer.trained
+        found["gradients' copies"] = math.ceil(size / share)
     return found
 
 
