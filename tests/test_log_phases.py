@@ -178,3 +178,14 @@ def test_words_of_a_warning_do_not_end_the_start(tmp_path: Path) -> None:
     start = "ray init kwargs: {}\nWARNING: no rollout was sampled before\n"
     assert judged(start, tmp_path).phase == "ray-init"
     assert judged(f"{start}loading rollout from m\n", tmp_path).phase == "rollout-init"
+
+
+def test_a_checkpoint_that_is_whole_ends_its_phase(tmp_path: Path) -> None:
+    steps = "dataset len: 64\nstep:1 - actor/loss:0.5\nsaving checkpoint of step 1\n"
+    assert judged(steps, tmp_path).phase == "checkpoint"
+    assert judged(f"{steps}checkpoint saved to out\n", tmp_path).phase == "generation"
+
+
+def test_what_is_pushed_ends_the_start(tmp_path: Path) -> None:
+    start = "ray init kwargs: {}\npushing weights to 2 rollout workers\n"
+    assert judged(start, tmp_path).phase == "weight-sync"

@@ -199,18 +199,18 @@ def last_phase(text: bytes, step: int = -1) -> str:
 def spoken_after(text: bytes, step: int = -1) -> str:
     """The phase of which the lines after the last marker or step speak, the last first.
 
-    While a run starts only what is said to be loaded counts. Empty where none tells.
+    While a run starts only what is loaded or pushed counts. Empty where none tells.
     """
     at, phase = _last_sign(text, step)
     lines = text[max(at, 0) :].splitlines()[at >= 0 :]
     phases = filter(None, map(of_line, reversed(lines[-MOST_SPOKEN:])))
-    starts = phase in STARTS
-    return next((one for one in phases if not starts or one.endswith("-init")), "")
+    later = ("teacher-init", "rollout-init", "actor-init", "weight-sync")
+    return next((one for one in phases if phase not in STARTS or one in later), "")
 
 
 def _last_sign(text: bytes, step: int) -> tuple[int, str]:
-    found = [(at, _MARKERS[mark]) for at, mark in _marked(text)]
-    at, phase = max(found, default=(-1, ""))
+    found = [(at, len(mark), _MARKERS[mark]) for at, mark in _marked(text)]
+    at, _, phase = max(found, default=(-1, 0, ""))
     step = max(step, STEP.last(text))
     return (at, phase) if at > step else (step, "after-step")
 
@@ -252,8 +252,8 @@ def ended(line: bytes) -> bool:
 def of_line(line: bytes) -> str:
     """The phase that a line marks, or speaks of; empty where it is of none."""
     at, phase = _last_sign(line, -1)
-    if at >= 0 and phase in PHASES:
-        return phase
+    if at >= 0:
+        return phase if phase in PHASES else ""
     return next((name for name, like in _SPEAKS_OF if like.search(line)), "")
 
 
