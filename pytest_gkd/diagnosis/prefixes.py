@@ -19,12 +19,18 @@ _LOGGER = Pattern(
     rb"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:Z|[+-]\d\d:?\d\d))(?: |$)"
 )
 
+# What one of these begins with, but for compose's.
+_FIRST = b"([0123456789EWIFCD"
+
 
 def split(line: bytes) -> tuple[bytes, bytes]:
     """The process as it is written, empty where none is, and the line without it.
 
     What a logger puts before its lines is in neither. The line keeps its own indent.
     """
+    first = line[:5].lstrip()[:1]
+    if not first or (first not in _FIRST and b"|" not in line[:70]):
+        return b"", line  # as most are
     process, rest = b"", line
     for _ in range(4):  # Ray's around torch's around a logger's
         if found := _PROCESS.search(rest):
