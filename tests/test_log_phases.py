@@ -162,6 +162,9 @@ def test_nothing_usual_follows(text: str) -> None:
     ("line", "phase"),
     [
         ("(Judge pid=4) loading the teacher from /models/t", "teacher-init"),
+        ("joining the process group", "actor-init"),
+        ("Connecting to coordinator", "actor-init"),
+        ("waiting for 5 rollout workers", "rollout-init"),
         ("chunk 7: 24 rows, 781 characters", "data"),
         ("pushing weights to 2 engines", "weight-sync"),
         ("saving model to out/student", "checkpoint"),
