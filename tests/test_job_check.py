@@ -685,3 +685,21 @@ def test_rows_that_are_too_long_have_a_fate(
     script.write_text(f"{start}\n")
     given = check.check(script).values.get("truncation")
     assert (given and given.value) == truncation
+
+
+def test_a_file_beside_the_script_is_told_by_its_name(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python3 -m verl.trainer.main_ppo --config-path=conf --config-name=mine\n"
+    )
+    for place in (tmp_path / "conf", tmp_path):
+        place.mkdir(exist_ok=True)
+        lines = "defaults: [ppo_trainer, _self_]\ndata: {max_prompt_length: 9}\n"
+        (place / "mine.yaml").write_text(lines)
+    text = check.text(check.check(script, (), RELEASE))
+    assert f"{tmp_path}/conf/mine.yaml:2" in text
+    beside = script.read_text().replace("--config-path=conf", "--config-path=.")
+    script.write_text(beside)
+    text = check.text(check.check(script, (), RELEASE))
+    assert " mine.yaml:2" in text
+    assert str(tmp_path / "mine.yaml") not in text

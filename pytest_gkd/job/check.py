@@ -470,8 +470,11 @@ def text(checked: Checked) -> str:
 
 
 def _place(checked: Checked, file: str, line: int) -> str:
+    """A line of the script, or another file's; one beside the script by its name."""
     if not file or file == checked.script:
         return f"line {line}" if line else ""
+    if checked.script and Path(file).parent == Path(checked.script).parent:
+        file = Path(file).name
     return f"{file}:{line}" if line else file
 
 
