@@ -1,4 +1,4 @@
-"""What SkyRL's programs for RL read their options into, and what they register."""
+"""What SkyRL's programs read their options into, and what they register."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytest_gkd.job.sources.files import Files, Schema, Source, SourceError, mat
 
 CONFIG = "skyrl/train/config/config.py"
 CODE = (
-    rf"{CONFIG}|skyrl/train/entrypoints/main_\w+\.py"
+    rf"{CONFIG}|skyrl/train/config/sft_config\.py|skyrl/train/(?:entrypoints/)?main_\w+\.py"
     r"|skyrl_gym/.*|examples/.*|integrations/.*"
 )
 TAKES = re.compile(r"\b(?P<name>\w+)\.from_cli_overrides\((?:sys\.)?argv")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from pytest_gkd.job import documents, looking, pydantic_types
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Pool, Reading, names
-from pytest_gkd.job.frameworks.skyrl import plan, rules
+from pytest_gkd.job.frameworks.skyrl import plan, rules, sft
 from pytest_gkd.job.frameworks.skyrl.rules import Look
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.omegaconf import Config, UnresolvedError, dotlist
@@ -23,8 +23,9 @@ from pytest_gkd.job.shell_values import Word
 from pytest_gkd.job.typed_config import Classes, Judge
 
 PROGRAM = re.compile(
-    r"skyrl\.train\.entrypoints\.main_\w+|(?:.*/)?skyrl/train/entrypoints/main_\w+\.py"
-    r"|(?P<common>(?!.*sft)(?:[\w-]*[./])*(?:main|\w*train|entrypoint|run)\w*(?:\.py)?)"
+    r"skyrl\.train\.(?:entrypoints\.)?main_\w+"
+    r"|(?:.*/)?skyrl/train/(?:entrypoints/)?main_\w+\.py"
+    r"|(?P<common>(?:[\w-]*[./])*(?:main|\w*train|entrypoint|run)\w*(?:\.py)?)"
 )
 # Keys of this beginning are no other framework's.
 OWN = re.compile(
@@ -38,12 +39,21 @@ OLDER = (
     "the package skyrl-train is SkyRL up to March 2026; its keys are not recorded, and "
     "read are those that it has in common with today's"
 )
-ALIASES = {"trainer.use_sample_packing": "trainer.remove_microbatch_padding"}
+ALIASES = {
+    f"{section}use_sample_packing": f"{section}remove_microbatch_padding"
+    for section in ("", "trainer.")
+}
 
 
 def is_own(keys: AbstractSet[str]) -> bool:
     """Whether words or a file have SkyRL's keys."""
-    return any(OWN.fullmatch(key.partition("=")[0]) for key in keys)
+    names = {key.partition("=")[0] for key in keys}
+    return any(OWN.fullmatch(name) for name in names) or _is_sft(names)
+
+
+def _is_sft(keys: AbstractSet[str]) -> bool:
+    """Whether they are those of main_sft: two of them, as others have one like it."""
+    return sum(bool(sft.OWN.fullmatch(key)) for key in keys) > 1
 
 
 def read(launch: Launch, release: Release) -> Reading:
@@ -52,7 +62,9 @@ def read(launch: Launch, release: Release) -> Reading:
     started, words = _started(launch)
     program = _program(started, schema["programs"])
     given, findings = _given(launch.document, words, is_sure=bool(program))
-    root = schema["programs"].get(program, ROOT)
+    is_sft = not program and _is_sft({override.key for override in given})
+    root = schema["programs"].get(program, sft.ROOT if is_sft else ROOT)
+    is_sft = root == sft.ROOT
     config, said = Config(), Config(given)
     # config.py, build_nested_dataclass: a section is made anew of what is given.
     config.merge(classes.defaults(root, said, keeps=False))
@@ -77,12 +89,32 @@ def read(launch: Launch, release: Release) -> Reading:
             is_sure=bool(program),
         )
         findings += judge.whole(root)
+        if is_sft:
+            keys = classes.fields(root).keys()
+            return _of_sft(given, config, findings, partial(sft.Look, keys=keys))
         look = partial(Look, program=program, schema=schema)
         for level, some in (("error", rules.REFUSED), ("warning", rules.DOUBTFUL)):
             findings += looking.broken(config, some, level, look)
         findings += looking.tokenizers(config, rules.STUDENT, rules.REF)
     own = None if problem else plan.recipe(Look(config))
     return Reading(given, _values(config), findings, problem, _pools(config), own)
+
+
+def _of_sft(
+    given: list[Override],
+    config: Config,
+    findings: list[Finding],
+    look: Callable[[Config], sft.Look],
+) -> Reading:
+    """The same of main_sft, whose one model has all GPUs."""
+    for level, some in (("error", sft.REFUSED), ("warning", sft.DOUBTFUL)):
+        findings += looking.broken(config, some, level, look)
+    found = _by_strategy(config, "skyrl-sft", "strategy")
+    found |= looking.derived(config, sft.DERIVED, look)
+    sizes = [_value(config, f"placement.num_{n}") for n in ("nodes", "gpus_per_node")]
+    nodes, each = (size or Given("undetermined") for size in sizes)
+    pools = (Pool("the trainer", nodes, each, sft.GPUS),)
+    return Reading(given, found, findings, "", pools, sft.recipe())
 
 
 def _started(launch: Launch) -> tuple[str, list[Word]]:
@@ -168,18 +200,24 @@ DERIVED: looking.Derived[Look] = {
 
 def _values(config: Config) -> dict[str, Given]:
     """All values of a job that it has."""
-    strategy = _value(config, "trainer.strategy")
-    is_megatron = strategy is not None and strategy.value == "megatron"
-    backend = "megatron" if is_megatron else "fsdp"
-    found = _named(config, names("skyrl") | names(f"skyrl-{backend}"))
-    if strategy is not None and strategy.value == "fsdp2":
-        found["trainer_strategy"] = Given(strategy.source, "fsdp", strategy.word)
+    found = _by_strategy(config, "skyrl", "trainer.strategy")
     found |= looking.derived(config, DERIVED, Look)
     # dataset/dataset.py, _prompt_not_too_long
     found["truncation"] = Given("default", "drop", expression="its only way")
     teacher = found.get("teacher")
     if teacher is not None and not teacher.needs:  # by what says which model it is
         found["teacher"] = _value(config, rules.REF) or teacher
+    return found
+
+
+def _by_strategy(config: Config, table: str, key: str) -> dict[str, Given]:
+    """The values of a table, and of that for what trains, which ``key`` says."""
+    strategy = _value(config, key)
+    is_megatron = strategy is not None and strategy.value == "megatron"
+    backend = "megatron" if is_megatron else "fsdp"
+    found = _named(config, names(table) | names(f"{table}-{backend}"))
+    if strategy is not None and strategy.value == "fsdp2":
+        found["trainer_strategy"] = Given(strategy.source, "fsdp", strategy.word)
     return found
 
 
