@@ -58,6 +58,7 @@ class Case(NamedTuple):
     recompute: str = ""
     layers: int = 1
     gradients: str = "float32"
+    fuses_gates: bool = True
 
 
 CASES = (
@@ -70,6 +71,8 @@ CASES = (
     Case("qwen3_moe", expert=2),
     Case("qwen3_moe", tensor=2, expert=2, expert_tensor=1, sequence_parallel=True),
     Case("qwen3_moe", tensor=2, sequence_parallel=True, recompute="full"),
+    Case("qwen3", fuses_gates=False),
+    Case("qwen3_moe", expert=2, fuses_gates=False),
 )
 TEXT = f"""\
 Two ranks under gloo on a CPU, {SIZES["num_hidden_layers"]} layers, {MICRO_BATCHES} \
@@ -216,7 +219,7 @@ def made(case: Case) -> list[Any]:
         qk_layernorm=case.model.startswith("qwen3"),
         hidden_dropout=0,
         attention_dropout=0,
-        bias_activation_fusion=True,
+        bias_activation_fusion=case.fuses_gates,
         tensor_model_parallel_size=case.tensor,
         pipeline_model_parallel_size=case.pipeline,
         virtual_pipeline_model_parallel_size=case.chunks if case.chunks > 1 else None,

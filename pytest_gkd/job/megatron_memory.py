@@ -44,7 +44,10 @@ class Megatron:
     a rank's part of the vocabulary, logits among them, which the last stage makes
     float32 (transformer/module.py, Float16Module).
     ``attention`` is "flash", or else the tokens of a row, whose scores are whole then;
-    ``fuses`` says that gradients are added up by the kernels that make them.
+    ``fuses`` says that gradients are added up by the kernels that make them,
+    ``fuses_gates`` that one kernel is a gate and its activation (without it each step's
+    result is kept, of experts that of the router's weights, too: transformer/mlp.py,
+    moe/experts.py).
     """
 
     model: Model
@@ -79,6 +82,7 @@ class Megatron:
     has_dropout: bool = False
     has_rotary: bool = True
     fuses: bool = True
+    fuses_gates: bool = True
 
     @property
     def local(self) -> int:
@@ -227,12 +231,13 @@ def layer_bytes(job: Megatron, layer: Layer) -> int:
         attention += 4 * shape.heads
     elif "core_attn" not in made:
         attention += (5 if job.has_dropout else 2) * shape.heads * int(job.attention)
-    inner = (3 if shape.is_gated else 2) * width
+    inner = ((3 if job.fuses_gates else 5) if shape.is_gated else 2) * width
     again = {"moe", "shared_experts"} if shape.count else {"mlp"}
     dense = 0 if again & made else shape.dense
     found = normed / job.sequence + (attention + inner * dense) / job.tensor
     if shape.count and "moe" not in made:
-        found += _routed_bytes(job, layer, 2 if "moe_act" in made else 3)
+        inside = 3 if job.fuses_gates else 6
+        found += _routed_bytes(job, layer, 2 if "moe_act" in made else inside)
     return math.ceil(job.local * found)
 
 
@@ -315,16 +320,17 @@ def updates(job: Megatron, stage: int) -> Iterator[Parts]:
     yield total(held, found)
 
 
-def scoring(job: Megatron, tokens: int) -> Parts:
+def scoring(job: Megatron, tokens: int, phase: str = "update") -> Parts:
     """The last stage where it takes log-probabilities of a micro-batch of so many
-    tokens in a forward pass alone, of the student or of what takes its place."""
+    tokens in a forward pass alone, of the student or of what takes its place, beside
+    what is there in ``phase``."""
     local = math.ceil(tokens / job.context)
     last = job.pipeline - 1
     largest = max(job.model.layers, key=lambda layer: layer.elements)
     working = math.ceil(_inner_bytes(job, largest) * local / max(job.local, 1))
     each = local * job.vocab * job.loss
     return total(
-        resident(job, last, "update"),
+        resident(job, last, phase),
         {"logits and loss": each, "activations": max(working - each, 0)},
     )
 

@@ -80,7 +80,7 @@ class Model:
     token, most tokens or 0) of each layer's cache. ``is_rough`` says that what its
     layers keep is not known in detail, ``is_multimodal`` that it has
     a tower for what is no text. ``positions`` is how long its sequences may be, 0 where
-    config.json does not say it.
+    config.json does not say it, ``kind`` its model_type.
     """
 
     path: str
@@ -99,6 +99,7 @@ class Model:
     is_rough: bool
     is_multimodal: bool = False
     positions: int = 0
+    kind: str = ""
 
     @property
     def stored_dtype(self) -> str:
@@ -193,6 +194,7 @@ def _model(
             if len(shape) == 2
         ),
         positions=checkpoint.first(config, ["max_position_embeddings"]) or 0,
+        kind=str(config.get("model_type") or ""),
         is_multimodal=any(config.get(f"{kind}_config") for kind in TOWERS),
         is_rough=any(OTHER_ATTENTION.search(" ".join(shapes)) for shapes in names),
     )

@@ -10,7 +10,9 @@ from pytest_gkd.job.engine_memory import Engine
 from pytest_gkd.job.findings import CheckError
 from pytest_gkd.job.fitting import Recipe, number
 from pytest_gkd.job.frameworks.reading import names
+from pytest_gkd.job.frameworks.verl import megatron_plan
 from pytest_gkd.job.frameworks.verl.rules import TEACHERS
+from pytest_gkd.job.megatron_memory import Megatron
 from pytest_gkd.job.memory import Job
 from pytest_gkd.job.models import Model
 from pytest_gkd.job.overrides import Job as Settings
@@ -23,10 +25,17 @@ Values = Mapping[str, Any]
 
 def recipe(settings: Settings) -> Recipe:
     """How its plan is made, and its own keys for what can be changed."""
+    own = names("verl") | names("verl-memory")
+    is_megatron = settings.find(f"{megatron_plan.ACTOR}.strategy").value == "megatron"
+    if is_megatron:
+        own |= names("verl-megatron")
     keys = {}
-    for name, key in (names("verl") | names("verl-memory")).items():
+    for name, key in own.items():
         keys[name] = tuple(_of_teachers(key, settings)) if "*" in key else (key,)
-    return Recipe(job, keys)
+    if not is_megatron:
+        return Recipe(job, keys)
+    keys["recompute"] = megatron_plan.RECOMPUTE
+    return Recipe(job, keys, megatron_plan.facts(settings))
 
 
 def _of_teachers(key: str, settings: Settings) -> Iterator[str]:
@@ -49,46 +58,18 @@ def job(values: Values, student: Model, teacher: Model | None, room: int | None)
     prompt, response = number(values, "max_prompt_length", "max_response_length")
     nodes, each = number(values, "nodes", "gpus_per_node")
     length, gpus = prompt + response, nodes * each
+    strategy = values.get("trainer_strategy")
+    if strategy not in ("fsdp", "fsdp2", "megatron"):
+        raise CheckError(f"the memory of a trainer under {strategy} is not known yet")
     context = values.get("context_parallel_size") or 1
     samples = values.get("samples_per_prompt") or 1
     batch = values.get("train_batch_size") or 1
     rows = (values.get("ppo_mini_batch_size") or batch) * samples * context / gpus
-    if values.get("use_dynamic_bsz"):
-        budget = number(values, "max_tokens_per_gpu")[0] * context
-        tokens = max(budget, length)
-        several = rows * length > tokens
+    trainer: Trainer | Megatron
+    if strategy == "megatron":
+        trainer, scores = megatron_plan.trainer(values, student, length, rows)
     else:
-        micro = number(values, "micro_batch_size")[0]
-        tokens, several = micro * length, rows > micro
-    strategy = values.get("trainer_strategy")
-    if strategy not in ("fsdp", "fsdp2"):
-        raise CheckError(f"the memory of a trainer under {strategy} is not known yet")
-    is_fsdp2 = strategy == "fsdp2"
-    always = bool(is_fsdp2 and values.get("offload_policy"))
-
-    def when(name: str) -> str:
-        return "always" if always else "between" if values.get(name) else "never"
-
-    uses_topk = "topk" in str(values.get("loss")) and values.get("loss_topk")
-    is_trained_by = "logprob" if values.get("loss_policy_gradient") else "topk"
-    loss = is_trained_by if uses_topk and values.get("teacher_gpus") else "logprob"
-    shards = values.get("fsdp_size") or 0
-    trainer = Trainer(
-        student,
-        gpus=gpus,
-        sharding="fsdp2" if is_fsdp2 else "fsdp",
-        shards=max(shards, 0),
-        context=context,
-        weights=DTYPES.get(str(values.get("weights_dtype")), "float32"),
-        offload_weights=when("offload_param"),
-        offload_states=when("offload_optimizer"),
-        recompute=values.get("recompute") is not False,
-        tokens=tokens,
-        micro_batches=1 + several,
-        keeps=values.get("release") not in (None, "0.8.0"),
-        loss="fused" if values.get("fused_kernels") else loss,
-        lora_rank=values.get("lora_rank") or 0,
-    )
+        trainer, scores = _fsdp(values, student, length, rows, gpus), {}
     wide = values.get("tensor_parallel_size") or 1
     engines = max((values.get("rollout_gpus") or gpus) // wide, 1)
     at_once = math.ceil(batch * samples / engines)
@@ -117,4 +98,51 @@ def job(values: Values, student: Model, teacher: Model | None, room: int | None)
         )
     bucket = (values.get("sync_bucket_megabytes") or 2048) << 20
     colocated = values.get("placement") != "split"
-    return Job(trainer, rollout, judge, colocated=colocated, memory=room, bucket=bucket)
+    return Job(
+        trainer,
+        rollout,
+        judge,
+        colocated=colocated,
+        memory=room,
+        bucket=bucket,
+        scores=scores,
+    )
+
+
+def _fsdp(
+    values: Values, student: Model, length: int, rows: float, gpus: int
+) -> Trainer:
+    context = values.get("context_parallel_size") or 1
+    if values.get("use_dynamic_bsz"):
+        budget = number(values, "max_tokens_per_gpu")[0] * context
+        tokens = max(budget, length)
+        several = rows * length > tokens
+    else:
+        micro = number(values, "micro_batch_size")[0]
+        tokens, several = micro * length, rows > micro
+    is_fsdp2 = values.get("trainer_strategy") == "fsdp2"
+    always = bool(is_fsdp2 and values.get("offload_policy"))
+
+    def when(name: str) -> str:
+        return "always" if always else "between" if values.get(name) else "never"
+
+    uses_topk = "topk" in str(values.get("loss")) and values.get("loss_topk")
+    is_trained_by = "logprob" if values.get("loss_policy_gradient") else "topk"
+    loss = is_trained_by if uses_topk and values.get("teacher_gpus") else "logprob"
+    shards = values.get("fsdp_size") or 0
+    return Trainer(
+        student,
+        gpus=gpus,
+        sharding="fsdp2" if is_fsdp2 else "fsdp",
+        shards=max(shards, 0),
+        context=context,
+        weights=DTYPES.get(str(values.get("weights_dtype")), "float32"),
+        offload_weights=when("offload_param"),
+        offload_states=when("offload_optimizer"),
+        recompute=values.get("recompute") is not False,
+        tokens=tokens,
+        micro_batches=1 + several,
+        keeps=values.get("release") not in (None, "0.8.0"),
+        loss="fused" if values.get("fused_kernels") else loss,
+        lora_rank=values.get("lora_rank") or 0,
+    )
