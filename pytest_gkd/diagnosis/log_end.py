@@ -213,11 +213,11 @@ def stood_s(tail: bytes) -> float | None:
     return max(0.0, after[0] - before[-1]) if before and after else None
 
 
-def failed(tail: bytes) -> bool:
-    """Whether a line says that the program failed, and it did not go on after it."""
+def failed(tail: bytes, since: int = 0) -> bool:
+    """Whether a line from ``since`` on says that the program failed, and it stopped."""
     done = steps(tail)
     stop = interrupted(tail)
-    for line in _LINE.finditer(tail):
+    for line in _LINE.finditer(tail, max(0, since)):
         at = line.start()
         if 0 <= stop <= at:
             return False

@@ -15,6 +15,7 @@ from pytest_gkd.diagnosis import (
     log_end,
     log_phases,
     log_sources,
+    recovery,
     silence,
     standing,
 )
@@ -114,7 +115,7 @@ def _verdict(
     ended = any(log_end.finished(log.tail) >= 0 for log in logs)
     if ended and not left and not crashed:
         return LogReport("healthy", phase, last=last, survived=survived)
-    failed = crashed if ended else [log for log in logs if log_end.failed(log.tail)]
+    failed = crashed if ended else [log for log in logs if recovery.failed(log)]
     if failed:
         raised = (_raised_in(log, log.tail_at + len(log.tail)) for log in failed)
         phase = next(filter(None, raised), phase)
@@ -204,6 +205,7 @@ def _moves(log: Log) -> bool:
     """Whether the program works, rests or has just made a step where its log ends."""
     rests = log_end.works(log.tail) or log_end.at_rest(log.tail)
     made_steps = len(log_end.steps(log.tail)) > 1 or log.metrics.works
+    made_steps = made_steps or recovery.outlived_until(log) >= 0
     last = log_phases.last_phase(log.edges, log.last_step_at)
     return rests or made_steps or last == "after-step"
 
@@ -241,31 +243,8 @@ def _silent(logs: list[Log], now: str) -> float:
 
 def counted(logs: list[Log]) -> Iterator[Hit]:
     """The hits that the run did not survive, and those it survives in silence."""
-    over = {log.name: log_end.finished(log.tail) for log in logs}
-    run_over = all(at >= 0 for at in over.values())
-    for log in logs:
-        steps = log_end.steps(log.tail)
-        works = log_end.works(log.tail)
-        end = over[log.name]
-        stop = log_end.interrupted(log.tail)
-        for hit in log.hits:
-            at = hit.order - log.tail_at
-            outlived = works and at < len(log.tail) - log_end.AFTER
-            symptom = hit.tier != "cause"
-            if hit.signature.silent:
-                if hit.cause != "train.nan" or not log.metrics.recovered(hit.order):
-                    yield hit
-            elif outlived or (symptom and log_end.went_on(log.tail, at)):
-                continue
-            elif 0 <= stop <= at:
-                continue  # what follows from the interrupt
-            elif 0 <= end <= at:
-                if not symptom and not log_end.shuts_down(log.tail, at):
-                    yield hit
-            elif not run_over and not any(
-                step > at + log_end.AFTER for step in steps[-2:-1]
-            ):
-                yield hit
+    run_over = all(log_end.finished(log.tail) >= 0 for log in logs)
+    return (hit for log in logs for hit in recovery.counting(log, run_over=run_over))
 
 
 def _unknown(

@@ -289,15 +289,20 @@ class Collector:
 
     def recovered(self, order: int) -> bool:
         """Whether training goes on with numbers well after this byte."""
-        last = [
-            (one.places[at][1], one.values[at])
-            for one in self.current()
-            if len(one) > 2 and role(one.name) in TRAINING
-            for at in range(-min(GOES_ON, len(one)), 0)
-        ]
-        return bool(last) and all(
-            place > order and math.isfinite(value) for place, value in last
-        )
+        return order < self.went_on_from(GOES_ON)
+
+    def went_on_from(self, steps: int) -> int:
+        """The byte where the last so many steps of training begin; -1 where none are.
+
+        Of several processes and metrics the first; none where a value is no number.
+        """
+        first = []
+        for one in self.current():
+            if len(one) > 2 and role(one.name) in TRAINING:
+                if not all(map(math.isfinite, one.values[-steps:])):
+                    return -1
+                first.append(one.places[-min(steps, len(one))][1])
+        return min(first, default=-1)
 
     def current(self) -> list[Series]:
         """All series but those that a process begun later has taken up."""

@@ -1,0 +1,151 @@
+"""Tells up to which byte a log's errors did not stop the run: it made steps after."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+from pytest_gkd.diagnosis import exceptions, log_end, log_phases, prefixes
+from pytest_gkd.diagnosis.log_file import Log
+from pytest_gkd.diagnosis.patterns import Pattern
+from pytest_gkd.diagnosis.scan import Hit
+
+# So many steps show that the run goes on.
+SEVERAL = 3
+# So many lines at the start of a log are those that its program begins with.
+FIRST_LINES = 20
+
+_LINE = Pattern(rb"[^\r\n]+")
+# A step's number, as programs print it that no reader of metrics knows.
+_NUMBERED = Pattern(
+    rb"(?m)(?:(?:^|[\]:>] )\["
+    rb"|\b(?:[Ss]tep|[Ii]ter(?:ation)?|[Uu]pdate|[Rr]ound)[ =:#]{1,2})"
+    rb"(?P<number>\d{1,9})(?:\]|/\d+)?(?P<words>[ :,|-]+\w[^\r\n]{0,60})"
+)
+# What a program says of an error with which it goes on.
+_HANDLED = Pattern(
+    rb"(?i)\battempt \d|\bretr(?:y|ies|ied)|\bagain\b|\bskip(?:s|ped|ping)?\b"
+    rb"|\bignor(?:ed?|ing)\b|\bfall(?:s|ing)? back\b|\brestart(?:s|ed|ing)?\b"
+)
+_DIGITS = re.compile(rb"\d+")
+# What differs from one start of a program to the next.
+_VARIES = re.compile(
+    rb"[\d:.,/-]*\d{2}:\d\d[\d:.,+Z]*|\d{4}-\d\d-\d\d|\d{4,}|\x1b\[[\d;]*m"
+)
+
+
+def outlived_until(log: Log, steps: int = SEVERAL) -> int:
+    """The byte before which every error is followed by so many steps; -1 for none.
+
+    Steps count that are written after an exception that ended the program only if the
+    program was begun again: what waited in a buffer is written at the very end.
+    """
+    until = log.metrics.went_on_from(steps)
+    if until < 0:
+        counted = _counted(log.tail, steps)
+        until = log.tail_at + counted if counted >= 0 else -1
+    ends = [chain[-1].at for chain in log.chains if _ends_program(chain)]
+    last = max((end for end in ends if end < until), default=-1)
+    return until if last < 0 or _begun_again(log, last) else -1
+
+
+def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
+    """The hits that the run did not survive, and those it survives in silence.
+
+    ``run_over`` says that all of its logs end with words that say so.
+    """
+    steps = log_end.steps(log.tail)
+    works = log_end.works(log.tail)
+    end = log_end.finished(log.tail)
+    stop = log_end.interrupted(log.tail)
+    until, last = (outlived_until(log, n) if log.hits else -1 for n in (SEVERAL, 1))
+    for hit in log.hits:
+        at = hit.order - log.tail_at
+        outlived = works and at < len(log.tail) - log_end.AFTER
+        symptom = hit.tier != "cause"
+        if hit.signature.silent:
+            if hit.cause != "train.nan" or not log.metrics.recovered(hit.order):
+                yield hit
+        elif outlived or (symptom and log_end.went_on(log.tail, at)):
+            continue
+        elif 0 <= stop <= at:
+            continue  # what follows from the interrupt
+        elif 0 <= end <= at:
+            if not symptom and not log_end.shuts_down(log.tail, at):
+                yield hit
+        elif run_over or hit.order < until or (hit.order < last and _handled(log, hit)):
+            continue
+        elif not any(step > at + log_end.AFTER for step in steps[-2:-1]):
+            yield hit
+
+
+def failed(log: Log) -> bool:
+    """Whether a line says that the program failed, and it did not go on after it."""
+    until, last = (outlived_until(log, steps) for steps in (SEVERAL, 1))
+    later = [one for one in log.chains if until <= one[-1].at < last]
+    if later and all(_is_handled(log, one) for one in later):
+        until = last
+    return log_end.failed(log.tail, until - log.tail_at)
+
+
+def _handled(log: Log, hit: Hit) -> bool:
+    """Whether the program says of an error that it tries again or does without."""
+    chain = exceptions.around(log.chains, hit.order, hit.process)
+    if chain:
+        return _is_handled(log, chain)
+    return _HANDLED.search(hit.text.encode()) is not None
+
+
+def _is_handled(log: Log, chain: exceptions.Chain) -> bool:
+    start = max(0, min(one.start for one in chain) - log.tail_at)
+    end = log.tail.find(b"\n", start)  # of its first line, or of that before it
+    before = log_end.last_lines(log.tail[max(0, start - 2000) : max(0, end)], 2)
+    return any(_HANDLED.search(line) for line in before)
+
+
+def _counted(tail: bytes, steps: int) -> int:
+    """Where the last of so many steps that lines count begin; -1 where none do."""
+    found: dict[bytes, dict[bytes, list[tuple[int, int]]]] = {}
+    for one in _NUMBERED.finditer(tail):
+        begin = tail.rfind(b"\n", 0, one.start() + 1) + 1
+        process, _ = prefixes.split(tail[begin : one.end()])
+        words = _DIGITS.sub(b"", one[b"words"])
+        places = found.setdefault(words, {}).setdefault(process, [])
+        number = int(one[b"number"])
+        if places and number == places[-1][0]:
+            continue  # of another rank without a name
+        if places and number < places[-1][0]:
+            places.clear()
+        places.append((number, one.start()))
+    return max((_last_of_all(own, steps) for own in found.values()), default=-1)
+
+
+def _last_of_all(processes: dict[bytes, list[tuple[int, int]]], steps: int) -> int:
+    """Where the last so many steps begin that all make, but those begun anew."""
+    whole = [places for places in processes.values() if len(places) >= SEVERAL]
+    begun = max((places[0][1] for places in whole), default=0)
+    last = (places[-steps][1] for places in whole if places[-1][1] >= begun)
+    return min(last, default=-1)
+
+
+def _ends_program(chain: exceptions.Chain) -> bool:
+    """Whether nobody caught the last of chained exceptions."""
+    frames = chain[-1].frames
+    return bool(frames) and frames[0].function == "<module>"
+
+
+def _begun_again(log: Log, at: int) -> bool:
+    """Whether after this byte lines are said with which the program began."""
+    since = max(0, at - log.tail_at)
+    begin = itertools.islice(_LINE.finditer(log.head[:at]), FIRST_LINES)
+    first = {_said(one[0]) for one in begin}
+    again = (_said(one[0]) for one in _LINE.finditer(log.tail, since))
+    return any(words in first for words in again if len(words) > 12)
+
+
+def _said(line: bytes) -> bytes:
+    """A line without what differs from one start to the next; empty for a step."""
+    if log_phases.STEP.search(line):
+        return b""
+    return _VARIES.sub(b"", prefixes.split(line[:400])[1]).strip()

@@ -1,0 +1,101 @@
+"""What a run goes on after is survived; what ended it is not."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+
+from pytest_gkd.diagnosis import catalogue, log_file, logs
+from pytest_gkd.diagnosis.log_report import LogReport
+
+CATALOGUE = catalogue.load()
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has"
+START = "12:00:01 INFO Building the student from its folder\n"
+CAUGHT = f"""\
+Traceback (most recent call last):
+  File "/home/a/train.py", line 77, in one_step
+    loss.backward()
+{OOM}
+"""
+UNCAUGHT = CAUGHT.replace("in one_step", "in <module>")
+
+
+def judged(text: str) -> LogReport:
+    log = log_file.read(io.BytesIO(text.encode()), "a.log", 0, CATALOGUE)
+    return logs.judge([log], CATALOGUE)
+
+
+def steps(first: int, last: int) -> str:
+    every = range(first, last + 1)
+    return "".join(f"12:00:0{n % 10} INFO Step {n} | Loss 0.03{n:02d}\n" for n in every)
+
+
+def own_steps(first: int, last: int) -> str:
+    """As a program prints them that no reader of metrics knows."""
+    return "".join(
+        f"[{n}] sampling\n[{n}] kl = 0.03{n:02d}, secs = 0.2\n"
+        for n in range(first, last + 1)
+    )
+
+
+def survived(report: LogReport) -> list[str]:
+    assert report.verdict in {"running", "healthy"}
+    return [cause for cause, _ in report.survived]
+
+
+@pytest.mark.parametrize("made", [steps, own_steps])
+def test_an_error_after_which_several_steps_are_made_was_survived(
+    made: Callable[[int, int], str],
+) -> None:
+    text = START + made(1, 4) + "12:00:05 WARNING a batch is lost\n" + CAUGHT
+    assert survived(judged(text + made(5, 7))) == ["cuda.oom"]
+    assert judged(text + made(5, 6)).causes[0].cause == "cuda.oom"
+
+
+@pytest.mark.parametrize("made", [steps, own_steps])
+@pytest.mark.parametrize(
+    "says",
+    ["score failed (attempt 1 of 3)", "step 5 failed and is skipped", "asking again"],
+)
+def test_of_what_is_tried_again_one_step_more_is_enough(
+    says: str, made: Callable[[int, int], str]
+) -> None:
+    text = f"{START}{made(1, 4)}12:00:05 WARNING {says}\n{CAUGHT}"
+    assert survived(judged(text + made(6, 6))) == ["cuda.oom"]
+    assert judged(text).causes[0].cause == "cuda.oom"
+
+
+def test_steps_out_of_a_buffer_do_not_outlive_what_ended_the_program() -> None:
+    text = START + UNCAUGHT + steps(1, 6)
+    assert judged(text).causes[0].cause == "cuda.oom"
+
+
+def test_a_program_that_is_begun_again_and_makes_steps_has_survived() -> None:
+    text = START + steps(1, 4) + UNCAUGHT + "bash: starting again\n"
+    again = START.replace("12:00:01", "12:07:44") + steps(4, 7)
+    assert survived(judged(text + again)) == ["cuda.oom"]
+    assert judged(text + again.replace(steps(4, 7), "")).causes[0].cause == "cuda.oom"
+
+
+def test_a_program_that_was_killed_and_begun_again_has_survived() -> None:
+    killed = "bash: line 1: 20103 Killed                  python train.py\n"
+    text = START + steps(1, 4) + killed
+    assert judged(text).causes[0].cause == "env.host-oom"
+    assert survived(judged(text + START + steps(5, 8))) == ["env.host-oom"]
+
+
+def test_steps_of_other_ranks_do_not_outlive_a_rank_that_made_its_own() -> None:
+    def of(rank: int, last: int) -> str:
+        return steps(1, last).replace("12:00", f"[rank{rank}]: 12:00")
+
+    text = of(0, 4) + of(1, 4) + "".join(f"[rank1]: {x}\n" for x in CAUGHT.splitlines())
+    more = steps(5, 9).replace("12:00", "[rank0]: 12:00")
+    assert judged(text + more).causes[0].cause == "cuda.oom"
+
+
+def test_numbers_that_count_no_steps_outlive_nothing() -> None:
+    tries = "".join(f"request [{n}] was sent\n" for n in (3, 9, 27, 81))
+    text = START + "12:00:05 ERROR no memory\n" + CAUGHT
+    assert judged(text + tries).causes[0].cause == "cuda.oom"
