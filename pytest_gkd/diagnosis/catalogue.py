@@ -118,7 +118,7 @@ class Signature:
 
     def facts_in(self, line: bytes) -> dict[str, str] | None:
         """What the signature reads in a line that holds a ``text``; None: no match."""
-        if any(text.encode() in line for text in self.unless):
+        if self.unless and any(text.encode() in line for text in self.unless):
             return None
         if not self.pattern:
             return {}

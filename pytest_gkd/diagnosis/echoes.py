@@ -6,7 +6,9 @@ error, a help text may explain one, and a model may write one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from pytest_gkd.diagnosis import prefixes
 from pytest_gkd.diagnosis.catalogue import Signature
@@ -66,7 +68,13 @@ _ENDS = Pattern(
 _CLOSED = Pattern(rb"<\|im_end\|>|<\|eot_id\|>|<end_of_turn>")
 _FRAME = Pattern(rb"^ *File \"[^\"]*\", line \d+|^\W*[\w./<>-]+:\d+ in [\w.<>]+\W*$")
 _BOXED_CODE = Pattern(rb"^\W*\d+ \xe2\x94\x82 ")
-_TABLE = "│ │", "│ ┃", "┃ ┃"
+_TABLE = tuple(one.encode() for one in ("│ │", "│ ┃", "┃ ┃"))
+# One of these is in every sample and in the lines above it.
+_IN_SAMPLE = Pattern(
+    rb"\[(?:prompt|response|INPUT|LABELS|INPUT_IDS|LABELS_IDS)\]"
+    rb"|<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<\xef\xbd\x9c|"
+    + b"|".join(_TABLE)
+)
 
 
 def kind(before: bytes, line: bytes, at: int) -> str:
@@ -80,22 +88,34 @@ def kind(before: bytes, line: bytes, at: int) -> str:
     place = at - (len(line) - len(own))
     if place < 0:
         return ""
-    above = list(_above(before[-CONTEXT:], process))
+    before = before[-CONTEXT:]
+    above = _Above(before.splitlines()[: -LINES - 1 : -1], process)
     for name, tells in _KINDS.items():
+        if name == "sample" and not _IN_SAMPLE.search(before + line):
+            continue  # as most are, and much is asked for it
         if tells(above, own, place):
             return name
     return ""
 
 
-def _above(before: bytes, process: bytes) -> Iterator[bytes]:
-    """The lines of the same process, the nearest first."""
-    for line in before.splitlines()[: -LINES - 1 : -1]:
-        of, own = prefixes.split(line)
-        if of == process:
-            yield own.rstrip()
+@dataclass
+class _Above:
+    """Those of the lines above that are of a process, the nearest first.
+
+    Split one by one, as mostly the first few are asked for.
+    """
+
+    lines: list[bytes]
+    process: bytes
+
+    def __iter__(self) -> Iterator[bytes]:
+        for line in self.lines:
+            of, own = prefixes.split(line)
+            if of == self.process:
+                yield own.rstrip()
 
 
-def _command(above: list[bytes], line: bytes, at: int) -> bool:
+def _command(above: Iterable[bytes], line: bytes, at: int) -> bool:
     lines = [line]
     for one in above:
         if not one.endswith(b"\\"):
@@ -111,7 +131,7 @@ def _command(above: list[bytes], line: bytes, at: int) -> bool:
     return begun
 
 
-def _help(above: list[bytes], line: bytes, at: int) -> bool:
+def _help(above: Iterable[bytes], line: bytes, at: int) -> bool:
     if _USAGE.search(line):
         return True
     if not line.startswith((b" ", b"\t")):
@@ -122,22 +142,24 @@ def _help(above: list[bytes], line: bytes, at: int) -> bool:
     return False
 
 
-def _options(above: list[bytes], line: bytes, at: int) -> bool:
+def _options(above: Iterable[bytes], line: bytes, at: int) -> bool:
     return _in_lines(above, line) or _in_line(line, at)
 
 
-def _in_lines(above: list[bytes], line: bytes) -> bool:
+def _in_lines(above: Iterable[bytes], line: bytes) -> bool:
     """Whether the line is one of many that each set an option."""
     if _TELLS.search(line):
         return False
-    near = [one for one in above if one.strip()][:6]
+    near = list(itertools.islice(filter(bytes.strip, above), 6))
     for setting in _SETTINGS:
+        goes_on = line.startswith(b"    ") and near and setting.search(near[0])
+        if not goes_on and setting.search(line) is None:
+            continue
         others = sum(
             setting.search(one) is not None and _TELLS.search(one) is None
             for one in near
         )
-        goes_on = line.startswith(b"    ") and near and setting.search(near[0])
-        if others >= _LEAST and (setting.search(line) or goes_on):
+        if others >= _LEAST:
             return True
     return False
 
@@ -165,8 +187,8 @@ def _sets(line: bytes, keys: list[int], at: int) -> bool:
     return _TELLS.search(line[keys[-1] : at + 1]) is None
 
 
-def _sample(above: list[bytes], line: bytes, at: int) -> bool:
-    if line.startswith(tuple(one.encode() for one in _TABLE)):
+def _sample(above: Iterable[bytes], line: bytes, at: int) -> bool:
+    if line.startswith(_TABLE):
         return True
     if _CHAT.search(line, 0, at):
         return True
@@ -180,10 +202,10 @@ def _sample(above: list[bytes], line: bytes, at: int) -> bool:
     return False
 
 
-def _source(above: list[bytes], line: bytes, at: int) -> bool:
+def _source(above: Iterable[bytes], line: bytes, at: int) -> bool:
     if _FRAME.search(line) or _BOXED_CODE.search(line):
         return True
-    for one in (line, *above[:6]):
+    for one in (line, *itertools.islice(above, 6)):
         if not one.startswith(b"    "):
             return one is not line and _FRAME.search(one) is not None
     return False
@@ -201,7 +223,7 @@ def of_source(signature: Signature) -> bool:
     return False
 
 
-_KINDS: dict[str, Callable[[list[bytes], bytes, int], bool]] = {
+_KINDS: dict[str, Callable[[Iterable[bytes], bytes, int], bool]] = {
     "command": _command,
     "help": _help,
     "options": _options,

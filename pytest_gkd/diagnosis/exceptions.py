@@ -214,7 +214,7 @@ def _lines(text: bytes) -> Iterator[tuple[int, int, bytes]]:
         lines.append((at, at + len(line), shown))
         at += len(line)
     widths = Counter(
-        len(line.decode("utf-8", "replace"))
+        _width(line)
         for _, _, line in lines
         if not line.endswith((b"^", b"-", b"=", b"*", *_BOXED, *_ends()))
     )
@@ -227,12 +227,16 @@ def _lines(text: bytes) -> Iterator[tuple[int, int, bytes]]:
             yield held[0], start, held[1]  # a line of its own
             held = None
         begin, whole = (start, line) if held is None else (held[0], held[1] + line)
-        full = len(line.decode("utf-8", "replace")) == width > 0
+        full = 0 < width == _width(line)
         held = (begin, whole) if full and len(whole) < 4000 else None
         if held is None:
             yield begin, end, whole
     if held is not None:
         yield held[0], len(text), held[1]
+
+
+def _width(line: bytes) -> int:
+    return len(line if line.isascii() else line.decode("utf-8", "replace"))
 
 
 def _ends() -> tuple[bytes, ...]:
@@ -260,8 +264,7 @@ class _Reader:
         boxed = line.lstrip().startswith(_BOXED)
         if boxed:
             line = line.strip().strip(_SIDES).strip()
-        elif tree := _TREE.search(line):
-            line = line[tree.end() :]
+        elif line.lstrip(b" ").startswith((b"|", b"+")):
             while tree := _TREE.search(line):
                 line = line[tree.end() :]
         ray = _RAY.search(line) if b"ray::" in line else None
@@ -345,7 +348,7 @@ class _Reader:
         if self._part:
             space = b" " if _TO_NAME.search(self._part) else b""
             whole = self._part + space + line.strip()
-        if found := _FRAME.search(whole):
+        if b" in " in whole and (found := _FRAME.search(whole)):
             file, number, name = (
                 found[kind] or found[kind + b"2"]
                 for kind in (b"file", b"line", b"name")

@@ -190,7 +190,7 @@ def read(
         scanner.feed(block)
         log.raised.feed(block)
         log.head += block[: edge - len(log.head)]
-        log.tail = (log.tail + block)[-edge:]
+        log.tail = (log.tail + block)[-edge:] if len(block) < edge else block[-edge:]
         done += len(block)
         if progress is not None:
             progress(done)

@@ -60,6 +60,9 @@ class Pattern:
         self, text: bytes, start: int = 0, end: int | None = None
     ) -> Match | None:
         """The first find between two places of the text."""
+        if self._unless is None:
+            found: Match | None = self._pattern.search(text, start, end)
+            return found
         return next(self.finditer(text, start, end), None)
 
     def last(self, text: bytes) -> int:

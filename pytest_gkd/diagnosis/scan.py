@@ -130,6 +130,7 @@ class Scanner:
         # What is kept of the text, where that begins, and from where it is still new.
         self._kept = b""
         self._line = 1
+        self._counted = 0, 1
         self._offset = 0
         self._new = 0
 
@@ -259,7 +260,7 @@ class Scanner:
                     signature=signature,
                     tier=signature.tier or tier,
                     source=self.source,
-                    line=self._line + text.count(b"\n", 0, start),
+                    line=self._number(text, start),
                     text=shown(clean),
                     facts=facts,
                     weak=not signature.loud and is_note(clean, at),
@@ -269,6 +270,18 @@ class Scanner:
                 )
             )
         return start, end
+
+    def _number(self, text: bytes, start: int) -> int:
+        """The number of the line that begins here, counted from the last one asked."""
+        order, number = self._counted
+        at = order - self._offset
+        if not 0 <= at <= len(text):
+            at, number = 0, self._line
+        low, high = sorted((at, start))
+        lines = text.count(b"\n", low, high)
+        number += lines if start >= at else -lines
+        self._counted = self._offset + start, number
+        return number
 
 
 @functools.lru_cache(maxsize=4)

@@ -307,7 +307,9 @@ def _of_names(log: Log, need: int) -> list[Process]:
             name, words = prefixes.split(line[0][:2000].lstrip())
             if not name:
                 continue
-            voice = voices.setdefault(name, _named(name, log))
+            voice = voices.get(name)
+            if voice is None:
+                voice = voices[name] = _named(name, log)
             voice.at = line.start()
             voice.times += [at for _, at in itertools.islice(stamps(words[:100]), 1)]
             fold = REPEATED.search(words)
