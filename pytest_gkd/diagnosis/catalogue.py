@@ -118,7 +118,7 @@ class Signature:
 
     def facts_in(self, line: bytes) -> dict[str, str] | None:
         """What the signature reads in a line that holds a ``text``; None: no match."""
-        if self.unless and any(text.encode() in line for text in self.unless):
+        if self.unless and any(text in line for text in _encoded(self.unless)):
             return None
         if not self.pattern:
             return {}
@@ -131,6 +131,11 @@ class Signature:
             if value is not None
         }
         return {name.rstrip("23456789"): facts[name] for name in facts} | facts
+
+
+@functools.cache
+def _encoded(texts: tuple[str, ...]) -> tuple[bytes, ...]:
+    return tuple(text.encode() for text in texts)
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,8 @@ def zone(written: str) -> float:
 
 def _found(text: bytes, start: int, end: int) -> Iterator[tuple[int, re.Match[bytes]]]:
     """The place of each find, and its parts."""
+    if text.count(b":", start, end) < 2:
+        return  # as most lines
     for found in _STAMP.finditer(text, start, end):
         if parts := _READ.match(found[0]):
             yield found.start(), parts

@@ -54,6 +54,8 @@ _FOLDED = Pattern(rb" *\[repeated \d+x across cluster\].*")
 _FIRST = b"Root Cause (first observed failure)"
 _SIDES = "│┃║╭╰╮╯".encode()
 _BOXED = tuple(one.encode() for one in "│┃║╭╰")
+# What a line ends with that is drawn, not cut.
+_NOT_CUT = (b"^", b"-", b"=", b"*", *(one.encode() for one in "│┃║╭╰╮╯"))
 
 
 @dataclass(frozen=True)
@@ -214,9 +216,7 @@ def _lines(text: bytes) -> Iterator[tuple[int, int, bytes]]:
         lines.append((at, at + len(line), shown))
         at += len(line)
     widths = Counter(
-        _width(line)
-        for _, _, line in lines
-        if not line.endswith((b"^", b"-", b"=", b"*", *_BOXED, *_ends()))
+        _width(line) for _, _, line in lines if not line.endswith(_NOT_CUT)
     )
     width = max((one for one in widths if one in WIDTHS), default=0)
     if width != max(widths, default=0) or widths[width] < FULL_LINES:
@@ -237,10 +237,6 @@ def _lines(text: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 def _width(line: bytes) -> int:
     return len(line if line.isascii() else line.decode("utf-8", "replace"))
-
-
-def _ends() -> tuple[bytes, ...]:
-    return tuple(one.encode() for one in "│┃║╮╯")
 
 
 class _Reader:

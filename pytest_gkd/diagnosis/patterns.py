@@ -28,6 +28,7 @@ class Match(Protocol):
     def __getitem__(self, group: int | bytes, /) -> Any: ...
     def start(self, group: int = 0, /) -> int: ...
     def end(self, group: int = 0, /) -> int: ...
+    def span(self, group: int = 0, /) -> tuple[int, int]: ...
     def groups(self) -> tuple[bytes | None, ...]: ...
     def groupdict(self) -> dict[bytes, bytes | None]: ...
 
@@ -52,17 +53,16 @@ class Pattern:
         self, text: bytes, start: int = 0, end: int | None = None
     ) -> Iterator[Match]:
         """Every find between two places of the text; ``^`` is the start of the text."""
-        for match in self._pattern.finditer(text, start, end):
-            if self._unless is None or self._unless.search(match[0]) is None:
-                yield match
+        found: Iterator[Match] = self._pattern.finditer(text, start, end)
+        unless = self._unless
+        if unless is None:
+            return found
+        return (match for match in found if unless.search(match[0]) is None)
 
     def search(
         self, text: bytes, start: int = 0, end: int | None = None
     ) -> Match | None:
         """The first find between two places of the text."""
-        if self._unless is None:
-            found: Match | None = self._pattern.search(text, start, end)
-            return found
         return next(self.finditer(text, start, end), None)
 
     def last(self, text: bytes) -> int:
@@ -74,8 +74,9 @@ class Pattern:
         kept = []
         at = 0
         for match in self.finditer(text):
-            kept += [text[at : match.start()], fill * len(match[0])]
-            at = match.end()
+            begin, end = match.span()
+            kept += [text[at:begin], fill * (end - begin)]
+            at = end
         return b"".join([*kept, text[at:]]) if at else text
 
 

@@ -192,8 +192,7 @@ class Scanner:
     def _watch(self, text: bytes, start: int, number: int) -> None:
         assert self._watcher is not None
         self._taken = self._offset + start
-        ends = (text.find(mark, start, start + LONG) for mark in (b"\n", b"\r"))
-        end = min((place for place in ends if place >= 0), default=start + LONG)
+        end = _find(text, b"\r", start, _find(text, b"\n", start, start + LONG))
         self._watcher.take(text[start:end], number, self._taken)
         if self._watcher.full:
             self._watched = frozenset()
@@ -227,13 +226,17 @@ class Scanner:
         """Give the watcher its lines of the tail that it has not got."""
         assert self._watcher is not None
         self._watcher.forget(max(self._offset, self._taken + 1))
-        start = 0
-        for number, line in enumerate(tail.split(b"\n"), self._line):
-            for part in line.split(b"\r"):  # a bar is drawn again and again
-                new = self._offset + start > self._taken
-                if new and any(mark in part for mark in self._watcher.markers):
-                    self._watcher.take(part, number, self._offset + start)
-                start += len(part) + 1
+        markers = _automaton(self._watcher.markers)
+        end = 0
+        for _, at, _ in markers.find_matches_as_indexes(tail):
+            if at < end:
+                continue  # in the line that was given last
+            start = tail.rfind(b"\n", end, at) + 1 or end
+            start = tail.rfind(b"\r", start, at) + 1 or start
+            end = _find(tail, b"\r", at, _find(tail, b"\n", at, len(tail)))
+            if self._offset + start > self._taken:
+                number = self._number(tail, start)
+                self._watcher.take(tail[start:end], number, self._offset + start)
 
     def _try(self, entries: list[Entry], text: bytes, position: int) -> tuple[int, int]:
         """Ask the signatures about the line at ``position``: its start and its end."""
@@ -322,6 +325,12 @@ def index(catalogue: Catalogue, *, of_stage: bool = False) -> dict[bytes, list[E
     return found
 
 
+def _find(text: bytes, mark: bytes, start: int, end: int) -> int:
+    """Where the mark is between two places, or the second of them."""
+    place = text.find(mark, start, end)
+    return end if place < 0 else place
+
+
 def segment(block: bytes, position: int) -> tuple[int, int]:
     """Where the line around ``position`` starts and ends; a progress bar's carriage
     returns end lines too. At most WINDOW bytes, at most BEFORE of them before."""
@@ -329,9 +338,7 @@ def segment(block: bytes, position: int) -> tuple[int, int]:
     start = max(block.rfind(b"\n", low, position), block.rfind(b"\r", low, position))
     start = low if start < 0 else start + 1
     high = min(len(block), position + WINDOW)
-    ends = [block.find(mark, position, high) for mark in (b"\n", b"\r")]
-    end = min((e for e in ends if e >= 0), default=high)
-    return start, end
+    return start, _find(block, b"\r", position, _find(block, b"\n", position, high))
 
 
 def tidy(block: bytes, start: int, position: int, end: int) -> tuple[bytes, int]:
@@ -339,9 +346,11 @@ def tidy(block: bytes, start: int, position: int, end: int) -> tuple[bytes, int]
     line = block[start:end]
     if not any(mark in line for mark in (b"\x1b", b"\x00", b" [repeated ")):
         return line.rstrip(), position - start  # as most are
-    before = _ANSI.without(block[start:position])
-    after = _ANSI.without(block[position:end])
-    return _REPEATED.without(before + after).rstrip(), len(before)
+    before = uncoloured(block[start:position])
+    line = before + uncoloured(block[position:end])
+    if b"[repeated " in line:
+        line = _REPEATED.without(line)
+    return line.rstrip(), len(before)
 
 
 def blanked(text: bytes) -> bytes:

@@ -312,7 +312,7 @@ def _of_names(log: Log, need: int) -> list[Process]:
                 voice = voices[name] = _named(name, log)
             voice.at = line.start()
             voice.times += [at for _, at in itertools.islice(stamps(words[:100]), 1)]
-            fold = REPEATED.search(words)
+            fold = REPEATED.search(words) if b"[repeated " in words else None
             words = words[: fold.start()].rstrip() if fold else words
             voice.hear(words, voice.at)
             if fold:
