@@ -193,6 +193,9 @@ def _values(
             find("generate_max_len"),
         )
         values["placement"] = Given("default", "colocated", expression="always")
+        # lightrft/trainer/fast_exp_maker.py: truncation=True, and no side is set.
+        side = "the tokenizer's truncation_side, right unless its files say left"
+        values["truncation"] = Given("default", "right", expression=side)
         values["rollout_gpus"] = started.processes
     return values
 

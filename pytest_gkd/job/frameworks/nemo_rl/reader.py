@@ -278,6 +278,7 @@ DERIVED: dict[str, tuple[Callable[[Look], Any], str]] = {
         "the teacher's own backend",
     ),
     "train_files": (nemo_rl_rules.train_files, "all of data.train"),
+    "truncation": (nemo_rl_rules.truncation, "by the data's processor"),
     "placement": (nemo_rl_rules.placement, "policy.generation.colocated.enabled"),
     "trainer_gpus": (lambda look: nemo_rl_rules.gpus(look).trainer, "of the cluster"),
     "rollout_gpus": (lambda look: nemo_rl_rules.gpus(look).rollout, "of the cluster"),

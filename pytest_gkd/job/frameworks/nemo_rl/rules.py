@@ -31,6 +31,14 @@ SKIP_TP_CHECK = "NRL_IGNORE_TP_ACCURACY_CHECK"
 SKIP_TOKENIZER_CHECK = "NRL_SKIP_DISTILLATION_TOKENIZER_CHECK"
 
 
+# Cut to four tokens of a message and not trained on (data/processors.py); None is
+# math_hf_data_processor.
+MASKING = frozenset(
+    {None, "default", "math_data_processor", "math_hf_data_processor"}
+    | {"vlm_hf_data_processor", "sft_processor"}
+)
+
+
 class Look(looking.Look):
     """The certain values of a configuration of NeMo-RL."""
 
@@ -190,6 +198,15 @@ def train_files(look: Look) -> list[Any] | None:
         return None
     found = [one for one in several if isinstance(one, dict)]
     return [one.get("data_path") or one.get("dataset_name") for one in found]
+
+
+def truncation(look: Look) -> str | None:
+    """What becomes of a prompt that is too long, where all data is treated alike."""
+    found = look("data.train")
+    several = found if isinstance(found, list) else [found]
+    own = look("data.default.processor")
+    said = {o.get("processor") or own for o in several if isinstance(o, dict)}
+    return "mask" if said and said <= MASKING else None
 
 
 # -- rules -------------------------------------------------------------------------

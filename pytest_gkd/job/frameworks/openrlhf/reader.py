@@ -93,6 +93,8 @@ def _values(known: Known) -> dict[str, Given]:
             longest,
             *parts,
         )
+    if truncation := _truncation(known):
+        values["truncation"] = truncation
     # create_vllm_engines (openrlhf/trainer/ray/vllm_engine.py)
     values["max_model_len"] = longest
     values["rollout_engine"] = Given("default", "vllm", expression="the only one")
@@ -120,6 +122,18 @@ def _values(known: Known) -> dict[str, Given]:
         values[f"{name}_gpus"] = _counted(known, role)
     values["total_gpus"] = _counted(known, "total")
     return values
+
+
+def _truncation(known: Known) -> Given | None:
+    """What becomes of a prompt that is too long; not of agents up to 0.8."""
+    if known.has("max_new_tokens"):  # openrlhf/utils/agent.py, from 0.9
+        how = "its only way (with images it is an error)"
+        return Given("default", "left", expression=how)
+    if known.is_given("agent_func_path"):
+        return None
+    # experience_maker.py, tokenize_fn: truncation=True, and no side is set.
+    side = "the tokenizer's truncation_side, right unless its files say left"
+    return Given("default", "right", expression=side)
 
 
 def _counted(known: Known, role: str) -> Given:

@@ -215,6 +215,11 @@ DERIVED: looking.Derived[Look] = {
         _ppo(lambda look: look.whole("prompt_length"), "RLVRConfig"),
         "prompt_length",
     ),
+    # rlvr_pipeline.py, preprocess_dataset; rlvr_vlm_pipeline.py, process_new_prompt
+    "truncation": (
+        lambda look: "drop" if look.root == "RLVRConfig" else None,
+        "its only way in RLVR",
+    ),
     "max_response_length": (_response, "sequence_length - prompt_length"),
     "max_length": (Look.longest, "response_length + prompt_length"),
     "max_model_len": (_engine("max_model_len", "context_length"), "strategy_config"),
