@@ -99,6 +99,23 @@ def test_old_log_probabilities_are_taken_with_their_entropy(verl: Checked) -> No
     assert "log-probabilities" not in {row["phase"] for row in phases}
 
 
+def test_a_reference_model_is_weights_beside_the_actor(verl: Checked) -> None:
+    elements = verl.elements()[0]
+    key = "reference's weights bfloat16"
+    command = f"{VERL} actor_rollout_ref.actor.use_kl_loss=True"
+    for phase in ("rollout", "forward and backward", "weight sync", "forward"):
+        assert verl.parts(command, phase)[key] == elements  # halved, of two bytes
+    # Asked for no entropy: float32 logits beside those in bfloat16.
+    found = verl.parts(command, "forward")
+    assert found["reference's logits and loss"] == TOKENS * VOCAB * 6
+    assert found["optimizer states"] > 0  # the actor is idle, and here
+    away = f"{command} {MEGATRON}.param_offload=True {MEGATRON}.optimizer_offload=True"
+    found = verl.parts(away, "forward")
+    assert found[key] == elements  # the reference follows the actor's param_offload
+    assert "weights bfloat16" not in found
+    assert key not in verl.parts(away, "rollout")
+
+
 def test_verls_offload_moves_gradients_with_parameters(verl: Checked) -> None:
     elements = verl.elements()[0]
     own = ("weights bf", "gradients", "master", "optimizer")
@@ -160,7 +177,11 @@ def test_states_in_other_dtypes(verl: Checked) -> None:
     ("more", "said"),
     [
         ("actor_rollout_ref.model.use_fused_kernels=True", "memory of fused kernels"),
-        ("actor_rollout_ref.actor.use_kl_loss=True", "a reference model in Megatron"),
+        (
+            "actor_rollout_ref.actor.use_kl_loss=True "
+            "actor_rollout_ref.ref.megatron.tensor_model_parallel_size=4",
+            "the reference model's tensor_model_parallel_size is not the actor's",
+        ),
         ("algorithm.adv_estimator=gae", "memory of a critic in Megatron"),
         (f"{MEGATRON}.use_megatron_fsdp=True", "memory of Megatron's FSDP"),
         ("actor_rollout_ref.actor.optim.optimizer=muon", "memory of that optimizer"),

@@ -12,17 +12,19 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_gkd.job import megatron_memory
+from pytest_gkd.job.beside_memory import Beside
 from pytest_gkd.job.engine_memory import Parts
 from pytest_gkd.job.findings import CheckError
 from pytest_gkd.job.fitting import number
 from pytest_gkd.job.frameworks import megatron_trainer
 from pytest_gkd.job.megatron_memory import Megatron
-from pytest_gkd.job.models import Model
+from pytest_gkd.job.models import WIDTHS, Model
 from pytest_gkd.job.overrides import Job as Settings
 
 Values = Mapping[str, Any]
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+REFERENCE = "actor_rollout_ref.ref"
 ENGINE = f"{ACTOR}.megatron"
 LAYERS = f"{ENGINE}.override_transformer_config"
 # Where Megatron's settings stand, the first that is given.
@@ -46,8 +48,9 @@ RENAMED = {
 # (utils/megatron/tensor_parallel.py, trainer/distillation/megatron/losses.py), less the
 # product of softmax and logits, which its compiled kernel does not make whole.
 LOSSES = {"logprob": (8, 12), "topk": (16, 24)}
-SCORED = 12
-IN_CHUNKS = 8
+# In a forward pass with the entropy, with that in chunks, and of a reference model,
+# which is asked for none.
+SCORED, IN_CHUNKS, REFERENCED = 12, 8, 6
 # With one kernel for a gate and its activation (Megatron-Bridge's llama_bridge and
 # others, mbridge's qwen3moe and others), by config.json's model_type.
 FUSED = {
@@ -65,8 +68,6 @@ UNKNOWN: dict[str, tuple[str, tuple[Any, ...]]] = {
     f"{LAYERS}.attention_backend": ("that attention", ("flash", "fused", "auto")),
     f"{ACTOR}.calculate_sum_pi_squared": ("the sum of squares", (False,)),
     f"{ACTOR}.optim.optimizer": ("that optimizer", ("adam",)),
-    f"{ACTOR}.use_kl_loss": ("a reference model in Megatron", (False,)),
-    "algorithm.use_kl_in_reward": ("a reference model in Megatron", (False,)),
     "actor_rollout_ref.model.use_fused_kernels": ("fused kernels", (False,)),
     "actor_rollout_ref.model.mtp.enable": ("layers that predict more", (False,)),
     "actor_rollout_ref.model.lora.rank": ("LoRA's layers in Megatron", (0,)),
@@ -91,7 +92,17 @@ FACTS = {
     "remainders": f"{ACTOR}.optim.override_optimizer_config.store_param_remainders",
     "use_critic": "critic.enable",
     "advantages": "algorithm.adv_estimator",
+    "kl_loss": f"{ACTOR}.use_kl_loss",
+    "kl_reward": "algorithm.use_kl_in_reward",
+    "reference_offload": f"{REFERENCE}.megatron.param_offload",
+    "reference_dynamic": f"{REFERENCE}.log_prob_use_dynamic_bsz",
+    "reference_rows": f"{REFERENCE}.log_prob_micro_batch_size_per_gpu",
+    "reference_tokens": f"{REFERENCE}.log_prob_max_token_len_per_gpu",
 }
+DIVIDED = (
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
+    *("context_parallel_size", "expert_model_parallel_size"),
+)
 
 
 def facts(settings: Settings) -> dict[str, Any]:
@@ -117,6 +128,10 @@ def _facts(settings: Settings) -> dict[str, Any]:
     is_gae = found["advantages"] == "gae" and found["use_critic"] is None
     if found["use_critic"] or is_gae:
         raise CheckError("the memory of a critic in Megatron is not known")
+    if found["kl_loss"] or found["kl_reward"]:
+        for size in DIVIDED:
+            if find(f"{REFERENCE}.megatron.{size}") != find(f"{ENGINE}.{size}"):
+                raise CheckError(f"the reference model's {size} is not the actor's")
 
     def of_megatron(key: str) -> Any:
         name = RENAMED.get(key, key)
@@ -155,8 +170,8 @@ def _precision(found: Values, said: Values) -> dict[str, Any]:
 
 def trainer(
     values: Values, model: Model, length: int, rows: float
-) -> tuple[Megatron, Parts]:
-    """The trainer, and what it takes to score the student's own rows.
+) -> tuple[Megatron, Parts, tuple[Beside, ...]]:
+    """The trainer, what it takes to score the student's own rows, and a reference.
 
     Where its parameters are offloaded its gradients are, too (utils/megatron_utils.py,
     offload_megatron_model_to_cpu); all of it is there in an update.
@@ -193,7 +208,10 @@ def trainer(
         # Megatron-Bridge asks for the kernel where it can be had.
         fuses=bool(not vanilla if values["fuses"] is None else values["fuses"]),
     )
-    return made, {} if values["bypasses"] else _scores(values, made, length, context)
+    has_reference = values["kl_loss"] or values["kl_reward"]
+    others = (_reference(values, made, length, context),) if has_reference else ()
+    scores = {} if values["bypasses"] else _scores(values, made, length, context)
+    return made, scores, others
 
 
 def _away(values: Values) -> Iterator[str]:
@@ -214,3 +232,20 @@ def _scores(values: Values, made: Megatron, length: int, context: int) -> Parts:
     if values["in_chunks"]:
         each = IN_CHUNKS + math.ceil(4 * min(1, (values["chunk"] or 1) / tokens))
     return megatron_memory.scoring(replace(made, loss=each), tokens, "sync")
+
+
+def _reference(values: Values, made: Megatron, length: int, context: int) -> Beside:
+    """The model that a KL penalty is taken from, in the same processes: weights alone,
+    without a wrapper (transformer_impl.py, forward_only)."""
+    if values["reference_dynamic"]:
+        tokens = max((values["reference_tokens"] or 0) * context, length)
+    else:
+        tokens = (values["reference_rows"] or 1) * length
+    stages = range(made.pipeline)
+    most = max(sum(megatron_memory.elements(made, stage)) for stage in stages)
+    own = {f"reference's weights {made.compute}": WIDTHS[made.compute] * most}
+    asked = megatron_memory.scoring(replace(made, loss=REFERENCED), tokens)
+    names = ("logits and loss", "activations")
+    at_work = own | {f"reference's {name}": asked[name] for name in names}
+    idle = {} if values["reference_offload"] else own
+    return Beside("reference", idle, (("forward", at_work),), True, idle, 0)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pytest_gkd.job.engine_memory import Engine
+from pytest_gkd.job.beside_memory import Beside
+from pytest_gkd.job.engine_memory import Engine, Parts
 from pytest_gkd.job.findings import CheckError
 from pytest_gkd.job.fitting import Recipe, number
 from pytest_gkd.job.frameworks.reading import names
@@ -66,10 +67,12 @@ def job(values: Values, student: Model, teacher: Model | None, room: int | None)
     batch = values.get("train_batch_size") or 1
     rows = (values.get("ppo_mini_batch_size") or batch) * samples * context / gpus
     trainer: Trainer | Megatron
+    scores: Parts = {}
+    others: tuple[Beside, ...] = ()
     if strategy == "megatron":
-        trainer, scores = megatron_plan.trainer(values, student, length, rows)
+        trainer, scores, others = megatron_plan.trainer(values, student, length, rows)
     else:
-        trainer, scores = _fsdp(values, student, length, rows, gpus), {}
+        trainer = _fsdp(values, student, length, rows, gpus)
     wide = values.get("tensor_parallel_size") or 1
     engines = max((values.get("rollout_gpus") or gpus) // wide, 1)
     at_once = math.ceil(batch * samples / engines)
@@ -106,6 +109,7 @@ def job(values: Values, student: Model, teacher: Model | None, room: int | None)
         memory=room,
         bucket=bucket,
         scores=scores,
+        others=others,
     )
 
 
