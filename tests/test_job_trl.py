@@ -202,6 +202,52 @@ def test_of_a_configuration_that_is_not_found_no_default_is_told(
             "is not given",
         ),
         (f"python {GKD} --config /nowhere.yaml", "error", "config", "no such file"),
+        (
+            f"{GRPO} --num_generations 1 --generation_batch_size 8 "
+            "--steps_per_generation 2",
+            "error",
+            "steps_per_generation",
+            "both given",
+        ),
+        (f"{GRPO} --num_generations 0", "error", "num_generations", "2 or more"),
+        (f"python {GOLD} --num_generations 0", "error", "num_generations", "1 or more"),
+        (
+            f"python {GOLD} --generation_batch_size 3",
+            "error",
+            "num_generations",
+            "8 is not generation_batch_size 3 * num_generations 1",
+        ),
+        (
+            f"{GRPO} --generation_batch_size x",
+            "error",
+            "generation_batch_size",
+            "an integer",
+        ),
+        (
+            f"{GRPO} --num_processes 4 --generation_batch_size 4 "
+            "--per_device_train_batch_size 0",
+            "error",
+            "num_generations",
+            "which num_generations 8 does not divide",
+        ),
+        (
+            "accelerate launch trl/scripts/sft.py --model_name_or_path s",
+            "error",
+            "dataset_name",
+            "neither",
+        ),
+        (
+            f"python {GKD} --lora_target_modules a, b",
+            "warning",
+            "lora_target_modules",
+            "has a, with its comma",
+        ),
+        (
+            f"CUDA_VISIBLE_DEVICES=0 torchrun --nproc_per_node=2 {GKD}",
+            "error",
+            "CUDA_VISIBLE_DEVICES",
+            "2 processes are started",
+        ),
     ],
 )  # fmt: skip
 def test_what_trl_refuses_is_told(
@@ -241,11 +287,82 @@ def test_what_trl_refuses_is_told(
         f"python {GKD} --load_best_model_at_end --eval_strategy steps "
         "--save_strategy steps",
         f"python {GKD} --load_best_model_at_end --save_strategy best",
+        f"python {GOLD} --max_length none",
+        # CPOConfig has both lengths, and only cuts with them.
+        "python examples/scripts/cpo.py --model_name_or_path s --dataset_name d "
+        "--max_length 9 --max_completion_length 9",
+        # A trainer that generates itself asks no server, whatever else is started.
+        f"trl vllm-serve --model s --port 8001 &\n{GRPO} --num_processes 8 --use_vllm "
+        "--vllm_mode colocate",
+        f"CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=4 {GKD} --use_cpu",
+        f"CUDA_VISIBLE_DEVICES= torchrun --nproc_per_node=1 {GKD}",
+        f"CUDA_VISIBLE_DEVICES=0,1 accelerate launch --num_processes 8 "
+        f"--num_machines 4 {GKD}",
+        f"CUDA_VISIBLE_DEVICES=0,1 accelerate launch --num_processes 2 "
+        f"--num_machines 0 {GKD}",
+        GRPO.replace("--reward_funcs r", "--reward_model_name_or_path m"),
+        # RLOO's script refuses no list of rewards that is empty.
+        "trl rloo --model_name_or_path s --dataset_name d",
+        # PEFT passes over a word that names no module.
+        f"python {GKD} --lora_target_modules q_proj , v_proj",
     ],
 )
 def test_what_trl_takes_is_no_fault(line: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n")
     assert not told(checked(tmp_path, line.replace("{}", "a.yaml")))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"python {GOLD} --per_device_train_batch_size $X",
+        f"python {GOLD} --gradient_accumulation_steps $X",
+        f"python {GOLD} --num_generations 3 --generation_batch_size $X",
+        f"python {GOLD} --max_length 9 --max_completion_length $X",
+        f"{GRPO} --num_processes 4 --num_generations 3 --generation_batch_size $X",
+        f"{GRPO} --num_processes 4 --generation_batch_size 9 --steps_per_generation $X",
+        f"{GRPO} --num_processes 4 --eval_strategy steps "
+        "--per_device_eval_batch_size $X",
+        f"{GRPO} --use_vllm --vllm_max_model_length 9 --max_completion_length $X",
+        f"{GRPO} --num_processes 4 --use_vllm --vllm_tensor_parallel_size $X",
+        f"{GRPO} --use_vllm $X --vllm_mode local",
+        f"{GRPO} --use_vllm --vllm_mode $X",
+        GRPO.replace("path s", "path $X"),
+        GRPO.replace("--reward_funcs r", "--reward_funcs $X"),
+        f"python {GKD.replace('--model_name_or_path s', '')} --config $X",
+        f"CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=$X {GKD}",
+        f"CUDA_VISIBLE_DEVICES=$X torchrun --nproc_per_node=4 {GKD}",
+        f"CUDA_VISIBLE_DEVICES=0 accelerate launch --num_processes 8 "
+        f"--num_machines $X {GKD}",
+        f"python {GKD} --load_best_model_at_end --eval_strategy steps "
+        "--save_strategy $X",
+        f"python {GKD} --load_best_model_at_end --save_strategy epoch "
+        "--eval_strategy $X",
+    ],
+)
+def test_what_only_the_run_knows_is_not_judged(line: str, tmp_path: Path) -> None:
+    assert not told(checked(tmp_path, line))
+
+
+@pytest.mark.parametrize(
+    ("release", "line", "keys"),
+    [
+        # No Liger loss refuses use_uld_loss before 1.9, and 1.16 has none there.
+        ("0.29.1", f"python {GOLD} --use_uld_loss --use_liger_kernel", []),
+        ("1.9.0", f"python {GOLD} --use_liger_kernel", []),
+        ("1.9.0", f"python {GOLD} --use_uld_loss --use_liger_kernel",
+         ["use_liger_kernel"]),
+        ("1.16.0", f"python {GOLD} --use_uld_loss --use_liger_kernel", []),
+        # 0.29.1 trains on rewards of zero.
+        ("0.29.1", GRPO.replace("--reward_funcs r", ""), []),
+        # 1.16 asks for what vLLM's own server has.
+        ("1.16.0", f"vllm serve s &\n{GRPO} --use_vllm --vllm_mode server", []),
+    ],
+)  # fmt: skip
+def test_a_rule_is_that_of_its_releases(
+    release: str, line: str, keys: list[str], tmp_path: Path
+) -> None:
+    assert [key for _, key in told(checked(tmp_path, line, release))] == keys
 
 
 @pytest.mark.parametrize(
@@ -326,6 +443,30 @@ SERVED = "--use_vllm --vllm_mode server"
             SERVE.replace("--model s", "--model other"),
             f"{GRPO} --num_processes 8 {SERVED}",
             ["model_name_or_path"],
+        ),
+        (SERVE.replace("--model s", "--model $X"),
+         f"{GRPO} --num_processes 8 {SERVED}", []),
+        (SERVE, f"{GRPO.replace('path s', 'path $X')} --num_processes 8 {SERVED}", []),
+        # Weights go to the other host's GPUs.
+        (
+            f"CUDA_VISIBLE_DEVICES=0,1 {SERVE}",
+            f"CUDA_VISIBLE_DEVICES=0,1 {GRPO} --num_processes 2 "
+            f"--gradient_accumulation_steps 4 {SERVED} --vllm_server_host far",
+            [],
+        ),
+        (f"{SERVE} --port $X", f"{GRPO} --num_processes 8 {SERVED}", []),
+        *(
+            (f"{SERVE} --port {port}", f"{GRPO} --num_processes 8 {SERVED} {asks}", key)
+            for port, asks, key in (
+                (443, "--vllm_server_port $X", []),
+                (443, "--vllm_server_host $X --vllm_server_port 1", []),
+                (443, "--vllm_server_base_url $X --vllm_server_port 1", []),
+                (80, "--vllm_server_base_url http://localhost", []),
+                (443, "--vllm_server_base_url https://localhost", []),
+                (8001, "--vllm_server_base_url http://localhost:8001", []),
+                (443, "--vllm_server_base_url http://localhost",
+                 ["vllm_server_base_url"]),
+            )
         ),
     ],
 )  # fmt: skip
@@ -432,14 +573,28 @@ def test_what_accelerate_refuses_is_told(
         ({"train_batch_size": 16, "gradient_clipping": 1.0}, []),
         ({"train_batch_size": 32}, ["train_batch_size"]),
         ({"optimizer": {"params": {"lr": 1e-5}}}, ["optimizer.params.lr"]),
+        ({"gradient_clipping": [1.0]}, ["gradient_clipping"]),
+        ({"gradient_clipping": "much"}, ["gradient_clipping"]),
+        ({"more": "--learning_rate 1e-6", "optimizer": {"params": {"lr": 1e-6}}}, []),
+        ({"more": "--learning_rate $X", "optimizer": {"params": {"lr": 1e-5}}}, []),
+        # Without bf16 it is what fp16 is not.
+        ({"more": "--fp16", "fp16": {"enabled": True}, "bf16": {"enabled": True}},
+         ["bf16.enabled"]),
+        ({"more": "--fp16", "fp16": {"enabled": True}, "bf16": {"enabled": False}}, []),
+        ({"more": "--bf16 0", "bf16": {"enabled": False}}, []),
+        ({"more": "--fp16 $X", "bf16": {"enabled": False}}, []),
     ],
-)
+)  # fmt: skip
 def test_deepspeeds_own_file_says_the_same(
     config: dict[str, Any], keys: list[str], tmp_path: Path
 ) -> None:
+    more = config.get("more", "")
+    config = {key: value for key, value in config.items() if key != "more"}
     whole = {"zero_optimization": {"stage": 2}, **config}
     (tmp_path / "ds.json").write_text(json.dumps(whole, indent=1))
-    found = checked(tmp_path, f"torchrun --nproc-per-node 2 {GKD} --deepspeed ds.json")
+    found = checked(
+        tmp_path, f"torchrun --nproc-per-node 2 {GKD} --deepspeed ds.json {more}"
+    )
     assert [key for _, key in told(found)] == keys
     assert values(found)["zero_stage"] == 2
 
@@ -477,7 +632,11 @@ def test_of_a_script_that_cannot_be_read_nothing_is_guessed(
 ) -> None:
     if source is not None:
         (tmp_path / "train.py").write_text(source)
-    found = checked(tmp_path, "torchrun --nproc_per_node 2 train.py --lmbda 1 --kep 2")
+    (tmp_path / "ds.json").write_text('{"bf16": {"enabled": false}}')
+    line = "torchrun --nproc_per_node 2 train.py --lmbda 1 --kep 2 --num_generations 3"
+    line += " --generation_batch_size 4 --per_device_train_batch_size 1"
+    line += " --gradient_accumulation_steps 1 --fp16 0 --deepspeed ds.json"
+    found = checked(tmp_path, line)
     assert not told(found)
     assert [f.level for f in found.findings] == ["note"]
     assert found.values["student"].source == "undetermined"
@@ -501,6 +660,10 @@ def test_a_vocabulary_that_differs_is_refused(tmp_path: Path) -> None:
     fault = [("error", "teacher_model_name_or_path")]
     assert told(checked(tmp_path, f"python {GKD}")) == fault
     assert told(checked(tmp_path, f"python {GOLD} --use_uld_loss")) == []
+    # 0.29.1 compares nothing.
+    assert told(checked(tmp_path, f"python {GKD}", "0.29.1")) == []
+    (tmp_path / "t" / "config.json").write_text('{"vocab_size": 9}')
+    assert told(checked(tmp_path, f"python {GKD}")) == []
     (tmp_path / "t" / "config.json").write_text("[" * 9000)
     assert told(checked(tmp_path, f"python {GKD}")) == []
 

@@ -387,16 +387,19 @@ def _generation_batch(job: TrlJob) -> Iterator[Finding]:
         if job.since("1.9") and job.find("auto_find_batch_size").value is True:
             text = f"auto_find_batch_size is on: {job.whose} refuses it here"
             yield job.finding(CONFLICT, "error", "auto_find_batch_size", text)
-    if count < 1:
-        return
     if "steps_per_generation" in job.fields:
-        yield from _global_batch(job, per_device, steps, count)
+        if count > 0:
+            yield from _global_batch(job, per_device, steps, count)
         return
     # trl/experimental/{gold/gold,iw_opd/iw_opd}_config.py: __post_init__
-    batch = job.find("generation_batch_size").value
+    if count < 1:
+        text = f"num_generations is {count}: {job.whose} requires 1 or more"
+        yield job.finding(CONFLICT, "error", "num_generations", text)
+        return
+    given = job.find("generation_batch_size")
     local = per_device * steps
-    batch = local // count if batch is None else batch
-    if type(batch) is int and batch * count != local:
+    batch = local // count if given.value is None else given.value
+    if not given.needs and type(batch) is int and batch * count != local:
         text = (
             f"per_device_train_batch_size {per_device} * gradient_accumulation_steps "
             f"{steps} = {local} is not generation_batch_size {batch} * num_generations "
@@ -482,7 +485,7 @@ def _vllm(job: TrlJob) -> Iterator[Finding]:
         if said:
             text = f"{', '.join(said)}: nothing reads it without use_vllm"
             yield job.finding(CONFLICT, "warning", said[0], text)
-    if use.value is not True or mode.needs or mode.value is None:
+    if use.value is not True or mode.value is None:
         return
     # trl/generation/vllm_generation.py: _init_vllm
     if mode.value not in ("server", "colocate"):
@@ -514,7 +517,7 @@ def _served(job: TrlJob, server: Server) -> Iterator[Finding]:
             return
         asked = asked or {"http": 80, "https": 443}.get(parts.scheme)
     given = server.value("port", SERVER_PORT)
-    is_known = not (url.needs or port.needs or host.needs) and type(given) is int
+    is_known = not (url.needs or port.needs) and type(given) is int
     if is_known and on in LOCAL and asked != given:
         where = f"line {server.command.line}"
         text = (
@@ -570,7 +573,7 @@ def _gpus(job: TrlJob) -> Iterator[Finding]:
 
 def _needed(job: TrlJob) -> Iterator[Finding]:
     """What TRL's own scripts cannot do without."""
-    if not job.is_upstream or job.unread:
+    if not job.is_upstream:
         return
     for key in ("model_name_or_path", TEACHER):
         # The trainers: experimental/gkd/gkd_trainer.py reads the teacher's config.
