@@ -155,6 +155,31 @@ def test_a_start_that_is_right_has_no_fault(script: Path) -> None:
             "whoever can read",
         ),
         ("--prompt-data /not/here.jsonl", "warning", "not on this machine"),
+        # Looked at before anything asks whether there is training at all.
+        ("--debug-rollout-only --kl-coef 0.1", "error", "--ref-load"),
+        ("--num-steps-per-rollout 1 --global-batch-size 48", "error", "48 is not"),
+        ("--global-batch-size 65", "error", "too few for a step"),
+        ("--colocate --rollout-num-gpus-per-engine 8", "error", "fewer GPUs than"),
+        ("--colocate --rollout-num-gpus 16", "warning", "needs 16 GPUs"),
+        ("--rollout-num-gpus 5", "warning", "needs 9 GPUs"),
+        (
+            "--rollout-num-gpus 4 --rollout-num-gpus-per-engine 4 --sglang-pp-size 2 "
+            "--sglang-dp-size 4 --sglang-enable-dp-attention",
+            "error",
+            "does not divide the 4 GPUs",
+        ),
+        (
+            "--expert-model-parallel-size 4 --num-experts 8",
+            "error",
+            "no multiple of expert parallel 4",
+        ),
+        (
+            "--expert-model-parallel-size 2 --num-experts 5",
+            "error",
+            "does not divide --num-experts 5",
+        ),
+        ("--decoder-first-pipeline-num-layers 3", "error", "without pipeline"),
+        ("--opd-type megatron", "warning", "nothing is distilled"),
     ],
 )
 def test_what_is_wrong_is_told(more: str, level: str, said: str, script: Path) -> None:
@@ -199,6 +224,58 @@ def test_what_is_wrong_is_told(more: str, level: str, said: str, script: Path) -
         "--decoder-last-pipeline-num-layers 17",
         "--recompute-granularity selective",
         "--debug-rollout-only --context-parallel-size 4",
+        "--use-opd --opd-type megatron --opd-teacher-load X "
+        "--custom-rm-path m.rollout.on_policy_distillation.reward_func "
+        "--custom-reward-post-process-path m.f",
+        "--custom-rm-path m.rollout.on_policy_distillation.reward_func "
+        "--custom-reward-post-process-path m.f",
+        "--use-opd --opd-type sglang --custom-rm-path m.f",
+        "--use-opd --opd-type sglang --custom-reward-post-process-path m.f",
+        "--rm-type remote_rm --rm-url http://h:1/x",
+        "--load= --ref-load R",
+        "--load= --pretrained-checkpoint P",
+        "--eval-interval 5 --eval-config c.yaml",
+        "--eval-config c.yaml --eval-prompt-data a b c",
+        "--eval-prompt-data a",
+        "--kl-loss-coef 0.1",
+        "--kl-coef 0.1 --ref-load R",
+        "--use-rollout-logprobs",
+        "--num-steps-per-rollout 1",
+        "--only-train-params-name-list a",
+        "--freeze-params-name-list a",
+        "--update-weight-transport disk --update-weight-disk-dir D --colocate",
+        # Nothing is trained, so no step is cut out of a rollout.
+        "--debug-rollout-only --load=",
+        "--debug-rollout-only --global-batch-size 128",
+        "--debug-rollout-only --rollout-batch-size 1 --n-samples-per-prompt 1 "
+        "--global-batch-size 1",
+        "--debug-rollout-only --expert-model-parallel-size 8",
+        "--debug-rollout-only --num-attention-heads 31",
+        "--debug-rollout-only --num-query-groups 3",
+        "--debug-rollout-only --pipeline-model-parallel-size 3 --num-layers 35",
+        "--debug-rollout-only --decoder-last-pipeline-num-layers 3",
+        "--debug-rollout-only --recompute-granularity selective "
+        "--recompute-method uniform",
+        # Samples are made by the user's own function then.
+        "--custom-convert-samples-to-train-data-path m.f --global-batch-size 128",
+        # No engine is started here.
+        "--debug-train-only --rollout-num-gpus-per-engine 4",
+        "--load-debug-rollout-data D --rollout-num-gpus-per-engine 4",
+        "--rollout-external-engine-addrs a:1 --rollout-num-gpus-per-engine 4",
+        "--sglang-config c.yaml --rollout-num-gpus-per-engine 4",
+        "--debug-train-only --rollout-num-gpus 8",
+        "--load-debug-rollout-data D --rollout-num-gpus 8",
+        "--colocate",
+        "--colocate --rollout-num-gpus 8",
+        "--actor-num-nodes 2 --rollout-num-gpus 16",
+        "--sglang-enable-dp-attention --sglang-dp-size 1",
+        "--rollout-num-gpus 4 --rollout-num-gpus-per-engine 4 --sglang-pp-size 2 "
+        "--sglang-dp-size 2 --sglang-enable-dp-attention",
+        "--expert-model-parallel-size 4 --num-experts 8 "
+        "--expert-tensor-parallel-size 1",
+        "--num-experts 7",
+        "--recompute-granularity full --recompute-method uniform",
+        "--wandb-key $K",
     ],
 )
 def test_what_is_at_a_bound_is_no_fault(more: str, script: Path) -> None:
@@ -209,6 +286,46 @@ def test_options_that_stand_in_another_file_are_noted(script: Path) -> None:
     found = checked(script, "--custom-config-path c.yaml").findings
     (note,) = [one for one in found if one.key == "custom_config_path"]
     assert (note.level, "is not read here" in note.message) == ("note", True)
+
+
+@pytest.mark.parametrize(
+    ("framework", "more"),
+    [
+        ("slime==0.3.0", "--rollout-temperature 0"),
+        # miles with bridge mode begins with --hf-checkpoint.
+        ("miles", "--load="),
+    ],
+)
+def test_what_another_release_takes_is_no_fault_of_it(
+    framework: str, more: str, script: Path
+) -> None:
+    assert not faults(checked(script, more, framework=framework))
+
+
+@pytest.mark.parametrize(
+    ("server", "more"),
+    [
+        # What listens elsewhere, or where only the run knows.
+        (f"{TEACHER} --port 13141 &", "--rm-url http://far:13142/generate"),
+        (f"{TEACHER} --port 13141", "--rm-url http://far:13141/generate"),
+        (f"{TEACHER} --port $P &", ""),
+        ("", ""),
+        (
+            f"{TEACHER} --port 13141 --context-length 8193 &",
+            "--rollout-max-response-len 8192",
+        ),
+        (f"{TEACHER} --port 13141 --context-length 1 &", ""),
+        (f"{TEACHER.replace('=7', '=6')} --port 13141 &", ""),
+        (f"{TEACHER.replace('=7', '=5')} --port 13141 &", "--actor-num-nodes 2"),
+        (f"{TEACHER.removeprefix('CUDA_VISIBLE_DEVICES=7 ')} --port 13141 &", ""),
+    ],
+)
+def test_a_teacher_that_may_answer_is_no_fault(
+    server: str, more: str, script: Path
+) -> None:
+    url = "--rm-url http://127.0.0.1:13141/generate"
+    words = OPD.replace(url, "") if "--rm-url" in more else OPD
+    assert not faults(checked(script, f"{words} {more}", server))
 
 
 @pytest.mark.parametrize(
@@ -227,6 +344,11 @@ def test_options_that_stand_in_another_file_are_noted(script: Path) -> None:
             f"{TEACHER} --port 13141 --context-length 4096 &",
             "--rollout-max-response-len 8192",
             "takes 4096 tokens",
+        ),
+        (
+            f"{TEACHER} --port 13141 --context-length 8192 &",
+            "--rollout-max-response-len 8192",
+            "takes 8192 tokens",
         ),
         (f"{TEACHER.replace('=7', '=5')} --port 13141 &", "", "share 5"),
     ],

@@ -169,9 +169,7 @@ RULES: tuple[Rule[Known], ...] = (
     ),
     Rule(
         "use_kl_loss kl_coef",
-        lambda v: (
-            _trains(v) and (v["kl_coef"] or v["use_kl_loss"]) and not v["ref_load"]
-        ),
+        lambda v: (v["kl_coef"] or v["use_kl_loss"]) and not v["ref_load"],
         "--use-kl-loss and --kl-coef require the reference model: --ref-load",
         MISSING,
     ),
