@@ -292,8 +292,8 @@ def test_options_that_stand_in_another_file_are_noted(script: Path) -> None:
     ("framework", "more"),
     [
         ("slime==0.3.0", "--rollout-temperature 0"),
-        # miles with bridge mode begins with --hf-checkpoint.
-        ("miles", "--load="),
+        ("slime==0.3.0", "--load= --megatron-to-hf-mode bridge"),
+        ("miles", "--load= --megatron-to-hf-mode bridge"),
     ],
 )
 def test_what_another_release_takes_is_no_fault_of_it(
@@ -399,6 +399,11 @@ def test_train_py_is_slimes_by_its_options_alone(script: Path) -> None:
     assert check(script).framework == "slime"
     script.write_text(f"{START} --custom-rm-path miles.rollout.x.y\n")
     assert check(script).framework == "miles"
+
+
+def test_miles_refuses_a_start_without_weights_too(script: Path) -> None:
+    (fault,) = faults(checked(script, "--load=", framework="miles"))
+    assert "no initial weights" in fault.message
 
 
 def test_train_async_py_refuses_to_share_gpus(script: Path) -> None:

@@ -33,6 +33,7 @@ DENSE = {"intermediate_size": "ffn_hidden_size"}
 MOE_KEYS = {
     *("moe_intermediate_size", "num_experts", "n_routed_experts", "num_local_experts")
 }
+BRIDGE = "megatron_to_hf_mode"
 
 
 def _world(v: Known) -> int:
@@ -178,7 +179,8 @@ RULES: tuple[Rule[Known], ...] = (
         "load",
         lambda v: (
             _trains(v)
-            and v.name == "slime"
+            # In this mode the weights of --hf-checkpoint stand in.
+            and not (v.has(BRIDGE) and v[BRIDGE] == "bridge")
             and not v["load"]
             and not v["ref_load"]
             and not v["pretrained_checkpoint"]
