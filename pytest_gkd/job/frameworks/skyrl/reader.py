@@ -12,6 +12,7 @@ from typing import Any
 
 from pytest_gkd.job import documents, looking, pydantic_types
 from pytest_gkd.job.findings import Finding
+from pytest_gkd.job.frameworks import accelerate
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Pool, Reading, names
 from pytest_gkd.job.frameworks.skyrl import plan, rules, sft
 from pytest_gkd.job.frameworks.skyrl.rules import Look
@@ -52,7 +53,12 @@ def is_own(keys: AbstractSet[str]) -> bool:
 
 
 def _is_sft(keys: AbstractSet[str]) -> bool:
-    """Whether they are those of main_sft: two of them, as others have one like it."""
+    """Whether they are those of main_sft: two of them, as others have one like it.
+
+    accelerate's files have an fsdp_config, too.
+    """
+    if accelerate.is_own(keys):
+        return False
     return sum(bool(sft.OWN.fullmatch(key)) for key in keys) > 1
 
 
