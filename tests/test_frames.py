@@ -34,6 +34,10 @@ def phase_of(*lines: str) -> str:
         (["main", "ask_teacher"], "teacher"),
         (["ask_teacher", "update_actor"], "training-step"),
         (["main", "push_the_weights"], "weight-sync"),
+        (["main", "compute_reward", "forward"], "generation"),
+        (["main", "build_teacher", "__init__"], "teacher-init"),
+        (["main", "build_rollout", "__init__"], "rollout-init"),
+        (["main", "load_student", "helper"], "actor-init"),
     ],
 )
 def test_the_innermost_known_function_tells(functions: list[str], phase: str) -> None:
@@ -97,3 +101,55 @@ def test_the_frames_of_an_unknown_failure_say_where_it_was() -> None:
     log = log_file.read(io.BytesIO("\n".join(text).encode()), "a", 0, CATALOGUE)
     report = logs.judge([log], CATALOGUE)
     assert (report.verdict, report.phase) == ("unknown", "training-step")
+
+
+@pytest.mark.parametrize(
+    ("process", "phase"),
+    [
+        ("TeacherWorker", "teacher-init"),
+        ("RolloutActor", "rollout-init"),
+        ("TrainerWorker", "actor-init"),
+        ("ActorRolloutRefWorker", "config"),
+        ("Worker", "config"),
+    ],
+)
+def test_what_a_role_raises_in_its_init_is_of_its_start(
+    process: str, phase: str
+) -> None:
+    lines = [START, frame("__init__"), frame("get_config_dict"), "OSError: no folder"]
+    prefixed = (
+        f"({process} pid=7) {line}" for each in lines for line in each.split("\n")
+    )
+    assert phase_of(*prefixed) == phase
+    task = f"RayTaskError: ray::{process}.__init__() (pid=7, ip=10.0.0.1)"
+    assert phase_of(*lines[:3], task) == phase
+
+
+def test_what_a_role_raises_in_its_work_is_of_its_phase() -> None:
+    task = "ray.exceptions.RayTaskError(ValueError): ray::{}.score() (pid=7)"
+    lines = [START, frame("score")]
+    assert phase_of(*lines, task.format("TeacherWorker")) == "teacher"
+    assert phase_of(*lines, task.format("RewardManager")) == "generation"
+    assert phase_of(*lines, task.format("TrainerWorker")) == ""
+    built = [f"(TrainerWorker pid=7) {START}"]
+    for function in ("load_checkpoint", "__init__"):  # of what it calls
+        built += [f"(TrainerWorker pid=7) {x}" for x in frame(function).split("\n")]
+    assert phase_of(*built, "(TrainerWorker pid=7) OSError: no") == "checkpoint"
+    weights = [START, frame("update_weights")]
+    assert phase_of(*weights, task.format("RolloutWorker")) == "weight-sync"
+
+
+def test_of_log_probabilities_the_last_mark_tells_whose_they_are() -> None:
+    def told(function: str, last: str) -> str:
+        text = f"{START}\n{frame(function)}\nValueError: no\n".encode()
+        return frames.phase_of(exceptions.read(text)[0], last)
+
+    assert told("compute_log_prob", "teacher") == "teacher"
+    assert told("compute_log_prob", "generation") == "training-step"
+    assert told("update_actor", "teacher") == "training-step"
+
+
+def test_a_file_named_after_the_teacher_tells_where_no_function_does() -> None:
+    lines = [START, frame("<module>", "teacher.py"), frame("topk", "teacher_server.py")]
+    assert phase_of(*lines, "ValueError: no") == "teacher"
+    assert phase_of(*lines[:2], frame("x"), "ValueError: no") == ""

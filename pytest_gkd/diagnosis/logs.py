@@ -117,7 +117,8 @@ def _verdict(
         return LogReport("healthy", phase, last=last, survived=survived)
     failed = crashed if ended else [log for log in logs if recovery.failed(log)]
     if failed:
-        raised = (_raised_in(log, log.tail_at + len(log.tail)) for log in failed)
+        ends = ((log, log.tail_at + len(log.tail)) for log in failed)
+        raised = (_raised_in(log, at, last=phase) for log, at in ends)
         phase = next(filter(None, raised), phase)
         return _unknown(failed if ended else logs, phase, last, catalogue)
     if ended or silenced:  # what those do that have finished or go on is known
@@ -337,14 +338,15 @@ def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:
     """
     by_number = {log.number: log for log in logs}
     for hit in root.hits:
-        phase = _raised_in(by_number[hit.source_index], hit.order, hit.process)
+        log = by_number[hit.source_index]
+        phase = _raised_in(log, hit.order, hit.process, last)
         if phase and (phase, last) != ("actor-init", "rollout-init"):
             return phase
     return _PHASE_OF_KIND.get(root.cause.partition(".")[0], last)
 
 
-def _raised_in(log: Log, at: int, process: str = "") -> str:
-    return frames.phase_of(exceptions.around(log.chains, at, process))
+def _raised_in(log: Log, at: int, process: str = "", last: str = "") -> str:
+    return frames.phase_of(exceptions.around(log.chains, at, process), last)
 
 
 def _last(logs: list[Log]) -> EvidenceLine | None:
