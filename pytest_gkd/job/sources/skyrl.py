@@ -36,7 +36,7 @@ def read(files: Files) -> Schema:
     """
     if CONFIG not in files:
         raise SourceError(f"it has no {CONFIG}")
-    found = classes.typed({n: _made(t) for n, t in files.items()}, CODE, TAKES)
+    found = classes.typed({n: made(t) for n, t in files.items()}, CODE, TAKES)
     own = "".join(matching(files, r".*/ppo_utils\.py").values())
     for key, pattern in REGISTERS.items():
         members = re.search(rf"^class {ENUMS[key]}\(.*\n((?: .*\n|\n)*)", own, re.M)
@@ -51,7 +51,7 @@ def read(files: Files) -> Schema:
     return found
 
 
-def _made(text: str) -> str:
+def made(text: str) -> str:
     """A program's text with the classes that make_config makes in it."""
     return MADE.sub(_class, text)
 

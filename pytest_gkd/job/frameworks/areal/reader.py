@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
 
-from pytest_gkd.job import documents, looking, omegaconf_types
+from pytest_gkd.job import documents, looking, omegaconf_types, own_classes
 from pytest_gkd.job.arguments import MISSING, MOST_NEAR, UNKNOWN
 from pytest_gkd.job.findings import Finding, note
 from pytest_gkd.job.frameworks import config_file
@@ -20,6 +20,7 @@ from pytest_gkd.job.omegaconf import Config, UnresolvedError, applied
 from pytest_gkd.job.overrides import Given, parsed, refused
 from pytest_gkd.job.releases import Release
 from pytest_gkd.job.shell_values import Word
+from pytest_gkd.job.sources.areal import TAKES
 from pytest_gkd.job.typed_config import Classes, Judge
 from pytest_gkd.options import near
 
@@ -57,6 +58,11 @@ def read(launch: Launch, release: Release) -> Reading:
     classes, whose = Classes(release.schema["classes"]), f"AReaL {release}"
     tops = set(given.below(""))
     root, is_sure = _root(program, tops, classes, release.schema["programs"])
+    if not _recorded(program, release.schema["programs"]):
+        place = config_file.find(Path(launch.command.file), program)
+        own = own_classes.read(place, release.schema["classes"], TAKES)
+        if own is not None:
+            classes, root, is_sure = Classes(own.classes), own.root, True
     said = list(parsed(rest))
     for one, text in refused(rest, sweeps=False):
         shape = one.text.shape[:60]
@@ -133,14 +139,19 @@ def _root(
     That of a recorded program, else the least one that knows most of the file's
     sections: a program of one's own may have derived it.
     """
-    name = program.removesuffix(".py").replace("/", ".").strip(".")
-    for module, root in programs.items():
-        if name and (name == module or name.endswith(f".{module}")):
-            return root, True
+    if recorded := _recorded(program, programs):
+        return recorded, True
     known = dict.fromkeys([*ROOTS, *(() if program else programs.values())])
     fields = {root: classes.fields(root).keys() for root in known}
     best = min(known, key=lambda root: (len(tops - fields[root]), len(fields[root])))
     return best, not tops - fields[best]
+
+
+def _recorded(program: str, programs: Mapping[str, str]) -> str:
+    """The class of a recorded program, empty for one of the user's own."""
+    name = program.removesuffix(".py").replace("/", ".").strip(".")
+    fits = (m for m in programs if name and (name == m or name.endswith(f".{m}")))
+    return programs.get(next(fits, ""), "")
 
 
 def _unread(rest: list[Word], needs: frozenset[str], problem: str) -> Reading:

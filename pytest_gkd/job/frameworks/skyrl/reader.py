@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd.job import documents, looking, pydantic_types
+from pytest_gkd.job import documents, looking, own_classes, pydantic_types
 from pytest_gkd.job.findings import Finding
-from pytest_gkd.job.frameworks import accelerate
+from pytest_gkd.job.frameworks import accelerate, config_file
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Pool, Reading, names
 from pytest_gkd.job.frameworks.skyrl import plan, rules, sft
 from pytest_gkd.job.frameworks.skyrl.rules import Look
@@ -21,6 +21,7 @@ from pytest_gkd.job.omegaconf import Config, UnresolvedError, dotlist
 from pytest_gkd.job.overrides import Given, Override
 from pytest_gkd.job.releases import Release
 from pytest_gkd.job.shell_values import Word
+from pytest_gkd.job.sources import skyrl as source
 from pytest_gkd.job.typed_config import Classes, Judge
 
 PROGRAM = re.compile(
@@ -67,10 +68,14 @@ def read(launch: Launch, release: Release) -> Reading:
     schema, classes = release.schema, Classes(release.schema["classes"])
     started, words = _started(launch)
     program = _program(started, schema["programs"])
-    given, findings = _given(launch.document, words, is_sure=bool(program))
+    own = None if program else _own(launch, started, schema["classes"])
+    is_sure = bool(program) or own is not None
+    given, findings = _given(launch.document, words, is_sure=is_sure)
     is_sft = not program and _is_sft({override.key for override in given})
     root = schema["programs"].get(program, sft.ROOT if is_sft else ROOT)
-    is_sft = root == sft.ROOT
+    if own is not None:
+        classes, root = Classes(own.classes), own.root
+    is_sft = sft.ROOT in classes.family(root)
     config, said = Config(), Config(given)
     # config.py, build_nested_dataclass: a section is made anew of what is given.
     config.merge(classes.defaults(root, said, keeps=False))
@@ -92,7 +97,7 @@ def read(launch: Launch, release: Release) -> Reading:
             defaults,
             schema["unread"],
             _fits,
-            is_sure=bool(program),
+            is_sure=is_sure,
         )
         findings += judge.whole(root)
         if is_sft:
@@ -102,8 +107,18 @@ def read(launch: Launch, release: Release) -> Reading:
         for level, some in (("error", rules.REFUSED), ("warning", rules.DOUBTFUL)):
             findings += looking.broken(config, some, level, look)
         findings += looking.tokenizers(config, rules.STUDENT, rules.REF)
-    own = None if problem else plan.recipe(Look(config))
-    return Reading(given, _values(config), findings, problem, _pools(config), own)
+    recipe = None if problem else plan.recipe(Look(config))
+    return Reading(given, _values(config), findings, problem, _pools(config), recipe)
+
+
+def _own(
+    launch: Launch, started: str, recorded: Mapping[str, Any]
+) -> own_classes.Own | None:
+    """The classes of a program of one's own."""
+    name = started.removesuffix(".py")
+    name = name if name != started else name.replace(".", "/")
+    place = config_file.find(Path(launch.command.file), f"{name}.py")
+    return own_classes.read(place, recorded, source.TAKES, source.made)
 
 
 def _of_sft(
