@@ -153,3 +153,18 @@ def test_a_file_named_after_the_teacher_tells_where_no_function_does() -> None:
     lines = [START, frame("<module>", "teacher.py"), frame("topk", "teacher_server.py")]
     assert phase_of(*lines, "ValueError: no") == "teacher"
     assert phase_of(*lines[:2], frame("x"), "ValueError: no") == ""
+
+
+def test_some_causes_tell_more_than_the_frames() -> None:
+    def phase(text: str) -> str:
+        log = log_file.read(io.BytesIO(text.encode()), "a.log", 0, CATALOGUE)
+        return logs.judge([log], CATALOGUE).phase
+
+    raised = "\n".join(
+        [START, frame("training_step"), "RuntimeError: DataLoader worker "]
+    )
+    assert phase(f"{raised}(pid 12884) is killed by signal: Killed.\n") == "data"
+    ray = "Error: No available node types can fulfill resource request {'GPU': 1.0}.\n"
+    assert phase(f"Generating train split: 288 examples\n(autoscaler +7s) {ray}") == (
+        "actor-init"
+    )

@@ -44,6 +44,8 @@ from pytest_gkd.diagnosis.usual_next import usual_next
 MAX_CAUSES = 3
 MAX_PROCESSES = 64
 _PHASE_OF_KIND = {"config": "config", "data": "data", "sync": "weight-sync"}
+# What is met nowhere else, whoever raised it and whatever was marked last.
+_PHASE_OF_CAUSE = {"data.worker-died": "data", "ray.no-resources": "actor-init"}
 # Not what a bar says of the time that has gone by and that is left.
 _CLOCK = Pattern(
     rb"(?:^|[^<\d:])(?P<time>(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d)(?:[^<\d:]|$)"
@@ -336,6 +338,8 @@ def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:
     What was printed last tells more than verl's one ``init_model``, which makes both.
     Some causes can be met in one phase only.
     """
+    if root.cause in _PHASE_OF_CAUSE and not last.endswith("-init"):
+        return _PHASE_OF_CAUSE[root.cause]
     by_number = {log.number: log for log in logs}
     for hit in root.hits:
         log = by_number[hit.source_index]
