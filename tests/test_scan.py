@@ -94,3 +94,18 @@ def test_the_causes_of_a_line_keep_the_catalogues_order_behind_a_long_bar() -> N
     ]
     assert len(told[0]) > 1
     assert told[1] == told[0]
+
+
+def test_the_line_of_each_find_is_told_from_the_start_and_from_the_end() -> None:
+    lines = [
+        b"%d %s" % (number, OOM if number % 50 < 2 else b"x" * (number % 90))
+        for number in range(1, 40_001)
+    ]
+    text = b"\n".join(lines)
+    scanner = scan.Scanner(SIGNATURES, "x.log")
+    for part in parts(text, 70_000):
+        scanner.feed(part)
+    scanner.finish(text[-500_000:])
+    found = {hit.line or 0: hit.text for hit in scanner.hits}
+    assert min(found) < 100 < 39_000 < max(found)
+    assert all(text.startswith(f"{line} ") for line, text in found.items())

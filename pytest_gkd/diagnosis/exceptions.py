@@ -125,12 +125,13 @@ class Collector:
         while at >= 0:
             place = base + at
             if part is None or not part.holds(place):
+                if part is not None:
+                    self._fill(part, text, base)
                 begin = text.rfind(b"\n", max(0, at - BEFORE), at) + 1
                 begin = base + (begin or max(0, at - BEFORE))
                 part = _Part(max(begin, part.until if part else 0))
                 (self._first if len(self._first) < FIRST else self._last).append(part)
             part.until = min(place + BEHIND, part.start + PART)
-            self._fill(part, text, base)
             at = text.find(_MARK, at + 1)
         if part is not None:
             self._fill(part, text, base)
@@ -180,9 +181,12 @@ def around(chains: Iterable[Chain], at: int, process: str = "") -> Chain:
     """
     best, found = (False, False, -1), Chain()
     for chain in chains:
-        low, high = min(one.start for one in chain), max(one.end for one in chain)
-        own = not process or any(one.process == process for one in chain)
-        if low <= at < max(high + 1, low + NEAR):
+        low = min([one.start for one in chain])
+        if at < low:
+            continue
+        high = max([one.end for one in chain])
+        if at < max(high + 1, low + NEAR):
+            own = not process or any(one.process == process for one in chain)
             best, found = max(
                 (best, found),
                 ((own, own and at <= high, low), chain),

@@ -365,7 +365,8 @@ def uncoloured(line: bytes) -> bytes:
 
 def plain(line: bytes) -> bytes:
     """The line without colours, NUL bytes and the name of the process before it."""
-    return _PREFIX.without(_ANSI.without(line).lstrip())
+    line = uncoloured(line).lstrip()
+    return _PREFIX.without(line) if line.startswith((b"(", b"[")) else line
 
 
 def is_note(line: bytes, at: int) -> bool:
