@@ -82,6 +82,19 @@ def test_a_file_that_is_right_has_no_fault(file: Path) -> None:
     assert values["ppo_mini_batch_size"] == 16
 
 
+@pytest.mark.parametrize(
+    ("launcher", "keys"),
+    [("", ["allocation_mode"]), ("-m areal.infra.launcher.local ", [])],
+)
+def test_an_allocation_mode_counts_for_the_older_launchers_alone(
+    file: Path, launcher: str, keys: list[str]
+) -> None:
+    start = f"python {launcher}examples/math/gsm8k_rl.py --config {file}"
+    found = check(f"{start} ++allocation_mode=sglang:d2+d2", framework="areal")
+    told = [(f.level, f.key) for f in faults(found) if f.key == "allocation_mode"]
+    assert told == [("warning", key) for key in keys]
+
+
 def test_roles_that_share_gpus_count_once(file: Path) -> None:
     more = [SHARED, KIND, "++enable_offload=true", "++actor.weight_update_mode=disk"]
     found = check(file, more)

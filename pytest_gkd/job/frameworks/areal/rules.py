@@ -401,6 +401,14 @@ def _lengths(look: Look) -> Iterator[Fault]:
         yield key, f"{line} {key} = {most}"
 
 
+def _allocation(look: Look) -> Iterator[Fault]:
+    """cli_args.py, BaseExperimentConfig: deprecated, read in infra/launcher/ alone."""
+    key = "allocation_mode"
+    if look.launcher == "script" and (said := look(key)):
+        line = f"{key}={said} counts only for AReaL's older launchers; what is started"
+        yield key, f"{line} here reads the backend of each role, as rollout.backend"
+
+
 Rule = Callable[[Look], Iterator[Fault]]
 REFUSED: tuple[Rule, ...] = (
     _backends,
@@ -425,4 +433,5 @@ DOUBTFUL: tuple[Rule, ...] = (
     _filtered,
     _groups,
     _lengths,
+    _allocation,
 )
