@@ -461,6 +461,13 @@ REWARD = "data.default.env_name=reward_model ++env.reward_model.resources"
         ),
         (BASE, "data.validation=null", "data.validation", "nothing to validate on"),
         (
+            BASE,
+            "data.validation=null distillation.val_period=0 "
+            "distillation.val_at_start=true",
+            "data.validation",
+            "nothing to validate on",
+        ),
+        (
             GRPO,
             "grpo.batch_multiplier=2",
             "grpo.batch_multiplier",
@@ -583,6 +590,23 @@ def test_its_own_rules(
             "policy.logprob_batch_size=2 policy.dtensor_cfg.tensor_parallel_size=4 "
             "loss_fn.force_on_policy_ratio=true",
         ),
+        # Megatron reads nothing of DTensor's section.
+        (GRPO, f"{MEGATRON} {LORA}=true policy.dtensor_cfg._v2=false"),
+        (
+            GRPO,
+            f"{MEGATRON} policy.dtensor_cfg.cpu_offload=true cluster.gpus_per_node=1",
+        ),
+        (
+            BASE,
+            f"{MEGATRON} {PACKED} policy.make_sequence_length_divisible_by=4 "
+            "policy.dtensor_cfg.sequence_parallel=true",
+        ),
+        # Only a distillation refuses the two together.
+        (GRPO, f"{PACKED} policy.dtensor_cfg.sequence_parallel=true"),
+        (BASE, f"{VLLM}.tensor_parallel_size=2 {VLLM}.async_engine=true"),
+        (BASE, f"{VLLM}.max_model_len=4096"),
+        (BASE, f"policy.generation.backend=megatron {VLLM}.pipeline_parallel_size=2"),
+        (BASE, "data.validation=null data.train.dataset_name=OpenMathInstruct-2"),
         (TAUGHT, ""),
         # Preferences are pairs: a batch of 4 has 8 sequences.
         (DPO, "cluster.gpus_per_node=8 policy.train_global_batch_size=4"),
