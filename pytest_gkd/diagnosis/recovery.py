@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator
@@ -104,6 +105,7 @@ def _is_handled(log: Log, chain: exceptions.Chain) -> bool:
     return any(_HANDLED.search(line) for line in before)
 
 
+@functools.lru_cache(maxsize=64)
 def _counted(tail: bytes, steps: int) -> int:
     """Where the last of so many steps that lines count begin; -1 where none do."""
     found: dict[bytes, dict[bytes, list[tuple[int, int]]]] = {}
