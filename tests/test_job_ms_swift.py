@@ -97,6 +97,15 @@ GOOD = {
     "packing": GPUS + GKD + "--packing true --attn_impl flash_attn",
     "ranks": f"{ROLLOUT} --vllm_enable_lora true &\n{GPUS}{GRPO}{SPLIT} --lora_rank 16",
     "another model without vLLM": f"{ROLLOUT} &\n{GPUS}{GRPO}{SPLIT}",
+    "warmup in steps": f"{GPUS}{GKD}--warmup_steps 5",
+    "warmup as a share": f"{GPUS}{GKD}--warmup_ratio 0.1",
+    "fsdp": f"{GPUS}{GKD}--fsdp fsdp2",
+    "processes that are not known": f"CUDA_VISIBLE_DEVICES=0,1 NPROC_PER_NODE=$N {GKD}",
+    "GPUs that are not known": f"NPROC_PER_NODE=3 {GKD}",
+    "lengths that are not known": GPUS
+    + GRPO
+    + COLOCATED
+    + "--vllm_max_model_len 64 --max_length $N --max_completion_length 32",
 }
 
 
