@@ -240,6 +240,22 @@ def test_the_first_and_the_last_of_very_many_are_kept() -> None:
     assert len(kept) == exceptions.FIRST + exceptions.LAST
 
 
+@pytest.mark.parametrize("before", [-3, 1, 20, 33, 34, 60, 200, 400])
+@pytest.mark.parametrize("others", [0, exceptions.FIRST + 2])
+def test_a_traceback_that_two_blocks_share_is_whole(before: int, others: int) -> None:
+    size, gap = 100_000, b"all is well\n" * 9000
+    one = (LOGS / "threads.log").read_bytes()
+    late = one.replace(b"update_actor", b"update_late")
+    text = (one + gap) * others
+    # So much of the late one lies in the first of the two blocks.
+    text += b"." * (-len(text) % size + size - before - 1) + b"\n" + late + gap
+    collector = exceptions.Collector()
+    for at in range(0, len(text), size):
+        collector.feed(text[at : at + size])
+    (whole,) = exceptions.read(late)[0]
+    assert [one.frames for one in collector.chains()[-1]] == [whole.frames]
+
+
 def test_a_line_belongs_to_the_exceptions_of_its_own_process() -> None:
     text = among_others((LOGS / "threads.log").read_bytes())
     chains = exceptions.read(text)

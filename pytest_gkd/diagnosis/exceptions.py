@@ -108,35 +108,41 @@ def read(text: bytes) -> list[Chain]:
 
 
 class Collector:
-    """Keeps the parts of a long text, fed block by block, that hold tracebacks."""
+    """Keeps the parts of a long text, fed block by block, that hold tracebacks.
+
+    The first are cut out on the way. Later blocks are kept if they hold any, the last
+    ones, and are cut at the end: a failing log may hold thousands of tracebacks.
+    """
 
     def __init__(self) -> None:
         self._first: list[_Part] = []
-        self._last: deque[_Part] = deque(maxlen=LAST)
+        self._later: deque[_Block] = deque(maxlen=LAST)
+        self._small = b""
         self._kept = b""
-        self._offset = 0  # of the end of what was fed
+        self._offset = 0  # of the end of what was looked at
 
     def feed(self, block: bytes) -> None:
         """The next bytes."""
-        text = self._kept + block
+        self._small = self._small + block if self._small else block
+        if len(self._small) >= PART:
+            self._look()
+
+    def _look(self) -> None:
+        block, self._small = self._small, b""
         base = self._offset - len(self._kept)
-        seen = max(0, len(self._kept) - len(_MARK) + 1)
-        at, part = text.find(_MARK, seen), self._newest()
-        while at >= 0:
-            place = base + at
-            if part is None or not part.holds(place):
-                if part is not None:
-                    self._fill(part, text, base)
-                begin = text.rfind(b"\n", max(0, at - BEFORE), at) + 1
-                begin = base + (begin or max(0, at - BEFORE))
-                part = _Part(max(begin, part.until if part else 0))
-                (self._first if len(self._first) < FIRST else self._last).append(part)
-            part.until = min(place + BEHIND, part.start + PART)
-            at = text.find(_MARK, at + 1)
-        if part is not None:
-            self._fill(part, text, base)
+        if self._first:
+            self._first[-1].fill(block, self._offset)
+        if self._later and self._later[-1].end == self._offset:
+            self._later[-1].behind = block[:PART]
+        seam = self._kept[1 - len(_MARK) :] + block[: len(_MARK) - 1]
+        if _MARK in block or _MARK in seam:
+            found = _Block(base, self._kept, block)
+            if len(self._first) < FIRST:
+                found.seen = found.cut(self._first, FIRST)
+            if len(self._first) == FIRST:
+                self._later.append(found)
         self._offset += len(block)
-        self._kept = text[-BEFORE:]
+        self._kept = block[-BEFORE:]
 
     def chains(self) -> list[Chain]:
         """The exceptions that were kept, with their places in the whole text."""
@@ -153,15 +159,12 @@ class Collector:
     @property
     def parts(self) -> list[_Part]:
         """What was kept, in the order of the text."""
-        return [*self._first, *self._last]
-
-    def _newest(self) -> _Part | None:
-        return self.parts[-1] if self._first else None
-
-    @staticmethod
-    def _fill(part: _Part, text: bytes, base: int) -> None:
-        done = part.start + len(part.text)
-        part.text += text[max(0, done - base) : max(0, part.until - base)]
+        if self._small:
+            self._look()
+        later = self._first[-1:]
+        for block in self._later:
+            block.cut(later)
+        return [*self._first, *later[len(self._first[-1:]) :][-LAST:]]
 
 
 @dataclass
@@ -172,6 +175,49 @@ class _Part:
 
     def holds(self, place: int) -> bool:
         return place < self.until and place < self.start + PART - BEFORE
+
+    def fill(self, text: bytes, base: int) -> None:
+        """Take what is of it of a text that begins at ``base``."""
+        done = self.start + len(self.text)
+        if base <= done:
+            self.text += text[done - base : max(0, self.until - base)]
+
+
+@dataclass
+class _Block:
+    """A block with a traceback, the end of that before it, and the beginning behind."""
+
+    base: int
+    before: bytes
+    block: bytes
+    behind: bytes = b""
+    seen: int = -1
+
+    @property
+    def end(self) -> int:
+        return self.base + len(self.before) + len(self.block)
+
+    def cut(self, parts: list[_Part], most: int = 1 << 30) -> int:
+        """Add its parts, up to ``most`` in all; where the first that is left begins."""
+        text = self.before + self.block + self.behind
+        at = text.find(_MARK, max(self.seen, len(self.before) - len(_MARK) + 1, 0))
+        part = parts[-1] if parts else None
+        while 0 <= at < len(self.before) + len(self.block):
+            place = self.base + at
+            if part is None or not part.holds(place):
+                if part is not None:
+                    part.fill(text, self.base)
+                if len(parts) == most:
+                    return at
+                begin = text.rfind(b"\n", max(0, at - BEFORE), at) + 1
+                begin = self.base + (begin or max(0, at - BEFORE))
+                part = _Part(max(begin, part.until if part else 0))
+                parts.append(part)
+            part.until = min(place + BEHIND, part.start + PART)
+            at = text.find(_MARK, at + 1)
+        if part is not None:
+            part.fill(text, self.base)
+        return len(text)
 
 
 def around(chains: Iterable[Chain], at: int, process: str = "") -> Chain:

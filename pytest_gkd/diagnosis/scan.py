@@ -84,7 +84,9 @@ class Watcher(Protocol):
     def take(self, line: bytes, number: int, order: int) -> None:
         """A line, its number from 1, and the byte of the source where it begins."""
 
-    def pass_by(self, block: bytes, number: int, order: int) -> None:
+    def pass_by(
+        self, text: bytes, start: int, end: int, number: int, order: int
+    ) -> None:
         """Lines that one that is full passes over, but for those that it picks."""
 
     def forget(self, order: int) -> None:
@@ -182,7 +184,7 @@ class Scanner:
             start = text.find(b"\n", max(0, new - 1, self._taken - self._offset)) + 1
             start = start or end
             number = self._line + text.count(b"\n", 0, start)
-            self._watcher.pass_by(text[start:end], number, self._offset + start)
+            self._watcher.pass_by(text, start, end, number, self._offset + start)
         keep = max(0, end - CONTEXT)
         self._line += text.count(b"\n", 0, keep)
         self._offset += keep

@@ -167,17 +167,19 @@ class Collector:
         """Whether some lines were passed over."""
         return self._sampled > 0
 
-    def pass_by(self, block: bytes, number: int, order: int) -> None:
-        """A block after enough lines, of which some are read; its first line's number.
+    def pass_by(
+        self, text: bytes, start: int, end: int, number: int, order: int
+    ) -> None:
+        """A part of a text after enough lines, of which some are read.
 
-        It begins with a line, at the byte ``order``.
+        It begins with line ``number``, at the byte ``order`` of the source.
         """
         self._first = self._first or self._lines
-        self._passed += len(block)
+        self._passed += end - start
         self._sampled += 1
         if self._sampled % (1 << (self._sampled // SAMPLES).bit_length()):
             return
-        window = block[:SAMPLED_OF]
+        window = text[start : min(end, start + SAMPLED_OF)]
         self._seen_bytes += len(window)
         taken, at = 0, 0
         for line in window.split(b"\n")[:-1]:
