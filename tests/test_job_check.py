@@ -675,7 +675,7 @@ def test_a_variable_that_nothing_reads_is_told(
     ("start", "truncation"),
     [
         ("accelerate launch examples/scripts/gkd.py --lmbda 1", "left"),
-        ("trl grpo --model_name_or_path m", None),
+        ("trl grpo --model_name_or_path m", "keep"),
         ("python -m skyrl.train.entrypoints.main_base trainer.epochs=1", "drop"),
     ],
 )

@@ -131,6 +131,10 @@ JOBS = {
     "trainer.policy.model.path=M trainer.placement.colocate_all=false "
     "trainer.fully_async.enabled=true trainer.train_batch_size=256 "
     "trainer.algorithm.policy_loss_type=rollout_is",
+    "skyrl-sft": "python -m skyrl.train.main_sft model.path=M num_epochs=3 "
+    "batch_size=64 eval_interval=10 resume_from=latest logger=wandb "
+    "ckpt_interval=5 hf_save_interval=5 eval_before_train=true "
+    "eval_datasets=[a] eval_dataset_splits=[test]",
     "lightrft": "torchrun --nproc-per-node 8 examples/gsm8k_geo3k/train_colocate.py "
     "--pretrain M --prompt_data D --n_samples_per_prompt 5 --sp_size 2 "
     "--engine_tp_size 2 --rollout_batch_size 64",
