@@ -17,8 +17,7 @@ from pytest_gkd.job.findings import CheckError
 from pytest_gkd.job.fitting import Recipe, number
 from pytest_gkd.job.frameworks import deepspeed
 from pytest_gkd.job.frameworks.openrlhf.options import Known
-from pytest_gkd.job.frameworks.reading import names
-from pytest_gkd.job.frameworks.recorded_options import UnsureError
+from pytest_gkd.job.frameworks.recorded_options import plan_facts, refuse_unknown
 from pytest_gkd.job.memory import Job
 from pytest_gkd.job.models import WIDTHS, Model
 from pytest_gkd.job.training_memory import Trainer
@@ -44,29 +43,17 @@ BOUND = ("context_parallel_size", "tensor_parallel_size")
 
 def recipe(known: Known) -> Recipe:
     """How its plan is made, and LightRFT's options."""
-    table = names("lightrft") | names("lightrft-memory")
-    keys = {
-        name: (known.option(key),)
-        for name, key in table.items()
-        if known.has(key) and name not in BOUND
-    }
-    try:
-        facts = _facts(known)
-    except UnsureError as error:
-        return Recipe(_job, keys, {"doubt": f"{known.option(str(error))} is not known"})
-    except CheckError as error:
-        return Recipe(_job, keys, {"doubt": str(error)})
-    name = "offload_param" if facts["deepspeed"] else "zero_stage"
-    return Recipe(_job, {k: v for k, v in keys.items() if k != name}, facts)
+    keys, facts = plan_facts(known, "lightrft", BOUND, _facts)
+    if "deepspeed" in facts:
+        keys.pop("offload_param" if facts["deepspeed"] else "zero_stage", None)
+    return Recipe(_job, keys, facts)
 
 
 def _facts(known: Known) -> dict[str, Any]:
     """What the plan needs beside the values of ``gkd check``."""
     if not known.has("text_only") or not known["text_only"]:
         raise CheckError("the memory of a model of images is not known (--text_only)")
-    for key, text in UNKNOWN.items():
-        if known.has(key) and known[key]:
-            raise CheckError(f"{text} is not known ({known.option(key)})")
+    refuse_unknown(known, UNKNOWN)
     for key in ("sp_size", "zpg"):
         if known[key] != 1:
             raise CheckError(f"the memory of --{key} {known[key]} is not known")

@@ -11,7 +11,8 @@ from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pytest_gkd.job.arguments import MISSING, Option
-from pytest_gkd.job.findings import Finding
+from pytest_gkd.job.findings import CheckError, Finding
+from pytest_gkd.job.frameworks.reading import names
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Given, Job, Override
 from pytest_gkd.job.releases import Release
@@ -208,3 +209,31 @@ class _Shown(dict[str, Any]):
             return self._known[key]
         except UnsureError:
             return "?"
+
+
+def plan_facts(
+    known: Known, framework: str, bound: Sequence[str], facts: Callable[[Any], Any]
+) -> tuple[dict[str, tuple[str, ...]], dict[str, Any]]:
+    """The options that a memory plan may change, and what ``facts`` says of a job.
+
+    Those in ``bound`` are left out. Where a fact is not known it is the ``doubt``.
+    """
+    table = names(framework) | names(f"{framework}-memory")
+    keys: dict[str, tuple[str, ...]] = {
+        name: (known.option(key),)
+        for name, key in table.items()
+        if known.has(key) and name not in bound
+    }
+    try:
+        return keys, facts(known)
+    except UnsureError as error:
+        return keys, {"doubt": f"{known.option(str(error))} is not known"}
+    except CheckError as error:
+        return keys, {"doubt": str(error)}
+
+
+def refuse_unknown(known: Known, unknown: Mapping[str, str]) -> None:
+    """Raise CheckError for an option given whose effect on the memory is unknown."""
+    for key, text in unknown.items():
+        if known.has(key) and known[key]:
+            raise CheckError(f"{text} is not known ({known.option(key)})")

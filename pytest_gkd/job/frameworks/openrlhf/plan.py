@@ -18,8 +18,7 @@ from pytest_gkd.job.fitting import Recipe, number
 from pytest_gkd.job.frameworks import deepspeed
 from pytest_gkd.job.frameworks.openrlhf.options import Known
 from pytest_gkd.job.frameworks.openrlhf.rules import has_critic, has_function
-from pytest_gkd.job.frameworks.reading import names
-from pytest_gkd.job.frameworks.recorded_options import UnsureError
+from pytest_gkd.job.frameworks.recorded_options import plan_facts, refuse_unknown
 from pytest_gkd.job.memory import Job
 from pytest_gkd.job.models import WIDTHS, Model
 from pytest_gkd.job.training_memory import Trainer
@@ -44,26 +43,13 @@ BOUND = ("nodes", "gpus_per_node", "tensor_parallel_size", "context_parallel_siz
 
 def recipe(known: Known) -> Recipe:
     """How its plan is made, and the release's options."""
-    table = names("openrlhf") | names("openrlhf-memory")
-    keys = {
-        name: (known.option(key),)
-        for name, key in table.items()
-        if known.has(key) and name not in BOUND
-    }
-    try:
-        facts = _facts(known)
-    except UnsureError as error:
-        return Recipe(_job, keys, {"doubt": f"{known.option(str(error))} is not known"})
-    except CheckError as error:
-        return Recipe(_job, keys, {"doubt": str(error)})
-    return Recipe(_job, keys, facts, _models(known))
+    keys, facts = plan_facts(known, "openrlhf", BOUND, _facts)
+    return Recipe(_job, keys, facts, {} if "doubt" in facts else _models(known))
 
 
 def _facts(known: Known) -> dict[str, Any]:
     """What the plan needs beside the values of ``gkd check``."""
-    for key, text in UNKNOWN.items():
-        if known.has(key) and known[key]:
-            raise CheckError(f"{text} is not known ({known.option(key)})")
+    refuse_unknown(known, UNKNOWN)
     for role in ("actor", "critic"):
         name = f"{role}.optim"
         if known.has(name) and known[name] != "adam":
