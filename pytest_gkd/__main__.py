@@ -21,12 +21,14 @@ from pytest_gkd.job.findings import CheckError
 from pytest_gkd.options import near
 from pytest_gkd.processes import gpus, host_summary, stale_runs
 from pytest_gkd.report import explain, render
+from pytest_gkd.watch import arguments as watch_arguments
+from pytest_gkd.watch.arguments import WatchError
 
 INTERRUPTED = 130  # as a shell says that SIGINT ended a command
 HEALTHY, FOUND, UNUSABLE, UNKNOWN = 0, 1, 2, 3
 # From here on reading takes long enough to be told.
 SLOW_BYTES = 64 << 20
-REFUSALS = (log_file.LogError, NowError, rules.RuleError, LookupError)
+REFUSALS = (log_file.LogError, NowError, rules.RuleError, LookupError, WatchError)
 EXITS = {
     "healthy": HEALTHY,
     "running": HEALTHY,
@@ -40,7 +42,9 @@ EXITS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = _parser()
-    asked, rest = parser.parse_known_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options, command = watch_arguments.split(given)
+    asked, rest = parser.parse_known_args(options, argparse.Namespace(command=command))
     if rest:
         # argparse gives up a job's arguments where an option stands before them.
         end = rest.index("--") if "--" in rest else len(rest)
@@ -215,6 +219,8 @@ def _parser() -> _Parser:
         help="where the file goes (default: %(default)s)",
     )
     command.set_defaults(run=_gpu_report)
+
+    watch_arguments.add(commands).set_defaults(run=_watch)
 
     command = commands.add_parser("rules", help="check advice files of your own")
     actions = command.add_subparsers(metavar="ACTION", required=True)
@@ -430,6 +436,13 @@ def _gpu_report(asked: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         _say_error("gpu-report: interrupted")
         return INTERRUPTED
+
+
+def _watch(asked: argparse.Namespace) -> int:
+    # Only here: it draws with a package of its own.
+    from pytest_gkd.watch import watcher
+
+    return watcher.run(watch_arguments.checked(asked, asked.command))
 
 
 def _check(asked: argparse.Namespace) -> int:

@@ -1,0 +1,191 @@
+"""The options of ``gkd watch``, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd.watch import exits
+
+LOOK_AFTER_S = 120.0
+STUCK_AFTER_S = 60.0
+DIRECTORY = ".gkd/watch"
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_EXITS = f"""\
+Exit status: that of COMMAND, 128+N if signal N ended it; {exits.NOT_FOUND} there is no
+such command, {exits.NOT_EXECUTABLE} it cannot be run; {exits.STUCK} it was stuck and
+--on-stuck=end ended it. With --pid and --log: 0 the job finished, {exits.DEAD} it
+failed, {exits.UNKNOWN} it ended and nothing tells how, 130 you stopped watching.
+2 usage error."""
+
+
+class WatchError(Exception):
+    """What cannot be watched; the text says what, why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked for; times in seconds.
+
+    One of ``command``, ``pid`` and ``logs`` is given, logs also with a pid.
+    ``look_after_s`` is None where the job's own usual silence counts.
+    """
+
+    command: tuple[str, ...] = ()
+    pid: int | None = None
+    logs: tuple[Path, ...] = ()
+    look_after_s: float | None = None
+    stuck_after_s: float = STUCK_AFTER_S
+    on_stuck: str = "report"
+    notify: tuple[str, ...] = ()
+    directory: Path = Path(DIRECTORY)
+    status: bool = True
+    rules: tuple[str, ...] = ()
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """The options of ``gkd watch``, and the command behind ``--``, None without one.
+
+    argparse would take a ``--`` out of the command itself.
+    """
+    words = list(arguments)
+    if words[:1] != ["watch"] or "--" not in words:
+        return words, None
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    """Add the command to ``gkd``'s parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "watch",
+        help="run or follow a job, and say where it stands still and why",
+        usage="gkd watch [OPTIONS] -- COMMAND [ARGUMENT ...]\n"
+        "       gkd watch [OPTIONS] --pid PID\n"
+        "       gkd watch [OPTIONS] --log FILE [FILE ...]",
+        description="Starts COMMAND, passes its output, input, signals and exit "
+        "status on unchanged, and keeps the output in a file; or attaches to a job "
+        "that runs. Nothing is ever signalled or ended without --on-stuck=end.",
+        epilog=_EXITS,
+    )
+    parser.add_argument("--pid", type=int, help="a process of the job; its tree counts")
+    parser.add_argument(
+        "--log", nargs="+", default=[], metavar="FILE", help="logs that are written to"
+    )
+    parser.add_argument(
+        "--look-after",
+        type=seconds,
+        metavar="TIME",
+        help="silence after which the job's processes are looked at closely, such as "
+        "90, 5m (default: 2m, or what is usual for this job); never proof by itself",
+    )
+    parser.add_argument(
+        "--stuck-after",
+        type=seconds,
+        default=STUCK_AFTER_S,
+        metavar="TIME",
+        help="how long it must then stand still to be called stuck (default: 60s)",
+    )
+    parser.add_argument(
+        "--on-stuck",
+        type=_on_stuck,
+        default="report",
+        metavar="WHAT",
+        help="report: write a report and go on watching (default); end: write it, end "
+        "the command with SIGTERM, after 30 s with SIGKILL, and exit "
+        f"{exits.STUCK}; command:LINE: write it, and run LINE in a shell with its "
+        "directory in GKD_REPORT",
+    )
+    parser.add_argument(
+        "--notify",
+        action="append",
+        type=_notify,
+        default=[],
+        metavar="WHOM",
+        help="tell of each verdict that is not 'at work': command:LINE, a shell line "
+        "with GKD_VERDICT and GKD_TEXT set, or https://..., which gets them as JSON; "
+        "repeatable",
+    )
+    parser.add_argument(
+        "--dir",
+        default=DIRECTORY,
+        metavar="DIR",
+        help="where the output and the reports go (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--no-status", action="store_true", help="no status line at the bottom"
+    )
+    parser.add_argument(
+        "--rules",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a rule of your own for the diagnosis; repeatable",
+    )
+    return parser
+
+
+def checked(given: argparse.Namespace, command: list[str] | None) -> Asked:
+    """The request. Raises WatchError where it is not one."""
+    asked = [command is not None, given.pid is not None or bool(given.log)]
+    if not any(asked):
+        raise WatchError(
+            "watch: nothing to watch; give a command (gkd watch -- python train.py), "
+            "a process (--pid 1234) or logs (--log train.log)"
+        )
+    if all(asked):
+        raise WatchError(
+            "watch: a command and --pid or --log; give the one or the other"
+        )
+    if command is not None and not command:
+        raise WatchError("watch: no command after --")
+    if given.on_stuck == "end" and command is None:
+        raise WatchError(
+            "watch: --on-stuck=end: only a command that gkd watch started is ever "
+            "ended, not what --pid or --log names; use --on-stuck=command:LINE"
+        )
+    return Asked(
+        tuple(command or ()),
+        given.pid,
+        tuple(Path(name) for name in given.log),
+        given.look_after,
+        given.stuck_after,
+        given.on_stuck,
+        tuple(given.notify),
+        Path(given.dir),
+        not given.no_status,
+        tuple(given.rules),
+    )
+
+
+def seconds(text: str) -> float:
+    """A time such as ``90``, ``90s``, ``5m`` or ``1h``, in seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|min|h)?", text.strip())
+    if found is None or not float(found[1]):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time above 0, such as 90, 5m or 1h"
+        )
+    return float(found[1]) * _UNITS[found[2] or ""]
+
+
+def _on_stuck(text: str) -> str:
+    kind, _, line = text.partition(":")
+    if text in ("report", "end") or (kind == "command" and line.strip()):
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} is not report, end or command:LINE")
+
+
+def _notify(text: str) -> str:
+    kind, _, line = text.partition(":")
+    if (kind == "command" and line.strip()) or text.startswith("https://"):
+        return text
+    if text.startswith("http://"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: only https, so that nobody reads what your job does; "
+            "for another way use command:LINE"
+        )
+    raise argparse.ArgumentTypeError(f"{text!r} is not command:LINE or https://...")

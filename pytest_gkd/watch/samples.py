@@ -1,0 +1,210 @@
+"""What one look at a running job shows: its processes, its GPUs and its output.
+
+Plain values, so that ``verdicts`` can judge them without a process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# The kinds of process that a job is made of (see ``roles``).
+KINDS = (
+    "launcher",  # torchrun, accelerate launch, deepspeed
+    "rank",  # one with RANK in its environment
+    "ray-driver",
+    "ray-actor",
+    "ray-worker",  # idle, or running a task
+    "ray-system",  # raylet, GCS, dashboard, agents
+    "engine",  # vLLM's EngineCore
+    "engine-worker",  # vLLM's tensor and pipeline parallel workers
+    "teacher",  # vllm serve, sglang.launch_server
+    "data-worker",  # of a DataLoader
+    "compiler",
+    "helper",  # multiprocessing's resource trackers, shells, tee
+    "process",  # any other
+)
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a process of a job does.
+
+    ``kind`` is one of KINDS; ``name`` is for people, such as ``rank 3``,
+    ``ray::Trainer.fit`` or ``vLLM EngineCore``. ``rank``, ``local_rank`` and
+    ``world_size`` are None where nothing tells them.
+    """
+
+    kind: str = "process"
+    name: str = ""
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame of a stack; ``file`` is empty and ``line`` 0 where none is known."""
+
+    function: str
+    file: str = ""
+    line: int = 0
+    native: bool = False
+
+    def __str__(self) -> str:
+        return (
+            f"{self.function} ({self.file}:{self.line})" if self.file else self.function
+        )
+
+
+@dataclass(frozen=True)
+class Thread:
+    """One thread's stack, the innermost frame first.
+
+    ``name`` is as Python gives it (``MainThread``), empty where it gives none.
+    """
+
+    name: str
+    frames: tuple[Frame, ...]
+    is_main: bool = False
+
+
+@dataclass(frozen=True)
+class ProcessSample:
+    """One process of the job at one moment.
+
+    ``state`` is the kernel's letter (proc(5)): R, S, D, T stopped by a signal, t by a
+    debugger, Z. ``cpu_s`` is its own user and system time, ``io_bytes`` what it read
+    and wrote through system calls and what disks were read for (None: not ours to
+    see), ``switches`` how often its main thread was switched. ``threads`` are there
+    only where stacks were taken; ``problem`` is why they were not.
+    """
+
+    pid: int
+    start: int
+    ppid: int
+    role: Role
+    command: str
+    state: str = "S"
+    cpu_s: float = 0.0
+    io_bytes: int | None = 0
+    switches: int = 0
+    rss_bytes: int = 0
+    wchan: str = ""
+    threads: tuple[Thread, ...] = ()
+    problem: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its role and pid, for people: ``rank 3 (pid 712)``."""
+        return f"{self.role.name or self.role.kind} (pid {self.pid})"
+
+
+@dataclass(frozen=True)
+class GpuSample:
+    """One GPU: percent busy (None: not told), memory in bytes."""
+
+    index: int
+    percent: int | None
+    used_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class JobSample:
+    """The whole job at one moment.
+
+    ``at`` is ``clock.monotonic()`` and ``boot`` CLOCK_BOOTTIME, which also counts a
+    machine's sleep. ``output_bytes`` is all output so far; ``output_at`` is when the
+    last of it came. ``network_bytes`` went through the machine's interfaces without
+    the loopback. ``blocked_s`` is for how long whoever reads the watcher's own output
+    has not read. ``unseen`` says in words what could not be looked at.
+    """
+
+    at: float
+    boot: float
+    output_bytes: int
+    output_at: float
+    processes: tuple[ProcessSample, ...] = ()
+    gpus: tuple[GpuSample, ...] = ()
+    network_bytes: int = 0
+    blocked_s: float = 0.0
+    unseen: tuple[str, ...] = ()
+
+    @property
+    def has_stacks(self) -> bool:
+        """Whether the stacks of its processes were taken."""
+        return any(one.threads or one.problem for one in self.processes)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a series at a step."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the job's output says that it has come.
+
+    ``phase`` is one of ``log_phases.PHASES``, or empty before any sign; ``phase_at``
+    and ``step_at`` are ``clock.monotonic()``. ``step_s`` is the median time of the
+    last steps, ``steps_s`` those times, the latest last. ``series`` is the loss or
+    reward that is shown, ``metric`` its name.
+    """
+
+    phase: str = ""
+    phase_at: float = 0.0
+    step: int | None = None
+    total: int | None = None
+    step_at: float = 0.0
+    step_s: float | None = None
+    steps_s: tuple[float, ...] = ()
+    metric: str = ""
+    series: tuple[Point, ...] = ()
+    last_line: str = ""
+    finished: bool = False
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What earlier runs of this job took, in seconds; empty where there were none.
+
+    ``phases`` is the longest time in each phase, ``silences`` the longest silence.
+    """
+
+    runs: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
+    silences: dict[str, float] = field(default_factory=dict)
+    step_s: float | None = None
+
+
+AT_WORK, SLOW, STUCK, DEAD, FINISHED, HELD = (
+    "at work",
+    "slow",
+    "stuck",
+    "dead",
+    "finished",
+    "held",
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is true of the job now.
+
+    ``word`` is one of the six above: ``held`` is neither stuck nor at work, because a
+    person or the machine holds it (a debugger, Ctrl-Z, a laptop's sleep, a reader of
+    its output that does not read). ``since_s`` is for how long, ``why`` the evidence,
+    a sentence each, ``confidence`` ``certain`` or ``likely``. ``odd`` are the pids
+    that the others wait for, where that is known.
+    """
+
+    word: str
+    since_s: float = 0.0
+    why: tuple[str, ...] = ()
+    confidence: str = "certain"
+    phase: str = ""
+    odd: tuple[int, ...] = ()
