@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import psutil
 
 from pytest_gkd import sanitize
 from pytest_gkd.clock import monotonic
+from pytest_gkd.diagnosis import stack_dump
+from pytest_gkd.diagnosis.exceptions import Frame
 from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.files import make_way, write_private
 from pytest_gkd.processes import host_capabilities, procfs
@@ -27,16 +30,13 @@ DUMP_SIGNAL = signal.SIGUSR1
 SIGNAL_GRACE_S = 0.2
 SPY_END_S = 0.2
 LIMIT = 32
+NATIVE_AT_ONCE = 8  # each of them reads the symbols of torch's libraries: 0.1 GB
 _PYTEST_FRAME = Pattern(
     rb"[(/](?:(?:_pytest|pluggy|xdist|execnet)/|pytest_gkd/run/)|\(<string>"
 )
-# py-spy's: a title, then frames; faulthandler's: titles, and frames of another form.
-_SPY_THREAD = Pattern(rb"(?m)^Thread (.*)\n((?:    .+(?:\n|$))+)")
-_THREAD = Pattern(rb"(?m)^(?:Current t|T)hread .*$")
 _CURRENT = Pattern(rb"(?m)^Current thread .*\n(?:  .+\n?)+")
-_FRAME = Pattern(rb'File "(.*)", line (\d+) in (.*)')
 # py-spy gives a file's last part only: threading.py, or asyncio/runners.py.
-_MODULE = Pattern(rb"\((?:.*/lib/python[\d.]+/)?([\w/]+)\.py:\d+\)$")
+_LIBRARY = re.compile(r"(?:.*/lib/python[\d.]+/)?([\w/]+)\.py")
 
 
 @dataclass(frozen=True)
@@ -65,33 +65,30 @@ class Stack:
 def innermost(text: str, pid: int) -> str:
     """The innermost two frames of the main thread, from either kind of dump.
 
-    py-spy writes ``name (file:line)``, innermost first, under ``Thread ID (state):
-    "NAME"``; faulthandler ``File "file", line N in name``, main thread last. Without
-    frames the text's last lines are given, which say why there are none.
+    Without frames the text's last lines are given, which say why there are none.
     """
-    dump = text.encode("utf-8", "replace")
-    for block in _SPY_THREAD.finditer(dump):
-        title, body = block[1], block[2]
-        if b"MainThread" in title or title.startswith(b"%d " % pid):
-            return _shown([line.strip() for line in body.splitlines()])
-    last = max((thread.end() for thread in _THREAD.finditer(dump)), default=0)
-    frames = [frame.groups() for frame in _FRAME.finditer(dump, last)]
-    if frames:
-        return _shown([b"%s (%s:%s)" % (name, file, at) for file, at, name in frames])
+    for thread in stack_dump.threads(text, pid):
+        if thread.is_main:
+            return _shown(thread.frames[::-1])
     return "; ".join(text.strip().splitlines()[-3:])
 
 
-def _shown(frames: list[bytes]) -> str:
+def _shown(frames: Sequence[Frame]) -> str:
     """The innermost frame, and the next that is not Python's own library's."""
-    own = [frame for frame in frames if not _PYTEST_FRAME.search(frame)] or frames
-    others = [frame for frame in own[1:] if not _in_library(frame)] or own[1:]
-    return b" < ".join([*own[:1], *others[:1]]).decode("utf-8", "replace")
+    own = [one for one in frames if not _PYTEST_FRAME.search(_line(one))] or [*frames]
+    others = [frame for frame in own[1:] if not in_library(frame)] or own[1:]
+    shown = map(_line, [*own[:1], *others[:1]])
+    return b" < ".join(shown).decode("utf-8", "replace")
 
 
-def _in_library(frame: bytes) -> bool:
-    found = _MODULE.search(frame)
-    name = found[1].split(b"/")[0].decode() if found else ""
-    return name in sys.stdlib_module_names
+def _line(frame: Frame) -> bytes:
+    return f"{frame.function} ({frame.file}:{frame.line})".encode("utf-8", "replace")
+
+
+def in_library(frame: Frame) -> bool:
+    """Whether a function is of Python's own library, told by its file."""
+    found = _LIBRARY.fullmatch(frame.file)
+    return found is not None and found[1].split("/")[0] in sys.stdlib_module_names
 
 
 def arm(directory: Path) -> None:
@@ -149,31 +146,61 @@ def collect(
 ) -> list[Stack]:
     """Dump the stacks of ``pid`` and everything below it, in parallel.
 
-    At most 32 of them; the others are listed in ``more.txt``. Files go to ``out``;
-    ``armed`` is the directory given to ``arm``. ``prepare`` makes the way to a file, or
-    raises OSError. After ``limit_s`` seconds whatever has not answered is left with a
-    note. A process that is not Python gets its state and what it waits in.
+    See ``collect_of``; the process itself comes first.
     """
     try:
         root = psutil.Process(pid)
     except psutil.NoSuchProcess:
         return []
     tree = [root, *processes.descendants(pid)]
-    tree = [p for p in tree if processes.alive(p) and not procfs.is_tracker(p.pid)]
-    # The stage's own process comes first; nobody reads the stacks of a thousand.
-    dropped, tree = tree[LIMIT:], tree[:LIMIT]
-    spies = {p.pid: _spy(p) for p in tree}
-    deadline = monotonic() + limit_s
+    return collect_of(tree, armed, out, root=pid, prepare=prepare, limit_s=limit_s)
+
+
+def collect_of(
+    asked: Sequence[psutil.Process],
+    armed: Path,
+    out: Path,
+    *,
+    root: int = 0,
+    prepare: Prepare = make_way,
+    limit_s: float = 1.2,
+    native: bool = False,
+    most: int = LIMIT,
+) -> list[Stack]:
+    """Dump the stacks of these processes, in parallel, in their order.
+
+    At most ``most`` of them; the others are listed in ``more.txt``. Files go to
+    ``out``; ``armed`` is the directory given to ``arm``. ``prepare`` makes the way to a
+    file, or raises OSError. After ``limit_s`` seconds whatever has not answered is left
+    with a note. A process that is not Python gets its state and what it waits in. With
+    ``native`` frames of C and C++ are among Python's where py-spy can tell them, for
+    which each process is asked within half of the time, a few at once, and then for
+    its own. ``root`` is the stage's own process.
+    """
+    tree = [p for p in asked if processes.alive(p) and not procfs.is_tracker(p.pid)]
+    # Nobody reads the stacks of a thousand.
+    dropped, tree = tree[most:], tree[:most]
+    began = monotonic()
+    deadline = began + limit_s
+    texts: dict[int, str] = {}
+    if native:
+        half = began + limit_s / 2
+        for first in range(0, len(tree), NATIVE_AT_ONCE):
+            some = tree[first : first + NATIVE_AT_ONCE]
+            if monotonic() < half:
+                texts |= _ask(some, half, native=True)
+    plain = [p for p in tree if "Thread" not in texts.get(p.pid, "")]
+    texts |= _ask(plain, deadline)
     found = []
     for process in tree:
-        text = _answer(spies[process.pid], deadline)
+        text = texts[process.pid]
         if "Thread" not in text:
             text = _by_signal(process, armed, deadline) or _note(process, text)
         text = sanitize.text(text)
         command = processes.describe(process)
         path = out / f"{process.pid}.txt"
         problem = _keep(path, f"{command}\n{text.rstrip()}\n", prepare)
-        is_root = process.pid == pid
+        is_root = process.pid == root
         found.append(Stack(process.pid, command, path, text, problem, is_root))
     if dropped:
         lines = [processes.describe(process) for process in dropped]
@@ -182,14 +209,27 @@ def collect(
     return found
 
 
-def _spy(process: psutil.Process) -> subprocess.Popen[str] | str:
+def _ask(
+    some: Sequence[psutil.Process], deadline: float, *, native: bool = False
+) -> dict[int, str]:
+    """What py-spy says of each, all asked at once."""
+    spies = {p.pid: _spy(p, native=native) for p in some}
+    return {pid: _answer(spy, deadline) for pid, spy in spies.items()}
+
+
+def _spy(
+    process: psutil.Process, *, native: bool = False
+) -> subprocess.Popen[str] | str:
     """py-spy at work, or why it is not."""
     program = host_capabilities.py_spy()
     if program is None:
         return "py-spy is not installed"
     arguments = [program, "dump", "--pid", str(process.pid)]
+    arguments += ["--native"] * native
     with contextlib.suppress(psutil.Error):  # py-spy will say so itself
         if process.status() == psutil.STATUS_STOPPED:
+            if native:
+                return "a stopped process cannot be asked for native frames"
             arguments.append("--nonblocking")  # ptrace cannot attach to it
     try:
         return subprocess.Popen(
