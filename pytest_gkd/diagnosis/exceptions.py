@@ -60,11 +60,19 @@ _NOT_CUT = (b"^", b"-", b"=", b"*", *(one.encode() for one in "│┃║╭╰�
 
 @dataclass(frozen=True)
 class Frame:
-    """A function on the way: its file as it is printed, and the line in it."""
+    """A function on the way: its file as it is printed, and the line in it.
+
+    A native frame of a live process has the library as its file, and line 0.
+    """
 
     file: str
     line: int
     function: str
+
+    def __str__(self) -> str:
+        """``function (file:line)``, as py-spy prints it."""
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{self.function} ({place})"
 
 
 @dataclass

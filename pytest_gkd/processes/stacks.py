@@ -82,7 +82,7 @@ def _shown(frames: Sequence[Frame]) -> str:
 
 
 def _line(frame: Frame) -> bytes:
-    return f"{frame.function} ({frame.file}:{frame.line})".encode("utf-8", "replace")
+    return str(frame).encode("utf-8", "replace")
 
 
 def in_library(frame: Frame) -> bool:

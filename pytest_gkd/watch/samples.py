@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pytest_gkd.diagnosis.stack_dump import Thread
+
 # The kinds of process that a job is made of (see ``roles``).
 KINDS = (
     "launcher",  # torchrun, accelerate launch, deepspeed
@@ -39,33 +41,6 @@ class Role:
     rank: int | None = None
     local_rank: int | None = None
     world_size: int | None = None
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One frame of a stack; ``file`` is empty and ``line`` 0 where none is known."""
-
-    function: str
-    file: str = ""
-    line: int = 0
-    native: bool = False
-
-    def __str__(self) -> str:
-        return (
-            f"{self.function} ({self.file}:{self.line})" if self.file else self.function
-        )
-
-
-@dataclass(frozen=True)
-class Thread:
-    """One thread's stack, the innermost frame first.
-
-    ``name`` is as Python gives it (``MainThread``), empty where it gives none.
-    """
-
-    name: str
-    frames: tuple[Frame, ...]
-    is_main: bool = False
 
 
 @dataclass(frozen=True)
