@@ -13,9 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pytest_gkd.diagnosis import flight_records
 from pytest_gkd.processes import tree
 from pytest_gkd.stage_api import StageFault
-from pytest_gkd.workload.ranks import flight_recorder, group
+from pytest_gkd.workload.ranks import group
 from pytest_gkd.workload.ranks.allreduce import KIB, MIB
 from pytest_gkd.workload.ranks.rank import Rank
 from pytest_gkd.workload.ranks.rank_plan import RankFault, RankPlan
@@ -435,7 +436,7 @@ def test_what_gloo_checks_before_nccl_is_called_is_in_the_record_too(
             name = f"_dump_{kind}_trace_json"
             monkeypatch.setattr(c10d, name, lambda *_, t=text: t, raising=False)
         Rank(plan, rank).dump_flight_record()
-    missing = flight_recorder.find_missing(plan)
+    missing = flight_records.find_missing(plan.flight_records(), [])
     assert missing is not None
     assert (missing.group, missing.sequence) == ("fr:0", 4)
     assert (missing.entered_by, missing.behind) == ([0], {"1": 3})

@@ -141,10 +141,7 @@ class Rank:
                 continue
             record |= json.loads(dump(True, False))
             # Each recorder counts its groups from 0.
-            entries += [
-                {**one, "pg_id": f"{kind}:{one['pg_id']}"}
-                for one in record.pop("entries", [])
-            ]
+            entries += [{**one, "recorder": kind} for one in record.pop("entries", [])]
         record["entries"] = entries
         self.plan.file("flight", self.rank).write_text(json.dumps(record, indent=1))
 

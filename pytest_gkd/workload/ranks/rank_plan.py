@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_gkd.diagnosis import flight_records
 from pytest_gkd.workload.ranks import allreduce
 
 HOST = "127.0.0.1"
@@ -72,3 +73,12 @@ class RankPlan:
             "flight": f"flight-rank{rank}.json",
         }
         return Path(self.output_dir) / names[kind]
+
+    def flight_records(self) -> dict[int, flight_records.Record]:
+        """What the ranks' flight recorders held, of those that left it."""
+        paths = {rank: self.file("flight", rank) for rank in range(self.world_size)}
+        return {
+            rank: flight_records.read(path.read_bytes())
+            for rank, path in paths.items()
+            if path.exists()
+        }

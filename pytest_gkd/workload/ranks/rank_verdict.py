@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from pytest_gkd.diagnosis import flight_records
 from pytest_gkd.processes.tree import exit_name
 from pytest_gkd.stage_api import Evidence, StageFault
-from pytest_gkd.workload.ranks import flight_recorder
 from pytest_gkd.workload.ranks.rank_plan import RENDEZVOUS
 from pytest_gkd.workload.ranks.rank_records import RankRecord, RankRun
 from pytest_gkd.workload.ranks.rank_texts import (
@@ -235,7 +235,9 @@ def _stuck(run: RankRun) -> StageFault:
     else:
         message = f"all {run.plan.world_size} ranks were in {place}, which did not end "
         message += f"within {run.waited_s:.1f} s"
-    missing = flight_recorder.find_missing(run.plan)
+    records = run.plan.flight_records()
+    silent = [rank for rank in range(run.plan.world_size) if rank not in records]
+    missing = flight_records.find_missing(records, silent)
     recorded = () if missing is None else (("flight recorder", None, missing.text()),)
     return _fault(
         run,

@@ -1,0 +1,168 @@
+"""Tells from the ranks' flight recorders which collective a rank did not enter.
+
+torch keeps the last collectives of each process group with their sequence numbers
+(torch/csrc/distributed/c10d/FlightRecorder.hpp); it writes them as a pickle, and hands
+them out as JSON.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Record = Mapping[str, Any]
+_NUMBERS = ("collective_seq_id", "time_created_ns")
+_LISTS = ("input_sizes", "input_dtypes")
+
+
+class RecordError(ValueError):
+    """What is no flight record; the text says why."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """The collective that some ranks entered last and others did not.
+
+    ``sequence`` counts the collectives of the process group ``group``; ``sizes`` are
+    the shapes of the inputs, ``behind`` has the last sequence number of each rank.
+    Ranks ``without_record`` were stopped, killed, or had not made the group yet. The
+    fields stand as they are among the facts of a report.
+    """
+
+    group: str
+    sequence: int
+    operation: str
+    sizes: list[list[int]]
+    dtypes: list[str]
+    entered_by: list[int]
+    behind: dict[str, int]
+    without_record: list[int]
+
+    def text(self) -> str:
+        """In one line."""
+        pairs = zip(self.dtypes, self.sizes, strict=False)
+        tensors = ", ".join(f"{dtype}{size}" for dtype, size in pairs)
+        line = f"collective {self.sequence}, {self.operation} of {tensors}: entered by "
+        line += f"rank {_ranks(self.entered_by)}"
+        for rank, at in self.behind.items():
+            line += f"; rank {rank} had entered {at}"
+        if self.without_record:
+            line += f"; no record of rank {_ranks(self.without_record)}"
+        return line
+
+
+class _Plain(pickle.Unpickler):
+    """Makes dictionaries, lists, texts and numbers, and refuses all else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise RecordError(f"it holds {module}.{name}, which no flight record does")
+
+
+def read(raw: bytes) -> Record:
+    """A record as torch writes it (a pickle) or hands it out (JSON).
+
+    Raises RecordError. Nothing of a pickle is run.
+    """
+    try:
+        text = raw.lstrip()[:1] == b"{"
+        found = json.loads(raw) if text else _Plain(io.BytesIO(raw)).load()
+    except RecordError:
+        raise
+    except Exception as error:
+        raise RecordError(f"neither JSON nor a pickle: {error}") from error
+    if not isinstance(found, dict) or not isinstance(found.get("entries", []), list):
+        raise RecordError("it has no list of entries")
+    return {**found, "entries": [*filter(_is_whole, found.get("entries", []))]}
+
+
+def _is_whole(entry: Any) -> bool:
+    """Whether it has what is read of an entry."""
+    return (
+        isinstance(entry, dict)
+        and ("pg_id" in entry or bool(entry.get("process_group")))
+        and all(isinstance(entry.get(name), int) for name in _NUMBERS)
+        and all(isinstance(entry.get(name), (list, tuple)) for name in _LISTS)
+    )
+
+
+def find_missing(records: Mapping[int, Record], silent: list[int]) -> Missing | None:
+    """The first collective that not every rank has entered; None if there is none.
+
+    ``records`` are those of the ranks that left one, ``silent`` the other ranks. Ranks
+    that are not in a process group are not waited for in it.
+    """
+    last: dict[str, dict[int, Any]] = {}
+    for rank, record in records.items():
+        for entry in record.get("entries", []):
+            if entry.get("is_p2p"):
+                continue
+            newest_by_rank = last.setdefault(_group(entry), {})
+            known = newest_by_rank.get(rank, entry)
+            newest_by_rank[rank] = max(known, entry, key=_number)
+    # The newest group first: what was entered last is what is waited for.
+    for group, entries in sorted(
+        last.items(), key=lambda item: -max(map(_created, item[1].values()))
+    ):
+        newest = max(entries.values(), key=_number)
+        last_number = _number(newest)
+        members = _members(newest, records.values()) or {*records, *silent}
+        reached = {
+            r: _number(entries[r]) if r in entries else 0
+            for r in records
+            if r in members
+        }
+        behind = {str(r): n for r, n in reached.items() if n < last_number}
+        without = [rank for rank in silent if rank in members]
+        if behind or without:
+            return Missing(
+                group,
+                last_number,
+                str(newest.get("profiling_name", "a collective")),
+                newest["input_sizes"],
+                newest["input_dtypes"],
+                [rank for rank, number in reached.items() if number == last_number],
+                behind,
+                without,
+            )
+    return None
+
+
+def _group(entry: Record) -> str:
+    """A process group by its name, which all ranks give it; its number is a rank's own.
+
+    Each ``recorder`` of a rank counts for itself, where there are several.
+    """
+    names = entry.get("process_group")
+    name = names[0] if names else entry["pg_id"]
+    return f"{entry['recorder']}:{name}" if "recorder" in entry else f"{name}"
+
+
+def _members(entry: Record, records: Iterable[Record]) -> set[int]:
+    """The ranks of an entry's process group; empty where no record tells."""
+    names = entry.get("process_group") or ("",)
+    for record in records:
+        told = record.get("pg_config", {}).get(names[0], {}).get("ranks", "")
+        try:
+            listed = json.loads(told) if isinstance(told, str) else told
+        except ValueError:
+            continue
+        if isinstance(listed, list) and listed:
+            return {int(rank) for rank in listed}
+    return set()
+
+
+def _number(entry: Record) -> int:
+    return int(entry["collective_seq_id"])
+
+
+def _created(entry: Record) -> int:
+    return int(entry["time_created_ns"])
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"

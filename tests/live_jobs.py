@@ -1,0 +1,109 @@
+"""Small jobs that stand still for real, and what a look at their processes shows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from pytest_gkd.diagnosis import stack_dump
+from pytest_gkd.processes import procfs, stacks, tree
+from pytest_gkd.watch.samples import ProcessSample, Role
+
+RANKS = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, tensor = dist.get_rank(), torch.ones(4)
+
+def save_checkpoint():
+    with open(os.environ["READY"] + str(rank), "w"):
+        time.sleep(120)
+
+def train(step):
+    if step == 2 and rank == int(os.environ["ODD"]):
+        save_checkpoint()
+    if step == 2:
+        open(os.environ["READY"] + str(rank), "w").close()
+    dist.all_reduce(tensor)
+
+for step in range(4):
+    train(step)
+"""
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], **environment: str) -> Iterator[int]:
+    """The pid of a command that runs until the end of the block, with all below it."""
+    with subprocess.Popen(
+        command,
+        env=os.environ | environment,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as child:
+        try:
+            yield child.pid
+        finally:
+            tree.stop(child.pid, itself=True)
+
+
+@contextlib.contextmanager
+def ranks(tmp_path: Path, size: int = 4, odd: int = 2) -> Iterator[list[ProcessSample]]:
+    """Ranks of gloo of which one saves a checkpoint while the others all-reduce."""
+    program = tmp_path / "train.py"
+    program.write_text(RANKS)
+    ready = tmp_path / "ready"
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    run += [f"--nproc-per-node={size}", str(program)]
+    with running(run, READY=str(ready), ODD=str(odd), OMP_NUM_THREADS="1") as pid:
+        wait_for(tmp_path, "ready*", size)
+        time.sleep(0.3)
+        yield sample([pid, *(p.pid for p in tree.descendants(pid))])
+
+
+def wait_for(place: Path, pattern: str, number: int = 1, limit_s: float = 90) -> None:
+    """Until that many files are there."""
+    until = time.monotonic() + limit_s
+    while len(list(place.glob(pattern))) < number:
+        assert time.monotonic() < until, f"no {pattern} in {place}"
+        time.sleep(0.05)
+
+
+def sample(pids: Sequence[int], *, native: bool = True) -> list[ProcessSample]:
+    """Processes with their stacks; a rank is told by its environment."""
+    asked = [psutil.Process(pid) for pid in pids]
+    out = Path(os.environ.get("TMPDIR", "/tmp")) / f"stacks-{os.getpid()}"
+    found = stacks.collect_of(asked, out / "armed", out, limit_s=90, native=native)
+    return [_sample(one) for one in found]
+
+
+def _sample(stack: stacks.Stack) -> ProcessSample:
+    here = procfs.stat(stack.pid)
+    threads = stack_dump.threads(stack.text, stack.pid)
+    return ProcessSample(
+        stack.pid,
+        here.start if here else 0,
+        here.ppid if here else 0,
+        _role(stack.pid),
+        procfs.full_command(stack.pid),
+        threads=threads,
+        problem="" if threads else stack.text,
+    )
+
+
+def _role(pid: int) -> Role:
+    with contextlib.suppress(psutil.Error):
+        environ = psutil.Process(pid).environ()
+        if "RANK" in environ:
+            rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+            return Role("rank", f"rank {rank}", rank, rank, size)
+    title = procfs.full_command(pid)
+    if title.startswith("ray::"):
+        kind = "ray-worker" if title == "ray::IDLE" else "ray-actor"
+        return Role(kind, title.split()[0].removesuffix("()"))
+    return Role()

@@ -1,0 +1,104 @@
+"""torch's flight records are read without running them, and compared by group."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from typing import Any
+
+import pytest
+
+from pytest_gkd.diagnosis import flight_records
+
+
+def _entry(number: int, group: str = "0", **more: Any) -> dict[str, Any]:
+    return {
+        "pg_id": 0,
+        "process_group": (group, "default_pg"),
+        "collective_seq_id": number,
+        "profiling_name": "gloo:all_reduce",
+        "input_sizes": [[2]],
+        "input_dtypes": ["Float"],
+        "time_created_ns": number,
+        **more,
+    }
+
+
+def _record(*entries: dict[str, Any], **groups: list[int]) -> dict[str, Any]:
+    told = {name.lstrip("g"): {"ranks": json.dumps(r)} for name, r in groups.items()}
+    return {"version": "2.10", "pg_config": told, "entries": list(entries)}
+
+
+def test_the_rank_that_is_behind_is_named() -> None:
+    records = {0: _record(_entry(4)), 1: _record(_entry(3)), 2: _record(_entry(4))}
+    missing = flight_records.find_missing(records, [3])
+    assert missing is not None
+    assert (missing.sequence, missing.entered_by) == (4, [0, 2])
+    assert missing.behind == {"1": 3}
+    assert missing.without_record == [3]
+
+
+def test_a_rank_outside_of_a_group_is_not_waited_for_in_it() -> None:
+    tensor_parallel = _entry(9, "7", time_created_ns=50)
+    pair = _record(_entry(4), tensor_parallel, g0=[0, 1, 2, 3], g7=[0, 1])
+    late = _record(_entry(4), {**tensor_parallel, "collective_seq_id": 8})
+    others = _record(_entry(4), g0=[0, 1, 2, 3])
+    records = {0: pair, 1: late, 2: others, 3: others}
+    missing = flight_records.find_missing(records, [])
+    assert missing is not None
+    assert missing.group == "7"
+    assert missing.behind == {"1": 8}
+
+
+def test_a_group_that_ranks_number_differently_is_one() -> None:
+    records = {
+        0: _record(_entry(4, "12", pg_id=1)),
+        1: _record(_entry(4, "12", pg_id=2)),
+    }
+    assert flight_records.find_missing(records, []) is None
+
+
+@pytest.mark.parametrize("name", ["_dump_fr_trace", "_dump_fr_trace_json"])
+def test_what_torch_writes_is_read(name: str) -> None:
+    import torch
+    import torch._C._distributed_c10d as c10d
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        dist.all_reduce(torch.ones(2, 3))
+        raw = getattr(c10d, name)()
+    finally:
+        dist.destroy_process_group()
+    assert raw[:1] in (b"{", b"\x80")
+    (entry,) = flight_records.read(raw)["entries"][-1:]
+    assert entry["profiling_name"] == "gloo:all_reduce"
+
+
+class _Evil:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("evil",)
+
+
+def test_nothing_of_a_pickle_is_run(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(flight_records.RecordError, match=r"posix\.mkdir"):
+        flight_records.read(pickle.dumps({"entries": [_Evil()]}))
+    assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"x", b"[1]", b'{"entries": 3}', b"\x80\x04", b"{", b"N."]
+)
+def test_what_is_no_record_is_refused(raw: bytes) -> None:
+    with pytest.raises(flight_records.RecordError):
+        flight_records.read(raw)
+
+
+def test_entries_that_lack_something_are_passed_over() -> None:
+    broken = [3, {}, {"pg_id": 0, "collective_seq_id": "x"}, _entry(1)]
+    raw = json.dumps({"entries": broken}).encode()
+    assert len(flight_records.read(raw)["entries"]) == 1
