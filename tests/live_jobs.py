@@ -62,8 +62,7 @@ def ranks(tmp_path: Path, size: int = 4, odd: int = 2) -> Iterator[list[ProcessS
     run += [f"--nproc-per-node={size}", str(program)]
     with running(run, READY=str(ready), ODD=str(odd), OMP_NUM_THREADS="1") as pid:
         wait_for(tmp_path, "ready*", size)
-        time.sleep(0.3)
-        yield sample([pid, *(p.pid for p in tree.descendants(pid))])
+        yield settled(pid)
 
 
 def wait_for(place: Path, pattern: str, number: int = 1, limit_s: float = 90) -> None:
@@ -72,6 +71,21 @@ def wait_for(place: Path, pattern: str, number: int = 1, limit_s: float = 90) ->
     while len(list(place.glob(pattern))) < number:
         assert time.monotonic() < until, f"no {pattern} in {place}"
         time.sleep(0.05)
+
+
+def settled(pid: int, limit_s: float = 60) -> list[ProcessSample]:
+    """A process and all below it, once none of them has computed for half a second."""
+    until = time.monotonic() + limit_s
+    used = -1.0
+    while time.monotonic() < until:
+        whole = [psutil.Process(pid), *tree.descendants(pid)]
+        with contextlib.suppress(psutil.Error):
+            now = sum(sum(p.cpu_times()[:2]) for p in whole)
+            if now - used < 0.02:
+                break
+            used = now
+        time.sleep(0.5)
+    return sample([one.pid for one in whole])
 
 
 def sample(pids: Sequence[int], *, native: bool = True) -> list[ProcessSample]:
