@@ -254,7 +254,7 @@ def test_offload_lowers_the_rollout_and_not_the_update(tmp_path: Path) -> None:
         tensor=8,
         tokens=4096,
         away=frozenset(megatron_memory.PARTS),
-        sends_from_host=True,
+        away_to_send=frozenset(megatron_memory.PARTS),
     )
     for phase in ("idle", "sync"):
         assert sum(megatron_memory.resident(kept, 0, phase).values()) > 8 << 30

@@ -284,7 +284,6 @@ def test_mixed_precision_follows_the_dtype(
         (f"{SFT} --loss_scale react", "weighted losses"),
         (SFT.replace(" sft", " pt"), "ms-swift's pt"),
         (SFT.replace("NPROC_PER_NODE=4 ", ""), "spreads its model"),
-        (f"{GPUS.replace('swift', 'megatron')} sft --model {{s}} --dataset d", "Megat"),
         (f"{GPUS} rlhf --rlhf_type dpo --model {{s}} --dataset d", "dpo"),
     ],
 )

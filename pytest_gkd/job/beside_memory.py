@@ -15,7 +15,8 @@ from pytest_gkd.job.training_memory import Trainer
 @dataclass(frozen=True)
 class Beside:
     """A further model: what it holds when ``idle``, ``meanwhile`` the trainer updates,
-    and in each of its ``phases``. ``shares`` says whether it is on the trainer's GPUs;
+    and in each of its ``phases``; ``between`` rollout and update where that is not as
+    when idle. ``shares`` says whether it is on the trainer's GPUs;
     there ``processes`` of its own are beside the trainer's, 0 where it is in these."""
 
     role: str
@@ -24,6 +25,12 @@ class Beside:
     shares: bool
     meanwhile: Parts
     processes: int = 1
+    between: Parts | None = None
+
+    @property
+    def awaits(self) -> Parts:
+        """What it holds between rollout and update."""
+        return self.idle if self.between is None else self.between
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,12 @@ class Megatron:
     those stages where they are given. ``master`` and ``moments`` are bytes of optimizer
     state for an element, ``on_host`` the share of it that is always in host memory.
 
-    ``away`` are the parts that are in host memory but for updates, ``sends_from_host``
-    says that these are not fetched to send weights, of which ``copies`` buckets are
-    there. ``recompute`` is "", "selective" (``modules``) or "full", where
-    ``layers`` are made again at once (method uniform), or the first ``layers`` of a
-    stage one by one (``is_block``). ``padded`` divides the vocabulary.
+    ``away`` are the parts that are in host memory but for updates, ``away_to_send``
+    those that are there while weights are sent, of which ``copies`` buckets are there.
+    ``teacher_logits`` are bytes that the last stage has when an update begins.
+    ``recompute`` is "", "selective" (``modules``) or "full", where ``layers`` are made
+    again at once (method uniform), or the first ``layers`` of a stage one by one
+    (``is_block``). ``padded`` divides the vocabulary.
 
     ``loss`` is the bytes that it holds at its worst moment for each token and entry of
     a rank's part of the vocabulary, logits among them, which the last stage makes
@@ -68,7 +69,7 @@ class Megatron:
     moments: int = 8
     on_host: float = 0
     away: frozenset[str] = frozenset()
-    sends_from_host: bool = False
+    away_to_send: frozenset[str] = frozenset()
     copies: int = 1
     recompute: str = ""
     modules: tuple[str, ...] = ("core_attn",)
@@ -76,7 +77,8 @@ class Megatron:
     is_block: bool = False
     tokens: int = 0
     micro_batches: int = 1
-    loss: int = 8
+    loss: float = 8
+    teacher_logits: int = 0
     padded: int = 1
     attention: int | str = "flash"
     has_dropout: bool = False
@@ -169,11 +171,7 @@ def resident(job: Megatron, stage: int, phase: str) -> Parts:
     own, routed = elements(job, stage)
     shares = job.replicas if job.is_distributed else (1, 1)
     sharded = math.ceil(own / shares[0]) + math.ceil(routed / shares[1])
-    away = set[str]()
-    if phase in ("idle", "sync"):
-        away |= job.away
-        if phase == "sync" and not job.sends_from_host:
-            away.discard("weights")
+    away = {"idle": job.away, "sync": job.away_to_send}.get(phase, frozenset())
     kept = 1 - job.on_host
     has_states = "states" not in away and phase != "load"
     return {
@@ -296,10 +294,11 @@ def updates(job: Megatron, stage: int) -> Iterator[Parts]:
     name = f"activations {job.compute}"
     own = math.ceil(in_flight(job, stage) * kept(job, stage))
     if stage == job.pipeline - 1:
+        held["teacher's logits"] = job.teacher_logits
         end = 2 * input_bytes(job)  # of the last norm and the output matrix
         behind = total(held, {name: own + end})
         each = job.local * job.vocab
-        yield total(behind, {"logits and loss": each * job.loss})
+        yield total(behind, {"logits and loss": math.ceil(each * job.loss)})
         matrix = job.vocab * hidden * width * (not job.fuses)
         parts = {"logits' gradient": each * (width + 4)}
         yield total(
@@ -328,7 +327,7 @@ def scoring(job: Megatron, tokens: int, phase: str = "update") -> Parts:
     last = job.pipeline - 1
     largest = max(job.model.layers, key=lambda layer: layer.elements)
     working = math.ceil(_inner_bytes(job, largest) * local / max(job.local, 1))
-    each = local * job.vocab * job.loss
+    each = math.ceil(local * job.vocab * job.loss)
     return total(
         resident(job, last, phase),
         {"logits and loss": each, "activations": max(working - each, 0)},

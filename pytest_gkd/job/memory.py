@@ -75,7 +75,7 @@ def plan(job: Job) -> list[Row]:
     engine = engine_memory.beside(rollout, job.memory) if shared and rollout else {}
     near = [other for other in job.others if other.shares]
     waiting = total(*(other.idle for other in near))
-    beside = total(engine, waiting)
+    beside = total(engine, *(other.awaits for other in near))
     load = _most(one.load for one in stages)
     found = [_row(job, role, "load", total(load, beside))]
     if rollout:
@@ -93,7 +93,7 @@ def plan(job: Job) -> list[Row]:
     if job.scores:
         found.append(_row(job, role, "log-probabilities", total(job.scores, beside)))
     for other in job.others:
-        rest = [one.idle for one in near if one is not other]
+        rest = [one.awaits for one in near if one is not other]
         around = total(idle, engine, *rest) if other.shares else {}
         for phase, parts in other.phases:
             found.append(_row(job, other.role, phase, total(parts, around)))
@@ -108,7 +108,9 @@ def plan(job: Job) -> list[Row]:
             woken = {
                 "engine's weights " + rollout.dtype: engine_memory.weights(rollout)
             }
-            sent = total(sent, woken if rollout.sleeps else engine, waiting)
+            sent = total(sent, beside)
+            if rollout.sleeps:  # its graphs are there with them
+                sent = total(sent, woken)
         found.append(_row(job, role, "weight sync", sent))
     save = _most(one.save for one in stages)
     found.append(_row(job, role, "checkpoint", total(save, beside)))

@@ -124,11 +124,11 @@ def recipe(start: Start, release: Release) -> Recipe:
         facts = _facts(start, release)
     except CheckError as error:
         facts = {"doubt": str(error)}
-    servers = tuple(_served(server) for server in start.servers)
+    servers = tuple(served_of(server) for server in start.servers)
     return Recipe(_job, keys, facts, servers=servers)
 
 
-def _served(server: Server) -> Served:
+def served_of(server: Server) -> Served:
     """A server of the script: swift deploy, swift rollout or vllm serve."""
     role = "teacher" if server.kind == "teacher" else "rollout server"
     options = {name: f"{server.prefix}{option}" for name, option in SERVED.items()}
@@ -148,7 +148,11 @@ def _served(server: Server) -> Served:
     )
 
 
-def _certain(start: Start, key: str) -> Any:
+def certain(start: Start, key: str) -> Any:
+    """An option's value, None where there is none. Raises CheckError where it cannot be
+    determined."""
+    if start.job.given(""):
+        raise CheckError("which options the command has cannot be determined")
     if not start.job.given(key) and not start.job.knows(key):
         return None  # an option of another command, or without a default
     given = start.get(key)
@@ -162,18 +166,14 @@ def _facts(start: Start, release: Release) -> dict[str, Any]:
 
     Raises CheckError where something cannot be determined, or its memory is not known.
     """
-    if start.is_megatron:
-        raise CheckError("the memory of Megatron is not known yet")
     if not release.is_at_least("4.5.2"):  # whose gkd_loss.py is the same
         raise CheckError("the memory of ms-swift is known of 4.5.2 and later")
-    if start.job.given(""):
-        raise CheckError("which options the command has cannot be determined")
-    found = {key: _certain(start, key) for key in CERTAIN}
+    found = {key: certain(start, key) for key in CERTAIN}
     kind = start.algorithm.value
     if kind not in ("gkd", "grpo", "sft"):
         raise CheckError(f"the memory of ms-swift's {kind} is not known yet")
     for key, (text, harmless) in UNKNOWN.items():
-        value = _certain(start, key)
+        value = certain(start, key)
         if value is not None and value not in harmless:
             raise CheckError(f"{text} is not known ({key})")
     if found["attn_impl"] == "eager":
@@ -194,7 +194,7 @@ def _facts(start: Start, release: Release) -> dict[str, Any]:
     found |= {"kind": kind, "recompute": bool(found["gradient_checkpointing"])}
     found["mode"] = "none" if kind == "sft" else start.mode.value
     found |= _teacher(found)
-    return found | _lengths(found) | _sharding(found)
+    return found | lengths(found) | _sharding(found)
 
 
 def _teacher(said: Values) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _teacher(said: Values) -> dict[str, Any]:
     return {"teacher_inside": is_inside, "teacher_gpus": 0, "is_served": is_served}
 
 
-def _lengths(said: Values) -> dict[str, Any]:
+def lengths(said: Values) -> dict[str, Any]:
     """The longest row of a batch, and of its logits that are taken; in full.
 
     A prompt is cut at max_length, or left out, and the rollout comes behind (GKD and
@@ -323,7 +323,7 @@ def _job(
     setup = Setup(
         sharding,
         dtype=values["torch_dtype"],
-        compute=_compute(values, student),
+        compute=compute(values, student),
         row=values["row"],
         answer=values["answer"],
         loss=_loss(values),
@@ -346,7 +346,7 @@ def _job(
     return Job(trainer, memory=room, bucket=0)
 
 
-def _compute(values: Values, student: Model) -> str | None:
+def compute(values: Values, student: Model) -> str | None:
     """Mixed precision's dtype: by default that of the model
     (arguments/base_args/model_args.py, _init_mixed_precision)."""
     loaded = values["torch_dtype"] or student.stored_dtype
@@ -399,18 +399,25 @@ def _steps_at_once(values: Values, rows: int, steps: int, gpus: int) -> int:
 
 
 def _with_vllm(values: Values, trainer: Trainer, each: int, room: int | None) -> Job:
-    """vLLM in the trainer's processes (rlhf_trainers/rollout_mixin.py,
-    _prepare_vllm_engine)."""
+    """vLLM in the trainer's processes."""
+    largest = trainer.model.largest * WIDTHS[trainer.compute]
+    own = engine(values, trainer.model, trainer.gpus, each)
+    return Job(trainer, own, processes=1, memory=room, bucket=math.ceil(largest))
+
+
+def engine(values: Values, model: Model, gpus: int, each: int) -> Engine:
+    """vLLM's engines in the trainer's processes, each of which asks for ``each`` rows
+    (rlhf_trainers/rollout_mixin.py, _prepare_vllm_engine)."""
     width = values.get("tensor_parallel_size") or 1
-    if values["vllm_pipeline_parallel_size"] not in (None, 1):
+    if values.get("vllm_pipeline_parallel_size") not in (None, 1):
         raise CheckError("vLLM's pipeline parallelism is not known there")
     sequences = values["vllm_max_num_seqs"] or each * width
     if type(sequences) is not int or not 0 < sequences < MOST_OF_ANYTHING:
         raise CheckError(f"vllm_max_num_seqs is {str(sequences)[:40]}")
     sleeps = values.get("free_cache_engine")
-    engine = Engine(
-        trainer.model,
-        gpus=trainer.gpus,
+    return Engine(
+        model,
+        gpus=gpus,
         tensor=width,
         share=values.get("gpu_memory_utilization") or 0.9,
         length=values.get("max_model_len") or values["row"],
@@ -419,5 +426,3 @@ def _with_vllm(values: Values, trainer: Trainer, each: int, room: int | None) ->
         sleeps=bool(values["sleep_level"] if sleeps is None else sleeps),
         eager=bool(values["vllm_enforce_eager"]),
     )
-    largest = trainer.model.largest * WIDTHS[trainer.compute]
-    return Job(trainer, engine, processes=1, memory=room, bucket=math.ceil(largest))

@@ -16,6 +16,7 @@ from pytest_gkd.job import dataclass_options, documents, releases
 from pytest_gkd.job.arguments import Arguments, Option, parsed
 from pytest_gkd.job.findings import CheckError, Finding
 from pytest_gkd.job.frameworks import accelerate
+from pytest_gkd.job.frameworks.ms_swift import megatron_plan
 from pytest_gkd.job.frameworks.ms_swift import plan as ms_swift_plan
 from pytest_gkd.job.frameworks.ms_swift import rules as ms_swift_rules
 from pytest_gkd.job.frameworks.ms_swift.job import Server, Start
@@ -140,7 +141,8 @@ def read(launch: Launch, release: Release) -> Reading:
             for name, given in values.items()
         }
     pools = () if start.ray else launched(values)
-    recipe = None if problem else ms_swift_plan.recipe(start, release)
+    plan = megatron_plan if start.is_megatron else ms_swift_plan
+    recipe = None if problem else plan.recipe(start, release)
     return Reading(found.said, values, findings, problem, pools, recipe)
 
 

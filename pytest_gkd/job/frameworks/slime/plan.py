@@ -162,7 +162,7 @@ def _job(
         # Paused by torch_memory_saver; weights are sent of copies in host memory
         # (backends/megatron_utils/actor.py, sleep and update_weights).
         away=frozenset(PARTS if away else ()),
-        sends_from_host=away,
+        away_to_send=frozenset(PARTS if away else ()),
         # Gathered and, for the engine on the same GPU, flattened (update_weight/
         # update_weight_from_tensor.py).
         copies=2 if shared else 1,

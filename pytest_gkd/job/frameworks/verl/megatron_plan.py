@@ -204,6 +204,7 @@ def trainer(
         loss=LOSSES["topk" if is_topk else "logprob"][bool(has_entropy)],
         is_distributed=values["is_distributed"] is not False,
         away=frozenset(_away(values)),
+        away_to_send=frozenset(_away(values)) - {"weights"},
         fuses_gates=bool(fuses_gates),
         # Megatron-Bridge asks for the kernel where it can be had.
         fuses=bool(not vanilla if values["fuses"] is None else values["fuses"]),
