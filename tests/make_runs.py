@@ -42,38 +42,8 @@ def folder_of(name: str) -> str:
 
 def make(run: dict[str, Any], scratch: Path, commands: Path) -> str:
     """Run one of labels.toml until it ends or is ended, and write its log."""
-    work = scratch / "job" / run["name"]
-    shutil.rmtree(work, ignore_errors=True)
-    shutil.copytree(HERE / "programs", work)
-    made = tiny.make(scratch)
-    shutil.copytree(made.student, work / "student")
-    shutil.copytree(made.teacher, work / "teacher")
-    shutil.copy(made.train_file, work / "prompts.jsonl")
-    # The student is not trained: that its answers end, a ninth of the tokens end them.
-    ends = work / "student" / "generation_config.json"
-    settings = json.loads(ends.read_text("utf-8"))
-    settings["eos_token_id"] = [settings["eos_token_id"], *range(3, 490, 9)]
-    ends.write_text(json.dumps(settings), "utf-8")
-    for name, old, new in run.get("edit", ()):
-        text = (work / name).read_text("utf-8")
-        assert old in text, f"{run['name']}: {name} has no {old!r}"
-        (work / name).write_text(text.replace(old, new), "utf-8")
-    # Ray's socket paths must be short.
     mark = f"{run['name']}.{os.getpid()}"
-    env = {
-        **{k: v for k, v in os.environ.items() if not k.startswith(("GKD_", "PYTEST"))},
-        "PATH": f"{commands}:{os.environ['PATH']}",
-        "HF_HOME": str(work / ".cache"),
-        "RAY_TMPDIR": str(scratch / "r"),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "OMP_NUM_THREADS": "1",
-        "DO_NOT_TRACK": "1",
-        "PYTHONUNBUFFERED": "1",
-        MARK: mark,
-        **run.get("env", {}),
-    }
-    if "before" in run:
-        subprocess.run(["bash", "-c", run["before"]], cwd=work, env=env, check=True)
+    work, env = prepare(run, scratch, commands, mark)
     log = work.with_suffix(".log")
     with log.open("wb") as stream:
         process = subprocess.Popen(
@@ -94,6 +64,45 @@ def make(run: dict[str, Any], scratch: Path, commands: Path) -> str:
     target.write_bytes(text)
     shutil.rmtree(work, ignore_errors=True)
     return how
+
+
+def prepare(
+    run: dict[str, Any], scratch: Path, commands: Path, mark: str, *more: Path
+) -> tuple[Path, dict[str, str]]:
+    """The folder and environment of a run; ``more`` are folders of programs."""
+    work = scratch / "job" / run["name"]
+    shutil.rmtree(work, ignore_errors=True)
+    for folder in (HERE / "programs", *more):
+        shutil.copytree(folder, work, dirs_exist_ok=True)
+    made = tiny.make(scratch)
+    shutil.copytree(made.student, work / "student")
+    shutil.copytree(made.teacher, work / "teacher")
+    shutil.copy(made.train_file, work / "prompts.jsonl")
+    # The student is not trained: that its answers end, a ninth of the tokens end them.
+    ends = work / "student" / "generation_config.json"
+    settings = json.loads(ends.read_text("utf-8"))
+    settings["eos_token_id"] = [settings["eos_token_id"], *range(3, 490, 9)]
+    ends.write_text(json.dumps(settings), "utf-8")
+    for name, old, new in run.get("edit", ()):
+        text = (work / name).read_text("utf-8")
+        assert old in text, f"{run['name']}: {name} has no {old!r}"
+        (work / name).write_text(text.replace(old, new), "utf-8")
+    # Ray's socket paths must be short.
+    env = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("GKD_", "PYTEST"))},
+        "PATH": f"{commands}:{os.environ['PATH']}",
+        "HF_HOME": str(work / ".cache"),
+        "RAY_TMPDIR": str(scratch / "r"),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "OMP_NUM_THREADS": "1",
+        "DO_NOT_TRACK": "1",
+        "PYTHONUNBUFFERED": "1",
+        MARK: mark,
+        **run.get("env", {}),
+    }
+    if "before" in run:
+        subprocess.run(["bash", "-c", run["before"]], cwd=work, env=env, check=True)
+    return work, env
 
 
 def attend(

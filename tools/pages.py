@@ -13,6 +13,7 @@ from typing import Any
 
 import fault_page
 import model_page
+import standstill_page
 
 from pytest_gkd import fault_specs
 from pytest_gkd.diagnosis.catalogue import Catalogue, Fix, Rule, formed, load
@@ -50,6 +51,8 @@ def pages(catalogue: Catalogue, docs: Path | None = None) -> dict[str, str]:
     made["gpu-results.md"] = result_page.page(results)
     if runs := _recorded(docs, model_page.RUNS):
         made["models.md"] = model_page.page(runs)
+    if runs := _recorded(docs, standstill_page.RUNS):
+        made["watch-standstills.md"] = standstill_page.page(runs)
     return made
 
 

@@ -1,0 +1,98 @@
+"""The page of what ``gkd watch`` said of real jobs (watched/cases.toml)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+RUNS = "watch-standstills.json"
+_TEXT = """\
+# What `gkd watch` says of real jobs
+
+<!-- Made from watch-standstills.json by python tools/pages.py; do not edit. -->
+
+`make watched` starts real jobs on a CPU under `gkd watch` and breaks most of them: a
+TRL distillation (`trl`), four ranks by torchrun with DDP and dataloader workers
+(`ranks`), a Ray pipeline of a trainer, a rollout with vLLM and a teacher (`ray`), and
+a client of a teacher's server (`http`). What is right was written down, in
+`watched/cases.toml`, before there was a watcher: the verdict, the phase, who is named
+and who must not be. The limits were `--look-after=5 --stuck-after=10`; the defaults
+are longer, so that a verdict comes later.
+
+"""
+_LEFT = """\
+## What could not be tried without GPUs
+
+- Kernels of NCCL that spin: GPUs at 100 % with a rank elsewhere. Here gloo's ranks wait
+  in a system call.
+- GPU memory and use as signs of work; a GPU that fell off the bus, or throttles.
+- The flight recorder and `ncclras` of real NCCL jobs: gloo writes no records.
+- vLLM's capture of CUDA graphs, whose silence is long and sound.
+- Weight transfer by CUDA IPC or NCCL from a trainer to an engine.
+- Several nodes.
+"""
+
+
+def page(runs: Mapping[str, Any]) -> str:
+    """The page, from what watched/keep.py kept."""
+    return _TEXT + "\n".join(_lines(runs)) + "\n\n" + _LEFT
+
+
+def _lines(runs: Mapping[str, Any]) -> Iterator[str]:
+    tried = {name: c for name, c in runs["cases"].items() if not c["skipped"]}
+    first, now = runs["first"], tried.values()
+    yield (
+        f"The first judgement, each case once: **{_right(first.values())} of "
+        f"{len(first)} right**. After that the watcher was mended with what it had "
+        f"got wrong: {_right(now)} of {len(now)} ({runs['machine']})."
+    )
+    yield ""
+    sound = {name: c for name, c in tried.items() if c["expected"] == ["finished"]}
+    yield "## Jobs that stand still, or die"
+    yield ""
+    yield "Seconds are from the standstill to the verdict."
+    yield ""
+    yield "| Case | Where | How | First said | Says | Names | Seconds |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for name, case in tried.items():
+        if name not in sound:
+            said = _said(case, case["expected"])
+            seconds = "" if case["seconds"] is None else f"{case['seconds']:.0f}"
+            yield (
+                f"| {name} | {case['where']} | {case['how']} | "
+                f"{_said(first[name], case['expected'])} | {said} | "
+                f"{_cell(case['who'])} | {seconds} |"
+            )
+    yield ""
+    yield "## Jobs that are sound"
+    yield ""
+    yield "None of these may be called stuck or dead while it runs."
+    yield ""
+    yield "| Case | How | First said | Says |"
+    yield "| --- | --- | --- | --- |"
+    for name, case in sound.items():
+        said = _said(case, case["expected"])
+        before = _said(first[name], case["expected"])
+        yield f"| {name} | {case['how']} | {before} | {said} |"
+    skipped = {name: c["skipped"] for name, c in runs["cases"].items() if c["skipped"]}
+    if skipped:
+        yield ""
+        yield "Not tried there:"
+        yield from (f"- {name}: {reason}" for name, reason in skipped.items())
+
+
+def _right(cases: Any) -> int:
+    return sum(case["right"] for case in cases)
+
+
+def _said(case: Mapping[str, Any], expected: list[str]) -> str:
+    word = case["verdict"] or "nothing"
+    if case["right"]:
+        return word
+    if word in expected:
+        return f"{word} (wrong phase, name or end)"
+    return f"**{word}** (wrong)"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
