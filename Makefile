@@ -56,7 +56,7 @@ twins: $(VENV)/.ready
 	$(BIN)/pytest -p no:gkd twins $(if $(TWIN),-k "$(TWIN)")
 
 # Real jobs, healthy and broken, under `gkd watch`; make watched JOB=ranks-sync for some.
-# An hour and more; watched/keep.py then keeps what was told for docs/watch-standstills.md.
+# An hour and more; watched/keep_verdicts.py then keeps what was told for docs/watch-standstills.md.
 watched: $(VENV)/.ready
 	$(PIP) --target .watched --upgrade trl==1.16.0
 	$(BIN)/pytest -p no:gkd watched -rs $(if $(JOB),-k "$(JOB)")

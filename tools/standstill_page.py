@@ -34,7 +34,7 @@ _LEFT = """\
 
 
 def page(runs: Mapping[str, Any]) -> str:
-    """The page, from what watched/keep.py kept."""
+    """The page, from what watched/keep_verdicts.py kept."""
     return _TEXT + "\n".join(_lines(runs)) + "\n\n" + _LEFT
 
 

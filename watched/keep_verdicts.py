@@ -1,4 +1,4 @@
-"""Keep what a run of the cases showed: ``python watched/keep.py MACHINE`` writes
+"""Keep what a run of the cases showed: ``python watched/keep_verdicts.py MACHINE`` writes
 docs/watch-standstills.json from .gkd/watched/. MACHINE says in words what it ran on.
 
 What a case showed the first time it was judged stays beside what it shows now.
