@@ -1,5 +1,7 @@
-"""Keep what a run of the cases showed: ``python watched/keep_verdicts.py MACHINE`` writes
-docs/watch-standstills.json from .gkd/watched/. MACHINE says in words what it ran on.
+"""Keep what a run of the cases showed, from .gkd/watched/, for the documentation.
+
+``python watched/keep_verdicts.py MACHINE`` writes docs/watch-standstills.json; MACHINE
+says in words what it ran on.
 
 What a case showed the first time it was judged stays beside what it shows now.
 """

@@ -1,7 +1,7 @@
 """Real jobs, healthy and broken, under ``gkd watch``: ``make watched``.
 
 Each case of cases.toml is held against its label. What was told, and how long after the
-standstill, goes to ``.gkd/watched/``; ``python watched/keep_verdicts.py`` makes the page of it.
+standstill, goes to ``.gkd/watched/``; keep_verdicts.py takes it from there.
 """
 
 from __future__ import annotations
