@@ -98,14 +98,14 @@ def _verdict(
     processes: tuple[standing.Process, ...],
 ) -> LogReport:
     text = b"\n".join(log.edges for log in logs)
-    next_phase = _next_phase(text)
-    phase = _phase(logs, next_phase)
+    following = next_phase(text)
+    phase = _phase(logs, following)
     if phase == "unknown" and len(logs) > 1:
         phase = log_phases.last_phase(text)  # what several say together
     found = choose(hits, catalogue)
     strong = [one for one in found if not one.weak and one.confidence != "guess"]
     last = _last(logs)
-    frameworks = {name for name, mark in _FRAMEWORKS.items() if mark.search(text)}
+    frameworks = frameworks_in(text)
     if strong:
         causes = _causes(strong, found, frameworks, catalogue)
         phase = _phase_of(strong[0], logs, phase)
@@ -126,7 +126,7 @@ def _verdict(
     if ended or silenced:  # what those do that have finished or go on is known
         logs = silenced or left
         text = b"\n".join(log.edges for log in logs)
-        phase, last = _phase(logs, next_phase), _last(logs)
+        phase, last = _phase(logs, following), _last(logs)
     by = next(filter(None, (log_end.ended_by(log.tail) for log in logs)), "")
     if by and not silenced and not any(map(_stood_still, logs)):
         progress = _progress(logs)
@@ -301,7 +301,12 @@ def _proofs(
             )
 
 
-def _next_phase(text: bytes) -> str:
+def frameworks_in(text: bytes) -> set[str]:
+    """The frameworks that a log is of."""
+    return {name for name, mark in _FRAMEWORKS.items() if mark.search(text)}
+
+
+def next_phase(text: bytes) -> str:
     """What a job like this does after a completed step, and first of all.
 
     verl's GKD recipe, which prints what verl prints, pushes weights first. Where no

@@ -87,6 +87,15 @@ class Descriptor(NamedTuple):
 
 def stat(pid: int) -> Stat | None:
     """None when there is no such process (proc(5), /proc/pid/stat)."""
+    words = own_words(pid)
+    if words is None:
+        return None
+    state, (ppid, group, session, terminal) = words[0].decode(), map(int, words[1:5])
+    return Stat(pid, ppid, state, int(words[19]), group, session, terminal)
+
+
+def own_words(pid: int) -> list[bytes] | None:
+    """The fields of /proc/pid/stat from the state on; None when it is gone."""
     # Without pathlib and text layers: this is read for every process, every second.
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
@@ -99,9 +108,7 @@ def stat(pid: int) -> Stat | None:
     finally:
         os.close(fd)
     # The name, in brackets, may hold brackets and blanks itself.
-    words = text[text.rindex(b")") + 1 :].split()
-    state, (ppid, group, session, terminal) = words[0].decode(), map(int, words[1:5])
-    return Stat(pid, ppid, state, int(words[19]), group, session, terminal)
+    return text[text.rindex(b")") + 1 :].split()
 
 
 def is_alive(pid: int, start: int) -> bool:
@@ -198,7 +205,7 @@ def is_tracker(pid: int) -> bool:
     return "multiprocessing.resource_tracker" in full_command(pid)
 
 
-def _status(pid: int, field: str) -> str:
+def status_word(pid: int, field: str) -> str:
     """The first word of a line of /proc/pid/status; empty when it is gone."""
     try:
         text = (PROC / str(pid) / "status").read_text("utf-8", "replace")
@@ -209,7 +216,7 @@ def _status(pid: int, field: str) -> str:
 
 def user(pid: int) -> int | None:
     """The real user id, None when it is gone."""
-    found = _status(pid, "Uid")
+    found = status_word(pid, "Uid")
     return int(found) if found else None
 
 
@@ -224,7 +231,7 @@ def may(capability: int) -> bool:
 
 
 def _has(pid: int, field: str, bit: int) -> bool:
-    return bool(int(_status(pid, field) or "0", 16) >> bit & 1)
+    return bool(int(status_word(pid, field) or "0", 16) >> bit & 1)
 
 
 def own_run_id() -> str:
@@ -233,16 +240,30 @@ def own_run_id() -> str:
 
 
 def carries(pid: int, variable: str, value: str) -> bool:
-    """Whether it was started with this environment variable.
+    """Whether it was started with this environment variable (see ``environ``)."""
+    return environ(pid).get(variable) == value
 
-    False too where that cannot be told: another user's, or one that wrote its title
+
+def environ(pid: int) -> dict[str, str]:
+    """What a process was started with.
+
+    Empty too where that cannot be told: another user's, or one that wrote its title
     over its environment, as vLLM's and Ray's processes do.
     """
     try:
         text = (PROC / str(pid) / "environ").read_bytes()
     except OSError:
-        return False
-    return f"{variable}={value}".encode() in text.split(b"\0")
+        return {}
+    pairs = (one.decode("utf-8", "replace").partition("=") for one in text.split(b"\0"))
+    return {name: value for name, sign, value in pairs if sign}
+
+
+def link(pid: int, name: str) -> str:
+    """What a link of /proc/pid leads to, such as ``exe``; empty where none is told."""
+    try:
+        return os.readlink(PROC / str(pid) / name)  # noqa: PTH115
+    except OSError:
+        return ""
 
 
 def handle(pid: int) -> int | None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
+from pytest_gkd.processes import procfs
 from pytest_gkd.processes import tree as processes
 
 # System calls in which a thread wakes by itself: nanosleep and clock_nanosleep, on
 # x86-64 and arm64 (the kernel's syscall_64.tbl and asm-generic/unistd.h).
 SLEEPING = {"x86_64": {"35", "230"}, "aarch64": {"101", "115"}}
+
+_TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
@@ -35,27 +38,55 @@ class Usage:
     stopped: frozenset[int]
 
 
+class ProcessUse(NamedTuple):
+    """What one process has used so far: CPU time in seconds, also of children that it
+    has waited for, bytes as in ``Usage`` (None: not ours to see), and memory."""
+
+    cpu_s: float
+    io_bytes: int | None
+    rss_bytes: int
+    state: str
+
+
+def of_process(pid: int) -> ProcessUse | None:
+    """What a process has used, by proc(5); None when it is gone.
+
+    Not psutil: a job may be of hundreds, and each is read every second.
+    """
+    found = procfs.own_words(pid)
+    if found is None:
+        return None
+    ticks = sum(map(int, found[11:15]))
+    return ProcessUse(
+        ticks / _TICKS, _io_bytes(pid), int(found[21]) * _PAGE, found[0].decode()
+    )
+
+
+def _io_bytes(pid: int) -> int | None:
+    try:
+        text = Path(f"/proc/{pid}/io").read_bytes()
+    except OSError:
+        return None
+    told = dict(line.split(b": ") for line in text.splitlines())
+    # The last are also pages of a mapped file.
+    return sum(int(told[name]) for name in (b"rchar", b"wchar", b"read_bytes"))
+
+
 def read(pid: int, at: float) -> Usage:
     """The usage of ``pid`` and everything below it; processes that end are left out."""
     cpu_s, io_bytes = 0.0, 0
     pids, stopped = set(), set()
     for process in _tree(pid):
-        try:
-            with process.oneshot():
-                times = process.cpu_times()
-                counters = process.io_counters()
-                status = process.status()
-        except psutil.Error:
+        used = of_process(process.pid)
+        if used is None or used.state in procfs.DEAD:
             continue
         pids.add(process.pid)
-        cpu_s += times.user + times.system + times.children_user
-        cpu_s += times.children_system
-        io_bytes += counters.read_chars + counters.write_chars
-        io_bytes += counters.read_bytes  # also pages of a mapped file
-        if status == psutil.STATUS_STOPPED:
+        cpu_s += used.cpu_s
+        io_bytes += used.io_bytes or 0
+        if used.state == procfs.STOPPED:
             stopped.add(process.pid)
     return Usage(
-        at, cpu_s, io_bytes, _network_bytes(), frozenset(pids), frozenset(stopped)
+        at, cpu_s, io_bytes, network_bytes(), frozenset(pids), frozenset(stopped)
     )
 
 
@@ -125,7 +156,8 @@ def _end(address: Any) -> tuple[str, int]:
     return host.removeprefix("::ffff:"), int(address[1])
 
 
-def _network_bytes() -> int:
+def network_bytes() -> int:
+    """What went through the machine's interfaces, the loopback left out."""
     counters = psutil.net_io_counters(pernic=True)
     return sum(
         one.bytes_recv + one.bytes_sent

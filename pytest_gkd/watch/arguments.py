@@ -11,8 +11,6 @@ from typing import Any
 
 from pytest_gkd.watch import exits
 
-LOOK_AFTER_S = 120.0
-STUCK_AFTER_S = 60.0
 DIRECTORY = ".gkd/watch"
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _EXITS = f"""\
@@ -32,14 +30,15 @@ class Asked:
     """What the user asked for; times in seconds.
 
     One of ``command``, ``pid`` and ``logs`` is given, logs also with a pid.
-    ``look_after_s`` is None where the job's own usual silence counts.
+    ``look_after_s`` is None where the job's own usual silence counts, and
+    ``stuck_after_s`` where it follows from that.
     """
 
     command: tuple[str, ...] = ()
     pid: int | None = None
     logs: tuple[Path, ...] = ()
     look_after_s: float | None = None
-    stuck_after_s: float = STUCK_AFTER_S
+    stuck_after_s: float | None = None
     on_stuck: str = "report"
     notify: tuple[str, ...] = ()
     directory: Path = Path(DIRECTORY)
@@ -86,9 +85,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--stuck-after",
         type=seconds,
-        default=STUCK_AFTER_S,
         metavar="TIME",
-        help="how long it must then stand still to be called stuck (default: 60s)",
+        help="how long it must then stand still to be called stuck (default: half of "
+        "--look-after, 10s to 60s)",
     )
     parser.add_argument(
         "--on-stuck",

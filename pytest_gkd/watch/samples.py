@@ -50,8 +50,10 @@ class ProcessSample:
     ``state`` is the kernel's letter (proc(5)): R, S, D, T stopped by a signal, t by a
     debugger, Z. ``cpu_s`` is its own user and system time, ``io_bytes`` what it read
     and wrote through system calls and what disks were read for (None: not ours to
-    see), ``switches`` how often its main thread was switched. ``threads`` are there
-    only where stacks were taken; ``problem`` is why they were not.
+    see). ``tracer`` is the debugger's pid, 0 without one. ``reads_terminal`` says that
+    it waits for what is typed. ``wchan``, ``tracer``, ``reads_terminal`` and
+    ``threads`` are there only where stacks were taken; ``problem`` is why they were
+    not.
     """
 
     pid: int
@@ -62,9 +64,10 @@ class ProcessSample:
     state: str = "S"
     cpu_s: float = 0.0
     io_bytes: int | None = 0
-    switches: int = 0
     rss_bytes: int = 0
     wchan: str = ""
+    tracer: int = 0
+    reads_terminal: bool = False
     threads: tuple[Thread, ...] = ()
     problem: str = ""
 
@@ -92,7 +95,9 @@ class JobSample:
     machine's sleep. ``output_bytes`` is all output so far; ``output_at`` is when the
     last of it came. ``network_bytes`` went through the machine's interfaces without
     the loopback. ``blocked_s`` is for how long whoever reads the watcher's own output
-    has not read. ``unseen`` says in words what could not be looked at.
+    has not read. ``remote`` are the addresses of other machines that the job is
+    connected to, as ``host:port``, and ``gpus_at_work`` why a GPU may be computing for
+    the job; both only with stacks. ``unseen`` says what could not be looked at.
     """
 
     at: float
@@ -103,6 +108,8 @@ class JobSample:
     gpus: tuple[GpuSample, ...] = ()
     network_bytes: int = 0
     blocked_s: float = 0.0
+    remote: tuple[str, ...] = ()
+    gpus_at_work: str = ""
     unseen: tuple[str, ...] = ()
 
     @property

@@ -2,9 +2,568 @@
 
 from __future__ import annotations
 
-from pytest_gkd.watch.arguments import Asked, WatchError
+import contextlib
+import os
+import select
+import signal
+import time
+from concurrent.futures import Future
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.processes import background, procfs
+from pytest_gkd.processes.procfs import Stat
+from pytest_gkd.watch import (
+    exits,
+    notify,
+    status_line,
+    stuck_report,
+    usual_times,
+    verdicts,
+)
+from pytest_gkd.watch.arguments import Asked
+from pytest_gkd.watch.command import SIGNALS, Command
+from pytest_gkd.watch.progress import Follower
+from pytest_gkd.watch.relay import Sign
+from pytest_gkd.watch.samples import (
+    AT_WORK,
+    DEAD,
+    FINISHED,
+    HELD,
+    SLOW,
+    STUCK,
+    JobSample,
+    Progress,
+    Usual,
+    Verdict,
+)
+from pytest_gkd.watch.sampling import Sampler
+from pytest_gkd.watch.scope import Scope
+from pytest_gkd.watch.screen import OwnScreen, SharedScreen
+from pytest_gkd.watch.terminal import Terminal
+
+TICK_S = 0.25
+SAMPLE_S = 1.0
+LINE_S = 60.0
+FIRST_STATUS_S = 1.0
+# Silence after which a job is looked at closely: the guides' limit, or what is longer
+# than is usual in a job that makes steps.
+LOOK_AFTER_S = 120.0
+LOOK_LEAST_S, LOOK_MOST_S = 10.0, 600.0
+LOOK_STEPS, LOOK_SILENCES = 20.0, 2.0
+STUCK_LEAST_S, STUCK_MOST_S = 10.0, 60.0
+# A look costs each process some hundredths of a second; at most one in this time.
+LOOK_EVERY_MOST_S = 600.0
+# The watcher itself stood still for so long: a paused container, a stopped job.
+STOOD_S = 10.0
+END_S = 30.0
+SAY_TWICE_S = 600.0
 
 
 def run(asked: Asked) -> int:
     """Watch the job until it ends; returns the exit status (see ``exits``)."""
-    raise WatchError("watch: is not there yet")
+    for number in (0, 1, 2):  # what is opened must not get the number of one of them
+        with contextlib.suppress(OSError):
+            os.fstat(number)
+            continue
+        os.open(os.devnull, os.O_RDWR)
+    if asked.command:
+        return CommandWatch(asked).run()
+    from pytest_gkd.watch.attached import AttachedWatch
+
+    return AttachedWatch(asked).run()
+
+
+class Watch:
+    """What is known of a job, and what is said of it; see ``tick``.
+
+    ``log`` is the file that holds the output, None without one.
+    """
+
+    def __init__(
+        self,
+        asked: Asked,
+        directory: Path,
+        screen: OwnScreen | SharedScreen,
+        sampler: Sampler,
+        usual: Usual,
+    ) -> None:
+        self.asked, self.directory, self.screen = asked, directory, screen
+        self.sampler, self.usual = sampler, usual
+        self.follower = Follower()
+        self.log: Path | None = None
+        self.began = self._ticked = monotonic()
+        self.verdict = Verdict(AT_WORK)
+        self.wants_end = False
+        self._sample: JobSample | None = None
+        self._cpu = 0.0
+        self._sampled_at = self._lined_at = self._drawn_at = self.began
+        self._first: JobSample | None = None
+        self._look: Future[JobSample] | None = None
+        self._report: Future[stuck_report.Report] | None = None
+        self._look_at = 0.0
+        self._looks = 0
+        self._told: dict[str, float] = {}
+
+    # -- what is seen --------------------------------------------------------------
+
+    @property
+    def progress(self) -> Progress:
+        return self.follower.feed(b"", 0.0)
+
+    @property
+    def look_after_s(self) -> float:
+        """The silence after which the job is looked at closely."""
+        if self.asked.look_after_s is not None:
+            return self.asked.look_after_s
+        progress = self.progress
+        if self.follower.steps_made < 3 or progress.step_s is None:
+            known = self.usual.silences.get(progress.phase, 0.0)
+            return min(LOOK_MOST_S, max(LOOK_AFTER_S, 1.5 * known))
+        usual_s = max(
+            LOOK_SILENCES * self.follower.longest_s, LOOK_STEPS * progress.step_s
+        )
+        return min(LOOK_MOST_S, max(LOOK_LEAST_S, usual_s))
+
+    @property
+    def stuck_after_s(self) -> float:
+        """How long it must stand still under close looks."""
+        given = self.asked.stuck_after_s
+        if given is not None:
+            return given
+        return min(STUCK_MOST_S, max(STUCK_LEAST_S, self.look_after_s / 2))
+
+    def tick(self, data: bytes) -> None:
+        """Take new output, look, judge, and show."""
+        now = monotonic()
+        if now - self._ticked > STOOD_S:
+            self._stood_still(now - self._ticked)
+        self._ticked = now
+        if data:
+            self.follower.feed(data, now)
+        if now >= self._sampled_at + SAMPLE_S:
+            self._take_sample(now)
+            self._judge(now)
+        self._hear_report()
+        self._show(now)
+        self.screen.flush()
+
+    def _take_sample(self, now: float) -> None:
+        before, self._sample = self._sample, self.sampler.take()
+        self._sampled_at = now
+        if before is None:
+            return
+        spent = {one.pid: one.cpu_s for one in before.processes}
+        used = sum(
+            max(0.0, one.cpu_s - spent.get(one.pid, one.cpu_s))
+            for one in self._sample.processes
+        )
+        self._cpu = used / max(0.1, self._sample.at - before.at)
+        if slept_s := verdicts.slept_s(before, self._sample):
+            self.screen.say(f"the machine slept for {verdicts.span(slept_s)}")
+            self._forget_looks()
+
+    def _stood_still(self, seconds: float) -> None:
+        """This process did not run: nor, as a rule, did the job."""
+        self._forget_looks()
+        self.screen.say(
+            f"the watch itself stood still for {verdicts.span(seconds)} (a paused "
+            "container, a suspended job); what is silent is seen from now on"
+        )
+
+    def _forget_looks(self) -> None:
+        self._first, self._looks, self._look = None, 0, None
+        self._look_at = monotonic() + self.stuck_after_s
+
+    # -- what is judged ------------------------------------------------------------
+
+    def _judge(self, now: float) -> None:
+        sample = self._sample
+        assert sample is not None
+        progress = self.progress
+        silent_s = now - max(sample.output_at, self.began)
+        since_step = now - (progress.step_at or now)
+        overdue = progress.step_s is not None and since_step > max(
+            self.look_after_s, LOOK_STEPS * progress.step_s
+        )
+        if self._look is not None and self._look.done():
+            self._looked(self._look.result())
+            self._look = None
+        seems_still = silent_s >= self.look_after_s or overdue
+        first = self._first
+        if first is not None and not overdue and self._spoke(first, sample):
+            self._goes_on(sample)
+        elif self._look is None and seems_still and now >= self._look_at:
+            out = self.directory / f"look-{self._looks % 2}"
+            self._look = background.begin("gkd-look", lambda: self.sampler.look(out))
+        elif not seems_still and self.verdict.word in (AT_WORK, SLOW):
+            told = verdicts.pace(progress, now, self.usual)
+            self._is(told or Verdict(AT_WORK, phase=progress.phase))
+
+    @staticmethod
+    def _spoke(first: JobSample, sample: JobSample) -> bool:
+        words = sample.output_bytes - first.output_bytes
+        window_s = max(1.0, sample.at - first.at)
+        return words > verdicts.CHATTER_BYTES_PER_S * window_s
+
+    def _goes_on(self, sample: JobSample) -> None:
+        was = self.verdict
+        self._first, self._looks, self._look_at = None, 0, 0.0
+        if was.word in (STUCK, HELD):
+            self.screen.say(
+                f"it goes on, after {verdicts.span(was.since_s)} ({was.word})"
+            )
+        self._is(Verdict(AT_WORK, sample.at - sample.output_at))
+
+    def _looked(self, sample: JobSample) -> None:
+        first, self._first = self._first, sample
+        self._looks += 1
+        wait_s = self.stuck_after_s * 2 ** max(0, min(self._looks - 2, 4))
+        self._look_at = sample.at + min(LOOK_EVERY_MOST_S, wait_s)
+        if first is None:
+            if found := verdicts.held(sample):
+                self._is(found)
+            return
+        if not first.processes or not sample.processes:
+            return
+        found = verdicts.compare(first, sample, self.progress, self.usual)
+        if found.word == STUCK and self.verdict.word == STUCK:
+            found = replace(found, since_s=sample.at - sample.output_at)
+        self._is(found, sample)
+
+    def _is(self, verdict: Verdict, sample: JobSample | None = None) -> None:
+        """The verdict from now on; a new one is told, and a standstill reported."""
+        was, self.verdict = self.verdict, verdict
+        if verdict.word == was.word or verdict.word == AT_WORK:
+            if verdict.word == AT_WORK and was.word == STUCK:
+                self.screen.say(f"it moves again: {'; '.join(verdict.why)}")
+            return
+        reports = verdict.word == STUCK or (verdict.word == SLOW and verdict.odd)
+        if reports and sample is not None:
+            self._begin_report(verdict, sample)
+        elif self._may_tell(verdict):
+            self.tell(verdict, self.in_words(verdict))
+
+    def _may_tell(self, verdict: Verdict) -> bool:
+        now = monotonic()
+        if now < self._told.get(verdict.word, -SAY_TWICE_S) + SAY_TWICE_S:
+            return False
+        self._told[verdict.word] = now
+        return True
+
+    @staticmethod
+    def in_words(verdict: Verdict) -> str:
+        sure = "" if verdict.confidence == "certain" else " (likely)"
+        return f"{verdict.word}{sure}: {'; '.join(verdict.why)}"
+
+    def tell(self, verdict: Verdict, text: str) -> None:
+        self.screen.say(text)
+        if self.asked.notify:
+            phase = verdict.phase or self.progress.phase
+            notify.tell(self.asked.notify, verdict.word, text, phase, self.screen.say)
+
+    def _begin_report(self, verdict: Verdict, sample: JobSample) -> None:
+        at = datetime.now().strftime("%H%M%S")
+        place = self.directory / f"{verdict.word.replace(' ', '-')}-{at}"
+        text = self.follower.head + self.follower.tail
+        progress = self.progress
+
+        def work() -> stuck_report.Report:
+            return stuck_report.make(
+                place, verdict, sample, progress, text, self.log, self.asked.rules
+            )
+
+        self._report = background.begin("gkd-report", work)
+
+    def _hear_report(self) -> None:
+        if self._report is None or not self._report.done():
+            return
+        report = self._report.result()
+        self._report = None
+        self.tell(report.verdict, report.text())
+        if report.verdict.word != STUCK:
+            return
+        kind, _, line = self.asked.on_stuck.partition(":")
+        if kind == "end":
+            self.wants_end = True
+        elif kind == "command":
+            place = str(report.directory or "")
+            environ = f"GKD_REPORT={_quoted(place)}; export GKD_REPORT; "
+            notify.tell(
+                (f"command:{environ}{line}",),
+                report.verdict.word,
+                report.text(),
+                report.phase,
+                self.screen.say,
+            )
+
+    # -- what is shown -------------------------------------------------------------
+
+    def _show(self, now: float) -> None:
+        if not self.asked.status:
+            return
+        if self.screen.has_line:
+            if now < self._drawn_at + FIRST_STATUS_S:
+                return
+            self._drawn_at = now
+            self.screen.show(
+                status_line.line(self.verdict, self._parts(now), self.screen.columns)
+            )
+        elif now >= self._lined_at + LINE_S:
+            self._lined_at = now
+            at = time.strftime("%H:%M:%S")
+            told = " · ".join([self.verdict.word, *self._parts(now)])
+            self.screen.say(f"{at} {told}")
+
+    def _parts(self, now: float) -> list[str]:
+        return status_line.parts(
+            self.verdict, self.progress, self.usual, self._sample, self._cpu, now
+        )
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def new_directory(asked: Asked) -> Path:
+    """Where this watch keeps what it sees; it is made by whoever writes there first."""
+    at = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path(os.path.realpath(asked.directory)) / f"{at}-{os.getpid()}"
+
+
+class CommandWatch:
+    """Watches a command that it starts itself."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.user = Terminal.find()
+        directory = new_directory(asked)
+        self.command = command = Command([*asked.command], directory, self.user)
+        relay_pid = command.relay_pid
+        scope = Scope(
+            lambda table: [s.pid for s in table.values() if s.ppid == relay_pid],
+            frozenset((relay_pid, os.getpid())),
+        )
+        self.key = usual_times.key(asked.command, str(Path.cwd()))
+        self.watch = Watch(
+            asked,
+            directory,
+            SharedScreen(command, status=asked.status),
+            Sampler(scope, self._output, self._blocked_s, lambda: command.pid),
+            usual_times.load(self.key),
+        )
+        self.watch.log = command.log
+        self._seen = 0
+        self._typed = b""
+        self._told_log = False
+        self._interrupted = 0
+        self._ending_since: float | None = None
+
+    def _output(self) -> tuple[int, float]:
+        shared = self.command.shared
+        at = shared[Sign.OUTPUT_AT] / 1e9
+        return shared[Sign.TOTAL], at or self.watch.began
+
+    def _blocked_s(self) -> float:
+        since = self.command.shared[Sign.BLOCKED_SINCE]
+        return max(0.0, monotonic() - since / 1e9) if since else 0.0
+
+    def run(self) -> int:
+        """Until the command has ended; its exit status, or ``exits.STUCK``."""
+        woken, wake = os.pipe()
+        for end in (woken, wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: None)
+        try:
+            self._until_ended(woken)
+        finally:
+            if self.user is not None:
+                self.user.give_back()
+        return self._over()
+
+    def _until_ended(self, woken: int) -> None:
+        if self.command.log_problem:
+            self.watch.screen.say(self.command.log_problem)
+        ready = select.poll()
+        ready.register(woken, select.POLLIN)
+        ready.register(self.command.events, select.POLLIN)
+        while not self.command.has_ended:
+            self._mind_terminal(ready)
+            found = {one for one, _ in ready.poll(TICK_S * 1000)}
+            if self.command.events in found:
+                self.command.heard()
+            if woken in found:
+                with contextlib.suppress(BlockingIOError):
+                    for number in os.read(woken, 256):
+                        self._signalled(number)
+            if self.user is not None and self.user.descriptor in found:
+                self._forward_input()
+            if self.command.stopped_by == signal.SIGTSTP:
+                self._suspend()
+            self._tick()
+
+    def _tick(self) -> None:
+        shared = self.command.shared
+        data, self._seen = shared.since(self._seen)
+        self.watch.tick(data)
+        if shared[Sign.LOG_ERRNO] and not self._told_log:
+            self._told_log = True
+            why = os.strerror(shared[Sign.LOG_ERRNO]).lower()
+            self.watch.screen.say(
+                f"{self.command.log}: {why}; the job goes on, and its output is kept "
+                "again once there is room"
+            )
+        if self.watch.wants_end:
+            self._end()
+
+    # -- the terminal --------------------------------------------------------------
+
+    def _mind_terminal(self, ready: select.poll) -> None:
+        """Take what is typed while we are in front, and hand on what had no room."""
+        user = self.user
+        if user is None:
+            return
+        if user.in_front() and not user.is_ours:
+            user.take_over(output=self.command.is_placed)
+        elif not user.in_front() and user.is_ours:
+            user.give_back()
+        if self._typed:
+            self._typed = self.command.type(self._typed)
+        if user.is_ours and user.reads and not self._typed:
+            ready.register(user.descriptor, select.POLLIN)
+        else:
+            with contextlib.suppress(KeyError):
+                ready.unregister(user.descriptor)
+
+    def _forward_input(self) -> None:
+        assert self.user is not None
+        try:
+            data = os.read(self.user.descriptor, 1024)
+        except OSError:
+            data = b""
+        if not data:  # the terminal has hung up
+            self.user.reads = False
+            return
+        if b"\x03" in data:
+            self._interrupted = signal.SIGINT
+        self._typed = self.command.type(data)
+
+    def _suspend(self) -> None:
+        """Ctrl-Z has stopped the job; stop as well, so that the shell takes over."""
+        if self.user is not None:
+            self.user.give_back()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.killpg(0, signal.SIGTSTP)
+        # Going on: by fg, bg or kill -CONT; or at once, without a shell that waits.
+        signal.signal(signal.SIGTSTP, lambda *_: None)
+        if self.user is not None:
+            self._mind_terminal(select.poll())
+            self._resized()
+        self.command.send(signal.SIGCONT, group=True)
+        until = monotonic() + 1.0
+        while self.command.stopped_by and monotonic() < until:
+            time.sleep(0.01)
+
+    def _resized(self) -> None:
+        screen = self.watch.screen
+        if isinstance(screen, SharedScreen):
+            screen.resized()
+
+    def _signalled(self, number: int) -> None:
+        if number == signal.SIGWINCH:
+            self._resized()
+            return
+        if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            self._interrupted = number
+        self.command.send(number, group=number == signal.SIGHUP)
+
+    # -- the end -------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """End the stuck command: SIGTERM first, and what is left of it by SIGKILL."""
+        now = monotonic()
+        if self._ending_since is None:
+            self._ending_since = now
+            self.watch.screen.say("--on-stuck=end: ending the command (SIGTERM)")
+            self.command.send(signal.SIGTERM, group=True)
+            self.command.send(signal.SIGCONT, group=True)
+        elif now > self._ending_since + END_S:
+            for pid, one in self._processes().items():
+                with contextlib.suppress(PermissionError):
+                    procfs.send(pid, one.start, signal.SIGKILL)
+
+    def _processes(self) -> dict[int, Stat]:
+        """The command's processes; never those of a cluster or server that it uses."""
+        return {
+            pid: one
+            for pid, one in procfs.table().items()
+            if pid in procfs.below([self.command.relay_pid], procfs.table())
+            and pid != self.command.relay_pid
+        }
+
+    def _over(self) -> int:
+        command, watch = self.command, self.watch
+        watch.tick(command.shared.since(self._seen)[0])
+        refused = command.not_started()
+        code = command.returncode()
+        ended_by_us = self._ending_since is not None
+        if refused is not None:
+            watch.screen.say(f"watch: {refused[1]}")
+        else:
+            self._learn(code)
+            self._tell_end(code)
+        watch.screen.close()
+        command.leave()
+        if refused is not None:
+            return refused[0]
+        return exits.STUCK if ended_by_us else command.exit_status()
+
+    def _learn(self, code: int | None) -> None:
+        follower = self.watch.follower
+        if code == 0 or follower.steps_made > 3:
+            usual_times.learn(
+                self.key,
+                follower.phases,
+                follower.silences,
+                follower.feed(b"", 0.0).step_s,
+            )
+
+    def _tell_end(self, code: int | None) -> None:
+        watch, progress = self.watch, self.watch.progress
+        left = self._processes()
+        if left and code is not None:
+            some = ", ".join(str(pid) for pid in sorted(left)[:5])
+            watch.screen.say(
+                f"the command has ended and left {len(left)} processes running "
+                f"({some}); to go on watching: gkd watch --pid {min(left)}"
+            )
+        if not code:
+            watch.verdict = Verdict(FINISHED, phase=progress.phase)
+            return
+        if self._interrupted or self._ending_since is not None:
+            return
+        ended = (
+            f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        )
+        where = f" in {progress.phase}" if progress.phase else ""
+        step = f", step {progress.step}" if progress.step is not None else ""
+        spent = verdicts.span(monotonic() - watch.began)
+        verdict = Verdict(DEAD, 0.0, (f"{ended} after {spent}{where}{step}",))
+        causes = (
+            stuck_report.diagnosed(watch.log, self.asked.rules) if watch.log else []
+        )
+        text = Watch.in_words(verdict)
+        for one in causes[:1]:
+            text += f"\n  cause {one['title']} [{one['cause']}]"
+            for line in one["evidence"][:2]:
+                text += f"\n  saw   {line['file']}:{line['line']}  {line['text']}"
+            for advice in one["advice"][:2]:
+                text += f"\n  fix   {advice}"
+        if watch.log is not None:
+            text += f"\n  more  gkd diagnose {watch.log}"
+        watch.verdict = verdict
+        watch.tell(verdict, text)

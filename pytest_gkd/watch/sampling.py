@@ -1,0 +1,206 @@
+"""Looks at a job's processes: cheaply every second, closely where it seems to stand."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from pytest_gkd import sanitize
+from pytest_gkd.clock import monotonic
+from pytest_gkd.diagnosis import stack_dump
+from pytest_gkd.processes import gpus, host_capabilities, procfs, resource_use, stacks
+from pytest_gkd.processes.procfs import Stat
+from pytest_gkd.watch import roles
+from pytest_gkd.watch.samples import GpuSample, JobSample, ProcessSample, Role
+from pytest_gkd.watch.scope import Scope
+
+# Titles change when an actor begins a task; they are read again after this time.
+TITLES_EVERY_S = 5.0
+GPUS_EVERY_S = 5.0
+LOOK_LIMIT_S = 10.0
+# Nobody reads the stacks of more; and each takes py-spy a tenth of a second of CPU.
+MOST_STACKS = 256
+_READS = {"x86_64": "0", "aarch64": "63"}  # read(2)'s number
+
+
+class Sampler:
+    """Takes samples of one job.
+
+    ``output`` gives all bytes of output so far and when the last came, ``blocked_s``
+    for how long nobody reads what is passed on.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        output: Callable[[], tuple[int, float]],
+        blocked_s: Callable[[], float] = lambda: 0.0,
+        driver: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self.scope = scope
+        self._output, self._blocked_s, self._driver = output, blocked_s, driver
+        self._known: dict[tuple[int, int], tuple[Role, str]] = {}
+        self._titles_at = self._gpus_at = float("-inf")
+        self._gpus: tuple[GpuSample, ...] = ()
+
+    def take(self) -> JobSample:
+        """A cheap look, without stacks."""
+        now = monotonic()
+        found = self.scope.find(now)
+        self._name(found, now)
+        processes = []
+        for pid, one in sorted(found.items()):
+            used = resource_use.of_process(pid)
+            if used is not None:
+                role, command = self._known.get((pid, one.start), (Role(), ""))
+                processes.append(
+                    ProcessSample(
+                        pid,
+                        one.start,
+                        one.ppid,
+                        role,
+                        command,
+                        used.state,
+                        used.cpu_s,
+                        used.io_bytes,
+                        used.rss_bytes,
+                    )
+                )
+        if now >= self._gpus_at + GPUS_EVERY_S:
+            self._gpus_at, self._gpus = now, _gpus()
+        output_bytes, output_at = self._output()
+        return JobSample(
+            now,
+            time.clock_gettime(time.CLOCK_BOOTTIME),
+            output_bytes,
+            output_at,
+            tuple(processes),
+            self._gpus,
+            resource_use.network_bytes(),
+            self._blocked_s(),
+            unseen=self.scope.unseen,
+        )
+
+    def look(self, out: Path, *, native: bool = False) -> JobSample:
+        """A close look: with the stacks of each process, whose files go to ``out``.
+
+        Usage is read first: to be looked at makes a process run.
+        """
+        self.scope.find(monotonic(), closely=True)
+        sample = self.take()
+        asked = []
+        for one in sample.processes:
+            if one.role.kind not in ("helper", "ray-system", "compiler"):
+                try:
+                    asked.append(psutil.Process(one.pid))
+                except psutil.NoSuchProcess:
+                    continue
+        tracers = {one.pid: _tracer(one.pid) for one in sample.processes}
+        out = out.absolute()
+        found = stacks.collect_of(
+            asked,
+            out / "none",
+            out,
+            limit_s=LOOK_LIMIT_S * (3 if native else 1),
+            native=native,
+            most=MOST_STACKS,
+        )
+        texts = {one.pid: one.text for one in found}
+        looked = tuple(
+            _closely(one, texts.get(one.pid), tracers[one.pid])
+            for one in sample.processes
+        )
+        pids = [one.pid for one in sample.processes]
+        return replace(
+            sample,
+            processes=looked,
+            remote=self.scope.remote,
+            gpus_at_work=gpus.at_work(pids),
+            unseen=(*sample.unseen, *_unseen(looked)),
+        )
+
+    def _name(self, found: dict[int, Stat], now: float) -> None:
+        names = {(pid, one.start) for pid, one in found.items()}
+        if names <= self._known.keys() and now < self._titles_at + TITLES_EVERY_S:
+            return
+        self._titles_at = now
+        facts = [
+            roles.Facts(pid, one.ppid, procfs.full_command(pid), procfs.environ(pid))
+            for pid, one in found.items()
+        ]
+        told = roles.roles(facts, self._driver())
+        self._known = {
+            (one.pid, found[one.pid].start): (
+                replace(told[one.pid], name=sanitize.line(told[one.pid].name)[:80]),
+                sanitize.line(one.command)[: procfs.COMMAND_LENGTH],
+            )
+            for one in facts
+        }
+
+
+def _gpus() -> tuple[GpuSample, ...]:
+    return tuple(
+        GpuSample(
+            card.index,
+            card.percent,
+            card.total_bytes - card.free_bytes,
+            card.total_bytes,
+        )
+        for card in gpus.read().cards
+    )
+
+
+def _closely(one: ProcessSample, text: str | None, tracer: int) -> ProcessSample:
+    if text is None:
+        return one
+    threads = stack_dump.threads(text, one.pid)
+    return replace(
+        one,
+        threads=threads,
+        problem="" if threads else " ".join(text.split())[:200],
+        wchan=_wchan(one.pid),
+        tracer=tracer,
+        reads_terminal=reads_terminal(one.pid),
+    )
+
+
+def _wchan(pid: int) -> str:
+    try:
+        return (procfs.PROC / str(pid) / "wchan").read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _tracer(pid: int) -> int:
+    found = procfs.status_word(pid, "TracerPid")
+    return int(found) if found.isdecimal() else 0
+
+
+def reads_terminal(pid: int) -> bool:
+    """Whether a process's main thread waits for what is typed at a terminal."""
+    try:
+        words = (procfs.PROC / str(pid) / "syscall").read_text().split()
+    except OSError:
+        return False
+    if len(words) < 2 or words[0] != _READS.get(os.uname().machine):
+        return False
+    return procfs.link(pid, f"fd/{int(words[1], 16)}").startswith("/dev/pts/")
+
+
+def _unseen(looked: tuple[ProcessSample, ...]) -> list[str]:
+    problems = [one for one in looked if one.problem]
+    if not problems:
+        return []
+    if not host_capabilities.may_trace():
+        return [
+            "no stacks: ptrace is not allowed here (in Docker, --cap-add=SYS_PTRACE "
+            "allows it); what CPU, GPU, disk and output tell is all that is known"
+        ]
+    some = ", ".join(one.label for one in problems[:3])
+    more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+    return [f"no Python stacks of {some}{more}: {problems[0].problem[:100]}"]

@@ -1,0 +1,177 @@
+"""Which processes make up a job, wherever on this machine they run.
+
+Those below the command, what they left behind, and those that they talk to: the Ray
+cluster that runs the job's actors, and a server on this machine, such as the teacher's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from pytest_gkd.processes import procfs
+from pytest_gkd.processes.procfs import Stat
+
+# How often the open files and connections of all processes are looked through.
+PEERS_EVERY_S = 30.0
+# A cluster's processes name its session; workers and drivers write to its logs.
+_SESSION = re.compile(r"(/\S+?/session_[\w.-]+)/")
+_OF_JOB = re.compile(r"/python-core-(?:worker|driver)-([0-9a-f]{8})[0-9a-f]*_\d+\.log$")
+_WORKER = re.compile(r"/worker-[0-9a-f]+-([0-9a-f]{8})-\d+\.(?:out|err)$")
+
+
+@dataclass
+class Scope:
+    """Finds a job's processes again and again.
+
+    ``seeds`` gives those that it begins with; ``spare`` are left out, with what is
+    below them. ``sessions`` are the directories of the Ray sessions that it uses,
+    ``remote`` the addresses of other machines that it is connected to, ``unseen``
+    what may not be looked into, in words.
+    """
+
+    seeds: Callable[[dict[int, Stat]], Iterable[int]]
+    spare: frozenset[int] = frozenset()
+    sessions: set[str] = field(default_factory=set)
+    remote: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+    _peers: dict[int, int] = field(default_factory=dict)  # pid to start
+    _peers_at: float = float("-inf")
+
+    def find(self, now: float, *, closely: bool = False) -> dict[int, Stat]:
+        """The job's processes now, by pid."""
+        table = procfs.table()
+        mine = self._owned(self.seeds(table), table)
+        if mine and (closely or now >= self._peers_at + PEERS_EVERY_S):
+            self._peers_at = now
+            self._look_around(mine, table)
+        live = [
+            pid
+            for pid, start in self._peers.items()
+            if pid in table and table[pid].start == start
+        ]
+        mine |= self._owned(live, table) if live else set()
+        return {pid: table[pid] for pid in mine}
+
+    def _owned(self, seeds: Iterable[int], table: dict[int, Stat]) -> set[int]:
+        found = procfs.owned(seeds, table) - self.spare
+        return found - procfs.below({os.getpid()}, _without(table, self.spare))
+
+    def _look_around(self, mine: set[int], table: dict[int, Stat]) -> None:
+        ours: set[tuple[str, int]] = set()
+        remote: set[str] = set()
+        hidden: list[int] = []
+        jobs: set[str] = set()
+        for pid in mine:
+            try:
+                connections = psutil.Process(pid).net_connections(kind="tcp")
+            except psutil.AccessDenied:
+                hidden.append(pid)
+                continue
+            except psutil.Error:
+                continue
+            for one in connections:
+                if one.status != psutil.CONN_ESTABLISHED or not one.raddr:
+                    continue
+                host, port = _plain(one.raddr[0]), int(one.raddr[1])
+                if _is_here(host, _plain(one.laddr[0])):
+                    ours.add((host, port))
+                else:
+                    remote.add(f"{host}:{port}")
+            for path in open_files(pid):
+                if session := _SESSION.match(path):
+                    self.sessions.add(session[1])
+                if job := _OF_JOB.search(path):
+                    jobs.add(job[1])
+        self.remote = tuple(sorted(remote))
+        unseen = []
+        if hidden:
+            pids = ", ".join(map(str, hidden[:5]))
+            unseen.append(f"processes of another user may not be looked into: {pids}")
+        ports = {port for _, port in ours}
+        others = {pid: s for pid, s in table.items() if pid not in mine}
+        if ports or self.sessions:
+            for pid in others:
+                if self._is_peer(pid, ports, jobs):
+                    self._peers.setdefault(pid, others[pid].start)
+        self.unseen = tuple(unseen)
+
+    def _is_peer(self, pid: int, ports: set[int], jobs: set[str]) -> bool:
+        """Whether another process serves this job, or is a worker of it in Ray."""
+        if procfs.user(pid) not in (os.getuid(), None) and os.getuid():
+            return False
+        command = procfs.full_command(pid)
+        if any(f"{one}/" in f"{command}/" for one in self.sessions):
+            # Of the cluster, which other jobs may use, too: not what is below it.
+            return False
+        if command.startswith("ray::"):
+            found = [_WORKER.search(path) for path in open_files(pid)]
+            return any(one and one[1] in jobs for one in found)
+        if not ports:
+            return False
+        with contextlib.suppress(psutil.Error):
+            for one in psutil.Process(pid).net_connections(kind="tcp"):
+                if one.status == psutil.CONN_LISTEN and int(one.laddr[1]) in ports:
+                    return _serves(command)
+        return False
+
+
+def _serves(command: str) -> bool:
+    """Whether it is a server of models; not, say, a tracker of experiments."""
+    return bool(re.search(r"vllm|sglang|trl|teacher|launch_server|serve", command))
+
+
+def _without(table: dict[int, Stat], spare: frozenset[int]) -> dict[int, Stat]:
+    """The table in which what is below the spared does not count as below us."""
+    return {pid: s for pid, s in table.items() if pid not in spare}
+
+
+def open_files(pid: int) -> list[str]:
+    """The paths of the regular files that a process has open."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                path = os.readlink(entry.path)  # noqa: PTH115
+                if path.startswith("/") and not path.startswith(("/dev/", "/proc/")):
+                    found.append(path)
+    return found
+
+
+def written_logs(pids: Iterable[int]) -> list[Path]:
+    """The log files that processes write to: by name, or as their output or error."""
+    found: dict[Path, None] = {}
+    for pid in pids:
+        for number in (1, 2):
+            path = procfs.link(pid, f"fd/{number}")
+            if path.startswith("/") and Path(path).is_file():
+                found[Path(path)] = None
+        for path in open_files(pid):
+            if path.endswith((".log", ".out", ".err")) and _writes(pid, path):
+                found[Path(path)] = None
+    return list(found)
+
+
+def _writes(pid: int, path: str) -> bool:
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                # The link's own bits tell how the file was opened (proc(5)).
+                writes = entry.stat(follow_symlinks=False).st_mode & 0o200
+                if writes and os.readlink(entry.path) == path:  # noqa: PTH115
+                    return True
+    return False
+
+
+def _plain(host: str) -> str:
+    return host.removeprefix("::ffff:")
+
+
+def _is_here(host: str, own: str) -> bool:
+    return host == own or host.startswith("127.") or host == "::1"

@@ -1,0 +1,156 @@
+"""What is kept and told of a standstill: stacks, who waits for whom, and suspects."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd import sanitize
+from pytest_gkd.diagnosis import logs
+from pytest_gkd.diagnosis.suspects import Suspicion, suspects
+from pytest_gkd.files import make_way, write_json, write_private
+from pytest_gkd.watch import verdicts
+from pytest_gkd.watch.samples import JobSample, ProcessSample, Progress, Verdict
+
+DIAGNOSE_LIMIT_S = 60.0
+EVIDENCE_LIMIT_S = 20.0
+SHOWN = 2  # suspects
+
+
+@dataclass
+class Report:
+    """A standstill, as it is told; ``directory`` is None where none can be written."""
+
+    directory: Path | None
+    verdict: Verdict
+    phase: str
+    suspicion: Suspicion
+    waits: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    tree: str = ""
+    causes: list[dict[str, Any]] = field(default_factory=list)
+    problems: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """The report in at most a dozen lines."""
+        verdict = self.verdict
+        since = verdicts.span(verdict.since_s)
+        sure = "" if verdict.confidence == "certain" else " (likely)"
+        found = [f"{verdict.word} for {since} in {self.phase or 'unknown'}{sure}"]
+        found += [f"  saw   {one}" for one in verdict.why]
+        found += [f"  wait  {one}" for one in self.waits]
+        found += [f"  also  {one}" for one in self.evidence]
+        if self.causes:
+            top = self.causes[0]
+            found.append(f"  cause {top['title']} [{top['cause']}]")
+            found.append(f"  more  gkd explain {top['cause']}")
+        for number, one in enumerate(self.suspicion.suspects[:SHOWN], 1):
+            found.append(f"  {number}.    {one.observation} [{one.cause}]")
+            if one.command:
+                found.append(f"        {one.where}: {one.command}")
+        found += [f"  note  {one}" for one in self.problems]
+        if self.directory is not None:
+            found.append(f"  all   {self.directory}")
+        return "\n".join(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in report.json."""
+        return {
+            "schema": 1,
+            "verdict": self.verdict.word,
+            "since_s": round(self.verdict.since_s, 1),
+            "confidence": self.verdict.confidence,
+            "phase": self.phase,
+            "why": list(self.verdict.why),
+            "odd_pids": list(self.verdict.odd),
+            "waits": list(self.waits),
+            "evidence": list(self.evidence),
+            "causes": self.causes,
+            **self.suspicion.to_json(),
+            "problems": list(self.problems),
+        }
+
+
+def make(
+    directory: Path,
+    verdict: Verdict,
+    sample: JobSample,
+    progress: Progress,
+    text: bytes,
+    log: Path | None,
+    rules: tuple[str, ...] = (),
+) -> Report:
+    """Judge a standstill and write it down below ``directory``.
+
+    ``sample`` is the look that proved it, ``text`` the job's first and last output,
+    ``log`` the file that holds all of it.
+    """
+    odd = [one for one in sample.processes if one.pid in verdict.odd]
+    phase = verdicts.phase_of([*odd, *sample.processes], progress.phase or "unknown")
+    facts = {"step": progress.step, "steps": progress.total}
+    known = {name: value for name, value in facts.items() if value is not None}
+    if first := next(iter([*odd, *_trainers(sample)]), None):
+        known["pid"] = first.pid
+    suspicion = suspects(phase, text, logs.frameworks_in(text), known)
+    causes = diagnosed(log, rules) if log is not None else []
+    report = Report(
+        directory,
+        verdict,
+        phase,
+        suspicion,
+        causes=causes,
+        problems=sample.unseen,
+    )
+    try:
+        _keep(directory, report, sample)
+    except OSError as error:
+        report.directory = None
+        report.problems += (f"{directory}: {error.strerror}; nothing was kept",)
+    return report
+
+
+def _trainers(sample: JobSample) -> list[ProcessSample]:
+    kinds = ("rank", "ray-actor", "ray-driver", "process")
+    return [one for one in sample.processes if one.role.kind in kinds]
+
+
+def diagnosed(log: Path, rules: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The causes that ``gkd diagnose`` finds in a log, by a process of its own."""
+    command = [sys.executable, "-m", "pytest_gkd", "diagnose", "--format=json"]
+    command += [f"--rules={one}" for one in rules]
+    try:
+        done = subprocess.run(
+            [*command, str(log)],
+            check=False,
+            capture_output=True,
+            timeout=DIAGNOSE_LIMIT_S,
+        )
+        found = json.loads(done.stdout or "{}")
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return []  # the log is kept, and can be asked again
+    return [one for one in found.get("causes", []) if isinstance(one, dict)]
+
+
+def _keep(directory: Path, report: Report, sample: JobSample) -> None:
+    place = directory.absolute()
+    make_way(place / "report.json")
+    table = "\n".join(_row(one) for one in sample.processes)
+    write_private(place / "processes.txt", sanitize.text(table) + "\n")
+    write_private(place / "report.txt", sanitize.text(report.text()) + "\n")
+    if report.tree:
+        write_private(place / "tree.txt", sanitize.text(report.tree) + "\n")
+    write_json(place / "report.json", sanitize.data(report.to_json()))
+
+
+def _row(one: ProcessSample) -> str:
+    thread = verdicts.main_thread(one)
+    leaf = str(thread.frames[-1]) if thread and thread.frames else one.problem[:60]
+    return (
+        f"{one.pid:>8} {one.ppid:>8} {one.state} {one.cpu_s:>10.2f} s "
+        f"{one.rss_bytes / 2**20:>9.0f} MiB {one.role.kind:13} "
+        f"{one.role.name[:40]:40} {leaf}  {one.command}"
+    )

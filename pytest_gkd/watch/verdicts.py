@@ -1,0 +1,379 @@
+"""What two looks at a job prove: at work, slow, stuck, or held by somebody.
+
+Pure: looks come in, a verdict comes out. A clock alone proves nothing. A job is stuck
+only if between two close looks nothing of it moved: no output to speak of, no CPU time
+but that of processes that spin in a collective, no disk, no GPU at work for anybody who
+is not in a collective, and every stack as it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pytest_gkd.diagnosis.exceptions import Frame
+from pytest_gkd.diagnosis.stack_dump import Thread
+from pytest_gkd.processes.stall import BUSY_CPU, IDLE_CPU, IDLE_IO_BYTES_PER_S
+from pytest_gkd.watch.samples import (
+    AT_WORK,
+    HELD,
+    SLOW,
+    STUCK,
+    JobSample,
+    ProcessSample,
+    Progress,
+    Usual,
+    Verdict,
+)
+
+# What a job says while it stands: a heartbeat's line now and then, a warning again.
+CHATTER_BYTES_PER_S = 100.0
+# The machine's traffic counts for a job that is connected elsewhere. SSH and monitoring
+# stay below it.
+NETWORK_BYTES_PER_S = 256 * 1024
+# Who waits for another machine may wait as long as the guides allow a teacher.
+REMOTE_S = 600.0
+# No step for so many times its usual time, while the CPU burns.
+BUSY_STEPS = 10.0
+BUSY_LEAST_S = 120.0
+SLOW_TIMES = 3.0
+SLOW_LEAST_S = 30.0
+# A jump of the clock that counts a machine's sleep, beyond the one that does not.
+SLEPT_S = 5.0
+
+# Where a process spins or waits for its peers: torch's collectives, NCCL by vLLM and
+# cupy, DeepSpeed's, and where a GPU's queue is waited for.
+_COLLECTIVE = re.compile(
+    r"(?:^|/)distributed_c10d\.py$|pynccl\w*\.py$|nccl_utils\.py$|(?:^|/)comm/\w+\.py$"
+    r"|_functional_collectives\.py$|shm_broadcast\.py$|util/collective/"
+)
+_SYNCHRONIZES = re.compile(r"^(?:synchronize|item|cpu|tolist|wait)$")
+_DEBUGGER = re.compile(r"(?:^|/)(?:pdb|bdb|ipdb/\w+|pudb/\w+|debugpy/\S+)\.py$")
+_SLEEPS = re.compile(r"clock_nanosleep|hrtimer_nanosleep|do_nanosleep")
+# What keeps heartbeats, and what only serves the others.
+_BESIDE = ("ray-system", "helper", "launcher")
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one process did between two looks, ``window_s`` seconds apart."""
+
+    then: ProcessSample
+    now: ProcessSample
+    window_s: float
+
+    @property
+    def cpu(self) -> float:
+        """Of one core."""
+        return max(0.0, self.now.cpu_s - self.then.cpu_s) / self.window_s
+
+    @property
+    def io_bytes_per_s(self) -> float:
+        return (
+            max(0, (self.now.io_bytes or 0) - (self.then.io_bytes or 0)) / self.window_s
+        )
+
+    @property
+    def moved(self) -> tuple[str, str] | None:
+        """Where it was and where it is, if its stacks differ."""
+        before, after = _by_name(self.then.threads), _by_name(self.now.threads)
+        for name in before.keys() & after.keys():
+            old, new = before[name], after[name]
+            counts = new.is_main or "active" in (old.state, new.state)
+            if counts and old.frames != new.frames:
+                return _leaf(old), _leaf(new)
+        return None
+
+    @property
+    def same_function(self) -> bool:
+        """Whether its main thread is in the same function, at whichever line."""
+        before, after = main_thread(self.then), main_thread(self.now)
+        if before is None or after is None:
+            return False
+        pairs = zip(before.frames, after.frames, strict=False)
+        same = [(a.file, a.function) == (b.file, b.function) for a, b in pairs]
+        return same.count(True) >= min(len(before.frames), len(after.frames)) - 1
+
+
+def main_thread(process: ProcessSample) -> Thread | None:
+    """A process's main thread, where its stacks were taken."""
+    return next((one for one in process.threads if one.is_main), None)
+
+
+def waits_in(process: ProcessSample) -> Frame | None:
+    """The call in which a process waits for its peers or its GPU; None if in none."""
+    for thread in process.threads:
+        for frame in reversed(thread.frames):
+            if _COLLECTIVE.search(frame.file) and not frame.function.startswith("__"):
+                if thread.is_main or "backward" not in thread.name:
+                    return frame
+                break
+        if thread.is_main and thread.frames:
+            last = [one for one in thread.frames if one.line][-1:]
+            if last and _SYNCHRONIZES.search(last[0].function):
+                return last[0]
+    return None
+
+
+def held(now: JobSample) -> Verdict | None:
+    """The verdict where a person or a reader holds the job, by one look."""
+    silent_s = now.at - now.output_at
+    for one in now.processes:
+        if one.state == "t" or (one.state == "T" and one.tracer):
+            return Verdict(
+                HELD, silent_s, (f"{one.label} is stopped by a debugger{_by(one)}",)
+            )
+        thread = main_thread(one)
+        for frame in reversed(thread.frames if thread else ()):
+            if _DEBUGGER.search(frame.file):
+                place = _own(thread)
+                return Verdict(
+                    HELD,
+                    silent_s,
+                    (f"{one.label} is in a debugger ({frame.file}){place}",),
+                )
+        if one.reads_terminal:
+            why = f"{one.label} waits for what is typed at the terminal{_own(thread)}"
+            return Verdict(HELD, silent_s, (why,))
+    if now.blocked_s > 5.0:
+        return Verdict(
+            HELD,
+            now.blocked_s,
+            (
+                "whoever reads the job's output (a pipe, a stopped terminal) has not "
+                f"read for {span(now.blocked_s)}; the job waits to write",
+            ),
+        )
+    return None
+
+
+def compare(
+    first: JobSample, second: JobSample, progress: Progress, usual: Usual
+) -> Verdict:
+    """The verdict over two close looks at one job."""
+    if found := held(second):
+        return found
+    window_s = max(second.at - first.at, 1e-3)
+    silent_s = second.at - max(second.output_at, progress.step_at)
+    changes = _changes(first, second, window_s)
+    working = [one for one in changes if one.now.role.kind not in _BESIDE]
+    waiting = [one for one in working if waits_in(one.now) and waits_in(one.then)]
+    others = [one for one in working if one not in waiting]
+    words = second.output_bytes - first.output_bytes
+    if words > CHATTER_BYTES_PER_S * window_s:
+        return _going(progress, second, usual, f"its output grew by {words} bytes")
+    if busy := [one for one in others if one.cpu >= IDLE_CPU]:
+        busy.sort(key=lambda one: -one.cpu)
+        return _busy(busy, second, progress, usual)
+    if moved := [one for one in working if one.moved]:
+        was, is_now = moved[0].moved or ("", "")
+        why = f"{moved[0].now.label} went from {was} to {is_now}"
+        return _going(progress, second, usual, why)
+    if writing := [one for one in others if one.io_bytes_per_s > IDLE_IO_BYTES_PER_S]:
+        one = max(writing, key=lambda one: one.io_bytes_per_s)
+        rate = one.io_bytes_per_s / 1e6
+        why = f"{one.now.label} reads and writes {rate:.1f} MB/s"
+        return _going(progress, second, usual, why)
+    new = {one.pid for one in second.processes} - {one.pid for one in first.processes}
+    if new:
+        return _going(progress, second, usual, f"it started {len(new)} processes")
+    network = (second.network_bytes - first.network_bytes) / window_s
+    if second.remote and network > NETWORK_BYTES_PER_S:
+        why = f"the machine moves {network / 1e6:.1f} MB/s over the network"
+        return _going(progress, second, usual, why)
+    if second.gpus_at_work and not waiting:
+        return _going(progress, second, usual, second.gpus_at_work)
+    if second.remote and not waiting and silent_s < REMOTE_S:
+        why = f"it waits, connected to another machine ({', '.join(second.remote[:3])})"
+        return Verdict(SLOW, silent_s, (why,), "likely", progress.phase)
+    return _stuck(changes, waiting, others, first, second, progress, window_s, silent_s)
+
+
+def _going(progress: Progress, now: JobSample, usual: Usual, why: str) -> Verdict:
+    return pace(progress, now.at, usual, why) or Verdict(
+        AT_WORK, now.at - now.output_at, (why,), phase=progress.phase
+    )
+
+
+def pace(progress: Progress, now: float, usual: Usual, why: str = "") -> Verdict | None:
+    """Slow, and in what: the step against the last ones, a phase against other runs."""
+    also = (why,) if why else ()
+    if progress.step_at and progress.step_s:
+        spent = now - progress.step_at
+        if spent > max(SLOW_LEAST_S, SLOW_TIMES * progress.step_s):
+            times = spent / progress.step_s
+            text = (
+                f"no step for {span(spent)}, {times:.0f} times the usual "
+                f"{span(progress.step_s)}"
+            )
+            return Verdict(SLOW, spent, (text, *also), "likely", progress.phase)
+        return None
+    known = usual.phases.get(progress.phase)
+    spent = now - progress.phase_at
+    if progress.phase and known and spent > max(SLOW_LEAST_S, SLOW_TIMES * known):
+        text = f"{span(spent)} in {progress.phase}; in earlier runs {span(known)}"
+        return Verdict(SLOW, spent, (text, *also), "likely", progress.phase)
+    return None
+
+
+def _busy(
+    busy: list[Change], now: JobSample, progress: Progress, usual: Usual
+) -> Verdict:
+    """CPU is burnt: work, or a loop that never ends."""
+    one = busy[0]
+    spent = now.at - max(progress.step_at, progress.phase_at, 0.0)
+    expected = progress.step_s or usual.phases.get(progress.phase) or 0.0
+    limit = max(BUSY_LEAST_S, BUSY_STEPS * expected)
+    same = [one for one in busy if one.cpu >= BUSY_CPU and one.same_function]
+    text = f"{one.now.label} uses {100 * one.cpu:.0f} % of a core"
+    if same and expected and spent > limit and now.at - now.output_at > BUSY_LEAST_S:
+        there = same[0]
+        thread = main_thread(there.now)
+        place = f", always in {_leaf(thread)}" if thread else ""
+        of_what = "step" if progress.step_s else progress.phase
+        why = (
+            f"busy, no {of_what} for {spent / expected:.0f} times its usual time: "
+            f"{there.now.label} uses {100 * there.cpu:.0f} % of a core{place}"
+        )
+        odd = (there.now.pid,)
+        return Verdict(SLOW, spent, (why,), "likely", progress.phase, odd)
+    return _going(progress, now, usual, text)
+
+
+def _stuck(
+    changes: list[Change],
+    waiting: list[Change],
+    others: list[Change],
+    first: JobSample,
+    second: JobSample,
+    progress: Progress,
+    window_s: float,
+    silent_s: float,
+) -> Verdict:
+    cpu_s = sum(one.cpu for one in others) * window_s
+    total = len(changes)
+    whose = "its process" if total == 1 else f"its {total} processes"
+    why = []
+    odd: tuple[int, ...] = ()
+    if waiting:
+        odd, told = _apart(waiting, others)
+        why += told
+    else:
+        why.append(
+            f"{whose} used {cpu_s:.2f} s of CPU in {span(window_s)}, and every stack "
+            "is as it was"
+        )
+        why += [
+            f"{one.now.label} is in {_leaf(main_thread(one.now))}"
+            for one in others[:3]
+            if main_thread(one.now)
+        ]
+    for one in second.processes:
+        if one.state == "T":
+            why.insert(
+                0,
+                f"{one.label} is stopped by a signal (SIGSTOP); "
+                f"kill -CONT {one.pid} lets it go on",
+            )
+            odd = (one.pid,)
+        elif one.state == "D":
+            why.append(f"{one.label} waits inside the kernel ({one.wchan or 'disk'})")
+        elif one.state == "Z":
+            why.append(f"{one.label} has ended, and its parent has not noticed")
+    lost = {one.pid for one in first.processes} - {one.pid for one in second.processes}
+    why += [f"{one.label} is gone" for one in first.processes if one.pid in lost]
+    sleeping = [one for one in others if _SLEEPS.search(one.now.wchan)]
+    if sleeping and len(sleeping) == len(others) and not waiting:
+        why.append(f"{sleeping[0].now.label} sleeps for a set time (time.sleep)")
+    if second.remote:
+        why.append(f"it is connected to other machines: {', '.join(second.remote[:3])}")
+    blind = not any(one.threads for one in second.processes)
+    sure = not blind and not second.remote and not second.gpus_at_work
+    return Verdict(
+        STUCK,
+        silent_s,
+        tuple(why),
+        "certain" if sure else "likely",
+        progress.phase,
+        odd,
+    )
+
+
+def _apart(
+    waiting: list[Change], others: list[Change]
+) -> tuple[tuple[int, ...], list[str]]:
+    """Who is missing where most wait."""
+    calls = Counter((waits_in(one.now) or Frame("", 0, "")).function for one in waiting)
+    call, count = calls.most_common(1)[0]
+    ranks = [one for one in others if one.now.role.kind in ("rank", "ray-actor")]
+    apart = ranks or [
+        one
+        for one in waiting
+        if (waits_in(one.now) or Frame("", 0, "")).function != call
+    ]
+    names = ", ".join(one.now.role.name for one in waiting[:8])
+    text = (
+        f"{count} wait in {call} ({names})" if count > 1 else f"{names} waits in {call}"
+    )
+    why = [text]
+    for one in apart[:3]:
+        thread = main_thread(one.now)
+        place = f" is in {_leaf(thread)}" if thread else " has no Python stack"
+        why.append(f"{one.now.label}{place}")
+    return tuple(one.now.pid for one in apart), why
+
+
+def phase_of(processes: Iterable[ProcessSample], known: str) -> str:
+    """The phase that stacks tell, of the odd ones first; else what is ``known``."""
+    from pytest_gkd.diagnosis import log_phases
+
+    for process in processes:
+        thread = main_thread(process)
+        for frame in reversed(thread.frames if thread else ()):
+            file = frame.file.rpartition("/")[2]
+            if phase := log_phases.raised_in(f"{file}:{frame.function}"):
+                return phase
+    return known
+
+
+def slept_s(before: JobSample, after: JobSample) -> float:
+    """For how long the machine slept between two samples; 0 where it did not."""
+    gap = (after.boot - before.boot) - (after.at - before.at)
+    return gap if gap > SLEPT_S else 0.0
+
+
+def _changes(first: JobSample, second: JobSample, window_s: float) -> list[Change]:
+    before = {(one.pid, one.start): one for one in first.processes}
+    pairs = ((before.get((one.pid, one.start)), one) for one in second.processes)
+    return [Change(old, new, window_s) for old, new in pairs if old is not None]
+
+
+def _by_name(threads: tuple[Thread, ...]) -> dict[tuple[str, int], Thread]:
+    return {(one.name, one.number): one for one in threads}
+
+
+def _leaf(thread: Thread | None) -> str:
+    """The innermost frame, in words."""
+    frames = [one for one in (thread.frames if thread else ()) if one.line]
+    return str(frames[-1]) if frames else "no Python frame"
+
+
+def _own(thread: Thread | None) -> str:
+    return f", at {_leaf(thread)}" if thread else ""
+
+
+def _by(one: ProcessSample) -> str:
+    return f" (pid {one.tracer})" if one.tracer else ""
+
+
+def span(seconds: float) -> str:
+    """A time in words."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
