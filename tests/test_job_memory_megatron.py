@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from checked_job import Checked
-from test_estimate import HALF_B
+from test_estimate import HALF_B, QWEN_7B
 from test_job_memory import OF_7_5B, totals
 
 from pytest_gkd.job import megatron_memory, models
@@ -406,3 +406,91 @@ def test_the_advice_is_in_slimes_own_options(slime: Checked) -> None:
     )
     good = slime(f"{command} {change}", f"{need - (1 << 30)}B")
     assert {row["verdict"] for row in good["memory"]} <= {"fits", "tight"}
+
+
+# -- the teacher's server ----------------------------------------------------------
+
+OPD = (
+    f"{SLIME} {DYNAMIC} --colocate {FULL} --use-opd --opd-type sglang "
+    "--custom-rm-path slime.rollout.on_policy_distillation.reward_func "
+    "--rm-url http://127.0.0.1:13141/generate"
+)
+SERVER = (
+    "CUDA_VISIBLE_DEVICES=7 python3 -m sglang.launch_server --model-path {t} "
+    "--port 13141 --chunked-prefill-size 4096 {more} &\n"
+)
+
+
+def test_a_teachers_server_has_rows_of_its_own(slime: Checked) -> None:
+    elements = slime.elements()[1]
+    share = "--mem-fraction-static 0.6"
+    found = slime(SERVER.replace("{more}", share) + OPD)
+    start, work = (row for row in found["memory"] if row["role"] == "teacher")
+    assert (start["phase"], work["phase"]) == ("engine start", "serving")
+    weights, cache = "engine's weights bfloat16", "KV cache bfloat16"
+    assert start["bytes"][weights] == work["bytes"][weights] == 2 * elements
+    assert start["available"] == int(0.6 * (79 << 30))
+    assert work["bytes"][cache] == int(0.6 * (79 << 30)) - 2 * elements
+    # Float32 logits, those of prompts among them, and log-probabilities of these.
+    assert work["bytes"]["prompts' logits"] == 4096 * QWEN_7B.vocab * 12
+    trainer = [row for row in found["memory"] if row["role"] != "teacher"]
+    assert trainer == slime(OPD)["memory"]
+    two = slime(SERVER.replace("{more}", f"{share} --tp 2") + OPD)
+    parts = next(row["bytes"] for row in two["memory"] if row["role"] == "teacher")
+    assert parts[weights] == elements
+
+
+@pytest.mark.parametrize(
+    ("release", "variable", "tokens"),
+    [
+        ("slime==0.3.1", "", 4096),
+        ("slime==0.3.1", "SGLANG_ENABLE_LOGITS_PROCESSER_CHUNK=1", 2048),
+        ("miles==0.1.0", "", 2048),
+        ("miles==0.1.0", "SGLANG_ENABLE_LOGPROB_CHUNK=false", 4096),
+    ],
+)
+def test_log_probabilities_are_taken_in_chunks_from_sglang_0_5_16_on(
+    tmp_path: Path, capsys: Any, release: str, variable: str, tokens: int
+) -> None:
+    checked = Checked(tmp_path, capsys, release)
+    script = SERVER.replace("{more}", "--mem-fraction-static 0.6")
+    found = checked(f"{variable} {script}{OPD}")["memory"]
+    parts = next(row["bytes"] for row in found if row["phase"] == "serving")
+    assert parts["prompts' logits"] == tokens * QWEN_7B.vocab * 12
+
+
+def test_a_server_that_does_not_fit_is_told_with_what_makes_it_fit(
+    slime: Checked,
+) -> None:
+    script = SERVER.replace("{more}", "--mem-fraction-static 0.9") + OPD
+    (told,) = (one for one in slime(script)["findings"] if one["cause"] == "cuda.oom")
+    assert "teacher does not fit in serving" in told["message"]
+    assert "With --mem-fraction-static 0.85 (now 0.9) it fits" in told["message"]
+    share = SERVER.replace("{more}", "--mem-fraction-static 0.1") + OPD
+    (told,) = (
+        one for one in slime(share)["findings"] if one["cause"] == "vllm.kv-cache"
+    )
+    assert "--mem-fraction-static" in told["message"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("", "SGLang chooses mem_fraction_static by the GPU"),
+        ("--mem-fraction-static $M", "share is not certain"),
+        ("--mem-fraction-static 0.6 --quantization fp8", "quantised weights"),
+        ("--mem-fraction-static 0.6 --kv-cache-dtype fp8_e5m2", "cache in that dtype"),
+        ("--mem-fraction-static 0.6 --dp 2 --enable-dp-attention", "data parallel att"),
+        ("--mem-fraction-static 0.6 --dtype int4", "its dtype is int4"),
+    ],
+)
+def test_a_server_of_which_not_all_is_known_has_no_rows(
+    slime: Checked, more: str, said: str
+) -> None:
+    found = slime(SERVER.replace("{more}", more) + OPD)
+    assert "teacher" not in {row["role"] for row in found["memory"]}
+    assert found["memory"]
+    (told,) = (
+        one for one in found["findings"] if "the teacher has none" in one["message"]
+    )
+    assert said in told["message"]

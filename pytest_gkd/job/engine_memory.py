@@ -23,7 +23,8 @@ class Engine:
     ``share`` is vLLM's gpu_memory_utilization, or SGLang's mem_fraction_static, which
     is of weights and cache alone (model_runner.py, profile_max_num_token). ``sleeps``
     says that it gives its memory back while the trainer works, ``scores`` that it is
-    asked for the log-probabilities of prompts, as a teacher is.
+    asked for the log-probabilities of prompts, as a teacher is: of ``scored_tokens`` at
+    once, of all that it computes at once where that is 0.
     """
 
     model: Model
@@ -38,6 +39,7 @@ class Engine:
     cache_dtype: str = "bfloat16"
     sleeps: bool = False
     scores: bool = False
+    scored_tokens: int = 0
     eager: bool = False
     kind: str = "vllm"
 
@@ -78,9 +80,14 @@ def one_cache(engine: Engine) -> int:
 def scoring(engine: Engine) -> int:
     """What prompts' log-probabilities take outside of vLLM's share: the logits of a
     chunk of a prompt, a slice of them without padding, and their float32 log-softmax
-    (vLLM 0.32, _get_prompt_logprobs_dict). No profile counts them."""
+    (vLLM 0.32, _get_prompt_logprobs_dict). No profile counts them. SGLang has those of
+    all prompts that are computed at once: in float32, picked, and as log-probabilities
+    (sglang 0.5.9 to 0.5.16, layers/logits_processor.py, forward)."""
     if not engine.scores:
         return 0
+    if engine.kind == "sglang":
+        tokens = min(engine.batched_tokens, engine.scored_tokens or math.inf)
+        return int(tokens) * engine.model.vocab * 12
     tokens = min(engine.batched_tokens, engine.length)
     return tokens * engine.model.vocab * (2 * WIDTHS[engine.dtype] + 4)
 

@@ -59,10 +59,13 @@ def engine(of: Served, model: Model) -> Engine:
     for name, value in said.items():
         if type(value) is not int or not 0 < value < MOST:
             raise CheckError(f"its {name} is {str(value)[:40]}")
-    length = said.pop("length", 0) or model.positions
+    is_sglang = of.kind == "sglang"
+    # SGLang starts without room for a row of all positions: it is longer rows that it
+    # refuses. Nor does it try all sequences beforehand.
+    length = said.pop("length", 0) or (1 if is_sglang else model.positions)
     if not length:
         raise CheckError("nothing says how long its sequences may be")
-    sequences = said.pop("sequences", 256)
+    sequences = said.pop("sequences", 1 if is_sglang else 256)
     gpus = said.get("tensor", 1) * said.get("pipeline", 1)
     return Engine(
         model,

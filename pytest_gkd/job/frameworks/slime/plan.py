@@ -15,6 +15,7 @@ from pytest_gkd.job.findings import CheckError
 from pytest_gkd.job.fitting import Recipe, number
 from pytest_gkd.job.frameworks import megatron_trainer
 from pytest_gkd.job.frameworks.slime.options import Known
+from pytest_gkd.job.frameworks.slime.rules import teachers
 from pytest_gkd.job.megatron_memory import PARTS
 from pytest_gkd.job.memory import Job
 from pytest_gkd.job.models import Model
@@ -85,7 +86,11 @@ def recipe(known: Known) -> Recipe:
         facts = _facts(known)
     except CheckError as error:
         facts = {"doubt": str(error)}
-    return Recipe(_job, KEYS, facts)
+    # miles 0.1.0 is with SGLang 0.5.16, slime up to 0.3.1 with earlier ones.
+    in_chunks = known.name == "miles"
+    servers = (one.served("teacher", in_chunks=in_chunks) for one in teachers(known))
+    facts["teacher_gpus"] = 0  # of the trainer's plan: a server has its own
+    return Recipe(_job, KEYS, facts, servers=tuple(servers))
 
 
 def _facts(known: Known) -> dict[str, Any]:
@@ -122,9 +127,7 @@ def _facts(known: Known) -> dict[str, Any]:
     return found | {"megatron": megatron_trainer.settings(find)}
 
 
-def _job(
-    values: Values, student: Model, teacher: Model | None, room: int | None
-) -> Job:
+def _job(values: Values, student: Model, _: Model | None, room: int | None) -> Job:
     """The parts of a job; rows count as long as they may be."""
     if values.get("doubt"):
         raise CheckError(values["doubt"])
@@ -173,7 +176,8 @@ def _job(
     return Job(
         trainer,
         rollout,
-        _teacher(values, teacher),
+        # A teacher of the trainer (--opd-type megatron) takes turns with its weights,
+        # and waits in host memory; one that is served has rows of its own.
         scores=megatron_memory.scoring(trainer, scored) if scored else {},
         colocated=shared,
         memory=room,
@@ -209,26 +213,5 @@ def _rollout(values: Values, student: Model, length: int) -> Engine | None:
         batched_tokens=max(values["sglang_chunked_prefill_size"] or 8192, 512),
         sleeps=bool(sleeps),
         eager=bool(values["sglang_disable_cuda_graph"]),
-        kind="sglang",
-    )
-
-
-def _teacher(values: Values, teacher: Model | None) -> Engine | None:
-    """A teacher that is served here, with a share that is said. One of the trainer
-    (--opd-type megatron) takes turns with its weights, and waits in host memory."""
-    share = values.get("teacher_gpu_memory_utilization")
-    names = ("teacher_tensor_parallel_size", "teacher_max_model_len")
-    if teacher is None or not isinstance(share, float):
-        return None
-    wide, length = (values.get(name) for name in names)
-    if isinstance(wide, list) or isinstance(length, list):
-        raise CheckError("the memory of several teachers is not known")
-    return Engine(
-        teacher,
-        gpus=values.get("teacher_gpus") or 1,
-        tensor=wide or 1,
-        share=share,
-        length=length or 1,
-        scores=True,
         kind="sglang",
     )
