@@ -6,10 +6,8 @@ Runs them without the watcher; where one stands still, py-spy shows each process
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,19 +17,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import jobs
 
 SILENT_S, LOOK_AFTER_S = 8.0, 6.0
-
-
-def stacks(job: jobs.Job) -> Iterator[tuple[psutil.Process, str]]:
-    """What py-spy shows of every Python process of the job, and beside it."""
-    for one in job.chosen("python|ray::|EngineCore|pt_"):
-        with contextlib.suppress(psutil.Error):
-            done = subprocess.run(
-                [jobs.COMMANDS / "py-spy", "dump", "--nonblocking", "-p", str(one.pid)],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            yield one, done.stdout or done.stderr
 
 
 def run(case: jobs.Case) -> str:
@@ -57,16 +42,13 @@ def _stands(case: jobs.Case, job: jobs.Job) -> str:
         job.fall_silent(SILENT_S)
     time.sleep(LOOK_AFTER_S)
     before = len(job.text())
-    shown = dict(stacks(job))
+    shown = dict(job.stacks())
     for one, text in shown.items():
         with contextlib.suppress(psutil.Error):
             title = " ".join(one.cmdline())[:100]
             print(f"== {one.pid} {one.status()} {title}\n{text[:2500]}")
-    if "stands" in case:
-        who, function = case["stands"]
-        meant = [text for one, text in shown.items() if one in job.chosen(who)]
-        if not any(f" {function} (" in text for text in meant):
-            return f"WRONG: {who} is not in {function}"
+    if not job.stands(shown):
+        return "WRONG: {} is not in {}".format(*case["stands"])
     print(job.text()[-800:])
     if job.process.poll() is not None:
         return f"WRONG: it ended with {job.process.poll()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import re
@@ -15,8 +16,8 @@ import sysconfig
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -222,7 +223,23 @@ class Job:
         """The verdicts so far, in their order."""
         text = self._told.read_text("utf-8") if self._told.exists() else ""
         rows = [row.split("\0") for row in text.split("\0\0\n")[:-1]]
-        return [Told(float(at), *more) for at, *more in rows]
+        return [self._with_report(Told(float(at), *more)) for at, *more in rows]
+
+    def _with_report(self, told: Told) -> Told:
+        """With the phase and the odd ones of the report that a verdict comes with."""
+        for path in self.directory.glob("*/*/report.json"):
+            if str(path.parent) not in told.text:
+                continue
+            report = json.loads(path.read_text("utf-8"))
+            table = (path.parent / "processes.txt").read_text("utf-8")
+            odd = [
+                found[1].strip()
+                for pid in report["odd_pids"]
+                if (found := re.search(rf"(?m)^ *{pid} .* MiB \S+ +(.{{40}})", table))
+            ]
+            who = told.who or ", ".join(odd)
+            return replace(told, phase=told.phase or report["phase"], who=who)
+        return told
 
     def processes(self) -> list[psutil.Process]:
         """The job's own: neither the watcher nor what runs beside."""
@@ -253,6 +270,26 @@ class Job:
             and not make_runs.suits(one, "pytest_gkd")
             and one.name() != "bash"
         ]
+
+    def stacks(self) -> Iterator[tuple[psutil.Process, str]]:
+        """What py-spy shows of each of its Python processes, and beside it."""
+        for one in self.chosen("python|ray::|EngineCore|pt_"):
+            with contextlib.suppress(psutil.Error):
+                done = subprocess.run(
+                    [COMMANDS / "py-spy", "dump", "--nonblocking", "-p", str(one.pid)],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                )
+                yield one, done.stdout or done.stderr
+
+    def stands(self, shown: Mapping[psutil.Process, str]) -> bool:
+        """Whether it stands where the label says, if that says it."""
+        if "stands" not in self.case:
+            return True
+        who, function = self.case["stands"]
+        meant = [shown.get(one, "") for one in self.chosen(who)]
+        return any(f" {function} (" in text for text in meant)
 
     def stood_since(self, before: float) -> float:
         """When it was made to stand still (seconds since 1970).

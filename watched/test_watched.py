@@ -76,6 +76,8 @@ def _stops(case: jobs.Case, job: jobs.Job, found: Judged) -> Iterator[str]:
     yield from _wrong(case, told, found.seconds)
     if dies:
         return
+    if not job.stands(dict(job.stacks())):
+        yield "the label is wrong: {} is not in {}".format(*case["stands"])
     time.sleep(3)
     gone = alive - set(job.processes())
     if gone and not jobs.breaks(case):
@@ -98,13 +100,12 @@ def _wrong(case: jobs.Case, told: jobs.Told, seconds: float) -> Iterator[str]:
     phases = [case["where"], *case.get("phases", ())]
     if told.phase not in phases:
         yield f"phase {told.phase!r}, expected {' or '.join(phases)}"
-    named = told.who or told.text
     for name in case["names"]:
-        if not re.search(name, named):
-            yield f"{name!r} is not named, but {named!r}"
+        if not re.search(name, f"{told.who}\n{told.text}"):
+            yield f"{name!r} is not named: {told.who!r}, {told.text}"
     for name in case.get("never", ()):
-        if re.search(name, named):
-            yield f"{name!r} is named: {named!r}"
+        if re.search(name, told.who):
+            yield f"{name!r} is named: {told.who!r}"
 
 
 def _changed(case: jobs.Case, job: jobs.Job) -> Iterator[str]:
