@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +17,9 @@ from pytest_gkd.diagnosis import stack_dump
 from pytest_gkd.processes import procfs, stacks, tree
 from pytest_gkd.watch.samples import ProcessSample, Role
 
+RAYS_OWN = re.compile(
+    r"ray::\w+Agent|/gcs_server|/raylet/|ray/(?:_private|dashboard|autoscaler)/"
+)
 RANKS = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -37,6 +41,126 @@ for step in range(4):
 """
 
 
+READY = """
+import os, threading, time
+def ready(number=0):
+    open(os.environ["READY"] + str(number), "w").close()
+"""
+LOCKS = (
+    READY
+    + """
+one, two = threading.Lock(), threading.RLock()
+def push_weights():
+    with one:
+        time.sleep(0.5)
+        ready(1)
+        with two: pass
+def generate():
+    with two:
+        time.sleep(0.5)
+        ready(2)
+        with one: pass
+both = push_weights, generate
+threads = [threading.Thread(target=f, name=f.__name__) for f in both]
+[t.start() for t in threads]
+[t.join() for t in threads]
+"""
+)
+LOADER = (
+    READY
+    + """
+import torch
+class Rows(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, number):
+        if number == 3: self.reads_a_dead_disk()
+        return number
+    def reads_a_dead_disk(self):
+        ready()
+        time.sleep(120)
+for batch in torch.utils.data.DataLoader(Rows(), num_workers=2): pass
+"""
+)
+# Its teacher accepts and never answers.
+TEACHER = (
+    READY
+    + """
+import multiprocessing, socket, urllib.request
+def teacher(listener):
+    found = [listener.accept()]
+    ready()
+    time.sleep(120)
+listener = socket.create_server(("127.0.0.1", 0))
+multiprocessing.get_context("fork").Process(target=teacher, args=(listener,)).start()
+port = listener.getsockname()[1]
+listener.close()
+def ask_teacher():
+    urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models").read()
+ask_teacher()
+"""
+)
+PIPE = (
+    READY
+    + """
+import subprocess, sys
+reader = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"],
+                          stdin=subprocess.PIPE)
+def log_metrics():
+    ready()
+    reader.stdin.write(b"x" * (1 << 20))
+log_metrics()
+"""
+)
+RAY = (
+    READY
+    + """
+import ray
+ray.init(num_cpus=2, log_to_driver=False)
+@ray.remote(num_cpus=0)
+class Rollout:
+    def generate(self):
+        ready()
+        time.sleep(300)
+@ray.remote(num_cpus=0)
+class Trainer:
+    def fit(self, rollout): return ray.get(rollout.generate.remote())
+rollout, trainer = Rollout.remote(), Trainer.remote()
+ray.get(trainer.fit.remote(rollout))
+"""
+)
+# A waits for a method of B, which waits for one of A, whose turn never comes.
+RAY_CIRCLE = (
+    READY
+    + """
+import ray
+ray.init(num_cpus=2, log_to_driver=False)
+@ray.remote(num_cpus=0)
+class Worker:
+    def sync(self, me, other):
+        ready()
+        return ray.get(other.push.remote(other, me))
+    def push(self, me, other):
+        return ray.get(other.load.remote())
+    def load(self): return 1
+one, two = Worker.options(name="one").remote(), Worker.options(name="two").remote()
+ray.get(one.sync.remote(one, two))
+"""
+)
+# More than the cluster has: pending without a word.
+RAY_PENDING = (
+    READY
+    + """
+import ray
+ray.init(num_cpus=1, log_to_driver=False)
+@ray.remote(num_cpus=64)
+class Rollout:
+    def generate(self): return 1
+ready()
+ray.get(Rollout.remote().generate.remote())
+"""
+)
+
+
 @contextlib.contextmanager
 def running(command: Sequence[str], **environment: str) -> Iterator[int]:
     """The pid of a command that runs until the end of the block, with all below it."""
@@ -50,6 +174,18 @@ def running(command: Sequence[str], **environment: str) -> Iterator[int]:
             yield child.pid
         finally:
             tree.stop(child.pid, itself=True)
+
+
+@contextlib.contextmanager
+def standing(
+    text: str, tmp_path: Path, files: int = 1
+) -> Iterator[list[ProcessSample]]:
+    """The processes of a program that has written so many files and then settled."""
+    program = tmp_path / "prog.py"
+    program.write_text(text)
+    with running([sys.executable, str(program)], READY=str(tmp_path / "ready")) as pid:
+        wait_for(tmp_path, "ready*", files)
+        yield settled(pid)
 
 
 @contextlib.contextmanager
@@ -117,7 +253,11 @@ def _role(pid: int) -> Role:
             rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
             return Role("rank", f"rank {rank}", rank, rank, size)
     title = procfs.full_command(pid)
+    if re.search(
+        r"ray::\w+Agent|/gcs_server|/raylet/|ray/(?:_private|dashboard|auto)", title
+    ):
+        return Role("ray-system", "Ray's own")
     if title.startswith("ray::"):
-        kind = "ray-worker" if title == "ray::IDLE" else "ray-actor"
+        kind = "ray-actor" if "." in title else "ray-worker"
         return Role(kind, title.split()[0].removesuffix("()"))
     return Role()

@@ -54,6 +54,7 @@ _FOLDED = Pattern(rb" *\[repeated \d+x across cluster\].*")
 _FIRST = b"Root Cause (first observed failure)"
 _SIDES = "│┃║╭╰╮╯".encode()
 _BOXED = tuple(one.encode() for one in "│┃║╭╰")
+_NATIVE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".rs")
 # What a line ends with that is drawn, not cut.
 _NOT_CUT = (b"^", b"-", b"=", b"*", *(one.encode() for one in "│┃║╭╰╮╯"))
 
@@ -68,6 +69,11 @@ class Frame:
     file: str
     line: int
     function: str
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it is of C, C++ or Rust, told by its file."""
+        return not self.line or self.file.endswith(_NATIVE)
 
     def __str__(self) -> str:
         """``function (file:line)``, as py-spy prints it."""

@@ -272,7 +272,9 @@ def _by_signal(process: psutil.Process, armed: Path, deadline: float) -> str:
 
 
 def _note(process: psutil.Process, why: str) -> str:
-    lines = [why.strip().splitlines()[-1] if why.strip() else "no stacks"]
+    # py-spy may add a backtrace of its own, and repeats its command before an error.
+    told = [line for line in why.strip().splitlines() if line.startswith("Error: ")]
+    lines = [*told, *why.strip().splitlines()[-1:], "no stacks"][:1]
     with contextlib.suppress(psutil.Error, OSError):
         lines.append(f"state: {process.status()}")
         waits = Path(f"/proc/{process.pid}/wchan").read_text().strip()

@@ -23,15 +23,24 @@ _PLUMBING = re.compile(
     r"|torch/distributed/elastic/metrics/api\.py:.*wrapper"
     r"|torch/distributed/elastic/multiprocessing/errors/__init__\.py:.*wrapper"
     r"|ray/_private/(?:auto_init_hook|client_mode_hook)\.py:.*"
-    r"|ray/util/tracing/.*:_resume_span)"
+    r"|ray/_private/(?:workers/default_worker\.py:<module>|worker\.py:\S*main_loop"
+    r"|function_manager\.py:.*)|ray/util/tracing/.*)"
 )
+# What a process of multiprocessing's begins with.
+_BEGINS = re.compile(r"(?:.*/)?multiprocessing/process\.py:(?:\w+\.)?_bootstrap")
+# Libraries that wait for a program, which is what is looked for.
+_MACHINERY = re.compile(
+    r"(?:.*/(?:site|dist)-packages/)?(?:torch|ray|vllm|deepspeed|zmq|requests|urllib3"
+    r"|httpx|httpcore|openai|aiohttp|grpc|uvloop)/"
+)
+_INTERPRETER = ("module.c", "module.c.h", "socketmodule.c", "_posixsubprocess.c")
 # Of C and C++: addresses, the interpreter itself and what binds it to libraries.
 _BINDING = re.compile(
     r"0x[\da-fA-F]+$|pybind11::|_?Py[A-Z_]|_?py[a-z]*_|cfunction_|method_|function_code"
     r"|lock_PyThread|rlock_acquire|thread_run$|vectorcall|slot_tp_|type_call|object_"
     r"|__libc_start|_start$|start_thread|clone3?$|main$|torch::PythonArgParser"
     r"|THPFunction|THPVariable|builtin_|classmethod|partial_call|context_run"
-    r"|time_sleep$|std::condition_variable|pthread_cond_"
+    r"|time_sleep$|std::condition_variable|pthread_cond_|boost::|ray::"
 )
 LOCK = re.compile(r"PyThread_acquire_lock|lock_acquire|PyMutex_Lock|_PyMutex_LockTimed")
 # Threads that only wait for work, by a function that is in them, as file:function.
@@ -43,6 +52,7 @@ _IDLE = re.compile(
     r"|torch/utils/data/_utils/pin_memory\.py:.*"
     r"|ray/_private/(?:worker|log_monitor|utils|import_thread)\.py:"
     r"(?:print_\w+|listen_\w+|\w*logs?\w*|_run|run)"
+    r"|ray/_private/(?:gc_collect_manager|process_watcher)\.py:.*"
     r"|vllm/v1/engine/core(?:_client)?\.py:\S*(?:process_(?:in|out)put_sockets"
     r"|monitor\w*|run_engine_stats_update_task)|vllm/usage/.*"
     r"|wandb/.*|sentry_sdk/.*|debugpy/.*|_pydevd\S*|logging/handlers\.py:.*_monitor"
@@ -54,22 +64,39 @@ _WAITS = re.compile(
 )
 
 
+def begun(thread: Thread) -> tuple[Frame, ...]:
+    """The frames without those that a fork took over from its parent."""
+    start = 0
+    for number, frame in enumerate(thread.frames):
+        if _BEGINS.fullmatch(place(frame)):
+            start = number
+    return thread.frames[start:]
+
+
 def own(thread: Thread) -> tuple[Frame, ...]:
     """The frames that tell something, the outermost first.
 
     Python's innermost frame stays whatever it is. Of native frames those inside of it
     stay, without the interpreter's own. Empty where the thread is an idle helper.
     """
-    python = [frame for frame in thread.frames if frame.line]
+    frames = begun(thread)
+    python, inside = split(frames)
     if not thread.is_main and _is_idle(python):
         return ()
-    if not python:
-        return tuple(f for f in thread.frames if not _BINDING.match(f.function))
-    last = max(i for i, frame in enumerate(thread.frames) if frame.line)
     told = [frame for frame in python[:-1] if not _PLUMBING.fullmatch(place(frame))]
-    inside = [f for f in thread.frames[last + 1 :] if not _BINDING.match(f.function)]
-    short = [Frame(f.file, 0, _without_arguments(f.function)) for f in inside]
-    return (*told, python[-1], *short)
+    short = [
+        Frame(one.file, 0, _without_arguments(one.function))
+        for one in inside
+        if not _BINDING.match(one.function) and not one.file.endswith(_INTERPRETER)
+    ]
+    return (*told, *python[-1:], *short)
+
+
+def split(frames: Sequence[Frame]) -> tuple[list[Frame], list[Frame]]:
+    """Python's frames, and the native ones inside of the innermost of these."""
+    python = [frame for frame in frames if not frame.is_native]
+    last = max((i for i, one in enumerate(frames) if not one.is_native), default=-1)
+    return python, list(frames[last + 1 :])
 
 
 def is_lock(thread: Thread) -> bool:
@@ -77,10 +104,10 @@ def is_lock(thread: Thread) -> bool:
 
     Told by the native frames; a queue's, an event's and a join's locks are not meant.
     """
-    last = max((i for i, one in enumerate(thread.frames) if one.line), default=-1)
-    if last < 0 or in_library(thread.frames[last]):
+    python, inside = split(thread.frames)
+    if not python or in_library(python[-1]):
         return False
-    return any(LOCK.search(one.function) for one in thread.frames[last + 1 :])
+    return any(LOCK.search(one.function) for one in inside)
 
 
 def place(frame: Frame) -> str:
@@ -89,10 +116,11 @@ def place(frame: Frame) -> str:
 
 
 def last_own(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost frame that is neither native nor of Python's own library."""
-    python = [frame for frame in frames if frame.line]
+    """The innermost frame of the program, else of a library, else of Python's own."""
+    python = [frame for frame in reversed(frames) if not frame.is_native]
     other = [frame for frame in python if not in_library(frame)]
-    return next(iter([*reversed(other), *reversed(python)]), None)
+    mine = [frame for frame in other if not _MACHINERY.match(frame.file)]
+    return next(iter([*mine, *other, *python]), None)
 
 
 def _is_idle(python: Sequence[Frame]) -> bool:

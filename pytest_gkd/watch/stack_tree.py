@@ -18,7 +18,9 @@ from pytest_gkd.watch.samples import ProcessSample
 
 WIDTH = 80
 # Of a run of frames that the same processes are in, so many are shown at its ends.
-HEAD, TAIL = 1, 3
+HEAD, TAIL = 1, 2
+# Which only wait for others' work and tell nothing of the job.
+BESIDE = ("ray-system", "helper", "compiler")
 DEEPEST = 6  # further branches are not indented any more
 _NUMBERS = re.compile(r"\d+")
 
@@ -131,6 +133,8 @@ def build(processes: Iterable[ProcessSample]) -> Tree:
     stacks: dict[tuple[str, str], list[tuple[ProcessSample, tuple[Frame, ...]]]] = {}
     idle, blind = 0, []
     for process in processes:
+        if process.role.kind in BESIDE:
+            continue
         if not process.threads:
             if process.problem:
                 blind.append(process)
@@ -152,10 +156,10 @@ def build(processes: Iterable[ProcessSample]) -> Tree:
 
 def kind_of(process: ProcessSample) -> str:
     """What a process is one of: its kind, an actor's also with its class."""
-    name = process.role.name
-    if process.role.kind.startswith("ray-") and name.startswith("ray::"):
+    kind, name = process.role.kind, process.role.name.partition(" #")[0]
+    if kind.startswith("ray-") and name.startswith("ray::"):
         return name.partition(".")[0]
-    return process.role.kind
+    return name or kind if kind == "process" else kind
 
 
 def thread_name(thread: Thread) -> str:
@@ -215,7 +219,7 @@ def _lines(group: Group, root: Node, depth: int) -> list[str]:
         label = group.label(child.members) if len(group.members) > 1 else ""
         pad = " " * len(label)
         mark = "* " if child.is_odd else "  "
-        shown = _folded([str(one.frame) for one in run])
+        shown = _folded([one.frame for one in run if one.frame])
         for number, text in enumerate(shown):
             lead = f"{mark}{label or pad}" if not number else f"  {pad}"
             end = ""
@@ -227,11 +231,20 @@ def _lines(group: Group, root: Node, depth: int) -> list[str]:
     return found
 
 
-def _folded(frames: list[str]) -> list[str]:
-    if len(frames) <= HEAD + TAIL + 1:
-        return frames
-    between = len(frames) - HEAD - TAIL
-    return [*frames[:HEAD], f"… {between} frames", *frames[-TAIL:]]
+def _folded(frames: Sequence[Frame]) -> list[str]:
+    """The ends of a run of frames, and the innermost that is the program's own."""
+    if len(frames) <= HEAD + TAIL + 2:
+        return [str(frame) for frame in frames]
+    own = own_frames.last_own(frames)
+    ends = {*range(HEAD), *range(len(frames) - TAIL, len(frames))}
+    kept = sorted(ends | {number for number, one in enumerate(frames) if one == own})
+    found, last = [], -1
+    for number in kept:
+        if between := number - last - 1:
+            found.append(f"… {between} frame{'s' * (between > 1)}")
+        found.append(str(frames[number]))
+        last = number
+    return found
 
 
 def _cut(line: str, width: int) -> str:

@@ -1,0 +1,476 @@
+"""Who waits for whom, in words; a cycle is a deadlock.
+
+From the stacks, and from what else is known: flight records, Ray's tasks, connections
+and the kernel calls that threads are in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pytest_gkd.diagnosis import flight_records
+from pytest_gkd.diagnosis.stack_dump import Thread
+from pytest_gkd.processes.kernel_calls import Call
+from pytest_gkd.watch import own_frames, rank_sets, stack_tree, waiting
+from pytest_gkd.watch.samples import ProcessSample
+from pytest_gkd.watch.waiting import Wait
+
+MUTUAL = ("collective", "store", "gpu")  # which other ranks have to come to as well
+STOPPED = {"T": "is stopped (SIGSTOP or Ctrl-Z)", "t": "is held by a debugger"}
+
+
+@dataclass(frozen=True)
+class RayTask:
+    """A task or method call of Ray's: ``name`` is ``Actor.method``.
+
+    ``pid`` runs it, 0 before anybody does; ``parent`` is the id of the task that
+    called it, ``actor`` of the actor that it is a method of.
+    """
+
+    id: str
+    parent: str
+    name: str
+    state: str
+    pid: int = 0
+    actor: str = ""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The other end of a connection, ``host:port``, and its process if it is here."""
+
+    address: str
+    pid: int | None = None
+
+
+@dataclass(frozen=True)
+class Known:
+    """What else is known, each of it empty where it is not.
+
+    ``records`` are flight records by rank, ``calls`` the kernel call of each thread by
+    pid and thread number, ``holders`` who else has a pipe or socket open, ``peers`` the
+    ends of the connections that a process has made.
+    """
+
+    records: Mapping[int, flight_records.Record] = field(default_factory=dict)
+    tasks: Sequence[RayTask] = ()
+    peers: Mapping[int, Sequence[Peer]] = field(default_factory=dict)
+    calls: Mapping[tuple[int, int], Call] = field(default_factory=dict)
+    holders: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+NOTHING = Known()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Sentences, the most telling first, and the processes that others wait for.
+
+    ``odd`` are the pids at the end of the waiting; ``deadlock`` says that some wait in
+    a circle.
+    """
+
+    lines: tuple[str, ...] = ()
+    odd: tuple[int, ...] = ()
+    deadlock: bool = False
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """Some wait in an operation for others, or for what ``beyond`` says."""
+
+    who: tuple[ProcessSample, ...]
+    operation: str
+    whom: tuple[ProcessSample, ...] = ()
+    beyond: str = ""
+    mutual: bool = False
+
+
+def picture(processes: Sequence[ProcessSample], known: Known = NOTHING) -> Picture:
+    """Who waits for whom among the processes of a job."""
+    return _Job(processes, known).picture()
+
+
+class _Job:
+    def __init__(self, processes: Sequence[ProcessSample], known: Known) -> None:
+        self.known = known
+        self.processes = [one for one in processes if one.state not in "ZX"]
+        self.by_pid = {one.pid: one for one in self.processes}
+        self.waits = {one.pid: self._wait(one) for one in self.processes}
+
+    def picture(self) -> Picture:
+        edges = [
+            *self._ranks(),
+            *self._ray(),
+            *self._engines(),
+            *self._data(),
+            *self._connections(),
+            *self._pipes(),
+        ]
+        lines = [self._sentence(edge) for edge in edges]
+        circles = [*self._circles(edges)]
+        locks = [*self._locks()]
+        waited = [one.pid for edge in edges for one in edge.whom]
+        waiters = {one.pid for edge in edges if edge.whom for one in edge.who}
+        ends = [pid for pid in waited if pid not in waiters] or waited
+        return Picture(
+            tuple(dict.fromkeys([*circles, *locks, *lines])),
+            tuple(dict.fromkeys(ends)),
+            bool(circles or locks) or any(edge.mutual for edge in edges),
+        )
+
+    # -- one process -------------------------------------------------------------------
+
+    def _wait(self, process: ProcessSample) -> Wait | None:
+        """What its main thread waits for; a collective of any thread counts first."""
+        found = [waiting.of(thread) for thread in process.threads]
+        own = found[0] if process.threads and process.threads[0].is_main else None
+        if own is not None and own.kind in MUTUAL:
+            return own
+        others = (one for one in found if one and one.kind == "collective")
+        return next(others, own)
+
+    def doing(self, process: ProcessSample) -> str:
+        """What a process does, as the end of a sentence: ``is in save (a.py:3)``."""
+        if process.state in STOPPED:
+            return STOPPED[process.state]
+        if not process.threads:
+            why = process.problem.splitlines()[0] if process.problem else ""
+            return "could not be looked into" + (f" ({why})" if why else "")
+        main = process.threads[0]
+        wait = self.waits[process.pid]
+        call = self._call(process, main)
+        if wait and wait.kind == "idle":
+            return f"waits for {wait.operation}: it is idle"
+        if wait and wait.kind not in ("sleep", *MUTUAL):
+            return f"waits for {wait.operation}{_at(wait)}"
+        if wait and wait.kind in MUTUAL:
+            return f"waits in {wait.operation}{_at(wait)}"
+        frame = own_frames.last_own(own_frames.own(main))
+        where = f"is in {frame}" if frame else "has no frames of Python"
+        return where + (f", {call}" if call else "")
+
+    def _call(self, process: ProcessSample, thread: Thread) -> str:
+        found = self.known.calls.get((process.pid, thread.number or process.pid))
+        if found and found.name != "futex":
+            return str(found)
+        name = waiting.native_call(thread)
+        return f"{name}()" if name else ""
+
+    # -- ranks -------------------------------------------------------------------------
+
+    def _ranks(self) -> Iterable[_Edge]:
+        """The ranks of each kind: who is in a collective, who is elsewhere."""
+        kinds: dict[str, list[ProcessSample]] = {}
+        for one in self.processes:
+            if one.role.rank is not None and one.role.kind != "data-worker":
+                kinds.setdefault(stack_tree.kind_of(one), []).append(one)
+        for kind, ranks in kinds.items():
+            yield from self._peers(kind, sorted(ranks, key=lambda r: r.role.rank or 0))
+
+    def _peers(self, kind: str, ranks: Sequence[ProcessSample]) -> Iterable[_Edge]:
+        inside: dict[str, list[ProcessSample]] = {}
+        for one in ranks:
+            wait = self.waits[one.pid]
+            if wait and wait.kind in MUTUAL and one.state not in STOPPED:
+                inside.setdefault(wait.operation, []).append(one)
+        inside = dict(sorted(inside.items(), key=lambda item: -len(item[1])))
+        waiters = [one for some in inside.values() for one in some]
+        if not waiters:
+            return
+        elsewhere = [one for one in ranks if one not in waiters]
+        size = max([len(ranks), *(one.role.world_size or 0 for one in ranks)])
+        absent = sorted({*range(size)} - {one.role.rank for one in ranks})
+        missing = self._missing(ranks)
+        numbered = f" #{missing.sequence}" if missing else ""
+        if elsewhere:
+            operations = " and ".join(inside)
+            if missing and all(self._is(one, "gpu") for one in waiters):
+                operations = missing.operation  # which the stacks cannot show
+            number = numbered if len(inside) == 1 else ""
+            yield _Edge(tuple(waiters), f"{operations}{number}", tuple(elsewhere))
+        elif absent and len(ranks) < size:
+            where = f"rank{'s' * (len(absent) > 1)} {rank_sets.spans(absent)} of {size}"
+            beyond = f"{where}, which no process of this machine is"
+            yield _Edge(tuple(waiters), f"{next(iter(inside))}{numbered}", (), beyond)
+        if missing and missing.behind and not elsewhere:
+            late = [r for r in ranks if str(r.role.rank) in missing.behind]
+            came = [r for r in ranks if r.role.rank in missing.entered_by]
+            if late and came:
+                operation = f"{missing.operation} #{missing.sequence}"
+                yield _Edge(tuple(came), operation, tuple(late))
+        elif len(inside) > 1 and not elsewhere:
+            (first, some), *others = inside.items()
+            for operation, rest in others:
+                yield _Edge(tuple(some), first, tuple(rest), mutual=True)
+                yield _Edge(tuple(rest), operation, tuple(some), mutual=True)
+        elif not elsewhere and not absent:
+            yield self._together(waiters, numbered)
+
+    def _together(self, ranks: Sequence[ProcessSample], numbered: str) -> _Edge:
+        """All are in one operation: called from one place, or from several."""
+        places: dict[str, list[ProcessSample]] = {}
+        for one in ranks:
+            wait = self.waits[one.pid]
+            places.setdefault(str(wait and wait.at), []).append(one)
+        wait = self.waits[ranks[0].pid]
+        operation = f"{wait.operation if wait else ''}{numbered}"
+        if len(places) > 1:
+            told = "; ".join(
+                f"{rank_sets.name(some)} from {place}" for place, some in places.items()
+            )
+            beyond = f"each other, called from different places ({told})"
+        elif wait and wait.kind == "gpu":
+            beyond = (
+                "the GPU: whether a collective of NCCL's runs there, and which rank it "
+                "lacks, only flight records or ncclras tell"
+            )
+        else:
+            beyond = "each other, from the same place: nobody is missing here"
+        return _Edge(tuple(ranks), operation, (), beyond)
+
+    def _missing(self, ranks: Sequence[ProcessSample]) -> flight_records.Missing | None:
+        here = {one.role.rank for one in ranks}
+        records = {r: one for r, one in self.known.records.items() if r in here}
+        if not records:
+            return None
+        silent = sorted(r for r in here if r is not None and r not in records)
+        return flight_records.find_missing(records, silent)
+
+    # -- Ray, engines, data loaders ----------------------------------------------------
+
+    def _ray(self) -> Iterable[_Edge]:
+        callers = self._in("ray")
+        if self.known.tasks:
+            yield from self._ray_tasks(callers)
+            return
+        busy = [
+            one
+            for one in self.processes
+            if one.role.kind in ("ray-actor", "ray-worker")
+            and "IDLE" not in one.role.name
+            and one not in callers
+            and not self._is(one, "idle")
+        ]
+        middle = [one for one in callers if one.role.kind == "ray-actor"]
+        for caller in callers:
+            below = busy if caller in middle else [o for o in middle if o != caller]
+            whom = tuple(below or busy)
+            beyond = ""
+            if not whom:
+                beyond = "a task that no process is at work on"
+                beyond += ": it may lack resources, or wait behind a call that waits"
+            yield _Edge((caller,), self._operation(caller), whom, beyond)
+
+    def _ray_tasks(self, callers: Sequence[ProcessSample]) -> Iterable[_Edge]:
+        """By who called which task, which is in Ray's own list."""
+        tasks = {task.id: task for task in self.known.tasks}
+        serving = {t.actor: t.pid for t in self.known.tasks if t.pid and t.actor}
+        for caller in callers:
+            own = {t.id for t in tasks.values() if t.pid == caller.pid}
+            is_driver = caller.role.kind not in ("ray-actor", "ray-worker")
+            called = [
+                t
+                for t in tasks.values()
+                if (t.parent in own or (is_driver and t.parent not in tasks))
+                and t.state not in ("FINISHED", "FAILED", "NIL")
+            ]
+            for task in called:
+                pid = task.pid or serving.get(task.actor, 0)
+                process = self.by_pid.get(pid)
+                operation = f"{self._operation(caller)} of {task.name}"
+                if process is None or process == caller:
+                    beyond = _unplaced(task, caller if process else None)
+                    yield _Edge((caller,), operation, (), beyond, process == caller)
+                else:
+                    yield _Edge((caller,), operation, (process,))
+
+    def _engines(self) -> Iterable[_Edge]:
+        """vLLM's client waits for its engine, the engine for its workers."""
+        for kind, below in (("engine", "engine"), ("broadcast", "engine-worker")):
+            for one in self._in(kind):
+                if kind == "broadcast" and one.role.kind == "engine-worker":
+                    continue  # that is how it waits for work
+                whom = [o for o in self.processes if o.role.kind == below]
+                own = [o for o in whom if self._is_below(o, one)] or whom
+                if own:
+                    yield _Edge((one,), self._operation(one), tuple(own))
+
+    def _data(self) -> Iterable[_Edge]:
+        for one in self._in("data"):
+            workers = [
+                o
+                for o in self.processes
+                if o.ppid == one.pid and o.role.kind in ("data-worker", "process")
+            ]
+            busy = tuple(o for o in workers if not self._is(o, "idle"))
+            beyond = ""
+            if not busy:
+                number = len(workers)
+                beyond = f"a worker, of which {number or 'none'} are there, all idle"
+                if not number:
+                    beyond = "a worker that is not there any more"
+            yield _Edge((one,), self._operation(one), busy, beyond)
+
+    def _connections(self) -> Iterable[_Edge]:
+        for kind in ("http", "socket"):
+            for one in self._in(kind):
+                peers = self.known.peers.get(one.pid, ())
+                here = [self.by_pid[p.pid] for p in peers if p.pid in self.by_pid]
+                far = [p.address for p in peers if p.pid not in self.by_pid]
+                beyond = ""
+                if not here and far:
+                    beyond = f"{', '.join(dict.fromkeys(far))}, which is none of the "
+                    beyond += "job's processes here"
+                if here or beyond:
+                    yield _Edge((one,), self._operation(one), tuple(here), beyond)
+
+    def _pipes(self) -> Iterable[_Edge]:
+        """Who writes to a full pipe waits for its reader."""
+        for (pid, _), call in self.known.calls.items():
+            one = self.by_pid.get(pid)
+            if one is None or not call.name.startswith("write"):
+                continue
+            if not call.target.startswith(("pipe:", "socket:")):
+                continue
+            others = [p for p in self.known.holders.get(call.target, ()) if p != pid]
+            here = tuple(self.by_pid[p] for p in others if p in self.by_pid)
+            fd = {1: " (its standard output)", 2: " (its standard error)"}
+            beyond = "" if here else "whoever has the other end, and does not read"
+            yield _Edge(
+                (one,), f"write() to a full pipe{fd.get(call.fd, '')}", here, beyond
+            )
+
+    # -- circles -----------------------------------------------------------------------
+
+    def _circles(self, edges: Sequence[_Edge]) -> Iterable[str]:
+        """Chains of waiting that come back to where they began."""
+        for edge in edges:
+            if edge.mutual and edge.beyond:
+                yield f"deadlock: {self._sentence(edge)}"
+        follows: dict[int, set[int]] = {}
+        for edge in edges:
+            for one in edge.who:
+                follows.setdefault(one.pid, set()).update(o.pid for o in edge.whom)
+        for edge in edges:
+            for one in edge.who:
+                follows[one.pid] = follows.get(one.pid, set()) | {
+                    o.pid for o in edge.whom
+                }
+        for circle in _strongly_connected(follows):
+            names = " -> ".join(self.by_pid[pid].label for pid in [*circle, circle[0]])
+            if len(circle) > 8:
+                names = rank_sets.name([self.by_pid[pid] for pid in circle])
+            yield f"deadlock: they wait for each other: {names}"
+
+    def _locks(self) -> Iterable[str]:
+        """Threads of one process that all wait for locks, or for who waits for one."""
+        for process in self.processes:
+            busy = [t for t in process.threads if own_frames.own(t)]
+            waits = {id(t): waiting.of(t) for t in busy}
+            locks = [t for t in busy if (w := waits[id(t)]) and w.kind == "lock"]
+            others = [t for t in busy if t not in locks]
+            wait_on = ("thread", "event", "queue")
+            if len(locks) < 2 or not all(
+                (w := waits[id(t)]) and w.kind in wait_on for t in others
+            ):
+                continue
+            places = "; ".join(
+                f"{t.name or 'a thread'} in {own_frames.last_own(t.frames)}"
+                for t in locks
+            )
+            yield (
+                f"deadlock: {len(locks)} threads of {process.label} wait for locks, "
+                f"and no thread of it is at work that could free one: {places}"
+            )
+
+    # -- words -------------------------------------------------------------------------
+
+    def _sentence(self, edge: _Edge) -> str:
+        """``ranks 0-6 wait in all_reduce for rank 7, which is in save (a.py:3)``."""
+        verb = "wait" if len(edge.who) > 1 else "waits"
+        is_thing = edge.operation.startswith(("a ", "an ", "its ", "the "))
+        line = f"{rank_sets.name(edge.who)} {verb} {'for' if is_thing else 'in'} "
+        line += f"{edge.operation}{':' if is_thing else ' for'}"
+        if edge.beyond:
+            return f"{line} {edge.beyond}"
+        by_doing: dict[str, list[ProcessSample]] = {}
+        for one in edge.whom:
+            by_doing.setdefault(self.doing(one), []).append(one)
+        parts = [
+            f"{rank_sets.name(some)}, which {_plural(doing, some)}"
+            for doing, some in sorted(by_doing.items(), key=lambda item: len(item[1]))
+        ]
+        return f"{line} {'; '.join(parts)}"
+
+    def _operation(self, one: ProcessSample) -> str:
+        wait = self.waits[one.pid]
+        return f"{wait.operation}{_at(wait)}" if wait else ""
+
+    def _in(self, kind: str) -> list[ProcessSample]:
+        return [one for one in self.processes if self._is(one, kind)]
+
+    def _is(self, one: ProcessSample, kind: str) -> bool:
+        wait = self.waits[one.pid]
+        return wait is not None and wait.kind == kind
+
+    def _is_below(self, one: ProcessSample, other: ProcessSample) -> bool:
+        seen = set()
+        pid = one.ppid
+        while pid in self.by_pid and pid not in seen:
+            if pid == other.pid:
+                return True
+            seen.add(pid)
+            pid = self.by_pid[pid].ppid
+        return pid == other.pid
+
+
+def _at(wait: Wait) -> str:
+    return f" ({wait.at.function}, {wait.at.file}:{wait.at.line})" if wait.at else ""
+
+
+def _plural(doing: str, some: Sequence[ProcessSample]) -> str:
+    if len(some) == 1:
+        return doing
+    first, _, rest = doing.partition(" ")
+    verbs = {"is": "are", "waits": "wait", "has": "have"}
+    return f"{verbs.get(first, first)} {rest}"
+
+
+def _unplaced(task: RayTask, caller: ProcessSample | None) -> str:
+    if caller:
+        return (
+            f"{task.name}, a method of its own actor, which runs one call at a time: "
+            "it waits for itself"
+        )
+    return f"{task.name}, which no process runs (Ray says {task.state})"
+
+
+def _strongly_connected(follows: Mapping[int, set[int]]) -> list[list[int]]:
+    """Circles of more than one, each once (Tarjan's algorithm)."""
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    stack: list[int] = []
+    found: list[list[int]] = []
+
+    def visit(node: int) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in follows.get(node, ()):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            at = stack.index(node)
+            circle = stack[at:]
+            del stack[at:]
+            if len(circle) > 1:
+                found.append(circle)
+
+    for node in follows:
+        if node not in index:
+            visit(node)
+    return found
