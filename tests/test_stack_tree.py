@@ -80,7 +80,7 @@ def test_who_stands_above_the_others_is_told() -> None:
 def test_a_long_trunk_is_folded_and_lines_fit_the_width() -> None:
     deep = [f"layer_{n} {'x' * 70}/model.py {n}" for n in range(1, 41)]
     text = stack_tree.build([_rank(0, _thread(*deep, LATE))]).text(80)
-    assert "… 37 frames" in text
+    assert "… 38 frames" in text
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "layer_40" in text
     assert "all_reduce" in text
