@@ -24,11 +24,7 @@ TRACES = pytest.mark.skipif(not host_capabilities.may_trace(), reason="needs ptr
 
 
 def _look(found: list[ProcessSample]) -> Picture:
-    calls = job_links.calls(found)
-    holders = job_links.holders(calls, found)
-    return waits.picture(
-        found, Known(calls=calls, holders=holders, peers=job_links.peers(found))
-    )
+    return waits.picture(found, job_links.known(found))
 
 
 def _process(pid: int, role: Role, *places: str, **more: object) -> ProcessSample:

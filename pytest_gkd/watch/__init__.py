@@ -6,9 +6,8 @@ are ``roles``, ``verdicts``, ``stack_tree`` and ``waits``. The job itself is met
 ``relay``, ``log_tail``, ``sampling`` and ``evidence``. ``watcher`` leads.
 
 On a standstill ``stuck_report`` calls, with the last sample that has stacks:
-``stack_tree.text(processes)``, the tree as lines of text; ``waits.sentences(sample)``,
-who waits for whom, a sentence each; ``evidence.collect(sample, directory, limit_s)``,
-files below a directory, and a sentence for each find.
+``evidence.collect``, what else is known; ``waits.picture``, who waits for whom, a
+sentence each; ``stack_tree.build``, the tree as lines of text and as JSON.
 """
 
 # In the environment of a watched command and all it starts: the watch's directory.

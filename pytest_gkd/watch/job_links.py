@@ -11,7 +11,14 @@ import psutil
 from pytest_gkd.processes import kernel_calls
 from pytest_gkd.processes.kernel_calls import Call
 from pytest_gkd.watch.samples import ProcessSample
-from pytest_gkd.watch.waits import Peer
+from pytest_gkd.watch.waits import Known, Peer
+
+
+def known(processes: Sequence[ProcessSample]) -> Known:
+    """All of it, of processes whose stacks were taken."""
+    made = calls(processes)
+    held = holders(made, processes)
+    return Known(calls=made, holders=held, peers=peers(processes))
 
 
 def calls(processes: Sequence[ProcessSample]) -> dict[tuple[int, int], Call]:

@@ -13,7 +13,7 @@ from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import logs
 from pytest_gkd.diagnosis.suspects import Suspicion, suspects
 from pytest_gkd.files import make_way, write_json, write_private
-from pytest_gkd.watch import verdicts
+from pytest_gkd.watch import job_links, stack_tree, verdicts, waits
 from pytest_gkd.watch.samples import JobSample, ProcessSample, Progress, Verdict
 
 DIAGNOSE_LIMIT_S = 60.0
@@ -31,7 +31,7 @@ class Report:
     suspicion: Suspicion
     waits: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
-    tree: str = ""
+    tree: stack_tree.Tree | None = None
     causes: list[dict[str, Any]] = field(default_factory=list)
     problems: tuple[str, ...] = ()
 
@@ -102,6 +102,8 @@ def make(
         verdict,
         phase,
         suspicion,
+        waits=waits.picture(sample.processes, job_links.known(sample.processes)).lines,
+        tree=stack_tree.build(sample.processes),
         causes=causes,
         problems=sample.unseen,
     )
@@ -141,8 +143,9 @@ def _keep(directory: Path, report: Report, sample: JobSample) -> None:
     table = "\n".join(_row(one) for one in sample.processes)
     write_private(place / "processes.txt", sanitize.text(table) + "\n")
     write_private(place / "report.txt", sanitize.text(report.text()) + "\n")
-    if report.tree:
-        write_private(place / "tree.txt", sanitize.text(report.tree) + "\n")
+    if report.tree is not None:
+        write_private(place / "tree.txt", sanitize.text(report.tree.text()) + "\n")
+        write_json(place / "tree.json", sanitize.data(report.tree.to_json()))
     write_json(place / "report.json", sanitize.data(report.to_json()))
 
 
