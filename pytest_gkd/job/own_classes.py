@@ -58,6 +58,18 @@ def read(
     return Own(every, root) if root in found and _is_whole(root, every, ()) else None
 
 
+def calls(program: Path, function: str) -> bool:
+    """Whether a program calls a function of that name; no where it cannot be read."""
+    try:
+        tree = ast.parse(script_file.text_of(program, is_script=False))
+    except (CheckError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    called = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(
+        function in (getattr(one, "id", ""), getattr(one, "attr", "")) for one in called
+    )
+
+
 def _texts(program: Path) -> dict[str, str]:
     """The program and what it imports from its own folder, by the modules' names."""
     texts = {program.stem: script_file.text_of(program, is_script=False)}

@@ -58,8 +58,9 @@ def read(launch: Launch, release: Release) -> Reading:
     classes, whose = Classes(release.schema["classes"]), f"AReaL {release}"
     tops = set(given.below(""))
     root, is_sure = _root(program, tops, classes, release.schema["programs"])
-    if not _recorded(program, release.schema["programs"]):
-        place = config_file.find(Path(launch.command.file), program)
+    place = config_file.find(Path(launch.command.file), program) if program else None
+    is_recorded = bool(_recorded(program, release.schema["programs"]))
+    if not is_recorded and program:
         own = own_classes.read(place, release.schema["classes"], TAKES)
         if own is not None:
             classes, root, is_sure = Classes(own.classes), own.root, True
@@ -98,7 +99,11 @@ def read(launch: Launch, release: Release) -> Reading:
     for level, some in (("error", rules.REFUSED), ("warning", rules.DOUBTFUL)):
         findings += looking.broken(config, some, level, look)
     findings += looking.tokenizers(config, "actor.path", "teacher.path")
-    return Reading(said, _values(config), findings, recipe=plan.recipe(look(config)))
+    values = _values(config)
+    loads = is_recorded or not program
+    if own_classes.calls(place, LOADER) if place else loads:
+        values |= looking.derived(config, TRUNCATION, Look)
+    return Reading(said, values, findings, recipe=plan.recipe(look(config)))
 
 
 def _started(launch: Launch) -> tuple[str, str, Launch]:
@@ -197,6 +202,13 @@ DERIVED: looking.Derived[Look] = {
     "rollout_gpus": (rules.of("rollout", "gpus"), "rollout.backend"),
     "teacher_gpus": (rules.teacher_gpus, "teacher.backend"),
     "total_gpus": (rules.total_gpus, "of all roles with GPUs of their own"),
+}
+
+
+# Of the data sets that AReaL's own function loads.
+LOADER = "get_custom_dataset"
+TRUNCATION: looking.Derived[Look] = {
+    "truncation": (rules.truncation, "train_dataset.path, .type and .max_length")
 }
 
 

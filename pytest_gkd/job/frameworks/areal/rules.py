@@ -69,6 +69,25 @@ class Look(looking.Look):
 # -- values ------------------------------------------------------------------------
 
 
+# The data sets that get_custom_dataset makes, by what is in their path, with the kinds
+# of each; all drop what is longer than max_length (areal/dataset/__init__.py).
+DATA = {
+    **dict.fromkeys(("gsm8k", "clevr_count_70k", "geometry3k"), ("sft", "rl")),
+    "virl39k": ("rl",),
+    "hh-rlhf": ("rw", "dpo"),
+    "torl_data": ("rl",),
+}
+
+
+def truncation(look: Look) -> str | None:
+    """What becomes of rows that are too long, None for data sets of one's own."""
+    path, kind = str(look("train_dataset.path")), look("train_dataset.type")
+    for name, kinds in DATA.items():
+        if name in (path.lower() if name == "virl39k" else path) and kind in kinds:
+            return "keep" if look("train_dataset.max_length") is None else "drop"
+    return None
+
+
 def of(role: str, name: str) -> Callable[[Look], Any]:
     """A part of a role's backend, None without the role."""
 

@@ -366,6 +366,8 @@ def _values(settings: Settings, classes: Classes, top: str) -> dict[str, Given]:
     tokenizer = found.get("tokenizer")
     if tokenizer is None or (tokenizer.value is None and not tokenizer.needs):
         found["tokenizer"] = found["student"]
+    # trainer/batch.py, prepare_sample; trainer/sft/data.py, CatDataset
+    found["truncation"] = Given("default", "right", expression="its only way")
     rank = find(f"{start}model.lora.rank")
     found["lora_rank"] = rank or Given("default", 0)
     if top == "RLConfig":

@@ -158,9 +158,15 @@ def values(job: TrlJob) -> dict[str, Given]:
         found.pop("loss", None)
         # experimental/utils.py, DataCollatorForChatML: the last max_length tokens stay.
         found["truncation"] = Given("default", "left", expression="its only way")
-    if "GRPOConfig" in job.classes and "max_prompt_length" not in job.fields:
-        # From 0.28 on nothing bounds a prompt but the model and its engine.
+    asks = {"GRPOConfig", "DistillationConfig"} & job.classes
+    if asks and "max_prompt_length" not in job.fields:
+        # GRPO from 0.28 on, Distillation since it is no longer experimental: nothing
+        # bounds a prompt but the model and its engine.
         found["truncation"] = Given("default", "keep", expression="its only way")
+    elif "DistillationConfig" in job.classes:
+        # experimental/distillation/distillation_trainer.py, _DistillationCollator
+        side = "the tokenizer's truncation_side, right unless its files say left"
+        found["truncation"] = Given("default", "right", expression=side)
     if "max_new_tokens" in job.fields and "max_response_length" not in found:
         found["max_response_length"] = job.find("max_new_tokens")
     if job.unread and "student" not in found:
