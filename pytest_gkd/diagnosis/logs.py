@@ -15,6 +15,7 @@ from pytest_gkd.diagnosis import (
     log_end,
     log_phases,
     log_sources,
+    phase_marks,
     recovery,
     silence,
     standing,
@@ -99,7 +100,10 @@ def _verdict(
 ) -> LogReport:
     text = b"\n".join(log.edges for log in logs)
     following = next_phase(text)
-    phase = _phase(logs, following)
+    marked = phase_marks.at_end(text)
+    entered = marked.phase if marked and marked.is_open else ""
+    failed_in = marked.phase if marked else ""
+    phase = entered or _phase(logs, following)
     if phase == "unknown" and len(logs) > 1:
         phase = log_phases.last_phase(text)  # what several say together
     found = choose(hits, catalogue)
@@ -108,7 +112,7 @@ def _verdict(
     frameworks = frameworks_in(text)
     if strong:
         causes = _causes(strong, found, frameworks, catalogue)
-        phase = _phase_of(strong[0], logs, phase)
+        phase = failed_in or _phase_of(strong[0], logs, phase)
         return LogReport("failed", phase, causes, last=last)
     survived = tuple(_survived(logs))
     crashed = _of(logs, [one for one in processes if one.crashed])
@@ -121,12 +125,12 @@ def _verdict(
     if failed:
         ends = ((log, log.tail_at + len(log.tail)) for log in failed)
         raised = (_raised_in(log, at, last=phase) for log, at in ends)
-        phase = next(filter(None, raised), phase)
+        phase = failed_in or next(filter(None, raised), phase)
         return _unknown(failed if ended else logs, phase, last, catalogue)
     if ended or silenced:  # what those do that have finished or go on is known
         logs = silenced or left
         text = b"\n".join(log.edges for log in logs)
-        phase, last = _phase(logs, following), _last(logs)
+        phase, last = entered or _phase(logs, following), _last(logs)
     by = next(filter(None, (log_end.ended_by(log.tail) for log in logs)), "")
     if by and not silenced and not any(map(_stood_still, logs)):
         progress = _progress(logs)

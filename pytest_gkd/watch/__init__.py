@@ -9,6 +9,3 @@ On a standstill ``stuck_report`` calls, with the last sample that has stacks:
 ``evidence.collect``, what else is known; ``waits.picture``, who waits for whom, a
 sentence each; ``stack_tree.build``, the tree as lines of text and as JSON.
 """
-
-# In the environment of a watched command and all it starts: the watch's directory.
-ENVIRONMENT = "PYTEST_GKD_WATCH"

@@ -14,7 +14,8 @@ import termios
 from dataclasses import asdict
 from pathlib import Path
 
-from pytest_gkd.watch import ENVIRONMENT, exits, relay, terminal
+from pytest_gkd import marks
+from pytest_gkd.watch import exits, relay, terminal
 from pytest_gkd.watch.arguments import WatchError
 from pytest_gkd.watch.relay import Plan, Shared, Sign
 from pytest_gkd.watch.terminal import Terminal
@@ -132,7 +133,7 @@ class Command:
                 [sys.executable, "-ISB", relay.__file__, str(text)],
                 close_fds=False,
                 start_new_session=True,
-                env={**os.environ, ENVIRONMENT: str(directory.absolute())},
+                env={**os.environ, marks.WATCHED: str(directory.absolute())},
             )
         finally:
             os.close(text)

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from ahocorasick_rs import BytesAhoCorasick
 
-from pytest_gkd.diagnosis import log_phases, logs
+from pytest_gkd.diagnosis import log_phases, logs, phase_marks
 from pytest_gkd.diagnosis.metrics.roles import role
 from pytest_gkd.diagnosis.metrics.series import MARKERS, Collector
+from pytest_gkd.marks import LATE
 from pytest_gkd.watch.samples import Point, Progress
 
 # A line without an end grows no longer than this; a progress bar is such a line.
@@ -26,6 +27,7 @@ _SHOWN = ("reward", "loss", "policy loss", "validation loss")
 class Follower:
     """Takes a job's output in order and knows how far the job has come.
 
+    ``late`` is the last marked phase that took longer than its program allows.
     ``longest_s`` is the longest silence between two parts of output since the second
     step was made, ``silences`` the longest in each phase.
     """
@@ -43,6 +45,8 @@ class Follower:
         self.longest_s = 0.0
         self.steps_made = 0
         self._steps_since = False
+        self._marks = phase_marks.Marks()
+        self.late: phase_marks.Mark | None = None
         self._progress = Progress()
 
     def feed(self, data: bytes, now: float) -> Progress:
@@ -121,7 +125,11 @@ class Follower:
         self._progress = replace(old, step=step, step_at=now)
 
     def _phase(self, whole: bytes, now: float) -> None:
-        phase = log_phases.last_phase(whole)
+        for mark in self._marks.feed(whole):
+            self.late = mark if mark.event == LATE else self.late
+        entered = self._marks.innermost
+        marked = entered.phase if entered and entered.is_open else ""
+        phase = marked or log_phases.last_phase(whole)
         if phase in ("after-step", "first-step") or (
             self._steps_since and phase == "unknown"
         ):
@@ -134,10 +142,6 @@ class Follower:
             self._progress = replace(old, phase=phase, phase_at=now)
         elif self._steps_since:
             self._progress = replace(old, phase_at=now)
-
-    def mark(self, phase: str, now: float) -> None:
-        """The user's own code has said that a phase begins."""
-        self._progress = replace(self._progress, phase=phase, phase_at=now)
 
     def _pace(self) -> float | None:
         if self._steps:

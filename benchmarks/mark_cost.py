@@ -1,0 +1,59 @@
+"""What ``with phase(...)`` costs in microseconds, watched and not.
+
+python benchmarks/mark_cost.py prints the median and the worst of seven rounds; an empty
+``with`` of a class in Python is beside it. Watched marks go to a file.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import timeit
+
+ROUNDS = 7
+STATEMENTS = {
+    "with phase(name)": "with phase('weight-sync'): pass",
+    "with phase(name, timeout_s)": "with phase('weight-sync', 600): pass",
+    "an empty with": "with Empty(): pass",
+}
+SETUP = """
+from pytest_gkd import phase
+class Empty:
+    __slots__ = ()
+    def __enter__(self): return self
+    def __exit__(self, *_): pass
+"""
+
+
+def measure(number: int) -> None:
+    """Print the figures of this process, whose environment decides what is marked."""
+    for name, statement in STATEMENTS.items():
+        times = timeit.repeat(statement, SETUP, repeat=ROUNDS, number=number)
+        each = [one / number * 1e6 for one in times]
+        line = f"{name:28} median {statistics.median(each):7.2f} us, worst "
+        sys.stdout.write(f"{line}{max(each):7.2f} us\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Measure in a process that is not watched, and in one that is."""
+    if len(sys.argv) > 1:
+        measure(int(sys.argv[1]))
+        return
+    for title, on, number in (("not watched", "0", 200_000), ("watched", "1", 5_000)):
+        sys.stdout.write(f"{title}\n")
+        sys.stdout.flush()
+        with tempfile.TemporaryFile() as log:
+            subprocess.run(
+                [sys.executable, __file__, str(number)],
+                env={**os.environ, "GKD_MARKS": on},
+                stderr=log,
+                check=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""What a program's own marks (``pytest_gkd.phase``) say: which phase, since when.
+
+They are the program's own word, and beat whatever else tells a phase.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_gkd.diagnosis import log_phases
+from pytest_gkd.diagnosis.patterns import Pattern
+from pytest_gkd.marks import BEGIN, END, LATE, SIGN
+
+_LINE = Pattern(re.escape(SIGN).encode() + rb"(?P<told>\{[^\r\n]+\})")
+LONGEST = 4096  # what one write of a line may have (PIPE_BUF)
+MOST = 10_000  # open phases: of a text that was made to have more
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One line: a phase begins, ends or is late.
+
+    ``at`` is the time that the program gives (seconds since 1970), ``place`` the byte
+    in the text; ``who`` tells processes and threads apart.
+    """
+
+    name: str
+    event: str
+    who: tuple[Any, ...]
+    at: float = 0.0
+    place: int = 0
+    error: str = ""
+    timeout_s: float | None = None
+    rank: int | None = None
+    pid: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not one that an exception has ended."""
+        return self.event != END
+
+    @property
+    def phase(self) -> str:
+        """One of ``log_phases.PHASES``, or empty for a name that tells none."""
+        plain = self.name.strip().lower().replace("_", "-").replace(" ", "-")
+        if plain in log_phases.PHASES:
+            return "" if plain == "unknown" else plain
+        return log_phases.of_line(self.name.encode("utf-8", "replace"))
+
+
+@dataclass
+class Marks:
+    """The phases that are open, as a log goes on."""
+
+    open: dict[tuple[Any, ...], list[Mark]] = field(default_factory=dict)
+    failed: Mark | None = None
+
+    def feed(self, text: bytes) -> list[Mark]:
+        """Take more of the log, whole lines; returns the marks in it."""
+        found = marks(text)
+        for mark in found:
+            stack = self.open.setdefault(mark.who, [])
+            if mark.event == BEGIN and len(self.open) < MOST:
+                stack.append(mark)
+                self.failed = None
+            elif mark.event == END:
+                self._close(mark)
+        return found
+
+    def _close(self, end: Mark) -> None:
+        # asyncio's tasks share a thread, so that the last begun need not end first.
+        stack = self.open[end.who]
+        at = next(
+            (i for i in reversed(range(len(stack))) if stack[i].name == end.name), None
+        )
+        if at is not None:
+            del stack[at]
+        if not stack:
+            del self.open[end.who]
+        if end.error and self.failed is None:
+            self.failed = end  # the innermost ends first
+
+    @property
+    def innermost(self) -> Mark | None:
+        """The phase in which most processes are; else the one that failed last."""
+        inner = [stack[-1] for stack in self.open.values() if stack]
+        if not inner:
+            return self.failed
+        names = Counter(mark.name for mark in inner)
+        most = max(names.values())
+        return max(
+            (mark for mark in inner if names[mark.name] == most),
+            key=lambda mark: mark.place,
+        )
+
+
+def marks(text: bytes) -> list[Mark]:
+    """All marks of a text, in its order; what is not well made is passed over."""
+    found = []
+    for line in _LINE.finditer(text):
+        told = line[b"told"][:LONGEST]
+        try:
+            # What a process's name or another line has added behind it does not count.
+            one, _ = json.JSONDecoder().raw_decode(told.decode("utf-8", "replace"))
+            mark = _mark(one, line.start())
+        except (ValueError, TypeError, RecursionError):
+            continue
+        if mark is not None:
+            found.append(mark)
+    return found
+
+
+def _mark(told: Any, place: int) -> Mark | None:
+    name, event = told.get("phase"), told.get("event")
+    if not isinstance(name, str) or not name or event not in (BEGIN, END, LATE):
+        return None
+    pid, rank = told.get("pid"), told.get("rank")
+    limit, error = told.get("timeout_s"), told.get("error")
+    return Mark(
+        name[:100],
+        event,
+        (str(pid), str(rank), str(told.get("thread"))),
+        float(told.get("t") or 0.0),
+        place,
+        error if isinstance(error, str) else "",
+        float(limit) if isinstance(limit, (int, float)) else None,
+        rank if isinstance(rank, int) else None,
+        pid if isinstance(pid, int) else 0,
+    )
+
+
+def at_end(text: bytes) -> Mark | None:
+    """The marked phase that a log ends in, or that an exception ended last."""
+    if SIGN.encode() not in text:
+        return None
+    whole = Marks()
+    whole.feed(text)
+    return whole.innermost
