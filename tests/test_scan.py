@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -46,6 +48,21 @@ def test_another_automaton_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     whole = hits(iter([text]))
     monkeypatch.setattr(scan, "REBUILD_BYTES", 10_000)
     assert hits(parts(text, 5_000)) == whole
+
+
+def test_only_a_text_of_several_blocks_needs_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stage's failure is judged where no process or thread may be left to start."""
+
+    class Refuses(ThreadPoolExecutor):
+        def submit(self, *_: object, **__: object) -> NoReturn:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(scan, "ThreadPoolExecutor", Refuses)
+    assert [hit.line for hit in hits(iter([b"one\n" + OOM]))] == [2]
+    with pytest.raises(RuntimeError):
+        hits(iter([b"one\n", OOM]))
 
 
 @pytest.mark.parametrize("filler", [b"x", BAR], ids=["one-line", "bar"])

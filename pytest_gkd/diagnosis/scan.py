@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -106,8 +106,8 @@ Entry = tuple[str, Signature, str]
 class _Part(NamedTuple):
     """A text of which ``new`` to ``end`` is looked through, and what is found there.
 
-    ``start`` is the byte of the source where the text begins, ``found`` the place in
-    ``texts`` of each text that is found, with its start and end after ``new``.
+    ``start`` is the byte of the source where the text begins. ``found`` gives the place
+    in ``texts`` of each text that is found, with its start and end after ``new``.
     """
 
     text: bytes
@@ -115,7 +115,7 @@ class _Part(NamedTuple):
     end: int
     start: int
     texts: tuple[bytes, ...]
-    found: Future[list[tuple[int, int, int]]]
+    found: Callable[[], list[tuple[int, int, int]]]
 
     @property
     def keep(self) -> int:
@@ -187,7 +187,7 @@ class Scanner:
         ``tail`` is the last part of the source: what was seen so often that it is no
         longer looked for is looked for there, backwards.
         """
-        self._pass_on(self._kept, len(self._kept))
+        self._pass_on(self._kept, len(self._kept), last=True)
         if self._ahead is not None:
             self._advance(self._ahead)
         self._finder.shutdown()
@@ -196,18 +196,20 @@ class Scanner:
         self._offset += len(self._kept) - len(tail)
         self._look_back(tail)
 
-    def _pass_on(self, text: bytes, end: int) -> None:
+    def _pass_on(self, text: bytes, end: int, *, last: bool = False) -> None:
         """Search the text from where it is new up to ``end``, and keep the rest.
 
         What the search of the text before has found is looked at meanwhile.
         """
-        found = self._finder.submit(
+        search: Callable[[], list[tuple[int, int, int]]] = functools.partial(
             self._automaton.find_matches_as_indexes, text[self._new :], overlapping=True
         )
+        before = self._ahead
+        # A text of one block, such as a stage's, needs no thread.
+        found = self._finder.submit(search).result if before and not last else search
         part = _Part(text, self._new, end, self._kept_at, self._texts, found)
         self._kept, self._kept_at = text[part.keep :], part.start + part.keep
-        self._new = end - part.keep
-        before, self._ahead = self._ahead, part
+        self._new, self._ahead = end - part.keep, part
         if before is not None:
             self._advance(before)
 
@@ -216,7 +218,7 @@ class Scanner:
         text, new, end, self._offset, texts, _ = part
         by_line = sorted(
             (_line_start(text, new + at), place, new + at)
-            for place, at, _ in part.found.result()
+            for place, at, _ in part.found()
             if new + at < end
             and ((words := texts[place]) in self._open or words in self._watched)
         )
