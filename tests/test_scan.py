@@ -60,7 +60,7 @@ def test_only_a_text_of_several_blocks_needs_a_thread(
             raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(scan, "ThreadPoolExecutor", Refuses)
-    assert [hit.line for hit in hits(iter([b"one\n" + OOM]))] == [2]
+    assert {hit.line for hit in hits(iter([b"one\n" + OOM]))} == {2}
     with pytest.raises(RuntimeError):
         hits(iter([b"one\n", OOM]))
 
