@@ -106,8 +106,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         default=[],
         metavar="WHOM",
         help="tell of each verdict that is not 'at work': command:LINE, a shell line "
-        "with GKD_VERDICT and GKD_TEXT set, or https://..., which gets them as JSON; "
-        "repeatable",
+        "with GKD_VERDICT, GKD_PHASE, GKD_WHO, GKD_TEXT and GKD_REPORT set, or "
+        "https://..., which gets all but the last as JSON; repeatable",
     )
     parser.add_argument(
         "--dir",

@@ -97,10 +97,10 @@ class AttachedWatch:
             data = b"".join(self._read())
             self.watch.tick(data)
         if self._interrupted:
-            screen.close()
+            self.watch.close()
             return exits.SIGNAL + self._interrupted
         status = self._over()
-        screen.close()
+        self.watch.close()
         return status
 
     def _stop(self, number: int, _frame: object) -> None:
@@ -174,11 +174,10 @@ class AttachedWatch:
         self.watch.tick(b"".join(self._read()))
         watch, progress = self.watch, self.watch.progress
         for path in self.tails:
-            causes = stuck_report.diagnosed(path, self.asked.rules)
-            if causes:
-                one = causes[0]
+            found = stuck_report.diagnosed(path, self.asked.rules)
+            for one in found["causes"][:1]:
                 why = (f"{one['title']} [{one['cause']}]", f"gkd diagnose {path}")
-                watch.verdict = Verdict(DEAD, 0.0, why, phase=progress.phase)
+                watch.verdict = Verdict(DEAD, 0.0, why, phase=found["phase"])
                 watch.tell(watch.verdict, watch.in_words(watch.verdict))
                 return exits.DEAD
         if progress.finished:

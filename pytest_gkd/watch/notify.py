@@ -8,34 +8,44 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
 
 from pytest_gkd import sanitize
 from pytest_gkd.processes import background
+from pytest_gkd.watch.samples import Verdict
 
 LIMIT_S = 10.0
 
 
 def tell(
     whom: tuple[str, ...],
-    verdict: str,
+    verdict: Verdict,
     text: str,
-    phase: str,
     problem: Callable[[str], None],
-) -> None:
+    report: str = "",
+) -> list[Future[None]]:
     """Tell all of them, beside what goes on here; ``problem`` gets what went wrong.
 
-    What is told is masked (see ``sanitize``) and holds neither paths nor variables.
+    What is told is masked (see ``sanitize``). ``report`` is the directory of a report,
+    which commands get and webhooks do not.
     """
-    said = sanitize.text(text)
+    said = {
+        "verdict": verdict.word,
+        "phase": verdict.phase,
+        "who": sanitize.line(verdict.who),
+        "text": sanitize.text(text),
+    }
+    begun = []
     for one in whom:
         kind, _, line = one.partition(":")
-        work = (
-            partial(_run, line, {"GKD_VERDICT": verdict, "GKD_TEXT": said})
-            if kind == "command"
-            else partial(_post, one, {"verdict": verdict, "text": said, "phase": phase})
-        )
-        background.begin("gkd-notify", partial(_attempt, work, problem))
+        if kind == "command":
+            variables = {f"GKD_{name.upper()}": value for name, value in said.items()}
+            work = partial(_run, line, variables | {"GKD_REPORT": report})
+        else:
+            work = partial(_post, one, said)
+        begun.append(background.begin("gkd-notify", partial(_attempt, work, problem)))
+    return begun
 
 
 def _attempt(work: Callable[[], str], problem: Callable[[str], None]) -> None:

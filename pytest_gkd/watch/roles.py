@@ -88,9 +88,9 @@ def _alone(one: Facts) -> Role:
     command = one.command
     if title := _RAY_TITLE.search(command):
         what = title["what"]
-        if what == "IDLE" or "." not in what:
-            return Role("ray-worker", f"ray::{what}")
-        return Role("ray-actor", f"ray::{what}")
+        # An actor's title has its method while that runs; a task's is its name.
+        kind = "ray-worker" if what == "IDLE" or what[:1].islower() else "ray-actor"
+        return Role(kind, f"ray::{what}")
     if found := _RAY_SYSTEM.search(command):
         name = next(filter(None, found.groups()))
         return Role("ray-system", f"Ray's {name.replace('gcs_server', 'GCS')}")

@@ -181,7 +181,7 @@ class Verdict:
     person or the machine holds it (a debugger, Ctrl-Z, a laptop's sleep, a reader of
     its output that does not read). ``since_s`` is for how long, ``why`` the evidence,
     a sentence each, ``confidence`` ``certain`` or ``likely``. ``odd`` are the pids
-    that the others wait for, where that is known.
+    that the others wait for, where that is known, and ``who`` names them.
     """
 
     word: str
@@ -190,3 +190,4 @@ class Verdict:
     confidence: str = "certain"
     phase: str = ""
     odd: tuple[int, ...] = ()
+    who: str = ""

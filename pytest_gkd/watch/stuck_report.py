@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +96,10 @@ def make(
     if first := next(iter([*odd, *_trainers(sample)]), None):
         known["pid"] = first.pid
     suspicion = suspects(phase, text, logs.frameworks_in(text), known)
-    causes = diagnosed(log, rules) if log is not None else []
+    causes = diagnosed(log, rules)["causes"]
     report = Report(
         directory,
-        verdict,
+        replace(verdict, phase=phase),
         phase,
         suspicion,
         waits=waits.picture(sample.processes, job_links.known(sample.processes)).lines,
@@ -120,8 +120,14 @@ def _trainers(sample: JobSample) -> list[ProcessSample]:
     return [one for one in sample.processes if one.role.kind in kinds]
 
 
-def diagnosed(log: Path, rules: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The causes that ``gkd diagnose`` finds in a log, by a process of its own."""
+def diagnosed(log: Path | None, rules: tuple[str, ...]) -> dict[str, Any]:
+    """What ``gkd diagnose`` says of a log, by a process of its own; see there.
+
+    ``causes`` is always there, and empty where it says nothing.
+    """
+    nothing: dict[str, Any] = {"causes": []}
+    if log is None:
+        return nothing
     command = [sys.executable, "-m", "pytest_gkd", "diagnose", "--format=json"]
     command += [f"--rules={one}" for one in rules]
     try:
@@ -131,10 +137,10 @@ def diagnosed(log: Path, rules: tuple[str, ...]) -> list[dict[str, Any]]:
             capture_output=True,
             timeout=DIAGNOSE_LIMIT_S,
         )
-        found = json.loads(done.stdout or "{}")
+        found: dict[str, Any] = json.loads(done.stdout or "{}")
     except (OSError, ValueError, subprocess.TimeoutExpired):
-        return []  # the log is kept, and can be asked again
-    return [one for one in found.get("causes", []) if isinstance(one, dict)]
+        return nothing  # the log is kept, and can be asked again
+    return nothing | found
 
 
 def _keep(directory: Path, report: Report, sample: JobSample) -> None:

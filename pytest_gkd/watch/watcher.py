@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import time
+from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime
@@ -60,6 +61,7 @@ LOOK_EVERY_MOST_S = 600.0
 STOOD_S = 10.0
 END_S = 30.0
 SAY_TWICE_S = 600.0
+NOTIFY_LIMIT_S = 12.0
 
 
 def run(asked: Asked) -> int:
@@ -106,6 +108,7 @@ class Watch:
         self._look_at = 0.0
         self._looks = 0
         self._told: dict[str, float] = {}
+        self._notified: list[Future[None]] = []
 
     # -- what is seen --------------------------------------------------------------
 
@@ -258,11 +261,21 @@ class Watch:
         sure = "" if verdict.confidence == "certain" else " (likely)"
         return f"{verdict.word}{sure}: {'; '.join(verdict.why)}"
 
-    def tell(self, verdict: Verdict, text: str) -> None:
+    def tell(self, verdict: Verdict, text: str, report: str = "") -> None:
+        """Say it here, and to those who want to be told."""
         self.screen.say(text)
-        if self.asked.notify:
-            phase = verdict.phase or self.progress.phase
-            notify.tell(self.asked.notify, verdict.word, text, phase, self.screen.say)
+        self._notify(self.asked.notify, verdict, text, report)
+
+    def _notify(
+        self, whom: tuple[str, ...], verdict: Verdict, text: str, report: str
+    ) -> None:
+        verdict = replace(verdict, phase=verdict.phase or self.progress.phase)
+        self._notified += notify.tell(whom, verdict, text, self.screen.say, report)
+
+    def close(self) -> None:
+        """Wait until everybody is told, and give the terminal back."""
+        futures.wait(self._notified, NOTIFY_LIMIT_S)
+        self.screen.close()
 
     def _begin_report(self, verdict: Verdict, sample: JobSample) -> None:
         at = datetime.now().strftime("%H%M%S")
@@ -282,21 +295,18 @@ class Watch:
             return
         report = self._report.result()
         self._report = None
-        self.tell(report.verdict, report.text())
+        self.tell(report.verdict, report.text(), str(report.directory or ""))
         if report.verdict.word != STUCK:
             return
         kind, _, line = self.asked.on_stuck.partition(":")
         if kind == "end":
             self.wants_end = True
         elif kind == "command":
-            place = str(report.directory or "")
-            environ = f"GKD_REPORT={_quoted(place)}; export GKD_REPORT; "
-            notify.tell(
-                (f"command:{environ}{line}",),
-                report.verdict.word,
+            self._notify(
+                (f"command:{line}",),
+                report.verdict,
                 report.text(),
-                report.phase,
-                self.screen.say,
+                str(report.directory or ""),
             )
 
     # -- what is shown -------------------------------------------------------------
@@ -321,10 +331,6 @@ class Watch:
         return status_line.parts(
             self.verdict, self.progress, self.usual, self._sample, self._cpu, now
         )
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def new_directory(asked: Asked) -> Path:
@@ -516,7 +522,7 @@ class CommandWatch:
         else:
             self._learn(code)
             self._tell_end(code)
-        watch.screen.close()
+        watch.close()
         command.leave()
         if refused is not None:
             return refused[0]
@@ -549,15 +555,15 @@ class CommandWatch:
         ended = (
             f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         )
-        where = f" in {progress.phase}" if progress.phase else ""
+        found = stuck_report.diagnosed(watch.log, self.asked.rules)
+        phase = found["phase"] if found["causes"] else progress.phase
+        where = f" in {phase}" if phase else ""
         step = f", step {progress.step}" if progress.step is not None else ""
         spent = verdicts.span(monotonic() - watch.began)
-        verdict = Verdict(DEAD, 0.0, (f"{ended} after {spent}{where}{step}",))
-        causes = (
-            stuck_report.diagnosed(watch.log, self.asked.rules) if watch.log else []
-        )
+        why = (f"{ended} after {spent}{where}{step}",)
+        verdict = Verdict(DEAD, 0.0, why, phase=phase)
         text = Watch.in_words(verdict)
-        for one in causes[:1]:
+        for one in found["causes"][:1]:
             text += f"\n  cause {one['title']} [{one['cause']}]"
             for line in one["evidence"][:2]:
                 text += f"\n  saw   {line['file']}:{line['line']}  {line['text']}"
