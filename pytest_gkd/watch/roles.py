@@ -35,7 +35,8 @@ _COMPILER = re.compile(
     r"|ld|as)(?: |$)"
 )
 _HELPER = re.compile(
-    r"multiprocessing\.(?:resource_tracker|forkserver)|^(?:\S*/)?(?:tee|cat|tail|sleep)\b"
+    r"multiprocessing\.(?:resource_tracker|forkserver)|^(?:\S*/)?(?:tee|cat|tail|sleep"
+    r"|timeout|env|nice|nohup|numactl|stdbuf|setsid|time|script|sudo)(?: |$)"
     r"|^(?:-|\S*/)?(?:ba|da|z|k)?sh(?: |$)"
 )
 _SPAWNED = re.compile(r"multiprocessing[. ](?:spawn|fork)\S*.*--multiprocessing-fork")

@@ -13,12 +13,14 @@ from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import logs
 from pytest_gkd.diagnosis.suspects import Suspicion, suspects
 from pytest_gkd.files import make_way, write_json, write_private
-from pytest_gkd.watch import job_links, stack_tree, verdicts, waits
+from pytest_gkd.watch import job_links, own_frames, stack_tree, verdicts, waits
 from pytest_gkd.watch.samples import JobSample, ProcessSample, Progress, Verdict
 
 DIAGNOSE_LIMIT_S = 60.0
 EVIDENCE_LIMIT_S = 20.0
 SHOWN = 2  # suspects
+MOST_WAITS = 4
+MOST_NAMED = 8
 
 
 @dataclass
@@ -42,7 +44,7 @@ class Report:
         sure = "" if verdict.confidence == "certain" else " (likely)"
         found = [f"{verdict.word} for {since} in {self.phase or 'unknown'}{sure}"]
         found += [f"  saw   {one}" for one in verdict.why]
-        found += [f"  wait  {one}" for one in self.waits]
+        found += [f"  wait  {one}" for one in self.waits[:MOST_WAITS]]
         found += [f"  also  {one}" for one in self.evidence]
         if self.causes:
             top = self.causes[0]
@@ -82,37 +84,56 @@ def make(
     progress: Progress,
     text: bytes,
     log: Path | None,
+    stacks: Path | None = None,
     rules: tuple[str, ...] = (),
 ) -> Report:
     """Judge a standstill and write it down below ``directory``.
 
     ``sample`` is the look that proved it, ``text`` the job's first and last output,
-    ``log`` the file that holds all of it.
+    ``log`` the file that holds all of it, ``stacks`` the directory of the look's files.
     """
-    odd = [one for one in sample.processes if one.pid in verdict.odd]
+    known = job_links.known(sample.processes)
+    picture = waits.picture(sample.processes, known)
+    pids = verdict.odd or picture.odd
+    odd = [one for one in sample.processes if one.pid in pids]
+    whom = odd or _trainers(sample)[:1]
     phase = verdicts.phase_of([*odd, *sample.processes], progress.phase or "unknown")
     facts = {"step": progress.step, "steps": progress.total}
-    known = {name: value for name, value in facts.items() if value is not None}
-    if first := next(iter([*odd, *_trainers(sample)]), None):
-        known["pid"] = first.pid
-    suspicion = suspects(phase, text, logs.frameworks_in(text), known)
+    told = {name: value for name, value in facts.items() if value is not None}
+    if whom:
+        told["pid"] = whom[0].pid
+    suspicion = suspects(phase, text, logs.frameworks_in(text), told)
     causes = diagnosed(log, rules)["causes"]
     report = Report(
         directory,
-        replace(verdict, phase=phase),
+        replace(
+            verdict,
+            phase=phase,
+            odd=tuple(one.pid for one in odd),
+            who=", ".join(one.label for one in whom[:MOST_NAMED]),
+        ),
         phase,
         suspicion,
-        waits=waits.picture(sample.processes, job_links.known(sample.processes)).lines,
+        waits=picture.lines or tuple(map(_place, whom)),
         tree=stack_tree.build(sample.processes),
         causes=causes,
         problems=sample.unseen,
     )
     try:
         _keep(directory, report, sample)
+        if stacks is not None and stacks.is_dir():
+            stacks.rename(directory.absolute() / "stacks")
     except OSError as error:
         report.directory = None
         report.problems += (f"{directory}: {error.strerror}; nothing was kept",)
     return report
+
+
+def _place(one: ProcessSample) -> str:
+    """Where a process is that nobody is seen to wait for."""
+    thread = verdicts.main_thread(one)
+    frames = own_frames.own(thread) if thread else ()
+    return f"{one.label} is in {frames[-1]}" if frames else f"{one.label}: no frames"
 
 
 def _trainers(sample: JobSample) -> list[ProcessSample]:

@@ -9,13 +9,13 @@ is not in a collective, and every stack as it was.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pytest_gkd.diagnosis.exceptions import Frame
+from pytest_gkd.diagnosis import log_phases
 from pytest_gkd.diagnosis.stack_dump import Thread
 from pytest_gkd.processes.stall import BUSY_CPU, IDLE_CPU, IDLE_IO_BYTES_PER_S
+from pytest_gkd.watch import own_frames, waiting
 from pytest_gkd.watch.samples import (
     AT_WORK,
     HELD,
@@ -43,15 +43,9 @@ SLOW_LEAST_S = 30.0
 # A jump of the clock that counts a machine's sleep, beyond the one that does not.
 SLEPT_S = 5.0
 
-# Where a process spins or waits for its peers: torch's collectives, NCCL by vLLM and
-# cupy, DeepSpeed's, and where a GPU's queue is waited for.
-_COLLECTIVE = re.compile(
-    r"(?:^|/)distributed_c10d\.py$|pynccl\w*\.py$|nccl_utils\.py$|(?:^|/)comm/\w+\.py$"
-    r"|_functional_collectives\.py$|shm_broadcast\.py$|util/collective/"
-)
-_SYNCHRONIZES = re.compile(r"^(?:synchronize|item|cpu|tolist|wait)$")
+# Kinds of ``waiting`` in which a process may spin, and uses a core or a GPU for it.
+_SPINS = ("collective", "store", "gpu", "broadcast")
 _DEBUGGER = re.compile(r"(?:^|/)(?:pdb|bdb|ipdb/\w+|pudb/\w+|debugpy/\S+)\.py$")
-_SLEEPS = re.compile(r"clock_nanosleep|hrtimer_nanosleep|do_nanosleep")
 # What keeps heartbeats, and what only serves the others.
 _BESIDE = ("ray-system", "helper", "launcher")
 
@@ -102,19 +96,13 @@ def main_thread(process: ProcessSample) -> Thread | None:
     return next((one for one in process.threads if one.is_main), None)
 
 
-def waits_in(process: ProcessSample) -> Frame | None:
-    """The call in which a process waits for its peers or its GPU; None if in none."""
-    for thread in process.threads:
-        for frame in reversed(thread.frames):
-            if _COLLECTIVE.search(frame.file) and not frame.function.startswith("__"):
-                if thread.is_main or "backward" not in thread.name:
-                    return frame
-                break
-        if thread.is_main and thread.frames:
-            last = [one for one in thread.frames if one.line][-1:]
-            if last and _SYNCHRONIZES.search(last[0].function):
-                return last[0]
-    return None
+def waits_for_peers(process: ProcessSample) -> bool:
+    """Whether it is in a call in which it waits for other ranks or for its GPU."""
+    found = [waiting.of(thread) for thread in process.threads]
+    own = found[0] if process.threads and process.threads[0].is_main else None
+    if own is not None and own.kind in _SPINS:
+        return True
+    return any(one is not None and one.kind == "collective" for one in found)
 
 
 def held(now: JobSample) -> Verdict | None:
@@ -159,8 +147,9 @@ def compare(
     silent_s = second.at - max(second.output_at, progress.step_at)
     changes = _changes(first, second, window_s)
     working = [one for one in changes if one.now.role.kind not in _BESIDE]
-    waiting = [one for one in working if waits_in(one.now) and waits_in(one.then)]
-    others = [one for one in working if one not in waiting]
+    peers = [one for one in working if waits_for_peers(one.now)]
+    waiting_for_peers = [one for one in peers if waits_for_peers(one.then)]
+    others = [one for one in working if one not in waiting_for_peers]
     words = second.output_bytes - first.output_bytes
     if words > CHATTER_BYTES_PER_S * window_s:
         return _going(progress, second, usual, f"its output grew by {words} bytes")
@@ -183,12 +172,13 @@ def compare(
     if second.remote and network > NETWORK_BYTES_PER_S:
         why = f"the machine moves {network / 1e6:.1f} MB/s over the network"
         return _going(progress, second, usual, why)
-    if second.gpus_at_work and not waiting:
+    apart = bool(waiting_for_peers) or _stand_apart(working)
+    if second.gpus_at_work and not apart and silent_s < REMOTE_S:
         return _going(progress, second, usual, second.gpus_at_work)
-    if second.remote and not waiting and silent_s < REMOTE_S:
+    if second.remote and not apart and silent_s < REMOTE_S:
         why = f"it waits, connected to another machine ({', '.join(second.remote[:3])})"
         return Verdict(SLOW, silent_s, (why,), "likely", progress.phase)
-    return _stuck(changes, waiting, others, first, second, progress, window_s, silent_s)
+    return _stuck(working, others, first, second, progress, silent_s)
 
 
 def _going(progress: Progress, now: JobSample, usual: Usual, why: str) -> Verdict:
@@ -242,34 +232,35 @@ def _busy(
     return _going(progress, now, usual, text)
 
 
+def _stand_apart(working: list[Change]) -> bool:
+    """Whether some ranks are in another function than the others, whatever that is."""
+    places = set()
+    for one in working:
+        thread = main_thread(one.now)
+        if one.now.role.kind == "rank" and thread is not None:
+            frames = own_frames.own(thread)
+            places.add(str(frames[-1].function) if frames else "")
+    return len(places) > 1
+
+
 def _stuck(
-    changes: list[Change],
-    waiting: list[Change],
+    working: list[Change],
     others: list[Change],
     first: JobSample,
     second: JobSample,
     progress: Progress,
-    window_s: float,
     silent_s: float,
 ) -> Verdict:
+    window_s = second.at - first.at
     cpu_s = sum(one.cpu for one in others) * window_s
-    total = len(changes)
-    whose = "its process" if total == 1 else f"its {total} processes"
-    why = []
+    spin_s = sum(one.cpu for one in working) * window_s - cpu_s
+    whose = "its process" if len(working) == 1 else f"{len(working)} processes"
+    spun = f" and {spin_s:.0f} s waiting for peers" if spin_s > 1 else ""
+    why = [
+        f"{whose} used {cpu_s:.2f} s of CPU{spun} in {span(window_s)}, and every stack "
+        "is as it was"
+    ]
     odd: tuple[int, ...] = ()
-    if waiting:
-        odd, told = _apart(waiting, others)
-        why += told
-    else:
-        why.append(
-            f"{whose} used {cpu_s:.2f} s of CPU in {span(window_s)}, and every stack "
-            "is as it was"
-        )
-        why += [
-            f"{one.now.label} is in {_leaf(main_thread(one.now))}"
-            for one in others[:3]
-            if main_thread(one.now)
-        ]
     for one in second.processes:
         if one.state == "T":
             why.insert(
@@ -277,16 +268,9 @@ def _stuck(
                 f"{one.label} is stopped by a signal (SIGSTOP); "
                 f"kill -CONT {one.pid} lets it go on",
             )
-            odd = (one.pid,)
+            odd = (*odd, one.pid)
         elif one.state == "D":
             why.append(f"{one.label} waits inside the kernel ({one.wchan or 'disk'})")
-        elif one.state == "Z":
-            why.append(f"{one.label} has ended, and its parent has not noticed")
-    lost = {one.pid for one in first.processes} - {one.pid for one in second.processes}
-    why += [f"{one.label} is gone" for one in first.processes if one.pid in lost]
-    sleeping = [one for one in others if _SLEEPS.search(one.now.wchan)]
-    if sleeping and len(sleeping) == len(others) and not waiting:
-        why.append(f"{sleeping[0].now.label} sleeps for a set time (time.sleep)")
     if second.remote:
         why.append(f"it is connected to other machines: {', '.join(second.remote[:3])}")
     blind = not any(one.threads for one in second.processes)
@@ -301,34 +285,8 @@ def _stuck(
     )
 
 
-def _apart(
-    waiting: list[Change], others: list[Change]
-) -> tuple[tuple[int, ...], list[str]]:
-    """Who is missing where most wait."""
-    calls = Counter((waits_in(one.now) or Frame("", 0, "")).function for one in waiting)
-    call, count = calls.most_common(1)[0]
-    ranks = [one for one in others if one.now.role.kind in ("rank", "ray-actor")]
-    apart = ranks or [
-        one
-        for one in waiting
-        if (waits_in(one.now) or Frame("", 0, "")).function != call
-    ]
-    names = ", ".join(one.now.role.name for one in waiting[:8])
-    text = (
-        f"{count} wait in {call} ({names})" if count > 1 else f"{names} waits in {call}"
-    )
-    why = [text]
-    for one in apart[:3]:
-        thread = main_thread(one.now)
-        place = f" is in {_leaf(thread)}" if thread else " has no Python stack"
-        why.append(f"{one.now.label}{place}")
-    return tuple(one.now.pid for one in apart), why
-
-
 def phase_of(processes: Iterable[ProcessSample], known: str) -> str:
     """The phase that stacks tell, of the odd ones first; else what is ``known``."""
-    from pytest_gkd.diagnosis import log_phases
-
     for process in processes:
         thread = main_thread(process)
         for frame in reversed(thread.frames if thread else ()):

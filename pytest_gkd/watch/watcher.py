@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import background, procfs
@@ -44,6 +45,8 @@ from pytest_gkd.watch.sampling import Sampler
 from pytest_gkd.watch.scope import Scope
 from pytest_gkd.watch.screen import OwnScreen, SharedScreen
 from pytest_gkd.watch.terminal import Terminal
+
+T = TypeVar("T")
 
 TICK_S = 0.25
 SAMPLE_S = 1.0
@@ -192,8 +195,9 @@ class Watch:
             self.look_after_s, LOOK_STEPS * progress.step_s
         )
         if self._look is not None and self._look.done():
-            self._looked(self._look.result())
-            self._look = None
+            look, self._look = self._look, None
+            if (seen := self._result("a look", look)) is not None:
+                self._looked(seen)
         seems_still = silent_s >= self.look_after_s or overdue
         first = self._first
         if first is not None and not overdue and self._spoke(first, sample):
@@ -204,6 +208,14 @@ class Watch:
         elif not seems_still and self.verdict.word in (AT_WORK, SLOW):
             told = verdicts.pace(progress, now, self.usual)
             self._is(told or Verdict(AT_WORK, phase=progress.phase))
+
+    def _result(self, what: str, future: Future[T]) -> T | None:
+        """What was worked out beside; what went wrong there does not end the watch."""
+        error = future.exception()
+        if error is None:
+            return future.result()
+        self.screen.say(f"{what} went wrong: {type(error).__name__}: {error}")
+        return None
 
     @staticmethod
     def _spoke(first: JobSample, sample: JobSample) -> bool:
@@ -282,10 +294,18 @@ class Watch:
         place = self.directory / f"{verdict.word.replace(' ', '-')}-{at}"
         text = self.follower.head + self.follower.tail
         progress = self.progress
+        stacks = self.directory / f"look-{(self._looks - 1) % 2}"
 
         def work() -> stuck_report.Report:
             return stuck_report.make(
-                place, verdict, sample, progress, text, self.log, self.asked.rules
+                place,
+                verdict,
+                sample,
+                progress,
+                text,
+                self.log,
+                stacks,
+                self.asked.rules,
             )
 
         self._report = background.begin("gkd-report", work)
@@ -293,8 +313,10 @@ class Watch:
     def _hear_report(self) -> None:
         if self._report is None or not self._report.done():
             return
-        report = self._report.result()
-        self._report = None
+        done, self._report = self._report, None
+        report = self._result("the report", done)
+        if report is None:
+            return
         self.tell(report.verdict, report.text(), str(report.directory or ""))
         if report.verdict.word != STUCK:
             return
