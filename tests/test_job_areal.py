@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,17 +83,110 @@ def test_a_file_that_is_right_has_no_fault(file: Path) -> None:
     assert values["ppo_mini_batch_size"] == 16
 
 
-@pytest.mark.parametrize(
-    ("launcher", "keys"),
-    [("", ["allocation_mode"]), ("-m areal.infra.launcher.local ", [])],
-)
-def test_an_allocation_mode_counts_for_the_older_launchers_alone(
-    file: Path, launcher: str, keys: list[str]
-) -> None:
-    start = f"python {launcher}examples/math/gsm8k_rl.py --config {file}"
-    found = check(f"{start} ++allocation_mode=sglang:d2+d2", framework="areal")
+LAUNCHER = "python -m areal.infra.launcher.local examples/math/gsm8k_rl.py --config "
+
+
+def test_an_allocation_mode_counts_for_the_older_launchers_alone(file: Path) -> None:
+    start = f"python examples/math/gsm8k_rl.py --config {file}"
+    found = check(f"{start} ++allocation_mode=sglang:d2+fsdp:d2", framework="areal")
     told = [(f.level, f.key) for f in faults(found) if f.key == "allocation_mode"]
-    assert told == [("warning", key) for key in keys]
+    assert told == [("warning", "allocation_mode")]
+    assert found.values["rollout_gpus"].value == 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        # Engine, its tensor and pipeline ranks, all of its GPUs.
+        ("vllm:d1t2+fsdp:d2", ("vllm", 2, 1, 2)),
+        ("sglang[r]:d2t2p2 + fsdp[a]:d2", ("sglang", 2, 2, 8)),
+        ("fsdp:d2 + vllm:t4", ("vllm", 4, 1, 4)),
+        ("sglang[r]:d2|fsdp[a]:d2", ("sglang", 1, 1, 2)),
+        ("vllm:d2+megatron:(attn:d1t2|ffn:e2)", ("vllm", 1, 1, 2)),
+    ],
+)
+def test_the_older_launchers_serve_by_allocation_mode(
+    file: Path, mode: str, expected: tuple[Any, ...]
+) -> None:
+    more = f"'++allocation_mode=\"{mode}\"'"  # quoted for Hydra, too
+    found = check(f"{LAUNCHER}{file} {more}", framework="areal")
+    names = ("tensor_parallel_size", "pipeline_parallel_size", "rollout_gpus")
+    values = (found.values[name].value for name in ("rollout_engine", *names))
+    assert tuple(values) == expected
+    assert found.values["trainer_gpus"].value == 2
+    told = {(f.level, f.key) for f in faults(found) if "n_gpus" not in f.key}
+    # The trainer takes the rollout for what its own backend says.
+    is_same = expected == ("vllm", 1, 1, 2)
+    assert told == (set() if is_same else {("warning", "rollout.backend")})
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("", "is none, and the older launchers need it"),
+        ("d2+d2", "is none"),  # no backend is chosen any more
+        ("sglang.d2+fsdp.d2", "is none"),
+        ("sglang:c2+fsdp:d2", "is none"),
+        ("sglang[r]:d2|fsdp[a]:d4", "is none"),  # not as many GPUs
+        ("sglang:d2+vllm:d2", "one engine and one trainer"),
+        ("sglang[r]:d2+fsdp[a]:d2+fsdp[c]:d2", "one engine and one trainer"),
+        ("vllm:d2+fsdp:d4", "starts 4 processes of the trainer, and actor.backend="),
+    ],
+)
+def test_an_allocation_mode_that_is_none_is_refused(
+    file: Path, mode: str, said: str
+) -> None:
+    more = f"'++allocation_mode=\"{mode}\"'" if mode else ""
+    found = check(f"{LAUNCHER}{file} {more}", framework="areal")
+    (told,) = (f for f in faults(found) if f.key == "allocation_mode")
+    assert told.level == "error"
+    assert said in told.message
+
+
+def test_what_no_launcher_serves_is_not_certain(file: Path) -> None:
+    found = check(f"{LAUNCHER}{file} ++allocation_mode=$MODE", framework="areal")
+    rollout = found.values["rollout_gpus"]
+    assert rollout.source == "undetermined"
+    assert not faults(found)
+
+
+def test_an_unknown_key_is_told_once(file: Path) -> None:
+    text = "actor.pathh=1 foo=2 +bar.x=3 ++actor.baz=4"
+    start = f"python examples/math/gsm8k_rl.py --config {file}"
+    found = check(f"{start} {text}", framework="areal")
+    told = [f for f in faults(found) if "no key" in f.message]
+    assert sorted(f.key for f in told) == ["actor.baz", "actor.pathh", "bar", "foo"]
+    (path,) = (f.message for f in told if f.key == "actor.pathh")
+    assert "did you mean 'actor.path'" in path
+
+
+def test_files_that_defaults_names_are_read(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "base.yaml").write_text(file.read_text())
+    (tmp_path / "site" / "big.yaml").write_text("n_nodes: 1\nn_gpus_per_node: 4\n")
+    (tmp_path / "site" / "small.yaml").write_text("n_gpus_per_node: 6\n")
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "defaults:\n  - base\n  - site@cluster: big\n  - _self_\n"
+        "train_dataset: {batch_size: 64}\n"
+    )
+    found = check(own, framework="areal")
+    values = {name: value.value for name, value in found.values.items()}
+    assert values["student"] == "Qwen/Qwen3-0.6B"
+    assert Path(found.values["student"].file).name == "base.yaml"
+    assert (values["train_batch_size"], values["gpus_per_node"]) == (64, 4)
+    start = f"python examples/math/gsm8k_rl.py --config {own} site@cluster=small"
+    chosen = check(start, framework="areal")
+    assert chosen.values["gpus_per_node"].value == 6
+    assert not [f for f in faults(chosen) if f.key == "site@cluster"]
+
+
+def test_a_file_that_defaults_names_and_is_not_there_is_told(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("defaults:\n  - none\n  - _self_\nactor: {backend: fsdp:d2}\n")
+    found = faults(check(own, framework="areal"))
+    (told,) = (f for f in found if f.key == "defaults")
+    assert "own is to take none.yaml, which is not there" in told.message
 
 
 def test_roles_that_share_gpus_count_once(file: Path) -> None:
@@ -314,8 +408,8 @@ def test_the_older_launchers_ranks_read_a_part_of_a_batch_each(
     file: Path, tmp_path: Path
 ) -> None:
     script = tmp_path / "run.sh"
-    start = "python -m areal.infra.launcher.local examples/math/gsm8k_rl.py --config "
-    script.write_text(f'{start}{file} "$@"\n')
+    mode = "++allocation_mode=vllm:d2+fsdp:d2"
+    script.write_text(f'{LAUNCHER}{file} {mode} "$@"\n')
     assert not told(script)
     (fault,) = told(script, "train_dataset.batch_size=33")
     assert "cannot be divided by the actor's 2 ranks" in fault.message

@@ -60,6 +60,22 @@ def read(text: str) -> Backend | None:
     )
 
 
+def allocation(text: str) -> list[Backend] | None:
+    """The parts of an ``allocation_mode``, None where it is none: on GPUs of their own
+    with a + between them, on the same ones with a | (ALLOCATION_GRAMMAR)."""
+    found: list[Backend] = []
+    for component in re.sub(r"\s", "", text).split("+"):
+        whole = read(component)
+        together = [whole] if whole else [read(one) for one in component.split("|")]
+        if None in together:
+            return None
+        several = [one for one in together if one]
+        if len({one.gpus for one in several}) > 1:
+            return None
+        found += several
+    return found
+
+
 def _sizes(text: str) -> Iterator[tuple[str, int]]:
     for name, size in SIZE.findall(text):
         yield name, int(size[:9])

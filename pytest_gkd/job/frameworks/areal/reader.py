@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
 
-from pytest_gkd.job import documents, looking, omegaconf_types, own_classes
+from pytest_gkd.job import looking, omegaconf_types, own_classes
 from pytest_gkd.job.arguments import MISSING, MOST_NEAR, UNKNOWN
-from pytest_gkd.job.findings import Finding, note
+from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.frameworks import config_file
 from pytest_gkd.job.frameworks.areal import plan, rules
 from pytest_gkd.job.frameworks.areal.rules import Look
 from pytest_gkd.job.frameworks.reading import Reading, names
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.omegaconf import Config, UnresolvedError, applied
-from pytest_gkd.job.overrides import Given, parsed, refused
+from pytest_gkd.job.overrides import Given, Override, parsed, refused
 from pytest_gkd.job.releases import Release
 from pytest_gkd.job.shell_values import Word
 from pytest_gkd.job.sources.areal import TAKES
@@ -54,7 +54,8 @@ def read(launch: Launch, release: Release) -> Reading:
             f"which configuration {word.source[:60]} is cannot be determined: {needs}"
         )
         return _unread(rest, word.text.needs, problem)
-    given, findings = _file(launch, word)
+    said = list(parsed(rest))
+    given, chosen, findings = _file(launch, word, said)
     classes, whose = Classes(release.schema["classes"]), f"AReaL {release}"
     tops = set(given.below(""))
     root, is_sure = _root(program, tops, classes, release.schema["programs"])
@@ -64,13 +65,15 @@ def read(launch: Launch, release: Release) -> Reading:
         own = own_classes.read(place, release.schema["classes"], TAKES)
         if own is not None:
             classes, root, is_sure = Classes(own.classes), own.root, True
-    said = list(parsed(rest))
     for one, text in refused(rest, sweeps=False):
         shape = one.text.shape[:60]
         findings.append(_finding(UNKNOWN, f"{shape} {text}", one, shape))
     known = Config(classes.defaults(root, given, keeps=True))
-    for looked, (override, text) in enumerate(applied(given, said)):
+    strange: list[Override] = []
+    values_said = [one for one in said if one not in chosen]
+    for looked, (override, text) in enumerate(applied(given, values_said)):
         key = override.key
+        strange += [override] * ("no key" in text)
         hint = near(key, known.settings) if looked < MOST_NEAR else "."
         if known.has(key) and "no key" in text:
             hint = f"; AReaL has it, and Hydra adds it with a +: +{key}=..."
@@ -94,15 +97,15 @@ def read(launch: Launch, release: Release) -> Reading:
         is_sure=is_sure,
         instead=INSTEAD,
     )
-    findings += judge.whole(root)
+    findings += (one for one in judge.whole(root) if not _is_told(one, strange))
     look = partial(Look, root=root, launcher=launcher)
     for level, some in (("error", rules.REFUSED), ("warning", rules.DOUBTFUL)):
         findings += looking.broken(config, some, level, look)
     findings += looking.tokenizers(config, "actor.path", "teacher.path")
-    values = _values(config)
+    values = _values(config, look)
     loads = is_recorded or not program
     if own_classes.calls(place, LOADER) if place else loads:
-        values |= looking.derived(config, TRUNCATION, Look)
+        values |= looking.derived(config, TRUNCATION, look)
     return Reading(said, values, findings, recipe=plan.recipe(look(config)))
 
 
@@ -117,8 +120,10 @@ def _started(launch: Launch) -> tuple[str, str, Launch]:
     return program, "spmd", launch._replace(program=program, arguments=rest)
 
 
-def _file(launch: Launch, word: Word | None) -> tuple[Config, list[Finding]]:
-    """The settings of the file that is given."""
+def _file(
+    launch: Launch, word: Word | None, said: list[Override]
+) -> tuple[Config, list[Override], list[Finding]]:
+    """What Hydra makes of the file given, and which of ``said`` choose other files."""
     path, place = launch.document, launch.command.words[:1]
     if path is None and word is not None:
         path = config_file.find(Path(launch.command.file), word.text.value or "")
@@ -126,14 +131,18 @@ def _file(launch: Launch, word: Word | None) -> tuple[Config, list[Finding]]:
         here = word or place[0]
         name = word.text.shape if word else ""
         text = f"the configuration {name} does not exist" if word else NO_FILE
-        return Config(), [_finding(MISSING, text, here, "config")]
-    settings = documents.settings(path, documents.OMEGACONF)
-    findings = [
-        note("what defaults: names is not read", s.word.file, s.word.line)
-        for s in settings
-        if s.key == "defaults"
-    ]
-    return Config(s for s in settings if s.key != "defaults"), findings
+        return Config(), [], [_finding(MISSING, text, here, "config")]
+    composed = config_file.Composed(path, said)
+    return composed.config, composed.chosen, composed.findings
+
+
+def _is_told(finding: Finding, strange: list[Override]) -> bool:
+    """Whether it is of an unknown key that Hydra has refused already."""
+    return "has no key" in finding.message and any(
+        f"{one.key}.".startswith(f"{finding.key}.")
+        and (one.word.file, one.word.line) == (finding.file, finding.line)
+        for one in strange
+    )
 
 
 def _root(
@@ -180,11 +189,12 @@ def _finding(cause: str, text: str, word: Word, key: str) -> Finding:
 # -- values ------------------------------------------------------------------------
 
 
+ENGINE = "rollout.backend, or of the older launchers allocation_mode"
 DERIVED: looking.Derived[Look] = {
     "trainer_strategy": (rules.of("actor", "kind"), "actor.backend"),
-    "rollout_engine": (rules.of("rollout", "kind"), "rollout.backend"),
-    "tensor_parallel_size": (rules.of("rollout", "tensor"), "rollout.backend"),
-    "pipeline_parallel_size": (rules.of("rollout", "pipeline"), "rollout.backend"),
+    "rollout_engine": (rules.of("rollout", "kind"), ENGINE),
+    "tensor_parallel_size": (rules.of("rollout", "tensor"), ENGINE),
+    "pipeline_parallel_size": (rules.of("rollout", "pipeline"), ENGINE),
     "train_tensor_parallel_size": (rules.of("actor", "tensor"), "actor.backend"),
     "train_pipeline_parallel_size": (rules.of("actor", "pipeline"), "actor.backend"),
     "train_expert_parallel_size": (rules.of("actor", "expert"), "actor.backend"),
@@ -199,7 +209,7 @@ DERIVED: looking.Derived[Look] = {
     ),
     "placement": (rules.placement, "scheduling_strategy of actor and rollout"),
     "trainer_gpus": (rules.of("actor", "gpus"), "actor.backend"),
-    "rollout_gpus": (rules.of("rollout", "gpus"), "rollout.backend"),
+    "rollout_gpus": (rules.of("rollout", "gpus"), ENGINE),
     "teacher_gpus": (rules.teacher_gpus, "teacher.backend"),
     "total_gpus": (rules.total_gpus, "of all roles with GPUs of their own"),
 }
@@ -212,9 +222,9 @@ TRUNCATION: looking.Derived[Look] = {
 }
 
 
-def _values(config: Config) -> dict[str, Given]:
+def _values(config: Config, look: Callable[[Config], Look]) -> dict[str, Given]:
     """All values of the job that it has."""
-    found = looking.derived(config, DERIVED, Look)
+    found = looking.derived(config, DERIVED, look)
     kinds = [found.get(name) for name in ("rollout_engine", "trainer_strategy")]
     tables = ["areal", *(f"areal-{kind.value}" for kind in kinds if kind)]
     for name, key in [pair for table in tables for pair in names(table).items()]:

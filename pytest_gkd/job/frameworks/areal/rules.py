@@ -37,7 +37,17 @@ class Look(looking.Look):
         self.root, self.launcher = root, launcher
 
     def backend(self, role: str) -> Backend:
-        """What a role is run by. Raises NotCertainError for what _backends tells."""
+        """What a role is run by. Raises NotCertainError for what _backends tells.
+
+        The older launchers start the rollout's servers by their allocation_mode
+        (infra/launcher/local.py, ray.py, slurm.py).
+        """
+        if role == "rollout" and self.launcher == "spmd":
+            parts = backends.allocation(str(self("allocation_mode"))) or []
+            engines = [part for part in parts if part.kind in ENGINES]
+            if len(engines) != 1:
+                raise NotCertainError(frozenset({"allocation_mode"}))
+            return engines[0]
         found = backends.read(str(self(f"{role}.backend")))
         if found is None:
             raise NotCertainError(frozenset({f"{role}.backend"}))
@@ -420,6 +430,37 @@ def _lengths(look: Look) -> Iterator[Fault]:
         yield key, f"{line} {key} = {most}"
 
 
+def _launched(look: Look) -> Iterator[Fault]:
+    """api/alloc_mode.py, _AllocationMode; infra/launcher/local.py, local_main."""
+    key = "allocation_mode"
+    if look.launcher != "spmd":
+        return
+    said = str(look(key) or "")
+    parts = backends.allocation(said) if said else None
+    kinds = [part.kind in ENGINES for part in parts or ()]
+    if parts is None:
+        example = "expected for example sglang:d4t2+fsdp:d8, each part with its backend"
+        yield key, f"{key}={said} is none, and the older launchers need it; {example}"
+    elif len(parts) > 2 or len(set(kinds)) < len(kinds):
+        line = f"{key}={said}: the older launchers take one engine and one trainer"
+        yield key, line
+    elif False in kinds and look.has("actor"):
+        started, own = parts[kinds.index(False)].gpus, look.backend("actor").gpus
+        if started != own:
+            line = f"{key}={said} starts {started} processes of the trainer, and "
+            yield key, f"{line}actor.backend={look('actor.backend')} needs {own}"
+
+
+def _served(look: Look) -> Iterator[Fault]:
+    """trainer/rl_trainer.py: weights are sent to what rollout.backend says."""
+    if look.launcher != "spmd" or not look.has("rollout"):
+        return
+    own = backends.read(str(look("rollout.backend")))
+    if own is not None and own != look.backend("rollout"):
+        line = f"rollout.backend={look('rollout.backend')} is not what the launcher"
+        yield "rollout.backend", f"{line} starts: {look('allocation_mode')}"
+
+
 def _allocation(look: Look) -> Iterator[Fault]:
     """cli_args.py, BaseExperimentConfig: deprecated, read in infra/launcher/ alone."""
     key = "allocation_mode"
@@ -443,8 +484,10 @@ REFUSED: tuple[Rule, ...] = (
     _online,
     _scheduler,
     _shards,
+    _launched,
 )
 DOUBTFUL: tuple[Rule, ...] = (
+    _served,
     _cluster,
     _targets,
     _ref,

@@ -6,7 +6,7 @@ Read at 8eb27cc2 (0.3.0 and the main branch of August 2026); paths are below rol
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from pytest_gkd.job.frameworks.roll.job import Look, all_gpus, nodes
@@ -80,17 +80,21 @@ def _steps(look: Look) -> Iterator[Fault]:
         yield key, f"{key} {UNREAD}: ROLL sets it by {own}"
 
 
+def strange(look: Look, strategy: str, known: Collection[str]) -> Iterator[Fault]:
+    """The keys of workers' strategy_config that a strategy does not know, each with
+    the names that are near it."""
+    for worker in look.workers():
+        if look.strategy(worker).startswith(strategy):
+            start = f"{worker}.strategy_args.strategy_config"
+            for name in look.said.below(start):
+                if name not in known:
+                    yield f"{start}.{name}", f"{name}{near(name, known)}"
+
+
 def _fsdp(look: Look) -> Iterator[Fault]:
     """distributed/strategy/fsdp2_strategy.py reads its strategy_config by names."""
-    known = look.schema.get("fsdp2", ())
-    for worker in look.workers():
-        if not look.strategy(worker).startswith("fsdp2"):
-            continue
-        start = f"{worker}.strategy_args.strategy_config"
-        for name in look.said.below(start):
-            if name not in known:
-                line = f"{start}.{name} {UNREAD}: FSDP2 reads no {name}"
-                yield f"{start}.{name}", f"{line}{near(name, known)}"
+    for key, name in strange(look, "fsdp2", look.schema.get("fsdp2", ())):
+        yield key, f"{key} {UNREAD}: FSDP2 reads no {name}"
 
 
 # -- what is done otherwise --------------------------------------------------------

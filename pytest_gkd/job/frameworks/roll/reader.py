@@ -7,19 +7,15 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pytest_gkd.job import (
     arguments,
-    documents,
-    hydra_compose,
     looking,
     pydantic_types,
     releases,
-    script_file,
 )
 from pytest_gkd.job.arguments import MISSING, UNKNOWN, Option
 from pytest_gkd.job.findings import Finding, note
@@ -28,13 +24,11 @@ from pytest_gkd.job.frameworks.reading import Reading, Variable
 from pytest_gkd.job.frameworks.roll import devices, doubts, pipelines, rules
 from pytest_gkd.job.frameworks.roll.job import PPO, Look
 from pytest_gkd.job.frameworks.roll.values import DERIVED
-from pytest_gkd.job.hydra_compose import Composer, ConfigFile
 from pytest_gkd.job.launch import ADDED, Launch
 from pytest_gkd.job.omegaconf import Config, UnresolvedError, flat
 from pytest_gkd.job.overrides import Given, Override, parsed
 from pytest_gkd.job.releases import Release
 from pytest_gkd.job.typed_config import Classes, Judge
-from pytest_gkd.options import near
 
 PROGRAM = re.compile(
     r"(?:.*/)?start_(?:rlvr|agentic|onpolicy_distill|distill|dpo|sft)\w*_pipeline\.py"
@@ -80,11 +74,12 @@ def read(launch: Launch, release: Release) -> Reading:
             problem = f"which configuration it is, is not certain: {needs}"
             unsure = {n: Given("undetermined", needs=one.needs) for n in DERIVED}
             return Reading([*options.values()], unsure, findings, problem)
-    files = Files(findings)
-    path = files.find(launch, options)
+    path = _find(launch, options, findings)
     if path is None:
         return Reading([*options.values()], {}, findings)
-    given = files.composed(path)
+    composed = config_file.Composed(path)
+    given = composed.config
+    findings += composed.findings
     _apply(given, said)
     given.environment, given.resolvers = launch.command.environment, RESOLVERS
     for setting, text in given.unresolved():
@@ -96,7 +91,7 @@ def read(launch: Launch, release: Release) -> Reading:
     defaults = Config(config.settings.values())
     config.merge(given.settings.values())
     config.environment, config.resolvers = given.environment, RESOLVERS
-    passed = {*BESIDE, *_referred(given), *files.others(given)}
+    passed = {*BESIDE, *_referred(given), *composed.others()}
     # Its start of on-policy distillation leaves types unchecked.
     is_unchecked = is_pure and (launch.document or launch.name == ON_POLICY)
     fits = _anything if is_unchecked else _fits
@@ -220,74 +215,35 @@ def _referred(given: Config) -> set[str]:
 # -- files -------------------------------------------------------------------------
 
 
-@dataclass
-class Files:
-    """The file of --config_name, with what its defaults name."""
-
-    findings: list[Finding]
-    folder: Path = Path()
-    primary: str = ""
-    paths: dict[str, Path] = field(default_factory=dict)
-
-    def find(self, launch: Launch, options: dict[str, Override]) -> Path | None:
-        """Where the configuration lies: beside the program, in --config_path."""
-        if launch.document is not None:
-            return launch.document
-        said = {name: str(one.value) for name, one in options.items()}
-        for option in OPTIONS:
-            if option.removeprefix("--") not in said:
-                text = f"{launch.program} needs {option}: its own default is not there"
-                word = launch.command.words[0]
-                self.findings.append(
-                    Finding(MISSING, "error", text, word.file, word.line, option[2:])
-                )
-                return None
-        name = said["config_name"].removesuffix(".yaml").removesuffix(".yml")
-        if said["config_path"].startswith("/"):
-            text = (
-                f"--config_path {said['config_path'][:80]}: Hydra wants a path that is"
+def _find(
+    launch: Launch, options: dict[str, Override], findings: list[Finding]
+) -> Path | None:
+    """Where the configuration lies: beside the program, in --config_path."""
+    if launch.document is not None:
+        return launch.document
+    said = {name: str(one.value) for name, one in options.items()}
+    for option in OPTIONS:
+        if option.removeprefix("--") not in said:
+            text = f"{launch.program} needs {option}: its own default is not there"
+            word = launch.command.words[0]
+            findings.append(
+                Finding(MISSING, "error", text, word.file, word.line, option[2:])
             )
-            text += " relative to the folder of the program"
-            one = options["config_path"]
-            self.findings.append(_finding(UNKNOWN, "error", text, one, "config_path"))
-        folder = posixpath.join(posixpath.dirname(launch.program), said["config_path"])
-        wanted = posixpath.normpath(posixpath.join(folder, f"{name}.yaml"))
-        path = config_file.find(Path(launch.command.file), wanted)
-        if path is None:
-            text = f"the configuration {wanted[:200]} is not there"
-            one = options["config_name"]
-            self.findings.append(_finding(MISSING, "error", text, one, "config_name"))
-        return path
-
-    def composed(self, path: Path) -> Config:
-        """What Hydra makes of the file."""
-        self.folder, self.primary = path.parent, str(path)
-        composer = Composer(self._load)
-        config = composer.composed(path.stem)
-        for missing, wanted_by in composer.missing:
-            text = f"{wanted_by} is to take {missing}.yaml, which is not there"
-            file = str(self.paths.get(wanted_by, path))
-            self.findings.append(Finding(MISSING, "error", text, file, 0, "defaults"))
-        return config
-
-    def _load(self, name: str) -> ConfigFile | None:
-        for suffix in (".yaml", ".yml"):
-            file = self.folder / f"{name}{suffix}"
-            if file.is_file():
-                text = script_file.text_of(file, is_script=False)
-                self.paths[name] = file
-                is_empty = not re.search(r"^\s*[^#\s]", text, re.MULTILINE)
-                if is_empty and str(file) != self.primary:
-                    return ConfigFile(None, [], [])  # which Hydra takes
-                settings = documents.settings_of(text, str(file), documents.OMEGACONF)
-                return hydra_compose.config_file(text, settings)
-        return None
-
-    def others(self, given: Config) -> Iterator[str]:
-        """The keys of the top that other files brought: not all count for each job."""
-        for key, one in given.settings.items():
-            if one.word.file and one.word.file not in (self.primary, ADDED):
-                yield key.partition(".")[0]
+            return None
+    name = said["config_name"].removesuffix(".yaml").removesuffix(".yml")
+    if said["config_path"].startswith("/"):
+        text = f"--config_path {said['config_path'][:80]}: Hydra wants a path that is"
+        text += " relative to the folder of the program"
+        one = options["config_path"]
+        findings.append(_finding(UNKNOWN, "error", text, one, "config_path"))
+    folder = posixpath.join(posixpath.dirname(launch.program), said["config_path"])
+    wanted = posixpath.normpath(posixpath.join(folder, f"{name}.yaml"))
+    path = config_file.find(Path(launch.command.file), wanted)
+    if path is None:
+        text = f"the configuration {wanted[:200]} is not there"
+        one = options["config_name"]
+        findings.append(_finding(MISSING, "error", text, one, "config_name"))
+    return path
 
 
 # -- judging -----------------------------------------------------------------------
@@ -340,14 +296,8 @@ def _megatron(release: Release, look: Look) -> Iterator[looking.Fault]:
     for name in ("TrainingArguments", "Seq2SeqTrainingArguments"):
         known |= theirs["classes"][name]["fields"].keys()
         known |= theirs["removed"].get(name, {}).keys()  # ROLL runs on older ones
-    for worker in look.workers():
-        if not look.strategy(worker).startswith("megatron"):
-            continue
-        start = f"{worker}.strategy_args.strategy_config"
-        for name in look.said.below(start):
-            if name not in known:
-                line = f"{start}.{name}: Megatron's TrainingArguments have no {name}"
-                yield f"{start}.{name}", f"{line}{near(name, known)}"
+    for key, name in doubts.strange(look, "megatron", known):
+        yield key, f"{key}: Megatron's TrainingArguments have no {name}"
 
 
 def _unread_devices(config: Config, look: Look) -> Iterator[Finding]:
