@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """No garbage collection inside.
+    """Switch garbage collection off inside the block.
 
-    An import makes many objects and hardly any garbage, so collections in the middle
-    find nothing (measured: datasets 3.4 s with, 2.0 s without, on two busy cores).
-    Afterwards it is frozen: the first collection would walk all of it, which after
-    torch, transformers and vLLM took 0.8 s of 9.9 on two busy cores, and vLLM's own
-    would again (1.2 s of its start).
+    An import creates many objects and hardly any garbage, so collections along the way
+    find nothing (measured: datasets takes 3.4 s with them, 2.0 s without, on two busy
+    cores). Afterwards the objects are frozen: the first collection would walk all of
+    them, which took 0.8 s of 9.9 after torch, transformers and vLLM on two busy cores,
+    and vLLM's own collection would do so again (1.2 s of its start).
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Bounds a call that itself knows no bound."""
+"""Sets a deadline for calls that have none of their own."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from pytest_gkd.workload import exit_reasons
 T = TypeVar("T")
 U = TypeVar("U")
 
-# How long the other of two processes has, after one failed, to say why; longer where
-# that one has only noticed the other: on a slow machine its reason comes late.
+# How long the other of two processes has, after one failed, to say why; longer if the
+# first has only noticed the other's failure: on a slow machine the reason comes late.
 GRACE_S = 2.0
 GRACE_SHARE = 0.1
 
-# What gloo and its store say on the side that is left behind, or left waiting.
+# What gloo and its store say on the side whose peer is gone or silent.
 GONE_SIGNS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 SILENT_SIGNS = ("Timed out waiting", "wait timeout after", "Timed out after")
 
 
 def begun(function: Callable[[], T], what: str) -> Future[T]:
-    """``function()``, which runs in a thread of its own from now on.
+    """``function()``, running in a thread of its own from now on.
 
-    The thread is a daemon: one that never returns does not hold the interpreter at
-    its exit, where an executor's is joined. ``what`` names the call, such as ``the
+    The thread is a daemon: one that never returns does not block the interpreter's
+    exit, where an executor's threads are joined. ``what`` names the call, such as ``the
     weight broadcast``.
     """
     call: Future[T] = Future()
@@ -46,7 +46,7 @@ def begun(function: Callable[[], T], what: str) -> Future[T]:
 def within(budget_s: float, function: Callable[[], T], what: str, cause: str) -> T:
     """The function's result, or the exception that it raised.
 
-    Raises StageFault ``cause`` when it has not returned after ``budget_s``; it goes on
+    Raises StageFault ``cause`` if it has not returned after ``budget_s``; it keeps
     running, so whatever it works on must not be used again.
     """
     call = begun(function, what)
@@ -61,11 +61,11 @@ def both(
     budget_s: float,
     cause: str,
 ) -> tuple[T, U]:
-    """The results of two functions, each named, that need each other at the same time.
+    """The results of two named functions that depend on each other.
 
-    When one of sender and receiver fails, the other may never return; so its failure
-    is raised after a short grace, and of two failures that which does not merely tell
-    of the other side's. Raises StageFault ``cause`` after ``budget_s``.
+    If one of sender and receiver fails, the other may never return; so the failure is
+    raised after a short grace period, and of two failures the one that does not merely
+    report the other. Raises StageFault ``cause`` after ``budget_s``.
     """
     left, right = begun(first[1], first[0]), begun(second[1], second[0])
     calls: dict[Future[Any], str] = {left: first[0], right: second[0]}
@@ -91,7 +91,7 @@ def both(
 
 
 def late_fault(late: list[str], how: str, cause: str) -> StageFault:
-    """The fault of calls that do not return; a stopped process is named first."""
+    """The fault for calls that do not return; a stopped process is named first."""
     found = exit_reasons.stopped()
     held = "".join(f"{one}: " for one in found[:1])
     return StageFault(
@@ -102,7 +102,7 @@ def late_fault(late: list[str], how: str, cause: str) -> StageFault:
 
 
 def root(errors: list[BaseException]) -> BaseException:
-    """Of the errors of processes that talk to each other, the one behind the rest."""
+    """Of the errors of communicating processes, the one that caused the others."""
     causes = [error for error in errors if not tells_of_peer(str(error))]
     chosen = (causes or errors)[0]
     for other in errors:

@@ -1,8 +1,8 @@
 """Finds held locks that the job's own load of these files will wait for.
 
-The data stage loads into a cache of its own, where nobody is in the way. The job uses
-the user's cache, and ``datasets`` waits there for a lock without end and without a
-word. Standard library and psutil only.
+The data stage loads into a cache of its own, where nothing gets in its way. The job
+uses the user's cache, where ``datasets`` waits for a lock indefinitely and silently.
+Standard library and psutil only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pytest_gkd import hub_cache
 from pytest_gkd.clock import monotonic
 from pytest_gkd.stage_api import StageFault
 
-# Another job that prepares the same files holds it as well, and lets go.
+# Another job that is preparing the same files holds it too, and releases it.
 WAIT_S = 3.0
 LOCKS = Path("/proc/locks")
 
@@ -33,10 +33,10 @@ def cache_root(environ: Mapping[str, str]) -> Path:
 
 
 def check(prepared_in: Iterable[Path], loaded_in: Path, root: Path) -> None:
-    """Directories of the cache ``loaded_in`` are free to be used in the cache ``root``.
+    """Check that the directories used in ``loaded_in`` are not locked in ``root``.
 
-    Raises StageFault ``data.cache`` with the lock and who holds it, when it has not
-    been let go after ``WAIT_S``.
+    Raises StageFault ``data.cache``, naming the lock and its holder, if it has not been
+    released after ``WAIT_S``.
     """
     deadline = monotonic() + WAIT_S
     for directory in prepared_in:
@@ -48,10 +48,10 @@ def check(prepared_in: Iterable[Path], loaded_in: Path, root: Path) -> None:
 
 
 def lock_files(directory: Path, loaded_in: Path, root: Path) -> Iterator[Path]:
-    """The locks that a load in ``root`` takes, in this order.
+    """The locks that a load in ``root`` takes, in order.
 
-    The directory of prepared files below its cache depends on the data alone, so one
-    for ``loaded_in`` tells it (datasets 5.2, builder.py, __init__ and
+    The path of the prepared files within a cache depends on the data alone, so the path
+    in ``loaded_in`` gives the one in ``root`` (datasets 5.2, builder.py, __init__ and
     download_and_prepare).
     """
     prepared = root / directory.relative_to(loaded_in)
@@ -60,11 +60,11 @@ def lock_files(directory: Path, loaded_in: Path, root: Path) -> Iterator[Path]:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether another process has the lock; False for what is not there."""
+    """Whether another process holds the lock; False if there is no such file."""
     try:
         descriptor = os.open(lock, os.O_RDWR)
     except OSError:
-        return False  # none yet, a name too long, or not ours: never waited for
+        return False  # not there yet, too long a name, or not ours: no wait
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -75,9 +75,9 @@ def is_held(lock: Path) -> bool:
 
 
 def holder(lock: Path) -> tuple[int, int, str] | None:
-    """Who holds it: pid, line number and line of /proc/locks.
+    """The holder: its pid, and the number and text of its line in /proc/locks.
 
-    None for a process of another container or machine, which is not listed here.
+    None for a process in another container or on another machine: not listed here.
     """
     status = lock.stat()
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"

@@ -1,7 +1,7 @@
 """The rows of the train files, as ``datasets`` gives them to a job, table by table.
 
-They are read as a stream by the readers that ``load_dataset`` itself uses. Nothing is
-copied into a cache, no lock is met, and memory does not grow with the data.
+They are streamed by the readers that ``load_dataset`` itself uses. Nothing is copied
+into a cache, no lock is taken, and memory does not grow with the data.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     import pyarrow
 
 TABLE_ROWS = 10_000
-# Of a dataset on the hub no more rows than this are read: they come over the network.
+# A dataset on the hub comes over the network, so only this many rows of it are read.
 HUB_ROWS = 20_000
 
 
 @contextlib.contextmanager
 def _torch_left_out() -> Iterator[None]:
-    """No stream that is made inside has torch imported for it.
+    """Keep datasets from importing torch for the streams created inside.
 
-    datasets does so to make it one of torch's (datasets 5.2, iterable_dataset.py,
-    _maybe_add_torch_iterable_dataset_parent_class), which a DataLoader asks for and
-    reading does not; it takes 1 s of processor time beside an engine that starts.
+    It does so to make a stream a torch IterableDataset (datasets 5.2,
+    iterable_dataset.py, _maybe_add_torch_iterable_dataset_parent_class), which only a
+    DataLoader needs; it costs 1 s of CPU time while an engine is starting.
     """
     with collector.paused():
         from datasets import config
@@ -64,7 +64,7 @@ def _torch_left_out() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Part:
-    """Files of one kind as a stream of rows, and the columns of the first of them."""
+    """Files of one kind as a stream of rows, with the columns of the first file."""
 
     stream: Any
     columns: tuple[str, ...]
@@ -74,10 +74,10 @@ class Part:
 class Rows:
     """All train files as one stream of rows.
 
-    ``features`` are the types of the columns, None where a reader of one kind of file
-    tells none. ``cache_dirs`` are where ``load_dataset`` would prepare the files, below
+    ``features`` are the column types, None where the reader of a kind of file does not
+    tell them. ``cache_dirs`` are where ``load_dataset`` would prepare the files, below
     the cache that ``open_rows`` was given. ``limit`` is the number of rows after which
-    the stream is cut off, None for never.
+    the stream is cut off, None for no limit.
     """
 
     parts: tuple[Part, ...]
@@ -92,8 +92,8 @@ class Rows:
     ) -> Iterator[pyarrow.Table]:
         """The rows of these columns, in order, ``size`` or TABLE_ROWS at a time.
 
-        Raises StageFault ``data.corrupt``, ``data.schema`` or ``data.empty`` where the
-        reason is found in a file; else the error of ``datasets`` itself.
+        Raises StageFault ``data.corrupt``, ``data.schema`` or ``data.empty`` if the
+        reason is found in a file, otherwise the error of ``datasets`` itself.
         """
         left = self.limit
         with _explained(self.files):
@@ -104,7 +104,7 @@ class Rows:
                     return
 
     def _aligned(self, columns: Sequence[str], size: int) -> Iterator[pyarrow.Table]:
-        """Tables of every part with all of these columns, null where it has none."""
+        """The tables of every part with all of these columns, null where missing."""
         import datasets.table
 
         for part in self.parts:
@@ -138,7 +138,7 @@ class Rows:
 def open_rows(files: Sequence[DataFile], cache_dir: Path | None) -> Rows:
     """All files as one stream of rows, in their order.
 
-    ``cache_dir`` is the caller's own, None for the user's; nothing large is written
+    ``cache_dir`` belongs to the caller, None means the user's; nothing large is written
     there. Raises what ``Rows.tables`` raises, and StageFault ``env.hub-unreachable``.
     """
     import datasets
@@ -154,7 +154,7 @@ def open_rows(files: Sequence[DataFile], cache_dir: Path | None) -> Rows:
                 stream, prepared = _opened(together, cache_dir)
                 for name, feature in (stream.features or {}).items():
                     if getattr(feature, "dtype", "") == "string_view":
-                        # Little is done with it.
+                        # It has little to do.
                         stream = stream.cast_column(name, datasets.Value("string"))
                 head = next(stream.with_format("arrow").iter(batch_size=1), None)
             cache_dirs += prepared
@@ -177,9 +177,9 @@ def open_rows(files: Sequence[DataFile], cache_dir: Path | None) -> Rows:
 def _common_features(parts: Sequence[tuple[DataFile, Any, pyarrow.Table]]) -> Any:
     """The columns of all parts and their types, as ``concatenate_datasets`` gives them.
 
-    It is asked about the first rows: a stream of its own has no columns that only a
-    later part has, and meets another type where it comes to it. Each part is its first
-    file, its stream and its first row. Raises StageFault ``data.schema``.
+    Only the first rows are concatenated: a stream lacks columns that only a later part
+    has, and fails on another type only when it gets there. Each part is its first file,
+    its stream and its first row. Raises StageFault ``data.schema``.
     """
     import datasets
 
@@ -207,7 +207,7 @@ def _dataset(table: pyarrow.Table, features: Any) -> Any:
     import datasets
 
     info = datasets.DatasetInfo(features=features)
-    # The fingerprint names cache files, of which there are none; finding one costs.
+    # The fingerprint names cache files; there are none, and computing one takes time.
     return datasets.Dataset(table, info=info, fingerprint="none")
 
 
@@ -216,10 +216,10 @@ def _type(feature: Any) -> str:
 
 
 def first_rows(files: Sequence[DataFile]) -> Iterator[dict[str, Any]]:
-    """The rows one after the other, where that can be without importing ``datasets``.
+    """The rows one by one, without importing ``datasets`` where possible.
 
-    For the first few prompts of files that the data stage looks at in full. Raises
-    StageFault where a file cannot be read, and ``data.empty`` where none has a row.
+    For the first few prompts of files that the data stage checks in full. Raises
+    StageFault if a file cannot be read, and ``data.empty`` if none has a row.
     """
     is_empty = True
     for file in files:
@@ -236,7 +236,7 @@ def first_rows(files: Sequence[DataFile]) -> Iterator[dict[str, Any]]:
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
-    """What readers raise for files, and ``datasets`` for what it asks the hub."""
+    """What the readers raise for files, and ``datasets`` for requests to the hub."""
     import pyarrow
 
     packed = EOFError, zlib.error, lzma.LZMAError
@@ -339,7 +339,7 @@ def _opened(
 
 
 def _train(splits: Any, path: str) -> Any:
-    """The split ``train``, or the only one that is called so in part."""
+    """The split ``train``, or the only one with that word in its name."""
     named = [name for name in splits if str(name).startswith("train")]
     if "train" in splits or len(named) == 1:
         return splits["train" if "train" in splits else named[0]]
@@ -352,7 +352,7 @@ def _train(splits: Any, path: str) -> Any:
 
 @contextlib.contextmanager
 def _explained(files: Sequence[DataFile]) -> Iterator[None]:
-    """A reader's error is raised as the reason that the files show for it."""
+    """Raise a reader's error as the reason that the files show for it."""
     try:
         yield
     except StageFault:
@@ -362,7 +362,7 @@ def _explained(files: Sequence[DataFile]) -> Iterator[None]:
 
 
 def _reason(files: Sequence[DataFile], error: Exception) -> StageFault | None:
-    """The cause of a failed load, where the files or the error itself show it."""
+    """The cause of a failed load, if the files or the error itself show it."""
     first = files[0]
     said = " ".join(str(error).split())
 
@@ -383,7 +383,7 @@ def _reason(files: Sequence[DataFile], error: Exception) -> StageFault | None:
     if twice is not None:
         return schema(f"{first.path} has two columns of the name {twice[1]!r}")
     if type(error).__name__ in ("CastError", "DatasetGenerationCastError"):
-        # It names both schemas, a line for each of their fields.
+        # It lists both schemas, one field a line.
         why = str(error).strip().rpartition("\n")[2]
         what = f"the train files do not have the same columns: {why}"
         return bad_text(files) or schema(what)
@@ -404,9 +404,9 @@ def _reason(files: Sequence[DataFile], error: Exception) -> StageFault | None:
 
 
 def _parquet_fault(path: str) -> StageFault | None:
-    """What shows when pyarrow reads all of one file, if anything.
+    """What comes to light when pyarrow reads all of a file, if anything.
 
-    A file without rows loads, unless its writer had no value to tell a type by.
+    A file without rows loads, unless its writer had no value to infer a type from.
     """
     import pyarrow
     import pyarrow.parquet

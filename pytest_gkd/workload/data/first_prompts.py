@@ -16,10 +16,10 @@ MOST_ROWS = 20_000
 
 
 def chat_prompts(inputs: Inputs, settings: Settings) -> str:
-    """The user's train files, if the first prompt in them is chat messages.
+    """The user's train files, if their first prompt consists of chat messages.
 
     Empty for plain text and for prompts made here. Raises StageFault for files that
-    cannot be read, or have no prompts.
+    cannot be read or contain no prompts.
     """
     if "train_files" in inputs.made:
         return ""
@@ -29,10 +29,10 @@ def chat_prompts(inputs: Inputs, settings: Settings) -> str:
 
 
 def prompt_ids(inputs: Inputs, settings: Settings, n: int) -> list[list[int]]:
-    """Token ids of the first ``n`` prompts that are within the length limit.
+    """Token ids of the first ``n`` prompts within the length limit.
 
     The chat template is applied, with the generation prompt. Raises StageFault
-    ``data.too-long`` or ``data.empty`` when there are fewer than ``n``, and what
+    ``data.too-long`` or ``data.empty`` if there are fewer than ``n``, and what
     ``train_files.check_files`` and ``tokenizer_load.load`` raise.
     """
     files, column, taken = _opened(inputs, settings)

@@ -1,7 +1,7 @@
 """Checks that a file is JSON lines, and names the line that breaks it.
 
-Objects may stand several on a line or over several lines, as ``datasets`` takes them.
-Standard library only. Compressed files (gzip, xz, bzip2) are read through.
+A line may hold several objects, and an object several lines, as ``datasets`` accepts.
+Standard library only. Compressed files (gzip, xz, bzip2) are decompressed on the fly.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from typing import IO, Any, cast
 from pytest_gkd.stage_api import StageFault
 
 PEEK_BYTES = 1 << 16  # read at either end before the loader reads all
-WHOLE_BYTES = 16 << 20  # what is not one object a line is parsed here up to this size
-# The JSON reader of datasets takes the columns' types from so much of the first file
+WHOLE_BYTES = 16 << 20  # anything but one object a line is parsed here up to this size
+# The JSON reader of datasets infers the column types from this much of the first file
 # (datasets 5.2, packaged_modules/json/json.py, chunksize).
 TYPED_BYTES = 10 << 20
-# Objects and lists in each other that a column may hold: Arrow hands over 64 levels
-# (c/bridge.cc, kMaxImportRecursionLevel), the row and the innermost value among them.
+# How deep objects and lists may be nested in a column: Arrow imports 64 levels
+# (c/bridge.cc, kMaxImportRecursionLevel), including the row and the innermost value.
 MOST_LEVELS = 62
 GZIP, XZ, BZIP2, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh", b"\x28\xb5\x2f\xfd"
 ZIP = b"PK\x03\x04"
 TAR, TAR_AT = b"ustar", 257  # POSIX.1-1988, ustar Interchange Format
-# What opens a packed file that starts with these bytes, for its content.
+# How to open a compressed file that starts with these bytes.
 _OPENERS: dict[bytes, Callable[..., Any]] = {
     GZIP: gzip.open,
     XZ: lzma.open,
     BZIP2: bz2.open,
 }
-_BEFORE = b"\xef\xbb\xbf \r\n\t"  # what may stand before the first value
+_BEFORE = b"\xef\xbb\xbf \r\n\t"  # may precede the first value
 _BLANKS = re.compile(r"[ \t\n\r]*")
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
 def corrupt(path: Path | str, problem: str, **facts: Any) -> StageFault:
-    """``data.corrupt`` of a file as a whole; ``problem`` follows its name."""
+    """``data.corrupt`` for a file as a whole; ``problem`` follows its name."""
     facts = {"path": str(path), **facts}
     return StageFault("data.corrupt", f"{path} {problem}", facts=facts)
 
 
 def no_rows(path: Path | str, more: str = "") -> StageFault:
-    """``data.empty`` of a file."""
+    """``data.empty`` for a file."""
     facts = {"path": str(path), "rows": 0}
     return StageFault("data.empty", f"{path} has no rows{more}", facts=facts)
 
@@ -57,7 +57,7 @@ def no_rows(path: Path | str, more: str = "") -> StageFault:
 def _at_line(
     cause: str, path: Path | str, line: int, problem: str, raw: bytes, **facts: Any
 ) -> StageFault:
-    """The fault of one line, which is its evidence; ``problem`` follows its number."""
+    """The fault in one line, which is its evidence; ``problem`` follows its number."""
     return StageFault(
         cause,
         f"{path}:{line}{problem}",
@@ -71,10 +71,10 @@ def _text(raw: bytes) -> str:
 
 
 def first_bad_line(path: Path | str) -> StageFault | None:
-    """The first line of a JSON lines file that is no JSON object, as a fault.
+    """The first line of a JSON lines file that is not a JSON object, as a fault.
 
-    The whole file is read; None when every line is one. Raises StageFault
-    ``data.corrupt`` where it cannot be unpacked.
+    Reads the whole file; None if every line is one. Raises StageFault ``data.corrupt``
+    if it cannot be decompressed.
     """
     with _unpacking(path), open_text(path) as file:
         return _first_fault(path, file)
@@ -86,7 +86,7 @@ def _first_fault(path: Path | str, lines: Iterable[bytes]) -> StageFault | None:
 
 
 def first_changed_type(path: Path | str) -> StageFault | None:
-    """The first row of which a column has another JSON type than above, as a fault.
+    """The first row where a column's JSON type differs from the rows above, as a fault.
 
     For files whose lines all parse. int and float count as one type, null as any.
     """
@@ -107,7 +107,7 @@ def first_changed_type(path: Path | str) -> StageFault | None:
 
 
 def first_late_value(paths: Iterable[Path | str]) -> StageFault | None:
-    """The first row with a value where all rows that give the types have none.
+    """The first row with a value where all rows that types are inferred from have none.
 
     Those are in the first TYPED_BYTES of the first file. For files whose lines all
     parse.
@@ -140,7 +140,7 @@ def first_late_value(paths: Iterable[Path | str]) -> StageFault | None:
 
 
 def _filled(value: Any, place: str = "") -> Iterator[str]:
-    """Names of columns, and of fields in them, that a row gives a type to."""
+    """Names of the columns, and fields in them, whose type a row reveals."""
     if isinstance(value, dict):
         for name, part in value.items():
             yield from _filled(part, f"{place}.{name}" if place else name)
@@ -152,11 +152,11 @@ def _filled(value: Any, place: str = "") -> Iterator[str]:
 
 
 def first_too_deep(path: Path | str) -> StageFault | None:
-    """The first row that is nested deeper than Arrow can hand it over."""
+    """The first row that is nested deeper than Arrow can import."""
     with open_text(path) as file:
         lines = [file.read()] if is_spread(path) else file
         for number, raw in enumerate(lines, 1):
-            brackets = raw.count(b"{") + raw.count(b"[")  # quick to have
+            brackets = raw.count(b"{") + raw.count(b"[")  # cheap to compute
             if brackets > MOST_LEVELS and _levels(raw) > MOST_LEVELS:
                 return _too_deep(path, number, raw)
     return None
@@ -172,7 +172,7 @@ def _too_deep(path: Path | str, number: int, raw: bytes) -> StageFault:
 
 
 def _levels(raw: bytes) -> int:
-    """How deep objects and lists stand in each other, the row itself not counted."""
+    """How deep objects and lists are nested, not counting the row itself."""
     depth = deepest = 0
     for found in _BRACKETS.finditer(raw):
         depth += {b"{": 1, b"[": 1, b"}": -1, b"]": -1}.get(found[0], 0)
@@ -183,7 +183,7 @@ def _levels(raw: bytes) -> int:
 def objects_of(path: Path | str) -> Iterator[tuple[int, Any, bytes]]:
     """Every value of a JSON lines file, with the number (from 1) and bytes of its line.
 
-    Raises ValueError or RecursionError for a line that is no JSON.
+    Raises ValueError or RecursionError for a line that is not JSON.
     """
     with open_text(path) as file:
         for number, raw in enumerate(file, 1):
@@ -192,9 +192,9 @@ def objects_of(path: Path | str) -> Iterator[tuple[int, Any, bytes]]:
 
 
 def values(text: str, decoder: json.JSONDecoder | None = None) -> Iterator[Any]:
-    """The JSON values of a text, which stand after each other with or without blanks.
+    """The JSON values of a text, one after another, with or without blanks between.
 
-    Raises ValueError where there is something else, and RecursionError.
+    Raises ValueError if there is anything else, and RecursionError.
     """
     decoder = decoder or json.JSONDecoder()
     at = 0
@@ -209,7 +209,7 @@ def values(text: str, decoder: json.JSONDecoder | None = None) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _unpacking(path: Path | str) -> Iterator[None]:
-    """What goes wrong with a packed file is told of the file."""
+    """Report what goes wrong with a compressed file as a fault of that file."""
     try:
         yield
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
@@ -219,7 +219,7 @@ def _unpacking(path: Path | str) -> Iterator[None]:
 
 
 def open_text(path: Path | str) -> IO[bytes]:
-    """The bytes of a file, uncompressed where it is gzip, xz or bzip2."""
+    """The bytes of a file, decompressed if it is gzip, xz or bzip2."""
     start = _start(path)
     found = (opener for magic, opener in _OPENERS.items() if start.startswith(magic))
     return cast(IO[bytes], next(found, Path.open)(Path(path), "rb"))
@@ -231,19 +231,19 @@ def _start(path: Path | str) -> bytes:
 
 
 def is_disguised(path: Path | str) -> bool:
-    """Whether the file is compressed, and its name does not say so."""
+    """Whether the file is compressed although its name does not say so."""
     start, end = _start(path), Path(path).suffix
     ends = {GZIP: ".gz", XZ: ".xz", BZIP2: ".bz2", ZSTD: ".zst", ZIP: ".zip"}
     return any(start.startswith(m) and end != own for m, own in ends.items())
 
 
 def is_sealed(path: Path | str) -> bool:
-    """Whether only ``datasets`` unpacks the file: zstd, or a zip archive."""
+    """Whether only ``datasets`` decompresses the file: zstd, or a zip archive."""
     return _start(path).startswith((ZSTD, ZIP))
 
 
 def is_spread(path: Path | str) -> bool:
-    """Whether rows are not lines: a JSON array, or objects over several lines."""
+    """Whether rows are not lines: a JSON array, or objects that span lines."""
     with open_text(path) as file:
         start = file.read(PEEK_BYTES)
     if start.lstrip(_BEFORE).startswith(b"["):
@@ -262,7 +262,7 @@ def is_spread(path: Path | str) -> bool:
 
 
 def check_json(path: Path) -> None:
-    """The first and the last lines are objects; or the file is one JSON value.
+    """Check that the first and last lines are objects, or the file one JSON value.
 
     Raises StageFault ``data.corrupt``, ``data.schema`` or ``data.empty``.
     """
@@ -278,7 +278,7 @@ def check_json(path: Path) -> None:
         is_array = start.lstrip(_BEFORE).startswith(b"[")
         whole_fits = path.stat().st_size <= WHOLE_BYTES
         parsed = _parsed_whole(path) if whole_fits else []
-        # A single object is read as a whole, by pandas, which datasets falls back on.
+        # A single object is read as a whole by pandas, the fallback of datasets.
         single = isinstance(parsed, list) and len(parsed) == 1
         with open_text(path) as file:  # is it more than datasets reads at once?
             is_long = len(file.read(TYPED_BYTES + 1)) > TYPED_BYTES
@@ -298,7 +298,7 @@ def check_json(path: Path) -> None:
         return
     lines = start.splitlines(keepends=True)
     if not whole:
-        lines.pop()  # may be cut by our own reading
+        lines.pop()  # may have been cut off by our own read
     fault = _first_fault(path, lines)
     if fault is None and not whole:
         fault = _last_fault(path)
@@ -307,9 +307,9 @@ def check_json(path: Path) -> None:
 
 
 def _last_fault(path: Path) -> StageFault | None:
-    """A download that stopped early ends inside a line."""
+    """Check the end of the file: a download that stopped early ends within a line."""
     if _start(path).startswith(tuple(_OPENERS)):
-        return None  # only unpacking all of it would tell
+        return None  # only decompressing all of it would tell
     with path.open("rb") as file:
         file.seek(-PEEK_BYTES, os.SEEK_END)
         tail = file.read().rstrip()
@@ -322,7 +322,7 @@ def _last_fault(path: Path) -> StageFault | None:
 
 
 def _parsed(raw: bytes) -> list[Any] | Exception:
-    """The values that bytes hold, or why they are no JSON."""
+    """The values that the bytes hold, or why they are not JSON."""
     try:
         return list(values(raw.decode("utf-8-sig")))
     except (ValueError, RecursionError) as error:
@@ -335,7 +335,7 @@ def _parsed_whole(path: Path | str) -> list[Any] | Exception:
 
 
 class _Twice(Exception):  # noqa: N818 - told on, not shown
-    """An object with one key twice, of which json keeps the last."""
+    """An object has a key twice, of which json would keep the last one."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -370,7 +370,7 @@ def _line_fault(path: Path | str, number: int, raw: bytes) -> StageFault | None:
     except UnicodeDecodeError as error:
         problem = f" is not UTF-8: byte {raw[error.start]:#04x} at column {error.start}"
     except json.JSONDecodeError as error:
-        # Only the last line may have no end.
+        # Only the last line may lack a line end.
         problem = " is not JSON" if raw.endswith((b"\n", b"\r")) else " is cut off"
         detail = f"{error.msg.removesuffix(' at')} at column {error.colno}"
         problem += f" ({detail}): {_short(shown)}"

@@ -21,10 +21,10 @@ def renderer(inputs: Inputs, settings: Settings) -> Renderer:
 
 
 def best(inputs: Inputs, settings: Settings) -> tuple[RoughRenderer, str]:
-    """What measures, and in words what it is.
+    """What measures, and its description in words.
 
-    A tokenizer that fails is not this one's to report: the tokenizer stage does. The
-    words say that, and why.
+    A tokenizer that fails is reported by the tokenizer stage, not here. The description
+    says so, and why.
     """
     try:
         found = renderer(inputs, settings)
@@ -37,9 +37,9 @@ def best(inputs: Inputs, settings: Settings) -> tuple[RoughRenderer, str]:
 
 
 def check_context(inputs: Inputs, settings: Settings, longest_tokens: int) -> None:
-    """The longest prompt that is kept leaves room for an answer in the context.
+    """Check that the longest prompt kept leaves room for an answer in the context.
 
-    ``longest_tokens`` is that of the prompts within the length limit.
+    ``longest_tokens`` is its length; prompts over the length limit are not counted.
     Raises StageFault ``data.too-long``.
     """
     context = model_files.context_tokens(inputs.student, inputs.origin("student"))

@@ -39,23 +39,23 @@ COLUMNS = (
     "text",
     "chosen",
 )
-# An instruction has its material in a second column, which may be empty (alpaca,
-# dolly). ms-swift puts it in a line below (ms-swift, dataset/preprocessor/core.py,
+# The input of an instruction is in a second column, which may be empty (alpaca, dolly).
+# ms-swift appends it on a new line (ms-swift, dataset/preprocessor/core.py,
 # AlpacaPreprocessor).
 MATERIAL = ("input", "context")
-# Columns that hold whole conversations, of which trainers cut the last answer off
+# Columns that hold whole conversations, from which trainers remove the last answer
 # (TRL, experimental/utils.py, DataCollatorForChatML; ms-swift, remove_response).
 CONVERSATIONS = ("messages", "conversations", "conversation", "chosen")
 # Roles that every chat template knows or that the trainers fill in themselves.
 ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
 # What ShareGPT calls user and assistant.
 SHAREGPT = ("human", "gpt")
-# These may say nothing: a call without words, a tool without output.
+# These may be empty: a call without text, a tool without output.
 TOOLS = ("tool", "function", "ipython")
 SILENT = ("system", "assistant", *TOOLS)
 # In the names of tokens that stand for something other than text.
 MEDIA_NAMES = ("image", "img", "vision", "video", "audio")
-# Of these alone no prompt consists.
+# A prompt that consists of these alone is unusable.
 UNASKED = ("assistant", "system", "developer")
 
 # A list of messages that was written as text, with json.dumps or str; for RE2 as well.
@@ -68,7 +68,7 @@ _GROWTH, _NFC_GROWTH = 11, 3
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large prompts are, told without a tokenizer: three numbers for each.
+    """How large prompts are, without a tokenizer: three numbers for each.
 
     ``ascii_bytes`` and ``other_bytes`` are the UTF-8 bytes of the texts that are ASCII
     and of those that are not; ``messages`` counts the messages, 1 for a text.
@@ -108,9 +108,9 @@ def choose_column(
     where: str,
     origin: str = "--gkd-prompt-column",
 ) -> PromptColumn:
-    """The prompt column: the named one, else the first known name there is.
+    """The prompt column: the one named, else the first with a known name.
 
-    ``where`` are the files that have the columns, ``origin`` who named the column.
+    ``where`` are the files that have the columns, ``origin`` says who named the column.
 
     Raises StageFault ``data.schema``.
     """
@@ -152,7 +152,7 @@ def kind_of(value: Any) -> str:
 
 
 def problem(value: Any, kind: str) -> str:
-    """What makes a prompt unusable, in words after "is"; empty if nothing does."""
+    """What makes a prompt unusable, worded to follow "is"; empty if nothing does."""
     if value is None:
         return "null"
     if kind not in ("text", "messages"):
@@ -172,7 +172,7 @@ def problem(value: Any, kind: str) -> str:
 
 
 def problem_facts(value: Any) -> dict[str, Any]:
-    """What the advice is told of a prompt with a problem: the form that it has."""
+    """What the advice needs to know about a faulty prompt: its form."""
     if isinstance(value, str) and _text_problem(value):
         return {"encoded": True} if value.strip() else {}
     first = value[0] if isinstance(value, list) and value else None
@@ -181,7 +181,7 @@ def problem_facts(value: Any) -> dict[str, Any]:
 
 
 def contents(prompt: Any) -> list[str]:
-    """The texts that a prompt of any form holds, as far as it holds any."""
+    """The texts that a prompt of any form contains, if any."""
     if isinstance(prompt, str):
         return [prompt]
     messages = prompt if isinstance(prompt, list) else []
@@ -191,7 +191,7 @@ def contents(prompt: Any) -> list[str]:
 def as_messages(prompt: Any) -> list[dict[str, Any]]:
     """The prompt as chat messages, without the assistant's turns at its end.
 
-    Those are the reference answer; on-policy training has the student write its own.
+    Those are the reference answer; in on-policy training the student writes its own.
     """
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
@@ -206,10 +206,10 @@ def as_messages(prompt: Any) -> list[dict[str, Any]]:
 
 
 class RoughRenderer:
-    """Lengths without a tokenizer: a quarter of the bytes, as English has it.
+    """Lengths without a tokenizer: a quarter of the bytes, as in English.
 
-    ``controls`` are tokens that are for the chat template to write, and not for a
-    prompt; none if unknown.
+    ``controls`` are tokens that only the chat template should write, never a prompt;
+    none if unknown.
     """
 
     controls: tuple[str, ...] = ()
@@ -220,7 +220,7 @@ class RoughRenderer:
         return [(len(text.encode("utf-8", "replace")) + 3) // 4 for text in texts]
 
     def bounds(self, sizes: Sizes) -> Numbers:
-        """Numbers of tokens that the prompts cannot exceed, without cutting them."""
+        """Upper bounds on the prompts' numbers of tokens, without tokenizing them."""
         tokens: Numbers = (sizes.ascii_bytes + sizes.other_bytes + 3) // 4
         return tokens
 
@@ -244,7 +244,7 @@ class Renderer(RoughRenderer):
         self._frame_tokens: int | None = None
 
     def text(self, prompt: Any) -> str:
-        """The text that is cut into tokens."""
+        """The text that is tokenized."""
         messages = as_messages(prompt)
         if not self.has_template:
             return "\n".join(_plain(message.get("content")) for message in messages)
@@ -263,10 +263,9 @@ class Renderer(RoughRenderer):
         return [len(ids) for ids in self.ids(prompts)]
 
     def bounds(self, sizes: Sizes) -> Numbers:
-        """A token covers a byte at least.
+        """A token covers at least one byte.
 
-        A message costs what the whole frame of a one-message conversation costs, or
-        less.
+        A message costs at most what the whole frame of a one-message conversation does.
         """
         if self._frame_tokens is None:
             self._frame_tokens = self.lengths([[{"role": "user", "content": "x"}]])[0]
@@ -275,10 +274,10 @@ class Renderer(RoughRenderer):
         return texts
 
     def takes(self, role: str) -> bool:
-        """Whether the chat template names a role, or writes out what it says.
+        """Whether the chat template names a role, or writes out whatever role it gets.
 
-        ShareGPT's names for user and assistant have to be named, and so have User and
-        the like: a model whose template writes out any role has not learned these.
+        ShareGPT's names for user and assistant have to be named, and so do User and the
+        like: a model whose template writes out any role has not been trained on these.
         """
         named = any(f"{q}{role}{q}" in self.template for q in ("'", '"'))
         if named or not self.has_template:
@@ -297,8 +296,8 @@ class Renderer(RoughRenderer):
     def _controls(self) -> tuple[str, ...]:
         """Special tokens that the chat template writes, and start and end of a text.
 
-        A model's own text without them is a prompt that was rendered already. Those
-        that stand for pictures and sounds belong into prompts.
+        A prompt that contains them has been rendered already. Those that stand for
+        images and audio do belong in prompts.
         """
         special = special_tokens(self.tokenizer)
         if not self.has_template or not special:
@@ -312,14 +311,14 @@ class Renderer(RoughRenderer):
         )
 
     def _growth(self) -> int:
-        """By how much the tokenizer's normaliser can lengthen text."""
+        """The factor by which the tokenizer's normalizer can lengthen text."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         normaliser = type(getattr(backend, "normalizer", self)).__name__
         return {"NoneType": 1, "NFC": _NFC_GROWTH}.get(normaliser, _GROWTH)
 
 
 def _text_problem(text: str) -> str:
-    """What makes a text unusable as a prompt, in words after "is"."""
+    """What makes a text unusable as a prompt, worded to follow "is"."""
     if not text.strip():
         return "empty"
     if re.match(ENCODED, text.lstrip()):
@@ -367,9 +366,9 @@ def _message_problem(message: Any) -> str:
 
 
 def _says_nothing(message: dict[str, Any]) -> bool:
-    """Whether a message without content is a call, or a tool's that returned nothing.
+    """Whether a message without content is a call, or from a tool without output.
 
-    Whether the chat template can do with it is for the template to tell.
+    Whether the chat template copes with it is for the template to tell.
     """
     role = message["role"]
     calls = message.get("tool_calls") or message.get("function_call")

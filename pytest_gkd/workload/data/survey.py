@@ -1,7 +1,7 @@
-"""Which prompts of a table are plainly usable, and how large each of them is.
+"""Tells which prompts of a table are plainly usable, and how large each of them is.
 
-Whole columns at a time, with pyarrow: a million conversations take seconds, where a
-Python value for each takes ten times as long. What is not plain is left to
+Works on whole columns with pyarrow: a million conversations take seconds, where a
+Python value for each would take ten times as long. Doubtful ones are left to
 ``prompts.problem``, value by value.
 """
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Survey:
-    """What one column of a table came to; ``kind`` is text, messages, or empty.
+    """The survey of one column of a table; ``kind`` is text, messages, or empty.
 
-    ``controlled`` are the rows that hold a control token outside of an answer. ``odd``
-    are the rows that have to be looked at one by one. ``answered`` are those
-    whose last message is the assistant's. ``roles`` are all that occur, each with the
-    first row that has it.
+    ``controlled`` are the rows with a control token outside of an answer. ``odd`` are
+    the rows that have to be checked one by one. ``answered`` are those whose last
+    message is the assistant's. ``roles`` are all roles that occur, each with the first
+    row that has it.
     """
 
     kind: str
@@ -46,8 +46,8 @@ class Survey:
 def survey(column: pyarrow.Array, controls: str = "") -> Survey | None:
     """Look at a column of text, or of lists of objects with role and content.
 
-    ``controls`` is a pattern of control tokens, empty for none. None is for a column
-    of another type.
+    ``controls`` is a pattern of control tokens, empty for none. Returns None for a
+    column of another type.
     """
     import pyarrow.types as types
 

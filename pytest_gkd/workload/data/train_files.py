@@ -1,7 +1,7 @@
-"""Checks that the train files are there, and are what their names say.
+"""Checks that the train files exist and are what their names say.
 
-A wrong path is reported before ``datasets`` (one to two seconds) is imported,
-and a pipe that would stall its readers is never opened.
+A wrong path is reported before ``datasets`` is imported (which takes one to two
+seconds), and a pipe that would stall its readers is never opened.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 OTHER_SUFFIXES = (".parquet", ".csv", ".arrow", ".feather")
 SUFFIXES = JSON_SUFFIXES + OTHER_SUFFIXES
 EXPECTED = "parquet, JSON, CSV or Arrow"  # for messages
-# Which of two formats datasets takes where there are as many files of either.
+# Which of two formats datasets takes if there are equally many files of both.
 _FAVOURITES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".ndjson")
 # What verl, TRL, ms-swift and OpenRLHF read all or in part; the builders of datasets.
 LOADERS = ("parquet", "json", "csv", "arrow")
 # Left in a directory by Dataset.save_to_disk and DatasetDict.save_to_disk.
 SAVED = ("state.json", "dataset_dict.json")
 
-# Other formats that turn up under these names, by their first bytes.
+# Other formats that turn up with these suffixes, by their first bytes.
 _OTHERS = (
     (b"PARE", "an encrypted parquet file"),
     (b"FEA1", "a Feather file of version 1, which datasets does not read"),
@@ -52,9 +52,9 @@ _OTHERS = (
 
 @dataclass(frozen=True)
 class DataFile:
-    """What one train file is, and its size in bytes, 0 where only reading it tells.
+    """What one train file is, and its size in bytes (0 if only reading it would tell).
 
-    ``origin`` is who named it, for messages.
+    ``origin`` says who named it, for messages.
     ``kind`` is parquet, json (JSON lines, or one JSON array), csv, arrow, ``folder`` (a
     directory of such files), ``disk`` (made by ``save_to_disk``) or ``hub`` (a name on
     the hub).
@@ -72,10 +72,10 @@ class DataFile:
 
 
 def check_files(files: Sequence[str], origin: str) -> tuple[DataFile, ...]:
-    """Every train file, globs expanded, looked at from outside.
+    """Every train file, globs expanded, checked without loading it.
 
-    Ends of parquet files and the first and last lines of JSON are read. Addresses
-    (``s3://…``) and names on the hub are passed on unseen. Raises StageFault
+    The ends of parquet files and the first and last lines of JSON are read. Addresses
+    (``s3://…``) and names on the hub are passed on unchecked. Raises StageFault
     ``data.file-missing``, ``data.empty``, ``data.corrupt``, ``data.schema``,
     ``data.loader-stall``, ``env.package-missing`` or ``env.permission``.
     """
@@ -104,9 +104,9 @@ def check_files(files: Sequence[str], origin: str) -> tuple[DataFile, ...]:
 
 
 def _is_on_hub(name: str, path: Path) -> bool:
-    """Whether ``load_dataset`` would ask the hub for a name, and the user meant it to.
+    """Whether ``load_dataset`` would ask the hub for a name, as the user intended.
 
-    A name with a suffix of ours, or in a directory that is here, is a wrong path.
+    A name with a known suffix, or in a directory that exists here, is a wrong path.
     """
     owner, _, rest = name.partition("/")
     return (
@@ -133,7 +133,7 @@ def _expanded(path: Path, origin: str) -> list[Path]:
 
 
 def _no_data(path: Path, origin: str, problem: str) -> StageFault:
-    """The fault for a path that is not what holds the data, and where to look."""
+    """The fault for a path that does not hold the data, and where to look."""
     place = path if path.is_dir() else paths.first_missing(path).parent
     return paths.fault(
         "data.file-missing", path, origin, problem, near=[], directory=str(place)
@@ -166,7 +166,7 @@ def _checked(path: Path, origin: str) -> DataFile:
 
 
 def _directory(path: Path, origin: str) -> DataFile:
-    """A directory that ``datasets`` can load, from outside."""
+    """Check that ``datasets`` can load a directory, without loading it."""
     if any((path / name).is_file() for name in SAVED):
         return DataFile(str(path), "disk", 0, origin)
     inside = _of_one_format(
@@ -182,15 +182,15 @@ def _directory(path: Path, origin: str) -> DataFile:
 
 
 def _is_passed_over(path: Path) -> bool:
-    """Whether ``datasets`` leaves a file out for its name, or that of a directory."""
+    """Whether ``datasets`` skips a file because of its name or a directory's."""
     hidden = any(part.startswith(".") for part in path.parts)
     return hidden or any(part.startswith("__") for part in path.parent.parts)
 
 
 def _of_one_format(files: Iterable[Path]) -> list[Path]:
-    """Those of the most common format, the one that ``datasets`` takes.
+    """Those of the most common format, which is what ``datasets`` takes.
 
-    A suffix counts wherever in the name it is: ``x.parquet.lock`` is read as well
+    A suffix counts anywhere in the name: ``x.parquet.lock`` is read as well
     (datasets 5.2, load.py, infer_module_for_data_files_list; data_files.py, filter).
     """
     ends = [(one, {suffix.lower() for suffix in one.suffixes}) for one in files]
@@ -200,7 +200,7 @@ def _of_one_format(files: Iterable[Path]) -> list[Path]:
 
 
 def _kind(path: Path, start: bytes, size: int) -> str:
-    """What a file is, by its content; the name may not say something else."""
+    """What a file is, by its content; its name must not say otherwise."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if paths.is_lfs_pointer(start):
         what = "is a git-lfs pointer, not the data itself"
@@ -225,7 +225,7 @@ def _kind(path: Path, start: bytes, size: int) -> str:
         return "arrow"
     if ".csv" in suffixes:
         return "csv"
-    if not start.startswith(ZSTD):  # nothing here unpacks it
+    if not start.startswith(ZSTD):  # nothing here decompresses it
         check_json(path)
     elif importlib.util.find_spec("zstandard") is None:  # datasets 5.2, extract.py
         raise StageFault(

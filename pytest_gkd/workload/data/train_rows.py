@@ -30,22 +30,21 @@ if TYPE_CHECKING:
 
 _Entry = tuple[int, int, Any]  # row, bound in tokens, prompt
 
-# Rows that are cut into tokens: drawn by chance from all rows, and again from those
-# that may be too long by their size. 1000 tell a share to within 3 in 100 (95 % of
-# draws).
+# Rows that are tokenized: a random sample of all rows, and another of those that may be
+# too long by their size. 1000 give a share to within 3 in 100 (95 % confidence).
 MEASURED_ROWS = 1000
-PART_ROWS = 250  # cut into tokens at a time
-# Tokens are shorter than this, in bytes of normalised text: what is so long that it
-# cannot fit is not cut into tokens, which takes minutes for tens of megabytes.
+PART_ROWS = 250  # tokenized at a time
+# Tokens are shorter than this, in bytes of normalized text: a text that is certainly
+# too long is not tokenized, which takes minutes for tens of megabytes.
 LONGEST_TOKEN = 11 * 512
 # Columns that only verl's own preparation writes (verl, docs/preparation).
 VERLS_OWN = {"data_source", "reward_model"}
-SEED = 0  # two runs draw the same rows
+SEED = 0  # so that two runs draw the same rows
 
 
 @dataclass(frozen=True)
 class DataReport:
-    """What every row of the train files came to.
+    """What the check of every row of the train files found.
 
     ``fitting_rows`` are within the length limit for certain: measured, or too small to
     exceed it. ``too_long_rows`` were measured and exceed it. ``unsure_rows`` may exceed
@@ -95,10 +94,10 @@ def check_rows(
     origin: Callable[[str], str],
     progress: Callable[[int], None] = lambda _: None,
 ) -> DataReport:
-    """Look at the prompt of every row, and filter by length as the job does.
+    """Check the prompt of every row, and filter by length as the job does.
 
-    ``origin`` says who gave a setting; ``progress`` is told how many rows were read so
-    far, now and then. Raises StageFault ``data.empty`` (fewer rows than
+    ``origin`` says who gave a setting; ``progress`` is called now and then with the
+    number of rows read so far. Raises StageFault ``data.empty`` (fewer rows than
     ``batch_size``), ``data.schema`` (no such column, or a row that cannot be used, by
     file and line), ``data.corrupt``, or ``data.too-long`` (fewer than ``batch_size``
     are within ``max_prompt_length``; of many rows, a random sample and then the
@@ -167,9 +166,9 @@ def check_rows(
 
 
 class _Kept:
-    """The ``size`` rows that have the smallest keys of all that were offered.
+    """The ``size`` rows with the smallest keys of all that were offered.
 
-    With random keys these are drawn by chance, each row alike.
+    With random keys they are a uniform random sample.
     """
 
     def __init__(self, size: int) -> None:
@@ -183,7 +182,7 @@ class _Kept:
     def offer(
         self, keys: Any, places: Any, entries: Callable[[Any], Iterable[_Entry]]
     ) -> None:
-        """Rows of a table by their ``places`` in it; ``keys`` has one for each."""
+        """Rows of a table at ``places``; ``keys`` has one key for each."""
         import numpy
 
         if len(self._best) == self.size:
@@ -197,7 +196,7 @@ class _Kept:
 
 @dataclass
 class _Look:
-    """What the rows read so far came to; no more of them is kept than is measured."""
+    """The tally of the rows read so far; only rows to be measured are kept."""
 
     source: Rows
     column: PromptColumn
@@ -319,7 +318,7 @@ def _measured(look: _Look, batch_size: int) -> dict[int, tuple[int, int]]:
         found |= _measure(look, part)
     fitting = look.rows - look.unsure
     fitting += sum(n <= look.limit < bound for n, bound in found.values())
-    # No batch yet: one may be among the others, the smallest of them first.
+    # No batch yet: one may be among the others; try the smallest first.
     others = [entry for entry in look.smallest_unsure.entries if entry[0] not in found]
     for part in _parts(others):
         if fitting >= batch_size:
@@ -342,7 +341,7 @@ def _measure(look: _Look, entries: Sequence[_Entry]) -> dict[int, tuple[int, int
     try:
         lengths = look.lengths.lengths(prompts)
     except refusals():
-        # Which row is it? If none is refused alone, the error stands.
+        # Which row is it? If each passes on its own, the error stands.
         for row, _, prompt in sorted(entries, key=lambda entry: entry[0]):
             try:
                 look.lengths.lengths([prompt])
@@ -362,11 +361,11 @@ def _parts(entries: Sequence[_Entry]) -> Iterator[Sequence[_Entry]]:
 
 
 def _check_form(look: _Look, named: str | None) -> None:
-    """Conversations are such as trainers and the chat template read them.
+    """Check that conversations are of the form that trainers and chat template expect.
 
     An answer at the end of a prompt stays in it: verl (utils/dataset/rl_dataset.py)
-    and TRL (experimental/distillation) have the student answer once more, below it.
-    Where only a few rows are so, that is for a note.
+    and TRL (experimental/distillation) have the student answer again, below it. If
+    only a few rows are like that, it is a note.
     """
     name, source = look.column.name, look.source
     strange = [
@@ -412,11 +411,11 @@ def _check_form(look: _Look, named: str | None) -> None:
 
 
 def _unusable(look: _Look, row: int, wrong: str, facts: dict[str, Any]) -> StageFault:
-    """The fault for rows that the job cannot use, told by the first of them."""
+    """The fault for rows that the job cannot use, described by the first of them."""
     name, files, bad = look.column.name, look.source.files, max(look.bad, 1)
     place = locate(files, row)
     more = f"; {bad} of {look.rows} rows are like this" if bad > 1 else ""
-    # Where every row is bad, dropping those that are is no advice.
+    # If every row is bad, advice to drop the bad ones is useless.
     some = {"some_rows": True} if bad < look.rows else {}
     return StageFault(
         "data.schema",

@@ -1,4 +1,4 @@
-"""What trainers make of these train files that the rows alone do not show."""
+"""Tells what trainers do with these train files that the rows alone do not show."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     import pyarrow
 
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
-# What stops for filled columns where the student reads text only: verl for what its
-# image_key and video_key name, TRL for the names (sft_trainer.py, is_vision_dataset).
+# Which trainers stop at non-empty columns if the student reads text only: verl at those
+# that image_key and video_key name, TRL by name (sft_trainer.py, is_vision_dataset).
 _VERL = "verl stops for want of a processor"
 _TRL = "TRL stops because the dataset appears to be vision-related"
 STOPPED_BY = {"images": f"{_VERL}, and {_TRL}", "image": _TRL, "videos": _VERL}
-BY_NAME = ("images", "image")  # TRL stops for these even if they are empty
-MEDIA_ROWS = 1000  # looked at for pictures and sounds
-# A prompt in ten that the length limit takes away is worth a word.
+BY_NAME = ("images", "image")  # TRL stops at these even if they are empty
+MEDIA_ROWS = 1000  # checked for images and audio
+# If the length limit drops one prompt in ten, that is worth a note.
 MANY_TOO_LONG = 0.1
 
 
 def check_media(rows: Rows, job: Inputs) -> list[Note]:
-    """A student that only reads text has no rows with pictures or sounds to read.
+    """Check that a text-only student is not given rows with images or audio.
 
-    A student that was made here is nobody's choice and is not judged. Raises StageFault
+    A student made here is nobody's choice and is not judged. Raises StageFault
     ``data.schema``.
     """
     if "student" in job.made or not _reads_text_only(job):
@@ -60,7 +60,7 @@ def check_media(rows: Rows, job: Inputs) -> list[Note]:
 
 
 def _media_parts(rows: Rows, columns: Sequence[str]) -> list[Note]:
-    """What is to be said of messages with parts that are no text."""
+    """What to say about messages with parts that are not text."""
     if not columns:
         return []
     looked = rows.values(next(rows.tables(columns, MEDIA_ROWS)))
@@ -79,7 +79,7 @@ def _media_parts(rows: Rows, columns: Sequence[str]) -> list[Note]:
 
 
 def _part_kinds(prompt: Any) -> set[str]:
-    """Types of the parts of messages that are no text."""
+    """The types of message parts that are not text."""
     messages = prompt if isinstance(prompt, list) else []
     contents = [m.get("content") for m in messages if isinstance(m, dict)]
     parts = [part for c in contents if isinstance(c, list) for part in c]
@@ -88,7 +88,7 @@ def _part_kinds(prompt: Any) -> set[str]:
 
 
 def _media_texts(filled: Mapping[str, int]) -> Iterator[str]:
-    """What is to be said of columns that the student leaves alone."""
+    """What to say about columns that the student ignores."""
     for column in BY_NAME:
         if filled.get(column) == 0:
             yield (
@@ -103,7 +103,7 @@ def _media_texts(filled: Mapping[str, int]) -> Iterator[str]:
 
 
 def _filled(column: pyarrow.ChunkedArray) -> int:
-    """How many rows have anything in them, without a Python value for any."""
+    """How many rows are not empty, without creating a Python value for any."""
     import pyarrow.compute as pc
     import pyarrow.types as types
 
@@ -120,9 +120,9 @@ def _filled(column: pyarrow.ChunkedArray) -> int:
 def notes(
     rows: Rows, report: DataReport, settings: Settings, limit: int
 ) -> Iterator[Note]:
-    """What is not wrong in itself, and may be in the user's trainer.
+    """What is not wrong in itself but may be in the user's trainer.
 
-    ``limit`` is the number of tokens that the prompts were held to.
+    ``limit`` is the length limit for prompts, in tokens.
     """
     kinds = {file.kind for file in rows.files} - {"parquet", "json"}
     if kinds:
@@ -169,7 +169,7 @@ def notes(
 
 
 def _ends(report: DataReport) -> Iterator[Note]:
-    """How conversations end, which trainers take for granted."""
+    """How conversations end, about which trainers make assumptions."""
     name, answered, rows = report.column, report.answered_rows, report.rows
     if report.kind != "messages":
         return
@@ -196,7 +196,7 @@ def _ends(report: DataReport) -> Iterator[Note]:
 
 
 def _reads_text_only(job: Inputs) -> bool:
-    """Whether the student has no part for anything but text; False if unknown."""
+    """Whether the student has no encoder for anything but text; False if unknown."""
     found = model_paths.locate(job.student, job.origin("student"))
     if found is None:
         return False

@@ -19,10 +19,10 @@ EVERY_S = 1.0
 
 @contextlib.contextmanager
 def told(say: Callable[[str], None], doing: str, *, on_gpu: bool) -> Iterator[None]:
-    """Say what is done here, and while a compiler runs below this process, so much.
+    """Say what is being done, and that kernels compile while a compiler runs below us.
 
     A new machine compiles for minutes what later starts take from a cache. Without
-    ``on_gpu`` nothing is compiled, and no thread is there when the engine forks.
+    ``on_gpu`` nothing is compiled, and no thread exists when the engine forks.
     """
     say(doing)
     said = doing

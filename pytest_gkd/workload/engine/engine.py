@@ -50,14 +50,14 @@ class Completion:
 def prepare_environment(config: EngineConfig) -> None:
     """Set what vLLM reads from the environment, before it is imported.
 
-    The user's own values of what only steers the log are kept.
+    The user's own values are kept for variables that only control logging.
     """
     Path(config.socket_dir).mkdir(parents=True, exist_ok=True)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if config.multiprocess else "0"
     os.environ["VLLM_RPC_BASE_PATH"] = config.socket_dir
     os.environ["VLLM_NO_USAGE_STATS"] = os.environ["DO_NOT_TRACK"] = "1"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
-    # Set, it keeps the tokenizers' threads from warning about every fork.
+    # Setting it keeps the tokenizers' threads from warning about every fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     prepare_torch(config)
     if config.settings.device == "cpu" and config.settings.tensor_parallel_size > 1:
@@ -68,11 +68,11 @@ def prepare_environment(config: EngineConfig) -> None:
 
 
 def prepare_torch(config: EngineConfig) -> None:
-    """Set what torch and numpy read when they are imported, here by whatever comes
-    first: the engine, the trainer, or a tokenizer.
+    """Set what torch and numpy read when they are imported, by whichever comes first:
+    the engine, the trainer or a tokenizer.
     """
     if config.settings.device == "cpu":
-        # Beside other work, OpenMP threads that spin while they wait cost the most.
+        # With other work running, OpenMP threads that spin while waiting cost the most.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         # A thread that numpy's OpenBLAS starts on import would forbid a fork.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -89,8 +89,8 @@ def import_vllm() -> None:
 
 
 class Engine:
-    """One vLLM engine. After any exception out of it, it must not be used again:
-    partly loaded weights stay, and a next ``generate`` may never return.
+    """One vLLM engine. After any exception it must not be used again: partly loaded
+    weights stay, and the next ``generate`` may never return.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Engine:
         self.how = how
 
     def describe(self) -> dict[str, Any]:
-        """What runs, as findings."""
+        """What is running, as facts for the report."""
         import vllm
 
         identity = self.identities()[0]
@@ -223,7 +223,7 @@ class Engine:
         self.forget_prefixes()
 
     def receive(self, infos: list[Info], rendezvous: Rendezvous) -> None:
-        """Take part in the trainer's broadcast and load what it sends."""
+        """Join the trainer's broadcast and load what it sends."""
         self._rpc("gkd_receive", infos, asdict(rendezvous))
         self.forget_prefixes()
 
@@ -238,7 +238,7 @@ class Engine:
         return self._rpc("gkd_open", handles)
 
     def forget_prefixes(self) -> None:
-        """Drop cached keys and values, which the old weights made.
+        """Drop cached keys and values, which come from the old weights.
 
         Raises StageFault ``sync.not-applied`` where the engine keeps them.
         """
@@ -277,8 +277,8 @@ class Engine:
     ) -> list[Any]:
         """``call()``, given up after ``budget_s`` or when an engine's process is gone.
 
-        vLLM may wait for the answer of a dead process forever, and otherwise only
-        says that there is trouble, and to look above.
+        vLLM may wait forever for the answer of a dead process; otherwise it only says
+        that something failed, and to look above.
         """
         if not self.config.multiprocess:
             return call()

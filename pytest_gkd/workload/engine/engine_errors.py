@@ -1,6 +1,6 @@
-"""Keeps the exception that ended a process of the engine as it started.
+"""Keeps the exception that ended an engine process during its start.
 
-vLLM logs it in that process, and raises another one here, that says to look above.
+vLLM logs it in that process and raises a different one here, which says to look above.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ TEXT_CHARS = 4000
 # Where workers and core log that they could not start (vLLM 0.21 to 0.33). Filters of
 # these stay when an engine configures vLLM's logging anew; handlers do not.
 LOGGERS = ("vllm.v1.executor.multiproc_executor", "vllm.v1.engine.core")
-# Keys of configurations that transformers 5 keeps elsewhere, or by another name: who
-# reads them is of another release.
+# Configuration keys that transformers 5 moved or renamed: code that reads them was
+# written for another release.
 MOVED_KEYS = ("rope_theta", "rope_scaling", "torch_dtype")
 
 
 class EngineStartError(RuntimeError):
-    """A process of the engine ended with an exception; its class has that one's name,
-    by which the catalogue knows it in every layout."""
+    """An engine process ended with an exception, whose class name this class takes:
+    the catalogue then recognises it in every layout."""
 
 
 class _Keeper(logging.Filter):
@@ -45,7 +45,7 @@ class _Keeper(logging.Filter):
             "text": str(error)[:TEXT_CHARS],
             "missing": _missing(error),
         }
-        # What follows from the first, in other processes, is not kept.
+        # Consequences of the first one, in other processes, are not kept.
         with (
             contextlib.suppress(OSError),
             Path(directory, RECORD).open("x", encoding="utf-8") as file,
@@ -55,20 +55,20 @@ class _Keeper(logging.Filter):
 
 
 def keep() -> None:
-    """From now on, write down what this process and its forks log of an exception."""
+    """From now on, record the exceptions that this process and its forks log."""
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_Keeper())
 
 
 def forget(directory: str) -> None:
-    """Remove what an engine before has left in its ``socket_dir``."""
+    """Remove what a previous engine left in its ``socket_dir``."""
     (Path(directory) / RECORD).unlink(missing_ok=True)
 
 
 def kept(directory: str, model: str) -> Exception | None:
     """What ended the engine of that ``socket_dir``, as it would have been raised here.
 
-    None where no process of it has logged an exception.
+    None if none of its processes logged an exception.
     """
     try:
         text = (Path(directory) / RECORD).read_text("utf-8")
@@ -84,7 +84,7 @@ def kept(directory: str, model: str) -> Exception | None:
 
 
 def missing_key(error: AttributeError, model: str) -> StageFault | None:
-    """The fault when ``error`` is that the config of ``model`` lacks a key.
+    """The fault if ``error`` says that the config of ``model`` lacks a key.
 
     None for attributes of other objects, and for keys that have moved.
     """

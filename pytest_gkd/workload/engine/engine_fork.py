@@ -1,9 +1,9 @@
 """Forks the engine's processes from this one on a CPU, where that is safe.
 
-vLLM starts them by spawn there, and each then imports torch and vLLM again: 15 to 17 s
-on two cores, where a fork takes 1.2 s. (On a GPU fork is vLLM's own default.) A fork is
-only sound while this process has done nothing but import: a child of one whose OpenMP
-threads ran once waits for them forever.
+There vLLM spawns them, and each imports torch and vLLM again: 15 to 17 s on two cores,
+where a fork takes 1.2 s. (On a GPU, fork is vLLM's own default.) Forking is safe only
+while this process has done nothing but import: once OpenMP threads have run, a forked
+child waits for them forever.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FORKED = "forked"
 SPAWNED = "spawned"
 VLLMS_CHOICE = "as vLLM chooses"
 
-# The allocator of pyarrow runs one that holds no lock over a fork.
+# pyarrow's allocator runs one, which holds no lock across a fork.
 HARMLESS_THREADS = ("jemalloc_bg_thd",)
 
 
@@ -52,10 +52,10 @@ def native_threads() -> int:
 def chosen(how: str) -> Iterator[None]:
     """While open, vLLM starts processes as ``how`` says.
 
-    Its CPU platform sets the environment variable back to spawn, so the function that
-    reads it is replaced, in every module that imported it. Forked processes, on a GPU
-    too, end with the one that forked them: they hold copies of its pipes, and a crash
-    of pytest's worker would go unseen for as long as they live.
+    Its CPU platform resets the environment variable to spawn, so the function that
+    reads it is replaced in every module that imported it. Forked processes, on a GPU
+    too, end with their parent: they hold copies of its pipes, and a crash of pytest's
+    worker would go unnoticed for as long as they live.
     """
     if how in (FORKED, VLLMS_CHOICE):
         _end_forks_with_parent()
@@ -86,5 +86,5 @@ def chosen(how: str) -> Iterator[None]:
 
 @functools.cache
 def _end_forks_with_parent() -> None:
-    # It cannot be taken back, and need not: nobody forks a daemon from a stage.
+    # This cannot be undone and need not be: nobody forks a daemon from a stage.
     os.register_at_fork(after_in_child=prctl.die_with_parent)

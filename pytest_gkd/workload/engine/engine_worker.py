@@ -25,8 +25,8 @@ def keep_weights_in_place() -> None:
     """On CPU, keep linear weights as they were loaded.
 
     There vLLM packs them into closures and leaves empty parameters behind, so that
-    ``load_weights`` fails half-way and nothing can be compared. A GPU keeps them, and
-    that is what is to be tested here. The layers look the function up when called.
+    ``load_weights`` fails half-way and nothing can be compared. On a GPU they are kept,
+    which is the behaviour under test. The layers look the function up when called.
     """
     from vllm.model_executor.layers import utils
     from vllm.platforms import current_platform
@@ -39,10 +39,10 @@ def keep_weights_in_place() -> None:
 def trainers_classes_kept(architectures: Iterable[str]) -> Iterator[list[str]]:
     """Where the trainer shares this process, leave its model's class as it is.
 
-    An architecture that vLLM has no code of its own for runs by transformers' class,
-    which vLLM prepares for torch.compile, in place: what is made of it, before or
-    after, can neither run nor train. Our engines compile nothing. Gives the names of
-    the classes that an engine started in this context would have changed.
+    An architecture for which vLLM has no code of its own runs on transformers' class,
+    which vLLM modifies in place for torch.compile: its instances, whether created
+    before or after, can then neither run nor train. Our engines compile nothing. Gives
+    the names of the classes that an engine started in this context would have changed.
     """
     from vllm.model_executor.models.registry import ModelRegistry
 
@@ -78,7 +78,7 @@ def _plain_linear(layer: Any, remove_weight: bool) -> None:
 
 
 def _pack_experts_again(model: Any) -> None:
-    """On CPU, do what vLLM (0.32) does on the first load of experts alone."""
+    """On CPU, repeat what vLLM (0.32) does only on the first load of experts."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -126,7 +126,7 @@ class WeightReceiver:
     def gkd_parameters(self, names: list[str]) -> dict[str, Any]:
         """``parameters``: name -> [dtype, shape]; ``engine_names``: by trainer's name.
 
-        Names are without fusion; the latter leaves out what is unknown here.
+        Names are those before fusion; the latter leaves out what is unknown here.
         """
         model = self.model_runner.get_model()
         views = parameters.unfused(model)
@@ -161,7 +161,7 @@ class WeightReceiver:
         announced = [(name, dtype, tuple(shape)) for name, dtype, shape in infos]
         where = broadcast.Rendezvous(**rendezvous)
         group = broadcast.join(where, 1 + self.rank, self._gkd_device)
-        # A failure has to end the group here and now: the sender then hears of it at
+        # A failure has to end the group immediately: the sender then learns of it at
         # once instead of waiting for its timeout.
         with (
             contextlib.closing(group),
@@ -170,7 +170,7 @@ class WeightReceiver:
             self._gkd_load(weights)
 
     def gkd_import(self, infos: list[Any], handles: str) -> None:
-        """Load from memory that the trainer shares on this very GPU (CUDA IPC).
+        """Load from memory that the trainer shares on the same GPU (CUDA IPC).
 
         ``handles`` is our trainer's own pickle, made for this call.
         """

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 # bfloat16 (vLLM and transformers on a CPU). The same bounds hold for a difference in
 # the log-probability of one token.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.15}
-# That many times as far apart, it is no rounding: a hundredth of a nat in float32; in
-# half precision a probability that is 4.5 times the other.
+# This many times further apart, it is not rounding: a hundredth of a nat in float32; in
+# half precision one probability 4.5 times the other.
 FAR = 10.0
-# In half precision two sound implementations of a larger model may part now and then:
-# so many positions, each by no more than so many tolerances.
+# In half precision two correct implementations of a larger model may diverge now and
+# then: in this share of positions, each by at most this many tolerances.
 FEW = 0.1
 NARROW = 3.0
 
@@ -51,17 +51,17 @@ class GreedyCheck:
 
     @property
     def far(self) -> float:
-        """Nats from which on a difference of log-probabilities is another result."""
+        """Nats from which a difference in log-probability means a different result."""
         return FAR * self.tolerance
 
     @property
     def is_far(self) -> bool:
-        """Engine and reference differ on a token's probability beyond rounding."""
+        """Whether their log-probabilities of a token differ by more than rounding."""
         return not (self.max_logprob_difference or 0.0) <= self.far
 
     @property
     def few_and_narrow(self) -> bool:
-        """What disagrees may be half precision's rounding, where weights are equal."""
+        """Whether the disagreement may be half-precision rounding of equal weights."""
         return (
             self.tolerance >= TOLERANCE["bfloat16"]
             and len(self.disagreements) <= max(1, FEW * self.positions)
@@ -70,11 +70,11 @@ class GreedyCheck:
 
 
 def tolerance_of(logits: Tensor, model_dtype: dtype | None = None) -> float:
-    """How far two sound implementations may lie apart in these logits' dtype (nats).
+    """How far two correct implementations may differ in these logits' dtype (nats).
 
-    Or in ``model_dtype``, the parameters', where that is coarser: some classes turn
-    their logits into float32 at the end. In half precision two steps of the largest
-    logit where that is more: bfloat16 has nothing between 32 and 32.25.
+    Or in ``model_dtype``, that of the parameters, if it is coarser: some classes cast
+    their logits to float32 at the end. In half precision, two steps of the largest
+    logit if that is more: bfloat16 has nothing between 32 and 32.25.
     """
     import torch
 

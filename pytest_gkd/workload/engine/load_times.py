@@ -1,8 +1,8 @@
 """How long an engine takes to load its weights: building, reading, moving, finishing.
 
-vLLM's own figure has all in one. safetensors maps a file, so that its pages are read
-only when a parameter copies them: here those of each tensor are touched as it comes
-out of its file.
+vLLM itself gives one figure for everything. safetensors maps a file, so its pages are
+read only when a parameter copies them: here the pages of each tensor are touched as it
+comes out of its file.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 import psutil
 
 GB = 1e9
-# From so many seconds on, loading is worth a word.
+# Loading that takes at least this long is worth a note.
 SLOW_S = 5.0
-# The disk is asked past the page cache, by as many readers as `gkd warm` has.
+# The disk is read bypassing the page cache, by as many readers as `gkd warm` has.
 READERS = 4
 SAMPLE_BYTES = 64 << 20
 CHUNK = 4 << 20
-# At this part of the disk's speed the disk is what limits.
+# From this share of the disk's speed on, the disk is the bottleneck.
 AT_THE_LIMIT = 0.7
 
 
