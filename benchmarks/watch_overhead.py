@@ -214,7 +214,7 @@ def moved_clock(hours: float, gigabytes: float, folder: Path) -> None:
     print(
         f"{hours:g} simulated hours, {seconds} looks, {total / 1e9:.1f} GB of output: "
         f"{held[0]:.0f} MB after an hour, {held[-1]:.0f} MB at the end, never more "
-        f"than {high_water_mb(own.pid):.0f} MB",
+        f"than {max(*held, high_water_mb(own.pid)):.0f} MB",
         flush=True,
     )
 

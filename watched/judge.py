@@ -1,24 +1,16 @@
-"""Real jobs, healthy and broken, under ``gkd watch``: ``make watched``.
-
-Each case of cases.toml is held against its label. What was told, and how long after the
-standstill, goes to ``.gkd/watched/``; keep_verdicts.py takes it from there.
-"""
+"""Holds a job under ``gkd watch`` against the label of its case."""
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import jobs
-import pytest
 
-RESULTS = jobs.HERE.parent / ".gkd/watched"
 # Of a job that runs; that a person or the machine holds it may be told in some cases.
 FALSE = {"stuck", "dead", "held"}
-KEPT = ("job", "where", "how")
 
 
 @dataclass
@@ -115,17 +107,3 @@ def _changed(case: jobs.Case, job: jobs.Job) -> Iterator[str]:
             assert other.finish() == 0, other.text()
             if job.out.read_bytes() != other.out.read_bytes():
                 yield "the output is not what it is without the watcher"
-
-
-@pytest.mark.parametrize("case", jobs.cases(), ids=lambda case: case["name"])
-def test_case(case: jobs.Case) -> None:
-    reason = jobs.lacks(case)
-    found = Judged() if reason else judge(case)
-    told = {k: case[k] for k in KEPT if k in case} | {"expected": jobs.words(case)}
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{case['name']}.json").write_text(
-        json.dumps({**told, **asdict(found), "skipped": reason}, indent=1) + "\n"
-    )
-    if reason:
-        pytest.skip(reason)
-    assert not found.problems, "\n".join(found.problems)
