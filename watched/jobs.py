@@ -289,7 +289,7 @@ class Job:
             return True
         who, function = self.case["stands"]
         meant = [shown.get(one, "") for one in self.chosen(who)]
-        return any(f" {function} (" in text for text in meant)
+        return any(re.search(rf"[ .]{function} \(", text) for text in meant)
 
     def stood_since(self, before: float) -> float:
         """When it was made to stand still (seconds since 1970).

@@ -99,8 +99,10 @@ def broken(original, calls, rank, how):
             return act(how, original, args, kwargs)
         return original(*args, **kwargs)
 
-    # Stacks show the function by its name.
-    wrapped.__code__ = wrapped.__code__.replace(co_name=original.__name__)
+    # Stacks show the function by its name: faulthandler the one, py-spy the other.
+    wrapped.__code__ = wrapped.__code__.replace(
+        co_name=original.__name__, co_qualname=original.__qualname__
+    )
     return wrapped
 
 
