@@ -72,20 +72,34 @@ def kernels_words(pid: int) -> str:
     Empty where it is not, or in a container, where the kernel has another pid for it.
     """
     said = re.compile(rf"(?:[Oo]ut of memory|oom).*Killed process {pid} \(.*")
-    found = ""
+    return next(reversed([*kernels_lines(said)]), "")
+
+
+def kernels_lines(said: re.Pattern[str], since_s: float = 0.0) -> list[str]:
+    """What is found in the lines of the kernel's log since so many seconds after boot.
+
+    Empty where the log may not be read.
+    """
+    found: list[str] = []
     try:
         log = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
-        return ""
+        return found
     try:
         while True:
             try:
                 record = os.read(log, RECORD_BYTES).decode("utf-8", "replace")
             except BrokenPipeError:
                 continue  # what was next has been written over
-            line = said.search(record.partition("\n")[0])
-            found = line[0] if line else found
-    except OSError:  # that was the last, or it may not be read
+            if not record:
+                return found
+            # "priority,number,microseconds,flags;text" (Documentation/ABI/dev-kmsg)
+            head, _, text = record.partition("\n")[0].partition(";")
+            at = head.split(",")[2:3]
+            line = said.search(text)
+            if line and (not at or int(at[0]) / 1e6 >= since_s):
+                found.append(line[0])
+    except (OSError, ValueError):  # that was the last, or it may not be read
         return found
     finally:
         os.close(log)

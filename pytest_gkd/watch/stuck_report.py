@@ -13,11 +13,11 @@ from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import logs
 from pytest_gkd.diagnosis.suspects import Suspicion, suspects
 from pytest_gkd.files import make_way, write_json, write_private
-from pytest_gkd.watch import job_links, own_frames, stack_tree, verdicts, waits
+from pytest_gkd.watch import evidence, own_frames, stack_tree, verdicts, waits
 from pytest_gkd.watch.samples import JobSample, ProcessSample, Progress, Verdict
 
 DIAGNOSE_LIMIT_S = 60.0
-EVIDENCE_LIMIT_S = 20.0
+EVIDENCE_LIMIT_S = 24.0
 SHOWN = 2  # suspects
 MOST_WAITS = 4
 MOST_NAMED = 8
@@ -92,8 +92,8 @@ def make(
     ``sample`` is the look that proved it, ``text`` the job's first and last output,
     ``log`` the file that holds all of it, ``stacks`` the directory of the look's files.
     """
-    known = job_links.known(sample.processes)
-    picture = waits.picture(sample.processes, known)
+    asked = evidence.collect(sample.processes, directory / "evidence", EVIDENCE_LIMIT_S)
+    picture = waits.picture(sample.processes, asked.known)
     pids = verdict.odd or picture.odd
     odd = [one for one in sample.processes if one.pid in pids]
     whom = odd or _trainers(sample)[:1]
@@ -115,9 +115,10 @@ def make(
         phase,
         suspicion,
         waits=picture.lines or tuple(map(_place, whom)),
+        evidence=asked.said,
         tree=stack_tree.build(sample.processes),
         causes=causes,
-        problems=sample.unseen,
+        problems=(*sample.unseen, *asked.problems),
     )
     try:
         _keep(directory, report, sample)

@@ -1,0 +1,540 @@
+"""What else tells why a job stands still, asked of whatever can answer.
+
+Each source has a time of its own and may fail alone; nothing is signalled or ended. Of
+NCCL's recorder: torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp (DumpPipe); of its RAS
+threads: NCCL's user guide, "RAS"; of the debug server: torch/distributed/debug.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import json
+import os
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pytest_gkd import sanitize
+from pytest_gkd.clock import monotonic
+from pytest_gkd.diagnosis import flight_records
+from pytest_gkd.files import make_way, write_private
+from pytest_gkd.processes import oom, procfs
+from pytest_gkd.watch import job_links, rank_sets, waiting
+from pytest_gkd.watch.samples import ProcessSample
+from pytest_gkd.watch.waits import Known, RayTask
+
+PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+# Where torch writes a record without either: 2.9 to 2.15, and 2.3 to 2.8.
+DEFAULTS = (".cache/torch/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_")  # noqa: S108
+MOST_BYTES = 64 << 20
+RAS_PORT = 28028
+DEBUG_PORT = 25999
+ASK_S = 5.0  # one answer of a server
+RAY_S = 18.0  # a Ray command imports for seconds
+PIPE_S = 8.0  # torch looks at its pipe once a second
+SHOWN = 6  # lines of one source in the report
+TIGHT = 0.02  # of memory or a disk
+TASKS_OVER = ("FINISHED", "FAILED", "NIL")
+KERNELS = re.compile(
+    r"Out of memory:.*|oom-kill:.*|Memory cgroup out of memory.*|NVRM: Xid.*"
+    r"|.*(?:nvidia|infiniband|mlx5)\S*:? .*(?:[Ee]rror|[Ff]atal|fell off).*"
+    r"|INFO: task .* blocked for more than.*|nfs: server .* not responding.*"
+    r"|.*I/O error.*|EXT4-fs error.*|XFS .*(?:[Cc]orruption|shutdown).*"
+)
+_RAS_SAYS = re.compile(
+    r"(?i)error|warning|incomplete|mismatch|unresponsive|lagging|dead"
+)
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one source says.
+
+    ``said`` are sentences for the report, ``text`` is all of its answer, for a file;
+    ``problem`` is why there is none.
+    """
+
+    name: str
+    said: tuple[str, ...] = ()
+    text: str = ""
+    problem: str = ""
+
+
+@dataclass
+class Evidence:
+    """What all sources say, and what ``waits`` can use of it."""
+
+    findings: list[Finding] = field(default_factory=list)
+    known: Known = field(default_factory=Known)
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """A sentence for each find."""
+        return tuple(line for one in self.findings for line in one.said[:SHOWN])
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why some could not be asked."""
+        return tuple(f"{o.name}: {o.problem}" for o in self.findings if o.problem)
+
+
+class _Job:
+    """The processes that are asked about, and what each source finds for ``waits``."""
+
+    def __init__(self, processes: Sequence[ProcessSample]) -> None:
+        self.processes = processes
+        self.links = job_links.known(processes)
+        self.records: dict[int, flight_records.Record] = {}
+        self.tasks: list[RayTask] = []
+        self.ports = _listening(processes)
+
+    def ranks(self) -> list[ProcessSample]:
+        return [
+            one
+            for one in self.processes
+            if one.role.rank is not None and one.role.kind != "data-worker"
+        ]
+
+
+Source = Callable[[_Job], Finding | None]
+
+
+def collect(
+    processes: Sequence[ProcessSample], directory: Path | None, limit_s: float
+) -> Evidence:
+    """Ask all sources at once, for at most so many seconds.
+
+    Their answers go to files below ``directory``, where there is one. Raises nothing:
+    what fails is a finding with a ``problem``.
+    """
+    job = _Job(processes)
+    found: dict[str, Finding | None] = {}
+
+    def ask(name: str, source: Source) -> None:
+        try:
+            found[name] = source(job)
+        except Exception as error:
+            found[name] = Finding(name, problem=f"{type(error).__name__}: {error}")
+
+    threads = []
+    for name, source in SOURCES.items():
+        # Daemons: one that a dead file system holds keeps nobody.
+        thread = threading.Thread(target=ask, args=(name, source), daemon=True)
+        thread.start()
+        threads.append((name, thread))
+    deadline = monotonic() + limit_s
+    for name, thread in threads:
+        thread.join(max(0.0, deadline - monotonic()))
+        if thread.is_alive():
+            found[name] = Finding(name, problem=f"no answer within {limit_s:.0f} s")
+    findings = [_clean(one) for name in SOURCES if (one := found.get(name))]
+    known = replace(job.links, records=dict(job.records), tasks=tuple(job.tasks))
+    if directory is not None:
+        findings = [_kept(one, directory) for one in findings]
+    return Evidence(findings, known)
+
+
+def _clean(one: Finding) -> Finding:
+    said = tuple(sanitize.line(line)[:500] for line in one.said)
+    return Finding(one.name, said, sanitize.text(one.text), sanitize.line(one.problem))
+
+
+def _kept(one: Finding, directory: Path) -> Finding:
+    if not one.text:
+        return one
+    path = directory / f"{one.name.replace(' ', '-')}.txt"
+    try:
+        make_way(path)
+        write_private(path, one.text.rstrip() + "\n")
+    except OSError as error:
+        return replace(one, problem=f"{path}: {error.strerror}")
+    return one
+
+
+# -- collectives -------------------------------------------------------------------
+
+
+def _flight_recorder(job: _Job) -> Finding | None:
+    """Ask each rank for its record by its pipe, and read those that are there."""
+    ranks = [one for one in job.ranks() if _uses_nccl(one.pid)]
+    if not ranks:
+        return None
+    name = "flight recorder"
+    began = time.time()
+    asked: list[int] = []
+    dumps: dict[int, list[Path]] = {}
+    for one in ranks:
+        environ, rank = procfs.environ(one.pid), one.role.rank or 0
+        dumps[rank] = _dump_files(one.pid, environ, rank)
+        if (stem := environ.get(PIPE)) and _write_to(
+            _path_of(one.pid, f"{stem}{rank}.pipe")
+        ):
+            asked.append(rank)
+    until = monotonic() + (PIPE_S if asked else 0)
+    texts: list[str] = []
+    while True:
+        for rank, paths in dumps.items():
+            if rank not in job.records and (read := _newest(paths)):
+                path, at, record = read
+                # Without being asked a rank has written at a timeout, which counts.
+                if rank not in asked or at >= began - 1:
+                    job.records[rank] = record
+                    last = record["entries"][-1:]
+                    texts.append(
+                        f"rank {rank}: {path}\n{json.dumps(last, default=str)}"
+                    )
+        if set(asked) <= set(job.records) or monotonic() > until:
+            break
+        time.sleep(0.2)
+    if not job.records:
+        armed = (
+            "armed, but no record came"
+            if asked
+            else "not armed; for the next attempt: export "
+            f"{PIPE}=/tmp/gkd-fr-  {SIZES[1]}=2000 (see gkd env --debug)"
+        )
+        return Finding(name, (f"flight recorder of NCCL: {armed}",))
+    here = {one.role.rank for one in ranks}
+    silent = sorted(r for r in here if r is not None and r not in job.records)
+    missing = flight_records.find_missing(job.records, silent)
+    told = missing.text() if missing else "no collective that a rank has not entered"
+    return Finding(name, (f"flight recorder: {told}",), "\n".join(texts))
+
+
+def _uses_nccl(pid: int) -> bool:
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
+    except OSError:
+        return False
+    # torch's CUDA build has it loaded on machines without a GPU as well.
+    return "libnccl" in maps and "/dev/nvidia" in maps
+
+
+def _path_of(pid: int, name: str) -> Path:
+    """A process's path as it is seen from here: its own root and directory."""
+    path = Path(name)
+    base = Path(f"/proc/{pid}/root") if path.is_absolute() else Path(f"/proc/{pid}/cwd")
+    seen = base / name.lstrip("/")
+    return path if path.is_absolute() and path.exists() else seen
+
+
+def _write_to(pipe: Path) -> bool:
+    """A byte to a pipe that somebody reads, which asks torch for its record."""
+    try:
+        if not stat.S_ISFIFO(pipe.stat().st_mode):
+            return False
+        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return False  # there is none, or nobody reads it
+    try:
+        return os.write(fd, b"1") == 1
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _dump_files(pid: int, environ: Mapping[str, str], rank: int) -> list[Path]:
+    home = environ.get("HOME", "/")
+    told = [environ[name] for name in DUMPS if environ.get(name)]
+    places = told or [str(Path(home) / DEFAULTS[0]), DEFAULTS[1]]
+    return [_path_of(pid, f"{place}{rank}") for place in places]
+
+
+def _newest(paths: Sequence[Path]) -> tuple[Path, float, flight_records.Record] | None:
+    for path in paths:
+        try:
+            about = path.stat()
+            if not stat.S_ISREG(about.st_mode) or about.st_size > MOST_BYTES:
+                continue
+            return path, about.st_mtime, flight_records.read(path.read_bytes())
+        except (OSError, flight_records.RecordError):
+            continue  # it is not there, or not whole yet
+    return None
+
+
+def _debug_server(job: _Job) -> Finding | None:
+    """torch.distributed.debug's server, where the job has started one."""
+    port = next((p for p in job.ports if p == DEBUG_PORT), None)
+    if port is None:
+        return None
+    name = "torch debug server"
+    pages = {
+        page: _get(f"http://127.0.0.1:{port}/{page}")
+        for page in ("stacks", "fr_trace_json")
+    }
+    for text in re.findall(r"\{.*\}", html.unescape(pages["fr_trace_json"])):
+        with contextlib.suppress(flight_records.RecordError):
+            record = flight_records.read(text.encode())
+            job.records.setdefault(len(job.records), record)
+    plain = [
+        f"{p}\n{re.sub('<[^>]*>', '', html.unescape(t))}" for p, t in pages.items()
+    ]
+    said = f"torch's debug server on port {port} has answered (its text is kept)"
+    return Finding(name, (said,), "\n\n".join(plain))
+
+
+def _ncclras(job: _Job) -> Finding | None:
+    """NCCL's own view of its communicators, from 2.24 on."""
+    found = [p for p in job.ports if p == RAS_PORT]
+    for one in job.ranks():
+        told = procfs.environ(one.pid).get("NCCL_RAS_ADDR", "").rpartition(":")[2]
+        found += [int(told)] * (told.isdecimal() and int(told) in job.ports)
+    if not found:
+        return None
+    with socket.create_connection(("127.0.0.1", found[0]), timeout=ASK_S) as talk:
+        talk.sendall(b"verbose status\n")
+        talk.settimeout(ASK_S)
+        answer = b""
+        with contextlib.suppress(TimeoutError):
+            while len(answer) < MOST_BYTES and (part := talk.recv(1 << 16)):
+                answer += part
+    text = answer.decode("utf-8", "replace")
+    bad = re.compile(
+        r"ERROR|WARNING|INCOMPLETE|MISMATCH|unresponsive|lagging|dead", re.I
+    )
+    lines = [line for line in text.splitlines() if bad.search(line)]
+    return Finding("ncclras", tuple(f"ncclras: {line.strip()}" for line in lines), text)
+
+
+# -- Ray ---------------------------------------------------------------------------
+
+
+def _ray(job: _Job) -> Finding | None:
+    """``ray status`` and the state API, by the job's own ``ray``."""
+    system = [one for one in job.processes if one.role.kind == "ray-system"]
+    address, program = "", ""
+    environ: dict[str, str] = {}
+    for one in system:
+        command = procfs.full_command(one.pid)
+        if found := re.search(r"--gcs-address=(\S+)", command):
+            address = address or found[1]
+        place, _, _ = command.partition("/site-packages/ray/")
+        beside = Path(place).parents[1] / "bin/ray" if place.startswith("/") else None
+        if beside is not None and beside.exists():
+            program = program or str(beside)
+        # Also what a cluster's token is told by.
+        environ = procfs.environ(one.pid) if "raylet" in command else environ
+    if not address:
+        return None
+    program = program or shutil.which("ray", path=environ.get("PATH")) or ""
+    if not program:
+        return Finding("ray", problem=f"no ray executable for the cluster at {address}")
+    environ = {**environ, "RAY_ADDRESS": address}
+    listed = ["--format=json", "--limit=1000", f"--timeout={RAY_S / 2:.0f}"]
+    commands = {
+        "status": [program, "status"],
+        "tasks": [program, "list", "tasks", "--detail", *listed],
+        "actors": [program, "list", "actors", *listed],
+        "placement groups": [program, "list", "placement-groups", *listed],
+    }
+    texts = _run_all(commands, environ)
+    said = [f"Ray cannot place: {line}" for line in _demands(texts["status"])]
+    job.tasks += _tasks(texts["tasks"])
+    for what in ("actors", "placement groups"):
+        for row in _rows(texts[what]):
+            state = str(row.get("state", ""))
+            if "PENDING" in state or "RESTARTING" in state or state == "RESCHEDULING":
+                told = row.get("class_name") or row.get("name") or ""
+                said.append(f"Ray: {what[:-1]} {told} is {state}")
+    text = "\n\n".join(f"$ {' '.join(commands[k][1:])}\n{t}" for k, t in texts.items())
+    return Finding("ray", tuple(dict.fromkeys(said)), text)
+
+
+def _run_all(
+    commands: Mapping[str, Sequence[str]], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """What commands of ours print, all at once, each within ``RAY_S`` seconds."""
+    started = {
+        name: subprocess.Popen(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        for name, command in commands.items()
+    }
+    deadline = monotonic() + RAY_S
+    texts = {}
+    for name, child in started.items():
+        try:
+            texts[name] = child.communicate(timeout=max(0.1, deadline - monotonic()))[0]
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.communicate()
+            texts[name] = f"no answer within {RAY_S:.0f} s"
+    return texts
+
+
+def _demands(status: str) -> list[str]:
+    """What waits for resources, of ``ray status``."""
+    _, _, behind = status.partition("Demands:")
+    lines = [line.strip() for line in behind.splitlines()]
+    return [line for line in lines if line.startswith("{")][:SHOWN]
+
+
+def _rows(text: str) -> list[dict[str, Any]]:
+    with contextlib.suppress(ValueError):
+        start = text.index("[\n") if "[\n" in text else text.index("[")
+        rows, _ = json.JSONDecoder().raw_decode(text[start:])
+        return [row for row in rows if isinstance(row, dict)]
+    return []
+
+
+def _tasks(text: str) -> list[RayTask]:
+    return [
+        RayTask(
+            str(row.get("task_id", "")),
+            str(row.get("parent_task_id", "")),
+            str(row.get("name", "")),
+            str(row.get("state", "")),
+            int(row.get("worker_pid") or 0),
+            str(row.get("actor_id") or ""),
+        )
+        for row in _rows(text)
+        if row.get("type") != "ACTOR_CREATION_TASK"
+        and row.get("state") not in TASKS_OVER
+    ]
+
+
+# -- servers -----------------------------------------------------------------------
+
+
+def _endpoints(job: _Job) -> Finding | None:
+    """Whether the servers that the job waits for answer: connect, health, models."""
+    addresses = [
+        peer.address
+        for one in job.processes
+        if any((w := waiting.of(t)) and w.kind == "http" for t in one.threads)
+        for peer in job.links.peers.get(one.pid, ())
+    ]
+    for port, pid in job.ports.items():
+        role = next((o.role for o in job.processes if o.pid == pid), None)
+        if role is not None and role.kind == "teacher":
+            addresses.append(f"127.0.0.1:{port}")
+    said, texts = [], []
+    for address in list(dict.fromkeys(addresses))[:4]:
+        answers = _probe(address)
+        said.append(f"server {address}: {answers}")
+        texts.append(f"{address}\n{answers}")
+    return Finding("endpoints", tuple(said), "\n\n".join(texts)) if said else None
+
+
+def _probe(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    began = monotonic()
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=3).close()
+    except OSError as error:
+        return f"does not accept a connection ({error.strerror or error})"
+    found = [f"accepts a connection after {1000 * (monotonic() - began):.0f} ms"]
+    where = f"[{host}]" if ":" in host else host
+    pages = ("health", "v1/models")
+    found += [f"/{one} {_answers(f'http://{where}:{port}/{one}')}" for one in pages]
+    return ", ".join(found)
+
+
+def _answers(url: str) -> str:
+    began = monotonic()
+    try:
+        with DIRECT.open(url, timeout=3) as answer:
+            code = answer.status
+    except urllib.error.HTTPError as error:
+        code = error.code
+    except (OSError, ValueError) as error:
+        late = isinstance(error, TimeoutError) or "timed out" in str(error)
+        return "does not answer within 3 s" if late else f"fails ({error})"
+    except Exception as error:  # no HTTP at all
+        return f"is no HTTP ({type(error).__name__})"
+    return f"answers {code} after {1000 * (monotonic() - began):.0f} ms"
+
+
+def _get(url: str) -> str:
+    with DIRECT.open(url, timeout=ASK_S) as answer:
+        return str(answer.read(MOST_BYTES).decode("utf-8", "replace"))
+
+
+# -- the machine -------------------------------------------------------------------
+
+
+def _kernel(job: _Job) -> Finding | None:
+    """What the kernel has said since the job began, where that may be read."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    began = min((one.start for one in job.processes), default=0) / ticks
+    lines = oom.kernels_lines(KERNELS, began)
+    if not lines:
+        return None
+    said = tuple(f"kernel: {line}" for line in lines[-SHOWN:])
+    return Finding("kernel", said, "\n".join(lines))
+
+
+def _machine(job: _Job) -> Finding | None:
+    """Memory, disks and processes that the kernel holds."""
+    said = []
+    memory = psutil.virtual_memory()
+    if memory.available < TIGHT * memory.total:
+        gib = memory.available / 2**30
+        said.append(f"memory: {gib:.1f} GiB of {memory.total / 2**30:.0f} GiB are left")
+    places = {"/dev/shm", "/tmp"}  # noqa: S108 - where the system keeps them
+    for one in job.processes:
+        with contextlib.suppress(OSError):
+            places.add(str(Path(f"/proc/{one.pid}/cwd").readlink()))
+    for place in sorted(places):
+        with contextlib.suppress(OSError):
+            about = os.statvfs(place)
+            if about.f_blocks and about.f_bavail < TIGHT * about.f_blocks:
+                left = about.f_bavail * about.f_frsize / 2**30
+                said.append(f"disk: {left:.2f} GiB are left below {place}")
+            if about.f_files and about.f_favail < TIGHT * about.f_files:
+                said.append(
+                    f"disk: {about.f_favail} files may still be made in {place}"
+                )
+    held = [one for one in job.processes if one.state == "D"]
+    if held:
+        where = ", ".join(dict.fromkeys(one.wchan for one in held if one.wchan))
+        said.append(
+            f"{rank_sets.name(held)}: in state D, which no signal ends"
+            + (f", in the kernel's {where}" if where else "")
+        )
+    return Finding("machine", tuple(said)) if said else None
+
+
+def _listening(processes: Sequence[ProcessSample]) -> dict[int, int]:
+    """The ports that the job's processes listen on, each with a pid."""
+    found: dict[int, int] = {}
+    for one in processes:
+        with contextlib.suppress(psutil.Error, OSError):
+            for each in psutil.Process(one.pid).net_connections("tcp"):
+                if each.status == psutil.CONN_LISTEN:
+                    found.setdefault(each.laddr.port, one.pid)
+    return found
+
+
+SOURCES: dict[str, Source] = {
+    "flight recorder": _flight_recorder,
+    "torch debug server": _debug_server,
+    "ncclras": _ncclras,
+    "ray": _ray,
+    "endpoints": _endpoints,
+    "kernel": _kernel,
+    "machine": _machine,
+}

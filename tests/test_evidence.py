@@ -1,0 +1,322 @@
+"""What a stuck job's surroundings say: real servers, pipes, recorders and clusters."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import live_jobs
+import pytest
+
+from pytest_gkd.processes import oom, tree
+from pytest_gkd.watch import evidence, waits
+from pytest_gkd.watch.evidence import Evidence, Finding
+from pytest_gkd.watch.samples import ProcessSample, Role
+
+
+def _of(pid: int, kind: str = "process", rank: int | None = None) -> ProcessSample:
+    return ProcessSample(pid, 1, 1, Role(kind, kind, rank, rank, 2), "python")
+
+
+def _only(
+    monkeypatch: pytest.MonkeyPatch, name: str, *processes: ProcessSample
+) -> Finding | None:
+    source = {name: evidence.SOURCES[name]}
+    monkeypatch.setattr(evidence, "SOURCES", source)
+    found = evidence.collect(processes, None, 60).findings
+    return found[0] if found else None
+
+
+# What torch does with its pipe (ProcessGroupNCCL.hpp, DumpPipe): it writes its record.
+ANSWERS_ITS_PIPE = """
+import os, pickle, sys, time
+import torch, torch.distributed as dist
+import torch._C._distributed_c10d as c10d
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+stem, prefix, rank = sys.argv[1:]
+for _ in range(3 if rank == "0" else 2):
+    dist.all_reduce(torch.ones(2))
+os.mkfifo(stem + rank + ".pipe")
+pipe = os.open(stem + rank + ".pipe", os.O_RDONLY | os.O_NONBLOCK)
+open(stem + rank + ".ready", "w").close()
+asked = b""
+while not asked:
+    time.sleep(0.1)
+    try: asked = os.read(pipe, 128)
+    except BlockingIOError: pass
+with open(prefix + rank, "wb") as file:
+    record = pickle.loads(c10d._dump_fr_trace())
+    record["pg_config"] = {"": {"ranks": "[0, 1]"}}
+    file.write(pickle.dumps(record))
+time.sleep(60)
+"""
+
+
+def test_ranks_that_are_armed_are_asked_for_their_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "_uses_nccl", lambda _: True)
+    stem, prefix = str(tmp_path / "fr-"), str(tmp_path / "dump-")
+    program = tmp_path / "rank.py"
+    program.write_text(ANSWERS_ITS_PIPE)
+    armed = {evidence.PIPE: stem, evidence.DUMPS[1]: prefix}
+    with contextlib.ExitStack() as ends:
+        pids = [
+            ends.enter_context(
+                live_jobs.running(
+                    [sys.executable, str(program), stem, prefix, rank], **armed
+                )
+            )
+            for rank in "01"
+        ]
+        live_jobs.wait_for(tmp_path, "*.ready", 2)
+        ranks = [_of(pid, "rank", rank) for rank, pid in enumerate(pids)]
+        source = {"flight recorder": evidence.SOURCES["flight recorder"]}
+        monkeypatch.setattr(evidence, "SOURCES", source)
+        found = evidence.collect(ranks, tmp_path / "kept", 60)
+    assert set(found.known.records) == {0, 1}, found
+    (line,) = found.said
+    assert "collective 3" in line
+    assert "entered by rank 0; rank 1 had entered 2" in line
+    assert "gloo:all_reduce" in (tmp_path / "kept/flight-recorder.txt").read_text()
+
+
+def test_who_is_not_armed_is_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "_uses_nccl", lambda _: True)
+    found = _only(monkeypatch, "flight recorder", _of(os.getpid(), "rank", 0))
+    assert found is not None
+    assert "export TORCH_NCCL_DEBUG_INFO_PIPE_FILE=" in found.said[0]
+
+
+def test_a_pipe_without_a_reader_and_a_file_are_left_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("mine")
+    assert not evidence._write_to(tmp_path / "pipe")
+    assert not evidence._write_to(tmp_path / "file")
+    assert not evidence._write_to(tmp_path / "nothing")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+DEBUGGED = (
+    live_jobs.READY
+    + """
+import torch, torch.distributed as dist
+from torch.distributed.debug import start_debug_server
+def main():
+    dist.init_process_group("gloo")
+    start_debug_server(start_method="spawn")
+    dist.all_reduce(torch.ones(3))
+    ready(dist.get_rank())
+    time.sleep(120)
+if __name__ == "__main__":
+    main()
+"""
+)
+
+
+def test_torchs_real_debug_server_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("jinja2")
+    pytest.importorskip("requests")
+    pytest.importorskip("tabulate")
+    with contextlib.closing(socket.socket()) as probe:
+        if probe.connect_ex(("127.0.0.1", evidence.DEBUG_PORT)) == 0:
+            pytest.skip("another program has the debug server's port")
+    program = tmp_path / "train.py"
+    program.write_text(DEBUGGED)
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    run += ["--nproc-per-node=2", str(program)]
+    ready = str(tmp_path / "ready")
+    with live_jobs.running(run, READY=ready, OMP_NUM_THREADS="1") as pid:
+        live_jobs.wait_for(tmp_path, "ready*", 2)
+        below = [pid, *(p.pid for p in tree.descendants(pid))]
+        until = time.monotonic() + 60
+        found = None
+        while found is None and time.monotonic() < until:
+            processes = [_of(one) for one in below]
+            found = _only(monkeypatch, "torch debug server", *processes)
+            below = [pid, *(p.pid for p in tree.descendants(pid))]
+            time.sleep(0.5)
+    assert found is not None, "its server never listened"
+    assert not found.problem
+    assert "all_reduce" in found.text
+    assert "main" in found.text
+
+
+RAS = """
+import socket, sys, time
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print(flush=True)
+while True:
+    talk, _ = listener.accept()
+    asked = talk.recv(99)
+    assert asked == b"verbose status\\n", asked
+    talk.sendall(b"NCCL version 2.30.7\\n#0-0 (abcd) MISMATCH\\n  1 rank is lagging\\n")
+    talk.close()
+"""
+
+
+def test_nccls_ras_is_asked_in_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setattr(evidence, "RAS_PORT", port)
+    program = tmp_path / "ras.py"
+    program.write_text(RAS)
+    with live_jobs.running([sys.executable, str(program), str(port)]) as pid:
+        found = None
+        for _ in range(200):
+            found = found or _only(monkeypatch, "ncclras", _of(pid))
+            time.sleep(0.05)
+            if found:
+                break
+    assert found is not None
+    assert found.said == ("ncclras: #0-0 (abcd) MISMATCH", "ncclras: 1 rank is lagging")
+    assert "NCCL version 2.30.7" in found.text
+
+
+def test_a_real_rays_pending_actor_is_told_by_its_own_executable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setattr(evidence, "RAY_S", 50.0)
+    with live_jobs.standing(live_jobs.RAY_PENDING, tmp_path) as found:
+        time.sleep(6)  # the autoscaler tells of demands every few seconds
+        told = _only(monkeypatch, "ray", *found)
+    assert told is not None
+    assert not told.problem
+    assert any("CPU: 64" in line or "'CPU': 64" in line for line in told.said), told
+    assert "Total Usage" in told.text
+
+
+@contextlib.contextmanager
+def _server(code: int) -> Iterator[str]:
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(code if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_a_server_that_answers_is_told_with_its_codes() -> None:
+    with _server(503) as address:
+        told = evidence._probe(address)
+    assert told.startswith("accepts a connection after ")
+    assert "/health answers 503 after" in told
+    assert "/v1/models answers 404 after" in told
+
+
+def test_a_server_that_accepts_and_is_silent_is_told_apart_from_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        told = evidence._probe(f"127.0.0.1:{port}")
+    assert "/health does not answer within 3 s" in told
+    gone = evidence._probe(f"127.0.0.1:{port}")
+    assert gone == "does not accept a connection (Connection refused)"
+
+
+def test_what_speaks_no_http_harms_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def talk() -> None:
+            for _ in range(3):
+                with contextlib.suppress(OSError):
+                    peer, _ = listener.accept()
+                    peer.sendall(b"\x00\x01 garbage\n")
+                    peer.close()
+
+        threading.Thread(target=talk, daemon=True).start()
+        told = evidence._probe(f"127.0.0.1:{listener.getsockname()[1]}")
+    assert "/health" in told
+
+
+def test_the_endpoint_that_a_process_waits_for_is_probed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with live_jobs.standing(live_jobs.TEACHER, tmp_path) as found:
+        told = _only(monkeypatch, "endpoints", *found)
+    # Its one connection is taken, and the port is closed again.
+    assert told is not None
+    assert told.said[0].startswith("server 127.0.0.1:")
+
+
+def test_the_kernels_lines_since_the_job_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "kmsg"
+    monkeypatch.setattr(oom, "KERNEL_LOG", log)
+    xid = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+    log.write_text(f"4,1,5000000,-;{xid}\n")
+    late = replace(_of(1), start=4 * os.sysconf("SC_CLK_TCK"))
+    found = _only(monkeypatch, "kernel", late)
+    assert found is not None
+    assert found.said == (f"kernel: {xid}",)
+    early = replace(late, start=6 * os.sysconf("SC_CLK_TCK"))
+    assert evidence._kernel(evidence._Job([early])) is None
+
+
+def test_a_source_that_hangs_or_fails_keeps_nobody(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(_: object) -> None:
+        raise ValueError("\x1b[31mbroken\n::error::x")
+
+    sources = {
+        "hangs": lambda _: time.sleep(30),
+        "fails": fails,
+        "speaks": lambda _: Finding(
+            "speaks", ("a\x1b[2J\nb",), "HF_TOKEN=hf_" + "a" * 30
+        ),
+    }
+    monkeypatch.setattr(evidence, "SOURCES", sources)
+    found = evidence.collect([], tmp_path, 1)
+    assert found.problems[0] == "hangs: no answer within 1 s"
+    assert found.problems[1] == "fails: ValueError: broken : :error::x"
+    assert found.said == ("a b",)
+    assert "hf_***" in (tmp_path / "speaks.txt").read_text()
+
+
+def test_a_report_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    one = evidence._kept(Finding("x", (), "text"), tmp_path / "file")
+    assert one.problem.endswith("File exists")
+
+
+# As Ray 2.60's `ray list tasks --detail --format=json` prints them, without the rest.
+TASKS = [
+    {"task_id": "t1", "parent_task_id": "d", "name": "Trainer.sync", "actor_id": "a1",
+     "state": "RUNNING", "worker_pid": 11, "type": "ACTOR_TASK"},
+    {"task_id": "t2", "parent_task_id": "t1", "name": "Trainer.load", "actor_id": "a1",
+     "state": "SUBMITTED_TO_WORKER", "worker_pid": None, "type": "ACTOR_TASK"},
+    {"task_id": "t3", "parent_task_id": "d", "name": "Trainer.__init__",
+     "state": "FINISHED", "worker_pid": 11, "type": "ACTOR_CREATION_TASK"},
+]  # fmt: skip
+
+
+def test_rays_tasks_are_read_behind_whatever_it_prints_before() -> None:
+    text = f"2026-11-25 WARNING [x] of Ray\n{json.dumps(TASKS, indent=1)}\n"
+    tasks = evidence._tasks(text)
+    assert [(t.id, t.pid, t.actor) for t in tasks] == [
+        ("t1", 11, "a1"),
+        ("t2", 0, "a1"),
+    ]
+    assert evidence._tasks("Error: no answer [") == []
+    assert waits.picture([], Evidence().known) == waits.Picture()
