@@ -1,1 +1,1 @@
-"""The operating system: process trees, what they made, where they stand, their end."""
+"""The operating system: process trees, what they create, their stacks, their end."""

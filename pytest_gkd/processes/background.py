@@ -1,4 +1,4 @@
-"""Work in a thread of its own: what may block forever, and what comes again."""
+"""Runs work in a background thread: once, for what may block, or periodically."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 def begin(name: str, work: Callable[[], T]) -> Future[T]:
-    """Run ``work`` beside what goes on here; its result or exception is the future's.
+    """Run ``work`` in the background; the future gets its result or exception.
 
-    The thread is a daemon: one that never returns does not hold the interpreter at its
-    exit. Where no thread can be started any more, the work is done before this returns.
+    The thread is a daemon, so one that never returns does not block interpreter exit.
+    Where no more threads can be started, the work is done before this returns.
     """
     future: Future[T] = Future()
 
@@ -34,7 +34,7 @@ def begin(name: str, work: Callable[[], T]) -> Future[T]:
 
 @contextlib.contextmanager
 def every(seconds: float, name: str, work: Callable[[], None]) -> Iterator[None]:
-    """Do ``work`` again and again beside the block, which waits for it at its end."""
+    """Call ``work`` every ``seconds`` while the block runs; it joins the thread."""
     over = threading.Event()
 
     def run() -> None:

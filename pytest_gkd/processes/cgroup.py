@@ -1,9 +1,9 @@
-"""A control group for each worker: what it starts cannot leave it by forking.
+"""A cgroup for each worker, which nothing the worker starts can leave by forking.
 
-cgroup v2, in the kernel's Documentation/admin-guide/cgroup-v2.rst: a frozen group
-neither runs nor forks, and takes SIGKILL all the same (cgroup.freeze, Linux 5.2). No
-controller is switched on, so no limit changes. Where the group of the pytest process is
-not ours to divide there are none, and process trees are walked instead.
+cgroup v2 (the kernel's Documentation/admin-guide/cgroup-v2.rst): a frozen group neither
+runs nor forks, but can still be killed with SIGKILL (cgroup.freeze, Linux 5.2). No
+controller is enabled, so no limit changes. Where we may not create groups below that of
+the pytest process, process trees are walked instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REMOVE_LIMIT_S = 1.0
 
 @functools.cache
 def memory_events() -> Path | None:
-    """Where the memory events of the group are told that this process began in."""
+    """The file with the memory events of the group that this process started in."""
     place = base()
     if place is not None and (place / "memory.events").exists():
         return place / "memory.events"
@@ -34,16 +34,16 @@ def memory_events() -> Path | None:
 
 
 def first_version(controller: str, file: str) -> Path | None:
-    """A file of this process's group of version 1.
+    """A file of this process's cgroup v1 group; None without one.
 
-    That has a hierarchy for each controller, or for a few together.
+    Version 1 has a hierarchy for each controller, or for a few of them together.
     """
     own = rf"\d+:(?:\S+,)?{controller}(?:,[^:]+)?"
     found = _group(own, rf"cgroup \S+ \S*\b{controller}\b")
     if found is None:
         return None
     place, root, group = found
-    # In a container the path may be the host's, and what is mounted is then our own.
+    # In a container the path may be the host's; what is mounted is then our own group.
     below = group.relative_to(root) if group.is_relative_to(root) else ""
     here = place / below / file
     return here if here.exists() else None
@@ -51,7 +51,7 @@ def first_version(controller: str, file: str) -> Path | None:
 
 @functools.cache
 def base() -> Path | None:
-    """The directory of the group this process began in; None without cgroup v2."""
+    """The directory of the group this process started in; None without cgroup v2."""
     return _own()
 
 
@@ -61,15 +61,15 @@ def _own() -> Path | None:
         return None
     place, root, group = found
     if not group.is_relative_to(root):
-        return None  # it is above what this container may see
+        return None  # it is above what this container can see
     return place / group.relative_to(root)
 
 
 def _group(hierarchy: str, mounted: str) -> tuple[Path, Path, Path] | None:
-    """Where a hierarchy is mounted, which of its groups is there, and which is ours.
+    """A hierarchy's mount point, the group that is mounted there, and our own group.
 
-    By what begins its line of /proc/self/cgroup (cgroups(7)) and what says in that of
-    /proc/self/mountinfo (proc(5)) which it is.
+    ``hierarchy`` matches the start of its line in /proc/self/cgroup (cgroups(7)),
+    ``mounted`` identifies it in /proc/self/mountinfo (proc(5)); both are patterns.
     """
     try:
         own = Path("/proc/self/cgroup").read_text("utf-8", "replace")
@@ -87,7 +87,7 @@ def _group(hierarchy: str, mounted: str) -> tuple[Path, Path, Path] | None:
 
 
 def of(run_id: str, pid: int) -> Path | None:
-    """The group that a worker of the run with this id has made, if it could."""
+    """The group that a worker of the run with this id created, if it could."""
     place = base()
     group = place and place / f"{PREFIX}{run_id}-{pid}"
     return group if group and group.is_dir() else None
@@ -99,7 +99,7 @@ def of_run(place: str, run_id: str) -> list[Path]:
 
 
 def join(run_id: str) -> bool:
-    """Put this process, and so all it starts, into a group of its own, if it may."""
+    """Move this process, and so all it starts, into its own group, if permitted."""
     place = base()
     if place is None:
         return False
@@ -115,7 +115,7 @@ def join(run_id: str) -> bool:
 
 
 def members(group: Path) -> list[int]:
-    """The pids in a group; empty when it is gone."""
+    """The pids in a group; empty if it is gone."""
     try:
         return [int(line) for line in (group / "cgroup.procs").read_text().split()]
     except OSError:
@@ -124,10 +124,10 @@ def members(group: Path) -> list[int]:
 
 @contextlib.contextmanager
 def frozen(group: Path | None) -> Iterator[None]:
-    """Hold a group still; one that is not so within a second is walked as it is.
+    """Freeze a group; one that does not freeze within a second is walked as it is.
 
-    So is one that this process is in, itself or in a group below: it would stand still
-    with it, and nobody would let them go on.
+    So is one that contains this process, directly or in a group below: it would freeze
+    itself, and nobody would thaw it.
     """
     own = _own()
     if group is None or (own and own.is_relative_to(group)):
@@ -147,10 +147,10 @@ def frozen(group: Path | None) -> Iterator[None]:
 
 
 def remove(group: Path) -> None:
-    """Remove a group that nothing runs in any more; one that is in use stays."""
+    """Remove a group that no longer has processes; one that is in use stays."""
     deadline = monotonic() + REMOVE_LIMIT_S
     while group.is_dir() and monotonic() < deadline:
         try:
             group.rmdir()
-        except OSError:  # what was killed is not gone yet
+        except OSError:  # the killed processes are not gone yet
             time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Ends and removes what a run's list proves to be the run's, and nothing else."""
+"""Ends and removes what the run's manifest proves to be its own, and nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEAD = "dead"
 
 
 class Ended(NamedTuple):
-    """What came of ending processes; ``held`` is memory that they shared."""
+    """The result of ending processes; ``held`` is the shared memory they held."""
 
     ended: list[Found]
     left: list[tuple[Found, str]]
@@ -40,9 +40,9 @@ class Ended(NamedTuple):
 
 
 def state(run: RunLine) -> tuple[str, str]:
-    """Whether the run's pytest process is alive, dead, or beyond being judged here.
+    """Whether the run's pytest process is alive, dead, or cannot be judged from here.
 
-    The second is the reason, for people.
+    The second value is the reason, for people.
     """
     if run.host != os.uname().nodename and run.boot != boot():
         return ELSEWHERE, f"it was made on {run.host}; run gkd clean there"
@@ -62,17 +62,17 @@ def state(run: RunLine) -> tuple[str, str]:
 
 
 class Search:
-    """Finds the run's living processes: those on the list, those below them, and
-    those in its workers' control groups, and those that carry its id.
+    """Finds the run's live processes: those in the manifest, those in its workers'
+    cgroups, those with its id in their environment, and all their descendants.
 
-    A process counts as listed only while pid and start time are the listed ones.
+    A process counts as listed only if both its pid and its start time match.
     """
 
     def __init__(
         self, run: RunLine, processes: Iterable[ProcessLine], spare: Collection[int]
     ) -> None:
         self._run_id = run.run_id
-        # A run that was before the last boot has no process; its pids are others' now.
+        # A run from before the last boot has no processes; its pids are reused by now.
         self._known = run.boot == boot()
         self.groups = cgroup.of_run(run.groups, run.run_id) if self._known else []
         self._seeds = {(p.pid, p.start): p for p in processes}
@@ -80,7 +80,7 @@ class Search:
         self._looked: dict[tuple[int, int], bool] = {}
 
     def now(self) -> dict[int, Stat]:
-        """The run's processes at this moment; it looks below each from then on."""
+        """The run's processes right now; each is a root of all later searches."""
         if not self._known:
             return {}
         table = procfs.table()
@@ -89,14 +89,14 @@ class Search:
             for s in table.values()
             if (s.pid, s.start) in self._seeds or self._carries_id(s)
         ]
-        # What its workers' groups hold is below none of these, once orphaned.
+        # Orphans in the workers' cgroups are no longer below any of these.
         seeds += [n for group in self.groups for n in cgroup.members(group)]
         pids = procfs.below(seeds, table) - self._spare
         found = {pid: table[pid] for pid in pids if pid in table}
         for s in found.values():
             key = (s.pid, s.start)
             if key not in self._seeds:
-                # Whatever it starts and leaves behind is the run's too.
+                # Whatever it starts and leaves behind belongs to the run, too.
                 above = next((p for p in self._seeds.values() if p.pid == s.ppid), None)
                 stage = above.stage if above else ""
                 self._seeds[key] = ProcessLine(
@@ -107,19 +107,19 @@ class Search:
     def _carries_id(self, s: Stat) -> bool:
         key = (s.pid, s.start)
         if key not in self._looked or not self._looked[key]:
-            # One that has just forked has its parent's; exec may bring another.
+            # Right after fork it has its parent's environment; exec may replace it.
             self._looked[key] = procfs.carries(s.pid, RUN_ID, self._run_id)
         return self._looked[key]
 
     def describe(self, s: Stat) -> Found:
         line = self._seeds[(s.pid, s.start)]
-        # A process names itself when it is up; what was listed may be older.
+        # A process may set its title once it is up; the listed command may be older.
         command = procfs.command(s.pid) or line.command
         return Found(s.pid, s.start, command, line.stage)
 
 
 def end(search: Search, limit_s: float = END_LIMIT_S) -> Ended:
-    """End every process that the search finds, until it finds none that is new."""
+    """End every process that the search finds, until it finds no new ones."""
     held: set[Identity] = set()
 
     def look(s: Stat) -> None:
@@ -135,7 +135,7 @@ def end(search: Search, limit_s: float = END_LIMIT_S) -> Ended:
 
 
 class Holders:
-    """Who maps or has open which files in memory, as it was when this was made."""
+    """A snapshot of which processes map or have open which in-memory files."""
 
     def __init__(self) -> None:
         self._by: dict[Identity, list[int]] = {}
@@ -148,18 +148,18 @@ class Holders:
                 self._by.setdefault(identity, []).append(pid)
 
     def refusal(self, segment: SegmentLine, but: Collection[int] = ()) -> str | None:
-        """Why this segment must stay; empty when it may go, None when it is gone.
+        """Why this segment must stay; empty if it may be removed, None if it is gone.
 
-        Processes in ``but`` do not count: they are about to end.
+        Processes in ``but`` do not count: they are about to be ended.
         """
         if "/" in segment.name:
-            return None  # no file of that directory
+            return None  # not a file in that directory
         try:
             here = (procfs.SHM / segment.name).lstat()
         except OSError:
             return None
         if (here.st_dev, here.st_ino) != segment.identity:
-            return None  # the name is another one's now
+            return None  # the name now belongs to another file
         users = [p for p in self._by.get(segment.identity, ()) if p not in but]
         if users:
             return f"process {users[0]} ({procfs.command(users[0])[:40]}) uses it"
@@ -174,7 +174,7 @@ class Holders:
 
 
 def remove_segment(segment: SegmentLine) -> str:
-    """Unlink one; the reason why it could not be, else nothing."""
+    """Unlink a segment; the reason why that failed, else empty."""
     try:
         (procfs.SHM / segment.name).unlink()
     except FileNotFoundError:
@@ -185,7 +185,7 @@ def remove_segment(segment: SegmentLine) -> str:
 
 
 def segment_size(segment: SegmentLine) -> int:
-    """Bytes of memory that it takes (not what it could hold)."""
+    """Bytes of memory in use by the segment (not its nominal size)."""
     try:
         return (procfs.SHM / segment.name).lstat().st_blocks * 512
     except OSError:
@@ -193,7 +193,7 @@ def segment_size(segment: SegmentLine) -> int:
 
 
 def remove_segments(segments: Iterable[SegmentLine]) -> tuple[list[str], list[str]]:
-    """Remove those that nobody uses; a line for each that went, and that stays."""
+    """Remove the unused ones; one line for each that was removed or was kept."""
     present = [s for s in segments if (procfs.SHM / s.name).exists()]
     if not present:
         return [], []
@@ -213,7 +213,7 @@ def remove_segments(segments: Iterable[SegmentLine]) -> tuple[list[str], list[st
 
 
 def unused(segments: Collection[SegmentLine]) -> list[str]:
-    """A line for each that is there, is this user's and is used by nobody."""
+    """One line for each that exists, belongs to this user and is not in use."""
     holders = Holders() if segments else None
     return [
         f"{procfs.SHM / segment.name} ({megabytes(segment_size(segment))})"
@@ -225,7 +225,7 @@ def unused(segments: Collection[SegmentLine]) -> list[str]:
 def newcomers(
     created: Manifest, held: Collection[Identity], stage: str = ""
 ) -> list[SegmentLine]:
-    """Segments that came up during the run and that its processes held just now."""
+    """Segments that appeared during the run and are in ``held``, but not listed yet."""
     known = {s.identity for s in created.segments} | created.before
     return [
         SegmentLine(name, *identity, stage, 0)
@@ -238,7 +238,7 @@ def newcomers(
 
 
 def is_same(folder: FolderLine) -> bool:
-    """Whether the directory is there and is the one that was noted down."""
+    """Whether the directory exists and is the one that was recorded."""
     try:
         here = Path(folder.path).lstat()
     except OSError:
@@ -247,26 +247,26 @@ def is_same(folder: FolderLine) -> bool:
 
 
 def remove_folder(folder: FolderLine) -> str | None:
-    """Remove a directory outside the run's own; the reason why not, None when gone."""
+    """Remove a directory outside the run's own; the reason why not, None if gone."""
     if not is_same(folder):
         return None
     return remove_tree(Path(folder.path), Identity(folder.dev, folder.ino))
 
 
 def remove_tree(path: Path, identity: Identity | None = None, tries: int = 3) -> str:
-    """Remove a directory and all below it; the reason why not, empty when it went.
+    """Remove a directory and all below it; the reason why not, empty on success.
 
-    Only the directory with that ``identity``, if one is given; no link is followed,
-    and nothing is removed while something is mounted in it. More than one try: what
-    was just killed may still have been writing.
+    With ``identity``, only that very directory. No link is followed, and nothing is
+    removed while something is mounted in it. It retries, as a process that was just
+    killed may still have been writing.
     """
     reason = ""
     for _ in range(tries):
         try:
-            # O_PATH opens what may not be read, too.
+            # O_PATH opens directories without read permission, too.
             flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             fd = os.open(path, flags)
-        except OSError:  # it is gone, or something else has its name
+        except OSError:  # it is gone, or the name is no longer a directory
             return ""
         try:
             reason = _empty(fd, identity)
@@ -284,7 +284,7 @@ def remove_tree(path: Path, identity: Identity | None = None, tries: int = 3) ->
 
 
 def _empty(fd: int, identity: Identity | None) -> str:
-    """Remove what is in an open directory; the reason why nothing was removed."""
+    """Empty an open directory; the reason why nothing was removed, else empty."""
     here = os.fstat(fd)
     if identity is not None and (here.st_dev, here.st_ino) != identity:
         return "it has been replaced by another directory"

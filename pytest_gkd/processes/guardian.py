@@ -1,10 +1,10 @@
-"""The process that outlives a run's pytest process: ends what a killed run left.
+"""The process that outlives a run's pytest process, to clean up after a killed run.
 
-Started by guardian_start.py, without site-packages. It waits for one byte, the
-goodbye, and ends. When the pytest process goes without it (SIGKILL, out of memory, a
-crash), it ends every process of the run, removes its shared memory and its directory,
-and says so in its report. Meanwhile it sees that the pytest process runs, which holds
-every budget (see ``Watch``).
+Started by guardian_start.py, without site-packages. It waits for one byte, the goodbye,
+and exits. If the pytest process goes without saying it (SIGKILL, out of memory, a
+crash), it ends every process of the run, removes its shared memory and directory, and
+says so in its report. Meanwhile it checks that the pytest process, which enforces every
+budget, keeps running (see ``Watch``).
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def main(
 ) -> None:
     """Guard the run of process ``pid``; ``life`` is the read end of a pipe from it.
 
-    ``manifest_file`` is the run's list, open: it must be there even if somebody clears
-    the directory. ``pulse`` is the descriptor of a ``Pulse``; for ``still_limit_s`` see
-    ``Watch``.
+    ``manifest_file`` is the run's manifest, already open, so that it stays readable
+    even if somebody clears the directory. ``pulse`` is the descriptor of a ``Pulse``;
+    for ``still_limit_s`` see ``Watch``.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-        # It ends when the pytest process does, and not before.
+        # It ends when the pytest process does, not before.
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
-        # killall python must not take it along.
+        # killall python must not kill it, too.
         Path("/proc/self/comm").write_text(NAME)
     here = procfs.stat(pid)
     start = here.start if here else 0
@@ -74,12 +74,12 @@ def _read(file: BinaryIO) -> manifest.Manifest:
 
 
 class Watch:
-    """Sees that the pytest process runs, by its state and its heartbeat.
+    """Checks that the pytest process runs, by its state and its heartbeat.
 
-    One that is stopped at a terminal (Ctrl-Z) is its user's to continue. Without a
-    terminal, as in CI, it is made to go on as soon as one of its budgets is over.
-    Should it stand still for ``still_limit_s`` seconds after that, ``give_up`` is
-    called with the seconds, and again at each look until it makes progress.
+    If it was stopped at a terminal (Ctrl-Z), it is up to the user to continue it.
+    Without a terminal, as in CI, it gets SIGCONT as soon as one of its budgets is over.
+    If it then makes no progress for ``still_limit_s`` seconds, ``give_up`` is called
+    with the seconds it has stood still, and again at each look until it progresses.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class Watch:
         self._still_limit_s = still_limit_s
         self._beat = pulse[Sign.BEAT]
         self._last = monotonic()
-        # As far as this process ran itself: all may have stood still together.
+        # Counted only while this process ran itself: both may have been suspended.
         self._still_s = self._overdue_s = 0.0
 
     def look(self, now: float) -> None:
-        """One look, two a second."""
+        """Take one look; called twice a second."""
         pulse = self._pulse
         pulse[Sign.GUARD_BEAT] += 1
         here = procfs.stat(self._pid)
@@ -121,7 +121,7 @@ class Watch:
         self._last = now
 
     def _overdue(self, here: procfs.Stat, seen_s: float) -> None:
-        """It makes no progress, and one of its budgets is over."""
+        """Handle a pytest process without progress that has overrun a budget."""
         self._overdue_s += seen_s
         if here.state == procfs.STOPPED:
             self._pulse[Sign.RESUMED] += 1
@@ -132,7 +132,7 @@ class Watch:
 
 
 def said_goodbye(life: int, pid: int, start: int, watch: Watch) -> bool:
-    """Wait until the pytest process has said goodbye (True) or is gone (False)."""
+    """Wait until the pytest process says goodbye (True) or is gone (False)."""
     waits = select.poll()
     waits.register(life, select.POLLIN)
     handle = procfs.handle(pid)
@@ -142,15 +142,15 @@ def said_goodbye(life: int, pid: int, start: int, watch: Watch) -> bool:
         if not waits.poll(1000 * LOOK_S):
             watch.look(monotonic())
             continue
-        # Whatever woke us: what it said last is in the pipe, also after its death.
+        # Whatever woke us, its last word is in the pipe, even after its death.
         if select.select([life], [], [], 0)[0]:
             if os.read(life, 1) == GOODBYE:
                 return True
             break  # the pipe is closed
         if not procfs.is_alive(pid, start):
             return False
-    # The pipe of a dying process closes a little before it is gone. One that closed
-    # its files and lives on is not gone, and its run is not ours to end.
+    # The pipe of a dying process closes a little before it is gone. A process that
+    # closed its files but lives on is not gone, and its run is not ours to end.
     quick_until = monotonic() + QUICK_S
     while procfs.is_alive(pid, start):
         is_quick = monotonic() < quick_until
@@ -161,7 +161,7 @@ def said_goodbye(life: int, pid: int, start: int, watch: Watch) -> bool:
 
 
 def clean(found: manifest.Manifest, run: manifest.RunLine, run_dir: Path) -> None:
-    """End and remove all of it, then say so in the run's report."""
+    """End and remove all that is left of the run, then say so in its report."""
     result = cleanup.end(cleanup.Search(run, found.processes, ()))
     late = cleanup.newcomers(found, result.held)
     removed, kept = cleanup.remove_segments([*found.segments, *late])
@@ -176,7 +176,7 @@ def clean(found: manifest.Manifest, run: manifest.RunLine, run_dir: Path) -> Non
 
 
 def end_workers(found: manifest.Manifest, pid: int, still_s: float) -> None:
-    """End all that the pytest process, which stands still, has started; say so."""
+    """End all that the pytest process, which makes no progress, started; say so."""
     if found.run is None:
         return
     search = cleanup.Search(found.run, found.processes, ())
@@ -193,7 +193,7 @@ def end_workers(found: manifest.Manifest, pid: int, still_s: float) -> None:
 
 
 def stood_still(still_s: float) -> str:
-    """What is said of a pytest process that was given up."""
+    """The message about a pytest process that was given up on."""
     return f"pytest stood still for {still_s:.0f} s and no longer enforced any budget"
 
 
@@ -203,7 +203,7 @@ def _tell(
     try:
         report = json.loads(path.read_text("utf-8"))
         if report["started"] != run.started:
-            return  # another run's by now
+            return  # the report is another run's by now
         if not report["ended"] and not procfs.is_alive(run.pid, run.start):
             report["interrupted"] = "killed"
             report["notes"].append(
@@ -213,4 +213,4 @@ def _tell(
         report["cleaned"] += sanitize.data(ended)
         write_json(path, report)
     except (OSError, ValueError, KeyError, TypeError):
-        return  # it was not written yet, or its disk is full: there is nobody to tell
+        return  # not written yet, or the disk is full; there is nobody to tell

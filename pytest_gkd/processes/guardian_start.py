@@ -1,4 +1,4 @@
-"""Starts a run's guardian (see guardian.py) and says goodbye to it at the end."""
+"""Starts a run's guardian (see guardian.py) and dismisses it at the end."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pytest_gkd.processes.procfs import RUN_ID
 
 CODE = "GKD_GUARDIAN"
 GOODBYE_LIMIT_S = 2.0
-# A pytest process that makes no progress for so long, with a budget over, is given up:
-# its guardian ends the workers. A guardian that stands still half as long is replaced.
+# If a pytest process makes no progress for this long with a budget overrun, its
+# guardian ends the workers. A guardian that stands still half as long is replaced.
 STILL_LIMIT_S = 60.0
-# Neither of them runs for so long but where something stops both: four looks.
+# If neither ran for this long (four looks), something stopped both of them.
 STOOD_LEAST_S = 2.0
 
 
@@ -26,10 +26,10 @@ class Guardian:
     """The guardian of one run, as the pytest process sees it."""
 
     def __init__(self, run_dir: Path, manifest_file: Path, link: Path | None) -> None:
-        """Start it; it comes up beside what this process does next.
+        """Start it; it comes up while this process goes on.
 
-        ``manifest_file`` is the run's list, there also when ``run_dir`` is not.
-        Raises OSError where no process can be started.
+        ``manifest_file`` is the run's manifest, readable even if ``run_dir`` is gone.
+        Raises OSError if no process can be started.
         """
         self._run_dir = run_dir
         self._manifest_file = manifest_file
@@ -57,13 +57,13 @@ class Guardian:
                 raise
 
     def _begin(self, theirs: int, manifest_file: int) -> subprocess.Popen[bytes]:
-        """``theirs`` is the read end of the pipe, ``manifest_file`` the list, open."""
+        """``theirs`` is the pipe's read end, ``manifest_file`` the open manifest."""
         pulse = self.pulse.descriptor
         self._beat, self._moved = self.pulse[Sign.GUARD_BEAT], monotonic()
         place = str(Path(__file__).parent.parent.parent)
         link = str(self._link or "")
-        # The code goes by the environment: a command line that names pytest would be
-        # hit by whoever runs pkill -f pytest, which is when a guardian is needed.
+        # The code is passed in the environment: with pytest in its command line, the
+        # guardian would die of pkill -f pytest, which is just when it is needed.
         code = (
             f"import sys; sys.path.insert(0, {place!r}); "
             "from pytest_gkd.processes.guardian import main; "
@@ -84,14 +84,14 @@ class Guardian:
         )
 
     def beat(self, due: float) -> None:
-        """This process makes progress, and must at ``due`` (``clock.monotonic()``)."""
+        """Report progress; the next is due by ``due`` (``clock.monotonic()``)."""
         if not self._over:
             self.pulse[Sign.BEAT] += 1
             self.pulse[Sign.DUE] = due
 
     def stood_still_s(self, now: float) -> float:
-        """For how long this process and its guardian both did not run, since the last
-        call, as where a container is paused or a job is suspended; else 0."""
+        """For how many seconds since the last call neither this process nor its
+        guardian ran, as in a paused container or a suspended job; else 0."""
         beats = self.pulse[Sign.GUARD_BEAT]
         gap_s, ran_s = now - self._asked, (beats - self._beats) * LOOK_S
         self._asked, self._beats = now, beats
@@ -101,9 +101,9 @@ class Guardian:
         return gap_s if stood else 0.0
 
     def replace(self) -> None:
-        """Start another one in its place, which may block.
+        """Start another one in its place; may block.
 
-        Raises OSError where no process can be started.
+        Raises OSError if no process can be started.
         """
         self._process.kill()  # its own child, which nobody else waits for
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -114,7 +114,7 @@ class Guardian:
             self._dismiss()
 
     def problem(self) -> str:
-        """Why another one is needed; empty for one that works, and at the end."""
+        """Why it needs replacing; empty while it works, and at the end of the run."""
         if self._over:
             return ""
         if self._process.poll() is not None:
@@ -129,18 +129,18 @@ class Guardian:
 
     def _close_life(self) -> None:
         if self._life is not None:
-            with contextlib.suppress(OSError):  # somebody has closed all there were
+            with contextlib.suppress(OSError):  # somebody has closed all descriptors
                 os.close(self._life)
         self._life = None
 
     def leave(self) -> None:
-        """Say nothing: it ends what is left once this process is gone."""
+        """Do not say goodbye: it ends what is left once this process is gone."""
         if not self._over:
             self._over = True
             self.pulse.close()
 
     def goodbye(self) -> None:
-        """The run has ended by itself: the guardian goes, and has gone on return."""
+        """Dismiss the guardian of a run that ended by itself; it is gone on return."""
         if self._over:
             return
         self._over = self._dismissed = True

@@ -1,7 +1,7 @@
-"""What a pytest process and its guardian see of each other: memory that both write.
+"""Shared memory by which a pytest process and its guardian observe each other.
 
-A process that is stopped, or whose thread hangs, cannot say so. That a number of its
-own no longer moves says it.
+A process that is stopped, or whose thread hangs, cannot report that; a counter of its
+own that no longer advances does.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 
 from pytest_gkd.processes.procfs import Descriptor
 
-# Taken hold of before any stage replaces it, for the while of its test or for good.
+# Saved before any stage can monkeypatch it, for one test or for good.
 _pread = os.pread
 
-GOODBYE = b"g"  # of the pytest process, by a pipe
-# How often a guardian looks.
+GOODBYE = b"g"  # from the pytest process, over a pipe
+# Interval between a guardian's looks.
 LOOK_S = 0.5
 _NUMBER = struct.Struct("d")
 
@@ -26,12 +26,12 @@ _NUMBER = struct.Struct("d")
 class Sign(enum.IntEnum):
     """The numbers, each with one writer. Times are ``clock.monotonic()``.
 
-    The pytest process writes ``BEAT``, one more at each tick of its watchdog;
-    ``DUE``, when the first of its budgets has to be over, infinite while it holds
-    none; and ``STOOD_S``, for how long it has stood still together with its guardian.
-    That writes ``GUARD_BEAT``, one more at each look; ``WAITED_S``, for how long the
-    pytest process was stopped at its user's terminal; ``RESUMED``, how often it was
-    made to go on; and ``GAVE_UP_S``, for how long it stood still before its workers
+    The pytest process writes ``BEAT``, incremented at each tick of its watchdog;
+    ``DUE``, when its first budget runs out, infinite while it enforces none; and
+    ``STOOD_S``, for how long it and its guardian have been suspended together. The
+    guardian writes ``GUARD_BEAT``, incremented at each look; ``WAITED_S``, for how long
+    the pytest process was stopped at its user's terminal; ``RESUMED``, how often it was
+    sent SIGCONT; and ``GAVE_UP_S``, for how long it had stood still when its workers
     were ended.
     """
 
@@ -45,14 +45,14 @@ class Sign(enum.IntEnum):
 
 
 class Pulse:
-    """The numbers by their signs, in an open file that has no name."""
+    """The numbers, indexed by their signs, in an open anonymous file."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     @classmethod
     def begin(cls) -> Pulse:
-        """New memory; nothing is due. Raises OSError."""
+        """New memory with nothing due. Raises OSError."""
         made = cls(os.memfd_create("gkd-pulse"))
         for sign in Sign:
             made[sign] = 0.0
@@ -69,18 +69,18 @@ class Pulse:
 
     @property
     def path(self) -> Path:
-        """What another process of this user's opens it by, while this one is open."""
+        """Where other processes of this user can open it, while it is open here."""
         return Path(f"/proc/{os.getpid()}/fd/{self.descriptor}")
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # somebody has closed all there were
+        with contextlib.suppress(OSError):  # somebody has closed all descriptors
             os.close(self.descriptor)
 
 
 class Standstill:
-    """For how long the run has stood still as a whole, for a worker to know.
+    """Lets a worker read for how long the whole run was suspended.
 
-    ``path`` leads to the run's pulse, None where it has none. Raises OSError.
+    ``path`` leads to the run's pulse, None if it has none. Raises OSError.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -89,7 +89,7 @@ class Standstill:
         self._last_s = 0.0
 
     def seconds(self) -> float:
-        """Since the run began; no more is heard once a stage has closed it."""
+        """Seconds since the run began; frozen once a stage has closed the file."""
         if self._open is not None and self._open.is_open():
             self._last_s = Pulse(self._open.number)[Sign.STOOD_S]
         return self._last_s

@@ -1,4 +1,4 @@
-"""What this machine lacks that a run would use, and what the lack costs."""
+"""What this machine lacks that a run would use, and what that costs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
 def lacking(*, makes_models: bool) -> list[str]:
-    """A line for each thing, with its price; empty where all is there.
+    """One line for each thing missing, with its cost; empty if nothing is.
 
-    ``makes_models`` says that the run makes its tiny models and likes to keep them.
+    ``makes_models`` says that the run builds its tiny models and would cache them.
     """
     found = [_without_stacks()]
     if makes_models:
@@ -31,7 +31,7 @@ def lacking(*, makes_models: bool) -> list[str]:
 
 
 def py_spy() -> str | None:
-    """The py-spy beside this Python, else the one on PATH."""
+    """The py-spy next to this Python, else the one on PATH."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
@@ -50,13 +50,13 @@ def _without_stacks() -> str:
 
 
 def may_trace() -> bool:
-    """Whether py-spy could look into a process that is not its child.
+    """Whether py-spy could attach to a process that is not its child.
 
-    The rules are those of ptrace(2): a container's filter of system calls refuses the
-    call itself, Yama's scope 1 everything but children, the higher ones more.
+    The rules are those of ptrace(2): a container's seccomp filter refuses the call
+    itself; Yama's scope 1 allows only children, higher scopes even less.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    # Nobody is traced, so that allowed means ESRCH, no such process.
+    # Nothing is being traced, so a permitted call fails with ESRCH.
     libc.ptrace(PTRACE_DETACH, os.getpid(), None, None)
     if ctypes.get_errno() in (errno.EPERM, errno.ENOSYS, errno.EACCES):
         return False
@@ -69,7 +69,7 @@ def may_trace() -> bool:
 
 @functools.cache
 def may_mount() -> bool:
-    """Whether a file system can be mounted in a namespace; not in most containers."""
+    """Whether a file system can be mounted in a namespace; most containers deny it."""
     command = ("unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt")
     try:
         return subprocess.run(command, check=False, capture_output=True).returncode == 0

@@ -1,4 +1,4 @@
-"""``gkd env``: what a maintainer asks about the machine first, to paste into an issue.
+"""``gkd env``: what a maintainer first asks about the machine, to paste in an issue.
 
 Read from metadata and the system; nothing heavy is imported.
 """
@@ -30,14 +30,14 @@ VARIABLES = re.compile(
     r"|PYTHON[A-Z]+|CI|(https?|no|all)_proxy",
     re.IGNORECASE,
 )
-# Of cgroup v2 (Documentation/admin-guide/cgroup-v2.rst); "max" is no limit.
+# cgroup v2 (Documentation/admin-guide/cgroup-v2.rst); "max" means no limit.
 LIMITS = ("memory.max", "memory.swap.max", "cpu.max", "pids.max")
 SHM = Path("/dev/shm")  # noqa: S108 - where the system keeps it
 GIB = 1 << 30
 
 
 def lines() -> Iterator[str]:
-    """The report, a fact a line; secrets are masked where it is shown."""
+    """The report, one fact per line; whoever displays it masks secrets."""
     yield f"os          {platform.platform()}"
     yield from (f"os-release  {name}" for name in _release())
     python = f"{platform.python_implementation()} {platform.python_version()}"
@@ -64,7 +64,7 @@ def _release() -> Iterator[str]:
 
 
 def cgroup_limits() -> Iterator[str]:
-    """A line for each limit that holds this process, of its cgroup and those above."""
+    """One line for each limit on this process, from its cgroup and those above."""
     place = cgroup.base()
     for directory in (place, *place.parents) if place else ():
         for name in LIMITS:
@@ -86,7 +86,7 @@ def _room(place: Path) -> str:
 
 
 def _packages() -> list[str]:
-    """Those that matter here, and every plugin of pytest, with versions."""
+    """The relevant packages and every pytest plugin, with versions."""
     found = set()
     for one in metadata.distributions():
         name = one.metadata["Name"] or ""

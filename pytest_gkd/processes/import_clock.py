@@ -1,4 +1,4 @@
-"""How long this process has been importing, and whether that still advances."""
+"""Measures how long a process has been importing, and whether it still progresses."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any
 from pytest_gkd.clock import monotonic
 
 TELL_EVERY_S = 0.5
-# The directory of files, one a process, in which what a stage starts tells this.
+# Names the directory to which the processes below a stage report it, a file for each.
 FOLDER = "PYTEST_GKD_IMPORTS"
 STARTUP = Path(__file__).parent.parent / "startup"
 
 
 class ImportClock:
-    """Measures what the thread that made it spends on imports, from ``start`` on.
+    """Measures what the thread that created it spends on imports, from ``start`` on.
 
     ``tell`` is called with the seconds so far, at most twice a second and only when an
-    import has begun or returned: it stays silent while one hangs. A fork of the process
-    begins at 0 and tells in a file of its own, if it is a stage's.
+    import begins or returns, so not while one hangs. A fork of the process starts at 0
+    and, below a stage, reports to its own file.
     """
 
     def __init__(self, tell: Callable[[float], None]) -> None:
@@ -36,8 +36,8 @@ class ImportClock:
         self._find: Callable[..., Any] | None = None
 
     def start(self) -> None:
-        # What every import of a module that is not there yet goes through, whether by a
-        # statement or by importlib; those that are there already cost nothing.
+        # Every import of a module that is not loaded yet goes through this, whether by
+        # statement or by importlib; those already loaded cost nothing.
         self._find = _bootstrap._find_and_load
         _bootstrap._find_and_load = self._watched
         os.register_at_fork(after_in_child=self._begin_anew)
@@ -70,8 +70,8 @@ class ImportClock:
             self._said(now)
             return self._find(name, import_)
         except BaseException as error:
-            # It hung, and what was no progress does not count; else a package has only
-            # tried what may not be there.
+            # An interrupted import hung, and a hang does not count. An Exception only
+            # means that a package tried an optional import.
             broken_off = not isinstance(error, Exception)
             raise
         finally:
@@ -87,13 +87,13 @@ class ImportClock:
             self._tell(self.seconds(now))
 
     def seconds(self, now: float | None = None) -> float:
-        """Spent so far, with the import that goes on."""
+        """Seconds spent so far, including the import in progress."""
         going_on = self._depth and (monotonic() if now is None else now) - self._begun
         return self._spent_s + going_on
 
 
 def tell_in_files() -> None:
-    """Have this process, which a stage has started, tell how long it imports."""
+    """Have this process, which a stage started, report its import time."""
     ImportClock(_teller()).start()
 
 
@@ -103,7 +103,7 @@ def _teller() -> Callable[[float], None]:
 
 
 def _write(folder: str, seconds: float) -> None:
-    # The run's directory may be gone, and a process that goes on is not its to stop.
+    # The run's directory may be gone; that must not stop a process that goes on.
     with contextlib.suppress(OSError):
         part = Path(folder, f".{os.getpid()}")
         part.write_text(f"{seconds:.3f}")
@@ -111,13 +111,13 @@ def _write(folder: str, seconds: float) -> None:
 
 
 def _restore(before: dict[str, str | None]) -> None:
-    """Take out of the environment what ``ImportsBelow`` has put there, and no more."""
+    """Remove from the environment what ``ImportsBelow`` put there, and no more."""
     now = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(STARTUP) in now:
         now.remove(str(STARTUP))
         path = os.pathsep.join(now)
         before = {**before, "PYTHONPATH": path or None}
-    else:  # the stage has set another one, or none
+    else:  # the stage has set another one, or removed it
         before = {FOLDER: before[FOLDER]}
     for name, value in before.items():
         os.environ.pop(name, None)
@@ -126,11 +126,11 @@ def _restore(before: dict[str, str | None]) -> None:
 
 
 class ImportsBelow:
-    """What processes that tell in ``folder`` spend on imports: time by the wall clock.
+    """Wall-clock time that the processes reporting to ``folder`` spend on imports.
 
-    Of those that import at the same time only one counts, and none while ``above``
-    does, the clock of this process. ``tell`` is called when ``seconds`` have grown,
-    while ``watching``, at most twice a second.
+    Of those that import at the same time only one counts, and none while ``above``, the
+    clock of this process, is running. While ``watching``, ``tell`` is called at most
+    twice a second, whenever ``seconds`` has grown.
     """
 
     def __init__(
@@ -145,8 +145,8 @@ class ImportsBelow:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Have what is started from here on tell; a thread listens meanwhile."""
-        # Not at the top: each process below imports this module as it starts.
+        """Have processes started from here on report; a thread listens meanwhile."""
+        # Not at the top: every process below imports this module at startup.
         from pytest_gkd.processes import background
 
         with contextlib.suppress(OSError):
@@ -167,7 +167,7 @@ class ImportsBelow:
             self._tell()
 
     def look(self, now: float) -> bool:
-        """Read what was told; whether anything was imported since the last look."""
+        """Read the reports; whether anything was imported since the last look."""
         most_s = 0.0
         for name, seconds in self._read():
             most_s = max(most_s, seconds - self._told.get(name, 0.0))

@@ -1,7 +1,7 @@
-"""What a thread waits in, of the kernel, and what the call is about.
+"""Which system call a thread is blocked in, and on which file.
 
-proc(5), /proc/PID/task/TID/syscall: the number of the call and its arguments; only for
-who may trace the process.
+proc(5), /proc/PID/task/TID/syscall: the number of the call and its arguments; readable
+only by those who may trace the process.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-# Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h;
-# of those whose first argument is a file descriptor, and others that wait.
+# Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h:
+# calls whose first argument is a file descriptor, then others that block.
 _OF_A_FILE = {
     "x86_64": {
         0: "read",
@@ -90,7 +90,7 @@ _OTHER = {
 class Call(NamedTuple):
     """A call that has not returned: ``write`` to descriptor 1, ``pipe:[4711]``.
 
-    ``fd`` is -1 and ``target`` empty for a call that is about no file.
+    ``fd`` is -1 and ``target`` empty for a call that takes no descriptor.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Call(NamedTuple):
 def of(pid: int, thread: int = 0) -> Call | None:
     """The call that a thread (the main one by default) is in.
 
-    None where it is running, may not be looked at, or is in none that is known.
+    None if it is running, cannot be inspected, or is in a call not listed here.
     """
     place = Path(f"/proc/{pid}")
     try:
@@ -121,7 +121,7 @@ def of(pid: int, thread: int = 0) -> Call | None:
 
 
 def holders(target: str, pids: Iterable[int]) -> list[int]:
-    """The processes that have a pipe or socket open, of those that may be looked at."""
+    """Those of ``pids`` that have this pipe or socket open, as far as we may see."""
     return [
         pid
         for pid in pids

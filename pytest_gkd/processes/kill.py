@@ -1,4 +1,4 @@
-"""Stops, then kills, all processes that a search finds, until no new one turns up.
+"""Stops, then kills, all processes that a search finds, until no new ones appear.
 
 Standard library only: the guardian runs this without site-packages.
 """
@@ -18,16 +18,16 @@ from pytest_gkd.processes import cgroup, procfs
 from pytest_gkd.processes.procfs import DEAD, Stat
 
 # multiprocessing's resource tracker unlinks the shared memory that killed processes
-# leave. It ends by itself once they are gone, so it gets a moment to do so.
+# leave behind. It exits by itself once they are gone, so it gets a moment to do so.
 TRACKER_GRACE_S = 1.0
-# To stop what forks on may take so many times the limit: given up halfway, it lives on.
+# Stopping what keeps forking may take this many limits: given up halfway, it lives on.
 STORM_LIMITS = 4
-# Walks in a row that must show no new pid.
+# Consecutive walks that must find no new pid.
 QUIET_WALKS = 3
 
 
 class Found(NamedTuple):
-    """A process that was found. ``stage`` is empty where it is not known."""
+    """A process that was found. ``stage`` is empty if it is not known."""
 
     pid: int
     start: int
@@ -39,25 +39,25 @@ class Found(NamedTuple):
 
 
 class Search(Protocol):
-    """What is to be killed, looked for again and again.
+    """Finds what is to be killed, repeatedly.
 
-    The control ``groups`` are frozen meanwhile. Zombies may be found too: a chain of
-    processes that each fork and exit may never be seen alive, but leaves its dead.
+    The cgroups in ``groups`` are frozen meanwhile. Zombies may be found, too: a chain
+    of processes that each fork and exit may never be seen alive, but leaves zombies.
     """
 
     groups: list[Path]
 
     def now(self) -> dict[int, Stat]:
-        """What is there at this moment, by pid."""
+        """The processes that exist right now, by pid."""
 
     def describe(self, s: Stat) -> Found:
-        """How to name one of them."""
+        """What to call one of them in a report."""
 
 
 class Killed(NamedTuple):
     """What was ended, what was ``left`` and why, and every pid that was ``seen``.
 
-    ``is_over`` is False when new processes turned up until the limit.
+    ``is_over`` is False if new processes kept appearing until the limit.
     """
 
     ended: list[Found]
@@ -75,9 +75,9 @@ def everything(
 ) -> Killed:
     """Kill what ``search`` finds, and ``root`` after it, within ``limit_s`` seconds.
 
-    To stop them all may take longer. ``before`` gets each one that is about to be
-    killed, once it is stopped. Signals go by pid and start time. Processes of other
-    users cannot be signalled and are reported as left.
+    Stopping them all may take longer. ``before`` is called with each process once it is
+    stopped, before it is killed. Processes are signalled by pid and start time. Those
+    of other users cannot be signalled and are reported as left.
     """
     deadline = monotonic() + limit_s
     stopped_by = monotonic() + STORM_LIMITS * limit_s
@@ -90,7 +90,7 @@ def everything(
             for s in stopped:
                 before(s)
             hunt.signal(stopped, signal.SIGKILL)
-            # The child of one that was stopped while it forked shows only now.
+            # A child of one that was stopped while forking shows up only now.
             _await_end(stopped, deadline)
     last = [root] if root is not None else []
     for s in last:
@@ -104,7 +104,7 @@ def everything(
 
 
 class _Hunt:
-    """What a search has found so far, by pid and start, and what became of it."""
+    """What a search has found so far, by pid and start time, and what became of it."""
 
     def __init__(self, search: Search) -> None:
         self._search = search
@@ -132,7 +132,7 @@ class _Hunt:
         return new
 
     def stop_new(self, deadline: float) -> list[Stat]:
-        """Stop all that is new, until nothing is; resource trackers go on for now."""
+        """Stop new processes until none appear; resource trackers run on for now."""
         stopped: list[Stat] = []
         while monotonic() < deadline and (new := self._new()):
             trackers = [s for s in new if procfs.is_tracker(s.pid)]
@@ -144,7 +144,7 @@ class _Hunt:
         return stopped
 
     def signal(self, processes: Iterable[Stat], number: int) -> list[Stat]:
-        """Signal each; those that it reached, which are neither gone nor refuse it."""
+        """Signal each; returns those that got it: not gone, and ours to signal."""
         reached = []
         for s in processes:
             try:
@@ -156,11 +156,11 @@ class _Hunt:
         return reached
 
     def signalled(self, last: list[Stat]) -> list[Stat]:
-        """All but those that refuse it, which may live forever."""
+        """All but those that we may not signal, which may live forever."""
         return [s for s in [*self.found.values(), *last] if s not in self._refused]
 
     def result(self, last: list[Stat]) -> Killed:
-        """How it stands now."""
+        """The state of affairs now."""
         name = self._search.describe
         left = []
         for s in [*self.found.values(), *last]:
@@ -186,11 +186,11 @@ def _await_end(processes: Collection[Stat], deadline: float) -> None:
 
 
 class Below:
-    """Finds what is below a process, if it lives, and in its control group.
+    """Finds the descendants of a process, if it is alive, and its cgroup's members.
 
-    Those whose pid is in ``spare``, or for which ``own`` is true, are not found, nor
-    what is theirs (see ``procfs.owned``). Process groups that nobody else is in are
-    stopped at once, with what they fork just now.
+    Processes in ``spare``, or for which ``own`` returns true, are skipped, along with
+    everything they own (see ``procfs.owned``). Process groups with no other members are
+    stopped as a whole, including what they are just forking.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class Below:
         self._own = own
 
     def now(self) -> dict[int, Stat]:
-        """Oldest first, zombies too."""
+        """Oldest first, including zombies."""
         everything = procfs.table(dead=True)
         spared = self.spared(everything)
         table = {n: s for n, s in everything.items() if n not in spared}
@@ -222,33 +222,33 @@ class Below:
         return Found(s.pid, s.start, procfs.command(s.pid))
 
     def spared(self, table: dict[int, Stat]) -> set[int]:
-        """What is spared, and all of theirs that any walk has seen to be so."""
+        """The spared pids, with all that any walk so far found to be theirs."""
         known = {s.pid for s in table.values() if (s.pid, s.start) in self._spared}
         if self._own is not None:
             known |= {s.pid for s in table.values() if self._own(s)}
         if not known:
             return known
-        # A dead worker may be named too, and what it left is not spared.
+        # A dead worker may be listed, too, but what it left behind is not spared.
         living = {n: s for n, s in table.items() if s.state not in DEAD}
         spared = known | procfs.owned(known, living)
         self._spared |= {(n, table[n].start) for n in spared}
         return spared
 
     def _stop_groups(self, pids: set[int], table: dict[int, Stat]) -> None:
-        """Those that nobody else is in; 0 stands for one of another PID namespace."""
+        """Stop groups with no other members; 0 means one of another PID namespace."""
         stopped = pids | (self._roots - {os.getpid()})
         others = {s.group for n, s in table.items() if n not in stopped}
         for group in {table[n].group for n in pids} - others - {0}:
-            # Gone, or another user's: each process is tried by itself too.
+            # Gone, or another user's; each process is also signalled by itself.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGSTOP)
 
 
 class Session(Below):
-    """Finds the processes of a session, also when its leader is gone, and all below.
+    """Finds a session's processes, even if its leader is gone, and all below them.
 
-    The kernel gives the leader's pid to another only when the session is empty; then
-    nothing is found, whatever sessions that one begins.
+    The kernel reuses the leader's pid only once the session is empty; from then on
+    nothing is found, even if the new process starts a session.
     """
 
     def __init__(self, leader: Stat) -> None:

@@ -1,4 +1,4 @@
-"""What a run has created: a list on disk, written as it goes, that outlives the run."""
+"""The manifest: a list on disk of what a run has created, which outlives the run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ RUN_PREFIX = "gkd-"
 
 
 class RunLine(NamedTuple):
-    """The run itself. ``boot``, ``pid_namespace`` and ``host`` say where its pids mean
-    what they say; ``started`` is what its report.json says. ``groups`` is the directory
-    of its workers' control groups, empty where there are none."""
+    """The run itself. ``boot``, ``pid_namespace`` and ``host`` say where its pids are
+    valid; ``started`` is as in its report.json. ``groups`` is the directory of its
+    workers' cgroups, empty if there are none."""
 
     pid: int
     start: int
@@ -34,7 +34,7 @@ class RunLine(NamedTuple):
 
 
 class ProcessLine(NamedTuple):
-    """A process; ``worker`` is the pid of the worker it came from, 0 when unknown."""
+    """A process; ``worker`` is the pid of the worker it came from, 0 if unknown."""
 
     pid: int
     start: int
@@ -44,7 +44,7 @@ class ProcessLine(NamedTuple):
 
 
 class SegmentLine(NamedTuple):
-    """A file in /dev/shm that came up during the run, in a process of the run."""
+    """A file in /dev/shm that appeared during the run, held by one of its processes."""
 
     name: str
     dev: int
@@ -58,7 +58,7 @@ class SegmentLine(NamedTuple):
 
 
 class FolderLine(NamedTuple):
-    """A directory outside the run's own, made by a process of the run."""
+    """A directory outside the run's own, created by a process of the run."""
 
     path: str
     dev: int
@@ -77,7 +77,7 @@ KINDS: dict[str, type[Line]] = {
 
 
 class Manifest(NamedTuple):
-    """A list as it was read; ``before`` was in /dev/shm when the run began."""
+    """A manifest as read; ``before`` is what was in /dev/shm when the run began."""
 
     run: RunLine | None
     processes: list[ProcessLine]
@@ -87,10 +87,10 @@ class Manifest(NamedTuple):
 
 
 class ManifestFile:
-    """Appends to the list, one line and one write for each thing.
+    """Appends to the manifest, one line in a single write per entry.
 
-    A disk that is full costs the line, not the run; ``problem`` then says so. This
-    user's processes read it by its ``handle``, also when its directory was cleared.
+    A full disk costs the line, not the run; ``problem`` then says so. Processes of this
+    user can read it through ``handle``, even after its directory was cleared.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,12 +100,12 @@ class ManifestFile:
         self.handle = Path(f"/proc/{os.getpid()}/fd/{self._fd}")
 
     def add(self, line: Line) -> None:
-        """One line; the first says whose list this is."""
+        """Append one line; the first one says which run this is."""
         kind = next(kind for kind, its in KINDS.items() if isinstance(line, its))
         self._write(kind, **line._asdict())
 
     def before(self, segments: dict[str, Identity]) -> None:
-        """What was in /dev/shm already, and is nobody's of this run."""
+        """Record what was already in /dev/shm and so is not this run's."""
         self._write("before", segments=list(segments.values()))
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class ManifestFile:
 
 
 def read(data: bytes) -> Manifest:
-    """The list from its file's bytes; lines that are not whole are passed over."""
+    """Parse the manifest from its file's bytes, skipping incomplete lines."""
     found: dict[str, list[Any]] = {"before": [], **{kind: [] for kind in KINDS}}
     for entry in json_lines(data):
         with contextlib.suppress(TypeError, KeyError):
@@ -150,13 +150,13 @@ def this_run(run_id: str, report: str, started: str) -> RunLine:
 
 
 def ray_folder(run_dir: Path) -> Path:
-    """A run's directory for Ray where its own has too long a name for Ray's sockets."""
+    """A run's directory for Ray if its own path is too long for Ray's sockets."""
     key = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:12]
-    return Path("/tmp", f"gkd-ray-{key}")  # noqa: S108 - made private, or not at all
+    return Path("/tmp", f"gkd-ray-{key}")  # noqa: S108 - created private or not at all
 
 
 def boot() -> str:
-    """The id of the kernel's present boot (random(4)), empty when it is hidden."""
+    """The id of the current boot (random(4)), empty if it is hidden."""
     try:
         return (procfs.PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -164,7 +164,7 @@ def boot() -> str:
 
 
 def pid_namespace() -> str:
-    """Which PID namespace this process is in (namespaces(7)), empty when hidden."""
+    """Which PID namespace this process is in (namespaces(7)), empty if hidden."""
     try:
         return str((procfs.PROC / "self/ns/pid").readlink())
     except OSError:
@@ -175,22 +175,22 @@ def pid_namespace() -> str:
 
 
 def state_directory() -> Path | None:
-    """Where runs are noted down whose temporary directory may be any; None without.
+    """Where runs are recorded whatever their temporary directory; None without a home.
 
-    ``$XDG_STATE_HOME/pytest-gkd`` (XDG Base Directory Specification), 0700.
+    ``$XDG_STATE_HOME/pytest-gkd`` (XDG Base Directory Specification), mode 0700.
     """
     base = os.environ.get("XDG_STATE_HOME", "")
     try:
         home = Path(base) if base.startswith("/") else Path.home() / ".local/state"
-    except RuntimeError:  # no HOME, and the user is in no password file
+    except RuntimeError:  # no HOME, and no passwd entry for the user
         return None
     return home / "pytest-gkd/runs"
 
 
 def note(run_dir: Path) -> Path | None:
-    """Leave a link to the run where ``gkd clean`` looks; None where none can be made.
+    """Leave a link to the run where ``gkd clean`` looks; None if that is impossible.
 
-    Nothing depends on it but finding a run whose TMPDIR was another one.
+    It is only needed to find a run that had a different TMPDIR.
     """
     place = state_directory()
     if place is None:
@@ -205,10 +205,10 @@ def note(run_dir: Path) -> Path | None:
 
 
 def find(temporary: list[Path]) -> Iterator[tuple[Path, Path | None]]:
-    """The directories of runs of this user, each with the link that led to it.
+    """The directories of this user's runs, each with the link that led to it.
 
-    Another user's directory, or one that others may write to, is not looked into:
-    what it says could be made up.
+    Callers check ``is_trusted`` first: the contents of another user's directory, or of
+    one that others may write to, could be forged.
     """
     links: list[Path] = []
     if noted := state_directory():
@@ -227,7 +227,7 @@ def find(temporary: list[Path]) -> Iterator[tuple[Path, Path | None]]:
 
 
 def is_trusted(run_dir: Path) -> bool:
-    """Whether only this user can have written what is in it."""
+    """Whether only this user can have written its contents."""
     try:
         here = run_dir.lstat()
     except OSError:

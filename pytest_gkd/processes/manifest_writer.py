@@ -1,4 +1,4 @@
-"""Writes down, once a second, what the processes of a run have created."""
+"""Records, once a second, what the processes of a run have created."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from pytest_gkd.processes.procfs import Identity, Stat
 from pytest_gkd.processes.tree import is_plugins, reap
 
 EVERY_S = 1.0
-# After a walk it rests a hundred times as long: at most 1 % of a core, also where
-# there are thousands of processes.
+# After a walk it rests a hundred times as long: at most 1 % of a core, even with
+# thousands of processes.
 REST = 100
-# Walks after which pids that were passed over are looked at anew; they are reused.
+# Walks after which skipped pids are examined again, as pids are reused.
 FORGET_AFTER = 30
-# PROC_PID_INIT_INO of Linux (include/linux/proc_ns.h): the one of the machine itself.
+# Linux's PROC_PID_INIT_INO (include/linux/proc_ns.h): the host's own PID namespace.
 INITIAL_NAMESPACE = "pid:[4026531836]"
-# What Ray's own processes are told of the session that they belong to.
+# How Ray's own processes are told which session they belong to.
 RAY_FOLDER = re.compile(r"--(?:session[-_]dir|temp[-_]dir)=(\S+)")
-# Ray names a session after the moment and the process that began it (node.py).
+# Ray names a session after the time and the process that started it (node.py).
 RAY_SESSION = re.compile(r"session_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_\d+_(\d+)")
 
 
 @dataclass(frozen=True)
 class Member:
-    """A process of the run: since when, and where in the run it belongs."""
+    """A process of the run: its start time, and where in the run it belongs."""
 
     start: int
     parent: int
@@ -47,13 +47,12 @@ class Member:
 
 @dataclass(eq=False, repr=False)
 class ManifestWriter(threading.Thread):
-    """Walks the tree below this process and appends what is new to the list.
+    """Walks the tree below this process and appends what is new to the manifest.
 
-    ``before`` are the processes that are not the run's: they are passed over, with all
-    they start. It may grow. So is what this process starts beside its workers.
-    ``workers`` gives the stage that each worker runs now, by its pid. ``tell`` gets
-    what went wrong in a walk, which does not end it. With ``itself`` this process runs
-    stages.
+    ``before`` holds the processes that are not the run's; they are skipped with all
+    they start, as is whatever this process starts besides its workers. It may grow.
+    ``workers`` returns each worker's current stage by pid. ``tell`` is given any error
+    in a walk; the thread goes on. With ``itself`` this process runs stages.
     """
 
     manifest_file: ManifestFile
@@ -94,7 +93,7 @@ class ManifestWriter(threading.Thread):
 
     @property
     def problem(self) -> str:
-        """Why the list is not whole; empty where all of it could be written."""
+        """Why the manifest is incomplete; empty if everything could be written."""
         return self.manifest_file.problem
 
     def stop(self) -> None:
@@ -104,9 +103,9 @@ class ManifestWriter(threading.Thread):
             self.join()
 
     def note(self, worker: int) -> None:
-        """Write down at once a worker that was started just now, by its pid.
+        """Record a worker, by its pid, as soon as it has been started.
 
-        A guardian that has to end it may be asked before the next walk.
+        The guardian may have to end it before the next walk.
         """
         here = procfs.stat(worker)
         if here is not None:
@@ -142,11 +141,11 @@ class ManifestWriter(threading.Thread):
             if here is None or here.start != member.start:
                 del self._members[pid]
             elif here.state == "Z" and here.ppid == self._me != member.parent:
-                # Its parent died before it: nobody else waits for it, and where this
-                # is the first process of a container nobody else could.
+                # It outlived its parent: nobody else waits for it, and if this is the
+                # first process of a container, nobody else could.
                 reap(pid)
         for pid in workers.keys() & self._members.keys():
-            # It may have been seen before it said what it is.
+            # It may have been seen before it was known to be a worker.
             self._members[pid] = replace(self._members[pid], worker=pid)
         fresh: list[int] = []
         unknown = {
@@ -158,7 +157,7 @@ class ManifestWriter(threading.Thread):
             - {self._me}
             if (here := procfs.stat(pid)) is not None
         }
-        # A child may have a lower pid than its parent once the numbers wrapped.
+        # A child may have a lower pid than its parent once pids have wrapped around.
         while True:
             found = [s for s in unknown.values() if self._belongs(s, workers)]
             if not found:
@@ -188,7 +187,7 @@ class ManifestWriter(threading.Thread):
             )
 
     def _folders_of(self, pid: int) -> None:
-        """Ray's directories outside the run's own, from what its processes are told."""
+        """Record Ray's directories outside the run's own, from its command lines."""
         for text in RAY_FOLDER.findall(procfs.full_command(pid)):
             path = Path(text)
             if text in self._folders or self.run_dir in path.parents:
@@ -208,9 +207,9 @@ class ManifestWriter(threading.Thread):
             self.manifest_file.add(line)
 
     def _began(self, session: str) -> bool:
-        """Whether a session of Ray was begun by a process of this run.
+        """Whether a Ray session was started by a process of this run.
 
-        A run may also join one that was there before, and is not its to remove.
+        A run may also join an existing one, which is not its own to remove.
         """
         found = RAY_SESSION.fullmatch(session)
         return bool(
@@ -222,10 +221,10 @@ class ManifestWriter(threading.Thread):
     # -- shared memory ---------------------------------------------------------------
 
     def _look_at_memory(self, workers: dict[int, str]) -> None:
-        """Note down each new file of /dev/shm that a process of the run holds.
+        """Record each new file in /dev/shm that a process of the run holds.
 
-        To read what a process holds is the dear part: it is done only while there are
-        new files, and the more seldom the longer it takes.
+        Reading what a process holds is the expensive part: it is done only while there
+        are new files, and less often the longer it takes.
         """
         begun = monotonic()
         if begun < self._next_look:
@@ -235,19 +234,19 @@ class ManifestWriter(threading.Thread):
             self._next_look = monotonic() + REST * (monotonic() - begun)
 
     def note_memory(self, s: Stat) -> None:
-        """Note down the new shared memory of a process that is about to be killed.
+        """Record the new shared memory of a process that is about to be killed.
 
-        What it made since the last walk nobody else may know: its resource tracker,
-        where it has one, may be killed before it is through.
+        Nothing else may know what it created since the last walk: its resource tracker,
+        if it has one, may be killed before it is done.
         """
         with self._one:
             if self._shares:
                 self._note_memory([s.pid], self.workers())
 
     def unclaimed(self) -> list[SegmentLine]:
-        """New files of /dev/shm that no process of the run was seen to hold.
+        """New files in /dev/shm that no process of the run was seen to hold.
 
-        None in a container: those of others may be there too, and not their processes.
+        None in a container: it may show the files of others, but not their processes.
         """
         sees_all = manifest.pid_namespace() == INITIAL_NAMESPACE
         found = procfs.segments().items() if self._shares and sees_all else ()
@@ -258,7 +257,7 @@ class ManifestWriter(threading.Thread):
         ]
 
     def _note_memory(self, pids: Iterable[int], workers: dict[int, str]) -> bool:
-        """Note down what these processes hold of new files; whether there were any."""
+        """Record which new files these processes hold; whether there are new files."""
         new = {
             identity: name
             for name, identity in procfs.segments().items()

@@ -1,8 +1,8 @@
-"""Counts the processes that the kernel has ended for lack of memory.
+"""Counts the processes that the kernel's OOM killer has ended.
 
-It counts them: on the whole machine, in containers too (proc(5), /proc/vmstat), and
-of a control group (``oom_kill`` of memory.events with version 2 in the kernel's
-admin-guide/cgroup-v2.rst, of memory.oom_control with version 1, since Linux 4.13).
+The kernel counts them for the whole machine, including containers (proc(5),
+/proc/vmstat), and for each cgroup (``oom_kill`` in memory.events with version 2, see
+admin-guide/cgroup-v2.rst, in memory.oom_control with version 1, since Linux 4.13).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pytest_gkd.processes import cgroup
 
 VMSTAT = Path("/proc/vmstat")
 KERNEL_LOG = Path("/dev/kmsg")
-RECORD_BYTES = 8192  # of the kernel's log at most (Linux 3.5 to 6.17, printk)
+RECORD_BYTES = 8192  # largest record of the kernel's log (Linux 3.5 to 6.17, printk)
 
 
 def kills(file: Path = VMSTAT) -> int | None:
-    """The count in one of these files; None where the kernel does not tell it."""
+    """The count in one of these files; None if the kernel does not provide it."""
     try:
         text = file.read_text()
     except OSError:
@@ -31,7 +31,7 @@ def kills(file: Path = VMSTAT) -> int | None:
 
 @dataclass(frozen=True)
 class Count:
-    """Both counts at one time; ``group`` is that of this process's own group."""
+    """Both counts at one time; ``group`` is that of this process's own cgroup."""
 
     machine: int | None
     group: int | None
@@ -48,9 +48,9 @@ class Count:
         return self.machine is not None or self.group is not None
 
     def since(self) -> tuple[int, str]:
-        """How many more there are by now, and that in words; those of the group first.
+        """How many have been added since, as a number and in words; the group's first.
 
-        With version 1 a group's count is without the groups below it.
+        With version 1 a group's count excludes the groups below it.
         """
         now = Count.now()
         for before, after, whose in (
@@ -67,18 +67,19 @@ class Count:
 
 
 def kernels_words(pid: int) -> str:
-    """The last line of the kernel's log on its ending a process, where it is readable.
+    """The last line in the kernel's log about killing this process.
 
-    Empty where it is not, or in a container, where the kernel has another pid for it.
+    Empty if the log is not readable, or in a container, where the kernel knows the
+    process by another pid.
     """
     said = re.compile(rf"(?:[Oo]ut of memory|oom).*Killed process {pid} \(.*")
     return next(reversed([*kernels_lines(said)]), "")
 
 
 def kernels_lines(said: re.Pattern[str], since_s: float = 0.0) -> list[str]:
-    """What is found in the lines of the kernel's log since so many seconds after boot.
+    """What ``said`` matches in the kernel's log, from ``since_s`` after boot on.
 
-    Empty where the log may not be read.
+    Empty if the log may not be read.
     """
     found: list[str] = []
     try:
@@ -90,7 +91,7 @@ def kernels_lines(said: re.Pattern[str], since_s: float = 0.0) -> list[str]:
             try:
                 record = os.read(log, RECORD_BYTES).decode("utf-8", "replace")
             except BrokenPipeError:
-                continue  # what was next has been written over
+                continue  # the next record has been overwritten
             if not record:
                 return found
             # "priority,number,microseconds,flags;text" (Documentation/ABI/dev-kmsg)
@@ -99,7 +100,7 @@ def kernels_lines(said: re.Pattern[str], since_s: float = 0.0) -> list[str]:
             line = said.search(text)
             if line and (not at or int(at[0]) / 1e6 >= since_s):
                 found.append(line[0])
-    except (OSError, ValueError):  # that was the last, or it may not be read
+    except (OSError, ValueError):  # no more records, or reading is not permitted
         return found
     finally:
         os.close(log)

@@ -1,7 +1,7 @@
-"""What /proc says of processes: who they are, whose children, what memory they share.
+"""What /proc says about processes: identity, parents, and shared memory.
 
 Not psutil: the guardian runs this without site-packages, and starts in 25 ms; and a
-walk over 116 processes, which there is one of every second, takes 0.7 ms (psutil: 7).
+walk over 116 processes, repeated every second, takes 0.7 ms (psutil: 7).
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from pytest_gkd.clock import monotonic
 PROC = Path("/proc")
 SHM = Path("/dev/shm")  # noqa: S108 - where the system keeps it
 COMMAND_LENGTH = 100
-EXEC_LIMIT_S = 0.1  # for what a process within execve(2) lacks
+EXEC_LIMIT_S = 0.1  # how long to wait for a process inside execve(2)
 DEAD = ("Z", "X")
-STOPPED = "T"  # by a signal; a debugger's is "t"
-# In the environment of everything a run starts; its value is the run's id. What the
-# pytest process itself starts, beside its workers, has THEIRS behind it: it is no part
-# of the run.
+STOPPED = "T"  # by a signal; stopped by a debugger is "t"
+# In the environment of everything a run starts; its value is the run's id. For what the
+# pytest process itself starts, other than its workers, THEIRS is appended: that is not
+# part of the run.
 RUN_ID = "PYTEST_GKD_RUN"
 THEIRS = "-pytest"
-# Linux takes any signal with a number of 0 as a question.
+# Linux treats signal number 0 as an existence check.
 PIDFD = hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
 
 
 class Stat(NamedTuple):
-    """One process. ``start`` is in clock ticks since boot: with the pid it is a name
-    that no other process of this boot has. ``terminal`` is the number of its
-    controlling terminal, 0 without one."""
+    """One process. ``start`` is in clock ticks since boot; with the pid it uniquely
+    identifies a process within this boot. ``terminal`` is the number of its controlling
+    terminal, 0 without one."""
 
     pid: int
     ppid: int
@@ -48,20 +48,20 @@ class Stat(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """A file: two entries of the same name with different ones are not the same."""
+    """Identifies a file: entries of the same name with different ones differ."""
 
     dev: int
     ino: int
 
 
-# Taken hold of before any stage replaces them, for the while of its test or for good.
+# Saved before any stage can monkeypatch them, for one test or for good.
 _fstat, _stat = os.fstat, os.stat
 
 
 class Descriptor(NamedTuple):
     """One of this process's descriptors, and the file that it was opened for.
 
-    A stage may close any number, and the next file that it opens gets the same.
+    A stage may close any descriptor; the next file that it opens reuses the number.
     """
 
     number: int
@@ -69,7 +69,7 @@ class Descriptor(NamedTuple):
 
     @classmethod
     def of(cls, number: int) -> Descriptor:
-        """Raises OSError where it is not open."""
+        """Raises OSError if it is not open."""
         here = _fstat(number)
         return cls(number, Identity(here.st_dev, here.st_ino))
 
@@ -77,7 +77,7 @@ class Descriptor(NamedTuple):
         return self.is_same(self.number)
 
     def is_same(self, other: int | Path) -> bool:
-        """Whether another descriptor, or a path, leads to the same file."""
+        """Whether another descriptor, or a path, refers to the same file."""
         try:
             here = _stat(other)
         except OSError:
@@ -86,7 +86,7 @@ class Descriptor(NamedTuple):
 
 
 def stat(pid: int) -> Stat | None:
-    """None when there is no such process (proc(5), /proc/pid/stat)."""
+    """None if there is no such process (proc(5), /proc/pid/stat)."""
     words = own_words(pid)
     if words is None:
         return None
@@ -95,8 +95,8 @@ def stat(pid: int) -> Stat | None:
 
 
 def own_words(pid: int) -> list[bytes] | None:
-    """The fields of /proc/pid/stat from the state on; None when it is gone."""
-    # Without pathlib and text layers: this is read for every process, every second.
+    """The fields of /proc/pid/stat from the state on; None if it is gone."""
+    # No pathlib or text layers: this is read for every process, every second.
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     except OSError:
@@ -107,31 +107,31 @@ def own_words(pid: int) -> list[bytes] | None:
         return None
     finally:
         os.close(fd)
-    # The name, in brackets, may hold brackets and blanks itself.
+    # The name, in parentheses, may itself contain parentheses and spaces.
     return text[text.rindex(b")") + 1 :].split()
 
 
 def is_alive(pid: int, start: int) -> bool:
-    """Whether this very process is there and no zombie."""
+    """Whether this process (not one reusing its pid) exists and is not a zombie."""
     found = stat(pid)
     return found is not None and found.start == start and found.state not in DEAD
 
 
 def pids() -> set[int]:
-    """Every process that can be seen."""
+    """Every visible process."""
     names = os.listdir(PROC)  # noqa: PTH208 - thousands of Paths, every second
     return {int(name) for name in names if name.isdigit()}
 
 
 def table(*, dead: bool = False) -> dict[int, Stat]:
-    """Every process that can be seen, by pid; zombies only with ``dead``."""
-    # psutil's own walk stops at the first process that hides (proc(5), hidepid=1).
+    """Every visible process, by pid; zombies only with ``dead``."""
+    # psutil's own walk stops at the first hidden process (proc(5), hidepid=1).
     found = (stat(pid) for pid in pids())
     return {s.pid: s for s in found if s and (dead or s.state not in DEAD)}
 
 
 def below(seeds: Iterable[int], processes: dict[int, Stat]) -> set[int]:
-    """``seeds`` and everything below them."""
+    """``seeds`` and all their descendants."""
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.ppid, []).append(process.pid)
@@ -146,10 +146,10 @@ def below(seeds: Iterable[int], processes: dict[int, Stat]) -> set[int]:
 
 
 def owned(seeds: Iterable[int], processes: dict[int, Stat]) -> set[int]:
-    """Those ``seeds`` that live, everything below them, and their orphans.
+    """The live ``seeds``, all their descendants, and their orphans.
 
-    An orphan is known by the session or process group that its forebear leads; one
-    that has left both is nobody's.
+    An orphan is recognized by the session or process group that its ancestor leads; one
+    that has left both belongs to nobody.
     """
     found = below({*seeds} & processes.keys(), processes)
     while (
@@ -171,12 +171,12 @@ def above(pid: int) -> set[int]:
 
 
 def full_command(pid: int) -> str:
-    """What it runs, on one line; empty when it is gone."""
+    """Its command line, on one line; empty if it is gone."""
     place = PROC / str(pid)
     until = monotonic() + EXEC_LIMIT_S
     try:
-        # Within execve(2) it has a program and no arguments yet (fs/binfmt_elf.c); who
-        # waits for it to begin, as subprocess does, may have gone on by then.
+        # Inside execve(2) it has a program but no arguments yet (fs/binfmt_elf.c), and
+        # a parent that waits for the exec, as subprocess does, may already go on.
         while not (text := (place / "cmdline").read_bytes()) and _has_program(place):
             if monotonic() > until:
                 break
@@ -188,7 +188,7 @@ def full_command(pid: int) -> str:
 
 
 def _has_program(place: Path) -> bool:
-    """Whether it is neither a zombie nor a thread of the kernel's."""
+    """Whether it is neither a zombie nor a kernel thread."""
     try:
         (place / "exe").readlink()
     except OSError:
@@ -197,7 +197,7 @@ def _has_program(place: Path) -> bool:
 
 
 def command(pid: int) -> str:
-    """What it runs, to be shown, in at most 100 characters."""
+    """Its command line for display, at most 100 characters."""
     return sanitize.line(full_command(pid))[:COMMAND_LENGTH]
 
 
@@ -206,7 +206,7 @@ def is_tracker(pid: int) -> bool:
 
 
 def status_word(pid: int, field: str) -> str:
-    """The first word of a line of /proc/pid/status; empty when it is gone."""
+    """The first word of a field of /proc/pid/status; empty if it is gone."""
     try:
         text = (PROC / str(pid) / "status").read_text("utf-8", "replace")
     except OSError:
@@ -215,13 +215,13 @@ def status_word(pid: int, field: str) -> str:
 
 
 def user(pid: int) -> int | None:
-    """The real user id, None when it is gone."""
+    """The real user id, None if it is gone."""
     found = status_word(pid, "Uid")
     return int(found) if found else None
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether it has a handler for a signal; without one, most would end it."""
+    """Whether it has a handler for a signal; without one, most signals would end it."""
     return _has(pid, "SigCgt", number - 1)
 
 
@@ -235,7 +235,7 @@ def _has(pid: int, field: str, bit: int) -> bool:
 
 
 def own_run_id() -> str:
-    """The id of the run that this process belongs to; empty outside of one."""
+    """The id of the run that this process belongs to; empty outside a run."""
     return os.environ.get(RUN_ID, "").removesuffix(THEIRS)
 
 
@@ -245,10 +245,10 @@ def carries(pid: int, variable: str, value: str) -> bool:
 
 
 def environ(pid: int) -> dict[str, str]:
-    """What a process was started with.
+    """The environment that a process was started with.
 
-    Empty too where that cannot be told: another user's, or one that wrote its title
-    over its environment, as vLLM's and Ray's processes do.
+    Also empty if it cannot be read: another user's process, or one that overwrote it
+    with its title, as vLLM's and Ray's processes do.
     """
     try:
         text = (PROC / str(pid) / "environ").read_bytes()
@@ -259,7 +259,7 @@ def environ(pid: int) -> dict[str, str]:
 
 
 def link(pid: int, name: str) -> str:
-    """What a link of /proc/pid leads to, such as ``exe``; empty where none is told."""
+    """The target of a link in /proc/pid, such as ``exe``; empty if it is unreadable."""
     try:
         return os.readlink(PROC / str(pid) / name)  # noqa: PTH115
     except OSError:
@@ -267,21 +267,21 @@ def link(pid: int, name: str) -> str:
 
 
 def handle(pid: int) -> int | None:
-    """A descriptor that holds a process (pidfd_open(2)); None where there is none."""
-    # An old kernel or build of Python, or a container's rules; or it is gone.
+    """A descriptor that pins a process (pidfd_open(2)); None if there is none."""
+    # An old kernel or Python build, a container's seccomp filter, or it is gone.
     with contextlib.suppress(OSError):
         return os.pidfd_open(pid) if PIDFD else None
     return None
 
 
 def send(pid: int, start: int, number: int) -> bool:
-    """Signal this very process; False when it is gone or another has its pid.
+    """Signal exactly this process; False if it is gone or its pid was reused.
 
-    Raises PermissionError for a process of another user.
+    Raises PermissionError for another user's process.
     """
     held = handle(pid)
     try:
-        # The handle holds the process; its start time says that it is the right one.
+        # The handle pins the process; its start time proves that it is the right one.
         if not is_alive(pid, start):
             return False
         if held is None:
@@ -297,7 +297,7 @@ def send(pid: int, start: int, number: int) -> bool:
 
 
 def mounted_below(place: Path) -> list[str]:
-    """Where something is mounted below a directory, which then is not all its own."""
+    """The mount points below a directory, whose contents are not the directory's."""
     try:
         text = (PROC / "self/mounts").read_text("utf-8", "surrogateescape")
     except OSError:
@@ -307,7 +307,7 @@ def mounted_below(place: Path) -> list[str]:
 
 
 def unescaped(path: str) -> str:
-    """A path of the kernel's: blanks and their like are octal numbers (fstab(5))."""
+    """Decode a kernel-escaped path: spaces and the like are octal (fstab(5))."""
     return re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), path)
 
 
@@ -315,9 +315,9 @@ def unescaped(path: str) -> str:
 
 
 def shares_memory() -> bool:
-    """Whether /dev/shm is what it should be: memory, mounted there.
+    """Whether /dev/shm is a tmpfs mount, as it should be.
 
-    Elsewhere the numbers in a process's maps are not those of its files.
+    Otherwise the numbers in a process's maps do not match those of its files.
     """
     try:
         lines = (PROC / "self/mounts").read_text("utf-8", "replace").splitlines()
@@ -329,11 +329,11 @@ def shares_memory() -> bool:
 
 
 def segments() -> dict[str, Identity]:
-    """The files of /dev/shm by name, none when it cannot be read."""
+    """The files in /dev/shm by name; empty if it cannot be read."""
     found: dict[str, Identity] = {}
     with contextlib.suppress(OSError), os.scandir(SHM) as entries:
         for entry in entries:
-            with contextlib.suppress(OSError):  # it went meanwhile
+            with contextlib.suppress(OSError):  # removed in the meantime
                 here = entry.stat(follow_symlinks=False)
                 if entry.is_file(follow_symlinks=False):
                     found[entry.name] = Identity(here.st_dev, here.st_ino)
@@ -341,10 +341,9 @@ def segments() -> dict[str, Identity]:
 
 
 def held(pid: int, *, writing: bool = False) -> set[Identity] | None:
-    """The files in memory that a process maps or has open; those on disks are left out.
+    """The in-memory files that a process maps or has open, excluding those on disk.
 
-    With ``writing`` only those that it may write to. None when it may not be looked
-    into.
+    With ``writing``, only those it may write to. None if it may not be inspected.
     """
     place = PROC / str(pid)
     found: set[Identity] = set()
@@ -369,7 +368,7 @@ def _open_files(place: Path, *, writing: bool) -> Iterator[Identity]:
     with os.scandir(place) as entries:
         for entry in entries:
             try:
-                # The link's own bits tell how the file was opened (proc(5)).
+                # The link's own mode says how the file was opened (proc(5)).
                 link = entry.stat(follow_symlinks=False)
                 if writing and not link.st_mode & 0o200:
                     continue

@@ -1,4 +1,4 @@
-"""What a process tree has used so far, and whether an idle one has reason to be."""
+"""Resource use of a process tree, and whether an idle one may have reason to idle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psutil
 from pytest_gkd.processes import procfs
 from pytest_gkd.processes import tree as processes
 
-# System calls in which a thread wakes by itself: nanosleep and clock_nanosleep, on
+# System calls from which a thread wakes by itself: nanosleep and clock_nanosleep, on
 # x86-64 and arm64 (the kernel's syscall_64.tbl and asm-generic/unistd.h).
 SLEEPING = {"x86_64": {"35", "230"}, "aarch64": {"101", "115"}}
 
@@ -23,11 +23,10 @@ _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 class Usage:
     """What a tree has used up to ``at`` (seconds of ``time.monotonic()``).
 
-    ``cpu_s`` is user and system time, ``io_bytes`` what was read and written by
-    read(2) and write(2), whatever is behind the descriptor, and what disks were read
-    for; both of all processes in ``pids``. ``stopped`` are those that a signal has
-    stopped. ``network_bytes`` went through the machine's interfaces, the loopback left
-    out.
+    ``cpu_s`` is user and system time; ``io_bytes`` is what read(2) and write(2) moved,
+    whatever is behind the descriptor, plus what was read from disk; both are totals
+    over ``pids``. ``stopped`` are those stopped by a signal. ``network_bytes`` is the
+    traffic of the machine's interfaces, excluding loopback.
     """
 
     at: float
@@ -39,8 +38,8 @@ class Usage:
 
 
 class ProcessUse(NamedTuple):
-    """What one process has used so far: CPU time in seconds, also of children that it
-    has waited for, bytes as in ``Usage`` (None: not ours to see), and memory."""
+    """What one process has used so far: CPU time in seconds, including children it has
+    waited for, bytes as in ``Usage`` (None: not permitted to read), and memory."""
 
     cpu_s: float
     io_bytes: int | None
@@ -49,9 +48,9 @@ class ProcessUse(NamedTuple):
 
 
 def of_process(pid: int) -> ProcessUse | None:
-    """What a process has used, by proc(5); None when it is gone.
+    """What a process has used, from proc(5); None if it is gone.
 
-    Not psutil: a job may be of hundreds, and each is read every second.
+    Not psutil: a job may have hundreds, and each is read every second.
     """
     found = procfs.own_words(pid)
     if found is None:
@@ -68,12 +67,12 @@ def _io_bytes(pid: int) -> int | None:
     except OSError:
         return None
     told = dict(line.split(b": ") for line in text.splitlines())
-    # The last are also pages of a mapped file.
+    # read_bytes also covers page faults on mapped files.
     return sum(int(told[name]) for name in (b"rchar", b"wchar", b"read_bytes"))
 
 
 def read(pid: int, at: float) -> Usage:
-    """The usage of ``pid`` and everything below it; processes that end are left out."""
+    """The usage of ``pid`` and its descendants, except those that have ended."""
     cpu_s, io_bytes = 0.0, 0
     pids, stopped = set(), set()
     for process in _tree(pid):
@@ -91,9 +90,9 @@ def read(pid: int, at: float) -> Usage:
 
 
 def main_thread(pid: int) -> tuple[str, int]:
-    """The status of a process's main thread, and how often it was switched.
+    """The status of a process's main thread, and its number of context switches.
 
-    Unlike CPU time, which comes in ticks, the second tells of every waking. Raises
+    Unlike CPU time, which is counted in ticks, the latter shows every wakeup. Raises
     psutil.NoSuchProcess.
     """
     process = psutil.Process(pid)
@@ -102,9 +101,9 @@ def main_thread(pid: int) -> tuple[str, int]:
 
 
 def may_be_waiting(pid: int) -> str:
-    """Why an idle tree may yet be doing what it should; empty if nothing says so.
+    """Why an idle tree may still be fine; empty if nothing suggests so.
 
-    Its main thread sleeps for a set time, something is in the kernel's hands, or a
+    Its main thread sleeps for a set time, a process is in uninterruptible sleep, or a
     connection is open to a process outside the stage, which may be working for it.
     """
     call = _system_call(pid)
@@ -143,7 +142,7 @@ def _tree(pid: int) -> list[psutil.Process]:
 
 
 def _system_call(pid: int) -> str | None:
-    """The number of the system call that the main thread waits in."""
+    """The number of the system call that the main thread is blocked in."""
     try:
         return Path(f"/proc/{pid}/syscall").read_text().split()[0]
     except OSError:
@@ -151,13 +150,13 @@ def _system_call(pid: int) -> str | None:
 
 
 def _end(address: Any) -> tuple[str, int]:
-    """One end of a connection; an IPv4 address within IPv6 as IPv4."""
+    """One end of a connection; an IPv4-mapped IPv6 address as IPv4."""
     host: str = address[0]
     return host.removeprefix("::ffff:"), int(address[1])
 
 
 def network_bytes() -> int:
-    """What went through the machine's interfaces, the loopback left out."""
+    """Bytes through the machine's network interfaces, excluding loopback."""
     counters = psutil.net_io_counters(pernic=True)
     return sum(
         one.bytes_recv + one.bytes_sent

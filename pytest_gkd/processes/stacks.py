@@ -1,4 +1,4 @@
-"""Where every process of a tree stands: py-spy, or the faulthandler signal."""
+"""The stacks of every process in a tree, by py-spy or the faulthandler signal."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ DUMP_SIGNAL = signal.SIGUSR1
 SIGNAL_GRACE_S = 0.2
 SPY_END_S = 0.2
 LIMIT = 32
-NATIVE_AT_ONCE = 8  # each of them reads the symbols of torch's libraries: 0.1 GB
+NATIVE_AT_ONCE = 8  # each py-spy loads the symbols of torch's libraries: 0.1 GB
 _PYTEST_FRAME = Pattern(
     rb"[(/](?:(?:_pytest|pluggy|xdist|execnet)/|pytest_gkd/run/)|\(<string>"
 )
 _CURRENT = Pattern(rb"(?m)^Current thread .*\n(?:  .+\n?)+")
-# py-spy gives a file's last part only: threading.py, or asyncio/runners.py.
+# py-spy prints only the end of a path: threading.py, or asyncio/runners.py.
 _LIBRARY = re.compile(r"(?:.*/lib/python[\d.]+/)?([\w/]+)\.py")
 
 
@@ -43,8 +43,7 @@ _LIBRARY = re.compile(r"(?:.*/lib/python[\d.]+/)?([\w/]+)\.py")
 class Stack:
     """The stacks of one process: the file they are in, and their text.
 
-    ``problem`` is why there is no such file; ``is_root`` says that the process is the
-    stage's own.
+    ``problem`` is why there is no such file; ``is_root`` marks the stage's own process.
     """
 
     pid: int
@@ -65,7 +64,7 @@ class Stack:
 def innermost(text: str, pid: int) -> str:
     """The innermost two frames of the main thread, from either kind of dump.
 
-    Without frames the text's last lines are given, which say why there are none.
+    Without frames, the text's last lines, which say why there are none.
     """
     for thread in stack_dump.threads(text, pid):
         if thread.is_main:
@@ -74,7 +73,7 @@ def innermost(text: str, pid: int) -> str:
 
 
 def _shown(frames: Sequence[Frame]) -> str:
-    """The innermost frame, and the next that is not Python's own library's."""
+    """The innermost frame, and the next one outside the standard library."""
     own = [one for one in frames if not _PYTEST_FRAME.search(_line(one))] or [*frames]
     others = [frame for frame in own[1:] if not in_library(frame)] or own[1:]
     shown = map(_line, [*own[:1], *others[:1]])
@@ -86,16 +85,16 @@ def _line(frame: Frame) -> bytes:
 
 
 def in_library(frame: Frame) -> bool:
-    """Whether a function is of Python's own library, told by its file."""
+    """Whether a frame is in the standard library, judging by its file."""
     found = _LIBRARY.fullmatch(frame.file)
     return found is not None and found[1].split("/")[0] in sys.stdlib_module_names
 
 
 def arm(directory: Path) -> None:
-    """Let a signal make this process write its stacks, even with the GIL held in C.
+    """Make this process dump its stacks on a signal, even if C code holds the GIL.
 
-    The way out where ptrace is refused (containers without CAP_SYS_PTRACE). A crash
-    (SIGSEGV, SIGABRT and their like) writes its stacks to ``PID.crash``.
+    The fallback where ptrace is denied (containers without CAP_SYS_PTRACE). On a crash
+    (SIGSEGV, SIGABRT and the like) the stacks are written to ``PID.crash``.
     """
     directory.mkdir(parents=True, exist_ok=True)
     file = (directory / f"{os.getpid()}.txt").open("w")
@@ -104,14 +103,14 @@ def arm(directory: Path) -> None:
 
 
 def is_armed(directory: Path) -> bool:
-    """Whether what this process writes there can still be read there."""
+    """Whether the file that this process dumps to still exists."""
     return (directory / f"{os.getpid()}.txt").exists()
 
 
 def of_crash(
     pid: int, armed: Path, out: Path, prepare: Prepare = make_way
 ) -> list[Stack]:
-    """The stacks that a crashed process wrote as it died; none for SIGKILL."""
+    """The stacks that a crashed process dumped as it died; none after SIGKILL."""
     try:
         said = (armed / f"{pid}.crash").read_text("utf-8", "replace")
     except FileNotFoundError:
@@ -127,7 +126,7 @@ def of_crash(
 
 
 def _keep(path: Path, text: str, prepare: Prepare) -> str:
-    """Write it, in a directory that need not be there yet; why it could not be."""
+    """Write a file, creating its directory; the reason if that failed, else empty."""
     try:
         prepare(path)
         write_private(path, text)
@@ -144,9 +143,9 @@ def collect(
     prepare: Prepare = make_way,
     limit_s: float = 1.2,
 ) -> list[Stack]:
-    """Dump the stacks of ``pid`` and everything below it, in parallel.
+    """Dump the stacks of ``pid`` and its descendants, in parallel.
 
-    See ``collect_of``; the process itself comes first.
+    See ``collect_of``; ``pid`` itself comes first.
     """
     try:
         root = psutil.Process(pid)
@@ -167,18 +166,18 @@ def collect_of(
     native: bool = False,
     most: int = LIMIT,
 ) -> list[Stack]:
-    """Dump the stacks of these processes, in parallel, in their order.
+    """Dump the stacks of these processes, in parallel, in the given order.
 
     At most ``most`` of them; the others are listed in ``more.txt``. Files go to
-    ``out``; ``armed`` is the directory given to ``arm``. ``prepare`` makes the way to a
-    file, or raises OSError. After ``limit_s`` seconds whatever has not answered is left
-    with a note. A process that is not Python gets its state and what it waits in. With
-    ``native`` frames of C and C++ are among Python's where py-spy can tell them, for
-    which each process is asked within half of the time, a few at once, and then for
-    its own. ``root`` is the stage's own process.
+    ``out``; ``armed`` is the directory given to ``arm``. ``prepare`` creates the
+    directory of a file, or raises OSError. A process that has not answered after
+    ``limit_s`` seconds gets a note instead; one that is not Python gets its state and
+    what it waits in. With ``native``, C and C++ frames are included where py-spy can
+    tell them: half of the time goes to asking for those, a few processes at once, the
+    rest to plain Python stacks. ``root`` is the stage's own process.
     """
     tree = [p for p in asked if processes.alive(p) and not procfs.is_tracker(p.pid)]
-    # Nobody reads the stacks of a thousand.
+    # Nobody reads the stacks of a thousand processes.
     dropped, tree = tree[most:], tree[:most]
     began = monotonic()
     deadline = began + limit_s
@@ -212,7 +211,7 @@ def collect_of(
 def _ask(
     some: Sequence[psutil.Process], deadline: float, *, native: bool = False
 ) -> dict[int, str]:
-    """What py-spy says of each, all asked at once."""
+    """py-spy's output for each, all run at once."""
     spies = {p.pid: _spy(p, native=native) for p in some}
     return {pid: _answer(spy, deadline) for pid, spy in spies.items()}
 
@@ -220,7 +219,7 @@ def _ask(
 def _spy(
     process: psutil.Process, *, native: bool = False
 ) -> subprocess.Popen[str] | str:
-    """py-spy at work, or why it is not."""
+    """A running py-spy, or why there is none."""
     program = host_capabilities.py_spy()
     if program is None:
         return "py-spy is not installed"
@@ -235,7 +234,7 @@ def _spy(
         return subprocess.Popen(
             arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-    except OSError as error:  # there are too many processes, say
+    except OSError as error:  # such as too many processes
         return f"py-spy could not be started: {error.strerror}"
 
 
@@ -246,7 +245,7 @@ def _answer(spy: subprocess.Popen[str] | str, deadline: float) -> str:
         return spy.communicate(timeout=max(0.05, deadline - monotonic()))[0]
     except subprocess.TimeoutExpired:
         spy.kill()
-        # It may be held in the kernel by the process that it has attached to.
+        # It may be stuck in the kernel on the process that it has attached to.
         with contextlib.suppress(subprocess.TimeoutExpired):
             spy.communicate(timeout=SPY_END_S)
         return "py-spy did not answer in time"
@@ -259,20 +258,20 @@ def _by_signal(process: psutil.Process, armed: Path, deadline: float) -> str:
     before = path.stat().st_size
     with contextlib.suppress(psutil.Error):
         process.send_signal(DUMP_SIGNAL)
-    # A signal is answered at once; it gets that moment even if py-spy took all others.
+    # A signal is answered at once; allow for that even if py-spy used up the time.
     deadline = max(deadline, monotonic() + SIGNAL_GRACE_S)
     text = ""
     while monotonic() < deadline:
         time.sleep(0.02)
         longer = path.read_text("utf-8", "replace")[before:]
         if "File " in longer and longer == text:
-            return text  # nothing was added meanwhile: it is whole
+            return text  # nothing more was added: it is complete
         text = longer
     return text if "File " in text else ""
 
 
 def _note(process: psutil.Process, why: str) -> str:
-    # py-spy may add a backtrace of its own, and repeats its command before an error.
+    # py-spy may add its own backtrace, and repeats its command before an error.
     told = [line for line in why.strip().splitlines() if line.startswith("Error: ")]
     lines = [*told, *why.strip().splitlines()[-1:], "no stacks"][:1]
     with contextlib.suppress(psutil.Error, OSError):

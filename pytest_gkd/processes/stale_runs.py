@@ -18,15 +18,15 @@ SCHEMA = 1
 NOTHING_LEFT, LEFT = 0, 1
 COMMON = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - where runs lie by default
 
-# What is done with a thing: with --yes, and in a dry run.
+# What happens to a thing: with --yes, and in a dry run.
 DOES = {True: ("ended", "removed"), False: ("would end", "would remove")}
 
 
 @dataclass
 class Thing:
-    """A process, a piece of shared memory or a directory, and what becomes of it.
+    """A process, a shared memory segment or a directory, and what becomes of it.
 
-    ``left`` says why it stays; it is empty for what goes. ``facts`` go to the JSON.
+    ``left`` says why it is kept; empty if it is not. ``facts`` go into the JSON.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Thing:
 
 @dataclass
 class Run:
-    """One run: its directory, whether it is dead, and what of it is still there."""
+    """One run: its directory, whether it is dead, and what is left of it."""
 
     path: Path
     state: str
@@ -56,10 +56,10 @@ class Run:
 
 
 def clean(*, yes: bool) -> list[Run]:
-    """Look at every run of this user; with ``yes``, end and remove what is dead.
+    """Inspect every run of this user; with ``yes``, clean up after dead ones.
 
-    Only what a run's own list names and what is still the same thing: pid and start
-    time, device and inode. A run whose pytest process lives is only looked at.
+    Only what a run's own manifest names, if it is still the same thing: same pid and
+    start time, same device and inode. A run whose pytest process lives is not touched.
     """
     runs = []
     for path, link in manifest.find([Path(tempfile.gettempdir()), *COMMON]):
@@ -80,7 +80,7 @@ def _look(path: Path, *, yes: bool) -> Run | None:
     if not path.exists():
         return None
     if not manifest.is_trusted(path) or not path.name.startswith(manifest.RUN_PREFIX):
-        # Another user's, or not ours alone to write: not ours to act upon.
+        # Another user's, or writable by others: not ours to act upon.
         return None
     try:
         found = manifest.read((path / manifest.LIST).read_bytes())
@@ -116,14 +116,14 @@ def _processes(found: Manifest, run: RunLine, *, yes: bool) -> Iterator[Thing]:
 
 
 def _refusal(pid: int) -> str:
-    """Why a process could not be ended; empty where it could."""
+    """Why a process could not be ended; empty if it could."""
     owner = procfs.user(pid)
     foreign = owner not in (None, os.geteuid())
     return f"it belongs to another user (uid {owner})" if foreign else ""
 
 
 def _ports(pids: list[int]) -> dict[int, list[int]]:
-    """The TCP ports that each process listens on: those that it keeps from others."""
+    """The TCP ports that each process listens on and so blocks for others."""
     found: dict[int, list[int]] = {}
     for pid in pids:
         try:
@@ -148,7 +148,7 @@ def _memory(found: Manifest, run: RunLine, *, yes: bool) -> Iterator[Thing]:
         assert holders is not None
         why = holders.refusal(segment, but=ours)
         if why is None:
-            continue  # the name is another one's by now
+            continue  # the name belongs to another file by now
         size = cleanup.segment_size(segment)
         if yes and not why:
             why = cleanup.remove_segment(segment)
@@ -175,11 +175,11 @@ def _folder(path: Path, size: int, why: str) -> Thing:
     return Thing("directory", text, why, {"path": str(path), "bytes": size})
 
 
-# -- what is said of it ----------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------
 
 
 def exit_status(runs: list[Run], *, yes: bool) -> int:
-    """1 when something of a dead run is left: not removed, or only looked at."""
+    """1 if anything of a dead run is left: not removable, or this was a dry run."""
     dead = [run for run in runs if run.state == cleanup.DEAD]
     left = any(_stays(run) for run in dead) if yes else bool(dead)
     return LEFT if left else NOTHING_LEFT
@@ -202,7 +202,7 @@ def to_json(runs: list[Run], *, yes: bool) -> dict[str, Any]:
 
 
 def report_text(runs: list[Run], *, yes: bool) -> str:
-    """A block a run, then what to do next."""
+    """One block per run, then what to do next."""
     lines = []
     for run in runs:
         if run.state != cleanup.DEAD:

@@ -1,4 +1,4 @@
-"""Tell a slow stage from a stuck one, by two looks at its process tree."""
+"""Tells a slow stage from a stuck one, by two looks at its process tree."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pytest_gkd.processes import gpus, resource_use, stacks
 from pytest_gkd.processes.resource_use import Usage
 from pytest_gkd.processes.stacks import Prepare, Stack
 
-# A process tree whose threads only keep heartbeats stays below these. An idle Ray (GCS,
+# A process tree whose threads only send heartbeats stays below these. An idle Ray (GCS,
 # raylet, two agents) used 0.9 % of a core and 20 kB/s here; one CPU tick is 0.01 s.
 IDLE_CPU = 0.02
 IDLE_IO_BYTES_PER_S = 64 * 1024
 IDLE_NETWORK_BYTES_PER_S = 8 * 1024
 BUSY_CPU = 0.5
 
-# A stage that nothing moves in is ended early after this share of its budget, but
-# never before it has stood still for the lesser time (seconds), nor after the greater.
+# A stage without any progress is ended early after this share of its budget, but never
+# sooner than the lower limit (seconds) nor later than the upper one.
 QUIET_SHARE = 0.2
 QUIET_S = 20.0
 QUIET_MOST_S = 60.0
@@ -35,22 +35,22 @@ COLLECTIVE = re.compile(r"distributed_c10d\.py|pynccl\w*\.py")
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a tree: what it had used, and where each of its processes stood."""
+    """One look at a tree: its resource use so far, and each process's stacks."""
 
     usage: Usage
     stacks: tuple[Stack, ...]
 
 
-# Looks at a tree now; its stacks go to a directory of that name, or to the one above.
+# Looks at a tree now; its stacks go to a subdirectory of that name, if any is given.
 Take = Callable[[str], Look]
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What two looks at one tree, ``window_s`` seconds apart, say of it.
+    """What two looks at one tree, ``window_s`` seconds apart, show.
 
-    ``verdict`` is ``stuck`` (nothing moved), ``busy`` (it computes, always in the same
-    place) or ``alive``. ``moved`` are a process's innermost frames then and now.
+    ``verdict`` is ``stuck`` (nothing moved), ``busy`` (it computes, but in the same
+    place) or ``alive``. ``moved`` is a process's innermost frames then and now.
     """
 
     verdict: str
@@ -64,12 +64,12 @@ class Progress:
     new_pids: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in report.json."""
+        """As written to report.json."""
         shown = {"window_s": round(self.window_s, 1), "cpu_s": round(self.cpu_s, 2)}
         return {**asdict(self), **shown}
 
     def text(self) -> str:
-        """In words: the verdict and what it rests on."""
+        """The verdict and its evidence in words."""
         whose = "its process" if self.processes == 1 else f"{self.processes} processes"
         spent = f"{whose} used {self.cpu_s:.2f} s of CPU in {self.window_s:.1f} s"
         if self.verdict == "alive":
@@ -91,7 +91,7 @@ class Progress:
 
 def look(pid: int, armed: Path, out: Path, prepare: Prepare) -> Look:
     """Look at the tree of ``pid`` now; see ``stacks.collect`` for the rest."""
-    # Usage first: taking stacks makes the processes run.
+    # Usage first: dumping stacks makes the processes run.
     usage = resource_use.read(pid, monotonic())
     return Look(usage, tuple(stacks.collect(pid, armed, out, prepare=prepare)))
 
@@ -143,17 +143,17 @@ def _moved(
 
 
 def _frames(text: str) -> list[str]:
-    """The frames of a dump by any means, without what differs from dump to dump."""
+    """The frames of either kind of dump, without what differs between dumps."""
     frames = re.findall(r"^ {2,}(?!Current)\S.*$", text, re.MULTILINE)
     return [frame.strip() for frame in frames] or text.splitlines()
 
 
 class QuietWatch:
-    """Watches one running stage for standing still, cheaply, and proves it.
+    """Cheaply watches one running stage for a standstill, and proves it.
 
-    The main thread of the stage's process is looked at every second. Only when it has
-    not woken for half of ``window_s`` is the whole tree looked at, and again at the
-    end of it. Any waking in between starts the wait anew. ``take`` takes those looks.
+    The main thread of the stage's process is checked every second. Only once it has not
+    woken for half of ``window_s`` does ``take`` look at the whole tree, and again at
+    the end of the window. Any wakeup in between restarts the wait.
     """
 
     def __init__(self, pid: int, budget_s: float, take: Take) -> None:
@@ -171,9 +171,9 @@ class QuietWatch:
         return now >= self._next
 
     def look(self, now: float, said: float) -> tuple[Progress, Look] | None:
-        """Proof that the stage is stuck, with the second look; None without one.
+        """Proof that the stage is stuck, with the second look; None without proof.
 
-        ``said`` is when the stage last said something. ``doubt`` then tells why an
+        ``said`` is when the stage last reported anything. ``doubt`` then says why an
         idle stage was not called stuck.
         """
         if not self.is_due(now):
@@ -193,7 +193,7 @@ class QuietWatch:
         if self._first is None:
             if quiet_s >= self.window_s / 2:
                 self._first = self._take("earlier")
-                # Being looked at wakes it.
+                # Looking at it wakes it.
                 self._seen = (*resource_use.main_thread(self._pid), said)
             return None
         if quiet_s < self.window_s:
@@ -219,5 +219,5 @@ class QuietWatch:
 
 
 def _in_a_collective(found: tuple[Stack, ...]) -> bool:
-    """Whether a process calls NCCL, by the files of torch and vLLM that do."""
+    """Whether a process is calling NCCL, by the files of torch and vLLM that do."""
     return any(COLLECTIVE.search(stack.text) for stack in found)

@@ -1,4 +1,4 @@
-"""The process tree of a run: lists it, ends all of it, names how it ended."""
+"""The process tree of a run: lists it, kills all of it, names how a process ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ORPHAN_GRACE_S = 0.5
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """Every process below ``pid``, the oldest first; empty when it is gone."""
+    """Every descendant of ``pid``, oldest first; empty if it is gone."""
     return _below(pid, procfs.table(dead=True))
 
 
@@ -38,7 +38,7 @@ def _below(pid: int, table: dict[int, procfs.Stat]) -> list[psutil.Process]:
 
 
 def is_dead(pid: int, start: int | None = None) -> bool:
-    """Gone, or a zombie, or another process by now (see ``stop`` for ``start``)."""
+    """Whether it is gone, a zombie or another process by now (``start``: ``stop``)."""
     found = _this(pid, start)
     return found is None or found.state in procfs.DEAD
 
@@ -49,10 +49,10 @@ def describe(process: psutil.Process) -> str:
 
 
 def is_plugins(s: procfs.Stat) -> bool:
-    """Whether a plugin or a conftest.py has started it, in this process.
+    """Whether a plugin or a conftest.py in this process started it.
 
-    A worker leads a session of its own, and marks what it starts. What has left this
-    process's session and wiped its environment is taken for a worker's orphan.
+    A worker leads its own session and marks what it starts. A process that has left our
+    session and wiped its environment is taken for a worker's orphan.
     """
     run_id = procfs.own_run_id()
     if s.ppid != os.getpid():
@@ -63,22 +63,22 @@ def is_plugins(s: procfs.Stat) -> bool:
 
 
 def is_child(s: procfs.Stat) -> bool:
-    """Whether this process has started it; also a worker that has yet to begin."""
+    """Whether this process started it, including a worker not yet in its session."""
     is_here = s.ppid == os.getpid() and s.session == os.getsid(0)
     return is_here or is_plugins(s)
 
 
 def of_run(spare: Collection[int]) -> list[psutil.Process]:
-    """What lives below this process and is neither in ``spare`` nor the plugins'.
+    """Live descendants of this process, except ``spare`` and those of plugins.
 
-    Nor what is theirs (see ``stop``).
+    What either of them owns is excluded, too (see ``stop``).
     """
     spared = kill.Below(None, None, spare, is_plugins).spared(procfs.table(dead=True))
     return [p for p in descendants(os.getpid()) if p.pid not in spared and alive(p)]
 
 
 def alive(process: psutil.Process) -> bool:
-    """Running, whatever its state; a zombie is not. One that hides its state is."""
+    """Whether it exists and is not a zombie; one whose state is hidden counts."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -97,19 +97,19 @@ def stop(
     before: Callable[[procfs.Stat], None] = lambda _: None,
     limit_s: float = 10.0,
 ) -> tuple[list[str], list[str]]:
-    """Kill everything below ``pid`` (and ``pid`` too where ``itself``).
+    """Kill every descendant of ``pid`` (and ``pid`` itself with ``itself``).
 
-    All are stopped first, ``pid`` too unless it is this process, and looked for again
-    until no new one turns up in several walks, so that one that forks and exits cannot
-    outrun them. A worker's control group, where it has one, is frozen meanwhile; it is
-    looked into also when ``pid`` itself is gone, which it is too where another process
-    has its pid by now: one that did not begin at ``start`` (see ``procfs.Stat``).
-    Processes whose pid is in ``spare`` are left alone, with all that is theirs (see
-    ``procfs.owned``); so are those for which ``own`` is true (see ``is_plugins``).
-    ``before`` gets each one that is about to be killed (see ``kill.everything``).
-    Returns a line for each descendant that was ended and for each that survived
-    ``limit_s`` seconds (to stop them all may take longer), or that may not be
-    signalled: one of another user's, such as what sudo has started.
+    All are stopped first, ``pid`` too unless it is this process, and the search repeats
+    until several walks find no new process, so that one that forks and exits cannot
+    outrun it. A worker's cgroup, if it has one, is frozen meanwhile, and is searched
+    even if ``pid`` itself is gone. ``pid`` counts as gone if another process has reused
+    it, that is, one that did not start at ``start`` (see ``procfs.Stat``). Processes in
+    ``spare`` are left alone, as are those for which ``own`` returns true (see
+    ``is_plugins``), along with everything they own (see ``procfs.owned``). ``before``
+    is called with each process about to be killed (see ``kill.everything``). Returns
+    one line for each descendant that was ended, and one for each that survived
+    ``limit_s`` seconds (stopping them all may take longer) or may not be signalled
+    because it is another user's, such as one started by sudo.
     """
     group = cgroup.of(procfs.own_run_id(), pid)
     root = _this(pid, start)
@@ -132,17 +132,17 @@ def stop(
 
 
 def leader(child: int) -> Stat:
-    """Of the session that a child began, which has not been waited for yet.
+    """The leader of the session started by a child that has not been waited for yet.
 
-    Where SIGCHLD is ignored it may be gone already; nothing has that start.
+    Where SIGCHLD is ignored it may already be gone; its start time then matches none.
     """
     return procfs.stat(child) or Stat(child, 0, "X", -1)
 
 
 def stop_session(leader: Stat, limit_s: float = 10.0) -> list[str]:
-    """Kill the processes of the session of ``leader``, which may be gone, and below.
+    """Kill the session of ``leader``, which may be gone, and all descendants.
 
-    Returns a line for each that survived ``limit_s`` seconds.
+    Returns one line for each process that survived ``limit_s`` seconds.
     """
     killed = kill.everything(kill.Session(leader), limit_s=limit_s)
     _reap_orphans(killed, leader.pid)
@@ -152,7 +152,7 @@ def stop_session(leader: Stat, limit_s: float = 10.0) -> list[str]:
 def _reap_orphans(killed: kill.Killed, leader: int | None = None) -> None:
     """Reap zombies whose parents were just killed; not ``leader``, whose parent waits.
 
-    They become children of this process only when a parent's last thread is gone.
+    They become children of this process only once their parent's last thread is gone.
     """
     deadline = monotonic() + ORPHAN_GRACE_S
     pids = killed.seen - {found.pid for found, _ in killed.left} - {leader}
@@ -164,21 +164,21 @@ def _reap_orphans(killed: kill.Killed, leader: int | None = None) -> None:
 
 
 def reap(pid: int) -> None:
-    """Collect a dead child that was re-parented to us; others are not ours to reap."""
+    """Reap a dead child that was re-parented to us; others are not ours to reap."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
 
 def _this(pid: int, start: int | None) -> procfs.Stat | None:
-    """The process that began at ``start``, if that is told and it is still there."""
+    """The process ``pid``, if it exists and, with ``start``, began at that time."""
     here = procfs.stat(pid)
     return here if here and start in (None, here.start) else None
 
 
 def send(pid: int, start: int | None, number: int) -> None:
-    """Signal one process where that is allowed.
+    """Signal one process if that is permitted.
 
-    Not another one that has its pid by now (see ``stop`` for ``start``).
+    Never one that has reused its pid (see ``stop`` for ``start``).
     """
     if found := _this(pid, start):
         with contextlib.suppress(PermissionError):
@@ -186,7 +186,7 @@ def send(pid: int, start: int | None, number: int) -> None:
 
 
 def exit_name(returncode: int | None) -> str:
-    """``signal SIGKILL`` for -9, ``exit code 1`` for 1, for people to read."""
+    """``signal SIGKILL`` for -9, ``exit code 1`` for 1, as shown to people."""
     if returncode is None:
         return "ended without a status"
     if returncode < 0:
