@@ -198,6 +198,13 @@ def _parser() -> _Parser:
     command = commands.add_parser(
         "env", help="print what to paste into an issue: system, GPUs, versions"
     )
+    command.add_argument(
+        "--debug",
+        action="store_true",
+        help="print instead the variables that make the next attempt tell more, as "
+        "export lines, each true for the installed releases, with its cost",
+    )
+    command.add_argument("--format", choices=("text", "json"), default="text")
     command.set_defaults(run=_env)
 
     command = commands.add_parser(
@@ -422,9 +429,14 @@ def _warm(asked: argparse.Namespace) -> int:
 
 
 def _env(asked: argparse.Namespace) -> int:
-    del asked
-    _say("\n".join(host_summary.lines()))
-    return 0
+    if asked.debug:
+        # Only here: it reads what was recorded of ten libraries.
+        from pytest_gkd.job import debug_variables
+
+        found = debug_variables.advice()
+        return _answer(asked, found.to_json(), found.text())
+    lines = [*host_summary.lines()]
+    return _answer(asked, {"schema": 1, "lines": lines}, "\n".join(lines))
 
 
 def _gpu_report(asked: argparse.Namespace) -> int:
