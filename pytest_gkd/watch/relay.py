@@ -201,12 +201,14 @@ class Relay:
             pump.start()
         if self.plan.show_on >= 0:
             threading.Thread(target=self._show, daemon=True).start()
-        threading.Thread(target=self._mourn, args=(kept,), daemon=True).start()
+        mourner = threading.Thread(target=self._mourn, args=(kept,), daemon=True)
+        mourner.start()
         self._wait(pid)
         for pump in self._pumps:
             pump.join()
         self.shared[Sign.OVER] = 1
         self._tell()
+        mourner.join()  # what the job left behind is ours until the watcher has looked
 
     def _ours(self) -> set[int]:
         """All descriptors but the three that every program has."""
