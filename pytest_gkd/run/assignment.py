@@ -1,4 +1,4 @@
-"""What the processes of a run are given, ready-made, before pytest is configured."""
+"""What the processes of a run are handed before pytest is configured."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pytest_gkd.run.run_directory import RunDir
 from pytest_gkd.run.selection import Request
 from pytest_gkd.stage_events import Event
 
-# A worker starts as python -c, which would take its very first imports from the working
-# directory (docs.python.org, using/cmdline, PYTHONSAFEPATH).
+# A worker starts as python -c, whose very first imports would otherwise come from the
+# working directory (docs.python.org, using/cmdline, PYTHONSAFEPATH).
 SAFE_PATH = "PYTHONSAFEPATH"
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a ``worker`` process (pytest-xdist's name for it) works on, and with.
+    """What a worker process gets; ``worker`` is pytest-xdist's name for it.
 
     ``manifest_path`` is the list of what the run has created. ``events`` are the files
-    that it writes, ``verdicts`` and ``pulse`` those that it reads; without a
-    guardian there is no pulse. ``safe_path`` is SAFE_PATH as the user has it.
+    that it writes, ``verdicts`` and ``pulse`` those that it reads; without a guardian
+    there is no pulse. ``safe_path`` is the user's own value of SAFE_PATH.
     """
 
     worker: str
@@ -40,9 +40,9 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is there before pytest is configured: directories, and so many ``workers``
-    to start (0: stages run in this process). ``notes`` are for the header, ``rules``
-    files of users' own."""
+    """What exists before pytest is configured: directories, and the number of
+    ``workers`` to start (0: stages run in this process). ``notes`` are for the header,
+    ``rules`` are the user's own rule files."""
 
     directory: RunDir
     report: ReportDir
@@ -52,10 +52,10 @@ class Preparation:
 
 
 class Link(NamedTuple):
-    """How the one who runs stages and the one who judges them speak to each other.
+    """How whoever runs stages communicates with whoever judges them.
 
-    ``verdict`` gives another stage's outcome, None while open; ``stood_still_s`` for
-    how many seconds all of the run has stood still so far.
+    ``verdict`` returns another stage's outcome, None while open; ``stood_still_s`` for
+    how many seconds the whole run has been suspended so far.
     """
 
     emit: Callable[[Event], None]

@@ -1,4 +1,4 @@
-"""Where the built-in stages lie, and how pytest finds the tests in their files."""
+"""Where the built-in stages are, and how pytest finds the tests in their files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def stages_dir() -> Path:
-    """In the wheel, or beside the package in a clone."""
+    """Inside the package in the wheel, next to it in a clone."""
     here = Path(__file__).parent.parent
     inside = here / "stages"
     return inside if inside.is_dir() else here.parent / "stages"
@@ -20,13 +20,13 @@ def stage_file(name: str) -> Path:
 
 
 def is_built_in(path: str) -> bool:
-    """Whether an argument of pytest's (``FILE::NAME``) leads to one of those files."""
+    """Whether a pytest argument (``FILE::NAME``) refers to one of those files."""
     place = Path(path.split("::")[0]).absolute()
     return stages_dir() in (place, place.parent)
 
 
 class StageModule(pytest.Module):
-    """A built-in stage file; its tests are found whatever the user's ini renames."""
+    """A built-in stage file, collected whatever naming rules the user's ini sets."""
 
     def funcnamefilter(self, name: str) -> bool:
         return name.startswith("test_")

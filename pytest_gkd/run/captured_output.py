@@ -1,4 +1,4 @@
-"""The files that pytest captures a stage's output in, and those it speaks by."""
+"""The files that pytest captures a stage's output in, and xdist's channel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_gkd.processes.procfs import Descriptor
 
 
 def cut_captured(descriptors: Iterable[int], limit_bytes: int) -> None:
-    """Keep only the end of what was captured, where it is longer than ``limit_bytes``.
+    """Keep only the last ``limit_bytes`` of what was captured.
 
     pytest reads all of it into memory and sends it to the controller: for 1 GB that
     took over 20 s.
@@ -25,7 +25,7 @@ def cut_captured(descriptors: Iterable[int], limit_bytes: int) -> None:
             file.seek(size_bytes - limit_bytes)
             end = file.read(limit_bytes)
             note = f"({size_bytes - limit_bytes} bytes before this were dropped)\n"
-            # The position is shared with descriptors 1 and 2, which write on from it.
+            # Descriptors 1 and 2 share this file position and continue writing there.
             file.seek(0)
             file.truncate()
             file.write(note.encode() + end)
@@ -34,10 +34,10 @@ def cut_captured(descriptors: Iterable[int], limit_bytes: int) -> None:
 def captured_descriptors() -> list[Descriptor]:
     """pytest's own descriptors of the files that stdout and stderr go to, if any.
 
-    Those have no name; one that has a name is where the user sends the output, with -s.
+    Those files are unnamed; a named one is where the user sends the output, with -s.
 
-    1 and 2 point there only while a test runs; these do all the time, so that the
-    controller can read what a stage printed however the stage ends.
+    1 and 2 point there only while a test runs; these always do, so that the controller
+    can read what a stage printed however the stage ends.
     """
     found = []
     for stream in (1, 2):
@@ -53,7 +53,7 @@ def captured_descriptors() -> list[Descriptor]:
 
 
 def channel_descriptors(config: pytest.Config) -> list[Descriptor]:
-    """What pytest-xdist's worker speaks to the controller by."""
+    """The descriptors over which pytest-xdist's worker talks to the controller."""
     for plugin in config.pluginmanager.get_plugins():
         gateway = getattr(getattr(plugin, "channel", None), "gateway", None)
         if gateway is not None:

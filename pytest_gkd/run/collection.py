@@ -1,4 +1,4 @@
-"""Collects stages: which tests are some, which of them run, in which order."""
+"""Collects stages: which tests are stages, which of them run, in which order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_gkd.stage_plan import PlannedStage, StageItem
 
 
 class StageCollection:
-    """What ``request`` asks for, as a plan of the tests that pytest has found."""
+    """Plans what ``request`` asks for from the tests that pytest has found."""
 
     def __init__(self, request: Request, say: Callable[[Event], None]) -> None:
         self.plan: tuple[PlannedStage, ...] = ()
@@ -31,7 +31,7 @@ class StageCollection:
     ) -> pytest.Module | None:
         if module_path.parent != stages_dir():
             return None
-        # One name for a stage wherever the package is installed.
+        # The same name for a stage wherever the package is installed.
         module: pytest.Module = StageModule.from_parent(
             parent, path=module_path, nodeid=f"stages/{module_path.name}"
         )
@@ -61,7 +61,7 @@ class StageCollection:
                 exclusive=settings.exclusive,
             )
         except SettingsError as error:
-            # The controller turns this into a usage error; here nothing may run.
+            # The controller turns this into a usage error; nothing may run here.
             self._say(Collected(error=str(error)))
             items.clear()
             return
@@ -69,7 +69,7 @@ class StageCollection:
         asked = names if selected is None else selected
         chosen = {one.name for one in left}
         missing = [name for name in names if name in asked and name not in chosen]
-        # What -k and -m leave out is no surprise to whoever wrote them.
+        # What -k and -m deselect is no surprise to whoever passed them.
         told = not config.option.keyword and not config.option.markexpr
         kept: list[pytest.Item] = []
         dropped: list[pytest.Item] = []
@@ -90,14 +90,14 @@ class StageCollection:
         retries = config.pluginmanager.hasplugin("pytest-retry")
         for item in items:
             stage = self.by_nodeid.get(item.nodeid)
-            # From within pytest_runtest_makereport, where a test has a marker for it.
+            # pytest-retry reruns a test so marked from pytest_runtest_makereport.
             if stage is not None and retries and item.get_closest_marker("flaky"):
                 item.add_marker(pytest.mark.flaky(condition=False), append=False)
             if stage is not None and gentle:
                 after_s = gentle_s(stage)
                 item.add_marker(pytest.mark.timeout(after_s, method="signal"))
             if item.path.parent == stages_dir():
-                # torch's and vLLM's own deprecations are not the user's business.
+                # torch's and vLLM's own deprecations are not the user's concern.
                 item.add_marker(pytest.mark.filterwarnings("ignore"))
         self._say(Collected(self.plan, deselected=tuple(missing if told else ())))
 
@@ -108,7 +108,7 @@ class StageCollection:
 def read_marker(item: pytest.Item) -> StageItem | None:
     """The stage that a test's ``gkd_stage`` marker describes, None without one.
 
-    Raises SettingsError for a marker that cannot be read.
+    Raises SettingsError for a malformed marker.
     """
     marker = item.get_closest_marker("gkd_stage")
     if marker is None:
@@ -143,7 +143,7 @@ def read_marker(item: pytest.Item) -> StageItem | None:
             "the report: it has an empty, '.' or '..' part between slashes"
         )
     for shown in (name, item.nodeid):
-        # Stages are looked up by both, so that they have to be shown as they are.
+        # Stages are looked up by both, so both have to be shown unchanged.
         if sanitize.plain(shown) != shown:
             raise SettingsError(
                 f"{item.nodeid}: {shown!r} holds characters that a terminal or a CI "

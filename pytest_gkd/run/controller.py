@@ -1,4 +1,4 @@
-"""pytest's hooks in the controlling process; what they do is in the run's parts."""
+"""pytest's hooks in the controlling process; the run's parts do the actual work."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pytest_gkd.run.parts import RunParts, now
 from pytest_gkd.run.pytest_report import ending_of, raised_in
 from pytest_gkd.run.stage_reports import StageReports
 
-# A worker that dies as it starts is replaced; so many in a row, and the next would too.
+# A worker that dies while starting is replaced; after this many in a row we give up.
 LOST_EARLY = 3
 
 
 class StageController:
-    """Follows a run and tells its story everywhere: terminal, JUnit, report.json."""
+    """Follows a run and reports it everywhere: terminal, JUnit, report.json."""
 
     def __init__(self, run: RunParts) -> None:
         self._run = run
@@ -69,7 +69,7 @@ class StageController:
                 "orphans cannot be adopted (prctl is refused): a daemon that wipes its "
                 "environment may outlive its stage"
             )
-        # Without workers a debugger may want SIGINT.
+        # Without workers, a debugger may need SIGINT.
         self._interrupts.heed(interrupt=bool(self._run.workers))
         self._run.recorder.kills_before[""] = oom.Count.now()
         self._run.teller.write()
@@ -99,7 +99,7 @@ class StageController:
     ) -> Generator[None, object, object]:
         record = self._reports.take_in(report)
         if record is not None and report.when == "teardown":
-            # Its entry is closed with this report.
+            # This report closes its entry.
             self._reports.tell_junit(record, report)
         result = yield
         if record is not None and report.when != "teardown":
@@ -141,7 +141,7 @@ class StageController:
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object | None) -> None:
-        # By all that it has said: it may have collected the stages.
+        # Judged by all its events: it may have collected the stages.
         phase = self._run.watchdog.gone(node.gateway.id)
         self._check_watchdog()
         output = getattr(node, "workeroutput", {})
@@ -170,7 +170,7 @@ class StageController:
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self) -> None:
         self._run.record.interrupted = "interrupted"
-        self._run.watchdog.drain()  # a stage may have said that it is done
+        self._run.watchdog.drain()  # a stage may have reported that it is done
         self._reports.close_open()
 
     @pytest.hookimpl(tryfirst=True)
@@ -192,20 +192,20 @@ class StageController:
         if session.exitstatus == pytest.ExitCode.OK and (
             unreached or run.record.interrupted
         ):
-            # Whoever did that, as by pytest.exit(returncode=0): not all have passed.
+            # Whatever caused it, such as pytest.exit(returncode=0): not all passed.
             session.exitstatus = pytest.ExitCode.INTERRUPTED
         self._sanitize_warnings()
         reporter = run.config.pluginmanager.getplugin("terminalreporter")
         if session.exitstatus == pytest.ExitCode.INTERNAL_ERROR and reporter:
-            self.pytest_terminal_summary(reporter)  # which pytest then leaves out
+            self.pytest_terminal_summary(reporter)  # which pytest skips in this case
 
     def _finish(self) -> None:
-        """End what is left of the run and write the whole report, once."""
+        """End what is left of the run and write the final report, once."""
         run = self._run
         if run.record.ended is not None:
             return
         if run.workers and run.watchdog.ident and not self._ended:
-            # Also when its thread has ended by an error of its own.
+            # Even if its thread has died of an error.
             self._ended = True
             run.watchdog.stop()
             run.guardian.end()
@@ -215,7 +215,7 @@ class StageController:
             ended, survived = run.shutdown.end_all(workers)
             run.record.cleaned += ended
             run.recorder.note_survivors(survived)
-            run.watchdog.drain()  # now that nobody says anything any more
+            run.watchdog.drain()  # nobody writes events any more
             if run.events.unreadable:
                 run.recorder.note(
                     f"{run.events.unreadable} line(s) written by the workers could not "
@@ -223,7 +223,7 @@ class StageController:
                 )
             self._reports.close_open()
             run.teller.stop()
-        # In one process it is this one that still has it.
+        # In single-process mode this process still holds it.
         run.record.notes += run.shutdown.remove_memory(tell=bool(run.workers))
         for stage in run.record.stages:
             if stage.outcome is None and stage.started is None:
@@ -244,7 +244,7 @@ class StageController:
             self._run.record.notes += [problem] if problem else []
 
     def _sanitize_warnings(self) -> None:
-        """pytest's summary shows what stages have warned of."""
+        """Sanitize the stages' warnings, which pytest's summary shows."""
         reporter = self._run.config.pluginmanager.getplugin("terminalreporter")
         for warning in reporter.stats.get("warnings", ()) if reporter else ():
             warning.message = sanitize.text(warning.message)
@@ -253,7 +253,7 @@ class StageController:
     def pytest_unconfigure(self) -> None:
         run = self._run
         if self._begun:
-            self._finish()  # pytest does not finish a session that failed as it began
+            self._finish()  # pytest does not finish a session that failed at its start
         self._nodes.end()
         left = run.shutdown.end_late() if run.workers else []
         is_clean = not left and not (run.workers and run.shutdown.left())

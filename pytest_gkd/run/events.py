@@ -1,4 +1,4 @@
-"""What survives a killed process: workers' events, and the verdicts on stages."""
+"""Records that survive a killed process: workers' events, and stages' verdicts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pytest_gkd.processes.procfs import Descriptor
 from pytest_gkd.stage_events import KINDS, STATES, Event, Verdict
 from pytest_gkd.stage_plan import PlannedStage
 
-# Taken hold of before any stage replaces it, as in files.
+# Saved before any stage can monkeypatch it, as in files.
 _pwrite = os.pwrite
 
 LINE_BYTES = 16 * 1024 * 1024
 
 
 class MemoryFile:
-    """A new file in memory, which this user's other processes open by its ``path``.
+    """A new in-memory file, which this user's other processes open by its ``path``.
 
-    It is there until it is closed, whatever becomes of disks and directories, and
-    nobody can cut it. Raises OSError where there is no memory for it, or no number.
+    It exists until it is closed, whatever happens to disks and directories, and nobody
+    can truncate it. Raises OSError if memory or file descriptors have run out.
     """
 
     def __init__(self, name: str) -> None:
@@ -37,22 +37,22 @@ class MemoryFile:
         self.path = Path(f"/proc/{os.getpid()}/fd/{number}")
 
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return os.fstat(self._file.fileno()).st_size
 
     def read(self, limit_bytes: int, at: int) -> bytes:
-        """So much of it, as far as it is there."""
+        """Up to ``limit_bytes`` from offset ``at``."""
         limit_bytes = max(0, min(limit_bytes, self.size() - at))
         return os.pread(self._file.fileno(), limit_bytes, at)
 
     def close(self) -> None:
-        """Only who has it open still has it; the path may come to be another file's."""
+        """Others keep it only if they have it open; its path may be reused."""
         self._file.close()
 
 
 @dataclass(frozen=True)
 class EventPaths:
-    """Where a process writes its events, and states of which only the latest counts."""
+    """Where a process writes its events, and its states, of which the latest counts."""
 
     events: Path
     states: Path | None = None
@@ -61,8 +61,8 @@ class EventPaths:
 class EventWriter:
     """Appends events to a file, one JSON line each.
 
-    What only tells of a state overwrites what was said of it before, in a file beside,
-    where there is one.
+    An event that only reports a state overwrites the previous one in a file of its own,
+    if there is one.
     """
 
     def __init__(self, paths: EventPaths) -> None:
@@ -70,12 +70,12 @@ class EventWriter:
         self._states = _Output(paths.states, 0) if paths.states else None
 
     def write(self, event: Event) -> None:
-        """Write one event; values that JSON does not know become their text.
+        """Write one event; values that JSON cannot represent become strings.
 
-        Raises OSError, with the path, where that cannot be done.
+        Raises OSError, with the path, if that fails.
         """
         keys = {"event": event.kind, **vars(event)}
-        del keys["worker"]  # whose file it is
+        del keys["worker"]  # implied by the file
         line = json_line(keys, _plain)
         states = self._states if isinstance(event, STATES) else None
         try:
@@ -94,7 +94,7 @@ class EventWriter:
 
 
 class _Output:
-    """A file that is there already, held open; a stage may close any number."""
+    """An existing file, held open, although a stage may close any descriptor."""
 
     def __init__(self, path: Path, flags: int) -> None:
         self.path = path
@@ -102,7 +102,7 @@ class _Output:
         self._open = Descriptor.of(os.open(path, self._flags))
 
     def number(self) -> int:
-        """Its descriptor. Raises OSError where it is closed and cannot be had again."""
+        """Its descriptor, reopened if closed. Raises OSError if that fails."""
         if not self._open.is_open():
             found = Descriptor.of(os.open(self.path, self._flags))
             if found.file != self._open.file:
@@ -117,7 +117,8 @@ class _Output:
 
 
 class _Worker:
-    """What is read of one worker, ``at`` which byte, and ``looked`` when to the end."""
+    """The reading state of one worker: ``at`` is the offset of the next byte to read,
+    ``looked`` when the end was last reached."""
 
     def __init__(self, name: str, looked: float) -> None:
         self.name = name
@@ -129,11 +130,11 @@ class _Worker:
 
 
 class EventReader:
-    """Reads what was said since last time by each worker that has been added.
+    """Reads the new events of each worker that has been added.
 
-    An event's ``t`` is held to what ``clock`` here (seconds) proves of it: it was
-    written between the last look at the end of its file and this one. A process whose
-    clock is frozen or moved can neither shorten nor lengthen its budget.
+    An event's ``t`` is clamped to what our ``clock`` (seconds) proves: it was written
+    between the previous look at the end of its file and this one. A process whose clock
+    is frozen or shifted can neither shorten nor extend its budget.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -142,10 +143,10 @@ class EventReader:
         self.unreadable = 0
 
     def add(self, name: str) -> EventPaths:
-        """A worker's files, which are made for it. Raises OSError as MemoryFile does.
+        """Create a worker's files. Raises OSError as MemoryFile does.
 
-        In memory, and open here from the start: no directory that a stage clears, no
-        disk that it fills and no descriptor that it closes takes an event away.
+        They are in memory and open here from the start: no event is lost to a directory
+        that a stage clears, a disk that it fills or a descriptor that it closes.
         """
         if name not in self._workers:
             self._workers[name] = _Worker(name, self._clock())
@@ -156,26 +157,26 @@ class EventReader:
         return list(self._workers)
 
     def position(self, name: str) -> tuple[int, int]:
-        """How many bytes of a worker's events were read, and how many there are."""
+        """How many bytes of a worker's events have been read, and how many exist."""
         worker = self._workers.get(name)
         return (worker.at, worker.events.size()) if worker else (0, 0)
 
     def read(
         self, limit_bytes: int | None = None, only: str | None = None
     ) -> Iterator[Event]:
-        """New events, each with its ``worker``: of each, or of the ``only`` one,
-        ``limit_bytes`` and the rest of a line.
+        """New events, each with its ``worker``, from all workers or ``only`` one: up to
+        ``limit_bytes`` per worker, plus the rest of a line.
 
-        One counts as read when the next is asked for: an interrupt while it is handled
-        loses nothing, it comes again. Lines that are no events are counted in
-        ``unreadable``.
+        An event counts as read once the next is requested: if its handling is
+        interrupted, nothing is lost, as it comes again. Lines that are not events are
+        counted in ``unreadable``.
         """
         for worker in list(self._workers.values()):
             if only not in (None, worker.name):
                 continue
             earliest = worker.looked
             looked = self._clock()
-            # First: what was written before a step is then told before it.
+            # Read first, so that events written before a state are reported before it.
             state = worker.states.read(LINE_BYTES, 0)
             size = worker.events.size()
             yield from self._events(worker, earliest, size, limit_bytes)
@@ -195,7 +196,7 @@ class EventReader:
             data += more[: more.find(b"\n") + 1] or more
         whole = data.rfind(b"\n") + 1
         if not whole and len(data) >= LINE_BYTES:
-            whole = len(data)  # no event is so long: it is read away
+            whole = len(data)  # no event is this long: skip it
         for line in data[:whole].splitlines(keepends=True):
             event = _event(line)
             if event is not None:
@@ -207,7 +208,7 @@ class EventReader:
     def _state(self, worker: _Worker, state: bytes, earliest: float) -> Iterator[Event]:
         line = state.partition(b"\n")[0]
         event = _event(line)
-        # One that cannot be read is just being written.
+        # An unreadable one is just being written.
         if event is not None and line != worker.state:
             yield self._placed(event, worker, earliest)
             worker.state = line
@@ -218,7 +219,7 @@ class EventReader:
         return event
 
     def close(self) -> None:
-        """Nothing is read any more, nor written by who does not have it open."""
+        """Stop reading; only processes that have the files open can still write."""
         while self._workers:
             _, worker = self._workers.popitem()
             worker.events.close()
@@ -230,7 +231,7 @@ def _plain(value: Any) -> Any:
 
 
 def _event(line: bytes) -> Event | None:
-    """What a line says; None for one that was cut off, or that another hand wrote."""
+    """Parse a line; None for one that was cut off, or that something else wrote."""
     keys = json_object(line)
     try:
         return typed_json.read(KINDS[keys.pop("event")], keys)
@@ -239,15 +240,15 @@ def _event(line: bytes) -> Event | None:
 
 
 def _within(at: Any, earliest: float, latest: float) -> float:
-    """A time of another process, as far as it can be true."""
+    """Another process's timestamp, clamped to what is possible."""
     if not isinstance(at, (int, float)) or not at <= latest:
         return latest
     return max(at, earliest)
 
 
 def verdict_on(verdicts: Path, name: str) -> str | None:
-    """How a stage of another worker ended, as the controller wrote it down in
-    ``verdicts``; None while it is open."""
+    """How another worker's stage ended, as recorded by the controller in ``verdicts``;
+    None while it is open."""
     said = map(_event, verdicts.read_bytes().splitlines())
     found = {v.stage: v.outcome for v in said if isinstance(v, Verdict)}
     return found.get(name)

@@ -1,4 +1,4 @@
-"""What is said of an exception that a stage has raised, and of its report."""
+"""Renders an exception that a stage raised as text, and sanitizes its report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RAISED_LENGTH = 500
 
 
 def shadowed(error: Exception, traceback: str) -> StageFault | None:
-    """The finding that an import met a file of the user's in the place of a package."""
+    """The fault, if an import found a file of the user's instead of a package."""
     shadow = shadowed_imports.met(f"{error}\n{traceback}")
     if shadow is None:
         return None
@@ -26,7 +26,7 @@ def shadowed(error: Exception, traceback: str) -> StageFault | None:
 
 
 def raised(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
-    """An exception and where it was raised, without calling any code of its own."""
+    """An exception and where it was raised, without calling any of its own code."""
     args = BaseException.args.__get__(excinfo.value)  # type: ignore[attr-defined]
     said = f": {args[0][:RAISED_LENGTH]}" if args and type(args[0]) is str else ""
     last = excinfo.traceback[-1]
@@ -35,9 +35,9 @@ def raised(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
 
 
 def error_text(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
-    """What pytest says of an exception, without its module.
+    """What pytest says about an exception, without its module.
 
-    Of one from a Ray actor its own last words, not Ray's name for the call.
+    For one from a Ray actor, its own last lines, not Ray's name for the call.
     """
     text = excinfo.exconly(tryshort=True)
     if "RayTaskError(" in text.partition(":")[0]:
@@ -46,9 +46,9 @@ def error_text(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
 
 
 def told(error: BaseException) -> str:
-    """An exception and where it was raised, in a line.
+    """An exception and where it was raised, on one line.
 
-    By what can go wrong least: the stage may have replaced half of ``os``.
+    Uses only what is least likely to fail: the stage may have replaced half of ``os``.
     """
     said = "".join(traceback.format_exception_only(error)).strip()
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
@@ -56,9 +56,9 @@ def told(error: BaseException) -> str:
 
 
 def sanitize_report(config: pytest.Config, report: pytest.TestReport) -> None:
-    """What pytest, its JUnit file and other plugins show of a stage.
+    """Sanitize what pytest, its JUnit file and other plugins show of a stage.
 
-    Here, since pytest-xdist cannot even carry half of a UTF-16 pair.
+    Done here, in the worker, since pytest-xdist cannot even transmit a lone surrogate.
     """
     report.sections = sanitize.data(report.sections)
     report.user_properties = sanitize.data(report.user_properties)
@@ -72,7 +72,7 @@ def sanitize_report(config: pytest.Config, report: pytest.TestReport) -> None:
 def without_count(text: str) -> str:
     """An exception's text without pydantic's first line, which only counts errors.
 
-    And without the input that it then shows: all of vLLM's arguments.
+    Nor with the input that it then shows: all of vLLM's arguments.
     """
     text = re.sub(
         r"^ValidationError: \d+ validation errors? for \w+\n(?:\S+\n)?\s+"

@@ -1,4 +1,4 @@
-"""From what a failed stage left behind to its diagnosis, and to files that stay."""
+"""Turns what a failed stage left behind into its diagnosis and the files to keep."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pytest_gkd.report.record import OUTPUT_BYTES, TIMEOUT, StageRecord
 from pytest_gkd.run.pytest_report import Traceback
 from pytest_gkd.stage_api import NO_STAGE, StageFault
 
-# What children of stages have written here in words, and how much is read at a time.
+# Suffixes of the text files that stages' children write, and how much is read at once.
 TEXTS = (".log", ".txt", ".out", ".err")
 BLOCK_CHARACTERS = 1 << 20
 MESSAGE_CHARS = 8000
@@ -37,9 +37,9 @@ class Findings:
     """Keeps a failed stage's output and stacks in the report directory; diagnoses it.
 
     Paths in records are relative to ``base``, where pytest was started. ``rules`` are
-    files of users' own. ``texts`` are, by stage, what its processes said and where
-    they stood. ``tell`` gets what could not be kept, and why. ``prepare`` sees that the
-    report's directory is there and ours, or raises OSError.
+    the user's own rule files. ``texts`` holds, by stage, its processes' output and
+    stacks. ``tell`` is told what could not be kept, and why. ``prepare`` ensures that
+    the report's directory exists and is ours, or raises OSError.
     """
 
     report_dir: Path
@@ -55,7 +55,7 @@ class Findings:
         return background.begin("gkd-catalogue", lambda: load(self.rules))
 
     def read_ahead(self) -> None:
-        """Read the catalogue beside what goes on here: it takes a tenth of a second."""
+        """Start reading the catalogue in the background: it takes 0.1 s."""
         _ = self._read
 
     def relative(self, path: Path) -> str:
@@ -87,7 +87,7 @@ class Findings:
         """Store what the stage printed and write the diagnosis into its record.
 
         ``text`` is what it printed, ``traceback`` what pytest shows before that,
-        ``fault`` is what the stage found itself, ``error`` the exception's text,
+        ``fault`` what the stage itself found, ``error`` the exception's text,
         ``exit_signal`` the name of the signal that ended its process.
         """
         text = sanitize.text(text)
@@ -129,9 +129,9 @@ class Findings:
                 self.tell(f"what {record.name} printed could not be saved: {error}")
 
     def sanitize_output(self, stages: Iterable[str]) -> list[str]:
-        """Rewrite what the stages' children wrote; a line for each that cannot be.
+        """Sanitize the files the stages' children wrote; one line for each failure.
 
-        What else lies in ``output``, or behind a link there, is the user's.
+        Anything else in ``output``, or behind a link there, is the user's.
         """
         problems = []
         folders = (self.report_dir / "output" / n for n in (*stages, NO_STAGE))
@@ -159,7 +159,7 @@ class Findings:
                     continue
                 record.output.append(shown)
                 if path.suffix not in TEXTS:
-                    continue  # marks and dumps, which say nothing in words
+                    continue  # marks and dumps, which are not text
                 with path.open("rb") as file:
                     said = read_end(file, OUTPUT_BYTES)
             except OSError as error:
@@ -170,18 +170,18 @@ class Findings:
 
 
 def _ends(text: str) -> str:
-    """The text, or of a very long one its beginning and its end."""
+    """The text, or only the beginning and end of a very long one."""
     half = OUTPUT_BYTES // 2
     return text if len(text) <= 2 * half else f"{text[:half]}\n{text[-half:]}"
 
 
 def sanitize_file(path: Path) -> None:
-    """Rewrite a text that a stage kept as it may be shown, if it is not yet so.
+    """Sanitize a text file that a stage left, if it needs it.
 
-    Raises OSError where it cannot be read or written; it is then left as it was.
+    Raises OSError if it cannot be read or written; it is then left unchanged.
     """
     changed = False
-    # A new file of a name that is free: what lies beside it is the stage's own.
+    # A temporary file with an unused name: the files next to it are the stage's own.
     number, name = tempfile.mkstemp(".part", "gkd-", path.parent)
     part = Path(name)
     try:
@@ -202,6 +202,6 @@ def sanitize_file(path: Path) -> None:
 
 
 def _stopped(progress: dict[str, Any] | None) -> dict[str, int]:
-    """The process that a signal has stopped, for the advice."""
+    """The process that was stopped by a signal, for the advice."""
     pids = (progress or {}).get("stopped_pids") or []
     return {"stopped_pid": pids[0]} if pids else {}

@@ -1,4 +1,4 @@
-"""What the controller and its guardian hear of each other."""
+"""The controller's side of its exchange with the guardian."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pytest_gkd.run.run_directory import RunDir
 from pytest_gkd.run.watchdog import Watchdog
 from pytest_gkd.run.worker_watch import COLLECT_BUDGET_S
 
-# What it tells of, each a number that only grows.
+# What the guardian reports; each number only grows.
 HEARD = (Sign.WAITED_S, Sign.RESUMED, Sign.GAVE_UP_S)
 
 
 @dataclass
 class GuardianWatch:
-    """Tells the guardian of the deadlines, heeds what it did, and replaces it.
+    """Tells the guardian the deadlines, reacts to what it did, and replaces it.
 
-    ``before`` are the processes that are not the run's; a new guardian is one of them.
-    ``ended`` are the workers that it has ended, by their names.
+    ``before`` holds the processes that are not the run's, such as a new guardian.
+    ``ended`` holds the names of the workers that the guardian has ended.
     """
 
     home: RunDir
@@ -36,7 +36,7 @@ class GuardianWatch:
     _replacing: Future[None] | None = None
 
     def on_tick(self, now: float) -> None:
-        """Hear it, tell it of the deadlines, and replace it where it is gone."""
+        """Read its reports, tell it the deadlines, and replace it if it is gone."""
         guard = self.home.guardian
         if guard is None:
             return
@@ -57,7 +57,7 @@ class GuardianWatch:
             self._replacing = background.begin("gkd-guardian", work)
 
     def _wait_longer(self, guard: Guardian, seconds: float) -> None:
-        """All of the run stood still for so long."""
+        """Extend the deadlines after the whole run was suspended for ``seconds``."""
         guard.pulse[Sign.STOOD_S] += seconds
         self.watchdog.wait_longer(seconds)
         for record in self.recorder.record.stages:
@@ -75,13 +75,13 @@ class GuardianWatch:
         except OSError:
             return  # tried again at the next tick
         with self.watchdog.lock:
-            # As little the run's as the one that was there before.
+            # Like its predecessor, it is not one of the run's processes.
             self.before.add(guard.pid)
             self.watchdog.spared.add(guard.pid)
             self.recorder.note(f"its guardian {why} and was replaced (now {guard.pid})")
 
     def hear(self) -> None:
-        """What it has done since for this process, which could not know of it."""
+        """Record what it has done meanwhile, which this process could not notice."""
         if self.home.guardian is None:
             return
         with self.watchdog.lock:
@@ -108,12 +108,12 @@ class GuardianWatch:
                 self.recorder.note(self.stood_still())
 
     def stood_still(self) -> str:
-        """What is said of workers that it has ended."""
+        """The message about workers that it has ended."""
         still_s = self._heard[Sign.GAVE_UP_S]
         return f"{guardian.stood_still(still_s)}: its guardian ended the workers"
 
     def end(self) -> None:
-        """No deadline is held any more."""
+        """Tell the guardian that no more deadlines apply."""
         if self.home.guardian is not None:
             self.home.guardian.beat(float("inf"))
         if self._replacing is not None:

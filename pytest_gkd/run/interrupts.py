@@ -1,4 +1,4 @@
-"""Signals that end a run: in order, however often they come."""
+"""Signals that end a run, in an orderly way however often they come."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from pytest_gkd.clock import monotonic
 from pytest_gkd.report.terminal import leave_dead_terminal
 
-# So soon after a signal another one means the same; and so many mean to have it now.
+# A signal this soon after another means the same; this many mean "right now".
 ENDS_AT_ONCE_S = 3.0
 IMPATIENT = 5
 
 
 class Interrupts:
-    """Makes KeyboardInterrupt of signals, unless the run ``is_ending`` already."""
+    """Turns signals into KeyboardInterrupt, unless the run ``is_ending`` already."""
 
     def __init__(self, is_ending: Callable[[], object]) -> None:
         self._is_ending = is_ending
@@ -24,10 +24,10 @@ class Interrupts:
         self._at = [float("-inf")]
 
     def heed(self, *, interrupt: bool) -> None:
-        """SIGTERM and SIGHUP, and SIGINT where ``interrupt`` is set.
+        """Handle SIGTERM and SIGHUP, and SIGINT if ``interrupt`` is set.
 
-        A CI job that is cancelled, or a terminal that is closed, still gets its report
-        and its processes ended. A choice of others, as nohup's, is left as it is.
+        A cancelled CI job or a closed terminal still gets its report and has its
+        processes ended. A disposition set by others, such as nohup, is left alone.
         """
         heeded: dict[int, Any] = dict.fromkeys(
             (signal.SIGTERM, signal.SIGHUP), signal.SIG_DFL
@@ -42,14 +42,14 @@ class Interrupts:
                 self._old[number] = signal.signal(number, self._interrupt)
 
     def restore(self) -> None:
-        """The handlers that were there before."""
+        """Restore the previous handlers."""
         for number, handler in self._old.items():
             signal.signal(number, handler)
 
     def _interrupt(self, number: int, frame: object) -> None:
-        """End the run, in order; the next few signals hasten nothing.
+        """End the run in an orderly way; the next few signals do not speed it up.
 
-        Each part of that end has a limit. Cut off, it would leave it to the guardian.
+        Each step of it has a time limit; cut short, the rest is left to the guardian.
         """
         if number == signal.SIGHUP:
             leave_dead_terminal()

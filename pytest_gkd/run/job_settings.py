@@ -1,4 +1,4 @@
-"""The settings that a job's own configuration gives to the stages: ``--gkd-config``."""
+"""The settings that stages take from a job's own configuration: ``--gkd-config``."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pytest_gkd.options import CONFIG, FRAMEWORK, OPTIONS, SET, Option, Settings
 from pytest_gkd.run import option_origins
 from pytest_gkd.run.option_origins import Given
 
-# What a job calls otherwise than we do.
+# Settings that a job names differently.
 OWN_NAMES = {"top_k": "loss_topk", "beta": "loss_beta"}
 
 
 @dataclass(frozen=True)
 class JobSettings:
-    """What the stages take of a job, by the names of options.
+    """What the stages take from a job, by option name.
 
-    ``told`` is what ``gkd check`` says of it, with the facts of this run: ``taken`` are
-    the names of options that it decides, ``left`` says why others are not taken.
+    ``told`` is what ``gkd check`` says about it, with the facts of this run: ``taken``
+    lists the options that it decides, ``left`` says why others are not taken.
     """
 
     given: dict[str, Given]
@@ -29,9 +29,9 @@ class JobSettings:
     told: dict[str, Any]
 
     def instead_of(self, own: Given, option: Option) -> Given:
-        """The job's value of an option, where what was given is not stronger.
+        """The job's value of an option, unless the one given takes precedence.
 
-        The command line is, and an ini file that names the job too.
+        The command line does, and so does an ini file that itself names the job.
         """
         was_given = own.value not in (None, False, "", [])
         is_stronger = was_given and (own.is_flag or self.in_ini)
@@ -42,14 +42,14 @@ class JobSettings:
 
 
 def read(config: pytest.Config, gpus: int) -> JobSettings | None:
-    """What the user's own job says, on a machine with so many GPUs; None without one.
+    """The settings of the user's job on a machine with ``gpus`` GPUs; None without one.
 
     Raises SettingsError for a file that cannot be read as a job.
     """
     named = option_origins.given(config, CONFIG)
     if not named.value:
         return None
-    # Only here: its parsers are packages of their own.
+    # Imported only here: its parsers are packages of their own.
     from pytest_gkd.job import check, written_secrets
     from pytest_gkd.job.findings import CheckError
 
@@ -75,7 +75,7 @@ def read(config: pytest.Config, gpus: int) -> JobSettings | None:
         place = f"line {value.line} of {found.script}" if value.line else named.origin
         one = Given(_raw(value.value, option), place, named.base)
         if found.framework == "ms-swift" and option.name == "train_files":
-            # dataset_syntax.py: so many of its samples stand behind a #.
+            # dataset_syntax.py: the number of samples follows a #.
             one = replace(one, value=[name.partition("#")[0] for name in one.value])
         reason = _unusable(one, option, gpus, found.framework)
         if reason:
@@ -86,20 +86,20 @@ def read(config: pytest.Config, gpus: int) -> JobSettings | None:
 
 
 def _raw(value: Any, option: Option) -> Any:
-    """A value as the command line would give it."""
+    """A value as it would come from the command line."""
     if option.kind != "list":
         return value if isinstance(value, str) else str(value)
     return [str(one) for one in (value if isinstance(value, list) else [value])]
 
 
 def _unusable(one: Given, option: Option, gpus: int, framework: str) -> str:
-    """Why the stages cannot take a value; empty where they can."""
+    """Why the stages cannot use a value; empty if they can."""
     try:
         value = options.read_value(option, one.value, one.origin)
     except SettingsError as error:
         return str(error)
     if framework == "ms-swift" and option.name == "train_files":
-        # Unless --use_hf is given its hub is ModelScope, which the stages cannot read.
+        # Unless --use_hf is given, its hub is ModelScope, which stages cannot read.
         for name in one.value:
             if not (one.base / name).exists():
                 return f"{one.origin}: no file {name}, so that ms-swift downloads it"

@@ -15,19 +15,19 @@ from pytest_gkd.stage_specs import OF_EVERY_JOB
 
 @dataclass(frozen=True)
 class Verdict:
-    """What ``-k`` did about stages, as a line, and the stages that run after it."""
+    """What ``-k`` did about stages, in one line, and the stages that then run."""
 
     line: str = ""
     runs: tuple[str, ...] = ()
 
 
 def chosen(config: pytest.Config, option: argparse.Namespace) -> tuple[str, ...]:
-    """The stages that ``-k`` names and runs beside the project's own tests."""
+    """The stages that ``-k`` names and runs alongside the project's own tests."""
     return named(config, option) if reason(config, option) else ()
 
 
 def named(config: pytest.Config, option: argparse.Namespace) -> tuple[str, ...]:
-    """The stages that ``-k`` means when it is allowed to, in this run or the next."""
+    """The stages that ``-k`` selects if it may, in this run or the next."""
     if config.getini("gkd_keyword") is False:
         return ()
     names = mentioned(option.keyword or "")
@@ -37,7 +37,7 @@ def named(config: pytest.Config, option: argparse.Namespace) -> tuple[str, ...]:
 
 
 def reason(config: pytest.Config, option: argparse.Namespace) -> str:
-    """What says that this project wants stages, in words; empty where nothing does."""
+    """Why this project is taken to want stages, in words; empty if nothing says so."""
     if config.getini("gkd_keyword"):
         return "gkd_keyword is set"
     for one in WITH_INI:
@@ -46,16 +46,17 @@ def reason(config: pytest.Config, option: argparse.Namespace) -> str:
         if config.getini(one.ini):
             return f"{one.ini} is set"
     for file in (config.rootpath / "stages").glob("test_*.py"):
-        with contextlib.suppress(OSError):  # theirs, whatever it is
+        with contextlib.suppress(OSError):  # the user's file, whatever it is
             if file.is_file() and b"gkd_stage" in file.read_bytes():
                 return f"stages/{file.name} is there"
     return ""
 
 
 def verdict(config: pytest.Config, collected: int, failed: int, status: int) -> Verdict:
-    """At the end of a session with so many tests, and files that could not be read.
+    """The verdict after a session with ``collected`` tests and ``failed`` unreadable
+    files.
 
-    ``status`` is its exit status: one that was ended chose nothing.
+    ``status`` is its exit status: a session that was cut short chose nothing.
     """
     option = config.option
     names = named(config, option)

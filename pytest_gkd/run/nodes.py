@@ -1,4 +1,4 @@
-"""pytest-xdist's side of the workers: how they are started, told and given up."""
+"""pytest-xdist's side of the workers: starting, instructing and giving up on them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pytest_gkd.stage_plan import PlannedStage
 
 
 class Nodes:
-    """Gives each of pytest-xdist's nodes its assignment, and sees it off.
+    """Gives each of pytest-xdist's nodes its assignment, and reports it lost.
 
-    ``starts`` is set while this machine's resources are used to start them.
+    ``starts`` is set while processes are started, so that an error is reported as such.
     """
 
     def __init__(self, run: RunParts) -> None:
@@ -29,12 +29,12 @@ class Nodes:
         self._safe_path = os.environ.get(SAFE_PATH)
 
     def begin(self) -> None:
-        """Before the first of them is started."""
+        """Called before the first of them is started."""
         os.environ[SAFE_PATH] = self._safe_path or "1"
         self.hush()
 
     def end(self) -> None:
-        """After the last."""
+        """Called after the last has ended."""
         if self._safe_path is None:
             os.environ.pop(SAFE_PATH, None)
 
@@ -42,7 +42,7 @@ class Nodes:
     def pytest_xdist_setupnodes(self) -> None:
         self.starts = True
         self._run.spare_plugins()
-        # Replacements of workers, too, are started by this and by no hook.
+        # Replacement workers are started through this, too, without any hook.
         group = self._run.config.pluginmanager.getplugin("dsession").nodemanager.group
         start = group.makegateway
 
@@ -71,7 +71,7 @@ class Nodes:
             self._safe_path,
         )
         node.workerinput["gkd"] = typed_json.dumps(assignment)
-        if len(self._run.nodes) >= self._run.workers:  # which take longer to start
+        if len(self._run.nodes) >= self._run.workers:  # they take longer to start
             self._run.findings.read_ahead()
 
     @pytest.hookimpl(optionalhook=True)
@@ -95,8 +95,8 @@ class Nodes:
         return self._run.recorder.plan
 
     def hush(self) -> None:
-        """Keep xdist quiet where nobody asked for more."""
-        # Its lines on workers that come and go would repeat ours in other words.
+        """Keep xdist quiet unless the user asked for more output."""
+        # Its lines about workers coming and going would duplicate ours.
         manager = self._run.config.pluginmanager
         if self._run.config.get_verbosity() > 0:
             return
@@ -108,7 +108,7 @@ class Nodes:
             manager.unregister(chatter)
 
     def lost(self, worker: str) -> None:
-        """pytest-xdist is told that a worker is gone, which it would else wait for."""
+        """Tell pytest-xdist that a worker is gone; it would wait for it otherwise."""
         watch = self._run.watchdog.workers[worker]
         if not tree.is_dead(watch.pid, watch.start):
             what = f"the process of {watch.stage or worker}, which survives SIGKILL"
@@ -121,10 +121,10 @@ class Nodes:
 
 
 def until_down(notify: Callable[..., None]) -> Callable[..., None]:
-    """A worker's voice in pytest-xdist's queue: of its end, and after it, no word.
+    """Wrap a worker's ``notify`` so that its end is announced once, and nothing after.
 
-    xdist, in a thread of its own, and the watchdog may come to know of it at once; and
-    one that was given up may find its voice again.
+    xdist, in its own thread, and the watchdog may notice it at the same time; and a
+    worker that was given up on may start sending again.
     """
     one = threading.Lock()
     is_down = False

@@ -1,6 +1,6 @@
 """Where a value came from, and what its relative paths are relative to.
 
-On the command line to the working directory, in an ini file to that file's directory.
+On the command line: the working directory; in an ini file: that file's directory.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import pytest
 from pytest_gkd.files import shown_from
 from pytest_gkd.options import WITH_FLAG, Option, SettingsError
 
-# Those with a value: what follows them after a space is no path of pytest's own.
+# Flags with a value: what follows one after a space is not a path argument of pytest.
 VALUED = {option.flag for option in WITH_FLAG if option.kind != "flag"}
 
 
 @dataclass(frozen=True)
 class Given:
-    """A value as it was given (None or empty: it was not), and who gave it.
+    """A value as given (None or empty: not given), and where it came from.
 
     ``origin`` is for messages, such as ``--gkd-student`` or ``gkd_student in
     pytest.ini``. Relative paths in the value are relative to ``base``. ``is_flag`` says
-    that it stands on the command line.
+    that it came from the command line.
     """
 
     value: Any
@@ -38,7 +38,7 @@ class Given:
 
 
 def given(config: pytest.Config, option: Option) -> Given:
-    """The value of an option: the command line's, else the ini's."""
+    """The value of an option: from the command line, else from the ini."""
     here = config.invocation_params.dir
     value = getattr(config.option, option.ini, None)
     if value not in (None, False, []):
@@ -47,7 +47,7 @@ def given(config: pytest.Config, option: Option) -> Given:
 
 
 def entries(config: pytest.Config, option: Option) -> Iterator[list[tuple[str, str]]]:
-    """A list's entries, each with its origin: the command line's, then the ini's."""
+    """A list's entries, each with its origin: command line first, then the ini."""
     values = getattr(config.option, option.ini) or ()
     yield [(one, _flag(config, option.flag, one)) for one in values]
     found = _in_ini(config, option)
@@ -55,9 +55,9 @@ def entries(config: pytest.Config, option: Option) -> Iterator[list[tuple[str, s
 
 
 def _in_ini(config: pytest.Config, option: Option) -> Given:
-    """What the ini file says, or ``-o`` in its place.
+    """What the ini file says, or ``-o`` instead of it.
 
-    Raises SettingsError for a list (in TOML) where one value is read.
+    Raises SettingsError for a list (in TOML) where a single value is expected.
     """
     here = config.invocation_params.dir
     ini = option.ini
@@ -78,7 +78,8 @@ def _in_ini(config: pytest.Config, option: Option) -> Given:
 
 
 def _flag(config: pytest.Config, flag: str, value: str | None = None) -> str:
-    """The flag (with a ``value``), and who wrote it if not the user just now."""
+    """The flag, and where it (with its ``value``, if given) was written, unless it was
+    on the command line itself."""
 
     def holds(words: Any) -> bool:
         texts = [str(word) for word in words]
@@ -101,20 +102,20 @@ def _environment_args() -> list[str]:
 
 
 def shown(config: pytest.Config, path: Path) -> str:
-    """A path as short as it can be said from the working directory."""
+    """The shortest form of a path, seen from the working directory."""
     return shown_from(config.invocation_params.dir, path)
 
 
 def files(one: Given) -> list[str]:
-    """Paths in a value, relative ones as paths from the working directory or absolute.
+    """The paths in a value, relative to the working directory or absolute.
 
-    Addresses (``s3://...``) and what begins with ``~`` are left as they are.
+    URLs (``s3://...``) and paths that start with ``~`` are left unchanged.
     """
     return [_placed(name, one.base) for name in one.value or ()]
 
 
 def model(name: str, base: Path) -> str:
-    """A model's name: one that names something below ``base`` is a path, else an id."""
+    """A model's name: a path if it names something below ``base``, else a hub id."""
     placed = _placed(name, base)
     meant = name.startswith(".") or Path(name).exists() or Path(placed).exists()
     return placed if meant else name
@@ -127,10 +128,10 @@ def _placed(name: str, base: Path) -> str:
 
 
 def lost_ini(config: pytest.Config) -> str:
-    """Why pytest read another ini file than it should have; empty if it did not.
+    """Why pytest read a different ini file than it should have; empty if it did not.
 
-    It looks for its ini file before it knows our options: what stands alone behind one
-    and exists is then a place to begin at.
+    It looks for its ini file before it knows our options, so an existing path that
+    follows one after a space is taken as a place to start from.
     """
     here = config.invocation_params.dir
     words = [*_environment_args(), *map(str, config.invocation_params.args)]
@@ -141,7 +142,7 @@ def lost_ini(config: pytest.Config) -> str:
     ]
     if not taken or config.option.inifilename:
         return ""
-    # pytest's own search, from the places that were meant.
+    # pytest's own search, from the intended places.
     from _pytest.config.findpaths import locate_config
 
     meant = [here]

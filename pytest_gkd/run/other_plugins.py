@@ -1,4 +1,4 @@
-"""Stages beside plugins that repeat tests, fork for them or limit their time."""
+"""Makes stages work with plugins that repeat tests, fork for them or limit them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ StageOf = Callable[[pytest.Item], PlannedStage | None]
 
 
 def gentle_s(stage: PlannedStage) -> float:
-    """Seconds after which pytest-timeout interrupts a stage that got no more time."""
+    """Seconds after which pytest-timeout interrupts a stage without extra time."""
     return stage.budget_s + GENTLE_AFTER_S
 
 
 @dataclass(eq=False)
 class RunOnce:
-    """Runs a stage in the place of plugins that would repeat it, or fork for it.
+    """Runs a stage itself, ahead of plugins that would repeat it or fork for it.
 
     A stage is judged once, in the process that its lane shares.
     """
@@ -50,8 +50,8 @@ class RunOnce:
 class GentleTimeout:
     """Interrupts a stage inside its own process, by pytest-timeout's signal.
 
-    ``ends_at`` is when that is due (clock.monotonic()), which may move; ``isolated``
-    says that the controller holds the budget as well.
+    ``ends_at`` is when that is due (clock.monotonic()), which may change; ``isolated``
+    says that the controller enforces the budget, too.
     """
 
     stage_of: StageOf
@@ -60,11 +60,11 @@ class GentleTimeout:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
-        """pytest-timeout's clock for a stage, without its dump of every thread.
+        """Replace pytest-timeout's timer for a stage, without its dump of every thread.
 
-        That reads the sources of all that is on the stack, from a disk that may be what
-        the stage hangs on; the controller takes the stacks, from outside. A limit that
-        the stage's author has set, in a marker of pytest-timeout's, stays as it is.
+        The dump reads the source of everything on the stack, from a disk that may be
+        what the stage hangs on; the controller takes the stacks from outside. A limit
+        that the stage's author set, with pytest-timeout's marker, is left alone.
         """
         stage = self.stage_of(item)
         in_main = threading.current_thread() is threading.main_thread()
@@ -82,15 +82,15 @@ class GentleTimeout:
         def ring(number: int, frame: object) -> None:
             __tracebackhide__ = True
             if self.isolated and monotonic() > due + STOPPED_S:
-                # In vain by now, or all have stood still: then the controller, which
-                # holds the budget as well, is to say for how long.
+                # Too late, or everything was suspended; in that case the controller,
+                # which enforces the budget, too, has to say for how long.
                 arm(STOPPED_S)
                 return
             left_s = self.ends_at(stage) - monotonic()
-            # A little early, by what came before its clock began to run; or imports got
-            # on, or it has a verdict already. The signal has ended a wait in C that
-            # would not have ended, so that it may not go unheeded once the budget is
-            # over.
+            # A little early, by what preceded the start of its clock; or it got more
+            # time for imports, or already has a verdict. The signal may have broken a
+            # wait in C that would never have ended, so once the budget is over it must
+            # not be ignored.
             if left_s >= GENTLE_AFTER_S:
                 arm(left_s)
             elif settings.disable_debugger_detection or not theirs.is_debugging():
@@ -103,7 +103,7 @@ class GentleTimeout:
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_cancel_timer(self, item: pytest.Item) -> bool | None:
         if self.stage_of(item) is None or hasattr(item, "cancel_timeout"):
-            return None  # pytest-timeout's own
+            return None  # a timer of pytest-timeout's own
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         return True

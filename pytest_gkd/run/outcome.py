@@ -1,4 +1,4 @@
-"""Decides what becomes of a stage: from its report, or from the loss of its worker."""
+"""Decides a stage's outcome: from its report, or from the loss of its worker."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pytest_gkd.stage_events import StageResult
 
 @dataclass(frozen=True)
 class Loss:
-    """How a worker was lost that ran a stage: by an ``overrun``, or how it ``died``.
+    """How a worker running a stage was lost: by an ``overrun``, or how it ``died``.
 
-    ``by_guardian`` says that the guardian ended it, since pytest stood still.
+    ``by_guardian`` says that the guardian ended it because pytest made no progress.
     """
 
     overrun: Overrun | None = None
@@ -27,10 +27,10 @@ class Loss:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stage's record is to say; see StageRecord.
+    """What goes into a stage's record; see StageRecord.
 
-    ``closing``: it had its verdict, and did not close after it. ``crashed``: nobody
-    ended its process, which ended all the same.
+    ``closing``: it had its verdict, but did not close afterwards. ``crashed``: its
+    process ended without anybody ending it.
     """
 
     outcome: str
@@ -41,7 +41,7 @@ class Outcome:
     crashed: bool = False
 
     def write(self, record: StageRecord) -> None:
-        """Into the stage's record."""
+        """Write it into the stage's record."""
         record.outcome, record.message = self.outcome, self.message
         record.duration_s = self.duration_s
         for name, value in self.changes.items():
@@ -49,7 +49,7 @@ class Outcome:
 
 
 def found(result: StageResult) -> StageFault | None:
-    """The fault that the stage found itself, if it found one."""
+    """The fault that the stage itself found, if any."""
     return None if result.fault is None else StageFault.from_json(result.fault)
 
 
@@ -63,7 +63,7 @@ def of_report(
 ) -> Outcome:
     """The outcome of a stage whose worker reports it.
 
-    ``failed`` is what pytest says; ``skipped`` and ``xfail`` are why, where it says so.
+    ``failed`` is pytest's verdict; ``skipped`` and ``xfail`` are its reasons, if any.
     """
     duration_s = record.duration_s
     if duration_s is None:
@@ -89,7 +89,7 @@ def of_report(
 
 
 def _by_its_budget(record: StageRecord, said: str) -> str:
-    """As the stage's process said, but for the budget: its clock may be wrong."""
+    """What the stage's process said, checked against the budget: its clock may lie."""
     if said not in (FAILED, TIMEOUT) or record.duration_s is None:
         return said
     late_s = record.duration_s - _in_time_s(record)
@@ -105,7 +105,7 @@ def _in_time_s(record: StageRecord) -> float:
 def of_loss(record: StageRecord, loss: Loss, now: float) -> Outcome:
     """The outcome of a stage whose worker was lost; ``now`` as clock.monotonic()."""
     overrun = loss.overrun
-    # With a verdict already, what did not end is what the stage left open.
+    # If it already had a verdict, what did not end is what the stage left open.
     closing = record.outcome is not None or record.ended_with == PASSED
     raised = bool(record.raised) and not closing
     message = _closing_message(record, loss) if closing else loss.died
@@ -134,7 +134,7 @@ def of_loss(record: StageRecord, loss: Loss, now: float) -> Outcome:
 
 
 def _closing_message(record: StageRecord, loss: Loss) -> str:
-    """What is wrong with a stage that had its verdict when its process was ended."""
+    """The message for a stage that had its verdict when its process ended."""
     failed = record.outcome in (FAILED, TIMEOUT)
     verdict = record.message if failed and record.message else "it passed"
     if loss.overrun is None:
@@ -144,7 +144,7 @@ def _closing_message(record: StageRecord, loss: Loss) -> str:
 
 
 def _raised_message(raised: str, loss: Loss) -> str:
-    """What is wrong with a stage whose process ended before it could report it."""
+    """The message for a stage whose process ended before it could report its error."""
     if loss.overrun is None:
         return f"{raised}; while its traceback was made {loss.died}"
     limit = render.budget(loss.overrun.limit_s)

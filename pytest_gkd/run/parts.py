@@ -1,4 +1,4 @@
-"""What a run consists of in the controlling process, put together once."""
+"""The parts of a run in the controlling process, assembled once."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ PACKAGES = (
 
 
 class RunParts:
-    """The parts of a run, which hook calls share.
+    """The parts of a run, shared between hook calls.
 
-    ``before`` are the pids of processes that are not the run's; ``overruns`` and
-    pytest-xdist's ``nodes`` are by worker, ``on_lost`` gets one whose end xdist missed.
+    ``before`` holds the pids of processes that are not the run's; ``overruns`` and
+    pytest-xdist's ``nodes`` are keyed by worker; ``on_lost`` is called with a worker
+    whose end xdist missed.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class RunParts:
             self.record.injected = {"fault": settings.inject, "how": fault.how}
         self.recorder = Recorder(self.record)
         note, lock = self.recorder.note, self.recorder.lock
-        # The stages that wait for these have no other end than to hear of them.
+        # Stages that wait for verdicts wait until they get them, without a deadline.
         self.verdicts_file = MemoryFile("gkd-verdicts")
         self.verdicts = EventWriter(EventPaths(self.verdicts_file.path))
         self.events = EventReader()
@@ -110,7 +111,7 @@ class RunParts:
         self._last_scan = 0.0
 
     def make_way(self, path: Path) -> None:
-        """Make the directory of a file in the report. Raises OSError."""
+        """Create the directory of a file in the report. Raises OSError."""
         self.report.restore(self.report.path)
         make_way(path)
 
@@ -120,7 +121,7 @@ class RunParts:
         return self.findings.relative(self.report_file)
 
     def _running(self) -> dict[int, str]:
-        """The stage that each worker runs, by the worker's pid."""
+        """The stage that each worker is running, by the worker's pid."""
         if self.workers:
             return {w.pid: w.stage for w in list(self.watchdog.workers.values())}
         open_now = (s.name for s in self.record.stages if s.started and not s.outcome)
@@ -131,7 +132,7 @@ class RunParts:
         self.recorder.note_survivors(overrun.survived)
 
     def spare_plugins(self) -> None:
-        """What they have started so far is the user's; no stage has begun yet."""
+        """Treat what plugins have started so far as the user's: no stage has begun."""
         theirs = {child.pid for child in tree.descendants(os.getpid())}
         self.before |= theirs
         self.watchdog.spared |= theirs
@@ -139,7 +140,7 @@ class RunParts:
     # -- where stages run in this process ------------------------------------------
 
     def hear(self, event: Event) -> None:
-        """One event of a stage; not of what it has forked."""
+        """Take in one event of a stage, ignoring those of processes that it forked."""
         if os.getpid() != self._pid:
             return
         with self.recorder.lock:
@@ -147,18 +148,18 @@ class RunParts:
             if isinstance(event, Collected) and event.error:
                 raise pytest.UsageError(event.error)
             if monotonic() > self._last_scan + 1:
-                # There is no thread for it: stages may want to fork.
+                # Not in a thread of its own: stages may want to fork.
                 self._last_scan = monotonic()
                 self.manifest_writer.scan()
 
     def verdict(self, name: str) -> str | None:
-        """A stage's outcome, for a stage that waits for it."""
+        """A stage's outcome, for a stage that is waiting for it."""
         record = self.record.stage(name)
         return None if record is None else record.outcome
 
 
 def now() -> str:
-    """ISO 8601, to the second."""
+    """The current time in UTC, ISO 8601, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 

@@ -20,7 +20,7 @@ from pytest_gkd.processes import tree
 from pytest_gkd.report import render
 from pytest_gkd.report.record import StageRecord
 
-# What JUnit gets of a value, of a text and of all texts, in characters.
+# Limits for JUnit, in characters: of one value, of one text and of all texts.
 PROPERTY = 1_000
 TEXT = 16_000
 TEXTS = 64_000
@@ -47,10 +47,10 @@ class StageFailure(TerminalRepr):
 
 
 class Traceback(NamedTuple):
-    """pytest's traceback: ``text`` as it is shown, ``said`` without the source code.
+    """pytest's traceback: ``text`` as shown, ``said`` without the source code.
 
-    Line for line. Code names errors that did not happen: those it would raise, imports
-    or documents.
+    Both have the same lines. Source code names errors that did not happen: those that
+    it might raise, imports or documents.
     """
 
     text: str
@@ -58,7 +58,7 @@ class Traceback(NamedTuple):
 
     @classmethod
     def of(cls, report: pytest.TestReport) -> Traceback:
-        """The traceback of a report that has come from its worker."""
+        """The traceback of a report received from its worker."""
         text, said = report.longreprtext, set(_between_code(report.longrepr))
         lines = text.split("\n")
         kept = (one if one.startswith("E ") or one in said else "" for one in lines)
@@ -66,7 +66,7 @@ class Traceback(NamedTuple):
 
 
 def _between_code(shown: object) -> Iterator[str]:
-    """The lines that say where something was raised, and of what it was the cause."""
+    """The lines that say where something was raised, and what it was the cause of."""
     for frames, _, description in getattr(shown, "chain", ()):
         yield description or ""
         for entry in frames.reprentries:
@@ -76,8 +76,8 @@ def _between_code(shown: object) -> Iterator[str]:
 
 
 def properties(record: StageRecord, report: str) -> dict[str, str]:
-    """What reporters such as JUnit get to know of a stage, each value in 1000
-    characters. Facts are ``gkd_NAME``; the others are set where they say something."""
+    """What reporters such as JUnit are told about a stage, each value limited to 1000
+    characters. Facts are named ``gkd_NAME``; the others are set unless empty."""
     facts = {f"gkd_{name}": _plain(value) for name, value in record.facts.items()}
     others = {
         "gkd_outcome": record.outcome or "",
@@ -108,17 +108,17 @@ def tell_junit(
     values: Mapping[str, str],
     texts: Iterable[TextSource],
 ) -> None:
-    """Put a stage's properties and what its processes said into the JUnit file.
+    """Put a stage's properties and its processes' output into the JUnit file.
 
-    pytest itself takes properties from a report on the teardown only, which a test
-    whose process died has not, and output only where junit_logging is set.
+    pytest itself takes properties only from the teardown's report, which a test whose
+    process died lacks, and output only if junit_logging is set.
     """
     xml = config.stash.get(xml_key, None)
     if xml is None:
         return
     case = xml.node_reporter(report)
     case.properties = [pair for pair in case.properties if pair[0] not in values]
-    if report.when != "teardown":  # with which pytest adds them itself
+    if report.when != "teardown":  # for which pytest adds them itself
         for name, value in sanitize.data(dict(values)).items():
             case.add_property(name, value)
     shown = [
@@ -133,16 +133,17 @@ def tell_junit(
 
 
 def add_to_junit(config: pytest.Config, report: pytest.TestReport) -> None:
-    """Give a report to the JUnit file alone, where there is one."""
+    """Pass a report to the JUnit file only, if there is one."""
     xml = config.stash.get(xml_key, None)
     if xml is not None:
         xml.pytest_runtest_logreport(report)
 
 
 def raised_in(excinfo: pytest.ExceptionInfo[BaseException]) -> tuple[Path, int, str]:
-    """Whose hook an error comes from: its file, the line it stood in, and its name.
+    """Which hook an error comes from: its file, the line reached, and its name.
 
-    Which is the last that pluggy has called; what that called in turn is not to blame.
+    That is the last one that pluggy called; whatever that called in turn is not to
+    blame.
     """
     entries = list(excinfo.traceback)
     modules = [str(entry.frame.f_globals.get("__name__")) for entry in entries]
@@ -152,10 +153,10 @@ def raised_in(excinfo: pytest.ExceptionInfo[BaseException]) -> tuple[Path, int, 
 
 
 def ending_of(node: Any) -> tuple[int | None, str]:
-    """How a worker process ended whose connection is lost, as a number and in words.
+    """How a worker process whose connection is lost ended, as a number and in words.
 
-    The number is negative for a signal. One that lives on is ended: nobody can tell it
-    what to do any more.
+    The number is negative for a signal. A process that is still alive is ended, since
+    nobody can tell it what to do any more.
     """
     popen = getattr(getattr(node.gateway, "_io", None), "popen", None)
     if popen is None:

@@ -1,4 +1,4 @@
-"""Writes down what is said of stages, in the record that all reports are made of."""
+"""Records events of stages in the record that all reports are generated from."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from pytest_gkd.stage_plan import PlannedStage
 class Recorder:
     """Keeps the ``record`` of a run; ``lock`` is held while it is changed or read.
 
-    ``plan`` is what the workers agree on, ``problem`` why they cannot have one.
-    ``changed`` is called after each change. ``kills_before`` counts by stage, as it
-    began, how often the kernel had ended a process for lack of memory; "" as the run
-    did.
+    ``plan`` is what the workers agree on, ``problem`` why there can be none.
+    ``changed`` is called after each change. ``kills_before`` holds, by stage, the
+    kernel's count of out-of-memory kills when it began; under "", when the run began.
     """
 
     def __init__(self, record: RunRecord) -> None:
@@ -30,7 +29,7 @@ class Recorder:
         self._survivors: set[str] = set()
 
     def on_event(self, event: events.Event) -> None:
-        """One event of a worker; the lock is held."""
+        """Take in one event of a worker; the lock is held."""
         if isinstance(event, events.Collected):
             self._collected(event)
             return
@@ -88,7 +87,7 @@ class Recorder:
         self.changed()
 
     def note(self, text: str) -> None:
-        """Say once, in the report and at the end, what went wrong with the run."""
+        """Report once, in the report and at the end, what went wrong with the run."""
         with self.lock:
             if self.record.problem(text):
                 self.changed()
@@ -96,7 +95,7 @@ class Recorder:
     def note_left(
         self, record: StageRecord, processes: Iterable[str], memory: Iterable[str]
     ) -> None:
-        """A stage left this behind, and it was ended and removed."""
+        """Record what a stage left behind and what has been ended and removed."""
         self.record.cleaned += processes
         record.cleaned += processes
         if memory:
@@ -108,7 +107,7 @@ class Recorder:
     def note_survivors(self, lines: Iterable[str]) -> None:
         for line in lines:
             pid = line.partition(" ")[0]
-            who = pid if pid.isdigit() else line  # its state is another at each look
+            who = pid if pid.isdigit() else line  # its state may differ at each look
             if who not in self._survivors:
                 self._survivors.add(who)
                 self.record.notes.append(f"could not end: {line}")
@@ -121,6 +120,6 @@ def _ended(record: StageRecord, at: float) -> None:
 
 
 def extend(record: StageRecord, what: str, seconds: float) -> None:
-    """Note what a stage has been given on top of its budget."""
+    """Record the time that a stage has been given on top of its budget."""
     record.extra_s[what] = seconds
     record.facts["extra_s"] = {what: round(s, 1) for what, s in record.extra_s.items()}

@@ -1,8 +1,8 @@
-"""The directory of a run's report: ours by a marker, held by one run, private.
+"""The directory of a run's report: marked as ours, locked by one run, private.
 
-What is in it without our marker is somebody else's. Nothing is reached through a
-symbolic link: each part of the way is opened by itself, and what is moved or removed is
-named relative to the directory that was opened (openat(2)).
+A directory without our marker is somebody else's. No symbolic link is followed: each
+component of the path is opened by itself, and what is moved or removed is named
+relative to the directory that was opened (openat(2)).
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ MARKER = ".pytest-gkd-report"
 SIGNATURE = "Made by pytest-gkd, which may move and remove the report in here.\n"
 FOLDERS = ("stacks", "output")
 PARTS = (REPORT, f"{REPORT}.part", *FOLDERS)
-# Earlier reports, and those of runs that begin while another one has the directory.
+# Earlier reports, and those of runs that start while another one holds the directory.
 RUNS = "runs"
 KEPT = 5
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _RUN_NAME = re.compile(r"\d{8}-\d{6}-\d+")
-# Stacks of a worker that runs no stage, and output before the first one.
+# Stacks of a worker not running a stage, and output from before the first one.
 _NO_STAGE = {"stacks": re.compile(r"gw\d+"), "output": re.compile("session")}
 
 
 class ReportRefusedError(Exception):
-    """A directory that a report must not go to; the text says why."""
+    """A directory that a report must not be written to; the text says why."""
 
 
 class ReportDir:
     """Claims ``name`` below ``base`` (None: the default) and holds it until ``close``.
 
-    An earlier report in it is moved to ``runs``, where the last five stay. While
-    another run holds the directory this one gets one of its own in ``runs``; ``notes``
-    then say so. ``path`` is absolute. Raises ReportRefusedError for what is not ours,
-    and OSError where nothing can be written.
+    An earlier report in it is moved to ``runs``, where the last five are kept. If
+    another run holds the directory, this one gets its own in ``runs``, and ``notes``
+    say so. ``path`` is absolute. Raises ReportRefusedError for a directory that is not
+    ours, and OSError if nothing can be written.
     """
 
     def __init__(self, base: Path, name: str | None = None) -> None:
@@ -89,10 +89,10 @@ class ReportDir:
             self._opened = opened.pop_all()
 
     def restore(self, path: Path) -> None:
-        """See that ``path``, which is this one's, is there and this run's still.
+        """Ensure that ``path``, this very directory, exists and is still this run's.
 
-        One that a stage has removed is recreated and held. Raises OSError where
-        something else has its place by now: that is the user's, or another run's.
+        If a stage has removed it, it is recreated and held. Raises OSError if something
+        else is in its place by now: that is the user's, or another run's.
         """
         with self._one:
             restore(path)
@@ -114,9 +114,9 @@ class ReportDir:
             self._opened.push(opened.pop_all())
 
     def claim(self, stages: list[str]) -> None:
-        """Say in the marker that these stages ran, for a report that cannot.
+        """Record in the marker that these stages ran, if the report cannot say so.
 
-        The marker has its block already, also where the disk is full. Raises OSError.
+        The marker already has its disk block, even if the disk is full. Raises OSError.
         """
         with self._one:
             begun_ns = os.fstat(self._marker).st_mtime_ns
@@ -124,20 +124,20 @@ class ReportDir:
             os.utime(self._marker, ns=(begun_ns, begun_ns))
 
     def close(self) -> None:
-        """Make all of the report private to this user, and let the directory go."""
+        """Make the whole report private to this user, and release the directory."""
         with self._opened:
             if not procfs.mounted_below(self.path):
                 _make_private(self._fd, self._marker)
 
 
 def restore(path: Path) -> None:
-    """Make the directory of a run's report anew if a stage has removed it.
+    """Recreate the directory of a run's report if a stage has removed it.
 
-    Raises OSError where something else has its place by now: that is the user's.
+    Raises OSError if something else is in its place by now: that is the user's.
     """
     make_way(path)
     if not os.path.lexists(path):
-        # Whole at once: another thread of this run may look for the marker meanwhile.
+        # Atomically: another thread of this run may look for the marker meanwhile.
         made = Path(tempfile.mkdtemp(prefix=f"{path.name}.", dir=path.parent))
         try:
             (made / MARKER).write_text(SIGNATURE)
@@ -146,7 +146,7 @@ def restore(path: Path) -> None:
             (made / MARKER).unlink(missing_ok=True)
             made.rmdir()
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-                raise  # else something came to its place meanwhile
+                raise  # otherwise something else took its place meanwhile
     fd = os.open(path, _DIRECTORY)
     try:
         if not _bears_marker(fd):
@@ -156,13 +156,14 @@ def restore(path: Path) -> None:
         os.close(fd)
 
 
-# -- the way there ---------------------------------------------------------------------
+# -- opening it ------------------------------------------------------------------------
 
 
 def _open(base: Path, wanted: Path, opened: contextlib.ExitStack) -> int:
-    """The directory, made where it is missing, reached from ``base`` without a link.
+    """Open the directory, creating it if missing, from ``base`` without any links.
 
-    The way to an absolute path is the user's own, links included; its end is not.
+    The parents of an absolute path are the user's choice, links included; the last
+    component must not be a link.
     """
     parts = list(wanted.parts)
     if wanted.is_absolute():
@@ -176,7 +177,7 @@ def _open(base: Path, wanted: Path, opened: contextlib.ExitStack) -> int:
 
 
 def _step(fd: int, part: str, opened: contextlib.ExitStack) -> int:
-    """A directory in another one, made (for this user alone) where it is missing."""
+    """Open a directory in another one, creating it (mode 0700) if missing."""
     made = False
     with contextlib.suppress(FileExistsError):
         os.mkdir(part, 0o700, dir_fd=fd)
@@ -197,14 +198,14 @@ def _step(fd: int, part: str, opened: contextlib.ExitStack) -> int:
 
 
 def _enter(fd: int, part: str, opened: contextlib.ExitStack) -> int:
-    """A directory in another one, which is there. Raises OSError, also for a link."""
+    """Open an existing directory in another one. Raises OSError, also for a link."""
     found = os.open(part, _DIRECTORY, dir_fd=fd)
     opened.callback(os.close, found)
     return found
 
 
 def _anchor(fd: int) -> Path:
-    """A path to an open directory that leads there whatever its name is by now."""
+    """A path to an open directory that stays valid even if it is renamed."""
     return Path(f"/proc/self/fd/{fd}")
 
 
@@ -213,7 +214,7 @@ def _true_path(fd: int) -> Path:
 
 
 def _ignore_in_git(fd: int) -> None:
-    with contextlib.suppress(FileExistsError):  # also a link: it is the user's
+    with contextlib.suppress(FileExistsError):  # even as a link, it is the user's
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         made = os.open(".gitignore", flags, 0o600, dir_fd=fd)
         try:
@@ -225,7 +226,7 @@ def _ignore_in_git(fd: int) -> None:
             os.close(made)
 
 
-# -- whose it is -----------------------------------------------------------------------
+# -- ownership -------------------------------------------------------------------------
 
 
 def _names(fd: int) -> list[str]:
@@ -237,7 +238,7 @@ def _lexists(fd: int, name: str) -> bool:
 
 
 def _is_marked(fd: int) -> bool:
-    """Whether our marker is in it; one that is empty was just being written."""
+    """Whether it contains our marker; an empty one was just being written."""
     with contextlib.suppress(OSError):
         marker = os.open(MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
         with os.fdopen(marker, "rb") as file:
@@ -246,7 +247,7 @@ def _is_marked(fd: int) -> bool:
 
 
 def _bears_marker(fd: int) -> bool:
-    """The same by its looks: to close it would give up this run's lock (F_SETLK)."""
+    """The same without opening it: closing it would drop this run's lock (F_SETLK)."""
     with contextlib.suppress(FileNotFoundError):
         found = os.stat(MARKER, dir_fd=fd, follow_symlinks=False)
         return stat.S_ISREG(found.st_mode) and found.st_size >= len(SIGNATURE)
@@ -275,7 +276,7 @@ def _refuse_strangers(fd: int, marker: int) -> None:
 
 
 def _strangers(fd: int, marker: int) -> Iterator[str]:
-    """What in the parts of a report no stage of it is proven to have made.
+    """Entries in the parts of a report that are not proven to come from its stages.
 
     A job may have written to ``output`` meanwhile; that is not ours to move.
     """
@@ -297,16 +298,16 @@ def _strangers(fd: int, marker: int) -> Iterator[str]:
 
 
 def _is_ours(ran: set[str] | None, folder: str, name: str) -> bool:
-    """Whether ``folder/name`` is of a run whose stages ``ran``, as ``_ran`` tells."""
+    """Whether ``folder/name`` belongs to a run whose stages ``ran`` (see ``_ran``)."""
     if ran is None:
         return False
     return name in ran or _NO_STAGE[folder].fullmatch(name) is not None
 
 
 def _ran(fd: int, marker: int) -> set[str] | None:
-    """The folders of stages that ran, by the report and by what the marker claims.
+    """The folders of stages that ran, according to the report and the marker.
 
-    None, and so nothing is ours, where neither can be read.
+    None, so that nothing counts as ours, if neither can be read.
     """
     report = _read(fd)
     names = [str(one.get("name")) for one in _stages(report) if one.get("ran") is True]
@@ -317,7 +318,7 @@ def _ran(fd: int, marker: int) -> set[str] | None:
 
 
 def _claims(marker: int) -> list[str]:
-    """The stages that a held marker names; opened anew it would lose the lock."""
+    """The stages that a held marker names; reopening it would lose the lock."""
     signature = SIGNATURE.encode()
     text = os.pread(marker, os.fstat(marker).st_size, 0)
     with contextlib.suppress(ValueError):
@@ -328,7 +329,7 @@ def _claims(marker: int) -> list[str]:
 
 
 def _read(fd: int) -> dict[str, Any]:
-    """The report in a directory; empty when there is none that can be read."""
+    """The report in a directory; empty if there is no readable one."""
     with contextlib.suppress(OSError, ValueError):
         file = os.open(REPORT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
         with os.fdopen(file, "rb") as report:
@@ -348,10 +349,10 @@ def _list(entries: dict[str, Any], name: str) -> list[Any]:
 
 
 def _hold(fd: int, opened: contextlib.ExitStack) -> int | None:
-    """The marker, made where it is missing and locked; None while another run has it.
+    """The marker, created if missing and locked; None while another run holds it.
 
-    The lock goes with the process, however that ends, and its children do not get it
-    (fcntl(2), F_SETLK). A file system without locks lets everybody in.
+    The lock ends with the process, however that ends, and is not inherited by its
+    children (fcntl(2), F_SETLK). A file system without locks lets everybody in.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     marker = os.open(MARKER, flags, 0o600, dir_fd=fd)
@@ -365,7 +366,7 @@ def _hold(fd: int, opened: contextlib.ExitStack) -> int | None:
 
 
 def _sign(marker: int, ran: Sequence[str] = ()) -> None:
-    """Write the marker anew, in its own block: a full disk may give no other."""
+    """Rewrite the marker within its block: a full disk may not provide another."""
     claims = json.dumps(sorted(ran)) if ran else ""
     text = f"{SIGNATURE}{claims}".encode()
     os.pwrite(marker, text, 0)
@@ -377,9 +378,9 @@ def _sign(marker: int, ran: Sequence[str] = ()) -> None:
 
 
 def _fresh(runs: int, begun_ns: int, opened: contextlib.ExitStack) -> tuple[int, str]:
-    """A new directory in ``runs`` for a run that began then, and its name.
+    """A new directory in ``runs`` for a run that began at ``begun_ns``, and its name.
 
-    ``begun_ns`` is nanoseconds since the epoch; the name is UTC, and sorts by time.
+    ``begun_ns`` is nanoseconds since the epoch; the name is in UTC and sorts by time.
     """
     while True:
         moment = time.gmtime(begun_ns // 10**9)
@@ -393,7 +394,8 @@ def _fresh(runs: int, begun_ns: int, opened: contextlib.ExitStack) -> tuple[int,
 def _keep(
     fd: int, lock: int, runs: int, aside: str, opened: contextlib.ExitStack
 ) -> None:
-    """Move the report in ``fd`` to a directory of its own; ``aside`` leads there."""
+    """Move the report in ``fd`` to a directory of its own in ``runs``, which is
+    ``aside`` as seen from the report."""
     kept, name = _fresh(runs, os.stat(MARKER, dir_fd=fd).st_mtime_ns, opened)
     with contextlib.ExitStack() as held:
         marker = _hold(kept, held)
@@ -408,7 +410,7 @@ def _keep(
 
 
 def _follow(report: dict[str, Any], moved: str) -> bool:
-    """Let the paths in a report that was moved lead to its files, if it has any."""
+    """Make the paths in a moved report point to its files; whether there were any."""
     changed = False
     for stage in _stages(report):
         for part in FOLDERS:
@@ -423,10 +425,10 @@ def _follow(report: dict[str, Any], moved: str) -> bool:
 
 
 def _prune(runs: int) -> None:
-    """Remove all but the last few; those that go on or hold anything else stay."""
+    """Remove all but the last few, except those still in use or with other contents."""
     names = [name for name in _names(runs) if _RUN_NAME.fullmatch(name)]
     for name in names[:-KEPT]:
-        # Whatever it is, it stays.
+        # Whatever cannot be removed stays.
         with contextlib.suppress(OSError, ReportRefusedError):
             _remove(runs, name)
 
@@ -452,14 +454,14 @@ def _remove(runs: int, name: str) -> None:
             os.rmdir(name, dir_fd=runs)
 
 
-# -- for this user alone ---------------------------------------------------------------
+# -- permissions -----------------------------------------------------------------------
 
 
 def _make_private(fd: int, marker: int) -> None:
-    """Take from others what the processes of stages gave them in ``fd``.
+    """Revoke others' access to what the stages' processes created in ``fd``.
 
-    A file that has another name as well is left: it may be the user's elsewhere. So
-    is what is not proven to be ours.
+    A file with another hard link is left alone: it may be the user's elsewhere. So is
+    anything not proven to be ours.
     """
     ran = _ran(fd, marker)
     for folder in FOLDERS:
@@ -477,12 +479,12 @@ def _make_private(fd: int, marker: int) -> None:
 
 
 def _close_to_others(fd: int) -> None:
-    with contextlib.suppress(PermissionError):  # another user's
+    with contextlib.suppress(PermissionError):  # it belongs to another user
         os.fchmod(fd, 0o700)
 
 
 def _take_from_others(fd: int, name: str) -> None:
-    with contextlib.suppress(OSError):  # it went meanwhile, or is another user's
+    with contextlib.suppress(OSError):  # removed meanwhile, or another user's
         file = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
         try:
             here = os.fstat(file)

@@ -1,4 +1,4 @@
-"""A run's own directory: made with its list and its guardian, removed with them."""
+"""A run's own directory: created with its manifest and guardian, removed with them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pytest_gkd.processes import cgroup, cleanup, manifest, procfs
 from pytest_gkd.processes.guardian_start import Guardian
 from pytest_gkd.report.record import REPORT
 
-# With less, pytest itself cannot start; what the stages need they judge themselves.
+# With less, pytest itself cannot start; the stages check what they need themselves.
 LEAST_FREE_BYTES = 1_000_000
 
 
 def temporary_name(worker: str) -> str:
-    """Where a worker's temporary files go, in the run's directory; short, for sockets.
+    """The directory for a worker's temporary files in the run's; short, for sockets.
 
     ``worker`` is pytest-xdist's name for it, such as gw0.
     """
@@ -29,10 +29,10 @@ def temporary_name(worker: str) -> str:
 
 
 class RunDir:
-    """The directory, what is written into it from the start, and who outlives it.
+    """The directory, the manifest kept in it, and the guardian that outlives the run.
 
-    ``notes`` say what of this could not be had, for the header. ``started`` is ISO
-    8601. Raises OSError where no temporary directory can be used.
+    ``notes``, for the header, say what could not be set up. ``started`` is ISO 8601.
+    Raises OSError if no temporary directory can be used.
     """
 
     def __init__(self, report_dir: Path) -> None:
@@ -64,20 +64,20 @@ class RunDir:
         self.hand_on_mark(of_run=False)
 
     def hand_on_mark(self, *, of_run: bool) -> None:
-        """Whether what this process starts from here on is the run's, or the user's."""
+        """Mark what this process starts from now on as the run's or as the user's."""
         if self._open:
             run_id = self._line.run_id
             os.environ[procfs.RUN_ID] = run_id if of_run else run_id + procfs.THEIRS
 
     def search(self, spare: Collection[int]) -> cleanup.Search:
-        """Finds the run's processes wherever they are, but for those in ``spare``."""
+        """A search for the run's processes wherever they are, except ``spare``."""
         found = manifest.read(self.manifest.handle.read_bytes())
         return cleanup.Search(self._line, found.processes, spare)
 
     def close(self, *, finished: bool = True) -> str:
-        """Remove it and let the guardian go; the reason why something is left.
+        """Remove it and dismiss the guardian; the reason if anything is left.
 
-        Unless it is ``finished``: then processes are left, and the guardian ends them
+        Unless ``finished``, processes are left: the guardian then stays, and ends them
         as soon as this process is gone.
         """
         if not self._open:
@@ -88,7 +88,7 @@ class RunDir:
         else:
             os.environ[procfs.RUN_ID] = self._old_run_id
         for group in cgroup.of_run(self._line.groups, self._line.run_id):
-            if finished:  # also one whose worker nobody heard of
+            if finished:  # including one whose worker never reported
                 cgroup.remove(group)
         self.manifest.close()
         problem = cleanup.remove_tree(self.path)
@@ -103,5 +103,5 @@ class RunDir:
         return problem
 
     def discard(self) -> None:
-        """Close it where the run did not come to its end."""
+        """Close it if the run did not reach its end."""
         self.close(finished=False)

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 class LaneScheduling:
     """Hands each worker its whole lane, then tells it that nothing follows.
 
-    xdist's ``Scheduling`` protocol. A worker holds its last test back until it knows
-    what follows, so the shutdown goes out with the lane. When a worker is lost, its
-    replacement gets the rest of the lane. Tests that are no stages form lanes of
-    their own on the workers that have none, or follow the last lane.
+    Implements xdist's ``Scheduling`` protocol. A worker holds back its last test until
+    it knows what follows, so the shutdown is sent with the lane. If a worker is lost,
+    its replacement gets the rest of the lane. Tests that are not stages form lanes of
+    their own on workers without a lane, or follow the last lane.
     """
 
     workers: int
     plan: Callable[[], Sequence[PlannedStage]]
-    config: pytest.Config | None = None  # as xdist's have it; other plugins ask for it
+    config: pytest.Config | None = None  # as in xdist's own; other plugins read it
     _collections: dict[WorkerController, list[str]] = field(default_factory=dict)
     _queues: deque[list[str]] | None = None
     _tests: set[str] = field(default_factory=set)
@@ -79,7 +79,7 @@ class LaneScheduling:
             node.shutdown()
 
     def _check_collections(self) -> None:
-        # What one of them does not know would be left out without a word.
+        # A test unknown to one of them would be silently skipped.
         for node, collection in self._collections.items():
             for nodeid in sorted(self._tests ^ set(collection)):
                 raise pytest.UsageError(
@@ -115,7 +115,7 @@ class LaneScheduling:
         raise NotImplementedError("a lane is not divided")
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """The test a lost worker was running; the rest of its lane is queued again."""
+        """The test that a lost worker was running; the rest of its lane is requeued."""
         left = self._running.pop(node)
         self._collections.pop(node, None)
         if not left:

@@ -1,4 +1,4 @@
-"""Which stages were asked for, with which budgets: read once, with its origin."""
+"""Which stages were requested, with which budgets: parsed once, with their origin."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pytest_gkd.stage_specs import BY_NAME, OF_EVERY_JOB
 
 @dataclass(frozen=True)
 class Selection:
-    """Which stages were asked for, and how.
+    """Which stages were requested, and how.
 
-    ``names``, which ``origin`` gave, is None for every stage found. ``only`` is set
-    when just stages were asked for, so that other tests are left out. ``own_files`` are
-    the user's, and all that pytest collects beside the files of ``builtin``.
+    ``names``, given by ``origin``, is None for every stage found. ``only`` is set if
+    just stages were requested, so that other tests are left out. ``own_files`` are the
+    user's: everything that pytest collects besides the files of ``builtin``.
     """
 
     names: tuple[str, ...] | None
@@ -32,28 +32,28 @@ class Selection:
     origin: str
 
     def args(self) -> list[str]:
-        """What pytest is to collect."""
+        """The arguments that pytest collects from."""
         files = [str(stage_file(name)) for name in self.builtin]
         return [*(one for one in self.own_files if not is_built_in(one)), *files]
 
 
 @dataclass(frozen=True)
 class Request:
-    """All that the user asked for, as every process of the run has it."""
+    """Everything the user requested, the same in every process of the run."""
 
     selection: Selection
     budgets: tuple[Budget, ...]
     settings: Settings
 
     def check_names(self, known: Iterable[str] = BY_NAME) -> None:
-        """Raise SettingsError for a stage that is not among those ``known``."""
+        """Raise SettingsError for a stage that is not in ``known``."""
         named = [(name, self.selection.origin) for name in self.selection.names or ()]
         named += [(one.stage, one.origin) for one in self.budgets]
         options.check_names(named, known)
 
 
 def select(config: pytest.Config) -> Selection | None:
-    """The stages that the command line or the ini asks for, None for none."""
+    """The stages that the command line or the ini requests, None for none."""
     asked = option_origins.given(config, options.STAGES)
     raw, origin = asked.value, asked.origin
     if config.option.gkd_stages is None:
@@ -94,7 +94,7 @@ def select(config: pytest.Config) -> Selection | None:
 
 
 def offered(config: pytest.Config) -> tuple[str, ...]:
-    """The built-in stages that there are in this run."""
+    """The built-in stages available in this run."""
     has_config = option_origins.given(config, options.CONFIG).value
     return tuple(BY_NAME) if has_config else OF_EVERY_JOB
 
@@ -105,9 +105,9 @@ def _covers(arg: str, name: str) -> bool:
 
 
 def check_paths(config: pytest.Config, selection: Selection) -> None:
-    """Raise SettingsError for a path that is not there, and say who gave it.
+    """Raise SettingsError for a path that does not exist, naming its origin.
 
-    The workers would find this out one by one, each in its own way.
+    Otherwise each worker would find out by itself, each in its own way.
     """
     in_ini = option_origins.given(config, options.STAGE_FILES)
     listed = option_origins.files(in_ini)
@@ -123,6 +123,6 @@ def check_paths(config: pytest.Config, selection: Selection) -> None:
 
 
 def budgets(config: pytest.Config) -> tuple[Budget, ...]:
-    """From the command line, then from the ini: the strongest first."""
+    """Budgets from the command line, then from the ini: highest precedence first."""
     tables = option_origins.entries(config, options.TIMEOUT)
     return tuple(one for table in tables for one in options.read_budgets(table))

@@ -1,4 +1,4 @@
-"""Turns pytest's configuration into a run: what is asked for, workers, plugins."""
+"""Turns pytest's configuration into a run: the request, workers, plugins."""
 
 from __future__ import annotations
 
@@ -38,17 +38,16 @@ from pytest_gkd.stage_specs import BY_NAME
 
 @dataclass(frozen=True)
 class Prepared:
-    """What was asked for; no ``run`` where pytest is to show something only."""
+    """What was requested; ``run`` is None if pytest only has to show something."""
 
     request: Request
     run: Preparation | None = None
 
 
 def prepare(config: pytest.Config) -> Prepared | None:
-    """In the controlling process, before pytest-xdist reads its options.
+    """Set up a run in the controlling process, before xdist reads its options.
 
-    None where no stage is asked for. Raises pytest.UsageError for every value that
-    cannot be used.
+    None if no stage is requested. Raises pytest.UsageError for every unusable value.
     """
     try:
         selected = selection.select(config)
@@ -87,7 +86,7 @@ def prepare(config: pytest.Config) -> Prepared | None:
             f"{sanitize.line(error.strerror or str(error))}. Name one: "
             "TMPDIR=DIR pytest ..."
         ) from None
-    config.add_cleanup(run_dir.discard)  # also when pytest stops before the run begins
+    config.add_cleanup(run_dir.discard)  # even if pytest stops before the run begins
     made = not (read.student and read.teacher and read.train_files)
     notes += (
         *report.notes,
@@ -98,7 +97,7 @@ def prepare(config: pytest.Config) -> Prepared | None:
 
 
 def _own_rules(config: pytest.Config) -> tuple[Path, ...]:
-    """The users' rules, read once here so that a bad one ends the run at once."""
+    """The user's own rule files, parsed here so that a bad one ends the run at once."""
     named = option_origins.given(config, RULES)
     own = [named.base / name for name in named.value or ()]
     return (
@@ -127,7 +126,7 @@ def _only_asks(config: pytest.Config) -> bool:
 def _workers(
     config: pytest.Config, selection: Selection
 ) -> tuple[int, tuple[str, ...]]:
-    """How many worker processes to start, 0 for none; and what to say about it."""
+    """How many worker processes to start, 0 for none, and notes about it."""
     reason = one_process(config, config.option)
     if reason:
         config.option.numprocesses, config.option.dist = 0, "no"
@@ -148,8 +147,8 @@ def _workers(
 
 
 def one_process(config: pytest.Config, option: argparse.Namespace) -> str:
-    """Why the stages run in pytest's own process; empty where they have workers."""
-    named = ("xdist", "xdist.plugin")  # by its entry point, and by -p
+    """Why the stages run in pytest's own process; empty if they have workers."""
+    named = ("xdist", "xdist.plugin")  # loaded by its entry point, or by -p
     if not any(config.pluginmanager.hasplugin(name) for name in named):
         return "pytest-xdist is switched off"
     for name, value in (("--pdb", option.usepdb), ("--trace", option.trace)):
@@ -196,7 +195,7 @@ def register(config: pytest.Config, prepared: Prepared | None) -> None:
         link = Link(_refuse, lambda name: None)
     else:
         request, run = prepared.request, prepared.run
-        # No worker needs these.
+        # Imported here because no worker needs them.
         from pytest_gkd.run.controller import StageController
         from pytest_gkd.run.parts import RunParts
 
@@ -217,7 +216,7 @@ def register(config: pytest.Config, prepared: Prepared | None) -> None:
         request, context, link, manifest_path, isolated=told is not None
     )
     if told is not None:
-        if told.safe_path is None:  # as it was, for what the stages start
+        if told.safe_path is None:  # restored for what the stages start
             os.environ.pop(SAFE_PATH, None)
         worker.isolate(
             told.run_dir / "armed",
@@ -234,7 +233,7 @@ def _refuse(event: Event) -> None:
 
 
 def context(request: pytest.FixtureRequest) -> StageContext:
-    """The run's context, or a plain one where a stage runs as an ordinary test."""
+    """The run's context, or a plain one if a stage runs as an ordinary test."""
     config = request.config
     found = config.stash.get(CONTEXT, None)
     if found is not None:

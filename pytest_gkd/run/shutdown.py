@@ -1,4 +1,4 @@
-"""Ends all that a run has left at its end."""
+"""Ends everything that is left at the end of a run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pytest_gkd.processes import cleanup, procfs, tree
 from pytest_gkd.processes.manifest_writer import ManifestWriter
 from pytest_gkd.run.run_directory import RunDir
 
-# Of one worker, and of all that they left.
+# For each worker, and for everything that they left behind.
 END_LIMIT_S = 5.0
 
 
 class Shutdown:
-    """Ends what is below this process, but for what is not the run's.
+    """Ends the descendants of this process, except those that are not the run's.
 
-    That is what was there ``before`` it, and what this process itself has started, for
-    a plugin or a conftest.py. ``adopts`` is False where orphans do not become children
-    of this process; they are then looked for by the run's id.
+    Not the run's are those that existed ``before`` it, and those that this process
+    itself started, for a plugin or a conftest.py. ``adopts`` is False if orphans do not
+    become children of this process; they are then found by the run's id.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class Shutdown:
     def end_all(
         self, workers: Collection[tuple[int, int | None]]
     ) -> tuple[list[str], list[str]]:
-        """End the ``workers`` (pid and start) and what they left.
+        """End the ``workers`` (pid and start time) and what they left behind.
 
-        A line for each of the latter, and one for each that could not be ended.
+        One line for each process left behind, and one for each that could not be ended.
         """
         ended: list[str] = []
         for pid, start in workers:
@@ -57,7 +57,7 @@ class Shutdown:
         return ended, left
 
     def end_late(self) -> list[str]:
-        """End what turned up since, and reap what has died; what could not be ended."""
+        """End what has appeared since, and reap zombies; what could not be ended."""
         _, left = self._end_below()
         for child in procfs.table().values():
             is_ours = child.pid not in self._before and not tree.is_plugins(child)
@@ -76,11 +76,11 @@ class Shutdown:
         )
 
     def left(self) -> list[psutil.Process]:
-        """The run's processes that are alive."""
+        """The run's processes that are still alive."""
         return tree.of_run(self._before)
 
     def theirs(self) -> list[str]:
-        """A line for each process that plugins have started since, and that lives."""
+        """One line for each live process that plugins have started since."""
         return [
             tree.describe(child)
             for child in tree.children(os.getpid())
@@ -88,10 +88,10 @@ class Shutdown:
         ]
 
     def remove_memory(self, *, tell: bool) -> list[str]:
-        """Remove shared memory and Ray's directories; notes on what was there.
+        """Remove shared memory and Ray's directories; notes on what was removed.
 
-        And on a list that did not get to know all of it.
-        ``tell`` also what was left alone, and why.
+        And on a manifest that is incomplete. With ``tell``, also on what was left
+        alone, and why.
         """
         notes = []
         if self._manifest_writer.problem:

@@ -1,4 +1,4 @@
-"""What a stage left behind: ended and removed before the next stage of its worker."""
+"""Ends and removes what a stage left behind, before its worker's next stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 from pytest_gkd.processes import cleanup, manifest, procfs, tree
 from pytest_gkd.processes.procfs import Identity
 
-# Helpers that a library starts once for the whole process and goes on using.
+# Helpers that a library starts once for the whole process and keeps using.
 HELPERS = re.compile(
     r"multiprocess(ing)?\.(resource_tracker|forkserver)|loky|_inductor/compile_worker"
 )
@@ -24,16 +24,16 @@ NO_OWNERS = ("_pytest", "xdist", "anyio", "pytest_")
 
 @dataclass(frozen=True)
 class Left:
-    """A line for each process that was ended and each shared memory file removed."""
+    """One line for each process ended and for each shared memory file removed."""
 
     processes: list[str] = field(default_factory=list)
     memory: list[str] = field(default_factory=list)
 
 
 class StageCleanup:
-    """Remembers what was there when a stage began; ``before`` are the processes.
+    """Remembers what existed when a stage began; ``before`` holds the processes.
 
-    ``manifest_path`` is the run's list (see ``manifest.ManifestFile``).
+    ``manifest_path`` is the run's manifest (see ``manifest.ManifestFile``).
     """
 
     def __init__(self, manifest_path: Path) -> None:
@@ -43,9 +43,9 @@ class StageCleanup:
         self._held: set[Identity] = set()
 
     def end(self, stage: str) -> Left:
-        """End what the stage started and did not end; remove the memory it shared.
+        """End what the stage started and did not end; remove its shared memory.
 
-        What stands below an older process is that one's business.
+        Descendants of an older process are left to that process.
         """
         lines = []
         for found in self._left():
@@ -54,7 +54,7 @@ class StageCleanup:
         return Left(list(dict.fromkeys(lines)), self._memory(stage))
 
     def note_memory(self, s: procfs.Stat) -> None:
-        """Remember what a process of the stage shares that is about to be killed."""
+        """Remember the shared memory of a stage's process about to be killed."""
         self._held |= procfs.held(s.pid, writing=True) or set()
 
     def _left(self) -> list[psutil.Process]:
@@ -79,7 +79,7 @@ class StageCleanup:
         }
         if not new:
             return []
-        # Whose it is: held by what was ended, or seen and listed before.
+        # Proof of ownership: held by what was ended, or already in the manifest.
         listed = manifest.read(self._list.read_bytes()).segments
         proven = self._held | {
             s.identity for s in listed if s.stage == stage and s.worker == os.getpid()
@@ -95,8 +95,8 @@ class StageCleanup:
 def may_outlive_it(fixtures: Iterable[Any]) -> bool:
     """Whether a fixture of a wider scope may own what the stage started.
 
-    ``fixtures`` are pytest's FixtureDefs. Such a fixture, an engine that several
-    stages share say, ends what is its own when its scope is over.
+    ``fixtures`` are pytest's FixtureDefs. Such a fixture, say an engine shared by
+    several stages, ends its own processes when its scope ends.
     """
     return any(
         fixture.scope != "function"

@@ -1,4 +1,4 @@
-"""From pytest's reports of stages to their records, and what reporters get of them."""
+"""Turns pytest's reports on stages into records, and into what reporters get."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from pytest_gkd.stage_events import StageResult, Verdict
 
 
 class StageReports:
-    """Takes in what pytest reports of stages, and what became of lost workers."""
+    """Processes pytest's reports on stages, and the loss of workers."""
 
     def __init__(self, run: RunParts) -> None:
         self._run = run
         self._told: dict[tuple[str, ...], str] = {}  # advice, and whose it was first
 
     def lost(self, nodeid: str, report: pytest.TestReport) -> None:
-        """A stage whose worker is gone; ``report`` is pytest-xdist's of it."""
+        """Handle a stage whose worker is gone; ``report`` is pytest-xdist's own."""
         node = getattr(report, "node")  # noqa: B009 - set by xdist
         worker = node.gateway.id
         run = self._run
@@ -47,7 +47,7 @@ class StageReports:
         loss, fault, signal_name = Loss(run.overruns.get(worker)), None, None
         if loss.overrun is None:
             status, died = ending_of(node)
-            # Its last word may have come after the connection.
+            # Its last events may have come after the connection was lost.
             run.watchdog.drain(worker)
             run.guardian.hear()
             given_up = worker in run.guardian.ended
@@ -57,7 +57,7 @@ class StageReports:
             if signal_name == "SIGKILL" and watch is not None:
                 fault, said = self._for_memory(record, watch.pid)
                 died += said
-                # The kernel counts, and it was somebody else.
+                # The kernel's count proves that it was not the OOM killer.
                 signal_name = None if said and not fault else signal_name
             loss = Loss(None, died, given_up)
         outcome = of_loss(record, loss, monotonic())
@@ -89,9 +89,9 @@ class StageReports:
     def _for_memory(
         self, record: StageRecord, pid: int
     ) -> tuple[StageFault | None, str]:
-        """The finding that the kernel has ended a stage's process for lack of memory.
+        """The fault, if the kernel ended a stage's process for lack of memory.
 
-        And what the kernel's count says of it; nothing where it does not count.
+        And what the kernel's count says about that; empty if it does not count.
         """
         before = self._run.recorder.kills_before.get(record.name)
         if before is None or not before.is_known:
@@ -106,10 +106,10 @@ class StageReports:
         return StageFault("env.host-oom", counted, facts, evidence), f"; {counted}"
 
     def _clean_up_worker(self, record: StageRecord, worker: str) -> None:
-        """Remove what a dead worker left on disk and in memory, before the next one."""
+        """Remove what a dead worker left on disk and in memory, ahead of the next."""
         watch = self._run.watchdog.workers.get(worker)
         if watch is not None:
-            # Whatever is left in its control group, where it had one.
+            # Including whatever is left in its cgroup, if it had one.
             note = self._run.manifest_writer.note_memory
             ended, left = tree.stop(
                 watch.pid, itself=True, start=watch.start, before=note
@@ -123,7 +123,7 @@ class StageReports:
         cleanup.remove_tree(self._run.home.path / temporary_name(worker))
 
     def take_in(self, report: pytest.TestReport) -> StageRecord | None:
-        """The stage whose verdict the report brought, if it brought one."""
+        """Process a report; the stage whose verdict it brought, if any."""
         if getattr(report, "gkd_done", False):
             record = self.named(report.nodeid)
             assert record is not None
@@ -137,7 +137,7 @@ class StageReports:
             said = f"{result.stage}: events could not be written: {result.unsaid}"
             run.recorder.note(said)
         if report.when == "teardown" and report.passed and not self._shows_output():
-            report.sections = []  # how an engine says goodbye is nobody's question
+            report.sections = []  # nobody asks how an engine shuts down
         if run.workers:
             run.watchdog.drain(getattr(report, "node").gateway.id)  # noqa: B009
         record = run.record.stage(result.stage)
@@ -146,14 +146,14 @@ class StageReports:
         if record.outcome is not None and report.when != "teardown":
             return None
         if record.outcome in (FAILED, TIMEOUT):
-            # Its verdict stands; what its fixtures then ran into is told beside it.
+            # Its verdict stands; a later failure of its fixtures is added to it.
             first, *_ = result.error.strip().splitlines() or [report.outcome]
             record.also.append(f"teardown: {first}")
             run.teller.changed()
             return None
         if report.when == "setup":
-            # The engine comes up in a fixture. That it did not is the stage's failure,
-            # not an error of the test.
+            # The engine is started in a fixture. If that fails, it is the stage's
+            # failure, not an error of the test.
             report.when = "call"
         xfail = getattr(report, "wasxfail", None)
         skipped = ""
@@ -162,7 +162,7 @@ class StageReports:
         of_report(
             record, result, failed=report.failed, skipped=skipped, xfail=xfail
         ).write(record)
-        if report.skipped and xfail is None:  # else pytest and JUnit say so themselves
+        if report.skipped and xfail is None:  # pytest and JUnit report xfail themselves
             report.longrepr = (record.nodeid.split("::")[0], 0, record.message)
         elif report.failed:
             self._failed(record, report, result)
@@ -188,7 +188,7 @@ class StageReports:
         )
         whole = report.longrepr
         if late:
-            # Where it was interrupted says nothing that the stacks do not say better.
+            # The stacks say better where it was than the point of the interrupt does.
             run.findings.settle(record, sections)
         else:
             run.findings.settle(
@@ -200,7 +200,7 @@ class StageReports:
             )
         shown = self._shows_output()
         if not shown:
-            report.sections = []  # in the report directory; -v shows them here too
+            report.sections = []  # in the report directory; -v shows them here, too
         report.longrepr = self._failure(record, whole if shown else None)
 
     def _shows_output(self) -> bool:
@@ -229,9 +229,9 @@ class StageReports:
         return properties(record, self._run.shown_report)
 
     def give_up(self, record: StageRecord, why: str) -> None:
-        """Fail a stage that the run ended, for every reporter: it was not judged."""
+        """Report a stage as failed everywhere if the run ended before judging it."""
         if record.ended_with == PASSED:
-            return  # only its report did not get here any more
+            return  # it passed; only its report never arrived
         record.outcome, record.message = FAILED, why
         record.duration_s = monotonic() - (record.started or monotonic())
         report = self._own_report(record)
@@ -239,7 +239,7 @@ class StageReports:
         self._run.config.hook.pytest_runtest_logreport(report=report)
 
     def _own_report(self, record: StageRecord) -> pytest.TestReport:
-        """What pytest's reporters get of a stage that nobody reports on any more."""
+        """The report for pytest's reporters on a stage that nobody else reports on."""
         path, _, name = record.nodeid.partition("::")
         failed = record.outcome != SKIPPED
         report = pytest.TestReport(
@@ -252,25 +252,25 @@ class StageReports:
         )
         report.duration = record.duration_s or 0.0
         for worker in self._run.watchdog.workers.values():
-            if worker.stage == record.name:  # JUnit keeps its setup under both
+            if worker.stage == record.name:  # JUnit keys its setup by both
                 report.node = self._run.nodes[worker.name]  # type: ignore[attr-defined]
         return report
 
     def tell_junit(self, record: StageRecord, report: pytest.TestReport) -> None:
-        """Put what a stage said into its entry of the JUnit file."""
+        """Put a stage's output and properties into its entry in the JUnit file."""
         texts = self._run.findings.texts.get(record.name, ())
         tell_junit(self._run.config, report, self._properties(record), texts)
 
     def status(
         self, report: pytest.CollectReport | pytest.TestReport
     ) -> tuple[str, str, str] | None:
-        """How pytest counts and shows a report, where that is not its own affair."""
+        """How pytest counts and shows a report, None to leave that to pytest."""
         if getattr(report, "gkd_part", False):
-            return "", "", ""  # a subtest; its stage tells of it
+            return "", "", ""  # a subtest; its stage reports it
         if self.named(report.nodeid) is None or self._run.teller.console.quiet:
             return None
         assert isinstance(report, pytest.TestReport)
-        # While stages run each has a line of its own; pytest only counts them.
+        # While stages run, each gets a line of its own; pytest only counts them.
         is_over = self._run.record.ended is not None
         if hasattr(report, "wasxfail"):
             counted = "xfailed" if report.skipped else "xpassed"
@@ -282,16 +282,16 @@ class StageReports:
         return counted, "", counted.upper() if is_over else ""
 
     def close_open(self) -> None:
-        """The run is over: stages that go on were interrupted."""
+        """Mark stages still open at the end of the run as interrupted."""
         for stage in self._run.record.stages:
             if stage.outcome is None and stage.ended_with == PASSED:
-                stage.outcome = PASSED  # only its report did not get here any more
+                stage.outcome = PASSED  # only its report never arrived
             if stage.outcome is None and stage.started is not None:
                 stage.duration_s = monotonic() - stage.started
                 stage.outcome = SKIPPED
                 after = render.seconds(stage.duration_s)
                 stage.message = f"interrupted after {after}{render.doing(stage)}"
-                # Others count what ran to its end; without this its case has no name.
+                # Others count only finished stages; without this its case has no name.
                 report = self._own_report(stage)
                 add_to_junit(self._run.config, report)
                 self.tell_junit(stage, report)

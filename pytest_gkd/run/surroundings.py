@@ -1,4 +1,4 @@
-"""What a run needs of this process and machine before it can begin."""
+"""What a run requires of this process and machine before it can start."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 from pytest_gkd.options import SettingsError
 
 # Set while a stage runs, for it and all it starts: stages inside a stage would start
-# workers inside workers, without end.
+# workers inside workers, endlessly.
 IN_STAGE = "PYTEST_GKD_IN_STAGE"
-# Measured: with 36 two lanes begin to fall over.
+# Measured: at 36, two lanes begin to fail.
 LEAST_FILES = 48
-LEAST_FILE_BYTES = 16 << 20  # outputs of stages are kept up to some megabytes
+LEAST_FILE_BYTES = 16 << 20  # up to a few megabytes of a stage's output are kept
 
 
 def refuse_nesting() -> None:
@@ -32,7 +32,7 @@ def refuse_nesting() -> None:
 
 
 def refuse_surroundings() -> None:
-    """Raise SettingsError where no process could be found, or no file be written."""
+    """Raise SettingsError if processes could not be found, or files not be written."""
     try:
         here = Path("/proc/self").readlink()
         status = Path("/proc/self/status").read_text()
@@ -60,7 +60,7 @@ def refuse_surroundings() -> None:
             f"{LEAST_FILE_BYTES >> 20} MiB, its stages 1 GiB. Lift it: ulimit -f "
             "unlimited (gkd explain env.file-size-limit)"
         )
-    # Before Linux 4.7, and in gVisor, it is not told.
+    # Not reported before Linux 4.7, nor in gVisor.
     umask = status.partition("\nUmask:")[2].split()
     mask = int(umask[0], 8) if umask else 0
     if mask & 0o700:
@@ -71,9 +71,9 @@ def refuse_surroundings() -> None:
 
 
 def hear_of_children(config: pytest.Config) -> tuple[str, ...]:
-    """See that exit statuses can be had; what was done for it, for the header."""
-    # Who starts this process may have it ignored, and all that it starts inherits that
-    # (signal(7)): the kernel then keeps no exit status (waitpid(2)).
+    """Ensure that exit statuses are available; notes on that for the header."""
+    # Whatever started this process may have it ignore SIGCHLD, which its children
+    # inherit (signal(7)): the kernel then keeps no exit statuses (waitpid(2)).
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGCHLD) != signal.SIG_IGN
@@ -92,7 +92,7 @@ def hear_of_children(config: pytest.Config) -> tuple[str, ...]:
 
 
 def refuse_plans(config: pytest.Config) -> None:
-    """Raise SettingsError for options by which no stage would have a verdict."""
+    """Raise SettingsError for options under which no stage would get a verdict."""
     option = config.option
     for name, is_given in (
         ("--setup-plan", option.setupplan),
@@ -113,5 +113,5 @@ def refuse_plans(config: pytest.Config) -> None:
 def _has_terminal(config: pytest.Config) -> bool:
     capture = config.pluginmanager.getplugin("capturemanager")
     if capture is not None:
-        capture.suspend_global_capture(in_=True)  # the rest of it is at this moment
+        capture.suspend_global_capture(in_=True)  # out and err already are
     return sys.stdin is not None and sys.stdin.isatty()

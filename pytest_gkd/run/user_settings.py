@@ -1,4 +1,4 @@
-"""The user's settings: options over ini over defaults, as this machine allows."""
+"""The user's settings: options over ini over defaults, adapted to this machine."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pytest_gkd.processes import gpus
 from pytest_gkd.run import job_settings, option_origins
 from pytest_gkd.run.selection import Selection
 
-# For reading the headers of two models; without an answer the run begins all the same.
+# For reading the headers of two models; without an answer the run starts anyway.
 SHRINK_S = 30.0
 
 
 def read(config: pytest.Config) -> Settings:
-    """Options over ini over defaults, with what ``auto`` stands for on this machine."""
+    """Options over ini over defaults, with ``auto`` resolved for this machine."""
     origin, given, values = {}, {}, dict[str, Any]()
     usable = gpus.usable()
     job = job_settings.read(config, usable.ranks)
@@ -54,8 +54,8 @@ def read(config: pytest.Config) -> Settings:
             "is not a fraction above 0 and up to 1"
         )
     if values["learning_rate"] is None:
-        # Measured on a 135M pretrained student: 1e-4 and above makes one repeated
-        # batch's loss rise, 1e-5 makes it fall; random tiny weights need larger steps.
+        # Measured on a 135M pretrained student: at 1e-4 and above the loss on one
+        # repeated batch rises, at 1e-5 it falls; random tiny weights need larger steps.
         values["learning_rate"] = 1e-5 if values["student"] else 1e-3
     if values["inject"]:
         needed = _fault(values["inject"], origin["inject"]).settings
@@ -93,10 +93,10 @@ def read(config: pytest.Config) -> Settings:
 
 
 def decide_shrink(read: Settings, stages: tuple[str, ...]) -> Settings:
-    """What --gkd-shrink comes to, asked of a program: this process reads no model.
+    """Resolve --gkd-shrink in a subprocess, as this process reads no model.
 
-    Where it gives no answer, ``auto`` leaves the models as they are, and the stages
-    find out why.
+    Without an answer, ``auto`` leaves the models as they are, and the stages find out
+    why.
     """
     if read.shrink is None:
         return read
@@ -122,7 +122,7 @@ def decide_shrink(read: Settings, stages: tuple[str, ...]) -> Settings:
 
 
 def _is_installed(name: str) -> bool:
-    """Whether a package is there, and not a directory of that name."""
+    """Whether a package is installed, as opposed to a directory of that name."""
     found = find_spec(name)
     return found is not None and found.origin is not None
 
