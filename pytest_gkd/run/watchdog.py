@@ -1,4 +1,4 @@
-"""Holds every worker to its deadline: stacks, then the end of its process tree."""
+"""Holds every worker to its deadline: dumps stacks, then kills its process tree."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ from pytest_gkd.stage_api import EXTRA_LIMIT_S
 T = TypeVar("T")
 
 TICK_S = 0.1
-# Of all workers' events in one tick, and of one worker's while the lock is held: some
-# three thousand, and a few hundredths of a second.
+# Read per tick from all workers' events, and from one worker's while holding the lock:
+# about three thousand events, a few hundredths of a second.
 TICK_BYTES = 256 * 1024
-# pytest-xdist notices a dead worker at once, unless somebody else holds its pipe.
+# pytest-xdist notices a dead worker at once, unless another process holds its pipe.
 NOTICE_S = 2.0
-# How long before the end of a budget the first of two looks is taken that tell a slow
-# stage from a stuck one.
+# How long before the end of a budget to take the first of the two looks that tell a
+# slow stage from a stuck one.
 LOOK_BEFORE_S = 3.0
 LOOK_BEFORE_SHARE = 0.3
-# A look takes 1.2 s at most, unless the kernel holds the one who looks.
+# A look takes 1.2 s at most, unless it gets stuck in the kernel.
 LOOK_LIMIT_S = 4.0
-# What is below a worker has so long to die of SIGKILL, then the worker itself has.
+# How long a worker's descendants have to die of SIGKILL, and then the worker itself.
 END_LIMIT_S = 5.0
-# An ending that takes longer is held by the kernel; the run goes on without it.
+# An end that takes longer is stuck in the kernel; the run goes on without the worker.
 GIVE_UP_S = 3 * END_LIMIT_S
-# How often a worker that has said nothing yet is looked at.
+# How often to check a worker that has not reported anything yet.
 WAKE_S = 1.0
 
 
 @dataclass(frozen=True)
 class Overrun:
-    """A worker was ended because a phase outlasted its budget, or was stuck. Seconds.
+    """A worker that was ended because a phase overran its budget, or was stuck.
 
-    ``early`` is set when it was ended before its budget was over.
+    Times are in seconds; ``early`` is set if it was ended before its budget was over.
     """
 
     worker: str
@@ -74,17 +74,18 @@ class Overrun:
 
 @dataclass(eq=False, repr=False)
 class Watchdog(threading.Thread):
-    """Follows the workers' events and ends the worker whose budget is over.
+    """Follows the workers' events and ends any worker whose budget is over.
 
-    ``on_event`` gets every event, ``on_overrun`` every ending before the processes
-    are known to be gone to pytest-xdist, ``on_tick`` the time, ten times a second.
+    ``on_event`` gets every event, ``on_overrun`` every overrun before pytest-xdist
+    learns that the processes are gone, ``on_tick`` the time, ten times a second.
     ``on_lost`` gets the name of a worker whose end pytest-xdist does not notice by
-    itself, ``on_problem`` what went wrong here, which holds up nothing else.
-    ``end_stuck`` lets a stage that is proven to be stuck be ended before its budget is
-    over (see ``stall.QuietWatch``). ``prepare`` makes the way to a file of stacks.
+    itself, ``on_problem`` any error in here, none of which blocks anything else.
+    ``end_stuck`` allows ending a stage that is provably stuck before its budget is over
+    (see ``stall.QuietWatch``). ``prepare`` creates the directory of a file of stacks.
     ``on_kill`` gets each process that is about to be killed, from any thread.
-    All are called with ``lock`` held and must not block, as is true of the methods for
-    other threads. What may block, a look at a tree and its end, has threads of its own.
+    All are called with ``lock`` held and must not block, and neither do the methods for
+    other threads. What may block, looking at a tree or ending it, runs in its own
+    threads.
     """
 
     reader: EventReader
@@ -109,13 +110,13 @@ class Watchdog(threading.Thread):
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """The thread's loop. Should it break, the workers are ended with it."""
+        """The thread's loop. If it fails, it ends the workers, too."""
         try:
             judges, begun = True, monotonic()
             while not self._over.wait(TICK_S):
                 now = monotonic()
-                # Stopped since the last tick began, it first hears what its guardian
-                # knows of that.
+                # If it was stopped since the last tick, it first reads what its
+                # guardian knows about that.
                 judges = not judges or now < begun + STOPPED_S
                 begun = now
                 self._tick(now, judges=judges)
@@ -126,7 +127,7 @@ class Watchdog(threading.Thread):
                 tree.stop(worker.pid, itself=True, start=worker.start)
 
     def stop(self) -> None:
-        """End the thread; deadlines are not held any more."""
+        """End the thread; deadlines are no longer enforced."""
         self._over.set()
         self.join()
         for worker in self.workers.values():
@@ -135,7 +136,7 @@ class Watchdog(threading.Thread):
     def due(self, now: float, least_s: float) -> float:
         """When the first of the workers has to be ended, if it makes no progress.
 
-        One between two stages may begin the next unseen, with ``least_s`` for it.
+        An idle worker may start its next stage unnoticed, with ``least_s`` for it.
         """
         open_now = [
             worker.deadline
@@ -145,8 +146,8 @@ class Watchdog(threading.Thread):
         return min([*open_now, now + least_s]) + END_AFTER_S
 
     def wait_longer(self, seconds: float) -> None:
-        """This process stood still for so long, by no fault of its own: the deadlines
-        wait, and whether a stage stands still is seen from now on."""
+        """Extend the deadlines by the time that this process was suspended, and restart
+        the checks for stages without progress."""
         for worker in self.workers.values():
             worker.extra_s["stop"] = worker.extra_s.get("stop", 0.0) + seconds
             worker.give_up_at += seconds
@@ -157,7 +158,7 @@ class Watchdog(threading.Thread):
     def drain(self, name: str | None = None) -> None:
         """Take in every event written so far, or all of one worker's.
 
-        Part by part: who waits for the lock need not wait for all of a flood.
+        In chunks, so that whoever waits for the lock need not wait for a whole flood.
         """
         for one in self.reader.names() if name is None else [name]:
             at, until = self.reader.position(one)
@@ -173,13 +174,13 @@ class Watchdog(threading.Thread):
                 self._attempt("an event was not understood", self._take_in, event)
 
     def _tick(self, now: float, *, judges: bool) -> None:
-        # Deadlines first, each by what its own worker has said: what others say, and
-        # however much, puts none of them off.
+        # Deadlines first, each judged by its own worker's events, so that other
+        # workers cannot delay one, however much they write.
         for worker in list(self.workers.values()) if judges else ():
             about = f"worker {worker.name} could not be monitored"
             self._attempt(about, self.judge, worker, now)
         names = self.reader.names()
-        with self.lock:  # the guardian is to know of a stage before anybody is shown it
+        with self.lock:  # the guardian must know of a stage before anybody sees it
             for name in names:
                 about = f"what {name} says could not be read"
                 self._attempt(about, self._hear, name, TICK_BYTES // len(names))
@@ -187,7 +188,7 @@ class Watchdog(threading.Thread):
             self._attempt(about, self.on_tick, monotonic())
 
     def _attempt(self, what: str, work: Callable[..., T], *args: Any) -> T | None:
-        """Do what must not keep this thread from anything else that it does."""
+        """Run ``work`` so that its failure keeps this thread from nothing else."""
         try:
             return work(*args)
         except Exception as error:
@@ -229,7 +230,7 @@ class Watchdog(threading.Thread):
         if not worker.has_deadline:
             return
         if now >= worker.deadline:
-            self._hear(worker.name, TICK_BYTES)  # it may have said that it is done
+            self._hear(worker.name, TICK_BYTES)  # it may have reported that it is done
         self._look(worker, now)
         end_at = worker.deadline + END_AFTER_S
         if now < end_at or (worker.looking and now < worker.deadline + LOOK_LIMIT_S):
@@ -255,7 +256,7 @@ class Watchdog(threading.Thread):
         try:
             ended, survived = self._kill(worker, itself=False)
         finally:
-            # Only then may pytest-xdist see the worker go, with everything known.
+            # Only now, with everything recorded, may pytest-xdist see the worker go.
             self._tell(worker, ended, survived)
             self._kill(worker)
             worker.give_up_at = float("inf")
@@ -273,7 +274,7 @@ class Watchdog(threading.Thread):
         )
 
     def _is_in_time(self, worker: WorkerWatch) -> bool:
-        """Whether it had finished before it was stopped; then it is left alone."""
+        """Whether it had finished before it was stopped; if so, it is left alone."""
         self.drain(worker.name)
         with self.lock:
             worker.ended = monotonic() >= worker.deadline
@@ -307,10 +308,10 @@ class Watchdog(threading.Thread):
             )
 
     def _see_off(self, worker: WorkerWatch) -> None:
-        """See that the run goes on without a worker.
+        """Make sure that the run goes on without a worker.
 
-        pytest-xdist does so by itself, unless the worker does not die, or something
-        that does not die holds its pipe.
+        pytest-xdist does so by itself, unless the worker, or something else that holds
+        its pipe, does not die.
         """
         until = monotonic() + NOTICE_S
         while monotonic() < until and not worker.noticed:
@@ -320,7 +321,7 @@ class Watchdog(threading.Thread):
                 self.on_lost(worker.name)
 
     def expect(self, name: str, pid: int) -> None:
-        """A worker was started; it has a budget before it has said anything."""
+        """Watch a worker just started; it has a budget before it reports anything."""
         here = procfs.stat(pid)
         with self.lock:
             self.workers[name] = WorkerWatch(
@@ -332,7 +333,7 @@ class Watchdog(threading.Thread):
             )
 
     def gone(self, name: str) -> str:
-        """pytest-xdist has noticed by itself that a worker is gone; in which phase."""
+        """Note that pytest-xdist itself noticed a worker's end; the phase it was in."""
         self.drain(name)
         with self.lock:
             worker = self.workers.get(name)
@@ -344,11 +345,11 @@ class Watchdog(threading.Thread):
     def _bury(self, worker: WorkerWatch) -> None:
         """End what a dead worker left, since pytest-xdist does not see that it died.
 
-        A child that it forked holds its end of the pipe, and that could go on for
-        ever. Such orphans are this process's children now.
+        A child that it forked holds its end of the pipe, possibly forever. Such orphans
+        are now children of this process.
         """
         workers = {other.pid for other in self.workers.values()}
-        # Its control group, if it had one.
+        # Ends its cgroup, if it had one.
         self._kill(worker)
         spare = workers | self.spared
         me, before = os.getpid(), self.on_kill
@@ -357,33 +358,33 @@ class Watchdog(threading.Thread):
 
     def _quiet_watch(self, worker: WorkerWatch) -> QuietWatch | None:
         watch = QuietWatch(worker.pid, worker.limit_s, self._takes(worker))
-        # With little left of the budget by then there is nothing to be gained.
+        # If little of the budget is left by then, there is nothing to gain.
         gains = watch.window_s < worker.limit_s - LOOK_BEFORE_S
         return watch if self.end_stuck and gains else None
 
     def _takes(self, worker: WorkerWatch) -> stall.Take:
-        """What takes a look at the tree of its present stage."""
+        """A function that looks at the tree of the worker's current stage."""
         out = self.stacks_dir / (worker.stage or worker.name)
         return lambda below: stall.look(
             worker.pid, self.armed, out / below, self.prepare
         )
 
     def _look(self, worker: WorkerWatch, now: float) -> None:
-        """Begin the look at the worker's tree that is due, one at a time."""
+        """Start the look at the worker's tree that is due, one at a time."""
         work = self._due(worker, now) if worker.looking is None else None
         if work is not None:
             worker.looked_at = worker.stage
             worker.looking = background.begin(f"gkd-look-{worker.name}", work)
 
     def await_look(self, worker: WorkerWatch) -> None:
-        """Wait for what a look shows that has begun, but not forever."""
+        """Wait for a look in progress, but not forever, and record its result."""
         looking = worker.looking
         if looking is not None:
             wait([looking], LOOK_LIMIT_S)
             self._attempt("a process tree could not be looked at", self._see, worker)
 
     def _see(self, worker: WorkerWatch) -> None:
-        """Note what a look that is over has shown of the stage that it was at."""
+        """Record the result of a finished look, for the stage that it looked at."""
         with self.lock:
             if worker.looking is not None and worker.looking.done():
                 seen, worker.looking = worker.looking, None
@@ -392,7 +393,7 @@ class Watchdog(threading.Thread):
     def _due(
         self, worker: WorkerWatch, now: float
     ) -> Callable[[], Callable[[], None]] | None:
-        """The look at a tree that is due; it gives what is then to be noted."""
+        """The look that is due, if any; it returns a function to record its result."""
         if now >= worker.deadline:
             due, worker.wants_sample = worker.wants_sample, False
             take = self._takes(worker)
@@ -410,7 +411,7 @@ class Watchdog(threading.Thread):
         return None
 
     def _see_start(self, worker: WorkerWatch) -> Callable[[], None]:
-        """What a silent worker does before its first word counts as imports."""
+        """Count what a silent worker does before its first event as imports."""
         at = monotonic()
         try:
             status, woke = resource_use.main_thread(worker.pid)
@@ -436,7 +437,7 @@ class Watchdog(threading.Thread):
                 progress, last = proof
                 worker.samples[stage] = Sample(last.stacks, progress)
                 worker.wants_sample = False
-                # Its last second to end by itself runs from here.
+                # From here it has a last second to end by itself.
                 worker.stuck_at = monotonic()
 
         return note

@@ -54,21 +54,21 @@ from pytest_gkd.stage_plan import PlannedStage
 
 CONTEXT = pytest.StashKey[StageContext]()
 POLL_S = 0.02
-# Taken hold of before any stage replaces it, for the while of its test or for good.
+# Saved before any stage can monkeypatch it, for one test or for good.
 _exit = os._exit
-# The events without which the controller holds a worker to no budget.
+# Events without which the controller cannot enforce a worker's budget.
 BUDGETS = (events.Hello, events.Collected, events.Start)
 
 
 class StageQuitError(Exception):
-    """A stage tried to end the whole run; it fails, and the run goes on."""
+    """A stage tried to end the whole run; the stage fails, and the run goes on."""
 
 
 class StageWorker:
-    """Collects and runs stages, and says by ``link`` what happens, as it happens.
+    """Collects and runs stages, and reports over ``link`` what happens, as it happens.
 
     ``manifest_path`` is the list of what the run has created; ``isolated`` says that
-    this process has nothing else to do.
+    this process does nothing else.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class StageWorker:
         self._cleanup: StageCleanup | None = None
         self._current: PlannedStage | None = None
         self._in_call = False
-        # The subtests of the running stage that failed, and how they are shown.
+        # The running stage's failed subtests, and how they are shown.
         self._failed_parts: list[tuple[pytest.CallInfo[None], Any]] = []
         self._pid = os.getpid()
         self._unsaid = ""  # why an event could not be written
         self._captured: list[Descriptor] = []
         self._channel: list[Descriptor] = []
-        self._streams: dict[str, IO[str]] = {}  # Python's own that are open
-        self._streams_closed = ""  # by which stage, for those after it in one process
+        self._streams: dict[str, IO[str]] = {}  # Python's own, as far as they are open
+        self._streams_closed = ""  # which stage closed them, for later ones in-process
         context.emit = self._send
         self._imports = ImportClock(self._importing)
         self._below = ImportsBelow(
@@ -120,22 +120,22 @@ class StageWorker:
             self._link.emit(event)
         except OSError as error:
             if isinstance(event, BUDGETS):
-                raise  # a stage that nobody hears of would have no budget
+                raise  # a stage that nobody knows of would have no budget
             self._unsaid = str(error)
 
     def isolate(self, armed: Path, temporary: Path, *, guarded: bool) -> None:
         """Make this process a worker that can be ended with all it started.
 
         ``temporary`` becomes its directory for temporary files. ``guarded`` says that a
-        guardian ends it should the controller be killed.
+        guardian ends it if the controller is killed.
         """
-        os.setsid()  # Ctrl-C is the controller's; it ends the workers itself
+        os.setsid()  # the controller handles Ctrl-C and ends the workers itself
         prctl.become_subreaper()
         cgroup.join(procfs.own_run_id())
         if not guarded:
             prctl.die_with_parent()
         self._armed = armed
-        # Lanes share the cores: an idle OpenMP thread that spins takes them from the
+        # Lanes share the cores, and a spinning idle OpenMP thread takes them from the
         # other lane (measured: 0.07 s against 4 s for three tiny steps on 2 cores).
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         self._temporary = temporary
@@ -147,7 +147,7 @@ class StageWorker:
         self._send(events.Hello(os.getpid(), start))
 
     def _make_directories(self) -> None:
-        """Also once a stage has cleared the run's directory, which costs no other."""
+        """Create the directories, again if a stage has cleared the run's directory."""
         if self._temporary is not None:
             self.context.run_dir.mkdir(mode=0o700, exist_ok=True)
             self._temporary.mkdir(exist_ok=True)
@@ -155,7 +155,7 @@ class StageWorker:
             stacks.arm(self._armed)
 
     def _importing(self, seconds: float) -> None:
-        """Imports advance: what they take is not taken from a budget, within bounds."""
+        """Report import progress; imports add to the budget, within limits."""
         seconds += self._below.seconds - self._imported_s
         if self._runs:
             self.context.allow("imports", seconds)
@@ -163,7 +163,7 @@ class StageWorker:
             self._send(events.Extra("", "imports", seconds))
 
     def _turn(self, *, runs: bool) -> None:
-        """A stage begins to run, or has run."""
+        """Note that a stage starts or stops running."""
         self._runs = runs
         self._imported_s = self._imports.seconds() + self._below.seconds
 
@@ -187,7 +187,7 @@ class StageWorker:
 
     # -- running -------------------------------------------------------------------
 
-    # Outside of pytest-timeout's clock: to wait for a need costs nothing of the budget.
+    # Outside pytest-timeout's clock: waiting for needs does not count as budget.
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(
         self, item: pytest.Item
@@ -203,28 +203,28 @@ class StageWorker:
             with below:
                 result = yield
         except BaseException as error:
-            # Before pytest makes a traceback of it, for which it reads files.
+            # Before pytest renders a traceback, for which it reads files.
             self._give_up(f"pytest failed during the stage: {told(error)}")
             raise
         finally:
-            os.environ.pop(IN_STAGE, None)  # a stage may have cleared all of it
+            os.environ.pop(IN_STAGE, None)  # a stage may have cleared the environment
             self._clean_up(item, stage)
         self._current = None
         self._send(events.Closed(stage.name))
         return result
 
     def _ends_at(self, stage: PlannedStage) -> float:
-        """When a stage, or the end of its fixtures, is to be interrupted."""
+        """When a stage, or its fixtures' teardown, is to be interrupted."""
         finished = self._finished.get(stage.nodeid)
         if finished is not None:
             return finished + CLOSE_BUDGET_S + GENTLE_AFTER_S
         started = self._started.get(stage.nodeid)
-        if started is None:  # what there is of extra time is the last stage's
+        if started is None:  # any extra time there is belongs to the previous stage
             return monotonic() + gentle_s(stage)
         return started + self._limit_s(stage) + GENTLE_AFTER_S
 
     def _clean_up(self, item: pytest.Item, stage: PlannedStage) -> None:
-        """Before the next stage: what a fixture of a wider scope may own is its own."""
+        """Clean up after a stage, unless a wider fixture may own what is left."""
         before, self._cleanup = self._cleanup, None
         info = getattr(item, "_fixtureinfo", None)
         definitions = () if info is None else info.name2fixturedefs.values()
@@ -260,7 +260,7 @@ class StageWorker:
     def _held(self, item: pytest.Item) -> Iterator[None]:
         """Keep what a stage does to its process from ending the run.
 
-        In a worker nobody presses Ctrl-C, and a run is not one stage's to end.
+        Nobody presses Ctrl-C in a worker, and no single stage may end the run.
         """
         if self._stage_of(item) is None:
             yield
@@ -287,13 +287,13 @@ class StageWorker:
                     f"own ({', '.join(closed)}; by os.close or os.closerange?), which "
                     "pytest needs"
                 )
-            # pytest's capture, which these hooks lie within, has not read it yet.
+            # pytest's capture, which wraps these hooks, has not read it yet.
             cut_captured([one.number for one in self._captured], OUTPUT_BYTES)
 
     def _look_at_streams(self) -> None:
-        """Whether the stage has closed a stream of Python's that pytest reads after it.
+        """Give up if the stage closed a Python stream that pytest still needs.
 
-        In one process pytest cannot go on either, but nobody replaces it.
+        In single-process mode pytest cannot go on either, but nothing can replace it.
         """
         closed = [name for name, stream in self._streams.items() if stream.closed]
         if closed and self._current is not None:
@@ -307,10 +307,10 @@ class StageWorker:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """End a process that the stage forked and that comes back from its code.
+        """End a process that the stage forked and that returns from the stage's code.
 
-        It is a copy of this one, pytest and all: it would go on with the next stage,
-        and speak to the controller in this one's name.
+        It is a copy of this process, including pytest: it would go on with the next
+        stage, and report to the controller in this process's name.
         """
         code: int | str | None = 0
         try:
@@ -341,10 +341,10 @@ class StageWorker:
         self._give_up(f"pytest failed during the stage: {told(excinfo.value)}")
 
     def _give_up(self, why: str) -> None:
-        """End this process where it cannot go on after the stage that it runs.
+        """End this process if it cannot go on after the stage that it is running.
 
-        pytest-xdist takes a worker that says goodbye early for the end of the whole
-        run. One that dies is replaced, and costs no more than its stage.
+        pytest-xdist takes a worker's early but regular exit for the end of the whole
+        run. A worker that dies is replaced, and only its stage is lost.
         """
         if self._isolated and self._current is not None:
             try:
@@ -365,7 +365,7 @@ class StageWorker:
         self._streams = {
             name: one
             for name, one in streams.items()
-            if not getattr(one, "closed", True)  # or it may be anything, with -s
+            if not getattr(one, "closed", True)  # with -s it may be any object
         }
         self._started[item.nodeid] = monotonic()
         self._stood_s = self._link.stood_still_s()
@@ -375,9 +375,9 @@ class StageWorker:
         self._send(events.Start(stage.name, stage.budget_s, captured))
 
     def _await_needs(self, stage: PlannedStage) -> list[str]:
-        """The needs that did not pass, once they and what comes before have a verdict.
+        """The needs that did not pass, once they and all in ``after`` have a verdict.
 
-        No deadline: each need has its own, which the controller holds it to.
+        No deadline: each need has its own, which the controller enforces.
         """
         waiting = [*stage.needs, *stage.after]
         said = False
@@ -398,7 +398,7 @@ class StageWorker:
                 )
             time.sleep(POLL_S)
 
-    # The outermost: pytest's own verdict on xfail is within the report by then.
+    # The outermost wrapper: by then the report includes pytest's verdict on xfail.
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
@@ -420,7 +420,7 @@ class StageWorker:
             vars(report).pop("wasxfail", None)
         late = duration_s >= self._limit_s(stage)
         if late and report.skipped and hasattr(report, "wasxfail"):
-            # No budget is lifted by xfail: nor could it be for a hang in C.
+            # xfail does not lift a budget, as it could not for a hang in C.
             del report.wasxfail
             report.outcome = "failed"
         result = events.StageResult(
@@ -431,7 +431,7 @@ class StageWorker:
             unsaid=self._unsaid,
         )
         if report.failed and call.excinfo is None:
-            result.error = report.longreprtext  # an xfail that is strict, and passed
+            result.error = report.longreprtext  # a strict xfail that passed
         elif call.excinfo is not None and not report.skipped:
             error = call.excinfo.value
             result.error = error_text(call.excinfo)
@@ -451,7 +451,7 @@ class StageWorker:
             first, _ = failed_parts[0]
             assert first.excinfo is not None
             said = error_text(first.excinfo)
-            if call is not first:  # then it failed by itself as well
+            if call is not first:  # then the stage itself failed, too
                 said = f"{said.partition(chr(10))[0]}; then: {result.error}"
             count = f"{len(failed_parts)} subtest(s) failed"
             result.error = f"{count}; the first: {said}"
@@ -463,7 +463,7 @@ class StageWorker:
         result.error = sanitize.data(result.error)
         result.fault = sanitize.data(result.fault)
         if result.outcome == TIMEOUT:
-            # What it started would go on, and hold ports and memory of later stages.
+            # What it started would live on and hold ports and memory later stages need.
             assert self._cleanup is not None
             mine = self._cleanup
             ended, _ = tree.stop(
@@ -481,9 +481,9 @@ class StageWorker:
         call: pytest.CallInfo[None],
         report: pytest.TestReport,
     ) -> pytest.TestReport:
-        """A subtest's report, which pytest asks for during the stage's own call.
+        """Handle a subtest's report, which pytest requests during the stage's own call.
 
-        The stage fails with it; it is no test of its own that would be told twice.
+        The stage fails with it; as a test of its own it would be reported twice.
         """
         if report.failed:
             self._failed_parts.append((call, report.longrepr))
@@ -495,10 +495,10 @@ class StageWorker:
     def _tell_raised(
         self, item: pytest.Item, stage: PlannedStage, call: pytest.CallInfo[None]
     ) -> None:
-        """Say what a stage raised before anybody makes a text of it.
+        """Report what a stage raised before anybody renders it as text.
 
-        That calls __repr__ and __str__ of the user's, which may hang as well, and is
-        no part of what the stage has its budget for.
+        Rendering calls the user's __repr__ and __str__, which may hang, too, and is not
+        what the stage's budget is for.
         """
         told = (pytest.skip.Exception, pytest.xfail.Exception)
         if (
@@ -532,6 +532,6 @@ class StageWorker:
         if not self._isolated:
             return
         self._send(events.Bye())
-        # Everything is delivered. The interpreter would spend seconds on taking torch
-        # and vLLM down; the controller ends what this process has started.
+        # Everything is delivered. The interpreter would spend seconds tearing down
+        # torch and vLLM; the controller ends what this process has started.
         os._exit(0)

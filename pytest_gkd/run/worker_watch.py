@@ -1,4 +1,4 @@
-"""What the watchdog knows of one worker: its phase, its deadline, what it printed."""
+"""What the watchdog knows about one worker: its phase, its deadline, its output."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pytest_gkd.processes.stacks import Stack
 from pytest_gkd.processes.stall import Look, Progress, QuietWatch
 from pytest_gkd.stage_api import EXTRA_LIMIT_S
 
-# pytest-timeout, inside the worker, is the gentle line: a hang in Python ends with its
+# pytest-timeout, inside the worker, is the gentle way: a hang in Python ends with its
 # fixtures torn down. It fires a little after the budget, when the stacks have been
-# taken, and the tree is ended a little after that, whatever the worker does.
+# taken, and the tree is killed a little after that, whatever the worker does.
 GENTLE_AFTER_S = 0.4
 END_AFTER_S = 0.8
 COLLECT_BUDGET_S = 60.0
 CLOSE_BUDGET_S = 15.0
-# What comes so much later than it should may come after a stop of the process.
+# Whatever is late by more than this may be so because the process was stopped.
 STOPPED_S = 1.0
 OUTPUT_BYTES = 64 * 1024
 
@@ -30,7 +30,7 @@ OUTPUT_BYTES = 64 * 1024
 class Sample(NamedTuple):
     """The stacks of a stage's process tree at the end of its budget.
 
-    ``progress`` compares it with a look before that, if there was one.
+    ``progress`` compares it with an earlier look, if there was one.
     """
 
     stacks: tuple[Stack, ...]
@@ -41,13 +41,13 @@ class Sample(NamedTuple):
 class WorkerWatch:
     """One worker process. Times are ``clock.monotonic()``.
 
-    ``phase`` is starting, idle, running, closing (the stage's result is known; a
-    traceback is made of it, its fixtures are being torn down) or done. ``ended`` is set
-    as soon as its end begins, ``told`` when it was said why, ``noticed`` when
-    pytest-xdist knows of it.
-    ``samples`` are of all its stages: a look may be over when the next has begun.
+    ``phase`` is starting, idle, running, closing (the stage's result is known; its
+    traceback is being rendered or its fixtures torn down) or done. ``ended`` is set as
+    soon as we start ending it, ``told`` once the reason was reported, ``noticed`` once
+    pytest-xdist knows.
+    ``samples`` covers all its stages: a look may finish after the next has begun.
     ``silent`` is one that has not said hello: it may import what a conftest.py needs.
-    ``woke`` is how often its main thread had been switched when it was last looked at.
+    ``woke`` is its main thread's number of context switches at the last look.
     """
 
     name: str
@@ -82,7 +82,7 @@ class WorkerWatch:
 
     @property
     def deadline(self) -> float:
-        """When the present phase should be over; infinite while idle."""
+        """When the current phase should be over; infinite while idle."""
         if not self.has_deadline:
             return float("inf")
         if self.stuck_at is not None:
@@ -91,11 +91,11 @@ class WorkerWatch:
 
     @property
     def sample(self) -> Sample:
-        """Of the present stage; empty until there is one."""
+        """The current stage's sample; empty until there is one."""
         return self.samples.get(self.stage, Sample((), None))
 
     def follow(self, event: events.Event) -> None:
-        """What one of its events changes."""
+        """Update the state by one of the worker's events."""
         match event:
             case events.Collected() | events.Closed():
                 self.phase = "idle"
@@ -118,19 +118,19 @@ class WorkerWatch:
                 self.phase = "done"
 
     def _extend(self, what: str, seconds: float) -> None:
-        """More time than the budget, within its bound."""
+        """Grant time on top of the budget, within its limit."""
         if not float(seconds) >= 0:
             raise ValueError(f"{seconds!r} is not a time that a stage may be given")
         self.extra_s[what] = min(float(seconds), EXTRA_LIMIT_S[what])
         self.look_anew()
 
     def look_anew(self) -> None:
-        """What was seen of its stage so far says nothing about what is to come."""
+        """Discard what was seen of its stage so far, as it now has more time."""
         self.samples.pop(self.stage, None)
         self.earlier, self.wants_sample = None, True
 
     def close(self) -> None:
-        """Let go of what its stage printed."""
+        """Close the files with its stage's output."""
         while self.output:
             self.output.pop().close()
 
@@ -138,19 +138,19 @@ class WorkerWatch:
 def _captured(pid: int, descriptors: Iterable[int]) -> list[BinaryIO]:
     """The files that pytest captures a worker's stdout and stderr in, kept open.
 
-    They have no name; a handle from /proc still reads them when the worker is dead.
-    A pipe or a terminal is left alone: to read it would be to steal from it.
+    They are unnamed; opened through /proc they stay readable once the worker is dead.
+    A pipe or a terminal is left alone: reading would take data from its reader.
     """
     files: list[BinaryIO] = []
     for number in descriptors:
         path = Path(f"/proc/{pid}/fd/{number}")
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # it has ended meanwhile
             if path.is_file():
                 files.append(path.open("rb"))
     return files
 
 
 def read_output(worker: WorkerWatch) -> str:
-    """The end of what the worker's stage printed, at most 64 KiB a stream."""
+    """The end of what the worker's stage printed, at most 64 KiB per stream."""
     parts = [read_end(file, OUTPUT_BYTES) for file in worker.output]
     return "\n".join(part for part in parts if part.strip())
