@@ -158,25 +158,6 @@ def test_nothing_usual_follows(text: str) -> None:
     assert usual_next(text.encode()) is None
 
 
-@pytest.mark.parametrize(
-    ("line", "phase"),
-    [
-        ("(Judge pid=4) loading the teacher from /models/t", "teacher-init"),
-        ("joining the process group", "actor-init"),
-        ("Connecting to coordinator", "actor-init"),
-        ("waiting for 5 rollout workers", "rollout-init"),
-        ("chunk 7: 24 rows, 781 characters", "data"),
-        ("pushing weights to 2 engines", "weight-sync"),
-        ("saving model to out/student", "checkpoint"),
-        ("asking the teacher for 64 sequences", "teacher"),
-        ("sampling 8 answers", "generation"),
-        ("WARNING: deprecated option", ""),
-    ],
-)
-def test_a_users_own_line_is_read_by_its_words(line: str, phase: str) -> None:
-    assert log_phases.of_line(line.encode()) == phase
-
-
 def test_words_of_a_warning_do_not_end_the_start(tmp_path: Path) -> None:
     start = "ray init kwargs: {}\nWARNING: no rollout was sampled before\n"
     assert judged(start, tmp_path).phase == "ray-init"
@@ -192,3 +173,74 @@ def test_a_checkpoint_that_is_whole_ends_its_phase(tmp_path: Path) -> None:
 def test_what_is_pushed_ends_the_start(tmp_path: Path) -> None:
     start = "ray init kwargs: {}\npushing weights to 2 rollout workers\n"
     assert judged(start, tmp_path).phase == "weight-sync"
+
+
+def test_of_several_ranks_the_one_that_is_behind_tells_the_phase(
+    tmp_path: Path,
+) -> None:
+    steps = "".join(f"[rank {r}/3] step 1: loss 0.5\n" for r in range(3))
+    begins = "".join(f"[rank {r}/3] step 2: generating\n" for r in range(3))
+    update = "[rank 0/3] step 2: forward/backward\n[rank 2/3] step 2: backward\n"
+    assert judged(f"{steps}{begins}{update}", tmp_path).phase == "generation"
+    last = "[rank 1/3] step 2: forward/backward\n"
+    assert judged(f"{steps}{begins}{update}{last}", tmp_path).phase == "training-step"
+
+
+STACK = """Timeout (0:10:00)!
+Thread 0x00007f2b211d7b80 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 327 in wait
+  File "/app/loop.py", line 77 in ask_teacher
+  File "/app/loop.py", line 151 in <module>
+"""
+
+
+def test_a_stack_that_is_shown_last_tells_the_phase(tmp_path: Path) -> None:
+    steps = "step 1 loss 0.5\nstep 2 loss 0.5\nstep 3: sampling\n"
+    assert judged(f"{steps}{STACK}", tmp_path).phase == "teacher"
+    assert judged(f"{steps}{STACK}step 3 loss 0.5\n", tmp_path).phase != "teacher"
+
+
+def test_the_order_in_which_a_step_tells_its_parts_says_what_comes_first(
+    tmp_path: Path,
+) -> None:
+    step = "step:{} - actor/loss:0.5 - timing_s/{}:0.1 - timing_s/{}:0.2\n"
+    for first, then, phase in (
+        ("gen", "update_weights", "generation"),
+        ("update_weights", "gen", "weight-sync"),
+    ):
+        text = "".join(step.format(n, first, then) for n in range(1, 4))
+        assert judged(f"dataset len: 9\n{text}", tmp_path).phase == phase
+
+
+def test_lines_that_usually_go_on_are_followed_by_their_like() -> None:
+    steps = [f'{{"step": {n}, "loss": 1.5}}\n' for n in range(1, 19)]
+    saved = "".join(
+        line + ("saving checkpoint\n" if n % 5 == 0 else "")
+        for n, line in enumerate(steps, 1)
+    )
+    assert usual_next(saved.encode()) is None
+    found = usual_next(f"{saved}{steps[0]}{steps[1]}".encode())
+    assert found is not None
+    assert found.text == b"saving checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("cause", "last", "phase"),
+    [
+        ("vllm.kv-cache", "config", "rollout-init"),
+        ("vllm.kv-cache", "generation", "generation"),
+        ("comm.rendezvous", "unknown", "actor-init"),
+        ("comm.rendezvous", "rollout-init", "rollout-init"),
+        ("sync.stuck", "training-step", "weight-sync"),
+        ("env.host-oom", "data", "data"),
+    ],
+)
+def test_a_cause_tells_the_phase_where_no_function_does(
+    cause: str, last: str, phase: str
+) -> None:
+    assert log_phases.caused_in(cause, last) == phase
+
+
+def test_the_causes_of_phases_are_those_of_the_catalogue() -> None:
+    known = {*CATALOGUE, *(cause.partition(".")[0] for cause in CATALOGUE)}
+    assert {*log_phases._CAUSED_IN} <= known

@@ -17,6 +17,8 @@ from pytest_gkd.diagnosis.scan import uncoloured
 
 # Lines of a message; lines that are neither frame nor code and yet do not end one.
 MOST_LINES, MOST_LOST = 20, 300
+# So much of a frame's line is kept.
+MOST_CODE = 200
 # A terminal's width, told by so many lines of it.
 WIDTHS, FULL_LINES = range(60, 241), 4
 
@@ -63,12 +65,14 @@ _NOT_CUT = (b"^", b"-", b"=", b"*", *(one.encode() for one in "│┃║╭╰�
 class Frame:
     """A function on the way: its file as it is printed, and the line in it.
 
-    A native frame of a live process has the library as its file, and line 0.
+    ``code`` is that line's text, empty where the traceback does not show it. A native
+    frame of a live process has the library as its file, and line 0.
     """
 
     file: str
     line: int
     function: str
+    code: str = field(default="", compare=False)
 
     @property
     def is_native(self) -> bool:
@@ -422,6 +426,10 @@ class _Reader:
         if self._part or boxed or not line.strip():
             return
         if not self._raised(line, start, end):
+            if not self._lost and self._open.frames:
+                last = self._open.frames[-1]
+                code = _text(line.strip()[:MOST_CODE])
+                self._open.frames[-1] = Frame(last.file, last.line, last.function, code)
             self._lost += 1
             if self._lost > MOST_LOST:
                 self._close()

@@ -3,38 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from pytest_gkd.diagnosis import log_phases
-from pytest_gkd.diagnosis.exceptions import Chain
-from pytest_gkd.diagnosis.patterns import Pattern
-
-_LIKE = (
-    ("weight-sync", Pattern(rb"(?i)(?:sync|push|send|receive|broadcast)_\w*weight")),
-    ("checkpoint", Pattern(rb"(?i)(?:save|load|write|restore)_\w*(?:checkpoint|ckpt)")),
-    *(
-        (
-            phase,
-            Pattern(
-                rb"(?i)(?:build|load|init|create|make|set_?up|start|launch)_\w*(?:%b)"
-                % what
-            ),
-        )
-        for phase, what in (
-            ("teacher-init", b"teacher"),
-            ("rollout-init", b"rollout|engine|vllm|sglang"),
-            ("actor-init", b"student|actor|policy|trainer"),
-        )
-    ),
-    ("generation", Pattern(rb"(?i)reward|verifier")),
-    ("teacher", Pattern(rb"(?i)teacher")),
-    (
-        "generation",
-        Pattern(rb"(?i)generate|rollout|sample_\w*(?:token|answer|completion)"),
-    ),
-    ("training-step", Pattern(rb"(?i)train_?(?:step|batch|epoch)|backward")),
-)
-
+from pytest_gkd.diagnosis import log_phases, phase_words
+from pytest_gkd.diagnosis.exceptions import Chain, Frame, Raised
 
 # The role of a Ray actor or process, by its class; the first that fits counts.
 _ROLES = (
@@ -46,8 +19,26 @@ _ROLES = (
 )
 _TASK = re.compile(r"ray::(\w+)\.(\w+)\(\)")
 _INITS = re.compile(r"__init__$|(?:build|load|init|setup)(?:_|$)", re.IGNORECASE)
+_LOADS = ("config", "actor-init", "rollout-init")
+_TEACHER = re.compile(
+    r"^(?:[\w., ]*teacher[\w., ]* = "
+    r"|(?:await |return |[\w., ]+ = )?[\w.]*teacher[\w.]*\()",
+    re.IGNORECASE,
+)
 # What the trainer asks of its own model and of a teacher alike.
 _LOG_PROBS = re.compile(r"log_?probs?", re.IGNORECASE)
+_IMPORTING = re.compile(
+    r"^(?:<module>|__getattr__|_get_module|import_module|_gcd_import|_find_and_load\w*"
+    r"|_call_with_frames_removed|_load_unlocked|exec_module)$"
+)
+_OF_IMPORT = re.compile(r"^(?:Import|ModuleNotFound|Syntax|Indentation|Tab)Error$")
+# Names of files and functions of these say nothing of the job.
+_GENERAL = re.compile(
+    r"^<|/lib/python[\d.]+/(?!(?:site|dist)-packages/)|^\w+\.py$"
+    r"|(?:^|/(?:site|dist)-packages/)(?:torch|ray|hydra|omegaconf|pydantic|numpy|importlib\w*"
+    r"|urllib3|requests|httpx|httpcore|aiohttp|anyio|uvloop|click|typer|fire|absl|jinja2"
+    r"|pandas|pyarrow|safetensors|huggingface_hub|vllm|sglang)/"
+)
 
 
 def phase_of(chain: Chain, last: str = "") -> str:
@@ -60,18 +51,65 @@ def phase_of(chain: Chain, last: str = "") -> str:
     init, role = _role_of(chain)
     if init:
         return init
-    for told in (log_phases.raised_in, _by_name):
-        for one in chain:
-            phase = ""
-            for frame in one.frames:
-                name = frame.function.rpartition(".")[2]
-                own = told(f"{PurePosixPath(frame.file).name}:{name}")
-                if own == "training-step" and _LOG_PROBS.search(name):
-                    own = "teacher" if "teacher" in (role, last) else own
-                phase = own or phase
+    if chain and _imports(chain[0]):
+        return "config"
+    if phase := _by_table(chain, role, last):
+        return phase
+    begun = last not in {"", "unknown", *log_phases.STARTS}
+    for one in chain:
+        own = [frame for frame in one.frames if not _GENERAL.search(frame.file)]
+        names = (phase_words.of_name(_name(f), begun=begun) for f in own[::-1])
+        calls = (_calls(frame.code, begun=begun) for frame in own[::-1])
+        if phase := _first(names) or _first(calls):
+            return phase
+    return role or _by_file(chain)
+
+
+def _imports(raised: Raised) -> bool:
+    """Whether a program's own start failed as its modules were read."""
+    names = [frame.function for frame in raised.frames]
+    return bool(names) and (
+        all(_IMPORTING.search(name) for name in names)
+        and (len(names) > 1 or _OF_IMPORT.search(raised.type) is not None)
+    )
+
+
+def _by_table(chain: Chain, role: str, last: str) -> str:
+    """What the functions tell that frameworks have, of the first that has any."""
+    for one in chain:
+        for frame in reversed(one.frames):
+            name = _name(frame)
+            phase = log_phases.raised_in(f"{PurePosixPath(frame.file).name}:{name}")
+            if phase in log_phases.STARTS and any(map(_of_teacher, one.frames)):
+                return "teacher-init" if phase in _LOADS else phase
+            if phase == "training-step" and _LOG_PROBS.search(name):
+                asks = any("teacher" in each.code.lower() for each in one.frames)
+                phase = "teacher" if asks or "teacher" in (role, last) else phase
+            if phase == "training-step" and _of_teacher(frame):
+                phase = "teacher"
             if phase:
                 return phase
-    return role or _by_file(chain)
+    return ""
+
+
+def _calls(code: str, *, begun: bool) -> str:
+    """The phase that a line tells of by what it calls and what it makes."""
+    called = re.search(r"\w+$", code.partition("(")[0])
+    phase = log_phases.raised_in(called[0] if called else "")
+    return phase or phase_words.of_code(code, begun=begun)
+
+
+def _of_teacher(frame: Frame) -> bool:
+    """Whether a line of the program makes or calls a teacher."""
+    return _TEACHER.search(frame.code) is not None
+
+
+def _first(phases: Iterable[str]) -> str:
+    return next(filter(None, phases), "")
+
+
+def _name(frame: Frame) -> str:
+    return frame.function.rpartition(".")[2]
 
 
 def _role_of(chain: Chain) -> tuple[str, str]:
@@ -84,23 +122,18 @@ def _role_of(chain: Chain) -> tuple[str, str]:
             continue
         own = (each.function for each in one.frames if "/ray/" not in each.file)
         method = (task[2] if task else next(own, "")).rpartition(".")[2]
-        phase = log_phases.raised_in(method) or _by_name(f":{method}")
+        phase = log_phases.raised_in(method) or phase_words.of_name(method)
         starts = _INITS.search(method) and phase in {"", *log_phases.STARTS}
         return (found[0], "") if starts else ("", found[1])
     return "", ""
 
 
 def _by_file(chain: Chain) -> str:
-    """What the files tell that are named after a teacher or a reward."""
-    for one in chain:
-        for frame in reversed(one.frames):
-            name = PurePosixPath(frame.file).name.lower()
-            if frame.function != "<module>" and ("teacher" in name or "reward" in name):
-                return "teacher" if "teacher" in name else "generation"
-    return ""
-
-
-def _by_name(function: str) -> str:
-    """What the name of a function tells that is the user's own."""
-    name = function.partition(":")[2].encode()
-    return next((phase for phase, like in _LIKE if like.search(name)), "")
+    """What the names of the program's own files tell."""
+    files = (
+        PurePosixPath(frame.file).stem
+        for one in chain
+        for frame in reversed(one.frames)
+        if frame.function != "<module>" and not _GENERAL.search(frame.file)
+    )
+    return _first(map(phase_words.of_file, files))

@@ -10,6 +10,7 @@ from typing import Any
 
 from ahocorasick_rs import BytesAhoCorasick
 
+from pytest_gkd.diagnosis import phase_words
 from pytest_gkd.diagnosis.patterns import Match, Pattern
 
 _HERE = Path(__file__).parent
@@ -48,13 +49,10 @@ _RAISED_IN: dict[str, str] = {
     name: r["name"] for r in _TABLE["phase"] for name in r.get("functions", ())
 }
 
-# What a line of a program of the user's own speaks of; the first that fits counts.
-_SPEAKS_OF = [
-    (name, Pattern(rb"(?i)" + like.encode()))
-    for name, like in _TABLE["speaks_of"].items()
-]
-
-MOST_SPOKEN = 40
+MOST_SPOKEN = 100
+_RANK = Pattern(rb"(?i)(?:\brank[ _]?|\"rank\": ?|\[default|\[rank )(\d{1,6})\b")
+# verl tells the parts of a step in the order in which they came to their end.
+_TIMED = Pattern(rb"\btiming_s/([\w/]+)")
 
 NCCL = Pattern(rb"\bNCCL (?:INFO|version) ?")
 _NCCL_COMPLETE = Pattern(
@@ -62,6 +60,10 @@ _NCCL_COMPLETE = Pattern(
     rb"(?:commId (?P<group>0x[\da-f]+) )?[^\r\n]{0,40}?Init COMPLETE"
     rb"(?:[^\r\n]{0,60}\[repeated (?P<times>\d{1,6})x)?"
 )
+
+_CAUSED_IN: dict[str, str] = {
+    c: row["name"] for row in _TABLE["phase"] for c in row.get("causes", ())
+}
 
 # One completed step of training, however the framework prints it.
 STEP = Pattern(
@@ -196,16 +198,26 @@ def last_phase(text: bytes, step: int = -1) -> str:
     return "actor-init" if waits or nccl_joining(text) else "unknown"
 
 
-def spoken_after(text: bytes, step: int = -1) -> str:
-    """The phase of which the lines after the last marker or step speak, the last first.
+def spoken_after(text: bytes, step: int = -1) -> phase_words.Told | None:
+    """What the lines after the last marker or step say of the phase.
 
-    While a run starts only what is loaded or pushed counts. Empty where none tells.
+    Where several ranks speak it is that of the one that is behind: the others wait.
     """
     at, phase = _last_sign(text, step)
-    lines = text[max(at, 0) :].splitlines()[at >= 0 :]
-    phases = filter(None, map(of_line, reversed(lines[-MOST_SPOKEN:])))
-    later = ("teacher-init", "rollout-init", "actor-init", "weight-sync")
-    return next((one for one in phases if phase not in STARTS or one in later), "")
+    lines = text[max(at, 0) :].splitlines()[at >= 0 :][-MOST_SPOKEN:]
+    ranks: dict[bytes, list[bytes]] = {}
+    for line in lines:
+        rank = _RANK.search(line[:200])
+        ranks.setdefault(rank[1] if rank else b"", []).append(line)
+    begun = at >= 0 and phase not in STARTS
+    if len(ranks) - (b"" in ranks) < 2:
+        return phase_words.of_lines(lines, begun=begun)
+    told = [phase_words.of_lines(own, begun=begun) for own in ranks.values()]
+    return min(filter(None, told), key=_how_far, default=None)
+
+
+def _how_far(told: phase_words.Told) -> tuple[int, bool]:
+    return PHASES.index(told.phase) if told.phase in PHASES else 99, told.over
 
 
 def _last_sign(text: bytes, step: int) -> tuple[int, str]:
@@ -250,20 +262,48 @@ def ended(line: bytes) -> bool:
 
 
 def of_line(line: bytes) -> str:
-    """The phase that a line marks, or speaks of; empty where it is of none."""
+    """The phase that a line of a step marks, or speaks of; empty for none."""
     at, phase = _last_sign(line, -1)
-    if at >= 0:
-        return phase if phase in PHASES else ""
-    return next((name for name, like in _SPEAKS_OF if like.search(line)), "")
+    if at < 0:
+        told = phase_words.of_line(line, begun=True)
+        phase = told.phase if told else ""
+    return phase if phase in PHASES else ""
+
+
+# What follows a phase of a step in most programs; after a checkpoint the next step.
+# What is counted and told after an update is still of the training.
+_THEN = {
+    "weight-sync": "generation",
+    "generation": "training-step",
+    "teacher": "training-step",
+    "training-step": "training-step",
+}
+
+
+def following(phase: str, text: bytes) -> str:
+    """The phase after one that is over, in the program that printed the text."""
+    if phase in STARTS:
+        return phase
+    if phase == "generation" and b"teacher" in text.lower():
+        return "teacher"
+    return _THEN.get(phase, "after-step")
 
 
 def after_step(text: bytes) -> str:
-    """What follows a step of the framework that printed last; empty if unknown."""
+    """What follows a step of the framework that printed last; empty if unknown.
+
+    Where the last step tells of two of its parts, their order counts before.
+    """
+    line = text.rfind(b"\n", 0, text.rfind(b"timing_s/")) + 1
+    timed = _TIMED.finditer(text, line, text.find(b"\n", line) % (len(text) + 1))
+    parts = dict.fromkeys(phase_words.of_part(one[1]) for one in timed)
+    if len(order := [phase for phase in parts if phase in _THEN]) > 1:
+        return order[0]
     found = [(at, _FOLLOWS[mark]) for at, mark in _marked(text) if mark in _FOLLOWS]
     return max(found, default=(-1, ""))[1]
 
 
-STARTS = ("config", "data", "ray-init", "actor-init", "rollout-init", "teacher-init")
+STARTS = phase_words.STARTS
 
 
 def starts_after(text: bytes, at: int) -> bool:
@@ -274,3 +314,15 @@ def starts_after(text: bytes, at: int) -> bool:
 def raised_in(function: str) -> str:
     """The phase of a traceback's function, ``file.py:name``; empty where none tells."""
     return _RAISED_IN.get(function) or _RAISED_IN.get(function.partition(":")[2], "")
+
+
+def caused_in(cause: str, last: str) -> str:
+    """The phase that a cause is met in by a run that was ``last`` seen in another.
+
+    A run goes forward: of single causes the start has none that it has left behind.
+    """
+    if phase := _CAUSED_IN.get(cause.partition(".")[0]):
+        return phase
+    phase = _CAUSED_IN.get(cause, last)
+    at = PHASES.index(last) if last in PHASES and last != "unknown" else -1
+    return phase if phase not in STARTS or PHASES.index(phase) >= at else last

@@ -18,6 +18,7 @@ from pytest_gkd.diagnosis import (
     phase_marks,
     recovery,
     silence,
+    stack_dump,
     standing,
 )
 from pytest_gkd.diagnosis.catalogue import Catalogue, Signature, explain_command
@@ -44,9 +45,9 @@ from pytest_gkd.diagnosis.usual_next import usual_next
 
 MAX_CAUSES = 3
 MAX_PROCESSES = 64
-_PHASE_OF_KIND = {"config": "config", "data": "data", "sync": "weight-sync"}
 # What is met nowhere else, whoever raised it and whatever was marked last.
 _PHASE_OF_CAUSE = {"data.worker-died": "data", "ray.no-resources": "actor-init"}
+_WITH_ACTORS = {"actor-init", "rollout-init", "teacher-init"}
 # Not what a bar says of the time that has gone by and that is left.
 _CLOCK = Pattern(
     rb"(?:^|[^<\d:])(?P<time>(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d)(?:[^<\d:]|$)"
@@ -332,13 +333,31 @@ def _phase(logs: list[Log], after_step: str) -> str:
 def _last_phase(log: Log) -> str:
     """The phase where a log ends; empty for what its job does after a step."""
     phase = log_phases.last_phase(log.edges, log.last_step_at)
-    if phase in set(log_phases.PHASES) - {"unknown", *log_phases.STARTS}:
-        return phase
-    if phase == "after-step" and (expected := usual_next(log.tail)):
-        is_step = log_phases.STEP.search(expected.text)
-        return "" if is_step else log_phases.of_line(expected.text)
-    spoken = log_phases.spoken_after(log.edges, log.last_step_at)
-    return spoken or (phase if phase in log_phases.PHASES else "")
+    told = log_phases.spoken_after(log.edges, log.last_step_at)
+    if told:
+        phase = told.phase
+    if stacked := _stacked(log, phase):
+        return stacked
+    if phase == "after-step" or (told and told.over):
+        if expected := usual_next(log.tail):
+            is_step = log_phases.STEP.search(expected.text)
+            follows = "" if is_step else log_phases.of_line(expected.text)
+        else:
+            follows = ""
+        phase = follows or log_phases.following(phase, log.edges)
+    return phase if phase in log_phases.PHASES else ""
+
+
+def _stacked(log: Log, last: str) -> str:
+    """The phase of the stack that is shown after the last sign of life; or nothing."""
+    since = max(0, log_end.last_work(log.tail))
+    first = log_phases.STACKS.search(log.tail, since)
+    if first is None:
+        return ""
+    threads = stack_dump.threads(log.tail[first.start() :].decode("utf-8", "replace"))
+    stack = [one.frames for one in threads[:1]]
+    shown = (exceptions.Raised("", 0, frames=[*stack[0]]),) if stack else ()
+    return frames.phase_of(shown, last)
 
 
 def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:
@@ -347,7 +366,7 @@ def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:
     What was printed last tells more than verl's one ``init_model``, which makes both.
     Some causes can be met in one phase only.
     """
-    if root.cause in _PHASE_OF_CAUSE and not last.endswith("-init"):
+    if root.cause in _PHASE_OF_CAUSE and last not in _WITH_ACTORS:
         return _PHASE_OF_CAUSE[root.cause]
     by_number = {log.number: log for log in logs}
     for hit in root.hits:
@@ -355,7 +374,7 @@ def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:
         phase = _raised_in(log, hit.order, hit.process, last)
         if phase and (phase, last) != ("actor-init", "rollout-init"):
             return phase
-    return _PHASE_OF_KIND.get(root.cause.partition(".")[0], last)
+    return log_phases.caused_in(root.cause, last)
 
 
 def _raised_in(log: Log, at: int, process: str = "", last: str = "") -> str:

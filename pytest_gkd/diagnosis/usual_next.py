@@ -45,7 +45,7 @@ def usual_next(text: bytes) -> UsualNext | None:
     """
     lines = [line for line in text.splitlines()[-MOST_LINES:] if line.strip()]
     kinds = [plain(line[:400]).translate(None, _DIFFERS)[:120] for line in lines]
-    if not kinds:
+    if not kinds or _goes_on(kinds):
         return None
     after = Counter(
         follower
@@ -58,3 +58,10 @@ def usual_next(text: bytes) -> UsualNext | None:
     if times < LEAST_TIMES or times / of < LEAST_SHARE:
         return None
     return UsualNext(lines[len(kinds) - 1 - kinds[::-1].index(kind)], times, of)
+
+
+def _goes_on(kinds: list[bytes]) -> bool:
+    """Whether lines like the last ones usually went on where these end."""
+    *before, last = [(kind, len([*same])) for kind, same in itertools.groupby(kinds)]
+    as_long = [n for kind, n in before if kind == last[0] and n >= last[1]]
+    return as_long.count(last[1]) < LEAST_SHARE * len(as_long)

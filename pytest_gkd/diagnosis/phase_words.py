@@ -1,0 +1,223 @@
+"""What the words of a program of the user's own tell of its phase."""
+
+from __future__ import annotations
+
+import functools
+import re
+import string
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pytest_gkd.diagnosis import prefixes
+from pytest_gkd.diagnosis.patterns import Pattern
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    phase: str
+    then: str
+    loose: bool
+    begun: bool
+    like: Pattern
+
+
+@functools.cache
+def _rules() -> list[_Rule]:
+    """All of them, in order; most runs of the plugin never read a log."""
+    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+    rules = []
+    for row in table["rule"]:
+        like = row["like"]
+        for name, words in table["words"].items():  # which may name others
+            like = like.replace(f"{{{name}}}", f"(?:{words})")
+        phase, loose = row["phase"], row.get("loose", False)
+        then, begun = row.get("then", phase), row.get("begun", False)
+        rules.append(_Rule(phase, then, loose, begun, Pattern(like.encode())))
+    return rules
+
+
+# What is said of a phase that is over, and what takes that back.
+_OVER = Pattern(
+    rb"\b(?:done|finish(?:ed|es)?|complete[ds]?|ready|healthy|took|elapsed|ends?|ok"
+    rb"|succe\w+|(?:in|after) \d+(?:\.\d+)? ?(?:s|ms|sec|secs|seconds|min|minutes))\b"
+    rb"| 100%"
+)
+_PAST = Pattern(
+    rb"\b(?:loaded|saved|written|wrote|pushed|sync(?:h?ed|h?roni[sz]ed)|sent|received"
+    rb"|broadcasted|published|transferred|built|initiali[sz]ed|ended|scored|sampled"
+    rb"|updated|generated|collected|merged|answered|restored|tokeni[sz]ed|prepared)\b"
+)
+_GOES_ON = Pattern(rb"\b[a-z]{2,}ing\b")
+_OPEN = Pattern(
+    rb"\b(?:wait\w*|until|till|to be|to become|to come|start(?:ing|s)?|begin\w*"
+    rb"|(?:setting|warming|bringing|spinning) up)\b"
+)
+_PART = Pattern(
+    rb"(?P<of>\b(?:step|epoch|iteration|iter|round) )?"
+    rb"\b(?P<done>\d{1,9}) ?(?:/|of) ?(?P<all>\d{1,9})\b"
+)
+# A clause that says what is not done, or may be, tells nothing, but in a line that says
+# that it is tried again.
+_NOT = Pattern(
+    rb"\b(?:no|not|non|without|skip\w*|disabled|never|none|fail\w*|cannot|(?:can|don|won"
+    rb"|didn|isn) t|if|unless|will|would|should|could|may|deprecat\w*|warn\w*|error"
+    rb"|exception|ignor\w*|un(?:used|set)|instead|please|default\w*|you|your|consider"
+    rb"|recommend\w*|incompatible|supported)\b"
+)
+_TRIES = Pattern(
+    rb"(?i)\bretr(?:y|ies|ying)\b|\battempt \d|^(?:\S+ )?no (?:new |full )?batch"
+)
+# These are no words of the program: frames and their code, exceptions, options.
+_FOREIGN = Pattern(
+    rb"^ *File \"|^ *[\w.]*(?:Error|Exception|Warning)\b|Traceback \(most|[~^]{3}"
+    rb"|^ *(?:(?:return|raise|with|await|yield|assert|import|from|def|class|self)\b"
+    rb".*[(.=]|[\w.,\[\]\"' ]+ = \S|[\w.]+\()|\w\($|\([^()]+:\d+\)$"
+    rb"|^ *['\"]?[\w.\-]+['\"]? ?[:=] ?[^ ]+,?$|^ *[+$] |--\w+[ =]"
+    rb"|'[\w.]+': |\.py:\d+: \w*Warning|\bwandb: "
+    rb"|^\[?[EF]\d{4} |^ *frame #\d"
+)
+# What a logger puts first: a time, the level, its name.
+_LOGGER = Pattern(
+    rb"^.{0,60}?\b(?:INFO|DEBUG)\b[\]|:\- ]*(?:[\w.]+(?::\d+)?(?:\]| -|:) ?(?:- )?)?"
+)
+# A name and its number: no word of what is done.
+_METRIC = Pattern(rb"^(?:[a-z%]+ ){1,4}[0-9.]+(?:e ?[0-9]+)?%?$")
+# A bar's state, and a value with its name.
+_BAR = Pattern(rb"\d{1,3}%\|")
+_VALUE = re.compile(rb"(?<![=\w])[\w/]{1,60}=(?!=) ?(?:'[^']{0,200}'|[^\s,;|']{1,60})")
+_ROLE = Pattern(rb"^[(\[](\w{3,40})")
+_CLAUSES = Pattern(rb"[,;|]+ |\. |\xe2\x80\x94| - | -> |[()]")
+# Python's own expressions: a line is short, and these go back nowhere.
+_CAMEL = re.compile(rb"(?<=[a-z]{2})(?=[A-Z])")
+_NO_WORD = re.compile(rb"[^a-z0-9.%/]+|(?<![0-9])[./]|[./](?![0-9])")
+LONGEST = 300
+_LETTERS = frozenset(string.ascii_letters.encode())
+
+STARTS = ("config", "data", "ray-init", "actor-init", "rollout-init", "teacher-init")
+_LOOP = ("weight-sync", "generation", "teacher", "training-step")
+_BEGUN = ("first-step", "after-step", *_LOOP)
+_OF_ROLE = (
+    ("teacher-init", Pattern(rb"(?i)teacher")),
+    ("rollout-init", Pattern(rb"(?i)rollout|engine|vllm|sglang|sampler|generat|infer")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The phase that words tell of, and whether they say that it is over."""
+
+    phase: str
+    over: bool = False
+
+
+def of_lines(lines: Sequence[bytes], *, begun: bool) -> Told | None:
+    """What the lines of a log say last; ``begun`` says whether its steps have begun.
+
+    What belongs to the start of a run never returns once steps have begun.
+    """
+    kinds = Counter(map(_kind, lines))
+    last = None
+    for line in lines:
+        told = of_line(line, begun=begun, repeats=kinds[_kind(line)] > 1)
+        if told and not (begun and told.phase in STARTS and told.phase != "data"):
+            last = told
+            begun = begun or told.phase in _BEGUN
+    return last
+
+
+def _kind(line: bytes) -> bytes:
+    return bytes(filter(_LETTERS.__contains__, line[:100]))[:24]
+
+
+def of_line(line: bytes, *, begun: bool, repeats: bool = False) -> Told | None:
+    """What one line says, in its last clause that says anything.
+
+    A process that is named after a teacher speaks of the teacher's work. ``repeats``
+    says that others are like it.
+    """
+    process, words = prefixes.split(line[:LONGEST].lstrip(b" "))
+    role = _ROLE.search(process or words)
+    name = role[1] if role else b""
+    words = words[logger.end() :] if (logger := _LOGGER.search(words)) else words
+    if _FOREIGN.search(words):
+        return None
+    is_bar = _BAR.search(words) is not None
+    loose, tries = begun or repeats or is_bar, _TRIES.search(words) is not None
+    for clause in reversed(_cut(_VALUE.sub(b" ", words))):
+        if _NOT.search(clause) and not tries:
+            continue
+        named = not is_bar and _METRIC.search(clause)
+        if told := _of_clause(clause, begun=begun, loose=loose and not named):
+            return _in_role(told, name)
+    if begun and b"teacher" in name.lower():
+        return Told("teacher", _is_over(_plain(words)))
+    return None
+
+
+def _in_role(told: Told, role: bytes) -> Told:
+    """What is loaded in a process of the teacher's or of an engine is that role's."""
+    if told.phase != "actor-init":
+        return told
+    phases = (phase for phase, like in _OF_ROLE if like.search(role))
+    return replace(told, phase=next(phases, told.phase))
+
+
+def of_name(name: str, *, begun: bool = False) -> str:
+    """The phase that the name of a function tells of; empty for none."""
+    # A model's own function is called by all of them.
+    return "" if name == "forward" else _in_code(name, begun=begun, loose=False)
+
+
+def of_file(name: str) -> str:
+    """The phase that a file's name tells of, where its functions' do not."""
+    return _in_code(name, begun=False, loose=True)
+
+
+def of_part(name: bytes) -> str:
+    """The phase that a part of a step is of, by its name."""
+    return _in_code(name.decode("utf-8", "replace"), begun=True, loose=True)
+
+
+def of_code(code: str, *, begun: bool) -> str:
+    """The phase that a line of code tells of by what it makes and what it calls."""
+    return _in_code(code.partition("(")[0], begun=begun, loose=True)
+
+
+def _in_code(text: str, *, begun: bool, loose: bool) -> str:
+    words = _plain(text[:LONGEST].encode())
+    told = None if _NOT.search(words) else _of_clause(words, begun=begun, loose=loose)
+    phase = told.phase if told else ""
+    return "" if phase in ("first-step", "after-step") else phase
+
+
+def _cut(words: bytes) -> list[bytes]:
+    """The clauses of a line, in lower case, without punctuation."""
+    places = [0]
+    for found in _CLAUSES.finditer(words):
+        places += found.span()
+    places.append(len(words))
+    parts = (words[a:b] for a, b in zip(places[::2], places[1::2], strict=True))
+    return [plain for part in parts if (plain := _plain(part))]
+
+
+def _plain(words: bytes) -> bytes:
+    return _NO_WORD.sub(b" ", _CAMEL.sub(b" ", words).lower()).strip()
+
+
+def _of_clause(clause: bytes, *, begun: bool, loose: bool) -> Told | None:
+    for rule in _rules():
+        counts = (loose or not rule.loose) and (begun or not rule.begun)
+        if counts and rule.like.search(clause):
+            return Told(rule.then if begun else rule.phase, _is_over(clause))
+    return None
+
+
+def _is_over(clause: bytes) -> bool:
+    past = _PAST.search(clause) and not _GOES_ON.search(clause)
+    if _OPEN.search(clause) or not (past or _OVER.search(clause)):
+        return False
+    parts = (one for one in _PART.finditer(clause) if not one[b"of"])
+    return all(int(one[b"done"]) >= int(one[b"all"]) for one in parts)
