@@ -1,4 +1,4 @@
-"""Fixtures that the stages share: what they work on, and the job under test."""
+"""Fixtures that the stages share: their inputs, and the job under test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class JobKeeper:
-    """Keeps one job for all stages of the session; a new one after a failure."""
+    """Keeps one job for all stages of the session, replacing it after a failure."""
 
     def __init__(self, gkd: StageContext) -> None:
         self.job: Job | None = None
@@ -27,7 +27,7 @@ class JobKeeper:
         self._estimate: Estimate | None = None
 
     def open(self, inputs: Inputs) -> Job:
-        """The job that is there and sound, else a new one."""
+        """The existing job if it is intact, else a new one."""
         from pytest_gkd.workload.layouts import estimate, layout, shrunk
 
         inputs = shrunk.inputs_of(self._gkd, inputs)
@@ -37,7 +37,7 @@ class JobKeeper:
             self.job = None
         if self.job is None:
             self.job = layout.open_job(self._gkd.settings, self._gkd, inputs)
-        if self._estimate is None:  # of the memory that is free before the first job
+        if self._estimate is None:  # based on the memory free before the first job
             self._estimate = estimate.Estimate(self.job.config, inputs)
         self._estimate.check(self._gkd)
         return self.job
@@ -49,7 +49,7 @@ SITE: pytest.StashKey[Site] = pytest.StashKey()
 
 @pytest.fixture(scope="session")
 def inputs(gkd: StageContext) -> Inputs:
-    """Student, teacher and train files: the user's, or made ones."""
+    """Student, teacher and train files: the user's, or generated ones."""
     from pytest_gkd.workload.models import inputs
 
     return inputs.resolve(gkd.settings, gkd.run_dir)
@@ -68,12 +68,12 @@ def _job_keeper(
 
 @pytest.fixture
 def job(_job_keeper: JobKeeper, inputs: Inputs) -> Job:
-    """Trainer, teacher and rollout engine; each is made when first used."""
+    """Trainer, teacher and rollout engine; each is created on first use."""
     return _job_keeper.open(inputs)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    # Before any fixture of the stage: it may be their inputs that are broken.
+    # Before any fixture of the stage, as the fault may be in their inputs.
     gkd = item.config.stash.get(CONTEXT, None)
     if gkd is None or not gkd.settings.inject:
         return
@@ -103,6 +103,6 @@ def pytest_runtest_makereport(
     report = yield
     keeper = item.session.stash.get(KEEPER, None)
     if report.failed and keeper is not None and keeper.job is not None:
-        # It may hold the weights of either side of a failed push.
+        # After a failed push it may hold either the old or the new weights.
         keeper.job.broken = True
     return report

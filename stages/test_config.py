@@ -9,9 +9,9 @@ from pytest_gkd.stage_api import StageContext, StageFault
 
 @pytest.mark.gkd_stage("config")
 def test_config(gkd: StageContext) -> None:
-    """All faults at once, as ``gkd check`` found them when the run began."""
+    """All faults at once, as ``gkd check`` found them when the run started."""
     job = gkd.settings.job
-    assert job is not None  # else the stage is not offered
+    assert job is not None  # the stage is only offered with a job
     gkd.fact("job", job)
     faults = []
     for finding in job["findings"]:

@@ -26,10 +26,10 @@ TELL_S = 1.0
 
 @pytest.mark.gkd_stage("data")
 def test_data(gkd: StageContext) -> None:
-    """Files, then rows, then lengths; nothing heavy is imported before files are."""
+    """Files, then rows, then lengths; no heavy import before the files are checked."""
     settings = gkd.settings
     gkd.step(f"checking {_named(settings.train_files) or 'the train files'}")
-    if settings.train_files:  # before anything is made for the run
+    if settings.train_files:  # before anything is generated for the run
         train_files.check_files(settings.train_files, settings.origin("train_files"))
     job = inputs.resolve(settings, gkd.run_dir)
     gkd.fact("train_files", list(job.train_files))
@@ -80,7 +80,7 @@ def test_data(gkd: StageContext) -> None:
 
 
 def _teller(gkd: StageContext) -> Callable[[int], None]:
-    """Says how many rows were read, once a second."""
+    """Reports how many rows have been read, once a second."""
     last = time.monotonic()
 
     def tell(rows: int) -> None:
@@ -93,6 +93,6 @@ def _teller(gkd: StageContext) -> Callable[[int], None]:
 
 
 def _named(files: Sequence[str]) -> str:
-    """The first of the files, and how many more there are."""
+    """The first file, and how many more there are."""
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
     return "".join(files[:1]) + more

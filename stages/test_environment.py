@@ -1,4 +1,4 @@
-"""Stage 1: versions, GPU, driver, disk, limits and Ray, judged in one pass."""
+"""Stage environment: versions, GPU, driver, disk, limits and Ray, in one pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_gkd.workload.environment.findings import most_fundamental
 
 @pytest.mark.gkd_stage("environment")
 def test_environment(gkd: StageContext) -> None:
-    """Everything is looked at before the first fault is told."""
+    """Everything is checked before the first fault is reported."""
     fault = most_fundamental(Examination(gkd).run().faults)
     if fault is not None:
         raise fault

@@ -1,4 +1,4 @@
-"""Stage 5: every rank's all-reduce is right, and how fast the bus between them is."""
+"""Stage nccl: every rank's all-reduce is correct; the bus bandwidth between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage tokenizer: student's and teacher's tokenizers work and speak one language."""
+"""Stage tokenizer: the student's and teacher's tokenizers work and match."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_gkd.workload.models import tokenizer_check as check
 
 @pytest.mark.gkd_stage("tokenizer")
 def test_tokenizer(gkd: StageContext) -> None:
-    """Each tokenizer alone first, then against both embeddings and the other one."""
+    """Each tokenizer by itself, then against both embeddings and the other one."""
     job = inputs.resolve(gkd.settings, gkd.run_dir)
     names = {"student": job.student, "teacher": job.teacher}
     loaded: dict[str, Any] = {}
@@ -65,10 +65,10 @@ def test_tokenizer(gkd: StageContext) -> None:
 
 
 def _chats(gkd: StageContext, job: inputs.Inputs) -> str:
-    """Train files whose prompts need a chat template; says so where that is unknown."""
+    """Train files whose prompts need a chat template; a note if that is unknown."""
     try:
         return first_prompts.chat_prompts(job, gkd.settings)
-    except Exception as error:  # whatever the loader of the files raises
+    except Exception as error:  # whatever the files' loader raises
         why = error.message if isinstance(error, StageFault) else repr(error)[:300]
         gkd.note(
             "tokenizer.prompts-unread",
@@ -81,7 +81,7 @@ def _chats(gkd: StageContext, job: inputs.Inputs) -> str:
 def _one(
     gkd: StageContext, role: str, name: str, origin: str, rows: int | None, chats: str
 ) -> Any:
-    """One tokenizer, loaded and tried on its own; ``chats`` need its template."""
+    """One tokenizer, loaded and tested by itself; ``chats`` need its template."""
     trust = gkd.settings.trust_remote_code
     gkd.step(f"loading the {role}'s tokenizer")
     tokenizer = tokenizer_load.load(name, origin, trust_remote_code=trust)
@@ -89,7 +89,7 @@ def _one(
     gkd.step(f"trying the {role}'s tokenizer")
     ends = _ends(name, origin)
     others = tokenizer.get_vocab()
-    others.pop(tokenizer.pad_token, None)  # has a cause of its own
+    others.pop(tokenizer.pad_token, None)  # it has its own cause
     check.check_ids(others, rows, origin, tokenizer)
     for text in check.check_special_tokens(tokenizer, rows, origin, ends):
         gkd.note("tokenizer.special", text)
@@ -120,7 +120,7 @@ def _one(
 
 
 def _embedding_rows(name: str, origin: str) -> int | None:
-    """vocab_size of the model's config; None while only the hub knows it."""
+    """vocab_size in the model's config; None if the config is only on the hub."""
     found = model_paths.locate(name, origin)
     if found is None:
         return None
@@ -130,7 +130,7 @@ def _embedding_rows(name: str, origin: str) -> int | None:
 
 
 def _ends(name: str, origin: str) -> frozenset[int]:
-    """The end tokens that the model's configuration names; none while unknown."""
+    """The end tokens named by the model's configuration; empty if that is unknown."""
     found = model_paths.locate(name, origin)
     if found is None:
         return frozenset()

@@ -1,4 +1,4 @@
-"""One on-policy GKD step, from the student's rollouts to served weights."""
+"""Stage training_step: one on-policy GKD step, from rollouts to served weights."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pytest_gkd.workload.layouts.layout import Job
     from pytest_gkd.workload.models.inputs import Inputs
 
-STEPS = 3  # or more in half precision
-ROOM = 10  # times a step
+STEPS = 3  # more in half precision
+ROOM = 10  # in durations of a step
 SEED = 20
 DISTANCE = 0.05
 
@@ -35,7 +35,7 @@ def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
     gkd.fact("prompt_tokens", sum(map(len, prompts)))
 
     if inputs.student == inputs.teacher:
-        # The two would agree on every token: no loss, and gradients of rounding.
+        # The two would agree on every token: no loss, gradients only from rounding.
         job.trainer.perturb(seed=2, scale=DISTANCE)
         job.push_weights()
         gkd.fact(
@@ -67,7 +67,7 @@ def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
     started = monotonic()
     reports = [step(number + 1) for number in range(STEPS)]
     while needs_another(reports, job.config.engine.dtype):
-        # Not at the cost of what follows, a push and a generation.
+        # But leave time for what follows, a push and a generation.
         if gkd.working_s() < ROOM * (monotonic() - started) / len(reports):
             break
         reports.append(step(len(reports) + 1))
@@ -83,7 +83,7 @@ def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
     judge_steps(reports)
     gkd.fact("step_growth_bytes", memory_use.growths(reports))
     if memory_use.grows(reports):
-        # It may be garbage in cycles, as calls through Ray leave it (70 kB a step).
+        # It may be garbage in cycles, such as calls through Ray leave (70 kB a step).
         numbers = itertools.count(len(reports) + 1)
         again = memory_use.steps_again(
             lambda: step(next(numbers), collect=True), STEPS, 2 * STEPS

@@ -1,4 +1,4 @@
-"""A real rollout engine starts, and answers as its weights would have it."""
+"""Stage vllm: a real rollout engine starts, and its answers match its weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_vllm(gkd: StageContext, job: Job) -> None:
 
     prompts = job.engine.encode(list(reference.PROMPTS))
     completions = job.generate(prompts, NEW_TOKENS)
-    # The first call also compiles and warms up.
+    # The first call also compiled and warmed up.
     started = monotonic()
     job.generate(prompts, NEW_TOKENS)
     seconds = monotonic() - started

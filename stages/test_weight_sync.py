@@ -1,4 +1,4 @@
-"""The engine serves the trainer's weights after a push, and after the push back."""
+"""Stage weight_sync: the engine serves the trainer's weights after each push."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_weight_sync(gkd: StageContext, job: Job) -> None:
 
     gkd.step("restoring the trainer's weights")
     job.trainer.restore()
-    # The first one is also a warm-up.
+    # The first push was also a warm-up.
     seconds = job.push_weights().seconds
     gkd.fact("push_s", round(seconds, 4))
     restored = job.check_served("after the push back")

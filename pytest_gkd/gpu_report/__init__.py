@@ -1,1 +1,1 @@
-"""What runs on GPUs: ``gkd gpu-report``, its files, and what page and header say."""
+"""Runs on GPUs: ``gkd gpu-report``, its files, and what the page and header say."""

@@ -11,8 +11,8 @@ import pytest
 from pytest_gkd.clock import monotonic
 from pytest_gkd.stage_api import StageContext
 
-# A stage of this budget in whose processes nothing moves was seen to be ended after
-# 41 s (processes/stall.py); on a GPU that is at work it must not be.
+# A stage with this budget and no progress in its processes was ended after 41 s
+# (processes/stall.py); while a GPU is computing for it, it must not be.
 BUDGET_S = 100
 WAIT_S = 75.0
 LEAST_S = 60.0
@@ -25,7 +25,7 @@ def test_busy_gpu(gkd: StageContext) -> None:
 
     gkd.step("timing a kernel")
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(CYCLES)  # the first one also loads the module
+    torch.cuda._sleep(CYCLES)  # the first call also loads the module
     begin.record()
     torch.cuda._sleep(CYCLES)
     end.record()
@@ -33,7 +33,7 @@ def test_busy_gpu(gkd: StageContext) -> None:
     kernel_s = begin.elapsed_time(end) / 1e3
 
     # Without blocking=True the wait would use a whole core (CUDA runtime API,
-    # cudaEventBlockingSync), and the process would not stand still.
+    # cudaEventBlockingSync), and the process would not be idle.
     done = torch.cuda.Event(blocking=True)
     for _ in range(math.ceil(WAIT_S / kernel_s)):
         torch.cuda._sleep(CYCLES)

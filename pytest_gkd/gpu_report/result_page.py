@@ -11,9 +11,9 @@ from pytest_gkd.gpu_report.result_files import BUSY, Result, as_expected
 
 NOTE = "<!-- Made by python tools/pages.py from gpu-results/; do not edit. -->"
 NOT_RUN = "not run"
-# A driver's own use of a GPU may differ by so much between two looks.
+# The driver's own memory use may differ by this much between two looks.
 GIVEN_BACK_MIB = 64
-# The fault that leaves ranks waiting for one that came late, as recorders tell.
+# The fault in which ranks wait for a late one, which flight recorders show.
 LATE_RANK = "nccl:rank-late"
 INTRO = f"""
 What has been run on a GPU, with versions, and what has not yet. Every line below is a
@@ -36,20 +36,20 @@ COLUMNS = (
     "memory",
 )
 Run = Mapping[str, Any]
-# True or False for what a file shows, None where it does not tell.
+# True or False for what a file shows, None if it does not say.
 Verdict = bool | None
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the table; ``rule`` says in words when a file shows it."""
+    """One row of the table; ``rule`` says in words what counts as shown."""
 
     title: str
     judge: Callable[[Result], Verdict]
     rule: str = "the stage passed"
 
     def cell(self, results: Sequence[Result]) -> str:
-        """On which machines it was seen, and on which it failed."""
+        """The machines on which it was seen, and those on which it failed."""
         by_verdict = [(self.judge(one), one.machine) for one in results]
         shown = [machine for verdict, machine in by_verdict if verdict]
         shown += [f"FAILED on {m}" for verdict, m in by_verdict if verdict is False]
@@ -57,13 +57,13 @@ class Check:
 
 
 def _any(verdicts: Iterator[Verdict]) -> Verdict:
-    """False for any failure, else True where something was seen, else None."""
+    """False on any failure, else True if anything was seen, else None."""
     told = [one for one in verdicts if one is not None]
     return all(told) if told else None
 
 
 def _stage(run: Run, name: str) -> Mapping[str, Any] | None:
-    """A stage that passed or failed, on a GPU and without a fault on purpose."""
+    """A stage that passed or failed, on a GPU and without an injected fault."""
     if run["fault"] or not run["gpus"]:
         return None
     outcomes = ("passed", "failed", "timeout")
@@ -74,7 +74,7 @@ def _stage(run: Run, name: str) -> Mapping[str, Any] | None:
 def _stages(
     *names: str, layout: str = "", given: Callable[[Run], bool] = lambda run: True
 ) -> Callable[[Result], Verdict]:
-    """Whether these stages passed wherever they ran in ``layout`` and as ``given``."""
+    """Whether these stages passed in every run in ``layout`` that meets ``given``."""
 
     return lambda result: _any(
         stage["outcome"] == "passed"
@@ -121,7 +121,7 @@ def _ray(result: Result) -> Verdict:
 
 
 def given_back(run: Run) -> Verdict:
-    """Whether every GPU has as much memory free after a run as before it."""
+    """Whether every GPU has as much free memory after a run as before it."""
     pairs = list(zip(run["used_before_mib"], run["used_after_mib"], strict=False))
     if not pairs:
         return None
@@ -144,7 +144,7 @@ def _recorders(result: Result) -> Verdict:
 
 
 def checks() -> Iterator[Check]:
-    """The table, in its order."""
+    """The rows of the table, in order."""
     yield Check(
         "environment: driver, CUDA, compute capability, busy GPU",
         _stages("environment"),
@@ -198,7 +198,7 @@ def checks() -> Iterator[Check]:
 
 
 def page(results: Sequence[Result]) -> str:
-    """The page of these files."""
+    """The page for these files."""
     lines = ["# Results on GPUs", "", NOTE, INTRO]
     lines += ["| check | seen when | on |", "|---|---|---|"]
     lines += [f"| {c.title} | {c.rule} | {c.cell(results)} |" for c in checks()]
@@ -259,7 +259,7 @@ def _row(run: Run) -> str:
 
 
 def outcomes(run: Run) -> str:
-    """How a run ended, in a line: what did not pass, with its cause."""
+    """How a run ended, in one line: what did not pass, with its cause."""
     ended = (
         f"{one['name']} {one['outcome']}"
         + (f" [{one['cause']}]" if one["cause"] else "")

@@ -1,1 +1,1 @@
-"""What a run found, and how it looks."""
+"""The record of what a run found, and its renderings."""

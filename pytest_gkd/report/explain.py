@@ -13,7 +13,7 @@ from pytest_gkd.report.render import wrapped
 
 
 def cause_text(rule: Rule) -> str:
-    """Everything the catalogue knows of one cause."""
+    """Everything the catalogue knows about one cause."""
     lines = [f"{rule.id}: {rule.title}", ""]
     lines += wrapped("", rule.why)
     if rule.tier != "cause":
@@ -65,7 +65,7 @@ def cause_json(rule: Rule) -> dict[str, Any]:
 
 
 def near_causes(word: str, catalogue: Catalogue) -> list[Rule]:
-    """The rules that a word may mean: of an area, in an id, in a title; at most ten."""
+    """The rules that a word may refer to, by id, similar id or title; at most ten."""
     rules = catalogue.values()
     word = word.lower()
     in_id = [rule for rule in rules if word in rule.id]
@@ -76,7 +76,7 @@ def near_causes(word: str, catalogue: Catalogue) -> list[Rule]:
 
 
 def faults_text(faults: Iterable[FaultSpec]) -> str:
-    """Each fault that can be injected, what is done, and what it is found as."""
+    """Each fault that can be injected, what it does, and what it is diagnosed as."""
     faults = list(faults)
     width = max(len(fault.name) for fault in faults)
     return "\n".join(
@@ -96,6 +96,6 @@ def faults_json(faults: Iterable[FaultSpec]) -> dict[str, Any]:
 
 
 def list_text(catalogue: Catalogue) -> str:
-    """An id and its title a line."""
+    """One line per rule: its id and title."""
     width = max(len(cause) for cause in catalogue)
     return "\n".join(f"{rule.id:<{width}}  {rule.title}" for rule in catalogue.values())

@@ -1,4 +1,4 @@
-"""Tells of a run while it goes on: the terminal's live line, and report.json."""
+"""Reports on a run in progress: the terminal's live line, and report.json."""
 
 from __future__ import annotations
 
@@ -15,28 +15,26 @@ from pytest_gkd.report.record import RunRecord
 from pytest_gkd.report.terminal import Console
 
 SHOW_EVERY_S = 0.1
-# However much a stage says, the report is written no more often than this.
+# However many events there are, the report is not written more often than this.
 WRITE_EVERY_S = 0.5
-# Without the thread it rests so many times as long as it took, at first half a second
-# later: a few changes at once are all written.
+# Without the thread, writing pauses for this many times as long as it took, beyond the
+# first half second: a few changes in quick succession are all written.
 REST = 10
 STOP_LIMIT_S = 5.0
 ATTEMPTS = 5
 
 
 class Teller(threading.Thread):
-    """A thread apart from the one that holds budgets, since a terminal that is stopped
-    and a disk that hangs block whoever writes to them.
+    """Writes the report and the live line, in a thread apart from the one that enforces
+    budgets, since a stopped terminal or a hung disk blocks whoever writes to it.
 
-    ``lock`` is held while the ``record`` is read, and to be held by who changes it.
-    ``tell`` gets what went wrong.
-    ``could_write`` is of the last time that the report was written.
-    ``claim`` gets the stages that ran where the report cannot be written.
-    ``prepare`` sees that the directory of ``path`` is there and ours, or raises
-    OSError.
-    The thread need not be started; then the report is written by who changes it, at
-    once, unless that has just taken much time: stages may want to fork, and so there is
-    no thread that would write it later.
+    ``lock`` is held while the ``record`` is read, and must be held to change it.
+    ``tell`` gets any error. ``could_write`` says whether the last write succeeded.
+    ``claim`` gets the stages that ran if the report cannot be written. ``prepare``
+    ensures that the directory of ``path`` exists and is ours, or raises OSError.
+    The thread need not be started; then whoever changes the record writes the report at
+    once, unless writing has just taken long: stages may want to fork, so there is no
+    thread to write it later.
     """
 
     def __init__(
@@ -74,19 +72,19 @@ class Teller(threading.Thread):
                 )
 
     def stop(self) -> None:
-        """End the thread, unless a disk or a terminal holds it."""
+        """End the thread, unless a disk or a terminal blocks it."""
         self._over.set()
         if self.is_alive():
             self.join(STOP_LIMIT_S)
 
     def changed(self) -> None:
-        """The record is not what it was: the report is soon written anew."""
+        """Note that the record has changed, so that the report is soon rewritten."""
         self._is_due = True
         if not self.is_alive():
             self._write_if_due()
 
     def write(self) -> None:
-        """Write the report now; what went wrong is told, and it stays due."""
+        """Write the report now; if that fails, say so and leave it due."""
         if not self._one.acquire(timeout=STOP_LIMIT_S):
             self._tell(f"the report could not be written: {self._path} hangs")
             return
@@ -102,7 +100,7 @@ class Teller(threading.Thread):
             self._tell(f"the report could not be written: {kind}{error}")
             with self._lock:
                 ran = [stage.name for stage in self._record.stages if stage.ran]
-            with contextlib.suppress(OSError):  # that it cannot be written is told
+            with contextlib.suppress(OSError):  # the failure is already reported
                 self._claim(ran)
         finally:
             now = monotonic()
@@ -114,7 +112,7 @@ class Teller(threading.Thread):
             self._one.release()
 
     def _write(self, text: str) -> None:
-        # A stage may remove the directory meanwhile, which needs its marker again.
+        # A stage may remove the directory meanwhile; it then needs a new marker.
         for _ in range(ATTEMPTS - 1):
             self._prepare(self._path.parent)
             with contextlib.suppress(FileNotFoundError):

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 REPORT = "report.json"  # its name in the directory of a run's report
 SCHEMA = 1
-# What is kept of a stage's output, the end of it.
+# How much of a stage's output is kept, from its end.
 OUTPUT_BYTES = 4 * 1024 * 1024
-# So many different things that went wrong with a run are told, with so much of each.
+# How many different problems with a run are reported, and how much of each.
 PROBLEMS = 20
 PROBLEM_LENGTH = 500
 
@@ -30,11 +30,11 @@ class StageRecord:
     """One stage as it stands now. Seconds throughout; ``outcome`` None while open.
 
     ``step`` is what the stage was doing last. ``message`` says in one line what went
-    wrong. ``telling`` are the lines to read where there is no ``diagnosis``.
-    ``also`` are further findings, a line each. ``stuck`` says for each process where
-    its stack stood, ``state`` in a line whether it still made progress, and the proof;
-    ``progress`` has its numbers (see stall.Progress). ``injected`` names the fault
-    that was put into it on purpose.
+    wrong. ``telling`` holds the lines to read if there is no ``diagnosis``.
+    ``also`` holds further findings, one line each. ``stuck`` says for each process
+    where its stack was, ``state`` in one line whether it still made progress, and the
+    evidence; ``progress`` has the numbers (see stall.Progress). ``injected`` names the
+    fault that was deliberately injected.
     """
 
     name: str
@@ -67,7 +67,7 @@ class StageRecord:
 
     @property
     def ran(self) -> bool:
-        """Whether it began; one that failed did, even if nobody heard of it."""
+        """Whether it started; one that failed did, even if no event says so."""
         return self.started is not None or self.outcome in (FAILED, TIMEOUT)
 
     def to_json(self) -> dict[str, Any]:
@@ -115,10 +115,10 @@ class RunRecord:
     _last: str = ""
 
     def problem(self, text: str) -> bool:
-        """Note once what went wrong with the run itself; whether that is new.
+        """Note a problem with the run itself, once; returns whether it is new.
 
-        It may be ever anew: the first 20 are told, 500 characters of each, and of the
-        others how many there were, and the last.
+        There may be ever new ones: the first 20 are reported, 500 characters of each;
+        of the rest, their number and the last one.
         """
         if len(text) > PROBLEM_LENGTH:
             text = f"{text[:PROBLEM_LENGTH]}..."
@@ -138,11 +138,11 @@ class RunRecord:
         return f"and {self._others} more problems, the last: {self._last}"
 
     def stage(self, name: str) -> StageRecord | None:
-        """The record of one stage."""
+        """The record of a stage."""
         return next((stage for stage in self.stages if stage.name == name), None)
 
     def to_json(self) -> dict[str, Any]:
-        """report.json, schema 1, with texts that can be shown (see sanitize)."""
+        """report.json, schema 1, with sanitized texts (see sanitize)."""
         found: dict[str, Any] = {
             "schema": SCHEMA,
             "started": self.started,

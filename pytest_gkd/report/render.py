@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 WIDTH = 80
 LABEL = 7  # "  saw  ", "  fix  "
 EVIDENCE_LINES = 4
-# So many causes of a hang are told of those that are known.
+# How many of the possible causes of a hang are shown.
 SUSPECTS = 3
 LOG_LINE = 160
 BLOCKS = "▁▂▃▄▅▆▇█"
-ADVICE = 12 * WIDTH  # half a command is none
+ADVICE = 12 * WIDTH  # half a command is useless
 NOTES = 6
 SLOW_IMPORTS_S = 30.0
-# The phases of a run as one says them.
+# The phases of a run in words.
 _PHASE = {
     "config": "reading of the configuration",
     "data": "preparation of the data",
@@ -46,7 +46,7 @@ _PHASE = {
     "training-step": "training step",
     "checkpoint": "checkpoint",
 }
-# Notes on what is so by choice; in the report for whoever looks for it.
+# Notes on deliberate choices; in the report for whoever looks for them.
 REPORT_ONLY = ("package.optional-missing",)
 
 # A stage that the run did not get to, by -x or an interrupt.
@@ -62,7 +62,7 @@ MARKUP: dict[str, dict[str, bool]] = {
 
 
 def seconds(value: float | None) -> str:
-    """``0.42 s``, ``3.1 s``, ``120 s``: as exact as it is worth reading."""
+    """``0.04 s``, ``3.1 s``, ``120 s``: with as many digits as are worth reading."""
     if value is None:
         return "-"
     if value < 0.095:
@@ -76,32 +76,32 @@ def budget(value: float) -> str:
 
 
 def headline(record: StageRecord) -> str:
-    """One line that stands alone: what is true, then the cause."""
+    """One self-contained line: what happened, then the cause."""
     cause = f" [{record.diagnosis.cause}]" if record.diagnosis else " [unknown]"
     return sanitize.line(f"{record.message or ending(record)}{cause}")
 
 
 def ending(record: StageRecord) -> str:
-    """How a stage ended that said nothing itself."""
+    """How a stage ended that left no message of its own."""
     if record.outcome == TIMEOUT:
         return f"not finished within {_limit(record)}{doing(record)}"
     return "failed"
 
 
 def doing(record: StageRecord) -> str:
-    """`` while loading weights``; empty for a stage that said nothing."""
+    """`` while loading weights``; empty for a stage that reported no step."""
     return f" while {record.step}" if record.step else ""
 
 
 def _limit(record: StageRecord) -> str:
-    """The budget, and what the stage was given on top of it."""
+    """The budget, and the time that the stage was given on top of it."""
     extra_s = record.extra_s.items()
     more = [f"{seconds(s)} for {what}" for what, s in extra_s if s >= 1]
     return " and ".join([budget(record.budget_s), *more])
 
 
 def slow_imports(record: StageRecord) -> str:
-    """What to say of imports that took long, for this stage; empty if they did not."""
+    """What to say about this stage's slow imports; empty if they were not slow."""
     imports_s = record.extra_s.get("imports", 0.0)
     if imports_s < min(SLOW_IMPORTS_S, record.budget_s / 2):
         return ""
@@ -117,12 +117,12 @@ def _large_files(record: StageRecord) -> str:
 
 
 def early_ending(record: StageRecord) -> str:
-    """How a stage ended that was proven to be stuck."""
+    """How a stage ended that was proved to be stuck."""
     return f"stuck{doing(record)}"
 
 
 def result_line(record: StageRecord) -> str:
-    """One line a stage, as it ends."""
+    """The line for a stage when it ends."""
     outcome = record.outcome or SKIPPED
     time = f"{seconds(record.duration_s):>7} of {budget(record.budget_s):<6}"
     if outcome == BLOCKED:
@@ -132,7 +132,7 @@ def result_line(record: StageRecord) -> str:
 
 
 def shrunk(record: StageRecord) -> str:
-    """On which copies of the user's models it ran, empty for the models themselves."""
+    """On which shrunk copies of the user's models it ran; empty for the models."""
     return str(record.facts.get("shrunk", ""))
 
 
@@ -141,7 +141,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def remark(record: StageRecord) -> str:
-    """What there is to say of how a stage ended, in a line."""
+    """What there is to say about how a stage ended, in one line."""
     return sanitize.line(_remark(record))
 
 
@@ -160,9 +160,9 @@ def _remark(record: StageRecord) -> str:
 def failure_block(
     record: StageRecord, report: str, told: Mapping[tuple[str, ...], str] | None = None
 ) -> list[str]:
-    """What failed, what shows it, why, what to do, where the rest is.
+    """What failed, the evidence, why, what to do, and where to find the rest.
 
-    ``told`` names the stage under which a piece of advice stands already: nobody
+    ``told`` maps advice to the stage under which it has already been shown: nobody
     needs to read it twice.
     """
     what = "was ended" if record.outcome == TIMEOUT else "failed"
@@ -206,7 +206,7 @@ def failure_block(
 
 
 def log_text(report: LogReport) -> str:
-    """What ``gkd diagnose`` tells of logs: what, proof, why, what to do."""
+    """What ``gkd diagnose`` says about logs: what, evidence, why, what to do."""
     lines = [f"{name}: left out" for name in report.unreadable]
     lines += [f"{', '.join(names)}: read as one log" for names in report.joined]
     lines += report.partial
@@ -249,7 +249,7 @@ def log_text(report: LogReport) -> str:
 
 
 def _guesses(causes: Sequence[str]) -> str:
-    """What a failure that nobody knows resembles; empty for nothing."""
+    """What an unknown failure resembles; empty if nothing."""
     if not causes:
         return ""
     return (
@@ -259,7 +259,7 @@ def _guesses(causes: Sequence[str]) -> str:
 
 
 def _suspects(report: LogReport) -> Iterator[str]:
-    """The last sign of life, and the likeliest causes with what tells each apart."""
+    """The last sign of life, and the likeliest causes with what distinguishes each."""
     if report.suspicion is None:
         yield from wrapped("  ranks ", report.fell_silent)
         return
@@ -277,7 +277,7 @@ def _suspects(report: LogReport) -> Iterator[str]:
 
 
 def _numbers_noted(report: LogReport) -> Iterator[str]:
-    """What the metrics show that may be as it should be; nothing of it failed."""
+    """What the metrics show that may be intended; none of it is a failure."""
     notes = [one for _, one in report.notes[:NOTES]]
     for number, one in enumerate(notes):
         first = f"  {'' if number else 'note':<6}"
@@ -300,7 +300,7 @@ def _at_work(report: LogReport) -> str:
 
 
 def _far(told: Progress) -> str:
-    """How far a run had come and at what pace, in brackets."""
+    """How far a run had come and at what pace, in parentheses."""
     parts = []
     if told.step is not None:
         parts.append(f"step {told.step}" + (f" of {told.total}" if told.total else ""))
@@ -310,7 +310,7 @@ def _far(told: Progress) -> str:
 
 
 def _during(phase: str) -> str:
-    """A phase as one says it."""
+    """A phase in words."""
     known = _PHASE.get(phase)
     return f"the {known}" if known else "a phase that nothing tells"
 
@@ -330,7 +330,7 @@ def _ended_from_outside(report: LogReport) -> str:
 
 
 def _silence(report: LogReport) -> Iterator[str]:
-    """Since which line nothing moves, for how long, and what is usual there."""
+    """The line since which nothing has moved, for how long, and what is usual there."""
     told = report.silence
     if told is None:
         return
@@ -342,7 +342,7 @@ def _silence(report: LogReport) -> Iterator[str]:
 
 
 def plot(report: LogReport) -> str:
-    """The metrics over time, each with its least, its greatest and its last value."""
+    """The metrics over time, each with its minimum, maximum and last value."""
     lines = []
     for one in report.series:
         finite = [value for value in one.values if math.isfinite(value)]
@@ -356,9 +356,9 @@ def plot(report: LogReport) -> str:
 
 
 def _blocks(values: Sequence[float], low: float, high: float) -> str:
-    """Values as a line of blocks, 30 characters at most; ? is no number."""
+    """Values as a line of blocks, 30 characters at most; ? means not finite."""
     stride = -(-len(values) // 30) or 1
-    half = high / 2 - low / 2  # the whole may be more than a number holds
+    half = high / 2 - low / 2  # the full range may overflow a float
     return "".join(
         BLOCKS[round((value / 2 - low / 2) / half * (len(BLOCKS) - 1)) if half else 0]
         if math.isfinite(value)
@@ -385,10 +385,10 @@ def _grouped(
     as_for: str = "",
     length: int | None = None,
 ) -> Iterator[tuple[str, list[str]]]:
-    """A diagnosis as labels with their texts, in the order in which it is told.
+    """A diagnosis as labels with their texts, in display order.
 
     ``besides`` are further findings; ``as_for`` names the stage under which the advice
-    stands already; of each line of evidence ``length`` characters are told.
+    was already shown; each line of evidence is cut to ``length`` characters.
     """
     yield "saw", [_place(line, length) for line in evidence]
     followed = dict.fromkeys(cause for cause, _ in found.consequences)
@@ -406,7 +406,7 @@ def _place(line: EvidenceLine, length: int | None = None) -> str:
 
 
 def _says_more(line: EvidenceLine, record: StageRecord) -> bool:
-    """Whether a line of evidence is more than the headline in other clothes."""
+    """Whether a line of evidence adds anything to the headline."""
     text = line.text.removeprefix("E ").strip()
     if not record.message:
         return True
@@ -429,20 +429,20 @@ def _labelled(label: str, text: str, limit: int = 3 * WIDTH) -> list[str]:
 
 
 def wrapped(first: str, text: str, rest: str | None = None) -> list[str]:
-    """The text in lines of 80 columns, after ``first`` and then ``rest`` or blanks."""
+    """The text in lines of 80 columns, after ``first``, then ``rest`` or spaces."""
     return textwrap.wrap(
         text,
         WIDTH,
         initial_indent=first,
         subsequent_indent=" " * len(first) if rest is None else rest,
-        # A word that is cut in two may be a path, or begin the next line with ::.
+        # A word split in two may be a path, or start the next line with ::.
         break_long_words=False,
         break_on_hyphens=False,
     )
 
 
 def live_line(open_stages: Iterable[StageRecord], now: float, width: int) -> str:
-    """The stages that run now, with time against budget and step, in one line."""
+    """The running stages, with time against budget and step, in one line."""
     line = " | ".join(
         f"{one.name} {now - one.started:.0f}/{one.budget_s:g} s "
         f"{sanitize.line(one.step)}".rstrip()
@@ -453,7 +453,7 @@ def live_line(open_stages: Iterable[StageRecord], now: float, width: int) -> str
 
 
 def header(record: RunRecord, lanes: int, notes: Iterable[str]) -> list[str]:
-    """What is about to run, and on what, with the choices made for the user."""
+    """What is about to run, on which device, with the choices made for the user."""
     settings = record.settings
     model = f"student {settings['student'] or 'tiny (made here)'}"
     layout = f"layout {settings['layout']} ({settings['layout_why']})"
@@ -475,7 +475,7 @@ def header(record: RunRecord, lanes: int, notes: Iterable[str]) -> list[str]:
 
 
 def summary(record: RunRecord, report: str) -> list[str]:
-    """The closing lines: what had to be cleaned, where the report is (if anywhere)."""
+    """The closing lines: what had to be cleaned up, and where the report is, if any."""
     lines = [
         f"gkd: {stage.name} was {stage.message}"
         for stage in record.stages
@@ -502,7 +502,7 @@ def summary(record: RunRecord, report: str) -> list[str]:
 
 
 def _notes(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a stage noted, where it has the shape that StageContext.fact asks for."""
+    """A stage's notes, as far as they have the shape StageContext.fact asks for."""
     found = facts.get("notes")
     notes = found if isinstance(found, list) else []
     return [n for n in notes if isinstance(n, dict) and {"id", "text"} <= n.keys()]
@@ -513,7 +513,7 @@ def _injected(injected: Mapping[str, str]) -> str:
 
 
 def github_annotations(record: RunRecord) -> list[str]:
-    """GitHub Actions' workflow commands, one an unsuccessful stage."""
+    """GitHub Actions workflow commands, one per failed or timed-out stage."""
     return [
         f"::error title=gkd {_property(stage.name)}::{_escaped(headline(stage))}"
         for stage in record.stages

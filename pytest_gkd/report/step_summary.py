@@ -1,7 +1,7 @@
-"""Renders a run for the page of its GitHub Actions job.
+"""Renders a run for the summary page of its GitHub Actions job.
 
-The file that GITHUB_STEP_SUMMARY names is Markdown that the runner shows, up to 1 MiB a
-step (docs.github.com, workflow commands, "Step isolation and limits").
+GITHUB_STEP_SUMMARY names a Markdown file that the runner shows, up to 1 MiB per step
+(docs.github.com, workflow commands, "Step isolation and limits").
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _MARKUP = re.compile(r"[^\w\s,.;/%'\"-]|_|(?<=www)\.")
 
 
 def append(record: RunRecord, report: str, path: Path) -> str:
-    """Add the run to the step's page; returns why it could not be, else nothing."""
+    """Add the run to the step's page; returns why that failed, else empty."""
     text = markdown(record, report).encode()
     try:
-        # A pipe without a reader is an error, and nothing to wait for.
+        # A pipe without a reader is an error, not something to wait for.
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK)
         try:
             room = LIMIT_BYTES - os.fstat(file).st_size
@@ -42,7 +42,7 @@ def append(record: RunRecord, report: str, path: Path) -> str:
 
 
 def markdown(record: RunRecord, report: str) -> str:
-    """A table of the stages, then what is known of each that failed."""
+    """A table of the stages, then what is known about each that failed."""
     failed = [stage for stage in record.stages if stage.outcome in (FAILED, TIMEOUT)]
     count = f"{len(failed)} of {len(record.stages)} stages failed"
     lines = ["", f"### gkd: {count if failed else 'no stage failed'}", ""]
@@ -82,5 +82,5 @@ def _failure(stage: StageRecord) -> Iterator[str]:
 
 
 def literal(text: str) -> str:
-    """One line that Markdown and HTML show as it is: no link, mention or markup."""
+    """One line that Markdown and HTML show verbatim: no link, mention or markup."""
     return _MARKUP.sub(lambda char: f"&#{ord(char[0])};", sanitize.line(text))

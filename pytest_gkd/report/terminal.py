@@ -19,9 +19,9 @@ PLAIN_EVERY_S = 10.0
 
 
 def leave_dead_terminal() -> None:
-    """Put /dev/null in the place of a terminal that has gone.
+    """Replace a terminal that is gone by /dev/null.
 
-    Whatever pytest still has to say would be an error else, in the middle of its end.
+    Otherwise any further output of pytest would raise, in the middle of its shutdown.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for entry in Path("/proc/self/fd").iterdir():
@@ -34,7 +34,7 @@ def leave_dead_terminal() -> None:
 
 
 class Console:
-    """Result lines and the live line, from two threads, one at a time."""
+    """Writes result lines and the live line, from two threads, one at a time."""
 
     def __init__(self, reporter: TerminalReporter | None) -> None:
         self.lock = threading.RLock()
@@ -51,7 +51,7 @@ class Console:
         return not self._live and not self._plain
 
     def line(self, text: str, **markup: bool) -> None:
-        """A line that stays."""
+        """Write a permanent line."""
         if self._reporter is None or self.quiet:
             return
         with self.lock, self._while_it_can():
@@ -61,9 +61,9 @@ class Console:
 
     @contextlib.contextmanager
     def _while_it_can(self) -> Iterator[None]:
-        """Say no more to a terminal, pipe or file that takes no more.
+        """Stop writing to a terminal, pipe or file that accepts no more.
 
-        Deadlines are held all the same: the watchdog's thread writes here.
+        Deadlines are enforced regardless: the watchdog's thread writes here, too.
         """
         try:
             yield
@@ -71,7 +71,7 @@ class Console:
             self._reporter = None
 
     def progress(self, stages: list[StageRecord], now: float) -> None:
-        """Show what runs: one updating line, or now and then a plain one."""
+        """Show what is running: one updating line, or now and then a plain one."""
         if self._reporter is None or self.quiet:
             return
         with self.lock, self._while_it_can():

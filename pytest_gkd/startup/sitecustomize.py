@@ -1,8 +1,8 @@
-"""Run by Python at its start in what a stage starts (docs.python.org, module site).
+"""Run at startup by every Python that a stage starts (docs.python.org, module site).
 
-Has the process tell how long it imports, then gives way to the sitecustomize module
-that would have been found without this one. It may be another Python, one without this
-package, whose start must not suffer.
+Makes the process report its import time, then gives way to the sitecustomize module
+that would have been found without this one. The interpreter may be a different one,
+without this package, and its startup must not suffer.
 """
 
 import sys
@@ -14,9 +14,9 @@ try:
     from pytest_gkd.processes.import_clock import tell_in_files
 
     tell_in_files()
-except (ImportError, SyntaxError):  # it has not this package, or is too old for it
+except (ImportError, SyntaxError):  # it lacks this package, or is too old for it
     pass
-finally:  # what else went wrong is told by Python, which goes on
+finally:  # Python reports any other error, and goes on
     _own = sys.modules.pop(__name__)
     try:
         import sitecustomize  # type: ignore[import-not-found] # noqa: F401
