@@ -51,9 +51,10 @@ class ProcessSample:
     debugger, Z. ``cpu_s`` is its own user and system time, ``io_bytes`` what it read
     and wrote through system calls and what disks were read for (None: not ours to
     see). ``tracer`` is the debugger's pid, 0 without one. ``reads_terminal`` says that
-    it waits for what is typed. ``wchan``, ``tracer``, ``reads_terminal`` and
-    ``threads`` are there only where stacks were taken; ``problem`` is why they were
-    not.
+    it waits for what is typed, ``receives`` that its main thread is in a call that
+    reads a socket, ``woken`` how often that thread has slept. ``wchan``, ``tracer``,
+    these and ``threads`` are there only where stacks were taken; ``problem`` is why
+    they were not.
     """
 
     pid: int
@@ -68,6 +69,8 @@ class ProcessSample:
     wchan: str = ""
     tracer: int = 0
     reads_terminal: bool = False
+    receives: bool = False
+    woken: int = 0
     threads: tuple[Thread, ...] = ()
     problem: str = ""
 

@@ -13,7 +13,14 @@ import psutil
 from pytest_gkd import sanitize
 from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis import stack_dump
-from pytest_gkd.processes import gpus, host_capabilities, procfs, resource_use, stacks
+from pytest_gkd.processes import (
+    gpus,
+    host_capabilities,
+    kernel_calls,
+    procfs,
+    resource_use,
+    stacks,
+)
 from pytest_gkd.processes.procfs import Stat
 from pytest_gkd.watch import roles
 from pytest_gkd.watch.samples import GpuSample, JobSample, ProcessSample, Role
@@ -166,6 +173,8 @@ def _closely(one: ProcessSample, text: str | None, tracer: int) -> ProcessSample
         wchan=_wchan(one.pid),
         tracer=tracer,
         reads_terminal=reads_terminal(one.pid),
+        receives=_receives(one.pid),
+        woken=_woken(one.pid),
     )
 
 
@@ -178,6 +187,20 @@ def _wchan(pid: int) -> str:
 
 def _tracer(pid: int) -> int:
     found = procfs.status_word(pid, "TracerPid")
+    return int(found) if found.isdecimal() else 0
+
+
+def _receives(pid: int) -> bool:
+    call = kernel_calls.of(pid)
+    return (
+        call is not None
+        and call.name in ("read", "recvfrom", "recvmsg")
+        and call.target.startswith("socket:")
+    )
+
+
+def _woken(pid: int) -> int:
+    found = procfs.status_word(pid, "voluntary_ctxt_switches")
     return int(found) if found.isdecimal() else 0
 
 

@@ -97,7 +97,10 @@ def make(
     pids = verdict.odd or picture.odd
     odd = [one for one in sample.processes if one.pid in pids]
     whom = odd or _trainers(sample)[:1]
-    phase = verdicts.phase_of([*odd, *sample.processes], progress.phase or "unknown")
+    phase = verdicts.phase_of(odd, sample.processes, progress.phase or "unknown")
+    who = ", ".join(one.label for one in whom[:MOST_NAMED])
+    if picture.absent and not odd:
+        who = f"{picture.absent} (not on this machine)"
     facts = {"step": progress.step, "steps": progress.total}
     told = {name: value for name, value in facts.items() if value is not None}
     if whom:
@@ -110,7 +113,7 @@ def make(
             verdict,
             phase=phase,
             odd=tuple(one.pid for one in odd),
-            who=", ".join(one.label for one in whom[:MOST_NAMED]),
+            who=who,
         ),
         phase,
         suspicion,

@@ -33,6 +33,8 @@ CHATTER_BYTES_PER_S = 100.0
 # The machine's traffic counts for a job that is connected elsewhere. SSH and monitoring
 # stay below it.
 NETWORK_BYTES_PER_S = 256 * 1024
+# Who stands in recv() is woken only by data; close looks wake it, too, some times.
+RECEIVES_PER_S = 1.0
 # Who waits for another machine may wait as long as the guides allow a teacher.
 REMOTE_S = 600.0
 # No step for so many times its usual time, while the CPU burns.
@@ -165,6 +167,11 @@ def compare(
         rate = one.io_bytes_per_s / 1e6
         why = f"{one.now.label} reads and writes {rate:.1f} MB/s"
         return _going(progress, second, usual, why)
+    for one in others:
+        woken = (one.now.woken - one.then.woken) / window_s
+        if one.then.receives and one.now.receives and woken > RECEIVES_PER_S:
+            why = f"{one.now.label} receives data, {woken:.0f} times a second"
+            return _going(progress, second, usual, why)
     new = {one.pid for one in second.processes} - {one.pid for one in first.processes}
     if new:
         return _going(progress, second, usual, f"it started {len(new)} processes")
@@ -285,15 +292,30 @@ def _stuck(
     )
 
 
-def phase_of(processes: Iterable[ProcessSample], known: str) -> str:
+def phase_of(
+    odd: Iterable[ProcessSample], others: Iterable[ProcessSample], known: str
+) -> str:
     """The phase that stacks tell, of the odd ones first; else what is ``known``."""
-    for process in processes:
+    odd = tuple(odd)
+    if any(one.role.kind == "data-worker" for one in odd):
+        return "data"
+    for process in (*odd, *others):
         thread = main_thread(process)
         for frame in reversed(thread.frames if thread else ()):
             file = frame.file.rpartition("/")[2]
-            if phase := log_phases.raised_in(f"{file}:{frame.function}"):
+            name = frame.function.rpartition(".")[2]  # py-spy's is qualified
+            if phase := log_phases.raised_in(f"{file}:{name}"):
                 return phase
     return known
+
+
+def uses_cpu(before: JobSample, after: JobSample) -> bool:
+    """Whether any process of the job but its helpers computed between two samples."""
+    window_s = max(after.at - before.at, 1e-3)
+    return any(
+        one.cpu >= IDLE_CPU and one.now.role.kind not in _BESIDE
+        for one in _changes(before, after, window_s)
+    )
 
 
 def slept_s(before: JobSample, after: JobSample) -> float:

@@ -67,13 +67,14 @@ NOTHING = Known()
 class Picture:
     """Sentences, the most telling first, and the processes that others wait for.
 
-    ``odd`` are the pids at the end of the waiting; ``deadlock`` says that some wait in
-    a circle.
+    ``odd`` are the pids at the end of the waiting, ``absent`` names the ranks that are
+    waited for and are no process here; ``deadlock`` says that some wait in a circle.
     """
 
     lines: tuple[str, ...] = ()
     odd: tuple[int, ...] = ()
     deadlock: bool = False
+    absent: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class _Edge:
     whom: tuple[ProcessSample, ...] = ()
     beyond: str = ""
     mutual: bool = False
+    absent: str = ""
 
 
 def picture(processes: Sequence[ProcessSample], known: Known = NOTHING) -> Picture:
@@ -118,6 +120,7 @@ class _Job:
             tuple(dict.fromkeys([*circles, *locks, *lines])),
             tuple(dict.fromkeys(ends)),
             bool(circles or locks) or any(edge.mutual for edge in edges),
+            next((edge.absent for edge in edges if edge.absent), ""),
         )
 
     # -- one process -------------------------------------------------------------------
@@ -193,7 +196,8 @@ class _Job:
         elif absent and len(ranks) < size:
             where = f"rank{'s' * (len(absent) > 1)} {rank_sets.spans(absent)} of {size}"
             beyond = f"{where}, which no process of this machine is"
-            yield _Edge(tuple(waiters), f"{next(iter(inside))}{numbered}", (), beyond)
+            operation = f"{next(iter(inside))}{numbered}"
+            yield _Edge(tuple(waiters), operation, (), beyond, absent=where)
         if missing and missing.behind and not elsewhere:
             late = [r for r in ranks if str(r.role.rank) in missing.behind]
             came = [r for r in ranks if r.role.rank in missing.entered_by]

@@ -62,6 +62,8 @@ STUCK_LEAST_S, STUCK_MOST_S = 10.0, 60.0
 LOOK_EVERY_MOST_S = 600.0
 # The watcher itself stood still for so long: a paused container, a stopped job.
 STOOD_S = 10.0
+# Without CPU time for so long, a job may have come to stand still.
+IDLE_S = 5.0
 END_S = 30.0
 SAY_TWICE_S = 600.0
 NOTIFY_LIMIT_S = 12.0
@@ -108,7 +110,7 @@ class Watch:
         self._first: JobSample | None = None
         self._look: Future[JobSample] | None = None
         self._report: Future[stuck_report.Report] | None = None
-        self._look_at = 0.0
+        self._look_at = self._busy_at = 0.0
         self._looks = 0
         self._told: dict[str, float] = {}
         self._notified: list[Future[None]] = []
@@ -166,6 +168,8 @@ class Watch:
             max(0.0, one.cpu_s - spent.get(one.pid, one.cpu_s))
             for one in self._sample.processes
         )
+        if verdicts.uses_cpu(before, self._sample):
+            self._busy_at = now
         self._cpu = used / max(0.1, self._sample.at - before.at)
         if slept_s := verdicts.slept_s(before, self._sample):
             self.screen.say(f"the machine slept for {verdicts.span(slept_s)}")
@@ -202,7 +206,11 @@ class Watch:
         first = self._first
         if first is not None and not overdue and self._spoke(first, sample):
             self._goes_on(sample)
-        elif self._look is None and seems_still and now >= self._look_at:
+        elif (
+            self._look is None
+            and seems_still
+            and (now >= self._look_at or self._fell_idle(now))
+        ):
             out = self.directory / f"look-{self._looks % 2}"
             self._look = background.begin("gkd-look", lambda: self.sampler.look(out))
         elif not seems_still and self.verdict.word in (AT_WORK, SLOW):
@@ -216,6 +224,19 @@ class Watch:
             return future.result()
         self.screen.say(f"{what} went wrong: {type(error).__name__}: {error}")
         return None
+
+    def _fell_idle(self, now: float) -> bool:
+        """Whether it computes no more, since a look that still saw it at work.
+
+        Looks become rare while they find work, and must not be late when that ends.
+        """
+        if self._first is None or not (
+            self._first.at < self._busy_at < now - IDLE_S
+            and now > self._first.at + self.stuck_after_s
+        ):
+            return False
+        self._looks = 1
+        return True
 
     @staticmethod
     def _spoke(first: JobSample, sample: JobSample) -> bool:

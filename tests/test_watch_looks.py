@@ -1,0 +1,98 @@
+"""What two looks at a job prove, and when the second one is due."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_gkd.diagnosis.exceptions import Frame
+from pytest_gkd.diagnosis.stack_dump import MAIN, Thread
+from pytest_gkd.watch import verdicts, waits, watcher
+from pytest_gkd.watch.arguments import Asked
+from pytest_gkd.watch.samples import JobSample, ProcessSample, Progress, Role, Usual
+from pytest_gkd.watch.sampling import Sampler
+from pytest_gkd.watch.scope import Scope
+from pytest_gkd.watch.screen import OwnScreen
+
+
+def process(
+    *functions: str, kind: str = "rank", number: int = 0, file: str = "train.py"
+) -> ProcessSample:
+    frames = tuple(Frame(file, 7, name) for name in functions)
+    role = Role(kind, f"{kind} {number}", number, number, 4)
+    thread = Thread(MAIN, 1, frames)
+    return ProcessSample(10 + number, 1, 1, role, "python", threads=(thread,))
+
+
+def sample(at: float, *processes: ProcessSample) -> JobSample:
+    return JobSample(at, at, 100, 0.0, processes)
+
+
+def judged(first: ProcessSample, second: ProcessSample) -> str:
+    looks = sample(10.0, first), sample(20.0, second)
+    return verdicts.compare(*looks, Progress(), Usual()).word
+
+
+@pytest.mark.parametrize(
+    ("woken", "receives", "word"),
+    [(200, True, "at work"), (3, True, "stuck"), (200, False, "stuck")],
+)
+def test_who_stands_in_recv_and_is_woken_gets_data(
+    woken: int, receives: bool, word: str
+) -> None:
+    first = replace(process("main", "readinto"), receives=receives)
+    assert judged(first, replace(first, woken=woken)) == word
+
+
+def test_a_phase_is_told_by_a_method_and_by_a_data_worker() -> None:
+    trainer = process("main", "GKDTrainer.training_step", "Model.generate")
+    assert verdicts.phase_of([], [trainer], "unknown") == "generation"
+    worker = process("main", "read", kind="data-worker")
+    assert verdicts.phase_of([worker], [trainer], "unknown") == "data"
+    # One that is idle beside a trainer tells nothing.
+    assert verdicts.phase_of([], [worker, trainer], "unknown") == "generation"
+
+
+def test_ranks_that_are_not_there_are_named() -> None:
+    c10d = "torch/distributed/distributed_c10d.py"
+    ranks = [process("init_process_group", number=n, file=c10d) for n in range(3)]
+    seen = waits.picture(ranks)
+    assert (seen.odd, seen.absent) == ((), "rank 3 of 4")
+
+
+class Clock:
+    now = 1000.0
+
+
+def test_looks_that_became_rare_at_work_come_soon_where_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "monotonic", lambda: Clock.now)
+    asked = Asked(("train",), look_after_s=5.0, stuck_after_s=10.0, status=False)
+    sampler = Sampler(Scope(lambda _: ()), lambda: (0, 0.0))
+    screen = OwnScreen(status=False)
+    watch = watcher.Watch(asked, tmp_path, screen, sampler, Usual())
+    at, looks = Clock.now, []
+
+    def take() -> JobSample:
+        one = process("main", "compile")
+        return sample(Clock.now, replace(one, cpu_s=min(Clock.now - at, 300.0)))
+
+    def look(_: Path) -> JobSample:
+        looks.append(Clock.now - at)
+        return take()
+
+    monkeypatch.setattr(sampler, "take", take)
+    monkeypatch.setattr(sampler, "look", look)
+    told: list[str] = []
+    monkeypatch.setattr(watch, "_begin_report", lambda verdict, _: told.append(verdict))
+    while not told and Clock.now < at + 900:
+        Clock.now += 1.0
+        watch.tick(b"")
+        if watch._look is not None:
+            watch._look.result()
+    before = [one for one in looks if one < 300]
+    assert len(before) < 8, looks
+    assert Clock.now - at < 330, looks
