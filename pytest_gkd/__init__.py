@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    # Only when it is asked for: the plugin imports this package for every pytest.
+    # Imported lazily: the plugin imports this package in every pytest run.
     if name == "phase":
         from pytest_gkd.marks import phase
 

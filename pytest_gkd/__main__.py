@@ -24,9 +24,9 @@ from pytest_gkd.report import explain, render
 from pytest_gkd.watch import arguments as watch_arguments
 from pytest_gkd.watch.arguments import WatchError
 
-INTERRUPTED = 130  # as a shell says that SIGINT ended a command
+INTERRUPTED = 130  # a shell's exit status for a command ended by SIGINT
 HEALTHY, FOUND, UNUSABLE, UNKNOWN = 0, 1, 2, 3
-# From here on reading takes long enough to be told.
+# From this size on, reading takes long enough to show progress.
 SLOW_BYTES = 64 << 20
 REFUSALS = (log_file.LogError, NowError, rules.RuleError, LookupError, WatchError)
 EXITS = {
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, command = watch_arguments.split(given)
     asked, rest = parser.parse_known_args(options, argparse.Namespace(command=command))
     if rest:
-        # argparse gives up a job's arguments where an option stands before them.
+        # argparse rejects a job's arguments if an option precedes them.
         end = rest.index("--") if "--" in rest else len(rest)
         are_options = any(word.startswith("-") for word in rest[:end])
         if are_options or not hasattr(asked, "overrides"):
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say_error(str(error))
         return UNUSABLE
     except BrokenPipeError:
-        # The reader (head, less) has seen enough; nothing may be written any more.
+        # The reader (head, less) has seen enough; nothing more may be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNUSABLE
 
@@ -257,7 +257,7 @@ def _diagnose(asked: argparse.Namespace) -> int:
     if "-" in asked.logs and sys.stdin is None:
         raise log_file.LogError("standard input: is closed; name a file")
     sources: list[Path | IO[bytes]] = [
-        # Unbuffered: a thread may still wait for it when this process ends.
+        # Unbuffered: a thread may still be waiting on it when this process ends.
         Path(name) if name != "-" else os.fdopen(0, "rb", 0, closefd=False)
         for name in asked.logs
     ]
@@ -281,7 +281,7 @@ def _diagnose(asked: argparse.Namespace) -> int:
 
 
 def _progress() -> Callable[[int], None] | None:
-    """A counter of megabytes on a terminal, silent elsewhere and for small files."""
+    """A megabyte counter for a terminal; silent elsewhere and for small files."""
     if not sys.stderr.isatty():
         return None
 
@@ -355,13 +355,13 @@ def _add_job(
 
 
 def _job(asked: argparse.Namespace) -> int:
-    # Only here: its parser is a package of its own.
+    # Imported only here: its parser is a package of its own.
     from pytest_gkd.job import check, fitting
 
     given = check.variables(asked.set)
     machine = fitting.machine(asked.machine)
     if machine.memory is None:
-        # None of a GPU that shares the host's memory is told.
+        # The driver reports none for a GPU that shares the host's memory.
         here = [card.total_bytes for card in gpus.usable().cards]
         machine = replace(machine, memory=min(filter(None, here), default=None))
     found = check.check(asked.script, asked.overrides, asked.framework, given, machine)
@@ -451,7 +451,7 @@ def _gpu_report(asked: argparse.Namespace) -> int:
 
 
 def _watch(asked: argparse.Namespace) -> int:
-    # Only here: it draws with a package of its own.
+    # Imported only here: it renders with a package of its own.
     from pytest_gkd.watch import watcher
 
     return watcher.run(watch_arguments.checked(asked, asked.command))
@@ -465,7 +465,7 @@ def _check(asked: argparse.Namespace) -> int:
 
 
 def _answer(asked: argparse.Namespace, data: dict[str, Any], text: str) -> int:
-    """Say it in the format that was asked for; 0 for who has no more to tell."""
+    """Print it in the requested format; returns 0 as a default exit status."""
     if asked.format == "json":
         text = json.dumps(sanitize.data(data), indent=2, ensure_ascii=False)
     _say(text)

@@ -1,4 +1,4 @@
-"""What a model's config.json and safetensors headers say, read without its weights."""
+"""Reads a model's config.json and safetensors headers, but not its weights."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-# Bytes of an element in safetensors files, by the format's names (safetensors, README).
+# Bytes per element in safetensors files, by the format's dtype (safetensors, README).
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-# The most that the safetensors format allows for a header (safetensors, README).
+# The largest header that the safetensors format allows (safetensors, README).
 MAX_HEADER_BYTES = 100_000_000
-# What model types call the same thing (transformers 5.19, the attribute maps of its
+# Model types' names for the same thing (transformers 5.19, the attribute maps of its
 # configurations).
 HEADS = ("num_attention_heads", "n_head", "n_heads")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
@@ -20,20 +20,20 @@ WIDTH = ("hidden_size", "n_embd", "d_model")
 
 
 class HeaderError(ValueError):
-    """What is wrong with a safetensors file, as the end of a sentence on it.
+    """What is wrong with a safetensors file, phrased as the end of a sentence.
 
-    ``promised`` is the size in bytes that its header promises, where that is it.
+    ``promised`` is the size in bytes that its header implies, if that is what is wrong.
     """
 
     promised: int | None = None
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Tensor name to ``{"dtype", "shape", "data_offsets"}`` of a file that is whole.
+    """Map tensor names to ``{"dtype", "shape", "data_offsets"}`` for a complete file.
 
-    It is as long as its header says. Layout (safetensors, README): 8 bytes of
-    little-endian header length, a JSON header with the offsets of each tensor, then
-    the data. Raises HeaderError, and OSError where it cannot be read.
+    A complete file is as long as its header says. Layout (safetensors, README): 8 bytes
+    of little-endian header length, a JSON header with the offsets of each tensor, then
+    the data. Raises HeaderError, and OSError if the file cannot be read.
     """
     size = path.stat().st_size
     if size < 8:
@@ -70,8 +70,8 @@ def read_header(path: Path) -> dict[str, Any]:
 def loaded(
     config: Mapping[str, Any], headers: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The tensors of a model's files that are loaded: a head that is a copy of the
-    embedding is not, as ``tie_word_embeddings`` says, and where nobody says it."""
+    """The tensors in a model's files that are loaded: all but an output head tied to
+    the embedding, which it is unless ``tie_word_embeddings`` says False."""
     found: dict[str, Any] = {}
     for header in headers:
         found |= header
@@ -81,29 +81,29 @@ def loaded(
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a multimodal model's config that is its language model's."""
+    """The language model's part of a multimodal model's config."""
     part = config.get("text_config")
     return part if isinstance(part, dict) else {}
 
 
 def first(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
-    """The whole number under the first of ``names`` that has one."""
+    """The integer under the first of ``names`` that has one."""
     return next((config[n] for n in names if isinstance(config.get(n), int)), None)
 
 
 def heads(config: Mapping[str, Any]) -> int | None:
-    """Attention heads of each layer, None where ``config`` has another word for it."""
+    """Attention heads per layer; None if ``config`` uses another key."""
     return first(config, HEADS)
 
 
 def head_size(config: Mapping[str, Any]) -> int | None:
-    """Elements of a head; None without the usual keys."""
+    """Elements per head; None without the usual keys."""
     width, count = first(config, WIDTH), heads(config)
     return first(config, ["head_dim"]) or (width and count and width // count)
 
 
 def cache_elements(config: Mapping[str, Any]) -> int | None:
-    """Keys and values of a token in all layers; None without the usual keys."""
+    """Key and value elements per token over all layers; None without the usual keys."""
     size, layers = head_size(config), first(config, LAYERS)
     kv_heads = first(config, ["num_key_value_heads"]) or heads(config)
     return 2 * layers * kv_heads * size if size and layers and kv_heads else None

@@ -1,7 +1,7 @@
-"""The machine's monotonic clock, which no test in this process can freeze or move.
+"""The machine's monotonic clock, which no test in this process can freeze or shift.
 
-freezegun and monkeypatch replace the functions of the ``time`` module, wherever a
-module refers to them; this reads the same clock (clock_gettime(2)) past them.
+freezegun and monkeypatch replace the functions of the ``time`` module wherever a
+module refers to them; this bypasses them to read the same clock (clock_gettime(2)).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which faults can be injected: name, stage, what it does, what must be found. Data."""
+"""The faults that can be injected: name, stage, effect and expected diagnosis. Data."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ DIRECTORY = Path(__file__).parent / "faults"
 
 
 class UnknownFaultError(LookupError):
-    """There is no fault of that name; the text says which are near."""
+    """There is no fault with that name; the text suggests similar ones."""
 
 
 @dataclass(frozen=True)
 class FaultSpec:
     """One fault and what the stages must make of it.
 
-    ``name`` is ``FILE:NAME``, as in ``nccl:rank-killed``. ``how`` says in one line
-    what is done. ``outcome`` and ``causes`` (one of them, as a diagnosis) are what
-    ``stage`` must end with. ``does`` is the function of ``workload/inject/FILE.py``
-    that does it, called with ``arguments``. ``settings`` are choices that the fault
-    needs, ``budget_s`` (seconds) is the stage's budget in the matrix, ``needs`` what
-    the machine must have (``gpu``, ``cpu`` for no GPU, ``mounts`` for the right to
-    mount, ``shared-gpu`` for GPUs that take more than one process), ``exit_code``
-    pytest's. ``also_runs`` are stages that the matrix runs beside it and that must
-    pass. ``notes`` are ids of notes that the stage must give, for what does not stop a
-    job by itself; ``says`` is part of the message, or of what the terminal shows of a
-    stage that passed.
+    ``name`` is ``FILE:NAME``, as in ``nccl:rank-killed``. ``how`` says in one line what
+    it does. ``outcome`` and ``causes`` (one of them, as the diagnosis) are what
+    ``stage`` must end with. ``does`` is the function in ``workload/inject/FILE.py``
+    that injects it, called with ``arguments``. ``settings`` are settings that the fault
+    requires, ``budget_s`` (seconds) is the stage's budget in the matrix, ``needs`` what
+    the machine must have (``gpu``, ``cpu`` for no GPU, ``mounts`` for permission to
+    mount, ``shared-gpu`` for GPUs that take more than one process), ``exit_code`` is
+    pytest's. ``also_runs`` are stages that the matrix runs with it and that must pass.
+    ``notes`` are ids of notes that the stage must give, for what does not stop a job by
+    itself; ``says`` is part of the message, or of what the terminal shows for a stage
+    that passed.
     """
 
     name: str
@@ -53,15 +53,15 @@ class FaultSpec:
 
     @property
     def group(self) -> str:
-        """The file that the fault stands in, also its module below workload/inject."""
+        """The file that defines the fault, and its module below workload/inject."""
         return self.name.split(":")[0]
 
 
 @cache
 def load(directory: Path = DIRECTORY) -> Mapping[str, FaultSpec]:
-    """Every fault by name, in the order of the files.
+    """Every fault by name, in file order.
 
-    Raises ValueError for an entry that cannot be read, with its file and name.
+    Raises ValueError for a malformed entry, with its file and name.
     """
     found: dict[str, FaultSpec] = {}
     for path in sorted(directory.glob("*.toml")):

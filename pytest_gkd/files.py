@@ -1,4 +1,4 @@
-"""Files of ours, written whole or not at all, private, and through no link."""
+"""Writes our files: atomically, private to the user, and never through a link."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# Taken hold of before any stage replaces them, for the while of its test or for good.
+# Saved before any stage can monkeypatch them, for one test or for good.
 _dumps, _loads, _write = json.dumps, json.loads, os.write
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write a whole file or leave the old one: write beside it, then rename."""
+    """Write JSON atomically: to a temporary file next to it, then rename."""
     write_whole(path, json_text(data))
 
 
 def json_text(data: Any) -> str:
-    """As it stands in a file; values that JSON does not know become their text."""
+    """Data as written to a file; values that JSON cannot represent become strings."""
     return json.dumps(_finite(data), indent=1, default=str) + "\n"
 
 
 def json_line(data: dict[str, Any], default: Callable[[Any], Any] = str) -> bytes:
-    """An object as one line; ``default`` makes plain what JSON does not know."""
+    """An object as one line; ``default`` converts what JSON cannot represent."""
     return f"{_dumps(data, default=default)}\n".encode("utf-8", "replace")
 
 
 def append_line(descriptor: int, line: bytes) -> None:
     """Append a ``json_line`` in one write call, which a kill cannot undo.
 
-    A newline goes before it: after a line that a full disk or a kill cut off, the next
-    is whole again. Raises OSError, also where a part of it found room.
+    A newline precedes it, so that it stays intact after a line cut off by a full disk
+    or a kill. Raises OSError, even if part of it was written.
     """
     if _write(descriptor, b"\n" + line) <= len(line):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def json_object(line: bytes) -> dict[str, Any]:
-    """What a line holds; nothing where it was cut off, which is no JSON then, where it
-    is still being written, or where another hand wrote it."""
+    """The object in a line; empty if the line was cut off and so is not JSON, is still
+    being written, or was written by something else."""
     try:
         found = _loads(line)
     except (ValueError, RecursionError):
@@ -50,20 +50,20 @@ def json_object(line: bytes) -> dict[str, Any]:
 
 
 def json_lines(data: bytes) -> Iterator[dict[str, Any]]:
-    """Every line's ``json_object`` that holds something."""
+    """The non-empty ``json_object`` of every line."""
     return filter(None, map(json_object, data.splitlines()))
 
 
 def read_json_lines(path: Path) -> tuple[dict[str, Any], ...]:
-    """The ``json_lines`` of a file; none where there is no file."""
+    """The ``json_lines`` of a file; none if there is no file."""
     return tuple(json_lines(path.read_bytes())) if path.exists() else ()
 
 
 def make_way(path: Path) -> None:
-    """Make the directory that a file goes to; ``path`` is absolute and without links.
+    """Create a file's parent directory; ``path`` is absolute and without links.
 
-    Raises OSError where a link stands on the way by now. A stage may have put it there,
-    and what lies behind it is the user's.
+    Raises OSError if there is a link in the path by now. A stage may have put it there,
+    and whatever is behind it is the user's.
     """
     _refuse_links(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def _refuse_links(directory: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """As write_json, of a text; its directory must be there."""
+    """As write_json, for a text; its directory must exist."""
     _refuse_links(path.parent)
     temporary = path.with_name(path.name + ".part")
     try:
@@ -97,7 +97,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def shown_from(base: Path, path: Path) -> str:
-    """A path as short as it can be said from the directory ``base``."""
+    """The shortest form of a path, seen from the directory ``base``."""
     return str(path.relative_to(base) if path.is_relative_to(base) else path)
 
 
@@ -108,7 +108,7 @@ def read_end(file: BinaryIO, limit_bytes: int) -> str:
 
 
 def _finite(data: Any) -> Any:
-    """NaN and infinities, which JSON has not, as their names."""
+    """Replace NaN and infinities, which JSON lacks, by their names."""
     if isinstance(data, float) and not math.isfinite(data):
         return str(data)
     if isinstance(data, dict):
@@ -121,9 +121,9 @@ def _finite(data: Any) -> Any:
 def cache_directory() -> Path | None:
     """Our directory in the user's cache; None for a user without a home.
 
-    A relative ``$XDG_CACHE_HOME`` counts as unset, as its specification asks.
+    A relative ``$XDG_CACHE_HOME`` counts as unset, as its specification requires.
     """
     given = os.environ.get("XDG_CACHE_HOME", "")
-    # Not Path.home(), which raises when there is no home.
+    # Not Path.home(), which raises if there is no home.
     base = given if given.startswith("/") else os.path.expanduser("~/.cache")  # noqa: PTH111
     return Path(base, "pytest-gkd") if base.startswith("/") else None

@@ -1,4 +1,4 @@
-"""Where Hugging Face's libraries keep what they fetch, and which model lies there."""
+"""Where Hugging Face's libraries keep their downloads, and which models are there."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def home(environ: Mapping[str, str]) -> Path:
-    """Where Hugging Face's libraries keep what they fetch and prepare.
+    """Where Hugging Face's libraries keep what they download and prepare.
 
-    Below it huggingface_hub has ``hub`` (constants.py), datasets ``datasets``
+    In it, huggingface_hub uses ``hub`` (constants.py) and datasets uses ``datasets``
     (config.py).
     """
     cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -23,7 +23,7 @@ def home(environ: Mapping[str, str]) -> Path:
 
 
 def models(environ: Mapping[str, str]) -> Path:
-    """Where huggingface_hub keeps models, by its own variables in its own order."""
+    """Where huggingface_hub keeps models, by its own variables and their order."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if environ.get(variable):
             return Path(os.path.expanduser(environ[variable]))  # noqa: PTH111
@@ -33,7 +33,7 @@ def models(environ: Mapping[str, str]) -> Path:
 def modelscope(hub_id: str, environ: Mapping[str, str]) -> Path | None:
     """Where ModelScope has a model, if its config is there.
 
-    As modelscope 1.40 looks for it, and releases before it put it there
+    Where modelscope 1.40 looks for it and where earlier releases put it
     (hub/utils/utils.py, find_reusable_legacy_repo_dir; utils/file_utils.py).
     """
     own = environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope/hub"
@@ -51,7 +51,7 @@ def modelscope(hub_id: str, environ: Mapping[str, str]) -> Path | None:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether ``name`` has the form of a name on the hub."""
+    """Whether ``name`` has the form of a hub id."""
     return _HUB_ID.fullmatch(name) is not None
 
 

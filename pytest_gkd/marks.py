@@ -1,9 +1,9 @@
-"""``with phase("weight-sync", timeout_s=600):``, marks in a program of the user's own.
+"""``with phase("weight-sync", timeout_s=600):``: phase marks in the user's own program.
 
 A marked phase writes one line to standard error when it begins and one when it ends:
-``GKD-PHASE`` and a JSON object, which ``gkd diagnose`` and ``gkd watch`` read. Only
-under ``gkd watch`` or with ``GKD_MARKS=1``; without, a phase costs less than 2 us. This
-module imports nothing but what every program has.
+``GKD-PHASE`` and a JSON object, which ``gkd diagnose`` and ``gkd watch`` read. It does
+so only under ``gkd watch`` or with ``GKD_MARKS=1``; otherwise a phase costs less than
+2 us. This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 SIGN = "GKD-PHASE "
-# Set by ``gkd watch`` for the job and all that it starts: the watch's directory.
+# Set by ``gkd watch`` for the job and everything it starts: the watch's directory.
 WATCHED = "PYTEST_GKD_WATCH"
 ASKED = "GKD_MARKS"
 _FOREVER = float("inf")
-LONGEST = 100  # characters of a name
+LONGEST = 100  # characters in a name
 BEGIN, END, LATE = "begin", "end", "late"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -33,15 +33,15 @@ _ON = bool(os.environ.get(WATCHED) or os.environ.get(ASKED, "0") not in ("", "0"
 
 
 class phase:  # noqa: N801 - used as a statement, like contextlib.suppress
-    """Marks a phase of the job: a context manager, and a decorator of functions.
+    """Marks a phase of the job, as a context manager or a function decorator.
 
     ``name`` is one of ``gkd diagnose``'s phases (``weight-sync``, ``generation``,
     ``teacher``, ``training-step``, ``checkpoint``, ...) or any other text of at most
-    100 characters. After ``timeout_s`` seconds in it the stacks of this process are
-    written to standard error, and those of the others by ``gkd watch``, or, without it,
-    by a helper process; the phase goes on. Phases may be nested, and entered by several
+    100 characters. After ``timeout_s`` seconds in it, this process's stacks are written
+    to standard error, and those of the others by ``gkd watch`` or, without it, by a
+    helper process; the phase goes on. Phases may be nested, and entered by several
     threads and asyncio tasks; exceptions pass through. Raises TypeError or ValueError
-    for a name or time that is none.
+    for an invalid name or time.
     """
 
     __slots__ = ("_ends", "_token", "name", "timeout_s")
@@ -69,7 +69,7 @@ class phase:  # noqa: N801 - used as a statement, like contextlib.suppress
             self._end(kind)
 
     def __call__(self, function: _Function) -> _Function:
-        """Mark every call of a function, plain, ``async`` or a generator."""
+        """Mark every call of a function, whether plain, ``async`` or a generator."""
         import inspect
 
         wrapper: Any
@@ -101,7 +101,7 @@ class phase:  # noqa: N801 - used as a statement, like contextlib.suppress
         made: Any = functools.wraps(function)(wrapper)
         return made  # type: ignore[no-any-return]
 
-    # -- only where marks are asked for ------------------------------------------------
+    # -- only if marks are enabled -----------------------------------------------------
 
     def _begin(self) -> None:
         above = _open.get()
@@ -116,8 +116,8 @@ class phase:  # noqa: N801 - used as a statement, like contextlib.suppress
 
     def _end(self, kind: Any) -> None:
         _deadlines.remove(self._ends)
-        # A generator may be closed in a context that is not the one that it began in,
-        # and one mark may be entered twice.
+        # A generator may be closed in a different context than it began in, and a mark
+        # may be entered twice.
         with contextlib.suppress(ValueError, RuntimeError):
             _open.reset(self._token)
         _write(self.name, END, **({"error": kind.__name__} if kind else {}))
@@ -133,7 +133,7 @@ def _bad_name(name: Any) -> Exception:
 
 
 def _write(name: str, event: str, **more: Any) -> None:
-    """One line, in one write, so that those of several processes stay whole."""
+    """Write one line in one call, so that lines of several processes do not mix."""
     told: dict[str, Any] = {"phase": name, "event": event, "t": round(time.time(), 3)}
     told["pid"] = os.getpid()
     rank = os.environ.get("RANK", "")
@@ -143,12 +143,12 @@ def _write(name: str, event: str, **more: Any) -> None:
     if thread is not threading.main_thread():
         told["thread"] = thread.name[:LONGEST]
     line = f"{SIGN}{json.dumps({**told, **more})}\n"
-    with contextlib.suppress(OSError):  # closed, or its reader is gone
+    with contextlib.suppress(OSError):  # stderr is closed, or its reader is gone
         os.write(2, line.encode())
 
 
 class _Deadlines:
-    """A thread of this process's that tells of phases that take too long."""
+    """A thread of this process that reports phases that take too long."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -183,7 +183,7 @@ class _Deadlines:
                 if not names:
                     ends = (at for at, _, _ in self._open.values())
                     left = min(ends, default=None)
-                    # An hour at most: what a lock can wait for has a limit.
+                    # An hour at most, as the timeout of a lock is limited.
                     self._changed.wait(left and min(left - now, 3600.0))
             for name in names:
                 _tell(name)
@@ -193,7 +193,7 @@ _deadlines = _Deadlines()
 
 
 def _after_fork() -> None:
-    """A fork has none of its parent's threads, and may hold the lock of one."""
+    """Start afresh in a fork, which lacks its parent's threads but not their locks."""
     global _deadlines
     _deadlines = _Deadlines()
 
@@ -202,14 +202,14 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _tell(name: str) -> None:
-    """A phase is late: say so, and write the stacks."""
+    """Report that a phase is late, and dump the stacks."""
     import faulthandler
 
     _write(name, LATE)
     with contextlib.suppress(OSError, ValueError):
         faulthandler.dump_traceback(file=2, all_threads=True)
     if os.environ.get(WATCHED):
-        return  # the watcher looks at the others
+        return  # the watcher handles the other processes
     import subprocess
 
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What the user asked for: one table of options, one frozen Settings, clear errors."""
+"""The user's options: one table of them, one frozen Settings, clear errors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FEW, AUTO = "few", "auto"
 
 
 class SettingsError(ValueError):
-    """A value of the user's that cannot be used; the text says what to do."""
+    """An unusable value from the user; the text says what to do."""
 
     def __init__(self, text: str) -> None:
-        # Not at the top: a run without stages has no use for it.
+        # Not at the top: a run without stages does not need it.
         from pytest_gkd import sanitize
 
         super().__init__(sanitize.text(text))
@@ -28,11 +28,11 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Option:
-    """One option with its ini twin: ``--gkd-world-size`` and ``gkd_world_size``.
+    """An option with its ini counterpart: ``--gkd-world-size``, ``gkd_world_size``.
 
-    ``kind`` is how the value is read: ``text``, ``count`` (a whole number above 0),
+    ``kind`` is how the value is parsed: ``text``, ``count`` (a whole number above 0),
     ``number`` (zero or more), ``list`` (repeatable), ``flag``, or one of ``choices``.
-    ``bare`` is the value of the flag alone, empty where one has to follow.
+    ``bare`` is the value of the flag alone, empty if a value must follow.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Option:
 
     @property
     def ini(self) -> str:
-        """The spelling in the ini file, also the attribute on ``config.option``."""
+        """The spelling in the ini file and the attribute of ``config.option``."""
         return "gkd_" + self.name
 
 
@@ -67,9 +67,9 @@ def _option(
     choices: tuple[str, ...] = (),
     bare: str = "",
 ) -> Any:
-    """A setting that is an option too, with its ``default``.
+    """A setting that is also an option, with its ``default``.
 
-    ``unset`` is the option's own where a run works out what that stands for.
+    ``unset`` is the option's own default if the run resolves it to an actual value.
     """
     own = default if unset is _SAME else unset
     told = {"default": own, "metavar": metavar, "help": text, "choices": choices}
@@ -79,14 +79,14 @@ def _option(
 
 @dataclass(frozen=True)
 class Settings:
-    """Every choice a run depends on, with the reason where we made it for the user.
+    """Every choice a run depends on, with the reason if we made it for the user.
 
     Fields with a help text are options. ``device`` is ``cpu`` or ``cuda``; ``gpus``
     counts the CUDA devices of this process, ``bfloat16`` says whether all of them
-    compute in it, ``exclusive`` whether one takes a single process at a time.
+    support it, ``exclusive`` whether any accepts only one process at a time.
     ``*_why`` say in words why ``layout``, ``shrink``, ``world_size`` and ``gpus`` have
-    the value they have. ``origins`` holds where the values that were given came from.
-    ``job`` is what ``gkd check --format=json`` says of the job's own configuration.
+    their values. ``origins`` says where values given by the user came from.
+    ``job`` is what ``gkd check --format=json`` says about the job's own configuration.
     Temperatures and fractions are plain numbers, lengths are in tokens.
     """
 
@@ -204,12 +204,12 @@ class Settings:
     job: Mapping[str, Any] | None = None
 
     def origin(self, name: str) -> str:
-        """Who gave a value, for messages: its flag, or its ini name and file."""
+        """Where a value came from, for messages: its flag, or its ini name and file."""
         return self.origins.get(name, "--gkd-" + name.replace("_", "-"))
 
     @property
     def device(self) -> str:
-        """``cuda`` when a GPU is visible, else ``cpu``."""
+        """``cuda`` if a GPU is visible, else ``cpu``."""
         return "cuda" if self.gpus else "cpu"
 
     def to_json(self) -> dict[str, Any]:
@@ -226,7 +226,8 @@ def _table() -> Iterable[Option]:
 
 OPTIONS: tuple[Option, ...] = tuple(_table())
 
-# Which stages run, and how; no settings of theirs. The last two have no flag.
+# Which stages run, and how; not settings of the stages. STAGE_FILES and RULES have no
+# flag.
 STAGES = Option(
     "stages",
     "text",
@@ -274,12 +275,12 @@ FRAMEWORK = Option(
 SET = Option("set", "list", None, "NAME=VALUE", "a variable set for the job's script")
 RULES = Option("rules", "list", None, "FILE", "files with rules (causes) of your own")
 WITH_FLAG = (STAGES, TIMEOUT, REPORT, CONFIG, FRAMEWORK, SET, *OPTIONS)
-# Every ini key but gkd_keyword.
+# Every ini key except gkd_keyword.
 WITH_INI = (*WITH_FLAG, STAGE_FILES, RULES)
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for at most three near names, else a full stop."""
+    """``; did you mean 'x'?`` with up to three similar names, else a full stop."""
     found = near_names(word, known)
     if not found:
         return "."
@@ -291,7 +292,7 @@ TRUTH |= {"0": False, "false": False, "no": False, "off": False}
 
 
 def read_value(option: Option, raw: Any, origin: str) -> Any:
-    """One raw value (from ``origin``, such as ``--gkd-top-k``) as its kind.
+    """Parse one raw value (from ``origin``, such as ``--gkd-top-k``) by its kind.
 
     Raises SettingsError naming the value, its origin and what was expected.
     """
@@ -328,14 +329,14 @@ def _number(
     try:
         value = kind(raw)
     except ValueError:
-        value = math.nan  # which nothing holds for
+        value = math.nan  # fails every condition
     if not holds(value) or value == math.inf:
         raise SettingsError(f"{origin}: {raw!r} is not {expected}")
     return value
 
 
 def check_layers(raw: str, origin: str) -> None:
-    """Raise SettingsError for what is no number of layers, nor a word for one."""
+    """Raise SettingsError unless ``raw`` is a number of layers, few or auto."""
     if raw not in (FEW, AUTO):
         expected = f"a number of layers, {FEW} or {AUTO} (without a value it means "
         expected += f"{FEW}; write --gkd-shrink={FEW} if another argument follows)"
@@ -344,7 +345,7 @@ def check_layers(raw: str, origin: str) -> None:
 
 @dataclass(frozen=True)
 class Budget:
-    """The seconds that were given to a stage, or to ``all``, and who gave them."""
+    """The seconds given to a stage, or to ``all``, and where that was said."""
 
     stage: str
     seconds: float
@@ -352,10 +353,10 @@ class Budget:
 
 
 def read_budgets(entries: Iterable[tuple[str, str]]) -> tuple[Budget, ...]:
-    """``NAME=SECONDS`` entries, each with its origin, the strongest first.
+    """Parse ``NAME=SECONDS`` entries, each with its origin; highest precedence first.
 
-    A later entry wins, and one for a stage over one for ``all``. Raises SettingsError
-    for seconds that are not a number above 0.
+    A later entry wins, and one for a stage wins over one for ``all``. Raises
+    SettingsError for seconds that are not a number above 0.
     """
     budgets: list[Budget] = []
     for entry, origin in entries:
@@ -372,7 +373,7 @@ def read_budgets(entries: Iterable[tuple[str, str]]) -> tuple[Budget, ...]:
 
 
 def read_stage_names(raw: str, origin: str) -> tuple[str, ...]:
-    """``a,b`` as names, in the user's order; ``all`` is every stage found."""
+    """Split ``a,b`` into names, in the user's order; ``all`` is every stage found."""
     names = tuple(part.strip() for part in raw.split(",") if part.strip())
     if not names:
         raise SettingsError(
@@ -385,9 +386,9 @@ def read_stage_names(raw: str, origin: str) -> tuple[str, ...]:
 def check_names(
     asked: Iterable[tuple[str, str]], known: Iterable[str] = BY_NAME
 ) -> None:
-    """Raise SettingsError for a stage that neither we nor the user's files have.
+    """Raise SettingsError for a stage that neither we nor the user's files define.
 
-    ``asked`` are names of stages, each with who named it.
+    ``asked`` are names of stages, each with its origin.
     """
     found = [*BY_NAME, *sorted(set(known) - set(BY_NAME))]
     names = [*found, "all"]
@@ -401,7 +402,7 @@ def check_names(
             )
 
 
-# Processes that hold a GPU besides the engine's ranks: trainer and teacher.
+# Processes that use a GPU besides the engine's ranks: trainer and teacher.
 BESIDE_THE_ENGINE = {"colocated": 0, "split": 1, "ray": 2}
 
 
@@ -414,9 +415,9 @@ def choose_layout(
     exclusive: bool = False,
     tensor_parallel_size: int = 1,
 ) -> tuple[str, str]:
-    """The layout to run and, in words, why, or from whom (``origin``).
+    """The layout to run and the reason in words, or its ``origin``.
 
-    vLLM works without Ray. ``exclusive`` says that a GPU takes one process at a time.
+    vLLM works without Ray. ``exclusive``: a GPU accepts only one process at a time.
     """
     if asked != "auto":
         return asked, origin
@@ -433,7 +434,7 @@ def choose_layout(
     return "ray", f"{gpus} GPUs are visible"
 
 
-# vLLM's own default is 0.9 or more; the rest is for what others keep on such a GPU.
+# vLLM's own default is 0.9 or more; the rest is for what others hold on such a GPU.
 OWN_GPU_SHARE = 0.85
 SHARED_GPU_SHARE = 0.3
 
@@ -441,7 +442,7 @@ SHARED_GPU_SHARE = 0.3
 def choose_memory(
     asked: float | None, layout: str, gpus: int, tensor_parallel_size: int
 ) -> float:
-    """The engine's share of a GPU's memory: most of one that the trainer is not on."""
+    """The engine's share of a GPU's memory: most of it if the trainer is elsewhere."""
     if asked is not None:
         return asked
     alone = layout != "colocated" and gpus > tensor_parallel_size
@@ -451,11 +452,11 @@ def choose_memory(
 def choose_world_size(
     asked: int | None, gpus: int, cpus: int, origin: str = "--gkd-world-size"
 ) -> tuple[int, str]:
-    """The ranks of the all-reduce and, in words, why, or from whom (``origin``).
+    """The number of all-reduce ranks and the reason in words, or its ``origin``.
 
-    Raises SettingsError when more ranks are asked for than the machine can hold: one
-    rank per GPU where there are GPUs (NCCL refuses two ranks on one device), else 8
-    per core, above which start-up alone outlasts the stage's budget.
+    Raises SettingsError if more ranks are requested than the machine can run: one per
+    GPU if there are GPUs (NCCL refuses two ranks on one device), else 8 per core, above
+    which startup alone exceeds the stage's budget.
     """
     if asked is None:
         if gpus:

@@ -1,4 +1,4 @@
-"""Tells a fault of this package from one of what it calls."""
+"""Tells a bug in this package from one in what it calls."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from types import ModuleType
 from pytest_gkd.stage_api import StageFault
 
 WORKLOAD = Path(__file__).parent / "workload"
-# What is injected is to look like a fault of somebody else's.
+# Injected faults must look like somebody else's.
 INJECTED = WORKLOAD / "inject"
-# What a mistake in Python code raises. An OSError or a RuntimeError comes from the
-# system, or from C++ below a line of ours, and says nothing against that line.
+# What a bug in Python code raises. An OSError or a RuntimeError comes from the system,
+# or from C++ below a line of ours, and does not incriminate that line.
 MISTAKES = (
     AssertionError,
     AttributeError,
@@ -25,10 +25,10 @@ TEXT_CHARS = 500
 
 
 def own_fault(error: BaseException, *places: Path) -> StageFault | None:
-    """The fault ``internal.error`` where ``error`` is a mistake in a line of ours.
+    """The fault ``internal.error`` if ``error`` is a bug in a line of ours.
 
-    By the innermost frame, which is in what the stages run or below one of ``places``;
-    what a package raises that we have called is that package's, or its caller's.
+    Judged by the innermost frame, which must be in the workload or below one of
+    ``places``; what a package we call raises is that package's fault, or its caller's.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     if not isinstance(error, MISTAKES) or not frames or _of_release(error):
@@ -48,8 +48,8 @@ def own_fault(error: BaseException, *places: Path) -> StageFault | None:
 
 
 def _of_release(error: BaseException) -> bool:
-    """Whether a package that we call lacks a name or an argument, as another release
-    of it may: the catalogue tells that by the text."""
+    """Whether a package that we call lacks a name or an argument, as another release of
+    it may; the catalogue recognizes that by the text."""
     if isinstance(error, AttributeError):
         if isinstance(error.obj, ModuleType):
             home = error.obj.__name__

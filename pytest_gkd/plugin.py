@@ -1,4 +1,4 @@
-"""pytest's way in: options, ini twins, marker; registers the rest when stages run."""
+"""pytest's entry point: options, ini keys, marker; registers the rest if stages run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config,
 ) -> Generator[None]:
-    # pytest-cov decides here, in a hook of its own, whether there will be workers.
+    # pytest-cov decides in its own implementation of this hook whether there will be
+    # workers.
     known = early_config.known_args_namespace
     if _asked_for(early_config, known, known.file_or_dir):
         from pytest_gkd.run import session
@@ -70,8 +71,8 @@ def pytest_load_initial_conftests(
 def pytest_cmdline_main(
     config: pytest.Config,
 ) -> Generator[None, int | None, int | None]:
-    # Before pytest-xdist reads -n; its workers come through here too and must not
-    # start workers of their own.
+    # Before pytest-xdist reads -n; its workers get here, too, and must not start
+    # workers of their own.
     if hasattr(config, "workerinput"):
         return (yield)
     if _names_an_option(config):
@@ -89,7 +90,7 @@ def pytest_cmdline_main(
     ended = code != pytest.ExitCode.NO_TESTS_COLLECTED
     if ended or found is None or not found.runs:
         return code
-    # The session that had no test is over: this is another one.
+    # The session without tests is over; this starts another one.
     asked = config.invocation_params
     with contextlib.chdir(asked.dir):
         return pytest.main([*asked.args, f"--gkd-stages={','.join(found.runs)}"])
@@ -117,8 +118,8 @@ def _asked_for(
 ) -> bool:
     """Whether anything on the command line or in the ini could mean stages.
 
-    Decided without importing more than this module: a test run that has nothing to
-    do with stages must not feel that the plugin is installed.
+    Decided without importing more than this module: a test run that has nothing to do
+    with stages must not notice that the plugin is installed.
     """
     if option.gkd_stages is not None or config.getini("gkd_stages"):
         return True
@@ -152,7 +153,7 @@ def pytest_terminal_summary(
 
 @pytest.fixture(scope="session")
 def gkd(request: pytest.FixtureRequest) -> StageContext:
-    """The running stage's settings, directories and voice (see StageContext)."""
+    """The running stage's settings, directories and reporting (see StageContext)."""
     from pytest_gkd.run import session
 
     return session.context(request)

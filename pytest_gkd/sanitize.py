@@ -1,13 +1,13 @@
-r"""Makes text that somebody else wrote fit to be shown.
+r"""Makes untrusted text safe to display.
 
 Terminals obey escape sequences, CI runners obey lines that look like commands, and
-logs repeat secrets. All text of logs, stages, files and processes passes here before
-it is shown or kept: ``text`` keeps lines, ``line`` makes one, ``data`` is for JSON.
-Each gives the same again for its own result, and takes linear time.
+logs repeat secrets. All text from logs, stages, files and processes goes through here
+before it is shown or kept: ``text`` keeps lines, ``line`` makes one, ``data`` is for
+JSON. Each is idempotent and takes linear time.
 
-Escape sequences go, other characters that cannot be seen are written as in Python
-(``\x08``, ``\u202e``), commands are broken by a blank (``## [error]``, ``: :error::``),
-and of a secret only its kind stays (``hf_***``, ``--token ***``).
+Escape sequences are removed, other invisible characters are written as in Python
+(``\x08``, ``\u202e``), commands are broken by a space (``## [error]``, ``: :error::``),
+and only the kind of a secret remains (``hf_***``, ``--token ***``).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 
 MASK = "***"
 
-# ECMA-48: CSI, the strings (OSC, DCS, SOS, PM, APC) that end on their line, and what
-# is left of two-character sequences. A string does not swallow the lines after it.
+# ECMA-48: CSI, the strings (OSC, DCS, SOS, PM, APC) that end on their line, and the
+# remaining two-character sequences. A string does not swallow the lines after it.
 _SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\n\x80-\x9f]*(?:\x07|\x1b\\|\x9c)"
@@ -34,7 +34,7 @@ _RETURN = re.compile(r"\r+\n?")
 _COMMAND = re.compile(r"(?<!\S)::(?=[A-Za-z][\w-]*(?: [^\n]*?)?::)")
 _BRACKET_COMMAND = re.compile(r"##(?=\w*\[)")
 
-# Secrets that tell what they are by their first characters, and what follows these.
+# Secrets recognizable by their prefix, and what follows it.
 _KINDS = {
     **dict.fromkeys(("hf_", "api_org_", "npm_"), r"[A-Za-z0-9]{20,}"),
     **dict.fromkeys(("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"[A-Za-z0-9]{20,}"),
@@ -42,13 +42,13 @@ _KINDS = {
     **dict.fromkeys(("wandb_v1_", "xoxb-", "xoxp-", "xapp-"), r"[\w-]{16,}"),
     **dict.fromkeys(("AKIA", "ASIA"), r"[0-9A-Z]{12,}\b"),
     "AIza": r"[\w-]{30,}",
-    # Not the end of task- or disk-, but after a line end that is written as \n.
+    # Not at the end of task- or disk-, but after an escaped line end, such as \n.
     "sk-": r"(?:(?<![A-Za-z0-9_]sk-)|(?<=\\[nrt]sk-))(?=[\w-]{0,80}\d)[\w-]{20,}",
     "eyJ": r"[\w-]{10,}\.[\w-]{10,}\.[\w-]*",
 }
-# What stands where a secret is yet to be filled in: $NAME, <name>, ...; and no more.
+# Placeholders for a secret yet to be filled in: $NAME, <name>, ...; and nothing else.
 _UNFILLED = r"(?:\$\{?[A-Z_][A-Z0-9_]{0,40}\}?|<[\w -]{1,40}>|\.{3}|…)(?=[\s\"'@&,]|$)"
-# Each begins with plain text, for which the search is a hundred times as fast.
+# Each starts with literal text, which makes the search a hundred times as fast.
 _SHAPES = (
     *(re.compile(rf"({kind}){rest}") for kind, rest in _KINDS.items()),
     re.compile(
@@ -69,7 +69,7 @@ _SHAPES = (
     ),
     re.compile(r"(wandb login (?:--\S+ )?)[0-9a-f]{40}\b"),
 )
-# Secrets that are named: NAME=value, name: "value", --name value, '--name', 'value'.
+# Named secrets: NAME=value, name: "value", --name value, '--name', 'value'.
 _NAMED = re.compile(
     r"(?:(?:secret|passw|passphrase|credential)[\w-]{0,40}|(?:token|key)\d*)"
     r"(?<=[\w-])(?![\w-])"
@@ -87,12 +87,12 @@ _SECRETS = {
     *("secret", "secrets", "password", "passwd", "passphrase"),
     *("credential", "credentials"),
 }
-# What a name ends in that tells about a secret and does not hold one.
+# Last words of names that describe a secret rather than hold one.
 _ABOUT = {
     *("path", "file", "dir", "name", "names", "id", "ids", "type", "mode", "url"),
     *("length", "len", "size", "count", "provider", "column", "field"),
 }
-# Whose tokens and keys are secrets; a tokenizer's and a table's are not.
+# Owners whose tokens and keys are secrets; a tokenizer's and a table's are not.
 _OWNERS = {
     *("hf", "hub", "hugging", "face", "huggingface", "auth", "access", "api"),
     *("bearer", "refresh", "session", "github", "gh", "gitlab", "wandb", "private"),
@@ -107,7 +107,7 @@ _HARMLESS = {
     *("cache", "data", "column", "public", "fn", "image", "foreign", "dict", "row"),
 }
 _BLANK = re.compile(rf"(?:{'|'.join(_KINDS)})?(?:\.+|…|[xX]{{3,}})|VALUE\W*")
-# A variable in a shell's or make's way, a conversion as %s, or the next option.
+# A shell or make variable, a conversion such as %s, or the next option.
 _NO_VALUE = re.compile(
     r"\$(?:[A-Z_][A-Z0-9_]*$|[{(])|%(?:[a-z(]|\w+%)|--?[a-z][a-z-]*(?:=|$)"
 )
@@ -116,17 +116,17 @@ _CREDENTIAL = re.compile(r"(?=\D*\d)(?=.*[A-Za-z])[\w.~+/=-]{8,}")
 
 
 def text(raw: str) -> str:
-    """Lines that can be shown and kept; tabs and line ends stay as they are."""
+    """Lines that are safe to show and keep; tabs and line ends are preserved."""
     return mask(plain(raw))
 
 
 def line(raw: str) -> str:
-    """The text as one line, with single blanks."""
+    """The text as one line, with single spaces."""
     return mask(" ".join(plain(raw).split()))
 
 
 def data(value: Any) -> Any:
-    """Every string in lists, tuples and dictionaries (their keys, too)."""
+    """Sanitize every string in lists, tuples and dictionaries (including keys)."""
     if isinstance(value, str):
         return text(value)
     if isinstance(value, dict):
@@ -143,7 +143,7 @@ def _entry(name: Any, value: Any) -> Any:
 
 
 def plain(raw: str) -> str:
-    """Without what a terminal or a CI runner would obey; secrets stay."""
+    """Remove what a terminal or a CI runner would obey; secrets are kept."""
     if not raw.isprintable():
         found = _RETURN.sub("\n", _SEQUENCE.sub("", raw))
         raw = "\n".join(map(_visible, found.split("\n")))
@@ -168,7 +168,7 @@ def _escaped(char: str) -> str:
 
 
 def mask(raw: str) -> str:
-    """Only the kind of each secret; what is no secret stays as it is."""
+    """Mask all but the kind of each secret; everything else is unchanged."""
     for shape in _SHAPES:
         raw = shape.sub(rf"\1{MASK}", raw)
     for value in _of_environment():
@@ -178,7 +178,7 @@ def mask(raw: str) -> str:
 
 @functools.cache
 def _of_environment() -> tuple[str, ...]:
-    """The secrets that this process was started with; they may be printed bare."""
+    """The secrets in this process's environment, which may appear without a name."""
     return tuple(
         value
         for name, value in os.environ.items()
@@ -190,9 +190,9 @@ def _of_environment() -> tuple[str, ...]:
 
 
 def secrets(raw: str) -> Iterator[tuple[str, str]]:
-    """What is masked in a text: what tells that it is one (``hf_``, HF_TOKEN), and it.
+    """The secrets in a text: what gives each away (``hf_``, HF_TOKEN), and its value.
 
-    A secret that two of them tell comes twice. Those of the environment are left out.
+    One given away twice is listed twice. Those of the environment are left out.
     """
     for shape in _SHAPES:
         for found in shape.finditer(raw):
@@ -211,7 +211,7 @@ def _mask_named(raw: str) -> str:
 
 
 def _named(raw: str) -> Iterator[tuple[str, int, int]]:
-    """Each secret with a name: its name, and from where to where it is."""
+    """Each named secret: its name, and its start and end."""
     done = 0
     for found in _NAMED.finditer(raw):
         low = found.start()
@@ -239,7 +239,7 @@ def _in_name(char: str) -> bool:
 
 
 def _cut(name: str, value: str) -> tuple[int, int]:
-    """Where in the value the secret begins and ends."""
+    """Where the secret begins and ends within the value."""
     quote = re.match(r"b?[\"']", value)
     if (
         quote is not None
@@ -253,11 +253,11 @@ def _cut(name: str, value: str) -> tuple[int, int]:
 
 
 def names_secret(name: str, value: str | None = None) -> bool:
-    """Whether what goes by this name is a secret: HF_TOKEN, --api-key, db.password.
+    """Whether this name denotes a secret: HF_TOKEN, --api-key, db.password.
 
-    Without a ``value`` by the name alone. ``max_token``, ``--pad-token`` and
-    ``prompt_key`` are none, and neither are values such as None, 5 or <eos>, nor what
-    is yet to be filled in: ``...``, ``hf_xxx``, $TOKEN, VALUE (of KEY=VALUE).
+    Without ``value``, judged by the name alone. ``max_token``, ``--pad-token`` and
+    ``prompt_key`` are not secrets, nor are values such as None, 5 or <eos>, nor
+    placeholders: ``...``, ``hf_xxx``, $TOKEN, VALUE (as in KEY=VALUE).
     """
     words = [word.lower() for word in _WORDS.findall(name)]
     if not words or words[-1] in _ABOUT:

@@ -1,4 +1,4 @@
-"""What a stage sees of us: the ``gkd`` fixture, and how it names a cause itself."""
+"""The API for stages: the ``gkd`` fixture, and how a stage itself names a cause."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from pytest_gkd.clock import monotonic
 from pytest_gkd.options import Settings
 from pytest_gkd.stage_events import Event, Extra, Fact, Step, Triggered
 
-# What a stage may take on top of its budget, in seconds: for slow imports, as on
-# a slow disk or with nothing cached, and for train files, by their size.
+# The most seconds a stage may get on top of its budget: for slow imports, as from a
+# slow disk or a cold cache, and for train files, by their size.
 EXTRA_LIMIT_S = {"imports": 300.0, "data": 600.0}
-# What a stage keeps of its budget for ending what does not return, and for telling why:
-# on a slow machine, whose budgets are larger, both take longer.
+# What a stage reserves of its budget for ending what does not return and for reporting
+# why: on a slow machine, which has larger budgets, both take longer.
 TELL_S = 1.0
 TELL_SHARE = 0.1
 STEP_LENGTH = 500
 FACT_BYTES = 64 * 1024
-# Far from Python's limit of recursion (1000), which a report is copied within.
+# Far below Python's recursion limit (1000), which applies when a report is copied.
 FACT_LEVELS = 100
 FACTS_BYTES = 1024 * 1024
 
-# Output of no stage.
+# The directory for output that belongs to no stage.
 NO_STAGE = "session"
 
 Emit = Callable[[Event], None]
-# Lines that prove something: where each stands, its number there if it has one, itself.
+# Lines of evidence: the source of each, its line number there if any, and its text.
 Evidence = tuple[tuple[str, int | None, str], ...]
 
 
@@ -44,13 +44,13 @@ class Note:
 class StageFault(Exception):  # noqa: N818 - a finding, not a bug of ours
     """A stage found the cause itself and names it.
 
-    ``cause`` is an id of the catalogue (``data.file-missing``), or None where the cause
-    of what is wrong is not known. ``message`` is one sentence that names the value,
-    where it came from, and what was expected; it does not repeat the advice, which the
-    catalogue holds. ``facts`` are the values that the advice may use, such as
-    ``{"column": "prompt", "columns": ["text"]}``; they must be JSON. ``evidence`` are
+    ``cause`` is an id in the catalogue (``data.file-missing``), or None if the cause is
+    not known. ``message`` is one sentence that names the value, where it came from, and
+    what was expected; it does not repeat the advice, which is in the catalogue.
+    ``facts`` are values that the advice may use, such as
+    ``{"column": "prompt", "columns": ["text"]}``; they must be JSON. ``evidence`` is
     the lines that prove it, each ``(source, line number or None, text)``. ``also`` are
-    less fundamental faults that were found with it.
+    less fundamental faults found along with it.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class StageFault(Exception):  # noqa: N818 - a finding, not a bug of ours
         return StageFault, own
 
     def with_cause(self) -> str:
-        """Its cause and what it says, as it stands under another one's ``also``."""
+        """Its cause and message, as shown under another fault's ``also``."""
         return f"[{self.cause or 'unknown'}] {self.message}"
 
     def to_json(self) -> dict[str, Any]:
-        """What ``from_json`` makes it of in another process."""
+        """JSON from which ``from_json`` rebuilds it in another process."""
         return {
             "cause": self.cause,
             "message": self.message,
@@ -92,7 +92,7 @@ class StageFault(Exception):  # noqa: N818 - a finding, not a bug of ours
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StageFault:
-        """The fault that ``to_json`` told of."""
+        """The inverse of ``to_json``."""
         evidence = tuple(
             (source, line, text) for source, line, text in data["evidence"]
         )
@@ -102,12 +102,12 @@ class StageFault(Exception):  # noqa: N818 - a finding, not a bug of ours
 
 @dataclass
 class StageContext:
-    """The running stage's settings, directories and voice.
+    """The running stage's settings, directories and reporting.
 
     One object per worker process; ``stage`` changes as stages start. ``run_dir`` is
-    private to the run, short (UNIX sockets fit), and removed at its end;
-    ``report_dir`` stays; ``restore`` sees that it is there and ours. ``step`` and
-    ``fact`` may be called from any fixture.
+    private to the run, short (UNIX sockets fit), and removed at its end; ``report_dir``
+    is kept; ``restore`` ensures that it exists and is ours. ``step`` and ``fact`` may
+    be called from any fixture.
     """
 
     settings: Settings
@@ -126,7 +126,7 @@ class StageContext:
     _last: str = ""
 
     def begin(self, stage: str, budget_s: float | None) -> None:
-        """A stage starts: forget the last one's facts, set its deadline (seconds)."""
+        """Start a stage: clear the previous one's facts, set the deadline (seconds)."""
         self.stage = stage
         self.facts = {}
         self.doing = ""
@@ -136,11 +136,12 @@ class StageContext:
         self._reserve_s = max(TELL_S, TELL_SHARE * (budget_s or 0.0))
 
     def step(self, text: str) -> None:
-        """Say what the stage is doing, as in ``loading weights``.
+        """Report what the stage is doing, as in ``loading weights``.
 
         It is shown live, and after "while" if the stage fails there.
 
-        Its first 500 characters; said as often as one likes, only the newest counts.
+        Only the first 500 characters count, and only the latest step; call it as often
+        as you like.
         """
         text = str(text)
         self.doing = text if len(text) <= STEP_LENGTH else f"{text[:STEP_LENGTH]}..."
@@ -149,13 +150,13 @@ class StageContext:
     def fact(self, name: str, value: Any) -> None:
         """Record one finding; ``value`` must be JSON, with its unit in ``name``.
 
-        ``summary``, a text, stands on the stage's line in the terminal; ``notes``, a
-        list of ``{"id": ..., "text": ...}``, is shown at the end. One fact may have
-        64 KiB (2**16 bytes) of JSON; a larger one is replaced in the report by a text
-        that gives its size, one of more than 100 levels of lists and dictionaries by
-        a text that says so. After 1 MiB (2**20 bytes) in one stage, with all that was
-        recorded anew under the same name, further ones get there when the stage ends,
-        up to another MiB; the fact ``facts_limit`` then says so.
+        ``summary``, a text, is shown on the stage's line in the terminal; ``notes``, a
+        list of ``{"id": ..., "text": ...}``, is shown at the end. A fact may have up to
+        64 KiB (2**16 bytes) of JSON; in the report, a larger one is replaced by a text
+        giving its size, and one with more than 100 levels of lists and dictionaries by
+        a text saying so. After 1 MiB (2**20 bytes) per stage, counting every update of
+        the same name, further facts are reported when the stage ends, up to another
+        MiB; the fact ``facts_limit`` then says so.
         """
         self.facts[name] = value
         if _is_deeper(value, FACT_LEVELS):
@@ -172,7 +173,7 @@ class StageContext:
             self._say(name, value)
 
     def release(self) -> None:
-        """The stage is over: record the facts that were held back, as far as may be."""
+        """At the end of the stage, record the facts held back, up to the limit."""
         self._said_bytes = 0
         while self._held and self._said_bytes <= FACTS_BYTES:
             self._say(*self._held.popitem())
@@ -185,14 +186,14 @@ class StageContext:
         self._send(event)
 
     def note(self, name: str, text: str) -> None:
-        """Say what does not stop a job by itself; ``name`` is the note's id."""
+        """Report what does not stop a job by itself; ``name`` is the note's id."""
         noted = self.facts.get("notes", [])
         self.fact("notes", [*noted, {"id": name, "text": text}])
 
     def allow(self, what: str, seconds: float) -> None:
-        """Take so much time on top of the budget: in all ``seconds`` for ``what``.
+        """Grant ``seconds`` in total for ``what`` on top of the budget.
 
-        ``what`` is ``imports`` or ``data``; see EXTRA_LIMIT_S for the most of each.
+        ``what`` is ``imports`` or ``data``; EXTRA_LIMIT_S has the limit for each.
         """
         seconds = min(seconds, EXTRA_LIMIT_S[what])
         more_s = seconds - self.extra_s.get(what, 0.0)
@@ -204,34 +205,35 @@ class StageContext:
         self._send(Extra(self.stage, what, seconds))
 
     def extra(self) -> float:
-        """Seconds that the stage has been given on top of its budget, so far."""
+        """Seconds granted on top of the stage's budget so far."""
         return sum(self.extra_s.values())
 
     def triggered(self, at: float | None = None) -> None:
-        """Say that an injected fault took effect (see --gkd-inject).
+        """Report that an injected fault took effect (see --gkd-inject).
 
-        ``at`` is in seconds of ``time.monotonic()``; None is now.
+        ``at`` is in seconds of ``time.monotonic()``; None means now.
         """
         self._send(Triggered(self.stage, monotonic() if at is None else at))
 
     def remaining_s(self, default: float = 60.0) -> float:
-        """Seconds left of the stage's budget, at least 1; ``default`` without one."""
+        """Seconds left in the stage's budget, at least 1; ``default`` without one."""
         if self._deadline is None:
             return default
         return max(1.0, self._deadline - monotonic())
 
     def working_s(self, share: float = 1.0) -> float:
         """Seconds left for work that must end before the stage does, so that it can
-        still tell why: ``remaining_s`` less a tenth of the budget, and at least 1 s.
+        still report why: ``remaining_s`` less a reserve.
 
-        ``share`` (0 to 1) of that is kept back, at most half of what is left.
+        The reserve is ``share`` (0 to 1) of a tenth of the budget, taken as at least
+        1 s; it is at most half of what is left.
         """
         left_s = self.remaining_s()
         return left_s - min(share * self._reserve_s, left_s / 2)
 
     @property
     def output_dir(self) -> Path:
-        """Kept with the report: put the output of processes that you start here."""
+        """Kept with the report: write the output of processes that you start here."""
         if self.restore is not None:
             self.restore(self.report_dir)  # a stage may have removed it
         path = self.report_dir / "output" / (self.stage or NO_STAGE)

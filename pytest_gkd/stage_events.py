@@ -10,9 +10,9 @@ from pytest_gkd.stage_plan import PlannedStage
 
 @dataclass
 class Event:
-    """Said at ``t`` (clock.monotonic()) by ``worker`` (pytest-xdist's name for it).
+    """Sent at ``t`` (clock.monotonic()) by ``worker`` (pytest-xdist's name for it).
 
-    A ``t`` that is no time does not lose the event: the reader gives it one.
+    An invalid ``t`` does not lose the event: the reader replaces it.
     """
 
     t: Any = field(default=0.0, kw_only=True)
@@ -20,13 +20,13 @@ class Event:
 
     @property
     def kind(self) -> str:
-        """What it is called where it is written down."""
+        """Its name in files."""
         return type(self).__name__.lower()
 
 
 @dataclass
 class Hello(Event):
-    """A worker process is there: its pid and when it started (0: not known)."""
+    """A worker process is up: its pid and start time (0: not known)."""
 
     pid: int
     start: int = 0
@@ -34,7 +34,7 @@ class Hello(Event):
 
 @dataclass
 class Collected(Event):
-    """What will run; ``deselected`` are stages that an option or a plugin left out."""
+    """What will run; ``deselected`` are stages that an option or plugin deselected."""
 
     plan: tuple[PlannedStage, ...] = ()
     error: str | None = None
@@ -43,12 +43,12 @@ class Collected(Event):
 
 @dataclass
 class Bye(Event):
-    """A worker has said all that it has to say."""
+    """A worker has nothing more to report."""
 
 
 @dataclass
 class StageEvent(Event):
-    """Of one stage; empty for what comes before the first."""
+    """An event of one stage; ``stage`` is empty before the first one."""
 
     stage: str
 
@@ -60,7 +60,7 @@ class Waiting(StageEvent):
 
 @dataclass
 class Start(StageEvent):
-    """``captured`` are the worker's descriptors that its output is captured in."""
+    """``captured`` are the worker's descriptors of the files capturing its output."""
 
     budget_s: float
     captured: tuple[int, ...] = ()
@@ -79,7 +79,7 @@ class Fact(StageEvent):
 
 @dataclass
 class Extra(StageEvent):
-    """So many seconds on top of the budget, in all, for ``what``."""
+    """``s`` seconds in total on top of the budget for ``what``."""
 
     what: str
     s: float
@@ -94,7 +94,7 @@ class Triggered(StageEvent):
 
 @dataclass
 class Raised(StageEvent):
-    """It has raised something, of which nobody has made a traceback yet."""
+    """It has raised an exception, whose traceback is not rendered yet."""
 
     text: str
 
@@ -107,12 +107,12 @@ class Finish(StageEvent):
 
 @dataclass
 class Closed(StageEvent):
-    """Its fixtures are torn down, too."""
+    """Its fixtures have been torn down, too."""
 
 
 @dataclass
 class Left(StageEvent):
-    """What it left behind, which was ended and removed."""
+    """What it left behind, which has been ended and removed."""
 
     processes: tuple[str, ...]
     memory: tuple[str, ...]
@@ -120,36 +120,36 @@ class Left(StageEvent):
 
 @dataclass
 class Forked(StageEvent):
-    """A process that it forked came back from its code, and was ended."""
+    """A process that it forked returned from its code, and was ended."""
 
 
 @dataclass
 class Broken(StageEvent):
-    """The worker cannot go on after it, and why."""
+    """The worker cannot go on after this stage, and why."""
 
     text: str
 
 
 @dataclass
 class Verdict(StageEvent):
-    """Of the controller, to workers whose stages wait for this one."""
+    """From the controller, to workers whose stages wait for this one."""
 
     outcome: str
 
 
 _ALL = (*Event.__subclasses__(), *StageEvent.__subclasses__())
 KINDS = {one.__name__.lower(): one for one in _ALL if one is not StageEvent}
-# Of these only the newest counts: a stage may say a million of them.
+# Only the latest of these counts: a stage may send a million of them.
 STATES = (Step,)
 
 
 @dataclass
 class StageResult:
-    """What a worker says of a stage with pytest's report, and no event.
+    """What a worker sends about a stage with pytest's report, not as an event.
 
-    ``fault`` is what the stage found itself, ``error`` the text of its exception,
-    ``ended`` are processes that were ended with it, ``unsaid`` is why events of it
-    could not be written.
+    ``fault`` is what the stage itself found, ``error`` the text of its exception,
+    ``ended`` are processes that were ended with it, ``unsaid`` is why some of its
+    events could not be written.
     """
 
     stage: str

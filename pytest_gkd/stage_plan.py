@@ -18,7 +18,7 @@ DEFAULT_BUDGET_S = 60.0
 class StageItem:
     """One collected test that is a stage, as its marker describes it.
 
-    ``lane``, ``needs`` and ``timeout_s`` are None where the marker is silent.
+    ``lane``, ``needs`` and ``timeout_s`` are None if the marker does not set them.
     """
 
     nodeid: str
@@ -32,8 +32,8 @@ class StageItem:
 class PlannedStage:
     """One stage that will run. ``budget_s`` is in seconds.
 
-    It begins when ``needs`` and ``after`` are over, and not at all where one of
-    ``needs`` did not pass.
+    It starts when ``needs`` and ``after`` are over, and not at all if one of ``needs``
+    did not pass.
     """
 
     nodeid: str
@@ -45,13 +45,13 @@ class PlannedStage:
 
 
 def mentioned(expression: str) -> tuple[str, ...]:
-    """The built-in stages whose whole name a ``-k`` expression holds and selects."""
+    """The built-in stages whose full name a ``-k`` expression contains and selects."""
     words = set(re.findall(r"[\w-]+", expression))
     names = [stage.name for stage in STAGES if stage.name in words]
     try:
         tree = ast.parse(expression.strip(), mode="eval").body
     except SyntaxError:
-        return tuple(names)  # -k knows names that Python does not; it will decide
+        return tuple(names)  # -k accepts names that Python does not; it will decide
     return tuple(n for n in names if _selects(tree, f"stages/test_{n}.py::test_{n}"))
 
 
@@ -73,15 +73,14 @@ def build(
     gpus: int = 0,
     exclusive: bool = False,
 ) -> tuple[PlannedStage, ...]:
-    """The plan, in the order of reports.
+    """Build the plan, in report order.
 
-    ``selected`` are the names to keep, None for all. The strongest of ``budgets`` is
-    the first. A need that is not selected
-    is dropped: the stage then makes what it needs. ``others`` are stages that exist
-    besides ``items``, None when not all are known; ``gpus`` are those in use, each for
-    one process at a time where ``exclusive``. Raises
-    SettingsError for two stages of one name, a need that no stage has, and needs that
-    go round in a circle.
+    ``selected`` are the names to keep, None for all. The first matching one of
+    ``budgets`` applies. A need that is not selected is dropped: the stage then creates
+    what it needs. ``others`` are stages that exist besides ``items``, None if not all
+    are known; ``gpus`` is the number in use, each for one process at a time if
+    ``exclusive``. Raises SettingsError for two stages with the same name, a need that
+    names no stage, and cyclic needs.
     """
     found = list(items)
     known = {item.name for item in found} | {*BY_NAME, *(others or ())}
@@ -121,8 +120,8 @@ def build(
 
 
 def _after(name: str, names: set[str], exclusive: bool) -> tuple[str, ...]:
-    """The stage that starts the engine, for one that uses GPUs beside it; where each
-    GPU is for one process, the other way round."""
+    """The stage that starts the engine, for a stage that uses GPUs besides it; the
+    other way round if each GPU is for one process at a time."""
     first = tuple(stage for stage in STARTS_ENGINE if stage in names)[:1]
     beside = tuple(stage for stage in USES_GPUS if stage in names)
     if exclusive:
@@ -144,13 +143,13 @@ def _budget(
         return item.timeout_s
     spec = BY_NAME.get(item.name)
     own = spec.budget(gpus) if spec else DEFAULT_BUDGET_S
-    # A stage that has to start the engine itself gets the engine's time on top.
+    # A stage that has to start the engine itself also gets the engine's budget.
     shared = (BY_NAME[need] for need in needs if need in BY_NAME and need not in names)
     return own + sum(stage.budget(gpus) for stage in shared if stage.shared)
 
 
 def _needs_first(stages: Sequence[PlannedStage]) -> tuple[PlannedStage, ...]:
-    """The same stages, each after its needs, else in the given order."""
+    """The same stages, each after its needs, otherwise in the given order."""
     done: list[PlannedStage] = []
     left = list(stages)
     while left:
@@ -169,10 +168,10 @@ def _needs_first(stages: Sequence[PlannedStage]) -> tuple[PlannedStage, ...]:
 def lanes(stages: Sequence[PlannedStage], workers: int) -> list[list[PlannedStage]]:
     """The stages of each worker, in the order it runs them.
 
-    One worker a lane; with fewer workers than lanes the last ones are joined. A lane
-    keeps the order of the plan, in which needs come first, so that no worker waits
-    for a stage that is queued behind what it waits with. (The stages that LANE_ORDER
-    moves need nothing.)
+    One worker per lane; with fewer workers than lanes, the last ones are merged. A lane
+    keeps the order of the plan, in which needs come first, so that no worker waits for
+    a stage that is queued behind the waiting one. (The stages that LANE_ORDER moves
+    need nothing.)
     """
     by_lane: dict[str, list[PlannedStage]] = {}
     for stage in stages:

@@ -13,12 +13,12 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
 PLAIN: dict[Any, Any] = {str: str, int: int, float: (float, int), bool: bool}
-# Taken hold of before any stage replaces them, for the while of its test or for good.
+# Saved before any stage can monkeypatch them, for one test or for good.
 _dumps, _loads = json.dumps, json.loads
 
 
 def dumps(value: Any) -> str:
-    """A dataclass as one line of JSON; values that JSON does not know become text."""
+    """A dataclass as one line of JSON; what JSON cannot represent becomes a string."""
     return _dumps(dataclasses.asdict(value), default=str)
 
 
@@ -30,9 +30,9 @@ def loads(kind: type[T], text: str) -> T:
 def read(kind: type[T], values: Mapping[str, Any]) -> T:
     """The dataclass ``kind`` with these values of its fields.
 
-    Lists become tuples, texts become paths and mappings dataclasses where a field is
-    one. Raises ValueError for unknown or missing keys, and names them, and TypeError
-    for a text, number or truth value that is none.
+    Where a field's type says so, lists become tuples, strings paths and mappings
+    dataclasses. Raises ValueError naming unknown or missing keys, and TypeError if a
+    string, number or bool is expected and something else is given.
     """
     readers, needed = _fields(kind)  # type: ignore[arg-type]
     if unknown := [name for name in values if name not in readers]:
@@ -44,9 +44,9 @@ def read(kind: type[T], values: Mapping[str, Any]) -> T:
 
 @cache
 def _fields(kind: type) -> tuple[dict[str, Reader], set[str]]:
-    """What reads each field of a dataclass, and the names of those without a default.
+    """A reader for each field of a dataclass, and the names of those without a default.
 
-    Worked out once a kind: there is one of every event.
+    Cached per class, as ``read`` is called for every event.
     """
     hints = get_type_hints(kind)
     fields = dataclasses.fields(kind)

@@ -1,4 +1,4 @@
-"""Which environment variables mislead: one row of variables.toml per variable."""
+"""Misleading environment variables: one row of variables.toml per variable."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 
 class Remark(NamedTuple):
-    """What is said of a variable: ``kind`` is value (a bad one), misread or setting.
+    """A remark on a variable; ``kind`` is value (a bad one), misread or setting.
 
-    ``ends_job`` is what its reader does with a bad value, where it stops at that.
+    ``ends_job`` is how its reader fails on a bad value, if it does.
     """
 
     kind: str
@@ -26,12 +26,11 @@ class Variable:
     """What to say about one variable.
 
     ``always`` is said whenever it is set; ``when`` maps a value to what is said then.
-    ``valid`` is a regular expression for good values (all of the value, upper and
-    lower case alike) and ``expected`` the same in words. ``ends_job`` is what the
-    program that reads it does with any other value, where it stops at the start;
-    ``gpu_only`` restricts that to jobs on GPUs. ``is_choice`` is for what is said by
-    value that may well be meant, ``is_hint`` for what is said always of a variable that
-    does work.
+    ``valid`` is a regular expression for good values (matching the whole value, case
+    insensitive) and ``expected`` the same in words. ``ends_job`` is how the program
+    that reads it fails at startup on any other value, if it does; ``gpu_only``
+    restricts that to jobs on GPUs. ``is_choice`` marks a ``when`` for values that may
+    well be intended, ``is_hint`` an ``always`` for a variable that does work.
     """
 
     name: str
@@ -45,7 +44,7 @@ class Variable:
     is_hint: bool = False
 
     def remarks(self, value: str, *, gpus: bool) -> list[Remark]:
-        """What its value deserves to be told; ``gpus`` is whether the job has any."""
+        """The remarks on a value; ``gpus`` is whether the job has any."""
         said = f"{self.name}={value}"
         if self.valid and not re.fullmatch(self.valid, value, re.IGNORECASE):
             ends_job = self.ends_job if gpus or not self.gpu_only else ""
@@ -76,6 +75,6 @@ def _variable(name: str, kind: str = "", **own: Any) -> Variable:
 
 VARIABLES = tuple(_variable(**row) for row in _TABLE["variable"])
 GONE_FROM_VLLM: dict[str, str] = _TABLE["gone_from_vllm"]
-# What is gone, and asked for what is now the only way.
+# Removed variables whose value asks for what is now the only way.
 AS_IT_IS = frozenset({("VLLM_USE_V1", "1")})
 KNOWN = frozenset({row.name for row in VARIABLES} | set(_TABLE["known"]["names"]))
