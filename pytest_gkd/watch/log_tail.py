@@ -45,7 +45,8 @@ class Tail:
                 f"watch: {path}: {(error.strerror or '').lower()}"
             ) from None
         self._at = max(0, os.fstat(self._descriptor).st_size - FIRST)
-        start = os.pread(self._descriptor, 8192, self._at)
+        # What was truncated while its writer kept its place begins with zeros.
+        start = os.pread(self._descriptor, 8192, self._at).strip(b"\0")
         control = sum(byte < 9 or 13 < byte < 27 for byte in start)
         if control > 0.3 * len(start):
             raise WatchError(

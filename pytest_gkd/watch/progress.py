@@ -46,6 +46,7 @@ class Follower:
         self.steps_made = 0
         self._steps_since = False
         self._marks = phase_marks.Marks()
+        self._marked = ""
         self.late: phase_marks.Mark | None = None
         self._progress = Progress()
 
@@ -82,6 +83,7 @@ class Follower:
             metric=metric,
             series=series,
             last_line=last[-400:].decode("utf-8", "replace") if last else old.last_line,
+            marked=bool(self._marked),
             finished=old.finished or log_phases.FINISHED.search(whole) is not None,
             failed=log_phases.FAILED.search(whole) is not None
             or (old.failed and not self._steps_since),
@@ -128,8 +130,8 @@ class Follower:
         for mark in self._marks.feed(whole):
             self.late = mark if mark.event == LATE else self.late
         entered = self._marks.innermost
-        marked = entered.phase if entered and entered.is_open else ""
-        phase = marked or log_phases.last_phase(whole)
+        self._marked = entered.phase if entered and entered.is_open else ""
+        phase = self._marked or log_phases.last_phase(whole)
         if phase in ("after-step", "first-step") or (
             self._steps_since and phase == "unknown"
         ):

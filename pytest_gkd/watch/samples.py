@@ -136,7 +136,8 @@ class Progress:
     ``phase`` is one of ``log_phases.PHASES``, or empty before any sign; ``phase_at``
     and ``step_at`` are ``clock.monotonic()``. ``step_s`` is the median time of the
     last steps, ``steps_s`` those times, the latest last. ``series`` is the loss or
-    reward that is shown, ``metric`` its name.
+    reward that is shown, ``metric`` its name. ``marked`` says that the program itself
+    told its phase (see ``marks``).
     """
 
     phase: str = ""
@@ -149,6 +150,7 @@ class Progress:
     metric: str = ""
     series: tuple[Point, ...] = ()
     last_line: str = ""
+    marked: bool = False
     finished: bool = False
     failed: bool = False
 

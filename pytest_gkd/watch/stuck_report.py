@@ -97,7 +97,9 @@ def make(
     pids = verdict.odd or picture.odd
     odd = [one for one in sample.processes if one.pid in pids]
     whom = odd or _trainers(sample)[:1]
-    phase = verdicts.phase_of(odd, sample.processes, progress.phase or "unknown")
+    phase = progress.phase or "unknown"
+    if not progress.marked:
+        phase = verdicts.phase_of(odd, sample.processes, phase)
     who = ", ".join(one.label for one in whom[:MOST_NAMED])
     if picture.absent and not odd:
         who = f"{picture.absent} (not on this machine)"

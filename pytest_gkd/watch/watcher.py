@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pytest_gkd.clock import monotonic
+from pytest_gkd.diagnosis.phase_marks import Mark
 from pytest_gkd.processes import background, procfs
 from pytest_gkd.processes.procfs import Stat
 from pytest_gkd.watch import (
@@ -112,6 +113,7 @@ class Watch:
         self._report: Future[stuck_report.Report] | None = None
         self._look_at = self._busy_at = 0.0
         self._looks = 0
+        self._late: Mark | None = None
         self._told: dict[str, float] = {}
         self._notified: list[Future[None]] = []
 
@@ -203,6 +205,9 @@ class Watch:
             if (seen := self._result("a look", look)) is not None:
                 self._looked(seen)
         seems_still = silent_s >= self.look_after_s or overdue
+        if self.follower.late is not self._late:  # by its program's own limit
+            self._late, self._look_at = self.follower.late, 0.0
+            seems_still = True
         first = self._first
         if first is not None and not overdue and self._spoke(first, sample):
             self._goes_on(sample)

@@ -1,0 +1,195 @@
+"""What two looks at a job prove: looks go in and a verdict comes out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_gkd.diagnosis.exceptions import Frame
+from pytest_gkd.diagnosis.stack_dump import MAIN, Thread
+from pytest_gkd.watch import verdicts
+from pytest_gkd.watch.samples import (
+    AT_WORK,
+    HELD,
+    SLOW,
+    STUCK,
+    JobSample,
+    ProcessSample,
+    Progress,
+    Role,
+    Usual,
+    Verdict,
+)
+
+PLACE = "/usr/lib/python3.11/site-packages/"
+ALL_REDUCE = Frame(PLACE + "torch/distributed/distributed_c10d.py", 2900, "all_reduce")
+SYNCHRONIZE = Frame(PLACE + "torch/cuda/__init__.py", 1000, "synchronize")
+OWN = Frame("train.py", 10, "train")
+SAVE = Frame("train.py", 30, "save_checkpoint")
+NOW, WINDOW_S = 1000.0, 60.0
+NOTHING = Progress()
+
+
+def process(number: int, *frames: Frame, **more: object) -> ProcessSample:
+    role = Role("rank", f"rank {number}", number, number, 4)
+    threads = (Thread(MAIN, 100 + number, (OWN, *frames)),) if frames else ()
+    one = ProcessSample(100 + number, 1, 1, role, "python train.py", threads=threads)
+    return replace(one, **more)  # type: ignore[arg-type]
+
+
+def look(at: float, *processes: ProcessSample, **more: object) -> JobSample:
+    made = JobSample(at, at, 1000, NOW - 300, processes)
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def between(
+    before: list[ProcessSample],
+    after: list[ProcessSample],
+    progress: Progress = NOTHING,
+    **more: object,
+) -> Verdict:
+    """The verdict over two looks, of which the second differs as told."""
+    first, second = look(NOW - WINDOW_S, *before), look(NOW, *after, **more)
+    return verdicts.compare(first, second, progress, Usual())
+
+
+def used(one: ProcessSample, cores: float) -> ProcessSample:
+    return replace(one, cpu_s=one.cpu_s + cores * WINDOW_S)
+
+
+RANKS = [process(number, ALL_REDUCE) for number in range(3)]
+ODD = process(3, SAVE)
+
+
+def test_a_job_in_which_nothing_moves_is_stuck() -> None:
+    found = between([ODD], [ODD])
+    assert (found.word, found.confidence) == (STUCK, "certain")
+    assert found.since_s == 300
+    assert "every stack is as it was" in found.why[0]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"output_bytes": 1000 + 7000},
+        {"network_bytes": 10**9, "remote": ("10.0.0.5:8000",)},
+        {"gpus_at_work": "GPU 0 is busy (99 %)"},
+    ],
+    ids=str,
+)
+def test_a_job_that_does_something_is_not_stuck(changed: dict[str, object]) -> None:
+    assert between([ODD], [ODD], **changed).word == AT_WORK
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        used(ODD, 0.1),
+        replace(ODD, io_bytes=10**8),
+        process(3, Frame("train.py", 31, "save_checkpoint")),
+    ],
+    ids=["cpu", "disk", "stack"],
+)
+def test_a_process_that_moves_is_work(after: ProcessSample) -> None:
+    assert between([*RANKS, ODD], [*RANKS, after]).word == AT_WORK
+
+
+@pytest.mark.parametrize("call", [ALL_REDUCE, SYNCHRONIZE], ids=str)
+def test_ranks_that_spin_for_their_peers_do_no_work(call: Frame) -> None:
+    ranks = [process(number, call) for number in range(3)]
+    spun = [used(one, 1.0) for one in ranks]
+    found = between([*ranks, ODD], [*spun, ODD], gpus_at_work="GPU 0 is busy (100 %)")
+    assert found.word == STUCK
+    assert "180 s waiting for peers" in found.why[0]
+
+
+def test_a_rank_that_works_while_the_others_spin_for_it_is_work() -> None:
+    spun = [used(one, 1.0) for one in RANKS]
+    assert between([*RANKS, ODD], [*spun, used(ODD, 1.0)]).word == AT_WORK
+
+
+def test_a_gpu_that_spins_for_ranks_that_stand_apart_is_no_work() -> None:
+    """The others are in backward, where no frame of Python's tells of a collective."""
+    engine = Frame(PLACE + "torch/autograd/graph.py", 979, "_engine_run_backward")
+    others = [process(number, engine) for number in range(3)]
+    found = between(
+        [*others, ODD], [*others, ODD], gpus_at_work="GPU 0 is busy (100 %)"
+    )
+    assert (found.word, found.confidence) == (STUCK, "likely")
+
+
+def test_chatter_is_no_work() -> None:
+    assert between([ODD], [ODD], output_bytes=1000 + 400).word == STUCK
+
+
+def test_what_a_cluster_uses_to_stay_alive_is_no_work() -> None:
+    raylet = replace(ODD, pid=1, role=Role("ray-system", "Ray's raylet"))
+    assert between([ODD, raylet], [ODD, used(raylet, 0.5)]).word == STUCK
+
+
+def test_who_waits_for_another_machine_may_wait_longer() -> None:
+    found = between([ODD], [ODD], remote=("10.0.0.5:8000",))
+    assert (found.word, found.confidence) == (SLOW, "likely")
+    assert "10.0.0.5:8000" in found.why[0]
+    late = between([ODD], [ODD], remote=("10.0.0.5:8000",), output_at=NOW - 700)
+    assert (late.word, late.confidence) == (STUCK, "likely")
+
+
+def test_a_stopped_process_is_the_odd_one() -> None:
+    stopped = replace(ODD, state="T")
+    found = between([*RANKS, stopped], [*RANKS, stopped])
+    assert (found.word, found.odd) == (STUCK, (103,))
+    assert "kill -CONT 103" in found.why[0]
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        replace(ODD, state="t", tracer=7),
+        replace(ODD, state="T", tracer=7),
+        process(3, Frame("/usr/lib/python3.11/pdb.py", 400, "interaction")),
+        replace(ODD, reads_terminal=True),
+    ],
+    ids=["gdb", "gdb, stopped", "pdb", "input"],
+)
+def test_who_is_held_by_a_person_is_not_stuck(after: ProcessSample) -> None:
+    assert between([*RANKS, after], [*RANKS, after]).word == HELD
+
+
+def test_a_reader_that_does_not_read_holds_the_job() -> None:
+    found = between([ODD], [ODD], blocked_s=50.0)
+    assert (found.word, found.since_s) == (HELD, 50.0)
+
+
+def test_a_livelock_is_busy_without_a_step() -> None:
+    spins = process(3, Frame("train.py", 51, "loop"))
+    turned = used(process(3, Frame("train.py", 52, "loop")), 1.0)
+    progress = Progress("training-step", NOW - 400, 5, 20, NOW - 300, 2.0, (2.0, 2.0))
+    found = between([spins], [turned], progress)
+    assert (found.word, found.confidence, found.odd) == (SLOW, "likely", (103,))
+    assert "busy, no step for 150 times its usual time" in found.why[0]
+    assert "loop (train.py:52)" in found.why[0]
+
+
+def test_a_slow_step_is_told_against_the_last_ones() -> None:
+    progress = Progress("training-step", NOW - 100, 5, 20, NOW - 100, 10.0, (10.0,))
+    found = verdicts.pace(progress, NOW, Usual())
+    assert found is not None
+    assert "no step for 100 s, 10 times the usual 10 s" in found.why[0]
+    assert verdicts.pace(progress, NOW - 80, Usual()) is None
+
+
+def test_a_slow_phase_is_told_against_earlier_runs() -> None:
+    progress = Progress("rollout-init", NOW - 200)
+    usual = Usual(2, {"rollout-init": 40.0})
+    found = verdicts.pace(progress, NOW, usual)
+    assert found is not None
+    assert "3 min in rollout-init; in earlier runs 40 s" in found.why[0]
+    assert verdicts.pace(progress, NOW, Usual()) is None
+
+
+def test_the_clock_that_counts_sleep_tells_of_it() -> None:
+    before = look(NOW)
+    assert verdicts.slept_s(before, replace(before, at=NOW + 1, boot=NOW + 1)) == 0
+    assert verdicts.slept_s(before, replace(before, at=NOW + 1, boot=NOW + 601)) == 600
