@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -31,23 +32,23 @@ NOW, WINDOW_S = 1000.0, 60.0
 NOTHING = Progress()
 
 
-def process(number: int, *frames: Frame, **more: object) -> ProcessSample:
+def process(number: int, *frames: Frame, **more: Any) -> ProcessSample:
     role = Role("rank", f"rank {number}", number, number, 4)
     threads = (Thread(MAIN, 100 + number, (OWN, *frames)),) if frames else ()
     one = ProcessSample(100 + number, 1, 1, role, "python train.py", threads=threads)
-    return replace(one, **more)  # type: ignore[arg-type]
+    return replace(one, **more)
 
 
-def look(at: float, *processes: ProcessSample, **more: object) -> JobSample:
+def look(at: float, *processes: ProcessSample, **more: Any) -> JobSample:
     made = JobSample(at, at, 1000, NOW - 300, processes)
-    return replace(made, **more)  # type: ignore[arg-type]
+    return replace(made, **more)
 
 
 def between(
     before: list[ProcessSample],
     after: list[ProcessSample],
     progress: Progress = NOTHING,
-    **more: object,
+    **more: Any,
 ) -> Verdict:
     """The verdict over two looks, of which the second differs as told."""
     first, second = look(NOW - WINDOW_S, *before), look(NOW, *after, **more)
@@ -78,7 +79,7 @@ def test_a_job_in_which_nothing_moves_is_stuck() -> None:
     ],
     ids=str,
 )
-def test_a_job_that_does_something_is_not_stuck(changed: dict[str, object]) -> None:
+def test_a_job_that_does_something_is_not_stuck(changed: dict[str, Any]) -> None:
     assert between([ODD], [ODD], **changed).word == AT_WORK
 
 
