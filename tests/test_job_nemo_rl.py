@@ -768,3 +768,171 @@ def test_types_are_judged_as_pydantic_does(
 ) -> None:
     node = ast.parse(annotation, mode="eval").body
     assert pydantic_types.fits(node, value) is fits
+
+
+# -- conditions of rules that only one side of pinned ---------------------------------
+
+SEVERAL = """\
+defaults: xtoken_off_policy_distillation.yaml
+policy: {model_name: student}
+teachers: [{model_name: T}, {model_name: U}, {model_name: T}]
+"""
+MAIN = "nemo-rl==0.7.0+main.7ea279ab"
+
+
+def test_a_variable_that_is_set_to_nothing_is_not_set(tmp_path: Path) -> None:
+    start = f"{START} teacher.logprob_batch_size=2\n"
+    empty = f"export NRL_IGNORE_TP_ACCURACY_CHECK=\n{start}"
+    found = told(checked(tmp_path / "run.sh", empty))
+    assert found == [("error", "teacher.logprob_batch_size")]
+
+
+def test_several_teachers_have_rules_of_their_own(config: Path) -> None:
+    more = ("++loss_fn.kl_type=none", "++loss_fn.mixed_kl_weight=2")
+    found = checked(config, SEVERAL, *more, "data.validation=null", release=MAIN)
+    wanted = (
+        *("known values are forward", "must be between 0 and 1"),
+        *("a distillation needs", "data.validation is"),
+    )
+    texts = [f.message for f in found.findings]
+    assert not [text for text in texts if any(one in text for one in wanted)]
+    values = found.values
+    assert values["teacher"].value == ["T", "U"]
+    assert values["teacher_gpus"].value == values["trainer_gpus"].value
+    one = SEVERAL.replace("{model_name: U}", "5")
+    assert checked(config, one, release=MAIN).values["teacher"].value == "T"
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        (f"{APART_KEY}=false", 32),
+        ("on_policy_distillation.enabled=false", 32),
+        ("", 16),  # of four nodes two are the last one's, one the first two's
+    ],
+)
+def test_teachers_take_nodes_of_their_own_where_both_are_on(
+    config: Path, override: str, expected: int
+) -> None:
+    found = checked(config, TAUGHT, *override.split())
+    assert found.values["trainer_gpus"].value == (8 if expected == 16 else expected)
+
+
+def test_sizes_of_a_teacher_that_are_none_are_not_certain(config: Path) -> None:
+    key = "on_policy_distillation.non_colocated_teachers.teacher_overrides.last"
+    found = checked(config, TAUGHT, f"++{key}.num_nodes=0")
+    assert found.values["trainer_gpus"].source == "undetermined"
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("", "dummy"),
+        ("++policy.generation.vllm_kwargs.speculative_config.method=mtp", "dummy"),
+        ("++policy.generation.vllm_kwargs.speculative_config.method=eagle", "auto"),
+        ("++policy.generation.refit_transport=vllm_zmq_sparse", "auto"),
+        ("++policy.generation.refit_transport=nccl", "dummy"),
+    ],
+)
+def test_weights_are_loaded_where_they_are_needed(
+    config: Path, override: str, expected: str
+) -> None:
+    found = checked(config, BASE, *override.split())
+    assert found.values["load_format"].value == expected
+
+
+def test_data_sets_of_a_job_that_trains_on_several(config: Path) -> None:
+    sets = (
+        "[{dataset_name: A, processor: math_hf_data_processor}, "
+        "{data_path: b.jsonl, dataset_name: B}, 5]"
+    )
+    default = "data.default.processor=math_hf_data_processor"
+    found = checked(config, BASE, f"data.train={sets}", default)
+    assert found.values["train_files"].value == ["A", "b.jsonl"]
+    assert found.values["truncation"].value == "mask"
+    other = sets.replace("math_hf", "nemo_gym")
+    found = checked(config, BASE, f"data.train={other}", default)
+    assert "truncation" not in found.values
+
+
+@pytest.mark.parametrize(
+    ("base", "override"),
+    [
+        (BASE, "policy.generation.top_p=x"),
+        (BASE, "policy.generation.top_k=x"),
+        (BASE, "loss_fn.mixed_kl_weight=x"),
+        (BASE, "cluster.gpus_per_node=0"),
+        (DPO, "cluster.gpus_per_node=0"),
+    ],
+)
+def test_values_of_another_kind_are_no_faults_of_these_rules(
+    base: str, override: str, config: Path
+) -> None:
+    """The release without types, which would refuse them first."""
+    found = checked(config, base, override, release="nemo-rl==0.6.0")
+    assert not [f for f in found.findings if "must be between" in f.message]
+    assert not [f for f in found.findings if "at most 1" in f.message]
+
+
+@pytest.mark.parametrize(
+    ("base", "overrides"),
+    [
+        (BASE, f"+{VLLM}.load_format=dummy"),
+        (BASE, "data.validation=null data.train=[{dataset_name:A}]"),
+        (
+            GRPO,
+            "grpo.async_grpo.enabled=true policy.generation.backend=sglang "
+            "loss_fn.use_importance_sampling_correction=true",
+        ),
+    ],
+)
+def test_what_only_some_engines_or_data_need(
+    base: str, overrides: str, config: Path
+) -> None:
+    found = told(checked(config, base, *overrides.split()))
+    wanted = (f"{VLLM}.load_format", f"{VLLM}.async_engine", "data.validation")
+    assert not [key for _, key in found if key in wanted]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "variable", "is_told"),
+    [
+        ((10, 10), "", False),
+        ((10, 11), "", True),
+        ((10, 11), "NRL_SKIP_DISTILLATION_TOKENIZER_CHECK=1 ", False),
+    ],
+)
+def test_vocabularies_are_compared_unless_it_is_said(
+    tmp_path: Path, sizes: tuple[int, int], variable: str, is_told: bool
+) -> None:
+    words = []
+    for name, size in zip(("policy", "teacher"), sizes, strict=True):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(f'{{"vocab_size": {size}}}')
+        words.append(f"{name}.model_name={tmp_path}/{name}")
+    text = f"{variable}{START} {' '.join(words)}\n"
+    found = checked(tmp_path / "run.sh", text)
+    assert any("entries by their" in f.message for f in found.findings) is is_told
+
+
+def test_gpus_of_each_role(config: Path) -> None:
+    names = ("trainer_gpus", "rollout_gpus", "teacher_gpus")
+
+    def of(base: str, *overrides: str) -> list[Any]:
+        values = checked(config, base, *overrides).values
+        return [values[name].value if name in values else None for name in names]
+
+    assert of(TAUGHT) == [8, 8, 24]  # two nodes of the last teacher, one of the first's
+    assert of(GRPO) == [8, 8, None]
+    each = "++env.reward_model.resources.gpus_per_node=2"
+    reward = f"{REWARD}.num_nodes=1 {each}".split()
+    assert of(GRPO, *reward) == [6, 6, None]
+    # With several nodes it has its own, whole.
+    assert of(GRPO, *reward, "cluster.num_nodes=2") == [8, 8, None]
+    apart = (APART, f"{RESOURCES}.gpus_per_node=2", f"{RESOURCES}.num_nodes=null")
+    assert of(GRPO, *apart) == [6, 2, None]
+    assert of(GRPO, *apart, *reward) == [4, 2, None]
+    none = (APART, f"{RESOURCES}.gpus_per_node=8", f"{RESOURCES}.num_nodes=null")
+    assert checked(config, GRPO, *none).values["trainer_gpus"].source == "undetermined"
+    found = checked(config, BASE, "data.train=[{split:a}]").values["train_files"]
+    assert found.value == [None]

@@ -787,3 +787,133 @@ def test_every_row_makes_some_job_smaller(tmp_path: Path) -> None:
 
 def program_of(text: str) -> str:
     return ON_POLICY if text is PURE else RLVR
+
+
+# -- conditions of rules that only one side of pinned ---------------------------------
+
+PACKING = "actor_train.sequence_packing_args"
+OF_INFER = "actor_infer.strategy_args.strategy_config"
+SGLANG = "actor_infer.strategy_args.strategy_name=sglang"
+
+
+def others(folder: Path, program: str, added: list[str]) -> list[Finding]:
+    more = {"start_dpo_pipeline": PLAIN, "start_sft_pipeline": SFT}
+    text = (JOBS | more)[program]
+    base = [EPOCHS] if text is DISTILL else []
+    return faults(check(script_of(folder, program, text), added=[*base, *added]))
+
+
+@pytest.mark.parametrize(
+    ("program", "added", "said"),
+    [
+        # Nothing but vLLM divides by TP * PP.
+        (
+            RLVR,
+            [
+                SGLANG,
+                "actor_infer.num_gpus_per_worker=3",
+                f"{OF_INFER}.mem_fraction_static=0.8",
+            ],
+            "cannot be divided by num_gpus_per_worker = 3",
+        ),
+        (
+            RLVR,
+            [
+                FSDP,
+                f"{FSDP_CONFIG}.fsdp_size=4",
+                "actor_train.model_args.ulysses_size=3",
+            ],
+            "cannot be divided by ulysses_size = 3",
+        ),
+        (
+            RLVR,
+            [
+                "reference.use_sequence_packing=true",
+                "reference.sequence_packing_args.algorithm=load_balance",
+            ],
+            "max_packed_sequence_length_forward has to be given",
+        ),
+        (RLVR, ["val_sequence_length=8"], "go together"),
+        ("start_dpo_pipeline", ["~reference"], "and ROLL needs it: it is read"),
+        ("start_agentic_pipeline", ["max_steps=-2"], "must be above 0"),
+        (RLVR, ["max_steps=-1"], "must be above 0"),
+    ],
+)
+def test_what_roll_refuses_in_other_cases_is_told(
+    program: str, added: list[str], said: str, tmp_path: Path
+) -> None:
+    found = others(tmp_path, program, added)
+    assert {f.level for f in found if said in f.message} == {"error"}, found
+
+
+@pytest.mark.parametrize(
+    ("program", "added", "said"),
+    [
+        # As many parts as there are.
+        (
+            RLVR,
+            [
+                FSDP,
+                f"{FSDP_CONFIG}.fsdp_size=2",
+                "actor_train.model_args.ulysses_size=2",
+            ],
+            "must be at least ulysses_size",
+        ),
+        (
+            RLVR,
+            [FSDP, f"{FSDP_CONFIG}.ep_size=2", f"{FSDP_CONFIG}.efsdp_size=4"],
+            "must divide",
+        ),
+        # A worker without GPUs is told as that alone.
+        (
+            RLVR,
+            [FSDP, f"{FSDP_CONFIG}.ep_size=3", "actor_train.device_mapping=null"],
+            "must divide",
+        ),
+        (
+            RLVR,
+            [SGLANG, f"{OF_INFER}.mem_fraction_static=0.8"],
+            "has to be given for sglang",
+        ),
+        # Without a strategy nothing is replayed.
+        (RLVR, ["rewards.math_rule.router_replay.mode=R2"], "R2 is not implemented"),
+        # What is not trained has no tokens of a training step.
+        (
+            RLVR,
+            ["reference.use_dynamic_batching_in_train=true"],
+            "max_tokens_per_microbatch_in_train",
+        ),
+        (
+            RLVR,
+            [
+                "actor_train.use_sequence_packing=true",
+                f"{PACKING}.algorithm=load_balance",
+                f"{PACKING}.max_packed_sequence_length_train=8192",
+                f"{PACKING}.max_packed_sequence_length_forward=8192",
+            ],
+            "has to be given",
+        ),
+        (RLVR, ["val_prompt_length=8", "val_sequence_length=16"], "go together"),
+        (
+            RLVR,
+            [
+                "reference.use_sequence_packing=true",
+                "reference.sequence_packing_args.algorithm=load_balance",
+            ],
+            "max_packed_sequence_length_train",
+        ),
+        # Neither a distillation nor SFT has a reference, whatever coefficient is left.
+        ("start_distill_pipeline", ["++init_kl_coef=0.2"], "reference.device_mapping"),
+        ("start_sft_pipeline", ["++init_kl_coef=0.2"], "reference.device_mapping"),
+        # With a teacher there is none, either.
+        (ON_POLICY, ["init_kl_coef=0.2", "~reference"], "reference.device_mapping"),
+        # A batch that the ranks cannot share is told as that alone.
+        (RLVR, ["rollout_batch_size=9"], "a rank has rollout_batch_size"),
+        ("start_agentic_pipeline", ["max_steps=-1"], "must be above 0"),
+    ],
+)
+def test_what_roll_takes_in_other_cases_is_not_told(
+    program: str, added: list[str], said: str, tmp_path: Path
+) -> None:
+    found = others(tmp_path, program, added)
+    assert not [f for f in found if said in f.message]

@@ -21,7 +21,7 @@ LOGGER = "trainer.logger"
 # What code compares a key with: _load_checkpoint of trainer/ppo/ray_trainer.py and
 # v1/trainer_base.py; FSDPOptimizerConfig of workers/config/optimizer.py. A table, as it
 # is in no registry or annotation but in the ifs of two methods and in an assert; it was
-# looked up in 0.8.0 and 0.9.0 and is the same in both.
+# looked up in 0.8.0, 0.9.0 and 0.9.1 and is the same in all.
 COMPARED = {"trainer.resume_mode": ["disable", "auto", "resume_path"]}
 COMPARED_BY_FSDP = {f"{ACTOR}.optim.lr_scheduler_type": ["constant", "cosine"]}
 # What is looked at only where another key is true.
