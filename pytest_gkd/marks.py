@@ -152,7 +152,7 @@ class _Deadlines:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._open: dict[int, tuple[float, str, int]] = {}
+        self._open: dict[int, tuple[float, str, float]] = {}
         self._next = 0
         self._thread: threading.Thread | None = None
 
@@ -160,7 +160,7 @@ class _Deadlines:
         with self._changed:
             self._next += 1
             at = time.monotonic() + timeout_s
-            self._open[self._next] = (at, name, threading.get_ident())
+            self._open[self._next] = (at, name, timeout_s)
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="gkd phase deadlines", daemon=True
@@ -179,14 +179,14 @@ class _Deadlines:
             with self._changed:
                 now = time.monotonic()
                 late = [n for n, (at, _, _) in self._open.items() if at <= now]
-                names = [self._open.pop(number)[1] for number in late]
-                if not names:
+                told = [self._open.pop(number)[1:] for number in late]
+                if not told:
                     ends = (at for at, _, _ in self._open.values())
                     left = min(ends, default=None)
                     # An hour at most, as the timeout of a lock is limited.
                     self._changed.wait(left and min(left - now, 3600.0))
-            for name in names:
-                _tell(name)
+            for name, timeout_s in told:
+                _tell(name, timeout_s)
 
 
 _deadlines = _Deadlines()
@@ -201,11 +201,11 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _tell(name: str) -> None:
+def _tell(name: str, timeout_s: float) -> None:
     """Report that a phase is late, and dump the stacks."""
     import faulthandler
 
-    _write(name, LATE)
+    _write(name, LATE, timeout_s=timeout_s)
     with contextlib.suppress(OSError, ValueError):
         faulthandler.dump_traceback(file=2, all_threads=True)
     if os.environ.get(WATCHED):

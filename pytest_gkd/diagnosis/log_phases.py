@@ -12,6 +12,7 @@ from ahocorasick_rs import BytesAhoCorasick
 
 from pytest_gkd.diagnosis import phase_words
 from pytest_gkd.diagnosis.patterns import Match, Pattern
+from pytest_gkd.marks import SIGN
 
 _HERE = Path(__file__).parent
 _TABLE = tomllib.loads((_HERE / "phases.toml").read_text("utf-8"))

@@ -21,7 +21,8 @@ _LAUNCHER = re.compile(
 )
 _RAY_TITLE = re.compile(r"^ray::(?P<what>\S+)")
 _RAY_SYSTEM = re.compile(
-    r"(?:^|/)(?P<gcs>gcs_server)\b|(?:^|/)(?P<raylet>raylet)(?: |$)"
+    r"^ray::(?P<own>(?:Dashboard|RuntimeEnv)Agent)$|(?:^|/)(?P<gcs>gcs_server)\b"
+    r"|(?:^|/)(?P<raylet>raylet)(?: |$)"
     r"|ray/(?:dashboard|_private)/(?P<agent>\w+)(?:\.py|/\w+\.py)|^(?P<title>ray-dashboard\S*)"
     r"|ray/core/src/ray/(?P<part>\w+/?\w*)"
 )
@@ -87,14 +88,14 @@ def roles(processes: list[Facts], driver: int | None = None) -> dict[int, Role]:
 def _alone(one: Facts) -> Role:
     """The role that a process's own title and environment tell."""
     command = one.command
+    if found := _RAY_SYSTEM.search(command):
+        name = next(filter(None, found.groups()))
+        return Role("ray-system", f"Ray's {name.replace('gcs_server', 'GCS')}")
     if title := _RAY_TITLE.search(command):
         what = title["what"]
         # An actor's title has its method while that runs; a task's is its name.
         kind = "ray-worker" if what == "IDLE" or what[:1].islower() else "ray-actor"
         return Role(kind, f"ray::{what}")
-    if found := _RAY_SYSTEM.search(command):
-        name = next(filter(None, found.groups()))
-        return Role("ray-system", f"Ray's {name.replace('gcs_server', 'GCS')}")
     if found := _ENGINE.search(command):
         what = found["what"] or found["sgl"]
         kind = "engine" if "Engine" in what or "scheduler" in what else "engine-worker"

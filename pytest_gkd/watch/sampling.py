@@ -32,6 +32,7 @@ GPUS_EVERY_S = 5.0
 LOOK_LIMIT_S = 10.0
 # Nobody reads the stacks of more; and each takes py-spy a tenth of a second of CPU.
 MOST_STACKS = 256
+MOST_NATIVE = 64
 _READS = {"x86_64": "0", "aarch64": "63"}  # read(2)'s number
 
 
@@ -93,7 +94,7 @@ class Sampler:
             unseen=self.scope.unseen,
         )
 
-    def look(self, out: Path, *, native: bool = False) -> JobSample:
+    def look(self, out: Path) -> JobSample:
         """A close look: with the stacks of each process, whose files go to ``out``.
 
         Usage is read first: to be looked at makes a process run.
@@ -113,8 +114,7 @@ class Sampler:
             asked,
             out / "none",
             out,
-            limit_s=LOOK_LIMIT_S * (3 if native else 1),
-            native=native,
+            limit_s=LOOK_LIMIT_S,
             most=MOST_STACKS,
         )
         texts = {one.pid: one.text for one in found}
@@ -148,6 +148,28 @@ class Sampler:
             )
             for one in facts
         }
+
+
+def natively(sample: JobSample, out: Path) -> JobSample:
+    """The same look, with the frames of C and C++ where py-spy can tell them.
+
+    They tell which lock or collective a process waits in, and take py-spy seconds.
+    """
+    alive = [
+        psutil.Process(one.pid)
+        for one in sample.processes
+        if one.threads and procfs.is_alive(one.pid, one.start)
+    ]
+    limit_s = 2 * LOOK_LIMIT_S
+    found = stacks.collect_of(
+        alive, out / "none", out, limit_s=limit_s, native=True, most=MOST_NATIVE
+    )
+    threads = {one.pid: stack_dump.threads(one.text, one.pid) for one in found}
+    looked = (
+        replace(one, threads=threads.get(one.pid) or one.threads)
+        for one in sample.processes
+    )
+    return replace(sample, processes=tuple(looked))
 
 
 def _gpus() -> tuple[GpuSample, ...]:

@@ -62,6 +62,7 @@ class SharedScreen:
         self._command = command
         self._wanted = status
         self._waiting: deque[bytes] = deque()
+        self._handed = b""
         self._status = b""
         self._rows = 0  # those of the terminal that is divided; 0 before
         self.has_line = status and command.is_placed and self._fits()
@@ -117,14 +118,19 @@ class SharedScreen:
         """Hand the next text to the relay, where it has written the last."""
         shared = self._command.shared
         if not self._command.is_relayed:  # nobody else writes any more
+            if self._handed and shared[Sign.TEXT_SHOWN] != shared[Sign.TEXT_TURN]:
+                self._command.write(self._handed[1:])  # it ended before it could
+            self._handed = b""
             while self._waiting:
                 self._command.write(self._waiting.popleft()[1:])
             return
         if shared[Sign.TEXT_SHOWN] != shared[Sign.TEXT_TURN]:
             return
         if self._waiting:
-            shared.show(self._waiting.popleft())
+            self._handed = self._waiting.popleft()
+            shared.show(self._handed)
         elif self._status:
+            self._handed = b""
             shared.show(self._status)
             self._status = b""
 

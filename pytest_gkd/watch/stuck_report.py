@@ -13,7 +13,7 @@ from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import logs
 from pytest_gkd.diagnosis.suspects import Suspicion, suspects
 from pytest_gkd.files import make_way, write_json, write_private
-from pytest_gkd.watch import evidence, own_frames, stack_tree, verdicts, waits
+from pytest_gkd.watch import evidence, sampling, stack_tree, verdicts, waits
 from pytest_gkd.watch.samples import JobSample, ProcessSample, Progress, Verdict
 
 DIAGNOSE_LIMIT_S = 60.0
@@ -50,7 +50,11 @@ class Report:
             top = self.causes[0]
             found.append(f"  cause {top['title']} [{top['cause']}]")
             found.append(f"  more  gkd explain {top['cause']}")
-        for number, one in enumerate(self.suspicion.suspects[:SHOWN], 1):
+        # Of no phase the guesses are general, and what was seen tells more.
+        general = self.phase == "unknown" and self.waits
+        for number, one in enumerate(
+            () if general else self.suspicion.suspects[:SHOWN], 1
+        ):
             found.append(f"  {number}.    {one.observation} [{one.cause}]")
             if one.command:
                 found.append(f"        {one.where}: {one.command}")
@@ -84,14 +88,14 @@ def make(
     progress: Progress,
     text: bytes,
     log: Path | None,
-    stacks: Path | None = None,
     rules: tuple[str, ...] = (),
 ) -> Report:
     """Judge a standstill and write it down below ``directory``.
 
     ``sample`` is the look that proved it, ``text`` the job's first and last output,
-    ``log`` the file that holds all of it, ``stacks`` the directory of the look's files.
+    ``log`` the file that holds all of it.
     """
+    sample = sampling.natively(sample, directory.absolute() / "stacks")
     asked = evidence.collect(sample.processes, directory / "evidence", EVIDENCE_LIMIT_S)
     picture = waits.picture(sample.processes, asked.known)
     pids = verdict.odd or picture.odd
@@ -119,7 +123,7 @@ def make(
         ),
         phase,
         suspicion,
-        waits=picture.lines or tuple(map(_place, whom)),
+        waits=picture.lines or waits.places(whom, asked.known),
         evidence=asked.said,
         tree=stack_tree.build(sample.processes),
         causes=causes,
@@ -127,19 +131,10 @@ def make(
     )
     try:
         _keep(directory, report, sample)
-        if stacks is not None and stacks.is_dir():
-            stacks.rename(directory.absolute() / "stacks")
     except OSError as error:
         report.directory = None
         report.problems += (f"{directory}: {error.strerror}; nothing was kept",)
     return report
-
-
-def _place(one: ProcessSample) -> str:
-    """Where a process is that nobody is seen to wait for."""
-    thread = verdicts.main_thread(one)
-    frames = own_frames.own(thread) if thread else ()
-    return f"{one.label} is in {frames[-1]}" if frames else f"{one.label}: no frames"
 
 
 def _trainers(sample: JobSample) -> list[ProcessSample]:

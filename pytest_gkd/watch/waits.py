@@ -94,6 +94,14 @@ def picture(processes: Sequence[ProcessSample], known: Known = NOTHING) -> Pictu
     return _Job(processes, known).picture()
 
 
+def places(
+    processes: Sequence[ProcessSample], known: Known = NOTHING
+) -> tuple[str, ...]:
+    """What each process does, a sentence each; of those nobody is seen to wait for."""
+    job = _Job(processes, known)
+    return tuple(f"{one.label} {job.doing(one)}" for one in processes)
+
+
 class _Job:
     def __init__(self, processes: Sequence[ProcessSample], known: Known) -> None:
         self.known = known

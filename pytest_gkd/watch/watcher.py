@@ -114,6 +114,7 @@ class Watch:
         self._look_at = self._busy_at = 0.0
         self._looks = 0
         self._late: Mark | None = None
+        self._late_told: Mark | None = None
         self._told: dict[str, float] = {}
         self._notified: list[Future[None]] = []
 
@@ -204,23 +205,35 @@ class Watch:
             look, self._look = self._look, None
             if (seen := self._result("a look", look)) is not None:
                 self._looked(seen)
+                self._report_late(seen)
+        if self.follower.late is not self._late_told:
+            self._late = self._late_told = self.follower.late
         seems_still = silent_s >= self.look_after_s or overdue
-        if self.follower.late is not self._late:  # by its program's own limit
-            self._late, self._look_at = self.follower.late, 0.0
-            seems_still = True
         first = self._first
         if first is not None and not overdue and self._spoke(first, sample):
             self._goes_on(sample)
-        elif (
-            self._look is None
-            and seems_still
-            and (now >= self._look_at or self._fell_idle(now))
+        elif self._look is None and (
+            self._late is not None
+            or (seems_still and (now >= self._look_at or self._fell_idle(now)))
         ):
             out = self.directory / f"look-{self._looks % 2}"
             self._look = background.begin("gkd-look", lambda: self.sampler.look(out))
         elif not seems_still and self.verdict.word in (AT_WORK, SLOW):
             told = verdicts.pace(progress, now, self.usual)
             self._is(told or Verdict(AT_WORK, phase=progress.phase))
+
+    def _report_late(self, sample: JobSample) -> None:
+        """Report a phase that takes longer than its program allows (see ``marks``)."""
+        late, self._late = self._late, None
+        if late is None or self._report is not None or self.verdict.word == STUCK:
+            return
+        whose = f"rank {late.rank}" if late.rank is not None else f"pid {late.pid}"
+        limit = f" of {late.timeout_s:g} s" if late.timeout_s is not None else ""
+        why = f"{late.name} of {whose} takes longer than its own limit{limit}"
+        verdict = Verdict(
+            SLOW, late.timeout_s or 0.0, (why,), phase=late.phase, odd=(late.pid,)
+        )
+        self._begin_report(verdict, sample)
 
     def _result(self, what: str, future: Future[T]) -> T | None:
         """What was worked out beside; what went wrong there does not end the watch."""
@@ -320,7 +333,6 @@ class Watch:
         place = self.directory / f"{verdict.word.replace(' ', '-')}-{at}"
         text = self.follower.head + self.follower.tail
         progress = self.progress
-        stacks = self.directory / f"look-{(self._looks - 1) % 2}"
 
         def work() -> stuck_report.Report:
             return stuck_report.make(
@@ -330,7 +342,6 @@ class Watch:
                 progress,
                 text,
                 self.log,
-                stacks,
                 self.asked.rules,
             )
 
