@@ -50,6 +50,7 @@ _RAISED_IN: dict[str, str] = {
     name: r["name"] for r in _TABLE["phase"] for name in r.get("functions", ())
 }
 
+_OWN = SIGN.encode()
 MOST_SPOKEN = 100
 _RANK = Pattern(rb"(?i)(?:\brank[ _]?|\"rank\": ?|\[default|\[rank )(\d{1,6})\b")
 # verl tells the parts of a step in the order in which they came to their end.
@@ -206,6 +207,8 @@ def spoken_after(text: bytes, step: int = -1) -> phase_words.Told | None:
     """
     at, phase = _last_sign(text, step)
     lines = text[max(at, 0) :].splitlines()[at >= 0 :][-MOST_SPOKEN:]
+    # What the program itself marks has its own reader, ``phase_marks``.
+    lines = [line for line in lines if _OWN not in line]
     ranks: dict[bytes, list[bytes]] = {}
     for line in lines:
         rank = _RANK.search(line[:200])
