@@ -65,6 +65,7 @@ def test_ranks_that_are_armed_are_asked_for_their_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evidence, "_uses_nccl", lambda _: True)
+    monkeypatch.setattr(evidence, "PIPE_S", 60.0)
     stem, prefix = str(tmp_path / "fr-"), str(tmp_path / "dump-")
     program = tmp_path / "rank.py"
     program.write_text(ANSWERS_ITS_PIPE)
@@ -82,7 +83,7 @@ def test_ranks_that_are_armed_are_asked_for_their_records(
         ranks = [_of(pid, "rank", rank) for rank, pid in enumerate(pids)]
         source = {"flight recorder": evidence.SOURCES["flight recorder"]}
         monkeypatch.setattr(evidence, "SOURCES", source)
-        found = evidence.collect(ranks, tmp_path / "kept", 60)
+        found = evidence.collect(ranks, tmp_path / "kept", 90)
     assert set(found.known.records) == {0, 1}, found
     (line,) = found.said
     assert "collective 3" in line
@@ -177,7 +178,8 @@ def test_nccls_ras_is_asked_in_its_own_words(
     with live_jobs.running([sys.executable, str(program), str(port)]) as pid:
         found = None
         for _ in range(200):
-            found = found or _only(monkeypatch, "ncclras", _of(pid))
+            processes = [_of(pid), _of(os.getpid(), "rank", 0)]
+            found = found or _only(monkeypatch, "ncclras", *processes)
             time.sleep(0.05)
             if found:
                 break

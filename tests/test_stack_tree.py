@@ -93,6 +93,16 @@ def test_a_library_function_is_one_frame_whatever_its_line() -> None:
     assert stack_tree.build(ranks).text().count("wait") == 1
 
 
+def test_native_frames_of_some_only_part_nobody() -> None:
+    native = Frame("libtorch_cpu.so", 0, "c10d::Work::wait")
+    plain = _thread(*FIT, LATE)
+    deeper = Thread(MAIN, 1, (*plain.frames, native))
+    text = stack_tree.build([_rank(0, plain), _rank(1, deeper)]).text()
+    assert "stand here" not in text
+    assert "c10d::Work" not in text
+    assert "c10d::Work" in stack_tree.build([_rank(0, deeper), _rank(1, deeper)]).text()
+
+
 def test_idle_helpers_and_the_interpreters_own_frames_are_folded_away() -> None:
     begin = ("_bootstrap threading.py 1", "run threading.py 2")
     idle = _thread(*begin, "_worker concurrent/futures/thread.py 81", name="pool-0_1")

@@ -232,6 +232,20 @@ def test_actors_whose_calls_wait_for_each_other_are_a_deadlock() -> None:
     assert "ray::Rollout.push" in seen.lines[0]
 
 
+def test_actors_that_all_wait_while_ray_lacks_nothing_wait_for_each_other() -> None:
+    one = _actor(11, "Trainer.sync", "sync a.py 1", GET)
+    two = _actor(12, "Rollout.push", "push a.py 2", GET)
+    driver = _process(9, Role("ray-driver", "Ray driver"), "main a.py 3", GET)
+    seen = waits.picture([driver, one, two], Known(ray_wants=False))
+    assert seen.deadlock
+    assert "ray::Trainer.sync" in seen.lines[0]
+    assert "Ray driver" not in seen.lines[0]
+    for unknown in (True, None):
+        seen = waits.picture([driver, one, two], Known(ray_wants=unknown))
+        assert not seen.deadlock
+        assert "it may lack resources" in seen.lines[-1]
+
+
 def test_an_actor_that_calls_itself_waits_for_itself() -> None:
     one = _actor(11, "Trainer.fit", "fit a.py 1", GET)
     tasks = [

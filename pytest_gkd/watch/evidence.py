@@ -102,6 +102,7 @@ class _Job:
         self.links = job_links.known(processes)
         self.records: dict[int, flight_records.Record] = {}
         self.tasks: list[RayTask] = []
+        self.wants: bool | None = None  # see ``Known.ray_wants``
         self.ports = _listening(processes)
 
     def ranks(self) -> list[ProcessSample]:
@@ -144,7 +145,12 @@ def collect(
         if thread.is_alive():
             found[name] = Finding(name, problem=f"no answer within {limit_s:.0f} s")
     findings = [_clean(one) for name in SOURCES if (one := found.get(name))]
-    known = replace(job.links, records=dict(job.records), tasks=tuple(job.tasks))
+    known = replace(
+        job.links,
+        records=dict(job.records),
+        tasks=tuple(job.tasks),
+        ray_wants=job.wants,
+    )
     if directory is not None:
         findings = [_kept(one, directory) for one in findings]
     return Evidence(findings, known)
@@ -295,7 +301,8 @@ def _ncclras(job: _Job) -> Finding | None:
     found = [p for p in job.ports if p == RAS_PORT]
     for one in job.ranks():
         told = procfs.environ(one.pid).get("NCCL_RAS_ADDR", "").rpartition(":")[2]
-        found += [int(told)] * (told.isdecimal() and int(told) in job.ports)
+        if told.isdecimal() and int(told) in job.ports:
+            found.append(int(told))
     if not found:
         return None
     with socket.create_connection(("127.0.0.1", found[0]), timeout=ASK_S) as talk:
@@ -347,6 +354,8 @@ def _ray(job: _Job) -> Finding | None:
     texts = _run_all(commands, environ)
     said = [f"Ray cannot place: {line}" for line in _demands(texts["status"])]
     job.tasks += _tasks(texts["tasks"])
+    if len(re.findall(r"(?m)^ \d+ node_", texts["status"])) == 1:
+        job.wants = bool(said)
     for what in ("actors", "placement groups"):
         for row in _rows(texts[what]):
             state = str(row.get("state", ""))

@@ -182,8 +182,21 @@ def _group(
             node = node.children.setdefault(key, Node(frame))
             _join(node.members, process)
         _join(node.here, process)
+    _level(root)
     _mark(root)
     return Group(kind, thread, tuple(root.members), root)
+
+
+def _level(node: Node) -> None:
+    """End all at Python's frames where some have no native ones below these.
+
+    Of a busy machine py-spy may tell the native frames of some processes only.
+    """
+    children = node.children.values()
+    if node.here and all(one.frame and one.frame.is_native for one in children):
+        node.children, node.here = {}, list(node.members)
+    for child in node.children.values():
+        _level(child)
 
 
 def _join(members: list[ProcessSample], process: ProcessSample) -> None:

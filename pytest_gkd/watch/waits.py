@@ -50,7 +50,8 @@ class Known:
 
     ``records`` are flight records by rank, ``calls`` the kernel call of each thread by
     pid and thread number, ``holders`` who else has a pipe or socket open, ``peers`` the
-    ends of the connections that a process has made.
+    ends of the connections that a process has made. ``ray_wants`` says whether Ray, of
+    one node, lacks resources for something.
     """
 
     records: Mapping[int, flight_records.Record] = field(default_factory=dict)
@@ -58,6 +59,7 @@ class Known:
     peers: Mapping[int, Sequence[Peer]] = field(default_factory=dict)
     calls: Mapping[tuple[int, int], Call] = field(default_factory=dict)
     holders: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    ray_wants: bool | None = None
 
 
 NOTHING = Known()
@@ -268,9 +270,11 @@ class _Job:
         middle = [one for one in callers if one.role.kind == "ray-actor"]
         for caller in callers:
             below = busy if caller in middle else [o for o in middle if o != caller]
-            whom = tuple(below or busy)
-            beyond = ""
-            if not whom:
+            others = tuple(one for one in middle if one != caller)
+            whom, beyond = tuple(below or busy), ""
+            if not whom and others and self.known.ray_wants is False:
+                whom = others  # whose turns come when these calls have ended
+            elif not whom:
                 beyond = "a task that no process is at work on"
                 beyond += ": it may lack resources, or wait behind a call that waits"
             yield _Edge((caller,), self._operation(caller), whom, beyond)
