@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -29,3 +30,5 @@ def test_every_case_can_be_read_and_has_a_name_of_its_own() -> None:
         sound = case["verdict"] == "finished"
         assert sound or case["where"] in phases, case["name"]
         assert sound or "names" in case, case["name"]
+        for pattern in (*case.get("names", ()), *case.get("never", ())):
+            re.compile(pattern)

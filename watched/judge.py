@@ -93,10 +93,10 @@ def _wrong(case: jobs.Case, told: jobs.Told, seconds: float) -> Iterator[str]:
     if told.phase not in phases:
         yield f"phase {told.phase!r}, expected {' or '.join(phases)}"
     for name in case["names"]:
-        if not re.search(name, f"{told.who}\n{told.text}"):
+        if not re.search(name, f"{told.who}\n{told.text}", re.IGNORECASE):
             yield f"{name!r} is not named: {told.who!r}, {told.text}"
     for name in case.get("never", ()):
-        if re.search(name, told.who):
+        if re.search(name, told.who, re.IGNORECASE):
             yield f"{name!r} is named: {told.who!r}"
 
 
