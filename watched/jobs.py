@@ -163,6 +163,8 @@ class Job:
             self._terminal, inner = pty.openpty()
             command = ["setsid", "--ctty", *command]
             out = err = os.fdopen(inner, "rb+", 0)
+            self.out.touch()
+            self.err.touch()
         else:
             out, err = self.out.open("wb"), self.err.open("wb")
         with out, err:

@@ -61,7 +61,7 @@ def signal_children(name, number):
     found = [one for one in psutil.Process().children(True) if name in " ".join(one.cmdline())]
     assert found, f"no child process is called {name}"
     for one in found:
-        one.send_signal(signal.Signals(number))
+        one.send_signal(signal.Signals[number])
 
 
 class Hub(BaseHTTPRequestHandler):
