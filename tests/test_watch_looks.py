@@ -62,6 +62,18 @@ def test_ranks_that_are_not_there_are_named() -> None:
     assert (seen.odd, seen.absent) == ((), "rank 3 of 4")
 
 
+def test_who_ended_first_is_named_where_one_did() -> None:
+    engine, worker = process(kind="engine"), process(kind="data-worker", number=1)
+    rank, other = process(number=2), process(number=3)
+    seen = sample(1.0, engine, worker, rank, other)
+    assert verdicts.gone(seen, sample(2.0, rank, other)) == [engine]
+    ends = [(2.0, engine), (5.0, rank), (5.0, other)]
+    assert verdicts.first_to_end(ends, 6.0) == "engine 0 (pid 10)"
+    assert verdicts.first_to_end(ends[1:], 6.0) == ""
+    assert verdicts.first_to_end(ends, 63.0) == ""
+    assert verdicts.first_to_end([], 6.0) == ""
+
+
 class Clock:
     now = 1000.0
 

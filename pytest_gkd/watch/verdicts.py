@@ -50,6 +50,9 @@ _SPINS = ("collective", "store", "gpu", "broadcast")
 _DEBUGGER = re.compile(r"(?:^|/)(?:pdb|bdb|ipdb/\w+|pudb/\w+|debugpy/\S+)\.py$")
 # What keeps heartbeats, and what only serves the others.
 _BESIDE = ("ray-system", "helper", "launcher")
+# Whose end ends the job. A data loader's workers come and go.
+_PARTS = ("rank", "engine", "engine-worker", "ray-actor", "teacher")
+LAST_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -316,6 +319,26 @@ def uses_cpu(before: JobSample, after: JobSample) -> bool:
         one.cpu >= IDLE_CPU and one.now.role.kind not in _BESIDE
         for one in _changes(before, after, window_s)
     )
+
+
+def gone(before: JobSample, after: JobSample) -> list[ProcessSample]:
+    """The processes that a job cannot do without and that ended between two samples."""
+    here = {(one.pid, one.start) for one in after.processes}
+    return [
+        one
+        for one in before.processes
+        if one.role.kind in _PARTS and (one.pid, one.start) not in here
+    ]
+
+
+def first_to_end(ends: Iterable[tuple[float, ProcessSample]], ended_at: float) -> str:
+    """Who ended before all others in the last moments of a job; empty if several did.
+
+    ``ends`` are times and who ended then, in their order.
+    """
+    last = [(at, one) for at, one in ends if at > ended_at - LAST_S]
+    firsts = [one for at, one in last if at == last[0][0]]
+    return firsts[0].label if len(firsts) == 1 else ""
 
 
 def slept_s(before: JobSample, after: JobSample) -> float:

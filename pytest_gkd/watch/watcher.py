@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import time
+from collections import deque
 from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import replace
@@ -38,6 +39,7 @@ from pytest_gkd.watch.samples import (
     SLOW,
     STUCK,
     JobSample,
+    ProcessSample,
     Progress,
     Usual,
     Verdict,
@@ -66,6 +68,7 @@ STOOD_S = 10.0
 # Without CPU time for so long, a job may have come to stand still.
 IDLE_S = 5.0
 END_S = 30.0
+MOST_ENDS = 64
 SAY_TWICE_S = 600.0
 NOTIFY_LIMIT_S = 12.0
 
@@ -112,6 +115,7 @@ class Watch:
         self._look: Future[JobSample] | None = None
         self._report: Future[stuck_report.Report] | None = None
         self._look_at = self._busy_at = 0.0
+        self.ends: deque[tuple[float, ProcessSample]] = deque(maxlen=MOST_ENDS)
         self._looks = 0
         self._late: Mark | None = None
         self._late_told: Mark | None = None
@@ -171,6 +175,7 @@ class Watch:
             max(0.0, one.cpu_s - spent.get(one.pid, one.cpu_s))
             for one in self._sample.processes
         )
+        self.ends.extend((now, one) for one in verdicts.gone(before, self._sample))
         if verdicts.uses_cpu(before, self._sample):
             self._busy_at = now
         self._cpu = used / max(0.1, self._sample.at - before.at)
@@ -619,8 +624,10 @@ class CommandWatch:
         where = f" in {phase}" if phase else ""
         step = f", step {progress.step}" if progress.step is not None else ""
         spent = verdicts.span(monotonic() - watch.began)
-        why = (f"{ended} after {spent}{where}{step}",)
-        verdict = Verdict(DEAD, 0.0, why, phase=phase)
+        why = [f"{ended} after {spent}{where}{step}"]
+        if who := verdicts.first_to_end(watch.ends, monotonic()):
+            why.append(f"{who} was the first of its processes to end")
+        verdict = Verdict(DEAD, 0.0, tuple(why), phase=phase, who=who)
         text = Watch.in_words(verdict)
         for one in found["causes"][:1]:
             text += f"\n  cause {one['title']} [{one['cause']}]"
