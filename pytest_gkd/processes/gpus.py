@@ -68,7 +68,7 @@ class Card:
 @dataclass(frozen=True)
 class Machine:
     """What NVIDIA's driver reports: its version, empty without one, and the GPUs that
-    this container may open, which /proc/driver/nvidia does not tell.
+    this container may open, which /proc/driver/nvidia does not say.
 
     ``cuda`` is the newest CUDA version that the driver supports, such as ``13.0``.
     """

@@ -161,7 +161,7 @@ def said_goodbye(life: int, pid: int, start: int, watch: Watch) -> bool:
 
 
 def clean(found: manifest.Manifest, run: manifest.RunLine, run_dir: Path) -> None:
-    """End and remove all that is left of the run, then say so in its report."""
+    """End and remove all that is left of the run, then note it in its report."""
     result = cleanup.end(cleanup.Search(run, found.processes, ()))
     late = cleanup.newcomers(found, result.held)
     removed, kept = cleanup.remove_segments([*found.segments, *late])
@@ -176,7 +176,7 @@ def clean(found: manifest.Manifest, run: manifest.RunLine, run_dir: Path) -> Non
 
 
 def end_workers(found: manifest.Manifest, pid: int, still_s: float) -> None:
-    """End all that the pytest process, which makes no progress, started; say so."""
+    """End everything that the stalled pytest process started, and report it."""
     if found.run is None:
         return
     search = cleanup.Search(found.run, found.processes, ())

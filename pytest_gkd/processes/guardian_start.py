@@ -16,7 +16,7 @@ from pytest_gkd.processes.procfs import RUN_ID
 CODE = "GKD_GUARDIAN"
 GOODBYE_LIMIT_S = 2.0
 # If a pytest process makes no progress for this long with a budget overrun, its
-# guardian ends the workers. A guardian that stands still half as long is replaced.
+# guardian ends the workers. A guardian that stalls for half as long is replaced.
 STILL_LIMIT_S = 60.0
 # If neither ran for this long (four looks), something stopped both of them.
 STOOD_LEAST_S = 2.0

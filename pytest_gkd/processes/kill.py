@@ -20,7 +20,7 @@ from pytest_gkd.processes.procfs import DEAD, Stat
 # multiprocessing's resource tracker unlinks the shared memory that killed processes
 # leave behind. It exits by itself once they are gone, so it gets a moment to do so.
 TRACKER_GRACE_S = 1.0
-# Stopping what keeps forking may take this many limits: given up halfway, it lives on.
+# Stopping what keeps forking may take this many limits: cut short, it lives on.
 STORM_LIMITS = 4
 # Consecutive walks that must find no new pid.
 QUIET_WALKS = 3
@@ -160,7 +160,7 @@ class _Hunt:
         return [s for s in [*self.found.values(), *last] if s not in self._refused]
 
     def result(self, last: list[Stat]) -> Killed:
-        """The state of affairs now."""
+        """What has become of all of them so far."""
         name = self._search.describe
         left = []
         for s in [*self.found.values(), *last]:

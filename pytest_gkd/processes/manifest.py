@@ -171,7 +171,7 @@ def pid_namespace() -> str:
         return ""
 
 
-# -- where lists are found later -------------------------------------------------
+# -- where manifests are found later ---------------------------------------------
 
 
 def state_directory() -> Path | None:

@@ -1,6 +1,6 @@
 """Counts the processes that the kernel's OOM killer has ended.
 
-The kernel counts them for the whole machine, including containers (proc(5),
+The kernel counts them for the whole machine, even as seen from a container (proc(5),
 /proc/vmstat), and for each cgroup (``oom_kill`` in memory.events with version 2, see
 admin-guide/cgroup-v2.rst, in memory.oom_control with version 1, since Linux 4.13).
 """

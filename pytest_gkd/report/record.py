@@ -57,11 +57,11 @@ class StageRecord:
     blocked_by: list[str] = field(default_factory=list)
     cleaned: list[str] = field(default_factory=list)
     started: float | None = None  # time.monotonic(), which all processes share
-    ended_with: str | None = None  # as its process said, before its report is here
-    raised: str = ""  # likewise, and before any text was made of it
+    ended_with: str | None = None  # as its process said, before its report arrived
+    raised: str = ""  # likewise, and before it was rendered as text
     broken: str = ""  # likewise: why its process cannot go on
     extra_s: dict[str, float] = field(default_factory=dict)  # on top of its budget
-    triggered: float | None = None  # likewise: when an injected fault took effect
+    triggered: float | None = None  # like started: an injected fault took effect
     verdict_after_s: float | None = None  # from then until the outcome was known
     injected: str = ""
 

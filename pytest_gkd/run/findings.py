@@ -38,7 +38,7 @@ class Findings:
 
     Paths in records are relative to ``base``, where pytest was started. ``rules`` are
     the user's own rule files. ``texts`` holds, by stage, its processes' output and
-    stacks. ``tell`` is told what could not be kept, and why. ``prepare`` ensures that
+    stacks. ``tell`` gets what could not be kept, and why. ``prepare`` ensures that
     the report's directory exists and is ours, or raises OSError.
     """
 

@@ -188,7 +188,7 @@ class StageReports:
         )
         whole = report.longrepr
         if late:
-            # The stacks say better where it was than the point of the interrupt does.
+            # The stacks show where it was better than the point of interruption does.
             run.findings.settle(record, sections)
         else:
             run.findings.settle(

@@ -79,7 +79,7 @@ class Watchdog(threading.Thread):
     ``on_event`` gets every event, ``on_overrun`` every overrun before pytest-xdist
     learns that the processes are gone, ``on_tick`` the time, ten times a second.
     ``on_lost`` gets the name of a worker whose end pytest-xdist does not notice by
-    itself, ``on_problem`` any error in here, none of which blocks anything else.
+    itself, ``on_problem`` any error in here, which stops nothing else.
     ``end_stuck`` allows ending a stage that is provably stuck before its budget is over
     (see ``stall.QuietWatch``). ``prepare`` creates the directory of a file of stacks.
     ``on_kill`` gets each process that is about to be killed, from any thread.
@@ -188,7 +188,7 @@ class Watchdog(threading.Thread):
             self._attempt(about, self.on_tick, monotonic())
 
     def _attempt(self, what: str, work: Callable[..., T], *args: Any) -> T | None:
-        """Run ``work`` so that its failure keeps this thread from nothing else."""
+        """Run ``work``; a failure is reported and does not stop this thread."""
         try:
             return work(*args)
         except Exception as error:
