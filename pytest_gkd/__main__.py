@@ -118,7 +118,7 @@ def _parser() -> _Parser:
     command.set_defaults(run=_explain)
 
     command = commands.add_parser(
-        "faults", help="list the faults that pytest --gkd-inject=NAME can commit"
+        "faults", help="list the faults that pytest --gkd-inject=NAME can inject"
     )
     command.add_argument("--format", choices=("text", "json"), default="text")
     command.set_defaults(run=_faults)

@@ -42,8 +42,8 @@ def test_tokenizer(gkd: StageContext) -> None:
             gkd.note(
                 "tokenizer.beyond",
                 f"{job.origin(role)}: {len(beyond)} special tokens have no row in the "
-                f"embedding of {rows[role]} ({beyond[0]!r} first); no text comes to "
-                "them, and one that does will fail",
+                f"embedding of {rows[role]} ({beyond[0]!r} first); no text should "
+                "be encoded to them; one that is will fail",
             )
     agreement = check.compare(
         vocabularies["student"],
@@ -73,7 +73,7 @@ def _chats(gkd: StageContext, job: inputs.Inputs) -> str:
         gkd.note(
             "tokenizer.prompts-unread",
             "whether the prompts are chat messages, which need a chat template, is not "
-            f"known: {why} (pytest --gkd-stages=data tells more)",
+            f"known: {why} (pytest --gkd-stages=data says more)",
         )
         return ""
 
@@ -97,8 +97,8 @@ def _one(
     if check.check_chat_template(tokenizer, origin, chats) is None:
         gkd.note(
             "tokenizer.no-template",
-            f"{origin}: the tokenizer of {name} has no chat template, as of a base "
-            "model; prompts of plain text are used as they are",
+            f"{origin}: the tokenizer of {name} has no chat template, as is usual "
+            "for a base model; plain-text prompts are used as they are",
         )
     elif role == "student":
         for text in check.check_generation_prompt(tokenizer, origin):
@@ -109,7 +109,7 @@ def _one(
         first, back = next(iter(lossy.items()))
         gkd.note(
             "tokenizer.lossy",
-            f"{origin}: text does not come back whole from its tokens "
+            f"{origin}: text changes when it is encoded and decoded "
             f"({', '.join(lossy)}): {check.SAMPLES[first]!r} becomes {back!r}; a "
             "student can neither read nor write what is lost",
         )

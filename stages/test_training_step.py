@@ -40,7 +40,7 @@ def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
         job.push_weights()
         gkd.fact(
             "student_perturbed",
-            f"teacher and student are one model, so the student got noise ({DISTANCE})",
+            f"teacher and student are the same, so the student got noise ({DISTANCE})",
         )
     job.check_served("before the rollouts")
     completions = job.generate(

@@ -29,8 +29,8 @@ def test_vllm(gkd: StageContext, job: Job) -> None:
     assert len(completions) == len(prompts)
     tokens = sum(len(completion.token_ids) for completion in completions)
     assert all(completion.token_ids for completion in completions), (
-        f"the engine gave {tokens} tokens for {len(prompts)} prompts and left some "
-        "without any"
+        f"the engine generated {tokens} tokens for {len(prompts)} prompts, and none "
+        "for some of them"
     )
     gkd.fact("generated_tokens", tokens)
     gkd.fact("tokens_per_s", round(tokens / seconds, 1))

@@ -147,7 +147,7 @@ class Bench:
         for name in self.watchdog.workers:
             self.watchdog.gone(name)
         for thread in threading.enumerate():
-            if thread.name.startswith(("gkd-burial-", "gkd-end-", "gkd-look-")):
+            if thread.name.startswith(("gkd-cleanup-", "gkd-end-", "gkd-look-")):
                 # The end of what a worker left would take the next test's children.
                 thread.join(PATIENCE_S)
         for child in self.children:

@@ -126,7 +126,7 @@ def plan(usable: gpus.Usable, *, has_ray: bool, may_mount: bool) -> Plan:
     busy = Run(
         "busy gpu", (result_files.BUSY,), files=(probe,), caches=chosen, budget_s=100
     )
-    untold = "under MIG the driver does not tell how busy a GPU is"
+    untold = "under MIG the driver does not report how busy a GPU is"
     add([busy], untold if mig else "")
     for spec in fault_specs.load().values():
         if "gpu" in spec.needs or spec.name == result_page.LATE_RANK:
@@ -456,7 +456,7 @@ def check(usable: gpus.Usable) -> None:
         machine = gpus.read()
         shown = os.environ.get("CUDA_VISIBLE_DEVICES")
         if usable.why:
-            why, fix = usable.why, "Install torch and vLLM in their builds for CUDA."
+            why, fix = usable.why, "Install the CUDA builds of torch and vLLM."
         elif machine.cards and all(card.instances == () for card in machine.cards):
             why = "MIG is on, and no GPU has an instance"
             fix = "As root, make one (nvidia-smi mig -lgip lists the profiles, "

@@ -211,7 +211,7 @@ def _machine(result: Result) -> Iterator[str]:
     data = result.data
     yield f"## {result.machine}"
     yield ""
-    whole = "" if data["complete"] else "; broken off before its end"
+    whole = "" if data["complete"] else "; interrupted before its end"
     yield f"From [{result.name}](../gpu-results/{result.name}), {data['date']}{whole}."
     yield ""
     for kind in data["gpus"]:

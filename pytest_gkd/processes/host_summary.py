@@ -47,7 +47,7 @@ def lines() -> Iterator[str]:
     room = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB available"
     yield f"memory      {room}"
     limits = list(cgroup_limits())
-    yield from limits or ["cgroup      no limit that can be seen"]
+    yield from limits or ["cgroup      no visible limit"]
     for place in dict.fromkeys((SHM, Path(os.environ.get("TMPDIR") or "/tmp"))):  # noqa: S108
         yield _room(place)
     found = gpus.describe()

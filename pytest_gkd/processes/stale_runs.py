@@ -87,7 +87,7 @@ def _look(path: Path, *, yes: bool) -> Run | None:
     except OSError:
         return None
     if found.run is None:
-        return Run(path, cleanup.ELSEWHERE, "its list does not say whose it is")
+        return Run(path, cleanup.ELSEWHERE, "its manifest does not name the run")
     state, why = cleanup.state(found.run)
     run = Run(path, state, why)
     if state == cleanup.DEAD:

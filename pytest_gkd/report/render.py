@@ -239,7 +239,7 @@ def log_text(report: LogReport) -> str:
     if report.verdict not in {"failed", "unknown"}:
         lines += _numbers_noted(report)
     for name, read, every in report.sampled:
-        text = f"metrics from {read:,} of about {every:,} lines, evenly: {name}"
+        text = f"metrics from {read:,} of about {every:,} lines, evenly spaced: {name}"
         lines += wrapped("  read  ", text)
     lines += [
         f"  survived  {cause}: {_place(line, LOG_LINE)}"
@@ -289,7 +289,7 @@ def _at_work(report: LogReport) -> str:
     if told is None:
         return (
             "the server is ready when the log ends, and nothing failed; without "
-            "requests it has nothing to say"
+            "requests it logs nothing"
         )
     since = "for many times that" if told.pace_s else "for long"
     since = f"since {told.until}" if told.until else since
@@ -312,7 +312,7 @@ def _far(told: Progress) -> str:
 def _during(phase: str) -> str:
     """A phase in words."""
     known = _PHASE.get(phase)
-    return f"the {known}" if known else "a phase that nothing tells"
+    return f"the {known}" if known else "an unknown phase"
 
 
 def _ended_from_outside(report: LogReport) -> str:

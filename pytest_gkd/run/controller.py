@@ -259,7 +259,7 @@ class StageController:
         is_clean = not left and not (run.workers and run.shutdown.left())
         if not is_clean:
             run.teller.console.line(
-                "gkd: processes of this run are still there; its guardian ends them as "
+                "gkd: processes of this run are still alive; its guardian ends them as "
                 f"soon as pytest has exited: {'; '.join(left)}"
             )
         theirs = run.shutdown.theirs() if run.workers and is_clean else []

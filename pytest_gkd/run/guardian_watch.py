@@ -65,8 +65,8 @@ class GuardianWatch:
                 extend(record, "stops", record.extra_s.get("stops", 0.0) + seconds)
         self.recorder.note(
             f"pytest and its guardian stood still for {render.seconds(seconds)} (a "
-            "container that was paused, a job that was suspended?): the deadlines were "
-            "extended by as much"
+            "paused container or a suspended job?): the deadlines were extended by as "
+            "much"
         )
 
     def _replace(self, guard: Guardian, why: str) -> None:

@@ -102,7 +102,7 @@ def _unusable(one: Given, option: Option, gpus: int, framework: str) -> str:
         # Unless --use_hf is given, its hub is ModelScope, which stages cannot read.
         for name in one.value:
             if not (one.base / name).exists():
-                return f"{one.origin}: no file {name}, so that ms-swift downloads it"
+                return f"{one.origin}: no file {name}, so ms-swift would download it"
     if option.name == "tensor_parallel_size" and value > max(1, gpus):
         return (
             f"{one.origin}: tensor_parallel_size is {value}, and this machine shows "

@@ -116,7 +116,7 @@ class Nodes:
         node = self._run.nodes[worker]
         if not node._down:
             node._down = True
-            error = "its process, or what holds its pipe, does not end"
+            error = "its process, or another that holds its pipe, does not end"
             node.notify_inproc("errordown", node=node, error=error)
 
 

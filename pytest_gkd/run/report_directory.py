@@ -190,7 +190,7 @@ def _step(fd: int, part: str, opened: contextlib.ExitStack) -> int:
         place = _true_path(fd) / part
         if place.is_symlink():
             text = f"{place} is a symbolic link (to {place.readlink()})"
-            raise ReportRefusedError(f"{text}, and none is followed") from None
+            raise ReportRefusedError(f"{text}, which is not followed") from None
         raise ReportRefusedError(f"{place} is not a directory") from None
     if made:
         os.fchmod(found, 0o700)  # whatever the umask

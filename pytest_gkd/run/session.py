@@ -82,7 +82,7 @@ def prepare(config: pytest.Config) -> Prepared | None:
         run_dir = RunDir(report.path)
     except OSError as error:
         raise pytest.UsageError(
-            "a run needs a directory for temporary files, and none can be used: "
+            "a run needs a directory for temporary files, and none is usable: "
             f"{sanitize.line(error.strerror or str(error))}. Name one: "
             "TMPDIR=DIR pytest ..."
         ) from None

@@ -97,7 +97,7 @@ class Shutdown:
         if self._manifest_writer.problem:
             notes.append(
                 "the list of what this run created is incomplete, and gkd clean would "
-                f"not see everything: {self._manifest_writer.problem}"
+                f"miss some of it: {self._manifest_writer.problem}"
             )
         removed, kept = cleanup.remove_segments(self._manifest_writer.segments)
         for folder in self._manifest_writer.folders:

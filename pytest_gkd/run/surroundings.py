@@ -26,7 +26,7 @@ def refuse_nesting() -> None:
     inside = os.environ.get(IN_STAGE)
     if inside:
         raise SettingsError(
-            f"stages were asked for inside the running stage {inside!r} (the "
+            f"stages were requested inside the running stage {inside!r} (the "
             f"variable {IN_STAGE} is set). A stage may not start stages."
         )
 
@@ -44,8 +44,8 @@ def refuse_surroundings() -> None:
     if here != Path(str(os.getpid())):
         raise SettingsError(
             f"/proc is that of another PID namespace (this process is {os.getpid()} "
-            f"here and {here} there), so no process could be found through it. Mount "
-            "one of its own, for example by unshare --mount-proc"
+            f"here and {here} there), so processes cannot be found through it. Mount "
+            "the right one, for example with unshare --mount-proc"
         )
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files < LEAST_FILES:
@@ -86,8 +86,8 @@ def hear_of_children(config: pytest.Config) -> tuple[str, ...]:
 
     config.add_cleanup(restore)
     return (
-        "SIGCHLD was ignored by what started pytest; not in this run, as exit statuses "
-        "of processes would be lost. A job that is started like this loses them",
+        "SIGCHLD was ignored by what started pytest; this run resets it, as exit "
+        "statuses of processes would be lost. A job started the same way loses them",
     )
 
 

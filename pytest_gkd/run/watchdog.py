@@ -171,7 +171,7 @@ class Watchdog(threading.Thread):
     def _hear(self, name: str, limit_bytes: int) -> None:
         with self.lock:
             for event in self.reader.read(limit_bytes, name):
-                self._attempt("an event was not understood", self._take_in, event)
+                self._attempt("an event could not be processed", self._take_in, event)
 
     def _tick(self, now: float, *, judges: bool) -> None:
         # Deadlines first, each judged by its own worker's events, so that other
@@ -182,7 +182,7 @@ class Watchdog(threading.Thread):
         names = self.reader.names()
         with self.lock:  # the guardian must know of a stage before anybody sees it
             for name in names:
-                about = f"what {name} says could not be read"
+                about = f"the events of {name} could not be read"
                 self._attempt(about, self._hear, name, TICK_BYTES // len(names))
             about = "the guardian could not be monitored"
             self._attempt(about, self.on_tick, monotonic())
@@ -216,7 +216,7 @@ class Watchdog(threading.Thread):
             if now > worker.give_up_at:
                 worker.give_up_at = float("inf")
                 what = worker.stage or worker.name
-                hangs = f"the processes of {what}; even a look at them hangs"
+                hangs = f"the processes of {what}; even inspecting them hangs"
                 self._tell(worker, (), (hangs,))
                 self._begin(worker, "loss", self._see_off)
             return
@@ -224,7 +224,7 @@ class Watchdog(threading.Thread):
             worker.dead_since = worker.dead_since or now
             if now > worker.dead_since + NOTICE_S:
                 worker.ended = True
-                self._begin(worker, "burial", self._bury)
+                self._begin(worker, "cleanup", self._bury)
             return
         self._see(worker)
         if not worker.has_deadline:
@@ -242,7 +242,7 @@ class Watchdog(threading.Thread):
     def _begin(
         self, worker: WorkerWatch, what: str, work: Callable[[WorkerWatch], None]
     ) -> None:
-        about = f"the {what} of worker {worker.name} went wrong"
+        about = f"the {what} of worker {worker.name} failed"
         work_on_it = partial(self._attempt, about, work, worker)
         background.begin(f"gkd-{what}-{worker.name}", work_on_it)
 
@@ -289,7 +289,7 @@ class Watchdog(threading.Thread):
             if worker.told:
                 return
             worker.told = True
-            about = "what a stage printed could not be read"
+            about = "the output of a stage could not be read"
             output = self._attempt(about, read_output, worker) or ""
             self.on_overrun(
                 Overrun(
@@ -381,7 +381,7 @@ class Watchdog(threading.Thread):
         looking = worker.looking
         if looking is not None:
             wait([looking], LOOK_LIMIT_S)
-            self._attempt("a process tree could not be looked at", self._see, worker)
+            self._attempt("a process tree could not be inspected", self._see, worker)
 
     def _see(self, worker: WorkerWatch) -> None:
         """Record the result of a finished look, for the stage that it looked at."""

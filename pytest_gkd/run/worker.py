@@ -393,8 +393,8 @@ class StageWorker:
                 self._send(events.Waiting(stage.name, tuple(waiting)))
             if self._isolated and os.getppid() != self._parent:
                 raise RuntimeError(
-                    f"the pytest process {self._parent} is gone; nobody is left who "
-                    f"could say how {', '.join(waiting)} ended"
+                    f"the pytest process {self._parent} is gone, so nothing can "
+                    f"report how {', '.join(waiting)} ended"
                 )
             time.sleep(POLL_S)
 

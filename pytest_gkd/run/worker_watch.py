@@ -120,7 +120,7 @@ class WorkerWatch:
     def _extend(self, what: str, seconds: float) -> None:
         """Grant time on top of the budget, within its limit."""
         if not float(seconds) >= 0:
-            raise ValueError(f"{seconds!r} is not a time that a stage may be given")
+            raise ValueError(f"{seconds!r} is not a time that can be granted")
         self.extra_s[what] = min(float(seconds), EXTRA_LIMIT_S[what])
         self.look_anew()
 
