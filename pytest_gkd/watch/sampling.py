@@ -243,8 +243,9 @@ def _unseen(looked: tuple[ProcessSample, ...]) -> list[str]:
         return []
     if not host_capabilities.may_trace():
         return [
-            "no stacks: ptrace is not allowed here (in Docker, --cap-add=SYS_PTRACE "
-            "allows it); what CPU, GPU, disk and output tell is all that is known"
+            "no stacks: ptrace is not allowed here (--cap-add=SYS_PTRACE in Docker, "
+            "kernel.yama.ptrace_scope=0 or root elsewhere allow it); what CPU, GPU, "
+            "disk and output tell is all that is known"
         ]
     some = ", ".join(one.label for one in problems[:3])
     more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""

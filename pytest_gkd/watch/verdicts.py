@@ -69,6 +69,11 @@ class Change:
         return max(0.0, self.now.cpu_s - self.then.cpu_s) / self.window_s
 
     @property
+    def burns(self) -> bool:
+        """Whether it computes all the time, or would on a less crowded machine."""
+        return self.cpu >= BUSY_CPU or self.then.state == self.now.state == "R"
+
+    @property
     def io_bytes_per_s(self) -> float:
         return (
             max(0, (self.now.io_bytes or 0) - (self.then.io_bytes or 0)) / self.window_s
@@ -119,14 +124,12 @@ def held(now: JobSample) -> Verdict | None:
                 HELD, silent_s, (f"{one.label} is stopped by a debugger{_by(one)}",)
             )
         thread = main_thread(one)
-        for frame in reversed(thread.frames if thread else ()):
-            if _DEBUGGER.search(frame.file):
-                place = _own(thread)
-                return Verdict(
-                    HELD,
-                    silent_s,
-                    (f"{one.label} is in a debugger ({frame.file}){place}",),
-                )
+        frames = thread.frames if thread else ()
+        at = next((n for n, f in enumerate(frames) if _DEBUGGER.search(f.file)), None)
+        if at is not None:
+            place = f", at {frames[at - 1]}" if at else ""
+            why = f"{one.label} is in a debugger ({frames[at].file}){place}"
+            return Verdict(HELD, silent_s, (why,))
         if one.reads_terminal:
             why = f"{one.label} waits for what is typed at the terminal{_own(thread)}"
             return Verdict(HELD, silent_s, (why,))
@@ -226,7 +229,7 @@ def _busy(
     spent = now.at - max(progress.step_at, progress.phase_at, 0.0)
     expected = progress.step_s or usual.phases.get(progress.phase) or 0.0
     limit = max(BUSY_LEAST_S, BUSY_STEPS * expected)
-    same = [one for one in busy if one.cpu >= BUSY_CPU and one.same_function]
+    same = [one for one in busy if one.burns and one.same_function]
     text = f"{one.now.label} uses {100 * one.cpu:.0f} % of a core"
     if same and expected and spent > limit and now.at - now.output_at > BUSY_LEAST_S:
         there = same[0]

@@ -295,7 +295,9 @@ class Watch:
     def _is(self, verdict: Verdict, sample: JobSample | None = None) -> None:
         """The verdict from now on; a new one is told, and a standstill reported."""
         was, self.verdict = self.verdict, verdict
-        if verdict.word == was.word or verdict.word == AT_WORK:
+        if (verdict.word, verdict.odd != ()) == (was.word, was.odd != ()) or (
+            verdict.word in (was.word, AT_WORK) and not verdict.odd
+        ):
             if verdict.word == AT_WORK and was.word == STUCK:
                 self.screen.say(f"it moves again: {'; '.join(verdict.why)}")
             return
@@ -320,11 +322,17 @@ class Watch:
     def tell(self, verdict: Verdict, text: str, report: str = "") -> None:
         """Say it here, and to those who want to be told."""
         self.screen.say(text)
-        self._notify(self.asked.notify, verdict, text, report)
+        self.notify(verdict, text, report)
 
-    def _notify(
-        self, whom: tuple[str, ...], verdict: Verdict, text: str, report: str
+    def notify(
+        self,
+        verdict: Verdict,
+        text: str,
+        report: str = "",
+        whom: tuple[str, ...] | None = None,
     ) -> None:
+        """Tell those who want to be told, or ``whom``, beside what goes on here."""
+        whom = self.asked.notify if whom is None else whom
         verdict = replace(verdict, phase=verdict.phase or self.progress.phase)
         self._notified += notify.tell(whom, verdict, text, self.screen.say, report)
 
@@ -366,12 +374,9 @@ class Watch:
         if kind == "end":
             self.wants_end = True
         elif kind == "command":
-            self._notify(
-                (f"command:{line}",),
-                report.verdict,
-                report.text(),
-                str(report.directory or ""),
-            )
+            place = str(report.directory or "")
+            whom = (f"command:{line}",)
+            self.notify(report.verdict, report.text(), place, whom)
 
     # -- what is shown -------------------------------------------------------------
 
@@ -568,11 +573,10 @@ class CommandWatch:
 
     def _processes(self) -> dict[int, Stat]:
         """The command's processes; never those of a cluster or server that it uses."""
+        table, relay_pid = procfs.table(), self.command.relay_pid
         return {
-            pid: one
-            for pid, one in procfs.table().items()
-            if pid in procfs.below([self.command.relay_pid], procfs.table())
-            and pid != self.command.relay_pid
+            pid: table[pid]
+            for pid in procfs.below([relay_pid], table) & table.keys() - {relay_pid}
         }
 
     def _over(self) -> int:
@@ -613,6 +617,7 @@ class CommandWatch:
             )
         if not code:
             watch.verdict = Verdict(FINISHED, phase=progress.phase)
+            watch.notify(watch.verdict, "finished")
             return
         if self._interrupted or self._ending_since is not None:
             return
