@@ -186,10 +186,12 @@ class Watch:
     def _stood_still(self, seconds: float) -> None:
         """This process did not run: nor, as a rule, did the job."""
         self._forget_looks()
-        self.screen.say(
-            f"the watch itself stood still for {verdicts.span(seconds)} (a paused "
-            "container, a suspended job); what is silent is seen from now on"
-        )
+        if self._may_tell("stood"):
+            self.screen.say(
+                f"the watch itself did not run for {verdicts.span(seconds)} (a paused "
+                "container, a suspended job, a crowded machine); what is silent is "
+                "seen from now on"
+            )
 
     def _forget_looks(self) -> None:
         self._first, self._looks, self._look = None, 0, None
@@ -304,14 +306,15 @@ class Watch:
         reports = verdict.word == STUCK or (verdict.word == SLOW and verdict.odd)
         if reports and sample is not None:
             self._begin_report(verdict, sample)
-        elif self._may_tell(verdict):
+        elif self._may_tell(verdict.word):
             self.tell(verdict, self.in_words(verdict))
 
-    def _may_tell(self, verdict: Verdict) -> bool:
+    def _may_tell(self, what: str) -> bool:
+        """Whether it was not told lately."""
         now = monotonic()
-        if now < self._told.get(verdict.word, -SAY_TWICE_S) + SAY_TWICE_S:
+        if now < self._told.get(what, -SAY_TWICE_S) + SAY_TWICE_S:
             return False
-        self._told[verdict.word] = now
+        self._told[what] = now
         return True
 
     @staticmethod
