@@ -89,7 +89,7 @@ def of_report(
 
 
 def _by_its_budget(record: StageRecord, said: str) -> str:
-    """What the stage's process said, checked against the budget: its clock may lie."""
+    """What the stage's process said, checked against the budget: its clock may err."""
     if said not in (FAILED, TIMEOUT) or record.duration_s is None:
         return said
     late_s = record.duration_s - _in_time_s(record)

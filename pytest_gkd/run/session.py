@@ -97,7 +97,7 @@ def prepare(config: pytest.Config) -> Prepared | None:
 
 
 def _own_rules(config: pytest.Config) -> tuple[Path, ...]:
-    """The user's own rule files, parsed here so that a bad one ends the run at once."""
+    """Rule files of installed packages and of the user; a bad one ends the run here."""
     named = option_origins.given(config, RULES)
     own = [named.base / name for name in named.value or ()]
     return (
