@@ -1,7 +1,7 @@
 """What ``with phase(...)`` costs in microseconds, watched and not.
 
-python benchmarks/mark_cost.py prints the best and the median of fifteen rounds; an empty
-``with`` of a class in Python is beside it. Watched marks go to a file.
+python benchmarks/mark_cost.py prints the best and the median of fifteen rounds, beside
+an empty ``with`` of a class in Python. Watched marks go to a file.
 """
 
 from __future__ import annotations
