@@ -200,6 +200,8 @@ class Watch:
     # -- what is judged ------------------------------------------------------------
 
     def _judge(self, now: float) -> None:
+        if self.wants_end:
+            return  # to be ended makes it move, which is no news
         sample = self._sample
         assert sample is not None
         progress = self.progress
@@ -301,7 +303,7 @@ class Watch:
             verdict.word in (was.word, AT_WORK) and not verdict.odd
         ):
             if verdict.word == AT_WORK and was.word == STUCK:
-                self.screen.say(f"it moves again: {'; '.join(verdict.why)}")
+                self.screen.say(": ".join(["it moves again", *verdict.why]))
             return
         reports = verdict.word == STUCK or (verdict.word == SLOW and verdict.odd)
         if reports and sample is not None:
