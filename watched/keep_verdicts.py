@@ -14,10 +14,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jobs
-
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+import jobs  # noqa: E402
+
 KEPT = ROOT / "docs/watch-standstills.json"
+
+
+def wrong(problems: list[str]) -> list[str]:
+    """What was not as the label says, in a word each."""
+    found = []
+    for one in problems:
+        if one.startswith("phase "):
+            found.append("phase")
+        elif " is not named: " in one or " is named: " in one:
+            found.append("name")
+        elif one.startswith(("a false word", "no 'a verdict'")) or ", expected " in one:
+            found.append("verdict")
+        else:
+            found.append("end")
+    return list(dict.fromkeys(found))
 
 
 def entry(case: dict[str, Any], shown: dict[str, Any], today: str) -> dict[str, Any]:
@@ -35,7 +52,7 @@ def entry(case: dict[str, Any], shown: dict[str, Any], today: str) -> dict[str, 
         "who": told.get("who", ""),
         "seconds": shown["seconds"],
         "released": bool(case.get("release")) and not problems,
-        "right": not problems,
+        "wrong": wrong(problems),
         "skipped": shown["skipped"],
         "date": today,
     }
@@ -53,7 +70,7 @@ def main(machine: str) -> None:
         found = entry(case, json.loads(path.read_text()), today)
         cases[case["name"]] = found
         if not found["skipped"]:
-            now = {key: found[key] for key in ("verdict", "right", "seconds")}
+            now = {key: found[key] for key in ("verdict", "wrong", "seconds")}
             first.setdefault(case["name"], now)
     kept = {"machine": machine, "first": first, "cases": cases}
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
