@@ -47,9 +47,9 @@ class Count:
     def add(self, expected: str, report: LogReport) -> bool:
         """Count one log; whether the first answer is right."""
         answers = [one.cause for one in report.causes] or [report.verdict]
-        if report.verdict == "hung":
-            answers = [f"hung.{report.phase}"]
         kind = expected.partition(".")[0]
+        if report.verdict == "hung" and (kind == "hung" or not report.causes):
+            answers = [f"hung.{report.phase}"]
         self.logs += 1
         self.first += answers[0] == expected
         self.third += expected in answers[:3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -110,6 +111,26 @@ def test_on_the_way_are_the_functions_of_the_whole_chain() -> None:
     assert hits(CHAINED, **last, innermost=["update_actor"]) == []
 
 
+def test_a_message_of_pythons_own_counts_in_some_phases_only() -> None:
+    asks = {"text": ["no room for"]}
+    assert hits(TRACEBACK, **asks, phases=["training-step"])
+    assert hits(TRACEBACK, **asks, phases=["config", "unknown"]) == []
+    elsewhere = TRACEBACK.replace("update_actor", "helper")
+    assert hits(elsewhere, **asks, phases=["config", "unknown"])
+    assert hits(elsewhere, **asks, phases=["config"]) == []
+    assert hits("PoolError: no room for 7 blocks", **asks, phases=["data", "unknown"])
+
+
+def test_a_broad_rules_frame_loses_to_the_message_of_the_same_exception() -> None:
+    at = 'File "/opt/vllm/v1/core/kv_cache_utils.py", line 7, in check'
+    frame = rule(text=["kv_cache_utils.py"], tier="fallback", example=at)
+    message = catalogue.made(Signature, {"text": ["no room for"]})
+    both = replace(frame, signatures=(*frame.signatures, message))
+    for text, lines in ((TRACEBACK, [6]), (TRACEBACK.replace("no room", "all"), [4])):
+        read = log_file.read(io.BytesIO(text.encode()), "x.log", 0, {both.id: both})
+        assert [hit.line for hit in read.hits] == lines
+
+
 @pytest.mark.parametrize(
     ("between", "within", "found"), [(0, 3, True), (2, 3, True), (3, 3, False)]
 )
@@ -174,6 +195,7 @@ def test_a_stage_is_judged_by_parts_as_well() -> None:
             "-1 is not a whole number",
         ),
         ({"raised": ["E"]}, "text 'E' is too short"),
+        ({"text": ["abcd"], "phases": ["moon"]}, "phases: 'moon' is not one of"),
         ({"innermots": ["abcd"], "text": ["abcd"]}, "did you mean 'innermost'?"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_gkd.diagnosis import catalogue, log_file, logs
 from pytest_gkd.diagnosis.log_report import LogReport
+from pytest_gkd.report import render
 
 CATALOGUE = catalogue.load()
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has"
@@ -18,6 +19,11 @@ Traceback (most recent call last):
   File "/home/a/train.py", line 77, in one_step
     loss.backward()
 {OOM}
+"""
+UNKNOWN = """\
+  File "/home/a/train.py", line 7, in <module>
+    main()
+moon.Eclipse: no light
 """
 UNCAUGHT = CAUGHT.replace("in one_step", "in <module>")
 
@@ -99,3 +105,67 @@ def test_numbers_that_count_no_steps_outlive_nothing() -> None:
     tries = "".join(f"request [{n}] was sent\n" for n in (3, 9, 27, 81))
     text = START + "12:00:05 ERROR no memory\n" + CAUGHT
     assert judged(text + tries).causes[0].cause == "cuda.oom"
+
+
+def test_the_last_attempt_counts_and_what_an_earlier_one_says_does_not() -> None:
+    said = "WARNING teacher: attempt {0} of 3 failed: Expecting value: line 1\n"
+    tried = "".join(map(said.format, (1, 2, 3)))
+    report = judged(START + tried + CAUGHT[:34] + UNKNOWN)
+    assert [one.cause for one in report.causes] == ["teacher.protocol"]
+    twice = tried[: 2 * tried.index("\n") + 2]
+    assert judged(START + twice + CAUGHT[:34] + UNKNOWN).causes == ()
+
+
+def test_a_program_that_says_that_it_tries_again_has_not_failed() -> None:
+    text = START + "".join(
+        f"12:00:0{n} INFO waiting for the teacher at http://10.0.0.9: <urlopen error "
+        f"[Errno 111] Connection refused> (attempt {n})\n"
+        for n in range(1, 7)
+    )
+    assert judged(text).verdict == "running"
+    late = log_file.read(io.BytesIO(text.encode()), "a.log", 0, CATALOGUE)
+    report = logs.judge([late], CATALOGUE, now="13:00:00")
+    assert report.verdict == "hung"
+    assert [one.cause for one in report.causes] == ["teacher.unreachable"]
+    assert judged(text + CAUGHT[:34] + UNKNOWN).verdict == "failed"
+
+
+def test_a_ray_job_that_waits_for_a_place_is_hung_and_says_why() -> None:
+    text = START + (
+        "(autoscaler +7s) Error: No available node types can fulfill resource request "
+        "{'CPU': 8.0}. Add suitable node types to this cluster to resolve this issue.\n"
+    )
+    report = judged(text)
+    assert (report.verdict, report.phase) == ("hung", "actor-init")
+    assert [one.cause for one in report.causes] == ["ray.no-resources"]
+    assert "ray.no-resources" in render.log_text(report)
+    assert judged(text + CAUGHT[:34] + UNKNOWN).verdict == "failed"
+
+
+@pytest.mark.parametrize(
+    ("rows", "cause"),
+    [
+        ("skipping a row: No filter named 'upper_case'.\n", "tokenizer.chat-template"),
+        ("WARNING a row is lost: KeyError: 'prompt'\n", "data.schema"),
+        ("WARNING a GPU is lost: NCCL WARN Call to connect failed\n", "data.empty"),
+    ],
+)
+def test_what_was_swallowed_comes_before_what_it_brought_about(
+    rows: str, cause: str
+) -> None:
+    report = judged(START + 3 * rows + "dataset len: 0\n" + CAUGHT[:34] + UNKNOWN)
+    assert report.causes[0].cause == cause
+
+
+def test_an_exception_of_an_answers_code_is_not_the_programs() -> None:
+    answer = """\
+INFO answer ended with status 1:
+Traceback (most recent call last):
+  File "<string>", line 1, in <module>
+ModuleNotFoundError: No module named 'numpyy'
+"""
+    assert judged(START + answer + UNCAUGHT).causes[0].cause == "cuda.oom"
+    assert [
+        c.cause for c in judged(START + answer + CAUGHT[:34] + UNKNOWN).causes
+    ] == []
+    assert judged(START + answer).causes[0].cause == "env.package-missing"

@@ -16,6 +16,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pytest_gkd.diagnosis.log_phases import PHASES
 from pytest_gkd.diagnosis.patterns import pattern_of
 from pytest_gkd.near_names import near_names
 
@@ -63,9 +64,11 @@ class Signature:
     innermost frame in ``innermost``, with one on the way in ``through``, each of these
     a function, a file or a folder of a library, or ``file.py:function``. ``beside``
     wants another line of the same process with one of its texts, in the same exceptions
-    or ``within`` so many lines.
+    or ``within`` so many lines. ``phases`` limits it to those in which an exception was
+    raised, where its frames tell; a message of Python's own says no more than that.
     ``loud`` lets a line count that calls itself a warning or a note, ``silent`` one
-    that the run goes on after, even to its end.
+    that the run goes on after, even to its end; after one that ``waits`` it stands
+    still and does not end.
     """
 
     text: tuple[str, ...] = ()
@@ -80,6 +83,7 @@ class Signature:
     source: str = ""
     loud: bool = False
     silent: bool = False
+    waits: bool = False
     outcomes: tuple[str, ...] = ()
     stages: tuple[str, ...] = ()
     signals: tuple[str, ...] = ()
@@ -89,6 +93,7 @@ class Signature:
     through: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     within: int = 0
+    phases: tuple[str, ...] = ()
 
     @property
     def of_exception(self) -> bool:
@@ -98,7 +103,7 @@ class Signature:
     @property
     def in_parts(self) -> bool:
         """Whether the line alone does not tell that it counts."""
-        return self.of_exception or bool(self.beside)
+        return self.of_exception or bool(self.beside or self.phases)
 
     @property
     def anchors(self) -> tuple[str, ...]:
@@ -395,6 +400,7 @@ def _wrong_signature(table: Mapping[str, Any], where: str) -> Iterator[str]:
     yield from _choice(table, "tier", TIERS, where)
     yield from _choice(table, "source", ("stacks",), where)
     yield from _choice(table, "outcomes", OUTCOMES, where)
+    yield from _choice(table, "phases", PHASES, where)
     texts = next(filter(None, map(table.get, _ANCHORS)), None)
     if not texts and not any(map(table.get, _OF_STAGE)):
         yield f"{where}: needs text, an exception, or a condition on the stage"

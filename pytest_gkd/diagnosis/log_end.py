@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import statistics
+from collections.abc import Container
 
 from pytest_gkd.diagnosis import clocks, log_phases
 from pytest_gkd.diagnosis.patterns import Match, Pattern
@@ -213,14 +214,19 @@ def stood_s(tail: bytes) -> float | None:
     return max(0.0, after[0] - before[-1]) if before and after else None
 
 
-def failed(tail: bytes, since: int = 0) -> bool:
-    """Whether a line from ``since`` on says that the program failed, and it stopped."""
+def failed(tail: bytes, since: int = 0, waiting: Container[int] = ()) -> bool:
+    """Whether a line from ``since`` on says that the program failed, and it stopped.
+
+    Not one that begins at a place in ``waiting``: the program waits after it.
+    """
     done = steps(tail)
     stop = interrupted(tail)
     for line in _LINE.finditer(tail, max(0, since)):
         at = line.start()
         if 0 <= stop <= at:
             return False
+        if at in waiting:
+            continue
         if log_phases.FAILED.search(plain(line[0][:400])[:300]):
             around = tail[max(0, at - 600) : line.end()]
             over = any(step > at for step in done[-2:-1]) or went_on(tail, at)

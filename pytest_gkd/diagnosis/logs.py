@@ -111,11 +111,14 @@ def _verdict(
     strong = [one for one in found if not one.weak and one.confidence != "guess"]
     last = _last(logs)
     frameworks = frameworks_in(text)
+    causes = _causes(strong, found, frameworks, catalogue) if strong else ()
+    telling = [hit for one in strong for hit in one.hits if not hit.weak]
+    waits = all(map(recovery.waits, telling)) and not any(map(recovery.failed, logs))
     if strong:
-        causes = _causes(strong, found, frameworks, catalogue)
         phase = failed_in or _phase_of(strong[0], logs, phase)
+    if strong and not waits:
         return LogReport("failed", phase, causes, last=last)
-    survived = tuple(_survived(logs))
+    survived = () if causes else tuple(_survived(logs))
     crashed = _of(logs, [one for one in processes if one.crashed])
     left = _of(logs, [one for one in processes if one.unfinished])
     silenced = _of(logs, [one for one in processes if one.silent])
@@ -149,9 +152,10 @@ def _verdict(
     silent = _silent(logs, now)
     stopped = any(_stopped(log) for log in logs) or silent > 1
     stopped = stopped or any(one.silent and one.trains for one in processes)
+    stopped = stopped or any(hit.signature.waits for hit in telling)
     if not stopped and not left and any(log_end.over(log.tail) for log in logs):
         return LogReport("healthy", phase, last=last, survived=survived)
-    moves = any(_moves(log) for log in logs) or 0 <= silent <= 1
+    moves = bool(causes) or any(_moves(log) for log in logs) or 0 <= silent <= 1
     at_work = not stopped and moves and last is not None
     if at_work and all(log_end.at_rest(log.tail) for log in logs):
         return LogReport("running", phase, last=last, survived=survived)
@@ -161,6 +165,7 @@ def _verdict(
     return LogReport(
         "running" if at_work else "hung",
         phase,
+        () if at_work else causes,
         last=last,
         expected=usual_next(_farthest(logs).tail) if len(logs) == 1 else None,
         progress=progress,

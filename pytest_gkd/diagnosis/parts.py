@@ -7,24 +7,39 @@ from dataclasses import replace
 
 from pytest_gkd.diagnosis.catalogue import Signature
 from pytest_gkd.diagnosis.exceptions import Chain, Frame, Raised, holding
+from pytest_gkd.diagnosis.frames import phase_of
 from pytest_gkd.diagnosis.scan import Hit
 
 
 def asked(hits: Iterable[Hit]) -> bool:
-    """Whether a rule of these finds asks about more than their line."""
-    return any(hit.signature.in_parts for hit in hits)
+    """Whether more than the lines of these finds is to be asked."""
+    return any(hit.signature.in_parts or hit.tier == "fallback" for hit in hits)
 
 
 def hold(hits: list[Hit], chains: Iterable[Chain]) -> list[Hit]:
     """The finds that count, with the facts of their exceptions, in their order.
 
     ``chains`` are the exceptions of the same text. A find without a tier is one of a
-    text that another's rule wants beside it, and is left out.
+    text that another's rule wants beside it, and is left out. What a broad rule reads
+    in a frame is left out where another reads the message of the same exception.
     """
     chains = list(chains)
     beside = [hit for hit in hits if not hit.tier]
-    kept = (_held(hit, chains, beside) for hit in hits if hit.tier)
-    return [hit for hit in kept if hit is not None]
+    kept = [_held(hit, chains, beside) for hit in hits if hit.tier]
+    found = [hit for hit in kept if hit is not None]
+    within = [holding(chains, hit.order, hit.process)[1] for hit in found]
+    told = {
+        id(one)
+        for hit, one in zip(found, within, strict=True)
+        if one and hit.order >= one.at >= 0 and hit.signature.confidence != "guess"
+    }
+    return [
+        hit
+        for hit, one in zip(found, within, strict=True)
+        if not (
+            one and hit.tier == "fallback" and hit.order < one.at and id(one) in told
+        )
+    ]
 
 
 def _held(hit: Hit, chains: list[Chain], beside: list[Hit]) -> Hit | None:
@@ -38,6 +53,8 @@ def _held(hit: Hit, chains: list[Chain], beside: list[Hit]) -> Hit | None:
         if not asks.text and asks.raised and hit.order != one.at:
             return None
         hit = replace(hit, facts=_facts(one) | dict(hit.facts))
+    if asks.phases and (phase_of(chain) or "unknown") not in asks.phases:
+        return None
     near = [other for other in beside if other.signature.text == asks.beside]
     if asks.beside and not any(_together(hit, other, chain) for other in near):
         return None

@@ -6,10 +6,11 @@ import functools
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pytest_gkd.diagnosis import exceptions, log_end, log_phases, prefixes
 from pytest_gkd.diagnosis.log_file import Log
-from pytest_gkd.diagnosis.patterns import Pattern
+from pytest_gkd.diagnosis.patterns import Match, Pattern
 from pytest_gkd.diagnosis.scan import Hit
 
 # So many steps show that the run goes on.
@@ -28,6 +29,12 @@ _NUMBERED = Pattern(
 _HANDLED = Pattern(
     rb"(?i)\battempt \d|\bretr(?:y|ies|ied)|\bagain\b|\bskip(?:s|ped|ping)?\b"
     rb"|\bignor(?:ed?|ing)\b|\bfall(?:s|ing)? back\b|\brestart(?:s|ed|ing)?\b"
+)
+# What it says of one after which it waits, and of the last attempt.
+_WAITS = Pattern(
+    rb"(?i)\bwaiting (?:for|until|on)\b|\bwill (?:be )?retr(?:y|ied)\b"
+    rb"|\b(?:retry(?:ing)?|try(?:ing)? again)\b.{0,40}\b(?:in|after) [\d.]"
+    rb"|\b(?:attempt|try|retry) #?(?P<number>\d{1,4})(?: of | ?/ ?)(?P<all>\d{1,4})\b"
 )
 _DIGITS = re.compile(rb"\d+")
 # What differs from one start of a program to the next.
@@ -54,14 +61,16 @@ def outlived_until(log: Log, steps: int = SEVERAL) -> int:
 def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
     """The hits that the run did not survive, and those it survives in silence.
 
-    ``run_over`` says that all of its logs end with words that say so.
+    ``run_over`` says that all of its logs end with words that say so. An error that the
+    program handled in its last step is as weak as a warning, and so is one of code that
+    it ran, such as an answer's, where another came after it.
     """
     steps = log_end.steps(log.tail)
     works = log_end.works(log.tail)
     end = log_end.finished(log.tail)
     stop = log_end.interrupted(log.tail)
     until, last = (outlived_until(log, n) if log.hits else -1 for n in (SEVERAL, 1))
-    for hit in log.hits:
+    for hit in map(_in_earnest, log.hits):
         at = hit.order - log.tail_at
         outlived = works and at < len(log.tail) - log_end.AFTER
         symptom = hit.tier != "cause"
@@ -75,10 +84,30 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
         elif 0 <= end <= at:
             if not symptom and not log_end.shuts_down(log.tail, at):
                 yield hit
-        elif run_over or hit.order < until or (hit.order < last and _handled(log, hit)):
+        elif run_over or hit.order < until:
             continue
+        elif (hit.order < last and _handled(log, hit)) or _is_of_answers(log, hit):
+            yield replace(hit, weak=True)
         elif not any(step > at + log_end.AFTER for step in steps[-2:-1]):
             yield hit
+
+
+def _in_earnest(hit: Hit) -> Hit:
+    """The hit, no longer a mere warning where it tells of the last attempt of all."""
+    found = _WAITS.search(hit.text.encode()) if hit.weak else None
+    return replace(hit, weak=False) if found and _is_last(found) else hit
+
+
+def waits(hit: Hit) -> bool:
+    """Whether the program waits or tries again after what the line says."""
+    found = _WAITS.search(hit.text.encode())
+    told = found is not None and not _is_last(found)
+    return hit.signature.waits or told
+
+
+def _is_last(found: Match) -> bool:
+    """Whether the attempt that a line counts is the last of all."""
+    return found[b"all"] is not None and int(found[b"number"]) >= int(found[b"all"])
 
 
 def failed(log: Log) -> bool:
@@ -87,7 +116,8 @@ def failed(log: Log) -> bool:
     later = [one for one in log.chains if until <= one[-1].at < last]
     if later and all(_is_handled(log, one) for one in later):
         until = last
-    return log_end.failed(log.tail, until - log.tail_at)
+    waiting = {hit.order - log.tail_at for hit in log.hits if waits(hit)}
+    return log_end.failed(log.tail, until - log.tail_at, waiting)
 
 
 def _handled(log: Log, hit: Hit) -> bool:
@@ -96,6 +126,14 @@ def _handled(log: Log, hit: Hit) -> bool:
     if chain:
         return _is_handled(log, chain)
     return _HANDLED.search(hit.text.encode()) is not None
+
+
+def _is_of_answers(log: Log, hit: Hit) -> bool:
+    """Whether an exception is of text that was run as code, and not the log's last."""
+    chain, _ = exceptions.holding(log.chains, hit.order, hit.process)
+    frames = [frame for one in chain for frame in one.frames]
+    own = any(frame.file != "<string>" for frame in frames)
+    return bool(frames) and not own and chain is not log.chains[-1]
 
 
 def _is_handled(log: Log, chain: exceptions.Chain) -> bool:

@@ -46,7 +46,7 @@ def choose(hits: Iterable[Hit], catalogue: Catalogue) -> list[Candidate]:
     first in time, across all sources when every line has a time, else in their order.
     """
     grouped: dict[str, list[Hit]] = {}
-    for hit in _with_mismatch(list(hits), catalogue):
+    for hit in _with_swallowed(_with_mismatch(list(hits), catalogue), catalogue):
         grouped.setdefault(hit.cause, []).append(hit)
     strong = {cause for cause, own in grouped.items() if not all(h.weak for h in own)}
     timed = all(hit.time_s is not None for own in grouped.values() for hit in own)
@@ -92,6 +92,25 @@ def _with_mismatch(hits: list[Hit], catalogue: Catalogue) -> list[Hit]:
             sure = replace(hit.signature, confidence="likely", say="")
             return [*hits, replace(found, signature=sure)]
     return hits
+
+
+def _with_swallowed(hits: list[Hit], catalogue: Catalogue) -> list[Hit]:
+    """The hits; one that a program only warned of counts where what it brings came.
+
+    Such as rows that a template refused and that were left out, until none was left.
+    """
+    known = {
+        cause: hit.order
+        for hit in hits
+        if not hit.weak
+        for cause in catalogue[hit.cause].consequence_of
+    }
+    return [
+        replace(hit, weak=False)
+        if hit.weak and hit.order < known.get(hit.cause, -1)
+        else hit
+        for hit in hits
+    ]
 
 
 def _brings(other: str, cause: str, catalogue: Catalogue) -> bool:

@@ -210,13 +210,8 @@ def log_text(report: LogReport) -> str:
     lines = [f"{name}: left out" for name in report.unreadable]
     lines += [f"{', '.join(names)}: read as one log" for names in report.joined]
     lines += report.partial
-    if report.causes:
-        root, *others = report.causes
-        lines += _log_cause(root)
-        if others:
-            lines.append("  or    " + ", ".join(one.cause for one in others))
-        lines.append(f"  phase {report.phase}")
-        lines.append(f"  more  {root.explain}")
+    if report.verdict == "failed":
+        lines += _log_causes(report)
     elif report.verdict == "interrupted":
         lines += wrapped("interrupted: ", _ended_from_outside(report), "  ")
     elif report.verdict == "running":
@@ -231,6 +226,7 @@ def log_text(report: LogReport) -> str:
         if next_one := report.expected:
             often = f"usually ({next_one.times} of {next_one.of} times)"
             lines.append(f"  next  {often}: {next_one.shown[:LOG_LINE]}")
+        lines += _log_causes(report)
     else:
         lines.append("unknown: no known cause in this log; the most telling lines:")
         lines += [f"  {_place(line, LOG_LINE)}" for line in report.telling]
@@ -246,6 +242,17 @@ def log_text(report: LogReport) -> str:
         for cause, line in report.survived
     ]
     return "\n".join(lines)
+
+
+def _log_causes(report: LogReport) -> Iterator[str]:
+    """What brought it about and what else it may be, where something is known."""
+    if report.causes:
+        root, *others = report.causes
+        yield from _log_cause(root)
+        if others:
+            yield "  or    " + ", ".join(one.cause for one in others)
+        yield f"  phase {report.phase}"
+        yield f"  more  {root.explain}"
 
 
 def _guesses(causes: Sequence[str]) -> str:
