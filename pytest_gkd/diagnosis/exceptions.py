@@ -7,6 +7,7 @@ a data loader's, an exception group's, torch elastic's.
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -259,19 +260,29 @@ def around(chains: Iterable[Chain], at: int, process: str = "") -> Chain:
     return found
 
 
-def holding(
-    chains: Iterable[Chain], at: int, process: str
-) -> tuple[Chain, Raised | None]:
-    """The exceptions that the line at a byte stands in, and which of them it is."""
-    best: Raised | None = None
-    found = Chain()
-    for chain in chains:
-        for one in chain:
-            inside = one.start <= at < max(one.end, one.start + 1)
-            later = best is None or one.start >= best.start
-            if inside and later and one.process == process:
-                best, found = one, chain
-    return found, best
+class Places:
+    """Finds the exception in which a line stands, of many."""
+
+    def __init__(self, chains: Iterable[Chain]) -> None:
+        self._found: dict[str, list[tuple[int, int, Raised, Chain]]] = {}
+        for chain in chains:
+            for one in chain:
+                end = max(one.end, one.start + 1)
+                own = self._found.setdefault(one.process, [])
+                own.append((one.start, end, one, chain))
+        for own in self._found.values():
+            own.sort(key=lambda place: place[0])
+
+    def holding(self, at: int, process: str) -> tuple[Chain, Raised | None]:
+        """The exceptions that the line at a byte stands in, and which of them it is."""
+        own = self._found.get(process, [])
+        for number in range(bisect.bisect(own, at, key=lambda one: one[0]) - 1, -1, -1):
+            start, end, one, chain = own[number]
+            if at < end:
+                return chain, one
+            if at - start > NEAR:
+                break
+        return Chain(), None
 
 
 def _lines(text: bytes) -> Iterator[tuple[int, int, bytes]]:

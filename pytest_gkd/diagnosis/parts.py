@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pytest_gkd.diagnosis.catalogue import Signature
-from pytest_gkd.diagnosis.exceptions import Chain, Frame, Raised, holding
+from pytest_gkd.diagnosis.exceptions import Chain, Frame, Places, Raised
 from pytest_gkd.diagnosis.frames import phase_of
 from pytest_gkd.diagnosis.scan import Hit
 
@@ -23,30 +23,25 @@ def hold(hits: list[Hit], chains: Iterable[Chain]) -> list[Hit]:
     text that another's rule wants beside it, and is left out. What a broad rule reads
     in a frame is left out where another reads the message of the same exception.
     """
-    chains = list(chains)
+    places = Places(chains)
     beside = [hit for hit in hits if not hit.tier]
-    kept = [_held(hit, chains, beside) for hit in hits if hit.tier]
-    found = [hit for hit in kept if hit is not None]
-    within = [holding(chains, hit.order, hit.process)[1] for hit in found]
-    told = {
-        id(one)
-        for hit, one in zip(found, within, strict=True)
-        if one and hit.order >= one.at >= 0 and hit.signature.confidence != "guess"
-    }
+    found, told = list[tuple[Hit, Raised | None]](), set[int]()
+    for hit in (hit for hit in hits if hit.tier):
+        chain, one = places.holding(hit.order, hit.process)
+        if (kept := _held(hit, chain, one, beside)) is not None:
+            found.append((kept, one))
+            sure = hit.signature.confidence != "guess"
+            told |= {id(one)} if one and sure and hit.order >= one.at >= 0 else set()
     return [
         hit
-        for hit, one in zip(found, within, strict=True)
-        if not (
-            one and hit.tier == "fallback" and hit.order < one.at and id(one) in told
-        )
+        for hit, one in found
+        if not (one and hit.tier == "fallback" and id(one) in told)
+        or hit.order >= one.at
     ]
 
 
-def _held(hit: Hit, chains: list[Chain], beside: list[Hit]) -> Hit | None:
+def _held(hit: Hit, chain: Chain, one: Raised | None, beside: list[Hit]) -> Hit | None:
     asks = hit.signature
-    if not asks.in_parts:
-        return hit
-    chain, one = holding(chains, hit.order, hit.process)
     if asks.of_exception:
         if one is None or not _fits(asks, chain, one):
             return None

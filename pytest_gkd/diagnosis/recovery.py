@@ -69,6 +69,7 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
     works = log_end.works(log.tail)
     end = log_end.finished(log.tail)
     stop = log_end.interrupted(log.tail)
+    answers = _of_answers(log)
     until, last = (outlived_until(log, n) if log.hits else -1 for n in (SEVERAL, 1))
     for hit in map(_in_earnest, log.hits):
         at = hit.order - log.tail_at
@@ -86,7 +87,9 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
                 yield hit
         elif run_over or hit.order < until:
             continue
-        elif (hit.order < last and _handled(log, hit)) or _is_of_answers(log, hit):
+        elif (hit.order < last and _handled(log, hit)) or (
+            answers.holding(hit.order, hit.process)[1]
+        ):
             yield replace(hit, weak=True)
         elif not any(step > at + log_end.AFTER for step in steps[-2:-1]):
             yield hit
@@ -128,12 +131,13 @@ def _handled(log: Log, hit: Hit) -> bool:
     return _HANDLED.search(hit.text.encode()) is not None
 
 
-def _is_of_answers(log: Log, hit: Hit) -> bool:
-    """Whether an exception is of text that was run as code, and not the log's last."""
-    chain, _ = exceptions.holding(log.chains, hit.order, hit.process)
-    frames = [frame for one in chain for frame in one.frames]
-    own = any(frame.file != "<string>" for frame in frames)
-    return bool(frames) and not own and chain is not log.chains[-1]
+def _of_answers(log: Log) -> exceptions.Places:
+    """The exceptions of text that was run as code, but for the log's last."""
+    return exceptions.Places(
+        chain
+        for chain in log.chains[:-1]
+        if all(frame.file == "<string>" for one in chain for frame in one.frames)
+    )
 
 
 def _is_handled(log: Log, chain: exceptions.Chain) -> bool:

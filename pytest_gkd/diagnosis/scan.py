@@ -350,7 +350,9 @@ def _automaton(texts: tuple[bytes, ...]) -> BytesAhoCorasick:
 def _most(signature: Signature) -> int:
     """How many finds are kept; of those that may not count for more than their line,
     and of what is wanted beside one, more."""
-    return MOST_IN_PARTS if signature.in_parts or not signature.example else MAX_HITS
+    if signature.of_exception or signature.beside or not signature.example:
+        return MOST_IN_PARTS
+    return 2 * MAX_HITS if signature.phases else MAX_HITS
 
 
 def _line_start(text: bytes, position: int) -> int:
