@@ -1,4 +1,4 @@
-"""Sets a deadline for calls that have none of their own."""
+"""Puts a deadline on calls that have none of their own."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ U = TypeVar("U")
 GRACE_S = 2.0
 GRACE_SHARE = 0.1
 
-# What gloo and its store say on the side whose peer is gone or silent.
+# The errors of gloo and its store on the side whose peer is gone or silent.
 GONE_SIGNS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 SILENT_SIGNS = ("Timed out waiting", "wait timeout after", "Timed out after")
 
 
 def begun(function: Callable[[], T], what: str) -> Future[T]:
-    """``function()``, running in a thread of its own from now on.
+    """``function()``, started at once in a thread of its own.
 
-    The thread is a daemon: one that never returns does not block the interpreter's
-    exit, where an executor's threads are joined. ``what`` names the call, such as ``the
+    The thread is a daemon: one that never returns does not block interpreter exit,
+    whereas an executor's threads are joined. ``what`` names the call, such as ``the
     weight broadcast``.
     """
     call: Future[T] = Future()
@@ -102,7 +102,7 @@ def late_fault(late: list[str], how: str, cause: str) -> StageFault:
 
 
 def root(errors: list[BaseException]) -> BaseException:
-    """Of the errors of communicating processes, the one that caused the others."""
+    """Among the errors of communicating processes, the one that caused the others."""
     causes = [error for error in errors if not tells_of_peer(str(error))]
     chosen = (causes or errors)[0]
     for other in errors:
@@ -112,5 +112,5 @@ def root(errors: list[BaseException]) -> BaseException:
 
 
 def tells_of_peer(text: str) -> bool:
-    """Whether an error's text only says that the other process is gone or silent."""
+    """Whether an error's text only says that the peer is gone or silent."""
     return any(sign in text for sign in (*GONE_SIGNS, *SILENT_SIGNS))

@@ -1,4 +1,4 @@
-"""What became of a process of the job that gives no answer: killed, or stopped."""
+"""Why a process of the job does not answer: it was killed, or is stopped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_gkd.processes import oom, tree
 from pytest_gkd.stage_api import StageFault
 
 JOIN_S = 1.0
-# How often and how far apart processes are looked at that are said to wait.
+# How many samples, and how far apart, before processes are said to be waiting.
 LOOKS = 4
 LOOK_S = 0.1
 IDLE = (psutil.STATUS_SLEEPING, psutil.STATUS_DISK_SLEEP, psutil.STATUS_STOPPED)
@@ -27,7 +27,7 @@ _RAYS_MONITOR = "running low on memory"
 
 @dataclass(frozen=True)
 class Stopped:
-    """A process that a signal has stopped."""
+    """A process stopped by a signal."""
 
     pid: int
     command: str
@@ -48,9 +48,9 @@ def stopped() -> list[Stopped]:
 
 
 def only_wait(family: Callable[[], Iterable[psutil.Process]]) -> bool:
-    """Whether none of the processes used or wanted a processor for ``LOOKS`` looks.
+    """Whether none of the processes used or wanted a CPU in ``LOOKS`` samples.
 
-    One that gets no processor is "running" all the same.
+    One that is starved of CPU is "running" all the same.
     """
     seen = set()
     for look in range(LOOKS):
@@ -70,18 +70,18 @@ def stopped_facts(found: list[Stopped]) -> dict[str, int]:
 
 
 def oom_kills() -> int:
-    """Processes that the kernel has ended for memory since it booted.
+    """The number of processes the kernel has OOM-killed since boot.
 
-    On the whole machine, in containers too; 0 where the kernel does not count.
+    Machine-wide, in containers too; 0 if the kernel does not count them.
     """
     return oom.kills() or 0
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[BaseProcess]]:
-    """The processes that multiprocessing starts here while this is open.
+    """The processes that multiprocessing starts here inside the block.
 
-    vLLM names those that failed by exit codes that it may have read too early.
+    vLLM reports failed ones by exit codes that it may have read too early.
     """
     found: list[BaseProcess] = []
     start = BaseProcess.start
@@ -98,10 +98,10 @@ def recorded() -> Iterator[list[BaseProcess]]:
 
 
 def exit_codes(processes: Iterable[BaseProcess]) -> dict[str, int]:
-    """The exit codes of those that ended and were not meant to; negative: a signal."""
+    """The exit codes of those that failed; negative: a signal."""
     for one in processes:
         if not one.is_alive():
-            one.join(JOIN_S)  # its pipes close a moment before its status is known
+            one.join(JOIN_S)  # its pipes close a moment before its exit status is known
     return {one.name: one.exitcode for one in processes if one.exitcode}
 
 
@@ -109,7 +109,7 @@ def ended_fault(codes: Mapping[str, int], when: str, kills_before: int) -> Stage
     """The fault when processes of the engine have ended.
 
     ``codes`` are their exit codes, at least one; ``when`` completes the sentence, and
-    ``kills_before`` is ``oom_kills()`` of the time before.
+    ``kills_before`` is an earlier value of ``oom_kills()``.
     """
     name, code = min(codes.items(), key=lambda entry: entry[1])  # a signal first
     how = tree.exit_name(code).removeprefix("signal ")
@@ -128,7 +128,7 @@ def ended_fault(codes: Mapping[str, int], when: str, kills_before: int) -> Stage
 def actor_fault(role: str, asked: str, text: str, kills_before: int) -> StageFault:
     """The fault when the actor ``role`` died while it was ``asked`` for something.
 
-    ``text`` is Ray's own, which only lists what might have happened.
+    ``text`` is Ray's own, which only lists possible reasons.
     """
     pid = _ACTOR_PID.search(text)
     who = f"the {role} actor" + (f" (process {pid[1]})" if pid else "")
@@ -144,7 +144,7 @@ def actor_fault(role: str, asked: str, text: str, kills_before: int) -> StageFau
 
 
 def _for_memory(kills: int) -> str:
-    """What the kernel's own count says of it."""
+    """What the kernel's own OOM count says about it."""
     if kills > 0:
         return f"; meanwhile the kernel ended {kills} process(es) for lack of memory"
     return "; by the kernel's count it was not for lack of memory"

@@ -1,7 +1,7 @@
 """Checks that this machine's processes can reach each other over loopback.
 
-Ranks, engine processes and Ray's do, on one machine and in one container. A network
-namespace that nobody has set up (``unshare --net``, some sandboxes) has it down.
+Ranks, engine processes and Ray's use it, on one machine and in one container. It is
+down in a network namespace that nobody has set up (``unshare --net``, some sandboxes).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UP = "ip link set lo up"
 
 
 def problem() -> str:
-    """Why this machine cannot connect to itself; empty when one is."""
+    """Why this machine cannot connect to itself; empty if it can."""
     try:
         with socket.create_server((HOST, 0)) as listener:
             socket.create_connection(listener.getsockname(), ANSWER_S).close()
@@ -43,7 +43,7 @@ def problem() -> str:
 
 
 def require() -> None:
-    """Raises StageFault ``env.loopback-down`` where there is a ``problem``."""
+    """Raises StageFault ``env.loopback-down`` if there is a ``problem``."""
     text = problem()
     if text:
         raise StageFault(CAUSE, text)

@@ -11,15 +11,15 @@ from typing import Any
 from pytest_gkd.near_names import near_names as names_near
 from pytest_gkd.stage_api import StageFault
 
-# What git leaves in the place of a large file when git-lfs did not fetch it.
+# What git leaves in place of a large file that git-lfs did not fetch.
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def near_names(path: Path, suffixes: tuple[str, ...]) -> list[str]:
-    """At most three paths that exist, of a name like that of ``path``, best first.
+    """At most three existing paths with a name similar to that of ``path``, best first.
 
-    They lie beside ``path``, or, where its parent does not exist either, beside the
-    first part of it that does not. A file is one that ends in one of ``suffixes``.
+    They are siblings of ``path``, or, if its parent does not exist either, of its first
+    component that does not. Only files that end in one of ``suffixes`` count.
     """
     path = path.absolute()
     while not path.parent.is_dir():
@@ -32,7 +32,7 @@ def near_names(path: Path, suffixes: tuple[str, ...]) -> list[str]:
         ]
     except OSError:
         return []
-    # Case is the commonest difference, and would count fully.
+    # Case is the most common difference, and would count in full.
     folded = {name.lower(): name for name in siblings}
     found = names_near(path.name.lower(), folded)
     return [str(path.parent / folded[name]) for name in found]
@@ -44,7 +44,7 @@ def did_you_mean(names: list[str]) -> str:
 
 
 def first_missing(path: Path) -> Path:
-    """The first part of ``path``, from the root on, that does not exist."""
+    """The first component of ``path``, from the root down, that does not exist."""
     path = path.absolute()
     while not path.parent.exists() and path.parent != path:
         path = path.parent
@@ -68,8 +68,8 @@ def missing(
 ) -> StageFault:
     """The fault for ``path``, which does not exist.
 
-    ``expected`` names what should have been there, such as ``a model directory``,
-    and ``suffixes`` how the names of such files end.
+    ``expected`` names what should have been there, such as ``a model directory``, and
+    ``suffixes`` are the endings of such file names.
     """
     near = near_names(path, suffixes)
     gap = first_missing(path)
@@ -102,5 +102,5 @@ def denied(path: Path, origin: str, error: OSError) -> StageFault:
 
 
 def is_lfs_pointer(start: bytes) -> bool:
-    """Whether a file that starts with ``start`` only points to the real one."""
+    """Whether a file that starts with ``start`` is only a pointer to the real one."""
     return start.startswith(LFS_POINTER)

@@ -1,1 +1,1 @@
-"""What the environment stage checks."""
+"""The environment stage's checks."""

@@ -36,7 +36,7 @@ from pytest_gkd.workload.environment.probe_judge import (
     judge_shadows,
 )
 
-# Bottom up: each imports the ones before it, so the first failure is the deepest.
+# Bottom up: each imports those before it, so the first failure is the deepest.
 IMPORTS: tuple[str, ...] = (
     "torch",
     "safetensors",
@@ -46,16 +46,17 @@ IMPORTS: tuple[str, ...] = (
     "vllm",
 )
 
-# For what the engine's lane imports, before a child begins with it anew.
+# Share of the stage's time that the engine's imports may stall before a child redoes
+# them.
 PATIENCE = 1 / 3
 
 
 class Imports:
     """The imports of the heavy packages: by a child, or by the engine's lane.
 
-    What an earlier stage of this lane has imported has been shown to import. torch and
-    vLLM the engine's lane imports meanwhile, where it runs; they, too, are asked what
-    they were built for. If it fails or makes no progress, a child imports them.
+    What an earlier stage of this lane has imported is known to import. Where the
+    engine's lane runs, it imports torch and vLLM in the meantime and reports what they
+    were built for. If it fails or stalls, a child imports them.
     """
 
     def __init__(self, gkd: StageContext) -> None:
@@ -70,8 +71,8 @@ class Imports:
         self._settle()
 
     def _settle(self) -> None:
-        """Start a child, once nothing is to be expected of the engine's lane."""
-        # A fault that is injected here is in this process's environment alone.
+        """Start a child if the engine's lane cannot be relied on."""
+        # A fault injected here exists only in this process's environment.
         inject = self._gkd.settings.inject
         here_only = inject and fault_specs.find(inject).stage == self._gkd.stage
         if (
@@ -82,7 +83,7 @@ class Imports:
             self._probe = Probe("import_packages", [self._wanted], self._gkd.output_dir)
 
     def running(self) -> bool:
-        """Whether there is anything left to wait for."""
+        """Whether anything is still running."""
         if self._probe is None:
             self._settle()
         if self._probe is None:
@@ -102,14 +103,14 @@ class Imports:
         return self._probe.so_far().phase
 
     def finish(self, stacks_s: float) -> Outcome:
-        """What came of it; see ``Probe.finish``."""
+        """The outcome; see ``Probe.finish``."""
         self._gkd.fact("imported_by_engine", self._probe is None)
         if self._probe is None:
             return self._engine.outcome()
         return self._probe.finish(stacks_s)
 
     def kill(self) -> None:
-        """End the child, if there is one."""
+        """Kill the child, if there is one."""
         if self._probe is not None:
             self._probe.kill()
 
@@ -117,8 +118,8 @@ class Imports:
 class Examination:
     """One pass over the environment, and what it found.
 
-    A child starts a Ray meanwhile, and where the engine's lane does not import the
-    heavy packages, another one does; this process judges the rest while they work.
+    A child starts a Ray in the background, and another imports the heavy packages
+    unless the engine's lane does; this process judges the rest in the meantime.
     """
 
     def __init__(self, gkd: StageContext) -> None:
@@ -127,7 +128,7 @@ class Examination:
         self._deadline = monotonic() + gkd.working_s()
 
     def run(self) -> FaultsAndNotes:
-        """Judge everything. Facts go to the report as they become known."""
+        """Judge everything. Facts go to the report as soon as they are known."""
         gkd = self.gkd
         gkd.step("starting the import of torch, transformers, datasets and vLLM")
         with contextlib.ExitStack() as on_exit:
@@ -154,7 +155,7 @@ class Examination:
 
     def _start_ray(self) -> tuple[Probe | None, Path | None]:
         unreachable = loopback.problem()
-        if unreachable:  # Ray would look for itself until the stage's time is up
+        if unreachable:  # Ray would look for itself until the time is up
             self.found.add([StageFault(loopback.CAUSE, unreachable)])
             self.gkd.fact("ray", "not started")
             return None, None
@@ -213,7 +214,7 @@ class Examination:
         self.found.add(found)
 
     def _wait(self, imports: Imports, ray: Probe | None) -> None:
-        """Until both have ended, or the stage's time is nearly up."""
+        """Wait until both have ended, or the stage's time is nearly up."""
         said = ""
         while monotonic() < self._deadline:
             self._allow_for(imports)
@@ -228,17 +229,17 @@ class Examination:
             time.sleep(0.05)
 
     def _allow_for(self, imports: Imports) -> None:
-        """Imports that advance have time of their own."""
+        """Extend the deadline for imports that make progress."""
         before_s = self.gkd.extra_s.get("imports", 0.0)
         self.gkd.allow("imports", imports.importing_s())
         self._deadline += self.gkd.extra_s.get("imports", 0.0) - before_s
 
     def _judge_imports(self, outcome: Outcome) -> None:
-        # Before what the metadata say: a crash is certain, a wrong pin may be harmless.
+        # Before the metadata findings: a crash is certain, a wrong pin may be harmless.
         known, self.found.faults = self.found.faults, []
         imports = judge_imports(outcome)
         hidden = judge_shadows(shadowed_imports.find(sys.path))
-        # That a package is not installed says more than that it does not import.
+        # "Not installed" is more informative than "does not import".
         absent = [fault for fault in known if fault.cause == "env.package-missing"]
         failed = dict.fromkeys(
             str(fault.facts.get("package", ""))
@@ -285,5 +286,5 @@ class Examination:
         if faults:
             ray_cluster.keep_logs(directory, self.gkd.output_dir / "ray-logs")
         self.gkd.fact("ray_start_s", outcome.found("ready_s"))
-        # Raises where something is left in it that cannot be removed.
+        # Raises if something left in it cannot be removed.
         shutil.rmtree(directory)

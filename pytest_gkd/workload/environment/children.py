@@ -1,9 +1,9 @@
-"""What the environment stage's child processes do: import packages, start Ray.
+"""The environment stage's child processes: they import packages and start Ray.
 
-Each function runs in an interpreter of its own and reports one JSON object per line
-to a file descriptor, before and after each thing, so that a crash or a hang can be
-put down to what was going on. The file descriptor is separate from stdout, where
-packages print what they like.
+Each function runs in its own interpreter and reports one JSON object per line to a file
+descriptor, before and after each step, so that a crash or a hang can be attributed to
+the step in progress. The file descriptor is separate from stdout, where packages print
+whatever they like.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from pytest_gkd.workload.environment.extensions import goes_without
 
 
 class Reporter:
-    """Writes events; each reaches the file before the next thing is tried."""
+    """Writes events; each reaches the file before the next step is tried."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def say(self, **event: Any) -> None:
-        """One event; the values must be JSON."""
+        """Write one event; the values must be JSON."""
         files.append_line(self._descriptor, files.json_line(event))
 
     @contextlib.contextmanager
@@ -65,8 +65,9 @@ class Reporter:
 
 
 def prepare(descriptor: int) -> Reporter:
-    """No garbage collection (imports make no garbage, and it costs a fifth of their
-    time), stacks on a crash, and on SIGUSR1 even while C code holds the GIL."""
+    """Disable garbage collection (imports make no garbage, and it takes a fifth of
+    their time); dump stacks on a crash, and on SIGUSR1 even while C code holds the
+    GIL."""
     gc.disable()
     faulthandler.enable(file=sys.stderr)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, chain=False)
@@ -84,12 +85,13 @@ def import_packages(descriptor: int, modules: list[str]) -> None:
             found["file"] = getattr(loaded, "__file__", None)
     look_inside(reporter)
     sys.stderr.flush()
-    # The interpreter's own exit takes a second and proves nothing here.
+    # A normal interpreter exit takes a second and proves nothing here.
     os._exit(0)
 
 
 def look_inside(reporter: Reporter) -> None:
-    """Of what is imported: torch's build, vLLM's native parts. Then all is told."""
+    """Inspect what was imported: torch's build, vLLM's native parts. Then report the
+    end."""
     if "torch" in sys.modules and hasattr(sys.modules["torch"], "version"):
         with reporter.doing("torch's CUDA") as found:
             found["torch"] = _torch_build()
@@ -124,7 +126,7 @@ def _torch_build() -> dict[str, Any]:
 def _vllm_platform() -> tuple[str, list[str]]:
     """vLLM's platform, and what failed while it loaded its kernels.
 
-    vLLM chooses one of several libraries by platform and CPU, and logs a failure as a
+    vLLM picks one of several libraries by platform and CPU, and logs a failure as a
     warning instead of raising it; an engine would fail later, on the first operator.
     """
     complaints = logging.handlers.BufferingHandler(sys.maxsize)
@@ -135,7 +137,7 @@ def _vllm_platform() -> tuple[str, list[str]]:
 
     current_platform.import_kernels()
     logger.removeHandler(complaints)
-    # A build for another platform has no such library: nothing is wrong with it.
+    # A build for another platform lacks this library, and nothing is wrong with that.
     failed = [
         text
         for text in map(logging.LogRecord.getMessage, complaints.buffer)
@@ -145,8 +147,8 @@ def _vllm_platform() -> tuple[str, list[str]]:
 
 
 def _vllm_extensions() -> list[str]:
-    """vLLM's extension modules, less the kernels: those are variants of one library,
-    and two of them do not go into one process."""
+    """vLLM's extension modules, except the kernels: those are variants of one library,
+    and no two of them can be loaded into one process."""
     import vllm
 
     folder = Path(vllm.__path__[0])
@@ -167,16 +169,16 @@ def _import_extension(module: str, found: dict[str, Any]) -> None:
 def _leave_out_helpers() -> list[str]:
     """Start Ray without its autoscaler, log forwarder and API server.
 
-    A task needs none of them: GCS, raylet, its two agents and the worker are what
-    fails in practice. They take two fifths of the start's processor time (1.6 of 4 s,
-    Ray 2.60 on 2 cores) and a second of ray.shutdown(). Ray has switches for two of
-    them, which ray.init() does not pass on; a release without these methods starts
-    them. Returns what was left out.
+    A task needs none of them: GCS, raylet, its two agents and the worker are what fails
+    in practice. They take two fifths of the CPU time of a start (1.6 of 4 s, Ray 2.60
+    on 2 cores) and a second of ray.shutdown(). Ray has switches for two of them, which
+    ray.init() does not pass on; a release without these methods starts them. Returns
+    what was left out.
     """
     from ray._private.node import Node
 
     def skip(self: Any, *args: Any, **options: Any) -> None:
-        # The raylet's command line names the API server's address.
+        # The raylet's command line contains the API server's address.
         self._webui_url = ""
 
     names = ("start_monitor", "start_log_monitor", "start_api_server")
@@ -187,7 +189,7 @@ def _leave_out_helpers() -> list[str]:
 
 
 def start_ray(descriptor: int, directory: str) -> None:
-    """Start a Ray of our own in ``directory``, run one task, and stop it."""
+    """Start our own Ray in ``directory``, run one task, and stop it."""
     reporter = prepare(descriptor)
     began = monotonic()
     try:
@@ -199,8 +201,8 @@ def start_ray(descriptor: int, directory: str) -> None:
             return
         with reporter.doing("ray.init") as found:
             found["left_out"] = _leave_out_helpers()
-            # "local" starts a new one whatever RAY_ADDRESS says. The object store
-            # gets near the least that Ray accepts (75 MiB).
+            # "local" starts a new one whatever RAY_ADDRESS says. The object store gets
+            # little more than Ray's minimum (75 MiB).
             ray.init(
                 address="local",
                 num_cpus=1,
@@ -215,8 +217,8 @@ def start_ray(descriptor: int, directory: str) -> None:
                 def where() -> int:
                     return os.getpid()
 
-                # Defined in here, it travels by value: a worker that cannot import
-                # this package runs it too.
+                # Defined in here, it is pickled by value: a worker that cannot import
+                # this package can still run it.
                 found["worker_pid"] = ray.get(ray.remote(where).remote())
                 found["resources"] = ray.cluster_resources()
                 found["ready_s"] = round(monotonic() - began, 2)

@@ -1,8 +1,8 @@
-"""The engine's lane imports vLLM: the environment stage takes its word for it.
+"""Reuses the engine's lane's vLLM import as the environment stage's evidence.
 
-A second import beside the engine's takes a tenth of all the processor time of a run.
-Only success is taken over: what fails, hangs or is not told to its end is imported
-again, by a child of the environment stage, as where no engine starts beside it.
+A second import beside the engine's takes a tenth of a run's total CPU time. Only
+success is reused: what fails, hangs or is not reported to the end is imported again by
+a child of the environment stage, as when no engine starts beside it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def _path(run_dir: Path) -> Path:
 
 @contextlib.contextmanager
 def told(run_dir: Path) -> Iterator[None]:
-    """Import what vLLM needs, have the block import vLLM, and tell in ``run_dir``.
+    """Import what vLLM needs, let the block import vLLM, and report to ``run_dir``.
 
-    What an import alone does not show, as whether vLLM's kernels load, is looked at in
-    a fork of this process, which has done nothing but import. Not with GPUs: that would
-    start CUDA there, while the engine measures the GPUs' memory.
+    What an import alone does not show, such as whether vLLM's kernels load, is checked
+    in a fork of this process, which has done nothing but import. Not with GPUs: that
+    would initialize CUDA there while the engine measures the GPUs' memory.
     """
     if "vllm" in sys.modules:
         yield
@@ -91,10 +91,10 @@ def _look_in_fork(reporter: Reporter) -> None:
 
 
 class EngineImports:
-    """What the lane of the engine has told so far of its imports in this run.
+    """What the engine's lane has reported so far about its imports in this run.
 
-    It may be silent for ``patience_s`` seconds, as it is while a library of 500 MB
-    comes from a slow disk.
+    It may be silent for ``patience_s`` seconds, as it is while a 500 MB library is read
+    from a slow disk.
     """
 
     def __init__(self, run_dir: Path, patience_s: float) -> None:
@@ -114,22 +114,22 @@ class EngineImports:
         return any(what in event for event in self._events)
 
     def outcome(self) -> Outcome:
-        """What was told so far, as of a child that imports."""
+        """The reports so far, in the form of an importing child's outcome."""
         self._look()
         code = 0 if self._told("end") else None
         return Outcome(self._events, code, monotonic() - self._began)
 
     def importing_s(self) -> float:
-        """Spent on imports since somebody waits for them."""
+        """Seconds spent on imports since this object was created."""
         return self.outcome().importing_s - self._before_s
 
     def proven(self) -> bool:
-        """Whether everything was imported and looked at, and nothing failed."""
+        """Whether everything was imported and inspected, and nothing failed."""
         self._look()
         return self._told("end") and not self._told("failed")
 
     def advances(self) -> bool:
-        """Whether it is under way, and has told something lately."""
+        """Whether it is under way and has reported something recently."""
         self._look()
         return (
             bool(self._events)

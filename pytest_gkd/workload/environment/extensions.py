@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 def goes_without(package: Path, module: str, error: BaseException) -> list[str]:
-    """The files of ``package`` that import ``module`` (``vllm._moe_C``), where all of
-    them live with the import's ``error``; else none.
+    """The files of ``package`` that import ``module`` (``vllm._moe_C``), if all of them
+    tolerate the import's ``error``; else none.
 
-    One that catches the error does so, or that imports it in a function: what calls
-    that is missing, and the rest works. Names of files are relative to ``package``.
+    A file tolerates it if it catches the error, or imports inside a function: then only
+    callers of that function fail. File names are relative to ``package``.
     """
     name = module.rpartition(".")[2]
     found: dict[str, None] = {}
@@ -24,7 +24,7 @@ def goes_without(package: Path, module: str, error: BaseException) -> list[str]:
         place = path.relative_to(package.parent)
         try:
             tree = ast.parse(text)
-        except (SyntaxError, ValueError):  # a damaged file: who knows what it bears
+        except (SyntaxError, ValueError):  # damaged: no telling what it tolerates
             return []
         for borne in _imports(tree, place, module, error):
             if not borne:
@@ -41,7 +41,7 @@ def _imports(
     *,
     borne: bool = False,
 ) -> Iterator[bool]:
-    """For each import of ``module`` below ``node``: whether the error is borne."""
+    """For each import of ``module`` below ``node``: whether the error is tolerated."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         if module in _imported(node, place):
             yield borne

@@ -1,4 +1,4 @@
-"""The faults and notes of the environment stage, the most fundamental fault first."""
+"""The environment stage's faults and notes, the most fundamental fault first."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from pytest_gkd.stage_api import Note, StageFault
 
-# What breaks everything comes before what breaks something. A full disk or a missing
-# limit makes imports and Ray fail in ways that look like other causes; a missing or
-# mismatched package does the same to the GPU checks; Ray is built on all of them.
+# What breaks everything comes first. A full disk or a limit set too low makes imports
+# and Ray fail in ways that look like other causes; a missing or mismatched package does
+# the same to the GPU checks; Ray builds on all of them.
 RANKING: tuple[str, ...] = (
     "env.disk-full",
     "env.too-many-files",
@@ -45,9 +45,10 @@ class FaultsAndNotes:
     notes: list[Note] = field(default_factory=list)
 
     def add(self, items: Iterable[StageFault | Note]) -> None:
-        """File each item as a fault or a note; what is known is not filed again.
+        """File each item as a fault or a note; duplicates are dropped.
 
-        Two checks may find one package missing or broken: the first one tells it.
+        Two checks may find the same package missing or broken: the first one reports
+        it.
         """
         for item in items:
             if isinstance(item, Note):
@@ -67,14 +68,15 @@ def _same(one: StageFault, other: StageFault) -> bool:
 
 
 def _name(fault: StageFault) -> str:
-    """Of its package, without the extras and releases that somebody requires."""
+    """The name of its package, without the required extras and releases."""
     return re.split(r"[^\w.-]", str(fault.facts.get("package", "")))[0]
 
 
 def most_fundamental(faults: Sequence[StageFault]) -> StageFault | None:
-    """The fault that ends the stage, with the others beside it; None without any.
+    """The fault that ends the stage, with the others attached; None if there is none.
 
-    By ``RANKING``; unknown causes come last, and found first wins a tie.
+    Ordered by ``RANKING``; unknown causes come last, and ties go to the one found
+    first.
     """
 
     def place(fault: StageFault) -> int:
@@ -90,7 +92,7 @@ def most_fundamental(faults: Sequence[StageFault]) -> StageFault | None:
 
 
 def size_text(count: int) -> str:
-    """A number of bytes in GiB, or MiB below that."""
+    """A number of bytes in GiB, or in MiB below 1 GiB."""
     if count >= 2**30:
         return f"{count / 2**30:.1f} GiB"
     return f"{count / 2**20:.0f} MiB"

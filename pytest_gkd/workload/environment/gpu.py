@@ -34,7 +34,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """One process that holds GPU memory (MiB; 0 where the driver does not tell)."""
+    """One process that holds GPU memory (MiB; 0 if the driver does not report it)."""
 
     gpu_uuid: str
     pid: int
@@ -45,10 +45,10 @@ class GpuProcess:
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """What torch was built for and whether its CUDA starts here.
+    """What torch was built for and whether its CUDA initializes here.
 
-    ``archs`` are such as ``sm_90`` and ``compute_90``; ``complaints`` are warnings
-    that torch gave while it looked for devices.
+    ``archs`` are such as ``sm_90`` and ``compute_90``; ``complaints`` are warnings that
+    torch gave while it looked for devices.
     """
 
     version: str
@@ -62,7 +62,7 @@ class TorchBuild:
 
 @dataclass(frozen=True)
 class Machine:
-    """What nvidia-smi said; ``error`` where it is there and failed."""
+    """What nvidia-smi printed; ``error`` if it exists but failed."""
 
     gpus: tuple[Gpu, ...] = ()
     processes: tuple[GpuProcess, ...] = ()
@@ -91,7 +91,8 @@ def parse_processes(text: str) -> tuple[GpuProcess, ...]:
 
 
 def _rows(text: str, *lengths: int) -> Iterator[list[str]]:
-    """The cells of each line that has one of so many; others are messages."""
+    """The cells of each line with the expected number of them; other lines are
+    messages."""
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) in lengths:
@@ -99,12 +100,12 @@ def _rows(text: str, *lengths: int) -> Iterator[list[str]]:
 
 
 def _mib(text: str) -> int:
-    """``[N/A]`` and ``[Not Supported]`` stand where the driver cannot tell."""
+    """Drivers print ``[N/A]`` or ``[Not Supported]`` for what they cannot report."""
     return int(text) if text.isdigit() else 0
 
 
 class NvidiaSmi:
-    """nvidia-smi, started early and read late: it takes from 50 ms to seconds.
+    """nvidia-smi, started early and read late: it takes 50 ms to several seconds.
 
     A child process, because a broken driver can block a call into it forever.
     """
@@ -131,7 +132,7 @@ class NvidiaSmi:
         ]
 
     def read(self, timeout_s: float) -> Machine:
-        """What it said, waiting at most ``timeout_s`` in all."""
+        """Its output, after waiting at most ``timeout_s`` in total."""
         machine = Machine(driver_loaded=Path("/proc/driver/nvidia/version").exists())
         outputs = []
         until = monotonic() + timeout_s
@@ -153,7 +154,7 @@ class NvidiaSmi:
         return replace(machine, gpus=listed, processes=processes)
 
     def stop(self) -> None:
-        """End it; one that sits inside the driver is left to the kernel."""
+        """Kill it; one stuck in the driver is left to the kernel."""
         for call in self._calls:
             if call.poll() is None:
                 call.kill()

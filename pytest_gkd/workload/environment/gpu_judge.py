@@ -1,4 +1,4 @@
-"""Judges whether GPUs, driver, CUDA and the job's builds fit each other."""
+"""Judges whether the GPUs, driver, CUDA and the job's builds are compatible."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment.gpu import Gpu, Machine, TorchBuild
 
 # The oldest Linux driver that runs any release of a CUDA major version: "CUDA Toolkit
-# and Minimum Required Driver Version for CUDA Minor Version Compatibility" in the
-# CUDA Toolkit Release Notes. Datacenter GPUs may go below with the cuda-compat
-# package, so this explains a CUDA that does not start and is no fault by itself.
+# and Minimum Required Driver Version for CUDA Minor Version Compatibility" in the CUDA
+# Toolkit Release Notes. Datacenter GPUs may go below it with the cuda-compat package,
+# so this explains why CUDA does not initialize but is no fault by itself.
 MINIMUM_DRIVER: dict[int, str] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
 
@@ -23,9 +23,10 @@ UUIDS_SINCE = Version("0.24.0")
 
 
 def chosen_gpus(value: str | None, listed: Sequence[Gpu]) -> tuple[list[Gpu], str]:
-    """What CUDA_VISIBLE_DEVICES leaves visible, and what is wrong with it in words.
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, and what is wrong with it.
 
-    nvidia-smi's list of GPUs does not hold MIG devices: they are taken as they stand.
+    nvidia-smi's list of GPUs does not include MIG devices: their names are taken on
+    trust.
     """
 
     def find(word: str) -> Sequence[Gpu | str]:
@@ -49,19 +50,19 @@ def judge_gpus(
     engine_gpus: int = 1,
     own_pids: frozenset[int] = frozenset(),
 ) -> list[StageFault | Note]:
-    """Everything about the GPUs.
+    """Judge everything about the GPUs.
 
-    ``visible`` is CUDA_VISIBLE_DEVICES, ``memory_fraction`` the share of its GPUs, the
-    first ``engine_gpus``, that the rollout engine will ask for, ``own_pids`` the
-    processes of this very run, whose memory is not in the way. ``torch`` is None when
-    torch did not import.
+    ``visible`` is CUDA_VISIBLE_DEVICES; ``memory_fraction`` is the share of its GPUs'
+    memory, on the first ``engine_gpus``, that the rollout engine will request;
+    ``own_pids`` are this run's own processes, whose memory does not count against it.
+    ``torch`` is None if torch did not import.
     """
     items: list[StageFault | Note] = []
     if machine.error:
         text = f"nvidia-smi failed: {machine.error}"
         if not vllm_for_cuda:
             return [Note("gpu.nvidia-smi", text)]
-        # The kernel module and the libraries are of two releases.
+        # The kernel module and the user-space libraries are from different releases.
         mismatch = "version mismatch" in machine.error
         cause = "env.driver-too-old" if mismatch else "env.no-gpu"
         evidence = (("nvidia-smi", None, machine.error),)
@@ -86,15 +87,15 @@ def judge_gpus(
 def judge_names(
     visible: str | None, listed: Sequence[Gpu], vllm: str
 ) -> list[StageFault | Note]:
-    """Whether vLLM of that version can read the GPUs' names in CUDA_VISIBLE_DEVICES.
+    """Whether this vLLM version can parse the GPU names in CUDA_VISIBLE_DEVICES.
 
-    Releases before 0.24 take every entry for a number (vllm/platforms/interface.py,
+    Releases before 0.24 parse every entry as a number (vllm/platforms/interface.py,
     device_id_to_physical_device_id) and fail while they inspect the model.
     """
     words = [word.strip() for word in (visible or "").split(",")]
     if not any(word.startswith(("GPU-", "MIG-")) for word in words):
         return []
-    # A build of a checkout without tags is 0.1.dev and says nothing.
+    # A build from a checkout without tags is 0.1.dev, which tells nothing.
     if Version(vllm) >= UUIDS_SINCE or Version(vllm).is_devrelease:
         return []
     text = f"CUDA_VISIBLE_DEVICES={visible} names GPUs by UUID, which vLLM {vllm} "
@@ -236,7 +237,7 @@ def _judge_memory(
         users = [one for one in machine.processes if one.gpu_uuid == gpu.uuid]
         theirs = [one for one in users if one.pid not in own_pids]
         held = sum(process.used_mib for process in theirs)
-        # No process shows, from inside a container: count all of it, as a note.
+        # No process is visible from inside a container: count all of it, as a note.
         if not users and gpu.used_mib > BUSY_NOTE_MIB:
             text = f"GPU {gpu.index} has {gpu.used_mib} MiB of {gpu.total_mib} MiB "
             text += "in use, by no process that is visible from here."

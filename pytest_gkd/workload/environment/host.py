@@ -1,4 +1,4 @@
-"""Checks that there is room: disk, shared memory, open files, and a compiler."""
+"""Checks for enough disk, shared memory and open files, and for a compiler."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from pytest_gkd.workload.environment.memory import GIB, MIB, judge_memory, read_
 
 SHM = Path("/dev/shm")  # noqa: S108 - the place itself is what is judged
 
-# vLLM, Ray and torch write caches, logs and sockets; below this they fail midway.
+# vLLM, Ray and torch write caches, logs and sockets; with less they fail midway.
 DISK_FREE_BYTES = 1 * GIB
 INODES_FREE = 10_000
-# A container has 64 MiB unless told otherwise (Docker's --shm-size), which NCCL
-# between several GPUs, vLLM's message queues and DataLoader workers outgrow; NCCL's
-# troubleshooting guide recommends 1 GiB.
+# A container has 64 MiB by default (Docker's --shm-size), too little for NCCL between
+# several GPUs, vLLM's message queues and DataLoader workers; NCCL's troubleshooting
+# guide recommends 1 GiB.
 SHM_FAIL_BYTES = 128 * MIB
 SHM_NOTE_BYTES = 512 * MIB
 SHM_FREE_BYTES = 16 * MIB
-# Below 1024, Linux's own default, imports and sockets of one engine use them up. Ray
-# and vLLM raise the soft limit to the hard one (at most 65536) by themselves; Ray
-# warns below 4096 and recommends 8192 (ray/_private/worker.py).
+# Below 1024, Linux's own default, one engine's imports and sockets exhaust them. Ray
+# and vLLM raise the soft limit to the hard one (at most 65536) by themselves; Ray warns
+# below 4096 and recommends 8192 (ray/_private/worker.py).
 FILES_FAIL = 1024
-# Caches of compiled kernels, Ray's object store and a model's shards are larger.
+# Compiled kernel caches, Ray's object store and a model's shards are larger.
 FILE_SIZE_FAIL_BYTES = 1 * GIB
 FILES_NOTE = 8192
 
 
 @dataclass(frozen=True)
 class Disk:
-    """Room below one directory; ``device`` tells two paths on one disk apart."""
+    """Free space below one directory; ``device`` tells if two paths share a disk."""
 
     label: str
     path: str
@@ -50,14 +50,14 @@ class Disk:
 
 
 def nearest(path: Path) -> Path:
-    """The path itself, or its nearest parent that exists."""
+    """The path itself, or its nearest existing ancestor."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
 
 
 def read_disk(label: str, path: Path) -> Disk:
-    """Free room for the user (not root's reserve) below ``path``."""
+    """Space available to the user (without root's reserve) below ``path``."""
     place = nearest(path)
     usage = os.statvfs(place)
     return Disk(
@@ -84,8 +84,11 @@ def cache_dirs(environ: Mapping[str, str]) -> dict[str, Path]:
 
 
 def judge_disk(disk: Disk, *, ours: bool) -> list[StageFault | Note]:
-    """``ours`` is a directory that this run writes to: it must be writable. A cache
-    may well be read-only, when everything in it is already there."""
+    """Judge free space; ``ours`` is a directory this run writes to: it must be
+    writable.
+
+    A cache may well be read-only if everything is already in it.
+    """
     where = f"{disk.path} ({disk.label})"
     items: list[StageFault | Note] = []
     facts = {"path": disk.path, "free_bytes": disk.free_bytes}
@@ -128,7 +131,7 @@ def judge_shm(
 
 
 def judge_files(soft: int, hard: int) -> list[StageFault | Note]:
-    """The limits on open files of this process (RLIMIT_NOFILE)."""
+    """This process's limits on open files (RLIMIT_NOFILE)."""
     text = f"the open file limit (ulimit -n) is {soft}, hard limit {hard}; "
     if soft < FILES_FAIL:
         text += f"at least {FILES_FAIL} is expected."
@@ -139,7 +142,7 @@ def judge_files(soft: int, hard: int) -> list[StageFault | Note]:
 
 
 def judge_file_size(limit_bytes: int) -> list[StageFault | Note]:
-    """The soft limit on the size of a file (RLIMIT_FSIZE)."""
+    """The soft limit on file size (RLIMIT_FSIZE)."""
     if limit_bytes == resource.RLIM_INFINITY:
         return []
     text = f"the file size limit (ulimit -f) is {size_text(limit_bytes)}"
@@ -150,10 +153,11 @@ def judge_file_size(limit_bytes: int) -> list[StageFault | Note]:
 
 
 def read_compiler(environ: Mapping[str, str]) -> tuple[str | None, str]:
-    """The C compiler that Triton would take (its path, or None), and where from.
+    """The C compiler that Triton would use (its path, or None), and where it comes
+    from.
 
-    Triton takes CC as it stands, else clang or gcc on PATH (triton/runtime/build.py);
-    cc is what Inductor falls back on.
+    Triton takes CC as is, else clang or gcc on PATH (triton/runtime/build.py); cc is
+    Inductor's fallback.
     """
     path = environ.get("PATH")
     if asked := environ.get("CC"):
@@ -183,8 +187,8 @@ def judge_compiler(
 
 
 def shadowing(directory: Path, modules: tuple[str, ...]) -> list[StageFault | Note]:
-    """Files in the working directory that a script started there would import in
-    place of the installed packages."""
+    """Files in the working directory that a script started there would import instead
+    of the installed packages."""
     items: list[StageFault | Note] = []
     for module in modules:
         for path in (directory / f"{module}.py", directory / module / "__init__.py"):
@@ -199,7 +203,7 @@ def read_host(
 ) -> tuple[list[StageFault | Note], dict[str, object]]:
     """Read and judge everything here; ``ours`` are directories this run writes to.
 
-    Returns what was found, and the facts for the report.
+    Returns the findings, and the facts for the report.
     """
     items: list[StageFault | Note] = []
     places = {**ours, **cache_dirs(environ)}

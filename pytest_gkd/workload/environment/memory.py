@@ -1,4 +1,4 @@
-"""How much host memory there is for this process, cgroup limits included."""
+"""How much host memory this process may use, cgroup limits included."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_gkd.workload.environment.findings import size_text
 MIB = 1 << 20
 GIB = 1 << 30
 
-# The imports of torch and vLLM alone, a trainer and an engine, want about this.
+# Roughly what a trainer and an engine need just to import torch and vLLM.
 MEMORY_NOTE_BYTES = 4 * GIB
 
 
@@ -28,7 +28,7 @@ class Memory:
 
 
 def read_memory() -> Memory:
-    """Memory of the machine, cut to the limit of this process's cgroup."""
+    """The machine's memory, capped at the limit of this process's cgroup."""
     host = psutil.virtual_memory()
     available, limit = host.available, None
     place, names = cgroup.base(), ("memory.max", "memory.current")
@@ -39,7 +39,7 @@ def read_memory() -> Memory:
         # Version 1 writes a number near 2**63 for "no limit".
         if found is not None and used is not None and found < host.total:
             limit = min(found, limit or found)
-            # Cached files count as used but can be given back.
+            # Page cache counts as used but can be reclaimed.
             available = min(available, found - used + _inactive(directory))
     return Memory(host.total, max(0, available), limit)
 
@@ -60,7 +60,7 @@ def _inactive(directory: Path) -> int:
 
 
 def judge_memory(memory: Memory) -> list[StageFault | Note]:
-    """Little memory is a note: how much a job needs depends on its model."""
+    """Low memory is only a note: how much a job needs depends on its model."""
     if memory.available_bytes >= MEMORY_NOTE_BYTES:
         return []
     limit = ""

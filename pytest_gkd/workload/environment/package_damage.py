@@ -1,7 +1,7 @@
 """Checks that a package's files are the ones that were installed, and compiled.
 
 A full disk, an interrupted installation or two packages that write the same file leave
-a library that crashes whoever imports it, in ways that look like other causes.
+a library that crashes whatever imports it, in ways that look like other causes.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pytest_gkd.workload.environment.package_versions import (
     read_installed,
 )
 
-# Rewritten whenever its source is compiled again, and never missed.
+# Rewritten whenever its source is recompiled, so its absence or size means nothing.
 COMPILED = ".pyc"
 
 
 def judge_damage(modules: Iterable[str], limit_s: float) -> list[StageFault]:
     """One finding for each distribution of ``modules``, or required by one of them,
-    whose files differ in size from what its installer recorded, or are gone.
+    with files that are gone or differ in size from what its installer recorded.
 
-    What has not been looked at after ``limit_s`` seconds is left: on a slow disk that
+    What has not been checked after ``limit_s`` seconds is skipped: on a slow disk this
     takes long (87 packages with 37 000 files: 0.6 s idle, 6 s on a busy machine).
     """
     deadline = monotonic() + limit_s
@@ -56,11 +56,11 @@ def judge_damage(modules: Iterable[str], limit_s: float) -> list[StageFault]:
 def differences(
     distribution: importlib.metadata.Distribution, deadline: float
 ) -> Iterator[str]:
-    """Each file of its modules that is not as recorded, in words.
+    """Each file of its modules that differs from the record, in words.
 
-    Sizes alone are compared: hashing torch takes longer than importing it.
+    Only sizes are compared: hashing torch takes longer than importing it.
     """
-    # Not distribution.files, which leaves out what is gone since Python 3.12.
+    # Not distribution.files: since Python 3.12 it omits missing files.
     record = (distribution.read_text("RECORD") or "").splitlines()
     for name, _, size_bytes in csv.reader(record):
         if monotonic() > deadline:
@@ -100,9 +100,9 @@ def uncompiled(packages: Iterable[str]) -> list[str]:
 def judge_bytecode(
     packages: Iterable[str], environ: Mapping[str, str]
 ) -> list[StageFault | Note]:
-    """Compiling is most of an import's time: without bytecode, torch, transformers,
-    datasets and vLLM took 10.3 s of processor time, and 2.8 s with it (2 cores,
-    Python 3.11, torch 2.13), in each engine, worker and Ray process anew."""
+    """Compiling dominates an import's time: without bytecode, torch, transformers,
+    datasets and vLLM took 10.3 s of CPU time, and 2.8 s with it (2 cores, Python 3.11,
+    torch 2.13), again in every engine, worker and Ray process."""
     missing = uncompiled(packages)
     if not missing:
         return []

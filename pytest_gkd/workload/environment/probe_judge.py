@@ -1,4 +1,4 @@
-"""Judges the end of a child that imported packages or started Ray."""
+"""Judges how a child that imported packages or started Ray ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STARVED = 0.85
 
 TEXT_LIMIT = 400
 
-# What an operating system error means, wherever it comes up.
+# What an OS error means, wherever it occurs.
 ERRNO_CAUSES: dict[int, str] = {
     errno.ENOSPC: "env.disk-full",
     errno.EDQUOT: "env.disk-full",
@@ -34,8 +34,8 @@ ERRNO_CAUSES: dict[int, str] = {
 def import_cause(event: Mapping[str, Any], module: str) -> str:
     """The cause of an import that raised (an event with ``failed``).
 
-    A module that is not there at all is missing; a part of an installed package that
-    is not there was moved between releases, like any other failure of an import.
+    A module that does not exist at all is missing; a missing part of an installed
+    package was moved between releases, as with any other import failure.
     """
     text = str(event.get("text", ""))
     if cause := ERRNO_CAUSES.get(event.get("errno", 0)):
@@ -54,7 +54,7 @@ def import_cause(event: Mapping[str, Any], module: str) -> str:
 def judge_imports(outcome: Outcome) -> list[StageFault | Note]:
     """What the import child found.
 
-    Packages are imported from the bottom up, so of several failures with one text
+    Packages are imported from the bottom up, so of several failures with the same text
     only the first is kept: the others import the one that failed.
     """
     findings: list[StageFault | Note] = []
@@ -74,10 +74,11 @@ def judge_imports(outcome: Outcome) -> list[StageFault | Note]:
 
 
 def judge_shadows(found: Iterable[Shadow]) -> list[StageFault | Note]:
-    """Files of the user's that hide packages or modules of Python's own.
+    """The user's files that hide packages or standard-library modules.
 
-    One that cannot be what it hides is a fault. A checkout, or a module of Python's own
-    that nobody may import, is a note, unless an import has met it (see judge_imports).
+    One that cannot be what it hides is a fault. A checkout, or a hidden
+    standard-library module that perhaps nothing imports, is a note unless an import has
+    hit it (see judge_imports).
     """
     return [
         _hidden(shadow)
@@ -111,7 +112,7 @@ def _failed_import(event: Mapping[str, Any]) -> StageFault:
 
 
 def _extension(event: Mapping[str, Any]) -> Note:
-    """An extension of vLLM's that does not load, and that vLLM does without."""
+    """An extension of vLLM that does not load, and that vLLM does without."""
     said = " ".join(str(event["text"]).split())[:TEXT_LIMIT]
     text = f"{event['failed']} failed: {event['error']}: {said}; vLLM goes on without "
     return Note("vllm.extension", f"{text}it ({', '.join(event['without'])}).")
@@ -131,7 +132,7 @@ def _own_lines(trace: str) -> list[str]:
 
 
 def _where(outcome: Outcome) -> str:
-    """The two innermost places of the stack that the child printed, if it did."""
+    """The two innermost frames of the stack that the child dumped, if it did."""
     frame = re.compile(r'File "(?:.*/)?([^/"]+/[^/"]+)", line (\d+) in (.+)')
     found = [frame.search(line) for _, _, line in outcome.tail]
     places = [f"{m[3]} ({m[1]}:{m[2]})" for m in found if m]
@@ -141,8 +142,8 @@ def _where(outcome: Outcome) -> str:
 def _how_it_ended(outcome: Outcome) -> StageFault | None:
     """A crash or a hang, as a finding.
 
-    An import that only waits is stuck, whatever it waits for. One that still works
-    may just be slow: it has no cause here. Its place is named in both cases.
+    An import that only waits is stuck, whatever it waits for. One that is still working
+    may just be slow: it gets no cause here. Either way its location is named.
     """
     what = outcome.phase
     facts = {"doing": what, "exit_code": outcome.exit_code}

@@ -1,4 +1,4 @@
-"""Which Ray already runs here, and what a Ray of our own should start with."""
+"""Which Ray already runs here, and what our own Ray should start with."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 @dataclass(frozen=True)
 class Raylet:
-    """One running raylet: its process, its user and the address of its cluster."""
+    """One running raylet: its process, its user and its cluster's address."""
 
     pid: int
     user: str
@@ -34,7 +34,7 @@ class Raylet:
 
 
 def read_raylets(own: Iterable[Path]) -> list[Raylet]:
-    """Raylets on this machine, less those whose files lie below ``own``."""
+    """Raylets on this machine, except those whose files are below ``own``."""
     raylets = []
     for process in psutil.process_iter(["name", "username", "cmdline"]):
         words = process.info["cmdline"] or ()
@@ -49,8 +49,8 @@ def read_raylets(own: Iterable[Path]) -> list[Raylet]:
 
 
 def judge_raylets(raylets: list[Raylet], user: str) -> list[StageFault | Note]:
-    """A Ray of one's own that still runs is joined by ray.init(address="auto") and
-    by jobs that find it through its files; one of another user holds ports."""
+    """A leftover Ray of the user's own is joined by ray.init(address="auto") and by
+    jobs that find it through its files; another user's occupies ports."""
     joined = "; a job started now may join it, with the environment it has. ray stop "
     joined += "ends it"
     return [
@@ -67,12 +67,12 @@ def judge_raylets(raylets: list[Raylet], user: str) -> list[StageFault | Note]:
 def judge_clusters(
     environ: Mapping[str, str], temporary: Path, *, needed: bool
 ) -> list[StageFault | Note]:
-    """A cluster that ray.init() without an address would join, and that is gone.
+    """A dead cluster that ray.init() without an address would try to join.
 
-    ray.init() follows RAY_ADDRESS, else the file that ``ray start`` left, and tries
-    for minutes (Ray 2.60, _private/services.py, get_ray_address_from_environment;
-    measured: more than 100 s). ``temporary`` is the user's directory for such files.
-    Only a note where no Ray is ``needed`` and no variable asks for that cluster.
+    ray.init() follows RAY_ADDRESS, else the file that ``ray start`` left, and tries for
+    minutes (Ray 2.60, _private/services.py, get_ray_address_from_environment; measured:
+    more than 100 s). ``temporary`` is the user's directory for such files. Only a note
+    if no Ray is ``needed`` and no variable asks for that cluster.
     """
     place = Path(environ.get("RAY_TMPDIR") or temporary) / "ray" / "ray_current_cluster"
     address, source = environ.get("RAY_ADDRESS", ""), "RAY_ADDRESS"
@@ -99,7 +99,7 @@ def judge_clusters(
 
 
 def unanswered(host: str, port: int) -> str:
-    """Why no connection to a port is made within ``ANSWER_S``; empty when one is."""
+    """Why no connection to a port succeeds within ``ANSWER_S``; empty if one does."""
     try:
         socket.create_connection((host, port), timeout=ANSWER_S).close()
     except OSError as error:
@@ -108,14 +108,14 @@ def unanswered(host: str, port: int) -> str:
 
 
 def own_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a Ray of our own needs in its environment, and in its driver's.
+    """What our own Ray needs in its environment, and in its driver's.
 
-    Nothing is sent out. It listens on the loopback interface only: Ray takes 127.0.0.1
-    for its node's address where clusters are off, by a variable that it reads on Linux
-    too (ray_constants.ENABLE_RAY_CLUSTER, seen in Ray 2.40 and 2.60); an address given
-    to ray.init() it replaces by one that others can reach. Who connects needs a token,
-    in releases that know them, unless ``environ`` says how. The token is given here,
-    since Ray would write one to ~/.ray/auth_token.
+    Nothing is sent out. It listens on the loopback interface only: Ray uses 127.0.0.1
+    as its node address if clusters are disabled, by a variable that it also reads on
+    Linux (ray_constants.ENABLE_RAY_CLUSTER, seen in Ray 2.40 and 2.60); an address
+    given to ray.init() is replaced by one that others can reach. Clients need a token,
+    in releases that support them, unless ``environ`` says how to authenticate. The
+    token is given here, since Ray would write one to ~/.ray/auth_token.
     """
     own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     if not any(name in environ for name in AUTH):
@@ -131,14 +131,14 @@ def directory(run_dir: Path) -> Path:
 
 
 def make_directory(run_dir: Path) -> Path:
-    """That directory, made, for this user alone."""
+    """Create that directory, accessible to this user only."""
     place = directory(run_dir)
     place.mkdir(mode=0o700)
     return place
 
 
 def keep_logs(directory: Path, target: Path) -> None:
-    """Copy what Ray's own processes logged: the reason is in there when it fails."""
+    """Copy the logs of Ray's own processes: they hold the reason when it fails."""
     logs = directory / "session_latest" / "logs"
     if logs.is_dir():
         shutil.copytree(logs, target, dirs_exist_ok=True)

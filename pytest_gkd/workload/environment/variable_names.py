@@ -1,4 +1,4 @@
-"""Collects the names of environment variables that the installed packages hold."""
+"""Collects the environment variable names that the installed packages contain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ PLACES = {
 
 
 def read_vllm_source() -> tuple[str | None, str]:
-    """The text of the installed vllm/envs.py and vLLM's version, importing nothing."""
+    """The text of the installed vllm/envs.py and vLLM's version, without importing
+    either."""
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
         return None, ""
@@ -32,7 +33,7 @@ def read_real_names(prefix: str) -> frozenset[str]:
     """Names with ``prefix`` in the files of the package that reads them.
 
     NCCL's library, Ray's raylet and Python sources, torch's installed headers. Takes
-    some tenths of a second, so it is asked for only when an unknown name is set.
+    some tenths of a second, so it is called only if an unknown name is set.
     """
     pattern = re.compile(prefix.encode() + rb"[A-Za-z0-9_]+")
     names: set[str] = set()
@@ -75,5 +76,5 @@ def _below(package: str, *patterns: str) -> list[Path]:
 
 
 def read_interfaces() -> tuple[str, ...]:
-    """The network interfaces of this machine (of this network namespace)."""
+    """This machine's network interfaces (those of this network namespace)."""
     return tuple(sorted(p.name for p in Path("/sys/class/net").iterdir()))

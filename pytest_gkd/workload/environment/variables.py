@@ -1,4 +1,4 @@
-"""Finds environment variables that do something else than their owner believes."""
+"""Finds environment variables that do not do what the user thinks they do."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def judge_variables(
     vllm_version: str = "",
     real_names: Callable[[str], frozenset[str]] = lambda prefix: frozenset(),
 ) -> list[StageFault | Note]:
-    """What the environment holds that misleads.
+    """The variables in the environment that mislead.
 
     ``vllm_source`` is the text of the installed vllm/envs.py, None without it.
-    ``real_names`` gives the names with a prefix (``NCCL_``, ``RAY_``,
-    ``TORCH_NCCL_``) that the installed package holds, empty when that cannot be told.
-    Only a value that ends the job at its start is a fault.
+    ``real_names`` gives the names with a prefix (``NCCL_``, ``RAY_``, ``TORCH_NCCL_``)
+    that the installed package contains, empty if unknown. Only a value that ends the
+    job at its start is a fault.
     """
     items: list[StageFault | Note] = []
     for row in VARIABLES:
@@ -71,7 +71,7 @@ def vllm_names(source: str) -> frozenset[str]:
 
 
 def vllm_choices(source: str) -> dict[str, tuple[tuple[str, ...], bool]]:
-    """The variables that vllm/envs.py limits to a list: (values, case matters)."""
+    """The variables that vllm/envs.py restricts to a list: (values, case-sensitive)."""
     call = re.compile(
         r"env_with_choices\(\s*[\"'](VLLM_\w+)[\"']\s*,[^\[\]()]*\[([^\[\]]*)\]"
         r"([^()]*)\)"
@@ -85,7 +85,7 @@ def vllm_choices(source: str) -> dict[str, tuple[tuple[str, ...], bool]]:
     }
 
 
-# Read at every start; vLLM raises ValueError for another value. Others are read only
+# Read at every start; vLLM raises ValueError for any other value. Others are read only
 # by the feature they belong to.
 READ_AT_START = frozenset({"VLLM_WORKER_MULTIPROC_METHOD"})
 
@@ -126,10 +126,10 @@ def _judge_spelling(
     prefix: str,
     real_names: Callable[[str], frozenset[str]],
 ) -> list[Note]:
-    """Names that nobody is known to read and that are one slip from a real one.
+    """Names that nothing is known to read and that are one typo from a real one.
 
-    Anyone may invent a variable with such a prefix, so an unknown name alone says
-    nothing. Without the package's own names nothing is said either.
+    Anyone may invent a variable with such a prefix, so an unknown name alone means
+    nothing. Without the package's own names nothing is reported either.
     """
     suspects = [n for n in environ if n.startswith(prefix) and n not in KNOWN]
     real = real_names(prefix) if suspects else frozenset()
@@ -150,8 +150,8 @@ def _judge_interface(
     *,
     ends_job: bool,
 ) -> list[StageFault | Note]:
-    """gloo takes one exact interface (or several with commas); NCCL takes prefixes,
-    ``=`` before them for exact names and ``^`` for what to leave out."""
+    """gloo takes one exact interface (or several, comma-separated); NCCL takes
+    prefixes, with ``=`` in front for exact names and ``^`` for exclusions."""
     value = environ.get(name, "")
     if not value:
         return []
@@ -197,7 +197,7 @@ def _judge_ray(environ: Mapping[str, str]) -> list[Note]:
 
 
 def _judge_ranks(environ: Mapping[str, str]) -> list[Note]:
-    """RANK and the like in the shell are taken by everything that starts there."""
+    """RANK and the like, set in the shell, are inherited by all that it starts."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     said = ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
     text = f"{said} in the environment: launchers set these for each rank themselves."
