@@ -1,8 +1,8 @@
-"""Makes one rectangular batch of prompts and rollouts.
+"""Builds one rectangular batch of prompts and rollouts.
 
-Prompt and response are joined and padded on the right. A causal model never looks to
-the right, so padding cannot change a logit before it, whatever the architecture makes
-of an attention mask; and a tokenizer without a padding token needs no special case.
+Prompt and response are concatenated and padded on the right. A causal model never looks
+to the right, so padding cannot change a logit before it, however the architecture
+treats an attention mask; and a tokenizer without a padding token needs no special case.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence as Listing
 from dataclasses import dataclass
 from typing import Any
 
-# Logits of one forward pass, in elements: 1 GiB in float32. More sequences than fit
-# are computed in turn, so a 150k vocabulary needs no more memory than this.
+# Logits of one forward pass, in elements: 1 GiB in float32. If the sequences need more,
+# they are computed in turn, so a 150k vocabulary needs no more memory than this.
 MAX_LOGITS = 1 << 28
 
 
@@ -25,26 +25,26 @@ class Sequence:
     response_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Refuse an empty side: there is nothing to predict, or to predict from."""
+        """Reject an empty side: there is nothing to predict, or to predict from."""
         for name, ids in vars(self).items():
             if not ids:
                 raise ValueError(f"a sequence's {name} are empty; expected a token")
 
     def __len__(self) -> int:
-        """Tokens of prompt and response together."""
+        """Tokens in prompt and response together."""
         return len(self.prompt_ids) + len(self.response_ids)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences as numpy arrays; ``tokens`` is the longest, ``response`` its like.
+    """Sequences as numpy arrays; ``tokens`` and ``response`` are the longest lengths.
 
     - ``input_ids``, ``attention_mask``: int64 [batch, tokens].
     - ``positions``: int64 [batch, response], the ``t`` whose logits predict response
       token ``j``, which is ``input_ids[:, t + 1]``; past the end of a response it
       repeats a valid position.
-    - ``response_ids``: int64 [batch, response]; ``mask``: bool [batch, response],
-      true for real response tokens.
+    - ``response_ids``: int64 [batch, response]; ``mask``: bool [batch, response], true
+      for real response tokens.
     """
 
     input_ids: Any
@@ -55,7 +55,7 @@ class Batch:
 
 
 def pad(sequences: Listing[Sequence], pad_id: int = 0) -> Batch:
-    """Join and pad ``sequences``, of which there is at least one."""
+    """Concatenate and pad ``sequences``, of which there is at least one."""
     import numpy as np
 
     rows, tokens = len(sequences), max(len(s) for s in sequences)
@@ -79,7 +79,7 @@ def pad(sequences: Listing[Sequence], pad_id: int = 0) -> Batch:
 def micro_batches(sequences: Listing[Sequence], vocab_size: int) -> Iterator[slice]:
     """Consecutive rows whose padded logits stay within ``MAX_LOGITS`` elements.
 
-    A sequence that is longer than that alone is a micro-batch of its own.
+    A sequence that exceeds it alone is a micro-batch of its own.
     """
     start, longest = 0, 0
     for row, sequence in enumerate(sequences):

@@ -1,7 +1,7 @@
 """How far the student's next-token distribution is from the teacher's.
 
-Two distances, both in nats and averaged over response tokens. All logarithms stay
-logarithms, and the arithmetic is float32 or better whatever the models run in.
+Two divergences, both in nats and averaged over response tokens. Everything stays in log
+space, and the arithmetic is float32 or wider whatever the models run in.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def topk_forward_kl(
     value = _kl(teacher, student.gather(-1, ids))
     if top < vocab:
         rest = (1.0 - teacher.exp().sum(-1)).clamp_min(0.0)
-        # Summing what is left is exact where 1 - sum(q) would cancel to nothing.
+        # Summing the rest is accurate where 1 - sum(q) would cancel to nothing.
         student_rest = student.scatter(-1, ids, float("-inf")).logsumexp(-1)
         value = value + _kl(torch.log(rest)[:, None], student_rest[:, None])
     return value.mean()
@@ -108,15 +108,15 @@ def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     """``sum p * (log p - log q)`` over the last axis, where ``0 * log 0`` is 0."""
     import torch
 
-    # Filled before the arithmetic and not after it: a term that is thrown away after
-    # (-inf) - (-inf) still sends NaN into the gradient.
+    # Filled before the arithmetic, not after: a term that is discarded after (-inf) -
+    # (-inf) still propagates NaN into the gradient.
     nothing = torch.isneginf(log_p)
     log_p = log_p.masked_fill(nothing, 0.0)
     return (log_p.exp() * (log_p - log_q.masked_fill(nothing, 0.0))).sum(-1)
 
 
 def _rows(logits: Tensor, mask: Tensor) -> Tensor:
-    """The masked tokens as [n, vocab], in float32 or the wider type they come in."""
+    """The masked tokens as [n, vocab], in float32 or a wider dtype of theirs."""
     import torch
 
     return logits[mask].to(torch.promote_types(logits.dtype, torch.float32))

@@ -1,6 +1,6 @@
-"""Finds training steps that leave memory behind, one after the other.
+"""Detects training steps that leak memory.
 
-Resident memory cannot tell: on a CPU it rose and fell by 90 MB between steps of a
+Resident memory cannot show it: on a CPU it rose and fell by 90 MB between steps of a
 healthy 135M model, whose allocations were equal to 6 kB. So allocations are counted.
 """
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pytest_gkd.workload.gkd.step import StepReport
 
 # A step that kept nothing was measured to leave at most 10 kB behind (tiny and 135M
-# models, CPU). One that kept its loss and the used-up graph, the least that matters,
-# left 0.1 MB with the tiny model and 1.3 MB at 135M.
+# models, CPU). One that kept its loss and the consumed graph, the smallest leak that
+# matters, left 0.1 MB with the tiny model and 1.3 MB at 135M.
 GROWTH_BYTES = 64 << 10
 PROBE_BYTES = 1 << 20
 
@@ -40,8 +40,8 @@ class _Malloc(ctypes.Structure):
 def allocated_bytes(device: str) -> int | None:
     """Bytes that this process has allocated now: on ``device`` if it is a GPU.
 
-    On a CPU those that malloc has handed out. None where neither can tell: without
-    glibc, or with another allocator loaded before it.
+    On a CPU it is what malloc has handed out. None if that is unknown: without glibc,
+    or with another allocator preloaded.
     """
     import torch
 
@@ -62,7 +62,7 @@ def _in_use() -> int:
 
 @functools.cache
 def _sees_tensors() -> bool:
-    """Whether torch's memory comes from the allocator that is asked."""
+    """Whether torch allocates through the malloc whose statistics are read."""
     import torch
 
     before = _in_use()
@@ -73,9 +73,9 @@ def _sees_tensors() -> bool:
 
 
 def growths(reports: Listing[StepReport]) -> list[int]:
-    """Bytes that each step but the first left behind; empty when nobody counted.
+    """Bytes that each step but the first left behind; empty if they were not counted.
 
-    The first makes the optimizer's state and whatever else is made once.
+    The first creates the optimizer's state and other one-time allocations.
     """
     held = [report.allocated_bytes for report in reports]
     return [
@@ -86,7 +86,7 @@ def growths(reports: Listing[StepReport]) -> list[int]:
 
 
 def grows(reports: Listing[StepReport]) -> bool:
-    """Whether every step but the first left memory behind, and there were two."""
+    """Whether every step but the first, and at least two, left memory behind."""
     found = growths(reports)
     return len(found) > 1 and min(found) > GROWTH_BYTES
 
@@ -96,7 +96,7 @@ def steps_again(
 ) -> list[StepReport]:
     """``least`` steps, and more while memory grows with every one, up to ``most``.
 
-    What another thread allocates now and then does not; a leak does.
+    Another thread's occasional allocations do not grow with every step; a leak does.
     """
     reports: list[StepReport] = []
     while len(reports) < least or (len(reports) < most and grows(reports)):
@@ -105,9 +105,9 @@ def steps_again(
 
 
 def judge_memory(reports: Listing[StepReport], device: str) -> None:
-    """Raise StageFault ``train.memory-leak`` when memory grows with every step.
+    """Raise StageFault ``train.memory-leak`` if memory grows with every step.
 
-    ``reports`` are of equal steps on one batch, garbage collected after each.
+    ``reports`` are of identical steps on one batch, with garbage collected after each.
     """
     if not grows(reports):
         return

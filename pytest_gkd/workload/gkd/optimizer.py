@@ -1,4 +1,4 @@
-"""Changes the weights by their gradients."""
+"""Updates the weights from their gradients."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-# AdamW's epsilon, torch's default: what it adds to the size of a gradient.
+# AdamW's epsilon, torch's default: what it adds to the gradient's magnitude.
 EPSILON = 1e-8
 # Each element moves by about the learning rate in AdamW's first step, and by less
-# later, where gradients contradict each other; by a hundredth of it at least in some.
+# later, where gradients contradict each other; some still by a hundredth of it at
+# least.
 LEAST_SHARE = 0.01
 
 
 class Optimizer:
     """AdamW without weight decay: a parameter moves by its gradient or not at all.
 
-    16-bit parameters are updated through a float32 copy, as mixed precision does:
-    bfloat16 has no number between 1 and 1.0078, so that small updates round to nothing
-    step by step, and AdamW's epsilon of 1e-8 is 0 in float16. Where a GPU has no room
-    for copies and their moments, 12 bytes a parameter, bfloat16 goes without, and
+    16-bit parameters are updated through a float32 copy, as in mixed precision:
+    bfloat16 has no number between 1 and 1.0078, so small updates would round to nothing
+    at every step, and AdamW's epsilon of 1e-8 is 0 in float16. If a GPU has no room for
+    copies and their moments, 12 bytes per parameter, bfloat16 goes without, and
     ``note`` says so.
     """
 
     def __init__(self, model: Any, learning_rate: float) -> None:
-        """Optimise the parameters of ``model`` that want a gradient, if any."""
+        """Optimize the parameters of ``model`` that require a gradient, if any."""
         import torch
 
         self.parameters: list[Tensor] = [
@@ -38,8 +39,8 @@ class Optimizer:
             else p
             for p in self.parameters
         ]
-        # A group, which may be empty. Not foreach: that needs the size of the model
-        # once more.
+        # A group, because it may be empty. Not foreach: that needs the model's size in
+        # memory once more.
         self.adamw = torch.optim.AdamW(
             [{"params": self.masters}],
             lr=learning_rate,
@@ -68,9 +69,9 @@ class Optimizer:
 
 
 def no_room(parameters: list[Tensor]) -> str:
-    """Why bfloat16 ``parameters`` get no float32 copies; empty where they do.
+    """Why bfloat16 ``parameters`` get no float32 copies; empty if they do.
 
-    Copy, two moments and, while a step is made, the gradient: 16 bytes an element.
+    Copy, two moments and, during a step, the gradient: 16 bytes per element.
     """
     import torch
 
@@ -91,9 +92,9 @@ def no_room(parameters: list[Tensor]) -> str:
 
 
 def must_move(parameter: Tensor, learning_rate: float) -> bool:
-    """Whether AdamW's update of some element is more than its dtype's spacing there.
+    """Whether AdamW's update of some element exceeds its dtype's spacing there.
 
-    In 16 bits a sound update rounds to nothing where weights are large: bfloat16 has
+    In 16 bits a correct update rounds to nothing where weights are large: bfloat16 has
     no number between 1 and 1.0078. Needs memory for two more of ``parameter``.
     """
     import torch

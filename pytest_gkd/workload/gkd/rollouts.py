@@ -1,4 +1,4 @@
-"""The student's own responses, and what the teacher thinks of them."""
+"""The student's own responses, and the teacher's log-probabilities for them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def check_batch(settings: Settings) -> None:
-    """The batch can be dealt out evenly to the ranks, where the user named both.
+    """Check that the batch divides evenly among the ranks, if the user named both.
 
-    No framework trains on a rest: verl, DeepSpeed and LightRFT refuse to start. Raises
-    StageFault ``train.batch-size``.
+    No framework trains on a remainder: verl, DeepSpeed and LightRFT refuse to start.
+    Raises StageFault ``train.batch-size``.
     """
     ranks, batch = settings.world_size, settings.batch_size
     named = {"batch_size", "world_size"} <= set(settings.origins)
@@ -36,9 +36,9 @@ def check_batch(settings: Settings) -> None:
 def sequences(
     prompts: list[list[int]], completions: list[Completion]
 ) -> list[Sequence]:
-    """Prompts with their rollouts, the empty ones left out.
+    """Prompts with their rollouts, without the empty ones.
 
-    Raises StageFault ``train.batch-size`` when the student said nothing at all.
+    Raises StageFault ``train.batch-size`` if the student generated nothing at all.
     """
     found = [
         Sequence(tuple(prompt), completion.token_ids)
@@ -59,10 +59,10 @@ def sequences(
 def teacher_signal(
     gkd: StageContext, teacher: Any, batch: list[Sequence], vocab_size: int
 ) -> Signal:
-    """The teacher's log-probabilities of ``batch``, as the loss in use wants them.
+    """The teacher's log-probabilities for ``batch``, in the form that the loss needs.
 
     ``vocab_size`` is the rows of the student's embedding. Raises StageFault
-    ``teacher.wrong-output`` when they are not the teacher's own.
+    ``teacher.wrong-output`` if they are not the teacher's own.
     """
     settings = gkd.settings
     gkd.step("computing the teacher's log-probabilities")

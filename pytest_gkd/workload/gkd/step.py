@@ -1,4 +1,4 @@
-"""Checks that a training step was one, and did not only look like one."""
+"""Checks that a training step really trained, and did not only look like it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import asdict, dataclass
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.sync.push import some
 
-# Below this loss (nats per token) float32 rounding is all that is left of it: a model
-# that taught itself was measured at 1.5e-6, with gradients of pure noise.
+# Below this loss (nats per token) only float32 rounding is left of it: a model that
+# taught itself was measured at 1.5e-6, with gradients of pure noise.
 NOTHING_TO_LEARN = 1e-5
-# Below this one (nats per token) a step of AdamW, which moves each weight by the
+# Below this loss (nats per token) an AdamW step, which moves each weight by the
 # learning rate however small its gradient, overshoots: a tiny Gemma 3 went from 2e-5 to
 # 1.8e-4.
 CLOSE = 1e-3
-# In half precision an update of 1e-5 is lost in most weights' rounding until several
-# have added up in their float32 copies. SmolLM2-135M (bfloat16, learning rate 1e-5) had
-# the losses 0.632, 0.637, 0.617, 0.602, 0.540 and, in the twelfth step, 0.316; without
-# copies 0.565. So there may be so many steps until it has fallen by a tenth.
+# In half precision an update of 1e-5 is lost to rounding in most weights until several
+# have accumulated in their float32 copies. SmolLM2-135M (bfloat16, learning rate 1e-5)
+# had the losses 0.632, 0.637, 0.617, 0.602, 0.540 and, in the twelfth step, 0.316;
+# without copies 0.565. So this many steps are allowed until it has fallen by a tenth.
 HALF_PRECISION = ("bfloat16", "float16")
 MOST_STEPS = 12
 FALLEN = 0.9
@@ -29,18 +29,18 @@ FALLEN = 0.9
 class StepReport:
     """What one optimizer step did, in numbers; nothing is judged here.
 
-    ``loss`` is in nats per response token, before the update; ``grad_norm`` the
+    ``loss`` is in nats per response token, before the update; ``grad_norm`` is the
     Euclidean norm over all gradients. ``parameters`` counts tensors, ``frozen`` those
-    among them that want no gradient, ``parameters_with_grad`` those with a finite
-    gradient that is not all zero, ``parameters_moved`` those whose bits the update
-    changed; ``unmoved`` names those that it did not change though their gradient and
-    their dtype's spacing say that it must. ``zero_grads`` names trainable parameters
-    of modules that took part in the forward pass and got no gradient or only zeros;
+    that require no gradient, ``parameters_with_grad`` those with a finite gradient that
+    is not all zero, ``parameters_moved`` those whose bits the update changed;
+    ``unmoved`` names those that it did not change although it should have, given their
+    gradient and their dtype's spacing. ``zero_grads`` names trainable parameters of
+    modules that took part in the forward pass and got no gradient or only zeros;
     ``unused`` counts parameters without gradient whose module took no part (a vision
     tower, an idle expert). ``nonfinite_parameters`` held NaN or Inf before the step,
-    ``nonfinite_teacher`` counts such values in the teacher's signal. With a non-finite
-    gradient the update is left out, so that nothing more is spoilt.
-    ``allocated_bytes`` is what the trainer's process held after the step (see
+    ``nonfinite_teacher`` counts such values in the teacher's signal. If a gradient is
+    not finite the update is skipped, so that no more is corrupted. ``allocated_bytes``
+    is what the trainer's process held after the step (see
     ``memory_use.allocated_bytes``).
     """
 
@@ -69,9 +69,9 @@ def needs_another(reports: Listing[StepReport], dtype: str) -> bool:
 
 
 def judge_steps(reports: Listing[StepReport]) -> None:
-    """Raise StageFault unless ``reports``, of steps on one batch, were training.
+    """Raise StageFault unless the steps in ``reports``, on one batch, really trained.
 
-    - ``train.nan``: a loss, gradient, weight or teacher's value is not finite.
+    - ``train.nan``: a loss, gradient, weight or teacher value is not finite.
     - ``train.no-grad``: gradients are missing or zero, or parameters did not move.
     - ``train.diverged``: the loss of the repeated batch did not fall, nor stay below
       ``CLOSE``, where it need not fall.

@@ -1,4 +1,4 @@
-"""Asks the teacher what it thinks of the student's tokens.
+"""Gets the teacher's log-probabilities for the student's tokens.
 
 Arrays go in and out, so that a teacher may as well live in another process.
 """
@@ -53,9 +53,9 @@ class Teacher:
     ) -> TeacherTopK:
         """The ``k`` most likely tokens at each response position.
 
-        ``vocab_size`` leaves out the teacher's rows from there on: models of one
-        family pad their embeddings differently, and the student cannot index what
-        only the teacher has. ``k`` is cut to the vocabulary that is left.
+        ``vocab_size`` cuts off the teacher's rows from there on: models of one family
+        pad their embeddings differently, and the student cannot index what only the
+        teacher has. ``k`` is limited to the remaining vocabulary.
         """
         import numpy as np
         import torch
@@ -88,14 +88,14 @@ class Teacher:
         temperature: float,
         vocab_size: int | None,
     ) -> PlainLogprobs:
-        """What a forward pass of ``sequence`` alone says of ``count`` response tokens.
+        """Log-probabilities for ``count`` response tokens from ``sequence`` alone.
 
-        Without a batch, padding, a mask or positions: it counts from the end of what
-        it was given, so that ``topk`` and ``full`` can be judged by it.
+        No batch, padding, mask or positions: it counts from the end of its input, so
+        that it can serve to verify ``topk`` and ``full``.
         """
         import torch
 
-        # The last of the tokens is only predicted.
+        # The last token is only predicted, never an input.
         seen = sequence.prompt_ids + sequence.response_ids[: count - 1]
         ids = torch.tensor([seen], device=next(self.model.parameters()).device)
         with torch.inference_mode():
@@ -110,7 +110,7 @@ class Teacher:
     def _logprobs(
         self, sequences: Listing[Sequence], temperature: float, vocab_size: int | None
     ) -> list[Any]:
-        """Float32 per micro-batch, each padded to the whole batch's response."""
+        """Float32 per micro-batch, each padded to the whole batch's response length."""
         import torch
         from torch.nn.functional import log_softmax
         from torch.nn.functional import pad as pad_tensor

@@ -1,8 +1,8 @@
-"""What the teacher hands to the trainer, checked against a forward pass of its own.
+"""The teacher's targets for the trainer, checked against a plain forward pass.
 
-Plain arrays, so that they may cross from one process to another. A signal of the right
-shape may stand one token too late, or be of another temperature, and a loss falls all
-the same: the student learns the wrong thing.
+Plain arrays, so that they may cross process boundaries. A signal of the right shape may
+be shifted by one token, or have another temperature, and a loss falls all the same: the
+student learns the wrong thing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.gkd.batch import Sequence
 
-# Long enough a stretch to tell a shift, short enough for a 150k vocabulary.
+# Long enough to detect a shift, short enough for a 150k vocabulary.
 POSITIONS = 16
-# One token of a mixture of experts may be routed otherwise by rounding alone.
+# Rounding alone may route a single token of a mixture of experts differently.
 OUTLIER = 8.0
-# Temperatures that are a hundredth apart are told from each other in words.
+# Temperatures must differ by more than this for the message to name the other one.
 ANOTHER = 0.01
 
 
@@ -51,9 +51,9 @@ class TeacherFull:
 
 @dataclass(frozen=True)
 class PlainLogprobs:
-    """Float32 log-probabilities [positions, vocab] (nats) to judge a signal by.
+    """Float32 log-probabilities [positions, vocab] (nats) to check a signal against.
 
-    ``tolerance`` (nats) is what a sound answer may differ by.
+    A correct answer may differ by ``tolerance`` (nats).
     """
 
     logprobs: Any
@@ -79,15 +79,14 @@ def check_answer(
     temperature: float,
     vocab_size: int,
 ) -> float | None:
-    """Judge ``signal`` at the start of a response that is long enough.
+    """Check ``signal`` at the start of a response that is long enough.
 
-    The one with the shortest prompt: on a GPU that an engine has filled, a long one
-    may not fit.
+    Of those, the one with the shortest prompt: on a GPU that an engine has filled, a
+    long one may not fit.
 
-    ``temperature`` is the one that was asked for; a ``TeacherFull`` is of 1. The
-    largest difference (nats, the mean over a position's tokens) is returned, None for
-    a signal that is not finite, which the step judges. Raises StageFault
-    ``teacher.wrong-output``.
+    ``temperature`` is the requested one; a ``TeacherFull`` has 1. Returns the largest
+    difference (nats, the mean over a position's tokens), or None for a signal that is
+    not finite, which the step judges. Raises StageFault ``teacher.wrong-output``.
     """
     if count_nonfinite(signal):
         return None
@@ -130,15 +129,15 @@ def _of(signal: Signal, row: int, count: int) -> tuple[Any, Any]:
 
 
 def _distances(given: Any, ids: Any, plain: PlainLogprobs, skip: int = 0) -> Any:
-    """Mean difference (nats) per position, of the tokens given or of the best.
+    """Mean difference (nats) per position, over the given tokens or the best ones.
 
-    ``skip`` leaves out the first positions of ``plain``.
+    The larger of the two. ``skip`` omits the first positions of ``plain``.
     """
     import numpy as np
 
     logprobs = plain.logprobs[skip : skip + len(given)]
     expected = np.take_along_axis(logprobs, ids, axis=-1)
-    # The most likely tokens, whichever they are: equal ones may come in any order.
+    # The most likely tokens, whichever they are: ties may come in any order.
     best = [
         np.sort(values, axis=-1)[:, -ids.shape[-1] :] for values in (given, logprobs)
     ]
@@ -148,7 +147,7 @@ def _distances(given: Any, ids: Any, plain: PlainLogprobs, skip: int = 0) -> Any
 def _apart(one: Any, other: Any) -> Any:
     import numpy as np
 
-    # A token that both give no chance is no difference.
+    # A token with zero probability on both sides makes no difference.
     nothing = np.isneginf(one) & np.isneginf(other)
     return np.abs(np.where(nothing, 0, one) - np.where(nothing, 0, other)).mean(-1)
 

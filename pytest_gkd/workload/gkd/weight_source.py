@@ -1,4 +1,4 @@
-"""The trainer as one that gives weights away; lives in the trainer's process."""
+"""The trainer as a source of weights; lives in the trainer's process."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class WeightSource:
-    """The trainer as one that gives weights away; lives in the trainer's process."""
+    """The trainer as a source of weights; lives in the trainer's process."""
 
     trainer: Trainer
     _store: Any = None
-    # What the engine may still read through CUDA IPC.
+    # Tensors that the engine may still read through CUDA IPC.
     shared: list[Any] = field(default_factory=list)
 
     def infos(self, mapped: ParameterMap) -> list[Info]:
@@ -47,7 +47,7 @@ class WeightSource:
             yield name, tensor.detach().to(dtypes[name])
 
     def digests(self, mapped: ParameterMap) -> dict[str, str]:
-        """Digests to compare with the engine's, in its dtypes."""
+        """Digests in the engine's dtypes, to compare with the engine's own."""
         tensors = dict(self.tensors(self.infos(mapped)))
         named = {
             n: parameters.as_engine_holds(mapped.engine_names[n], t)
@@ -58,7 +58,7 @@ class WeightSource:
         return parameters.digests(named, mapped.by_content, others)
 
     def identity(self) -> str:
-        """What tells the trainer's device from others: a GPU's UUID, or ``cpu``."""
+        """Identifies the trainer's device: a GPU's UUID, or ``cpu``."""
         import torch
 
         device = self.device()
@@ -81,7 +81,7 @@ class WeightSource:
         return rendezvous
 
     def send(self, rendezvous: Rendezvous, infos: list[Info]) -> int:
-        """Broadcast the tensors to the engine's ranks; the bytes sent."""
+        """Broadcast the tensors to the engine's ranks; returns the bytes sent."""
         store, self._store = self._store, None
         group = broadcast.join(rendezvous, broadcast.SENDER, self.device(), store)
         with contextlib.closing(group):
@@ -95,10 +95,11 @@ class WeightSource:
         return self._share([tensor.contiguous() for _, tensor in self.tensors(infos)])
 
     def cannot_share(self, engine: Any) -> str:
-        """Why ``engine`` cannot open GPU memory of this process; empty where it can.
+        """Why ``engine`` cannot open this process's GPU memory; empty if it can.
 
-        CUDA IPC is refused, for one, in containers that share no process ids, and by
-        torch's expandable segments where the driver or the system is too old for them.
+        CUDA IPC is refused, for example, in containers that do not share a PID
+        namespace, and by torch's expandable segments if the driver or the system is too
+        old for them.
         """
         import torch
 
@@ -125,5 +126,5 @@ class WeightSource:
         return base64.b64encode(pickle.dumps(handles)).decode("ascii")
 
     def unshare(self) -> None:
-        """Let go of the memory that ``share`` kept."""
+        """Release the memory that ``share`` kept."""
         self.shared = []

@@ -1,7 +1,7 @@
-"""Carries a fault into a Ray actor, which is no child of the stage's process.
+"""Injects a fault into a Ray actor, which is no child of the stage's process.
 
-The actor's class is replaced by one that does it there. Ray finds that class by its
-name in its module, so it must stand at the top of one, and be named as the role is.
+The actor's class is replaced by one that does it there. Ray finds that class by name in
+its module, so it must be at module level, and be named after the role.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def replace_role(
     site: Site, role: type[ray_actors.Role], other: type[ray_actors.Role]
 ) -> object:
-    """Make the actors of ``role`` from ``other``, which leaves a mark."""
+    """Make the actors of ``role`` from class ``other``, which leaves a mark."""
     roles = tuple(other if one is role else one for one in ray_layout.ROLES)
     site.replace(ray_layout, "ROLES", roles)
     site.replace(ray_actors, role.__name__, other)
@@ -36,7 +36,7 @@ def leave_mark(config: JobConfig) -> None:
 
 
 def await_mark(site: Site) -> object:
-    """In the stage's process: tell of the mark once an actor has left it."""
+    """In the stage's process: report the mark once an actor has left it."""
     path = _mark(site.gkd.run_dir)
 
     def act() -> bool:

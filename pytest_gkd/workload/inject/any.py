@@ -1,4 +1,4 @@
-"""What may go wrong in any stage's process: hangs, crashes, children, floods."""
+"""What can go wrong in any stage's process: hangs, crashes, children, floods."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def native_hang(site: Site) -> None:
 
 
 def native_hang_without_gil(site: Site) -> None:
-    """Lock a mutex twice, through a library handle that gives the GIL up."""
+    """Lock a mutex twice, through a library handle that releases the GIL."""
     _lock_twice(site, ctypes.CDLL(None))
 
 
@@ -65,7 +65,7 @@ def child_of_its_own_session(site: Site) -> None:
 
 
 def daemon(site: Site) -> None:
-    """Leave a process behind that nothing connects with this one any more."""
+    """Leave behind a process that nothing links to this one any more."""
     if (pid := os.fork()) == 0:
         os.setsid()
         if os.fork() == 0:
@@ -98,7 +98,7 @@ def output_then_hang(site: Site) -> None:
 
 
 def worker_killed(site: Site) -> None:
-    """End this process as the kernel's OOM killer does."""
+    """Kill this process as the kernel's OOM killer does."""
     site.triggered()
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -141,10 +141,10 @@ sys.meta_path.insert(0, SlowDisk({package!r}, {seconds!r}, {hangs!r}))
 def imports_slow(
     site: Site, *, package: str, seconds: float, hangs: bool = False
 ) -> None:
-    """A package on a disk that answers each question late, or never.
+    """A package on a disk that answers every request late, or never.
 
-    In this process and in each that it starts; ``seconds`` is the time in all, in each
-    that imports it.
+    Applies to this process and each one it starts; ``seconds`` is the total delay in
+    each process that imports it.
     """
     code = SLOW.format(package=package, seconds=seconds, hangs=hangs)
     place = site.folder / "start"

@@ -27,13 +27,13 @@ def missing_file(site: Site) -> None:
 
 
 def truncated_parquet(site: Site) -> None:
-    """A download that stopped early."""
+    """An interrupted download."""
     path = _parquet(site, {"prompt": _prompts(ROWS)})
     os.truncate(path, path.stat().st_size * 2 // 3)
 
 
 def damaged_parquet(site: Site) -> None:
-    """A footer that is right, and pages that are not."""
+    """A valid footer, but damaged pages."""
     path = _parquet(site, {"prompt": _prompts(ROWS)})
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)
@@ -41,7 +41,7 @@ def damaged_parquet(site: Site) -> None:
 
 
 def bad_row(site: Site) -> None:
-    """Far from both ends, which are looked at before the file is read."""
+    """Far from both ends, which are checked before the file is read."""
     path = _jsonl(site, _prompts(ROWS))
     lines = path.read_text().splitlines()
     path.write_text("\n".join(_with(lines, ROWS // 2, lines[ROWS // 2][:20])) + "\n")
@@ -53,12 +53,12 @@ def missing_column(site: Site) -> None:
 
 
 def wrong_type(site: Site) -> None:
-    """A column of the right name."""
+    """A column with the right name."""
     _parquet(site, {"prompt": list(range(ROWS))})
 
 
 def mixed_type(site: Site) -> None:
-    """Loaders guess a column's type from the rows at the top."""
+    """Loaders infer a column's type from the first rows."""
     _jsonl(site, _with(_prompts(ROWS), ROWS // 2, 42))
 
 
@@ -68,39 +68,39 @@ def null_prompt(site: Site) -> None:
 
 
 def human_roles(site: Site) -> None:
-    """A chat template such as ChatML writes any role out as it is."""
+    """A chat template such as ChatML renders any role verbatim."""
     answer = _message("gpt", "Yes.")
     turns = [[_message("human", text), answer] for text in _prompts(100)]
     _rows(site, "messages", turns)
 
 
 def sharegpt(site: Site) -> None:
-    """As many public conversations are spelled."""
+    """The spelling of many public conversation datasets."""
     answer = {"from": "gpt", "value": "Yes."}
     turns = [[{"from": "human", "value": text}, answer] for text in _prompts(100)]
     _rows(site, "conversations", turns)
 
 
 def encoded_messages(site: Site) -> None:
-    """As a column that went through a CSV file."""
+    """Like a column that went through a CSV file."""
     _jsonl(site, [json.dumps([_message("user", text)]) for text in _prompts(100)])
 
 
 def answer_in_prompt(site: Site) -> None:
-    """Whole conversations in a column that is not cut."""
+    """Whole conversations in a column that is not truncated."""
     answer = _message("assistant", "Yes.")
     _jsonl(site, [[_message("user", text), answer] for text in _prompts(100)])
 
 
 def images_for_text_student(site: Site) -> None:
-    """As data of a vision-language job with another student."""
+    """Like the data of a vision-language job used with another student."""
     site.copied_model()
     images = [[{"bytes": b"not looked at"}]] * 100
     _parquet(site, {"prompt": _prompts(100), "images": images})
 
 
 def not_utf8(site: Site) -> None:
-    """Parquet does not look at what it is given as text."""
+    """Parquet does not validate text."""
     import pyarrow
 
     raw = [text.encode() for text in _prompts(ROWS)]
@@ -111,13 +111,13 @@ def not_utf8(site: Site) -> None:
 
 
 def half_emoji(site: Site) -> None:
-    """What is left of a pair of surrogates when text is cut by UTF-16 length."""
+    """Half of a surrogate pair, left when text is cut by UTF-16 length."""
     path = _jsonl(site, _with(_prompts(ROWS), ROWS // 2, "Why \ud83d"))
     assert b"\\ud83d" in path.read_bytes(), "the half is escaped"
 
 
 def late_value(site: Site) -> None:
-    """As an error column that is seldom set; types are taken from the first 10 MB."""
+    """Like an error column that is rarely set; types are taken from the first 10 MB."""
     rows: list[dict[str, Any]] = [
         {"prompt": text, "error": None, "log": "x" * 99} for text in _prompts(80000)
     ]
@@ -126,7 +126,7 @@ def late_value(site: Site) -> None:
 
 
 def nested_deeply(site: Site) -> None:
-    """As a tree of a conversation's branches that was dumped as it is."""
+    """Like a dumped tree of a conversation's branches."""
     path = _jsonl(site, _prompts(100))
     tree = '{"reply": ' * 300 + "null" + "}" * 300
     with path.open("a") as file:
@@ -134,25 +134,25 @@ def nested_deeply(site: Site) -> None:
 
 
 def rendered_prompts(site: Site) -> None:
-    """As prompts that went through apply_chat_template when they were prepared."""
+    """Like prompts that went through apply_chat_template during preparation."""
     start, end = tiny_text.START_TOKEN, tiny_text.END_TOKEN
     _jsonl(site, [f"{start}user\n{text}{end}\n" for text in _prompts(100)])
 
 
 def short_context(site: Site) -> None:
-    """As a student of few positions, with a limit of the user's own."""
+    """Like a student with a short context, and a limit set by the user."""
     with changed(site.copied_model() / "config.json") as config:
         config["max_position_embeddings"] = 40
     _jsonl(site, [text * 3 for text in _prompts(100)])
 
 
 def tokenizer_broken(site: Site) -> None:
-    """What the tokenizer stage would tell, if it were part of the run."""
+    """What the tokenizer stage would report if it were part of the run."""
     (site.copied_model() / "tokenizer.json").write_text("{}", "utf-8")
 
 
 def hub_unreachable(site: Site) -> None:
-    """Prompts that are named as on the hub."""
+    """Prompts with the name of a dataset on the hub."""
     site.no_hub()
     site.settings(train_files=("some-lab/some-prompts",))
 
@@ -163,7 +163,7 @@ def empty_file(site: Site) -> None:
 
 
 def no_rows(site: Site) -> None:
-    """What a filter that lets nothing through leaves."""
+    """The output of a filter that lets nothing through."""
     _parquet(site, {"prompt": _prompts(0), "answer": _prompts(0)})
 
 
@@ -180,7 +180,7 @@ def unreadable(site: Site) -> None:
 
 
 def cache_locked(site: Site) -> None:
-    """The cache has the dataset already, as on every start but the first."""
+    """The dataset is already cached, as on every start but the first."""
     cache = site.folder / "datasets"
     site.environ("HF_DATASETS_CACHE", str(cache))
     path = _jsonl(site, _prompts(100))
@@ -195,12 +195,12 @@ def cache_locked(site: Site) -> None:
 
 
 def pipe(site: Site) -> None:
-    """As ``<(zcat train.jsonl.gz)`` gives a program, with its writer gone."""
+    """What ``<(zcat train.jsonl.gz)`` gives a program, with its writer gone."""
     os.mkfifo(site.train_file())
 
 
 def open_stalls(site: Site) -> None:
-    """As on a file server that does not answer.
+    """Like a file on a file server that does not answer.
 
     The kernel waits for the holder of a write lease to give it up, at most
     /proc/sys/fs/lease-break-time seconds (45 by default; fcntl(2), Leases).
@@ -224,7 +224,7 @@ def _parquet(site: Site, columns: dict[str, Any]) -> Path:
     import pyarrow.parquet
 
     path, table = site.train_file("train.parquet"), pyarrow.table(columns)
-    # The commonest codec keeps a checksum of nothing: what is damaged is found late.
+    # The most common codec has no checksum: damage is detected late.
     pyarrow.parquet.write_table(table, path, compression="snappy")
     return path
 
@@ -248,7 +248,7 @@ def _write_rows(site: Site, rows: Iterable[dict[str, Any]]) -> Path:
 
 
 def _stopped_with(site: Site, path: Path, code: str) -> None:
-    """A process that opens the file, does ``code`` with its descriptor, and stops."""
+    """A process that opens the file, runs ``code`` on its descriptor, and stops."""
     source = "import fcntl, os, signal, sys; "
     source += f"descriptor = os.open(sys.argv[1], os.O_RDWR); {code}; "
     source += "os.kill(os.getpid(), signal.SIGSTOP)"
@@ -263,14 +263,14 @@ def _stopped_with(site: Site, path: Path, code: str) -> None:
 
 @contextlib.contextmanager
 def without_rights_of_root() -> Iterator[None]:
-    """Files that are not for this user are not for it, if it is root either.
+    """Deny this thread files that are not this user's, even if it is root.
 
-    In this thread, whose effective set of capabilities loses two (capset(2)). Raises
-    OSError where the kernel refuses that.
+    The thread's effective capability set loses two (capset(2)). Raises OSError if the
+    kernel refuses that.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    # Effective, permitted, inheritable for numbers below 32, then for those above.
+    # Effective, permitted, inheritable for capabilities below 32, then for those above.
     before = (ctypes.c_uint32 * 6)()
 
     checked(libc.capget(header, before))

@@ -1,4 +1,4 @@
-"""Environments in which no job could run, or in which one would mislead its owner."""
+"""Environments in which no job could run, or that mislead their user."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ def package_contradiction(site: Site) -> None:
 
 
 def package_truncated(site: Site) -> None:
-    """The compiled half of tokenizers, cut off by a disk that was full."""
+    """tokenizers' compiled half, truncated by a full disk."""
     packages = _environment_of_links(site)
     folder = _own_copy(packages, "tokenizers")
     for library in folder.glob("*.so"):
         os.truncate(library, library.stat().st_size // 2)
-    # An earlier stage in this process has it from the real place, and is proof enough.
+    # An earlier stage in this process imported the real one, which is proof enough.
     loaded = sys.modules.pop("tokenizers", None)
     if loaded is not None:
         site.callback(sys.modules.__setitem__, "tokenizers", loaded)
 
 
 def module_shadowed(site: Site, name: str, source: str) -> None:
-    """A file of the user's stands before the package of its name on the search path."""
+    """A user's file precedes the package of the same name on the search path."""
     job = site.folder / "job"
     job.mkdir()
     (job / f"{name}.py").write_text(source)
@@ -74,16 +74,15 @@ def import_crashes(site: Site) -> None:
 
 
 def import_hangs(site: Site) -> None:
-    """A pipe stands for a library on a file server that does not answer."""
+    """A pipe stands in for a library on a file server that does not answer."""
     folder = _own_package(_environment_of_links(site), "torch", HANG)
     os.mkfifo(folder / "libtorch.so")
 
 
 def _environment_of_links(site: Site) -> Path:
-    """This Python environment again, made of links, for this process and its children.
+    """A copy of this Python environment made of links, for this process tree.
 
-    Its folder of packages, in which entries can be changed without touching the
-    real one.
+    In its packages folder entries can be changed without touching the real one.
     """
     root = site.folder / "env"
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
@@ -137,7 +136,7 @@ def _own_package(packages: Path, name: str, source: str) -> Path:
     init = packages / name / "__init__.py"
     init.write_text(source)
     py_compile.compile(str(init))
-    # A package of this content, not a damaged one of another.
+    # A package with this content, not a damaged other one.
     record = _own_metadata(packages, name) / "RECORD"
     lines = record.read_text().splitlines(keepends=True)
     record.write_text("".join(x for x in lines if not x.startswith(f"{name}/")))
@@ -145,7 +144,7 @@ def _own_package(packages: Path, name: str, source: str) -> Path:
 
 
 def _lowest(distribution: str, wanted: str) -> str:
-    """The least version of one package that another one takes."""
+    """The lowest version of one package that another one accepts."""
     package = package_versions.read_installed([distribution])[distribution]
     asked = next(d.requirement for d in package.demands() if d.on == wanted)
     return next(s.version for s in asked.specifier if s.operator == ">=")
@@ -167,17 +166,17 @@ def disk_full(site: Site) -> None:
 
 
 def small_shm(site: Site, *, size: str) -> None:
-    """As a container without --shm-size has it, or smaller."""
+    """Like a container without --shm-size, or smaller."""
     _mount_memory(site, Path("/dev/shm"), size)  # noqa: S108 - the place itself
 
 
 def few_files(site: Site, *, limit: int) -> None:
-    """``ulimit -n``; the hard limit stays, so that this can be taken back."""
+    """``ulimit -n``; the hard limit stays, so that this can be undone."""
     _limit(site, resource.RLIMIT_NOFILE, limit)
 
 
 def small_files(site: Site, *, limit: int) -> None:
-    """``ulimit -f`` in bytes, for all files; the hard limit stays likewise."""
+    """``ulimit -f`` in bytes, for all files; the hard limit stays, as above."""
     _limit(site, resource.RLIMIT_FSIZE, limit)
 
 
@@ -190,14 +189,14 @@ def _limit(site: Site, kind: int, limit: int) -> None:
 def _mount_memory(site: Site, place: Path, size: str) -> None:
     """A small disk there, for this thread and the processes that it starts.
 
-    Everyone else goes on without it: it is in a mount namespace of its own.
+    Nobody else sees it: it is in a mount namespace of its own.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     before = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     directory = Path.cwd()
     site.callback(os.close, before)
     checked(libc.unshare(CLONE_NEWNS))
-    # Joining a namespace puts its root in place of the working directory.
+    # Joining a namespace replaces the working directory with its root.
     site.callback(os.chdir, directory)
     site.callback(libc.setns, before, CLONE_NEWNS)
     checked(libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None))
@@ -222,7 +221,7 @@ def ray_left_running(site: Site) -> None:
 
 
 def ray_left_dead(site: Site) -> None:
-    """``kill -9`` ends a Ray, and its file still says where to find it."""
+    """``kill -9`` ended a Ray, and its file still says where to find it."""
     _end(_start_ray(site))
 
 
@@ -232,8 +231,8 @@ def _end(session: Stat) -> None:
 
 
 def _start_ray(site: Site) -> Stat:
-    """The session that a Ray of our own runs in, ended with the stage."""
-    # Beside the run's own directory: in there it would be taken for one of the run.
+    """The session directory of our own Ray, removed with the stage."""
+    # Beside the run's own directory: inside, it would count as part of the run.
     folder = site.gkd.run_dir.with_name(site.gkd.run_dir.name + "-r")
     if len(os.fsencode(folder / "ray")) > RAY_DIRECTORY_BYTES:
         folder = Path(tempfile.mkdtemp(prefix="gkd-r-", dir="/tmp"))

@@ -1,4 +1,4 @@
-"""Where an injected fault is put, and how it is taken back afterwards."""
+"""Where an injected fault is placed, and how it is undone afterwards."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pytest_gkd.stage_api import StageContext
 
 
 class Site(contextlib.ExitStack):
-    """One stage with its fault; closing it takes back what lies in this process.
+    """One stage with its fault; closing it undoes what was changed in this process.
 
-    ``folder`` is for files of the fault's own, ``gkd`` the running stage's context.
+    ``folder`` is for the fault's own files, ``gkd`` is the running stage's context.
     """
 
     def __init__(self, gkd: StageContext, fault: FaultSpec) -> None:
@@ -33,7 +33,7 @@ class Site(contextlib.ExitStack):
         self._is_told = False
 
     def inject(self) -> None:
-        """Do it. One that takes effect at once is told of here, others tell later."""
+        """Inject it. Immediate effects are reported here, others later."""
         module = importlib.import_module(f"{__package__}.{self.fault.group}")
         does = getattr(module, self.fault.does)
         later = does(self, **self.fault.arguments)
@@ -41,15 +41,15 @@ class Site(contextlib.ExitStack):
             self.triggered()
 
     def triggered(self, at: float | None = None) -> None:
-        """The fault took effect; forked processes may say so as well.
+        """The fault took effect; forked processes may report it as well.
 
-        ``at`` is in seconds of ``time.monotonic()``; None is now.
+        ``at`` is in seconds of ``time.monotonic()``; None means now.
         """
         self._is_told = True
         self.gkd.triggered(at)
 
     def settings(self, **values: Any) -> None:
-        """Let the stage see other settings, given by whoever asked for the fault."""
+        """Let the stage see other settings, with the fault's own origin."""
         before = self.gkd.settings
         given = dict.fromkeys(values, before.origin("inject"))
         origins = {**before.origins, **given}
@@ -57,17 +57,17 @@ class Site(contextlib.ExitStack):
         self.callback(setattr, self.gkd, "settings", before)
 
     def environ(self, name: str, value: str | None) -> None:
-        """Set a variable for this process and what it starts; None removes it."""
+        """Set a variable for this process and its children; None removes it."""
         self.callback(_set_variable, name, os.environ.get(name))
         _set_variable(name, value)
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Put ``value`` in the place of an attribute."""
+        """Replace an attribute by ``value``."""
         self.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
 
     def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> object:
-        """Have ``around`` called in the place of a function, with that one first."""
+        """Call ``around`` instead of a function, with the function as first argument."""
         before = getattr(owner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -89,18 +89,18 @@ class Site(contextlib.ExitStack):
         return LATER
 
     def train_file(self, name: str = "train.jsonl") -> Path:
-        """The path for a file of the fault's own, which the stage takes as its data."""
+        """The path of a file of the fault's own, which the stage uses as its data."""
         path = self.folder / name
         self.settings(train_files=(str(path),))
         return path
 
     def no_hub(self) -> None:
-        """As on a node without a network; port 9 is for discarding."""
+        """Like a node without a network; port 9 is the discard port."""
         self.environ("HF_ENDPOINT", "http://127.0.0.1:9")
         self.environ("NO_PROXY", "127.0.0.1")
 
     def copied_model(self, role: str = "student") -> Path:
-        """A copy of the student's (or the teacher's) directory, used in its place.
+        """A copy of the student's (or the teacher's) directory, used instead of it.
 
         A job that names no models gets both by name, so that only one is changed.
         """
@@ -124,14 +124,14 @@ POLL_S = 0.01
 
 @contextlib.contextmanager
 def changed(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON object in a file, which is written back at the end."""
+    """The JSON object in a file, written back at the end."""
     value: dict[str, Any] = json.loads(path.read_text("utf-8"))
     yield value
     path.write_text(json.dumps(value), "utf-8")
 
 
 def checked(result: int) -> None:
-    """Raise the OSError of a call into a library that was loaded with its errno."""
+    """Raise OSError with the call's errno; its library was loaded with use_errno."""
     if result != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

@@ -1,4 +1,4 @@
-"""Tokenizers that cannot be used, or not together."""
+"""Tokenizers that do not work, or not together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_gkd.workload.models import model_files, tiny_text
 
 CONFIG = "tokenizer_config.json"
 VOCABULARY = "tokenizer.json"
-ADDED = 40  # more than the padding rows of the made model's embedding
+ADDED = 40  # more than the padding rows of the generated model's embedding
 
 OWN_TOKENIZER = """
 from transformers import PreTrainedTokenizerFast
@@ -38,13 +38,13 @@ def missing_files(site: Site) -> None:
 
 
 def truncated(site: Site) -> None:
-    """A download that stopped early."""
+    """An interrupted download."""
     path = site.copied_model() / VOCABULARY
     os.truncate(path, path.stat().st_size // 2)
 
 
 def broken_merges(site: Site) -> None:
-    """From outside the file looks whole."""
+    """From outside the file looks complete."""
     with changed(site.copied_model() / VOCABULARY) as vocabulary:
         vocabulary["model"]["merges"].insert(0, ["\u0394", "\u0394"])
 
@@ -55,14 +55,14 @@ def no_chat_template(site: Site) -> None:
 
 
 def no_chat_template_for_text(site: Site) -> None:
-    """As a base model with prompts that it is to go on with."""
+    """Like a base model with prompts that it should continue."""
     no_chat_template(site)
     rows = [json.dumps({"prompt": text}) for text in tiny_text.prompts()]
     site.train_file("prompts.jsonl").write_text("\n".join(rows), "utf-8")
 
 
 def broken_chat_template(site: Site) -> None:
-    """Only rendering it tells."""
+    """Only rendering it shows."""
     _template(site, tiny_text.CHAT_TEMPLATE.replace("{% endfor %}", ""))
 
 
@@ -72,7 +72,7 @@ def no_pad_token(site: Site) -> None:
 
 
 def no_end_token(site: Site) -> None:
-    """As a model whose configuration was written by hand."""
+    """Like a model with a handwritten configuration."""
     directory = site.copied_model()
     (directory / "generation_config.json").unlink(missing_ok=True)
     with changed(directory / "config.json") as config:
@@ -88,7 +88,7 @@ def pad_token_outside(site: Site) -> None:
 
 
 def other_vocabulary(site: Site) -> None:
-    """As many tokens as before, and all of them known to both sides."""
+    """As many tokens as before, and both sides know all of them."""
     with changed(site.copied_model("teacher") / VOCABULARY) as vocabulary:
         ids = vocabulary["model"]["vocab"]
         one, other = list(ids)[-2:]
@@ -96,13 +96,13 @@ def other_vocabulary(site: Site) -> None:
 
 
 def other_merges(site: Site) -> None:
-    """A vocabulary alone does not tell how text is cut."""
+    """A vocabulary alone does not say how text is split."""
     with changed(site.copied_model("teacher") / VOCABULARY) as vocabulary:
         vocabulary["model"]["merges"] = []
 
 
 def other_class(site: Site) -> None:
-    """Qwen2Tokenizer has a rule of its own for cutting, whatever the file says."""
+    """Qwen2Tokenizer splits by its own rule, whatever the file says."""
     directory = site.copied_model("teacher")
     with changed(directory / VOCABULARY) as vocabulary:
         split = vocabulary["pre_tokenizer"]["pretokenizers"][0]
@@ -130,13 +130,13 @@ def ids_outside(site: Site, *, special: bool = False) -> None:
 
 
 def embedding_too_small(site: Site) -> None:
-    """As a config that belongs to a model with fewer tokens; padding is one of them."""
+    """Like the config of a model with fewer tokens, one of them the padding token."""
     with changed(site.copied_model() / "config.json") as config:
         config["vocab_size"] = 400
 
 
 def remote_code(site: Site) -> None:
-    """The library knows neither the model's type nor the tokenizer's class."""
+    """The library knows neither the model type nor the tokenizer class."""
     directory = site.copied_model()
     (directory / "tokenization_own.py").write_text(OWN_TOKENIZER)
     (directory / "configuration_own.py").write_text(OWN_CONFIG)
@@ -150,13 +150,13 @@ def remote_code(site: Site) -> None:
 
 
 def no_blanks(site: Site) -> None:
-    """As a vocabulary that was trained without a decoder for its words."""
+    """Like a vocabulary trained without a decoder for its words."""
     directory = site.copied_model()
     flags = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     steps = [{"type": "WhitespaceSplit"}, {"type": "ByteLevel", **flags}]
     with changed(directory / VOCABULARY) as vocabulary:
         vocabulary["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
-    # Qwen2's own class has its own rule for blanks, whatever the file says.
+    # Qwen2's own class has its own rule for spaces, whatever the file says.
     with changed(directory / CONFIG) as config:
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
     with changed(directory / "config.json") as config:
@@ -164,13 +164,13 @@ def no_blanks(site: Site) -> None:
 
 
 def unread_prompts(site: Site) -> None:
-    """What the data stage would tell, if it were part of the run."""
+    """What the data stage would report if it were part of the run."""
     site.copied_model()
     site.train_file("prompts.jsonl").write_text('{"prompt": \n', "utf-8")
 
 
 def hub_unreachable(site: Site) -> None:
-    """A student that is named as on the hub."""
+    """A student with the name of a model on the hub."""
     site.no_hub()
     site.copied_model()
     site.settings(student="some-lab/some-model")
@@ -189,7 +189,7 @@ def _template(site: Site, template: str | None) -> None:
 
 
 def _unname(directory: Path, token: str) -> None:
-    """Say null, and not nothing: a class for one family has tokens of its own."""
+    """Write null rather than nothing: a class for one family has default tokens."""
     (directory / "special_tokens_map.json").unlink(missing_ok=True)
     with changed(directory / CONFIG) as config:
         config[token] = None

@@ -55,7 +55,7 @@ def frozen(site: Site) -> object:
 
 
 def detached(site: Site, *, where: str) -> object:
-    """What the student's module ``where`` gives on is cut off from its graph."""
+    """The output of the student's module ``where`` is detached from the graph."""
 
     def detach(model: Any) -> None:
         def cut(module: Any, inputs: Any, output: Any) -> Any:
@@ -67,7 +67,8 @@ def detached(site: Site, *, where: str) -> object:
 
 
 def optimizer_of_a_copy(site: Site) -> object:
-    """The optimizer was made for a copy of the student, as before a wrapper's."""
+    """The optimizer was built for a copy of the student, such as the one before
+    wrapping."""
 
     def make_for_copy(make: Any, model: Any, *args: Any) -> Any:
         site.triggered()
@@ -101,17 +102,17 @@ def nan_in_second_step(site: Site) -> object:
 
 
 def settings_alone(site: Site) -> None:
-    """The fault's settings are all of it."""
+    """The settings alone are the fault."""
     del site
 
 
 def uneven_batch(site: Site, *, prompts: int) -> None:
-    """A batch that the ranks named in the settings cannot share."""
+    """A batch that does not divide among the ranks named in the settings."""
     site.settings(batch_size=prompts)
 
 
 def kept_logits(site: Site) -> object:
-    """Each step's logits are kept for later, as a metric that nobody empties."""
+    """Each step's logits are kept, as by a metric that is never reset."""
     kept: list[Tensor] = []
 
     def keep_and_go_on(loss: Any, self: Any, logits: Tensor, *args: Any) -> Any:
@@ -124,12 +125,12 @@ def kept_logits(site: Site) -> object:
 
 
 def teacher_ordeal(site: Site) -> object:
-    """The teacher's actor, when asked, does to itself what the fault's name says."""
+    """The teacher's actor, when called, does to itself what the fault's name says."""
     return replace_role(site, ray_actors.Teacher, Teacher)
 
 
 def wrong_teacher(site: Site) -> object:
-    """The teacher's answer is spoilt as the fault's name says."""
+    """The teacher's answer is corrupted as the fault's name says."""
     if site.gkd.settings.layout == "ray":
         return teacher_ordeal(site)
 
@@ -141,15 +142,15 @@ def wrong_teacher(site: Site) -> object:
 
 
 class Teacher(ray_actors.Teacher):
-    """A teacher's actor that does to itself what the fault's name says."""
+    """A teacher actor that does to itself what the fault's name says."""
 
     def parts(self) -> dict[str, Any]:
-        """The teacher, without an answer or with a wrong one."""
+        """The teacher, with no answer or a wrong one."""
         return {"": WrongTeacher(super().parts()[""], self.config)}
 
 
 class WrongTeacher:
-    """Answers in the right shape, but not what it was asked for, or is kept from it."""
+    """Answers with the right shape but the wrong content, or does not answer at all."""
 
     def __init__(self, teacher: Any, config: JobConfig) -> None:
         self._teacher = teacher
@@ -164,7 +165,7 @@ class WrongTeacher:
         return getattr(self._teacher, name)
 
     def topk(self, sequences: Any, k: int, **kwargs: Any) -> TeacherTopK:
-        """The top k of the token before, of another temperature, or the bottom k."""
+        """The previous token's top k, those at another temperature, or the bottom k."""
         import numpy as np
 
         leave_mark(self._config)
@@ -181,7 +182,7 @@ class WrongTeacher:
         return TeacherTopK(logprobs, ids, found.mask, asked)
 
     def full(self, sequences: Any, **kwargs: Any) -> TeacherFull:
-        """The distributions of the token before."""
+        """The previous token's distributions."""
         import numpy as np
 
         leave_mark(self._config)

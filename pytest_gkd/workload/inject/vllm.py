@@ -1,4 +1,4 @@
-"""Models that cannot be served, and engines that do not come up or answer wrongly."""
+"""Models that cannot be served, and engines that do not start or answer wrongly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def truncated_weights(site: Site) -> None:
 
 
 def adapter(site: Site) -> None:
-    """As PEFT saves an adapter, without the model's config."""
+    """Like an adapter saved by PEFT, without the model's config."""
     directory = site.copied_model()
     for path in (*_weight_files(directory), directory / "config.json"):
         path.rename(path.with_name(f"adapter_{path.name}"))
@@ -39,7 +39,7 @@ def adapter(site: Site) -> None:
 
 
 def no_torchvision(site: Site, *, config: dict[str, Any]) -> None:
-    """A vision-language model, and an environment without what its processor needs."""
+    """A vision-language model in an environment that lacks what its processor needs."""
     other_config(site, config=config)
     hidden = sys.modules.get("torchvision", ...)
 
@@ -53,13 +53,13 @@ def no_torchvision(site: Site, *, config: dict[str, Any]) -> None:
 
 
 def other_config(site: Site, *, config: dict[str, Any]) -> None:
-    """A model whose config says what does not hold for it, or is not known here."""
+    """A model whose config does not match it, or is unknown here."""
     with changed(site.copied_model() / "config.json") as values:
         values.update(config)
 
 
 def untied_head(site: Site) -> None:
-    """A head of its own in the weights of a model whose config ties it."""
+    """A separate head in the weights of a model whose config ties it."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -74,12 +74,12 @@ def small_cache(site: Site, *, cache_bytes: int) -> None:
 
 
 def settings_alone(site: Site) -> None:
-    """The fault's settings are all of it."""
+    """The settings alone are the fault."""
     del site
 
 
 def signalled(site: Site, *, title: str, name: str) -> object:
-    """The first process of that title gets a signal from outside once it is there."""
+    """The first process with that title gets a signal from outside once it exists."""
 
     def act() -> bool:
         found = below(title)
@@ -92,7 +92,7 @@ def signalled(site: Site, *, title: str, name: str) -> object:
 
 
 def below(title: str) -> list[psutil.Process]:
-    """The processes below this one whose command line holds ``title``."""
+    """The processes below this one whose command line contains ``title``."""
     return [p for p in tree.descendants(os.getpid()) if title in tree.describe(p)]
 
 
@@ -165,7 +165,7 @@ def _spoil(model: Any) -> None:
 
 
 def _matrices(model: Any) -> list[Any]:
-    """All but the embedding, without which nothing is left to be compared."""
+    """All but the embedding, without which nothing is left to compare."""
     return [p.data for p in model.parameters() if p.dim() == 2][1:]
 
 

@@ -1,4 +1,4 @@
-"""Pushes of weights that are refused, go astray, or are cut off in the middle."""
+"""Weight pushes that are rejected, go astray, or are cut off halfway."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def renamed(site: Site, *, prefix: str, of: str = "") -> None:
 
 
 def resized_embedding(site: Site, *, rows: int) -> object:
-    """The trainer's embedding grows, as it does for a token that was added."""
+    """The trainer's embedding grows, as it does for an added token."""
 
     def load_and_resize(load: Any, *args: Any, **kwargs: Any) -> Any:
         model = load(*args, **kwargs)
@@ -86,7 +86,7 @@ def half_sent(site: Site) -> None:
 
 
 def _give(site: Site, change: Callable[[Tensors], Tensors]) -> None:
-    """The trainer gives away what ``change`` makes of its tensors."""
+    """The trainer sends what ``change`` makes of its tensors."""
     site.wrap(weights, "named_weights", lambda named, model: change(named(model)))
 
 
@@ -107,16 +107,16 @@ def trainer_killed(site: Site) -> object:
 
 
 class Trainer(ray_actors.Trainer):
-    """A trainer's actor that does not survive its first push."""
+    """A trainer actor that does not survive its first push."""
 
     def parts(self) -> dict[str, Any]:
-        """The trainer, and a weight source that ends the process."""
+        """The trainer, with a weight source that ends the process."""
         made = super().parts()
         return made | {"source": DyingSource(made["source"].trainer, self.config)}
 
 
 class DyingSource(WeightSource):
-    """Ends its process half-way through a push."""
+    """Ends its process halfway through a push."""
 
     def __init__(self, trainer: Any, config: JobConfig) -> None:
         super().__init__(trainer)
@@ -124,12 +124,12 @@ class DyingSource(WeightSource):
         self._sending = False
 
     def send(self, rendezvous: Rendezvous, infos: list[Info]) -> int:
-        """Join the group, give away half of the tensors, and die."""
+        """Join the group, send half of the tensors, and die."""
         self._sending = True
         return super().send(rendezvous, infos)
 
     def tensors(self, infos: Iterable[Info]) -> Iterator[tuple[str, Tensor]]:
-        """The tensors; the second half of them never comes in a push."""
+        """The tensors; the second half of them never arrives in a push."""
         infos = list(infos)
         for number, pair in enumerate(super().tensors(infos)):
             if self._sending and number == len(infos) // 2:
