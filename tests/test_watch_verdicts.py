@@ -130,11 +130,22 @@ def test_what_a_cluster_uses_to_stay_alive_is_no_work() -> None:
 
 
 def test_who_waits_for_another_machine_may_wait_longer() -> None:
-    found = between([ODD], [ODD], remote=("10.0.0.5:8000",))
+    asks = process(0, Frame(PLACE + "requests/sessions.py", 700, "Session.send"))
+    asks = replace(asks, role=Role("process", "train.py"))
+    found = between([asks], [asks], remote=("10.0.0.5:8000",))
     assert (found.word, found.confidence) == (SLOW, "likely")
     assert "10.0.0.5:8000" in found.why[0]
-    late = between([ODD], [ODD], remote=("10.0.0.5:8000",), output_at=NOW - 700)
+    late = between([asks], [asks], remote=("10.0.0.5:8000",), output_at=NOW - 700)
     assert (late.word, late.confidence) == (STUCK, "likely")
+
+
+def test_ranks_that_all_wait_for_those_of_another_machine_may_wait_longer() -> None:
+    found = between(RANKS, RANKS, remote=("10.0.0.5:29500",))
+    assert (found.word, found.confidence) == (SLOW, "likely")
+
+
+def test_a_tracker_of_experiments_does_not_excuse_a_job() -> None:
+    assert between([*RANKS, ODD], [*RANKS, ODD], remote=("1.2.3.4:443",)).word == STUCK
 
 
 def test_a_stopped_process_is_the_odd_one() -> None:

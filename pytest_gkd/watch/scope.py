@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -60,49 +61,45 @@ class Scope:
         return {pid: table[pid] for pid in mine}
 
     def _owned(self, seeds: Iterable[int], table: dict[int, Stat]) -> set[int]:
+        """The seeds with what is theirs, but not this process and what it starts."""
+        seeds, me = set(seeds), os.getpid()
         found = procfs.owned(seeds, table) - self.spare
-        return found - procfs.below({os.getpid()}, _without(table, self.spare))
+        own = procfs.below({me}, _without(table, self.spare))
+        below = procfs.below(seeds, table)
+        return found - (own if me in below else own - below)
 
     def _look_around(self, mine: set[int], table: dict[int, Stat]) -> None:
         ours: set[tuple[str, int]] = set()
         remote: set[str] = set()
-        hidden: list[int] = []
         jobs: set[str] = set()
+        for one in (every := _connections()):
+            if one.pid not in mine or one.status != psutil.CONN_ESTABLISHED:
+                continue
+            host, port = _plain(one.raddr[0]), int(one.raddr[1])
+            if _is_here(host, _plain(one.laddr[0])):
+                ours.add((host, port))
+            else:
+                remote.add(f"{host}:{port}")
         for pid in mine:
-            try:
-                connections = psutil.Process(pid).net_connections(kind="tcp")
-            except psutil.AccessDenied:
-                hidden.append(pid)
-                continue
-            except psutil.Error:
-                continue
-            for one in connections:
-                if one.status != psutil.CONN_ESTABLISHED or not one.raddr:
-                    continue
-                host, port = _plain(one.raddr[0]), int(one.raddr[1])
-                if _is_here(host, _plain(one.laddr[0])):
-                    ours.add((host, port))
-                else:
-                    remote.add(f"{host}:{port}")
             for path in open_files(pid):
                 if session := _SESSION.match(path):
                     self.sessions.add(session[1])
                 if job := _OF_JOB.search(path):
                     jobs.add(job[1])
         self.remote = tuple(sorted(remote))
-        unseen = []
-        if hidden:
-            pids = ", ".join(map(str, hidden[:5]))
-            unseen.append(f"processes of another user may not be looked into: {pids}")
+        self.unseen = _hidden(mine)
         ports = {port for _, port in ours}
-        others = {pid: s for pid, s in table.items() if pid not in mine}
-        if ports or self.sessions:
-            for pid in others:
-                if self._is_peer(pid, ports, jobs):
-                    self._peers.setdefault(pid, others[pid].start)
-        self.unseen = tuple(unseen)
+        serving = {
+            one.pid
+            for one in every
+            if one.status == psutil.CONN_LISTEN and int(one.laddr[1]) in ports
+        }
+        if serving or self.sessions:
+            for pid in table.keys() - mine:
+                if self._is_peer(pid, serving, jobs):
+                    self._peers.setdefault(pid, table[pid].start)
 
-    def _is_peer(self, pid: int, ports: set[int], jobs: set[str]) -> bool:
+    def _is_peer(self, pid: int, serving: set[int], jobs: set[str]) -> bool:
         """Whether another process serves this job, or is a worker of it in Ray."""
         if procfs.user(pid) not in (os.getuid(), None) and os.getuid():
             return False
@@ -113,13 +110,25 @@ class Scope:
         if command.startswith("ray::"):
             found = [_WORKER.search(path) for path in open_files(pid)]
             return any(one and one[1] in jobs for one in found)
-        if not ports:
-            return False
-        with contextlib.suppress(psutil.Error):
-            for one in psutil.Process(pid).net_connections(kind="tcp"):
-                if one.status == psutil.CONN_LISTEN and int(one.laddr[1]) in ports:
-                    return _serves(command)
-        return False
+        return pid in serving and _serves(command)
+
+
+def _connections() -> list[Any]:
+    """All TCP connections of the processes that may be looked into, in one walk."""
+    try:
+        return psutil.net_connections(kind="tcp")
+    except (psutil.Error, OSError):
+        return []
+
+
+def _hidden(mine: set[int]) -> tuple[str, ...]:
+    """Which of a job's processes are another user's, in words."""
+    own = os.getuid()
+    hidden = sorted(pid for pid in mine if own and procfs.user(pid) not in (own, None))
+    if not hidden:
+        return ()
+    pids = ", ".join(map(str, hidden[:5]))
+    return (f"processes of another user may not be looked into: {pids}",)
 
 
 def _serves(command: str) -> bool:

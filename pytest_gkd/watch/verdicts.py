@@ -46,6 +46,7 @@ SLOW_LEAST_S = 30.0
 SLEPT_S = 5.0
 
 # Kinds of ``waiting`` in which a process may spin, and uses a core or a GPU for it.
+_REMOTE = ("http", "socket", "ray")
 _SPINS = ("collective", "store", "gpu", "broadcast")
 _DEBUGGER = re.compile(r"(?:^|/)(?:pdb|bdb|ipdb/\w+|pudb/\w+|debugpy/\S+)\.py$")
 # What keeps heartbeats, and what only serves the others.
@@ -188,7 +189,8 @@ def compare(
     apart = bool(waiting_for_peers) or _stand_apart(working)
     if second.gpus_at_work and not apart and silent_s < REMOTE_S:
         return _going(progress, second, usual, second.gpus_at_work)
-    if second.remote and not apart and silent_s < REMOTE_S:
+    elsewhere = bool(second.remote) and _waits_elsewhere(working)
+    if elsewhere and silent_s < REMOTE_S:
         why = f"it waits, connected to another machine ({', '.join(second.remote[:3])})"
         return Verdict(SLOW, silent_s, (why,), "likely", progress.phase)
     return _stuck(working, others, first, second, progress, silent_s)
@@ -254,6 +256,21 @@ def _stand_apart(working: list[Change]) -> bool:
             frames = own_frames.own(thread)
             places.add(str(frames[-1].function) if frames else "")
     return len(places) > 1
+
+
+def _waits_elsewhere(working: list[Change]) -> bool:
+    """Whether who may do the work is on another machine: a server, or other ranks.
+
+    A connection alone does not say it: trackers of experiments keep one open.
+    """
+    ranks = [one.now for one in working if one.now.role.kind == "rank"]
+    if max((one.role.world_size or 0 for one in ranks), default=0) > len(ranks):
+        return all(waits_for_peers(one) for one in ranks)
+    threads = filter(None, (main_thread(one.now) for one in working))
+    return any(
+        found is not None and found.kind in _REMOTE
+        for found in map(waiting.of, threads)
+    )
 
 
 def _stuck(

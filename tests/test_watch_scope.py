@@ -1,0 +1,77 @@
+"""Which processes are of a job: what is below it, and who here serves it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from watch_helpers import until
+
+from pytest_gkd.processes import procfs
+from pytest_gkd.watch import scope
+from pytest_gkd.watch.scope import Scope
+
+SERVER = """
+import socket, time
+listening = socket.create_server(("127.0.0.1", 0))
+open("port", "w").write(str(listening.getsockname()[1]))
+kept = listening.accept()
+open("accepted", "w").close()
+time.sleep(100)
+"""
+CLIENT = """
+import pathlib, socket, subprocess, sys, time
+kept = socket.create_connection(("127.0.0.1", int(pathlib.Path("port").read_text())))
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+open("child", "w").write(str(child.pid))
+child.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"), [("serve_teacher.py", True), ("x.py", False)]
+)
+def test_a_teachers_server_is_of_the_job_that_is_connected_to_it(
+    tmp_path: Path, name: str, counts: bool
+) -> None:
+    (tmp_path / name).write_text(SERVER)
+    server = subprocess.Popen([sys.executable, name], cwd=tmp_path)
+    job = None
+    try:
+        port = tmp_path / "port"
+        until(lambda: port.exists() and port.read_text(), "no server")
+        job = subprocess.Popen([sys.executable, "-c", CLIENT], cwd=tmp_path)
+        child = tmp_path / "child"
+        until(lambda: child.exists() and child.read_text(), "no child")
+        until((tmp_path / "accepted").exists, "no connection")
+        pid = job.pid
+        found = Scope(lambda _: [pid]).find(time.monotonic(), closely=True)
+        expected = {pid, int(child.read_text())} | ({server.pid} if counts else set())
+        assert set(found) == expected
+    finally:
+        for one in filter(None, (job, server)):
+            for pid in procfs.below([one.pid], procfs.table()):
+                subprocess.run(["kill", "-9", str(pid)], check=False)
+            one.wait()
+
+
+def test_a_jobs_logs_are_those_that_it_writes(tmp_path: Path) -> None:
+    (tmp_path / "read.log").write_text("x")
+    text = (
+        "import time; a = open('read.log'); b = open('own.log', 'w'); "
+        "c = open('data.bin', 'w'); open('ready', 'w').close(); time.sleep(100)"
+    )
+    with (tmp_path / "out").open("w") as out:
+        job = subprocess.Popen(
+            [sys.executable, "-c", text], cwd=tmp_path, stdout=out, stderr=out
+        )
+    try:
+        until((tmp_path / "ready").exists, "not ready")
+        found = {path.name for path in scope.written_logs([job.pid])}
+        assert found == {"out", "own.log"}
+    finally:
+        job.kill()
+        job.wait()
