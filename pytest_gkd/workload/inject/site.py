@@ -67,7 +67,7 @@ class Site(contextlib.ExitStack):
         setattr(owner, name, value)
 
     def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> object:
-        """Call ``around`` instead of a function, with the function as first argument."""
+        """Call ``around`` instead of a function, which is its first argument."""
         before = getattr(owner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
