@@ -168,3 +168,58 @@ def test_some_causes_tell_more_than_the_frames() -> None:
     assert phase(f"Generating train split: 288 examples\n(autoscaler +7s) {ray}") == (
         "actor-init"
     )
+
+
+def called(function: str, code: str, file: str = "a.py") -> str:
+    return f'  File "/opt/{file}", line 7, in {function}\n    {code}'
+
+
+@pytest.mark.parametrize(
+    ("frames", "error", "phase"),
+    [
+        (
+            [
+                called("<module>", "import job", "train.py"),
+                called("<module>", "import vllm._C", "job.py"),
+            ],
+            "ImportError: libcudart.so.13",
+            "config",
+        ),
+        (
+            [called("<module>", "main()", "train.py"), called("main", "work()")],
+            "ImportError: libcudart.so.13",
+            "",
+        ),
+        (
+            [
+                called("compute_loss", "teacher_outputs = self.teacher_model("),
+                frame("f"),
+            ],
+            "ValueError: no",
+            "teacher",
+        ),
+        (
+            [called("compute_loss", "outputs = model("), frame("f")],
+            "ValueError: no",
+            "training-step",
+        ),
+        (
+            [
+                called("main", "teacher = AutoModel.from_pretrained("),
+                frame("init_model"),
+            ],
+            "ValueError: no",
+            "teacher-init",
+        ),
+        (
+            [called("main", "rows = [json.loads(line) for line in open(path)]")],
+            "ValueError: no",
+            "data",
+        ),
+        ([called("run", "go()", "losses.py")], "ValueError: no", "training-step"),
+    ],
+)
+def test_lines_and_files_tell_where_names_do_not(
+    frames: list[str], error: str, phase: str
+) -> None:
+    assert phase_of(START, *frames, error) == phase
