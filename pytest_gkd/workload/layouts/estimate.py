@@ -1,9 +1,9 @@
-"""Estimates, before anything is loaded, what each role needs of GPU and host memory.
+"""Estimates, before anything is loaded, each role's GPU and host memory needs.
 
-Counted from config.json and the headers of the safetensors alone. ``least`` is what a
-part takes whatever else happens: only where the sum of these exceeds the memory is a
-stage refused. ``usual`` is what it takes as a rule, without activations; where that
-sum exceeds the memory, a note says so.
+Computed from config.json and the safetensors headers alone. ``least`` is what a part
+takes whatever else happens: a stage is refused only if the sum of these exceeds the
+memory. ``usual`` is what it typically takes, without activations; if that sum exceeds
+the memory, a note says so.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 HOST = "host memory"
-# A process's CUDA context with the kernels that it loads; 0.3 to 0.6 GiB as a rule.
+# A process's CUDA context with the kernels it loads; typically 0.3 to 0.6 GiB.
 CONTEXT_BYTES = GIB // 2
-# What other stages of this run may hold on a GPU for a while: the probe of the
-# environment stage a context, nccl's ranks buffers of up to 1 GiB each.
+# What this run's other stages may hold on a GPU for a while: the environment stage's
+# probe a context, nccl's ranks buffers of up to 1 GiB each.
 PASSING_BYTES = 4 * GIB
-# torch and vLLM see up to 2 % less of a card than the driver's library shows.
+# torch and vLLM see up to 2 % less of a card than NVML reports.
 UNSEEN = 0.05
 FORMAT_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-# Parts that some loaders leave out: what sees or hears, and layers that draft tokens.
+# Parts that some loaders skip: vision and audio encoders, and draft-token layers.
 _LEFT_OUT = re.compile(r"vision|visual|image|audio|speech|projector|mtp|nextn|eh_proj")
 _EXPERT = re.compile(r"\bexperts?\b")
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
-# Model types whose cache is keys and values of every layer for every token.
+# Model types whose cache holds keys and values of every layer for every token.
 QWEN = ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe")
 PLAIN_CACHE = ("llama", "mixtral", "granite", *QWEN)
 STEP = 0.05
@@ -68,8 +68,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Room:
-    """The memory of one place in bytes; ``passing`` is what this run itself may have
-    there for a while, and gives back."""
+    """One place's memory in bytes; ``passing`` is what this run itself may hold there
+    for a while before it gives it back."""
 
     name: str
     free: int
@@ -87,8 +87,8 @@ class Size:
     """Elements and bytes of a model's weights in a given dtype.
 
     ``least`` and ``trained`` count what is certain: the bytes that are loaded, and the
-    elements that get a gradient in any step. ``mapped`` says that the file holds them
-    in that dtype, so that a CPU may keep them in the file's own pages.
+    elements that get a gradient in every step. ``mapped`` says that the file stores
+    them in that dtype, so that a CPU may keep them in the file's own pages.
     """
 
     elements: int
@@ -99,9 +99,9 @@ class Size:
 
 
 def count(files: ModelFiles, dtype: str) -> Size | None:
-    """The weights of a model that is loaded in ``dtype``; None for pickled ones."""
+    """The weights of a model loaded in ``dtype``; None for pickled ones."""
     config = {**files.config, **checkpoint.text_part(files.config)}
-    # Mistral's own format lies beside the one that is loaded.
+    # Files in Mistral's own format may lie next to those that are loaded.
     named = [p for p in files.weight_files if not p.name.startswith("consolidated")]
     used = named or files.weight_files
     if any(path.suffix != ".safetensors" for path in used):
@@ -132,10 +132,10 @@ def _may_be_left_out(name: str, config: Mapping[str, Any]) -> bool:
 
 
 def training(size: Size, dtype: str, device: str) -> list[Part]:
-    """What a step of ``optimizer.Optimizer`` takes beside the weights, at its peak.
+    """What a step of ``optimizer.Optimizer`` takes on top of the weights, at its peak.
 
     Gradients, AdamW's two moments, and for 16 bits float32 copies of weights and
-    gradients, without which bfloat16 goes on a GPU that has no room for them.
+    gradients, which bfloat16 goes without on a GPU that has no room for them.
     """
     width = 4 if dtype == "float32" else 2
     gradients = Part("gradients", size.elements * width, size.trained * width)
@@ -161,9 +161,9 @@ def cache(config: Mapping[str, Any], tokens: int, width: int) -> Part:
 
 
 def placement(settings: Settings) -> dict[str, tuple[int | str, ...]]:
-    """Which of the GPUs each role is on, counted from 0: the engine on the first ones,
-    trainer and teacher on one of the others each, as far as there are. On a CPU all
-    are in host memory."""
+    """The GPUs of each role, counted from 0: the engine on the first ones, trainer and
+    teacher on one of the others each, as far as they go. On a CPU all are in host
+    memory."""
     last = settings.gpus - 1
     size = settings.tensor_parallel_size
     if settings.device == "cpu":
@@ -180,12 +180,12 @@ def placement(settings: Settings) -> dict[str, tuple[int | str, ...]]:
 def rooms(settings: Settings) -> dict[int | str, Room]:
     """The memory of this machine: each GPU's by its number, and the host's.
 
-    Without the GPUs where they are MIG instances, of which NVML tells their card's
-    memory, or have the host's memory, of which it tells none (0 bytes). Ray
-    gives its actors any of the GPUs, so there each counts as the roomiest one.
+    Omits GPUs that are MIG instances, for which NVML reports the whole card's memory,
+    or share the host's memory, for which it reports none (0 bytes). Ray gives its
+    actors any of the GPUs, so there each counts as the roomiest one.
     """
     memory = env_memory.read_memory()
-    # Swap may take what nobody looks at; other processes of this run end meanwhile.
+    # Idle pages may be swapped out, and other processes of this run will end.
     passing = psutil.swap_memory().free
     for pid in gpu.run_pids() - {os.getpid()}:
         try:
@@ -209,7 +209,7 @@ def rooms(settings: Settings) -> dict[int | str, Room]:
 
 
 class Estimate:
-    """What a job's roles take, read before any of them is made."""
+    """What a job's roles need, read before any of them is created."""
 
     def __init__(self, job: JobConfig, inputs: Inputs) -> None:
         """Read headers and the free memory. See ``model_files.inspect`` for faults."""
@@ -264,7 +264,7 @@ class Estimate:
         ]
 
     def needs(self, stage: str) -> dict[int | str, list[Part]]:
-        """What one of our stages puts where; empty for a stage of the user's."""
+        """What one of our stages allocates, by place; empty for a user's stage."""
         found: dict[int | str, list[Part]] = defaultdict(list)
         student, teacher = (self.sizes.get(role) for role in ("student", "teacher"))
         if stage not in STAGES or student is None:
@@ -295,8 +295,8 @@ class Estimate:
                 Part("the engine's weights", student.nbytes, student.least),
                 Part("its KV cache", reserved, reserved if self._may_serve() else 0),
             ]
-        # vLLM fills its share of the card with cache; what its profile's activations
-        # took is left free, and is taken to be less than half of that.
+        # vLLM fills its share of the card with cache; what its profiling run's
+        # activations took stays free, and is assumed to be less than half of that.
         own, certain = student.nbytes // self.ranks, student.least // self.ranks
         return [
             Part("the engine's weights", own, certain),
@@ -333,9 +333,9 @@ class Estimate:
         return f"{has}; {listed} make {size_text(usual)}, without activations."
 
     def _judge_engine(self, room: Room) -> None:
-        """Raise where the engine's share cannot hold its weights and one sequence, or
-        is more than is free, where vLLM gives up (v1/worker/utils.py, request_memory).
-        """
+        """Raise if the engine's share cannot hold its weights and one sequence, or
+        exceeds what is free, where vLLM gives up (v1/worker/utils.py,
+        request_memory)."""
         size, one = self.sizes["student"], self._sequence()
         least = size.least // self.ranks + one.least
         claims = (
@@ -372,17 +372,17 @@ class Estimate:
         return Part(whole.what, whole.usual // self.ranks, least)
 
     def _may_serve(self) -> bool:
-        """Whether the model has the positions; without them vLLM refuses the length."""
+        """Whether the model has enough positions; if not, vLLM rejects the length."""
         positions = model_files.positions(self.config)
         return positions is None or self.engine.max_model_len <= positions
 
     def _engine_wants(self) -> int:
-        """Bytes on each GPU for weights, one sequence and as much again as a rule."""
+        """Bytes on each GPU for weights, two sequences and 1 GiB."""
         own = self.sizes["student"].nbytes // self.ranks
         return own + 2 * self._sequence().usual + GIB
 
     def _larger_share(self, room: Room) -> dict[str, Any]:
-        """What the engine would do with: a larger share, or more GPUs."""
+        """What would let the engine fit: a larger share, or more GPUs."""
         found: dict[str, Any] = {}
         share = math.ceil(self._engine_wants() / room.total / STEP) * STEP
         others = {*self.where["student"], *self.where["teacher"]}
@@ -397,7 +397,7 @@ class Estimate:
     def _smaller_share(
         self, place: int | str, room: Room, parts: list[Part]
     ) -> dict[str, Any]:
-        """A share for the engine with which the rest may fit beside it."""
+        """A share for the engine that may leave room for the rest."""
         if place == HOST or place not in self.where["engine"]:
             return {}
         rest = sum(p.least for p in parts[2:]) + GIB + self._contexts(place)
@@ -407,7 +407,7 @@ class Estimate:
         return {}
 
     def _contexts(self, place: int | str) -> int:
-        """Bytes of the contexts on a GPU: one for each role that has a process."""
+        """Bytes of the CUDA contexts on a GPU: one per role that has a process."""
         if place == HOST:
             return 0
         roles = sum(place in at for at in self.where.values())

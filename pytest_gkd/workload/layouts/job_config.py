@@ -1,4 +1,4 @@
-"""What a layout builds from, and how each part is made of it."""
+"""What a layout is built from, and how each part's configuration is derived from it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class JobConfig:
 
 
 def job_config(settings: Settings, inputs: Inputs, run_dir: Path) -> JobConfig:
-    """How the engine is to be started for these settings and models."""
+    """The engine's configuration for these settings and models."""
     if Path(inputs.student).is_dir():
         config = model_files.read_config(Path(inputs.student), inputs.origin("student"))
     else:
@@ -70,7 +70,7 @@ def job_config(settings: Settings, inputs: Inputs, run_dir: Path) -> JobConfig:
     tokens = max(tokens, MIN_MODEL_LEN)
     positions = model_files.positions(config)
     if settings.max_prompt_length == Settings.max_prompt_length and positions:
-        # A limit that nobody asked for must not be what a small model fails on.
+        # A small model must not fail on a limit that nobody asked for.
         tokens = min(tokens, positions)
     on_cpu = settings.device == "cpu"
     cache = engine_config.cache_bytes(config, tokens) if on_cpu else None

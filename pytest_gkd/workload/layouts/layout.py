@@ -1,9 +1,9 @@
-"""Where trainer, teacher and rollout engine live, and how weights get across.
+"""Where trainer, teacher and rollout engine live, and how weights move.
 
-One interface for three answers: in one process (``colocated``), engine and trainer in
-processes of their own (``split``), each a Ray actor (``ray``). Each builds the parts of
-a job where it wants them, and says how weights move; a part may stand for one of its
-class that is in another process.
+One interface with three implementations: in one process (``colocated``), engine and
+trainer in separate processes (``split``), each a Ray actor (``ray``). Each creates a
+job's parts where it wants them, and says how weights move; a part may be a proxy for
+one in another process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PushReport:
-    """One push of weights: tensors, bytes and seconds it took, and by what means."""
+    """One weight push: tensors, bytes, seconds, and the transport."""
 
     tensors: int
     bytes: int
@@ -48,8 +48,8 @@ LAYOUTS = {layout.name: layout for layout in (Colocated, Split, RayLayout)}
 class Job:
     """A trainer, a teacher and a rollout engine that belong together.
 
-    Each part is made when first asked for. ``broken`` is set when a stage fails: the
-    engine may then hold half of the weights, or never answer again.
+    Each part is created on first use. ``broken`` is set when a stage fails: the engine
+    may then hold half of the weights, or never answer again.
     """
 
     def __init__(self, gkd: StageContext, config: JobConfig, layout: Layout) -> None:
@@ -66,7 +66,7 @@ class Job:
 
     @cached_property
     def training(self) -> tuple[Trainer, WeightSource]:
-        """The trainer, and what reads its weights for a push."""
+        """The trainer, and the source that reads its weights for a push."""
         self._gkd.step("loading the trainer")
         return self.layout.load_trainer()
 
@@ -89,9 +89,9 @@ class Job:
 
     @cached_property
     def parameter_map(self) -> ParameterMap:
-        """Which engine parameter takes which tensor, for the checkpoint's own names.
+        """Which engine parameter takes which tensor, by the checkpoint's own names.
 
-        Found out while both sides still hold that checkpoint.
+        Determined while both sides still hold that checkpoint.
         """
         self._gkd.step("matching parameters by name")
         return push.by_content(
@@ -120,10 +120,11 @@ class Job:
         )
 
     def push_weights(self) -> PushReport:
-        """The trainer's weights into the engine, after a look at whether they fit.
+        """Push the trainer's weights into the engine, after checking that they fit.
 
         Raises StageFault ``sync.name-or-shape`` or ``train.nan`` before anything is
-        sent, ``sync.stuck`` when it does not end, else what the layout raises.
+        sent, ``sync.stuck`` if the push does not return, and whatever else the layout
+        raises.
         """
         base = self.parameter_map
         transfer = self.transfer
@@ -144,19 +145,19 @@ class Job:
         return PushReport(len(infos), moved, seconds, transfer.transport)
 
     def engine_digests(self) -> dict[str, str]:
-        """A digest per tensor name, of what the engine's processes hold."""
+        """A digest per tensor name of what the engine's processes hold."""
         mapped = self.parameter_map
         self._gkd.step("comparing checksums")
         return self.engine.digests(mapped)
 
     def trainer_digests(self) -> dict[str, str]:
-        """The same of what the trainer holds, in the engine's dtypes."""
+        """The same for what the trainer holds, in the engine's dtypes."""
         return self.source.digests(self.parameter_map)
 
     def check_served(
         self, when: str, cause: str = "sync.not-applied"
     ) -> dict[str, str]:
-        """The engine holds the trainer's weights; their digests.
+        """Check by digests that the engine holds the trainer's weights.
 
         Raises StageFault ``cause``, or ``sync.name-or-shape`` for a tensor of another
         shape, which cannot be equal.
@@ -185,8 +186,8 @@ class Job:
     def close(self, *, for_another: bool = False) -> None:
         """End every process that the job started.
 
-        ``for_another`` says that a job takes its place in this process, which needs
-        the memory; else the process itself is about to end.
+        ``for_another`` says that another job takes its place in this process, and needs
+        the memory; otherwise the process itself is about to exit.
         """
         if for_another:
             for part in ("engine", "training", "teacher"):
@@ -196,10 +197,10 @@ class Job:
 
 
 def open_job(settings: Settings, gkd: StageContext, inputs: Inputs) -> Job:
-    """A job in the layout that ``settings`` name; its parts are made when used.
+    """A job in the layout that ``settings`` name; its parts are created on first use.
 
-    Raises StageFault for models that cannot be there and for settings that contradict
-    each other, before anything heavy is imported.
+    Raises StageFault for models that do not exist and for contradictory settings,
+    before anything heavy is imported.
     """
     for name in ("student", "teacher"):
         found = model_files.inspect(getattr(inputs, name), inputs.origin(name))
@@ -216,7 +217,7 @@ def open_job(settings: Settings, gkd: StageContext, inputs: Inputs) -> Job:
 
 
 def check_layout(settings: Settings) -> None:
-    """Raise StageFault ``config.invalid-combination`` for a layout that cannot be."""
+    """Raise StageFault ``config.invalid-combination`` for an impossible layout."""
     if settings.layout == "colocated" and settings.tensor_parallel_size > 1:
         raise StageFault(
             "config.invalid-combination",

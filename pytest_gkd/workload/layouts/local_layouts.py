@@ -1,4 +1,4 @@
-"""Trainer and engine in one process, or in processes side by side."""
+"""Trainer and engine in one process, or in separate processes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pytest_gkd.workload.gkd.trainer import Trainer
     from pytest_gkd.workload.gkd.weight_source import WeightSource
 
-# Both texts seen with vLLM 0.32 and Olmo2ForCausalLM: the first of a model that was
-# loaded before the engine, the second of one that was loaded after.
+# Both texts seen with vLLM 0.32 and Olmo2ForCausalLM: the first for a model loaded
+# before the engine, the second for one loaded after it.
 SHARED_CLASS = (
     "vLLM runs this model by transformers' own {0} and changes that class for "
     "torch.compile: a trainer of it in the engine's process then fails (\"'{0}' object "
@@ -69,10 +69,10 @@ class _Local:
 
 
 class Colocated(_Local):
-    """Everything in this process; a push is a load in place."""
+    """Everything in this process; a push loads weights in place."""
 
     name = "colocated"
-    ends_by_itself = True  # taking the engine down first would cost 2 s
+    ends_by_itself = True  # shutting the engine down first would cost 2 s
 
     def new_engine(self) -> engines.Engine:
         from pytest_gkd.workload.engine import engine_worker

@@ -1,4 +1,4 @@
-"""A program that makes random weights: ``shrunk`` has them of a process of its own."""
+"""A program that creates random weights; ``shrunk`` runs it as a separate process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_gkd.workload.models import shrink
 
 @dataclass(frozen=True)
 class Order:
-    """Weights to make for the config in ``directory``, in ``dtype`` (a torch name)."""
+    """Weights to create for ``directory``'s config, in ``dtype`` (a torch name)."""
 
     directory: Path
     dtype: str
@@ -23,7 +23,7 @@ class Order:
 
 
 def write(order: Order) -> None:
-    """Write weights as transformers begins a new model."""
+    """Write weights as transformers initializes a new model."""
     import torch
     from transformers import AutoConfig
 

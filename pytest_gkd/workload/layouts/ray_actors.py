@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Role(abc.ABC):
     """One role of the job and the objects that belong to it, by name.
 
-    They are made by the first call, not in the constructor: of an actor that fails
-    there, Ray only says that it died.
+    They are created by the first call, not in the constructor: if an actor fails there,
+    Ray only says that it died.
     """
 
     def __init__(self, config: JobConfig) -> None:
@@ -26,10 +26,10 @@ class Role(abc.ABC):
 
     @abc.abstractmethod
     def parts(self) -> dict[str, Any]:
-        """Make the objects; the main one has the empty name."""
+        """Create the objects; the main one has the empty name."""
 
     def call(self, part: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call ``method`` of one of the objects; without a name, only make them.
+        """Call ``method`` of one of the objects; without a name, only create them.
 
         Returns a StageFault: Ray would turn the exception into one of its own.
         """
@@ -45,11 +45,11 @@ class Role(abc.ABC):
 
     @functools.cached_property
     def _made(self) -> dict[str, Any]:
-        with collector.paused():  # imports are most of the time here
+        with collector.paused():  # imports take most of the time here
             return self.parts()
 
 
-# A class each: Ray titles the processes by it, as stacks and process lists show them.
+# One class each: Ray puts its name in the process title, which stacks and ps show.
 
 
 class Rollout(Role):

@@ -1,7 +1,7 @@
 """Teacher, trainer and rollout engine as Ray actors.
 
-A local Ray, started for this job and ended with it. Weights go from the trainer's actor
-straight into the rollout's, over a group of their own; Ray only passes the calls.
+A local Ray, started for this job and stopped with it. Weights go directly from the
+trainer's actor to the rollout's, over a group of their own; Ray only carries the calls.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OBJECT_STORE_BYTES = 200 << 20
 
 
 class RayLayout:
-    """Three actors, each in a process of its own, in one placement group."""
+    """Three actors, each in its own process, in one placement group."""
 
     name = "ray"
     ends_by_itself = False
@@ -50,7 +50,7 @@ class RayLayout:
             "starting the rollout actor and its engine",
             on_gpu=self.config.settings.gpus > 0,
         ):
-            # The trainer's process imports meanwhile; it is needed right after.
+            # The trainer's process imports in parallel; it is needed right after.
             self._actor(ray_actors.Trainer)
             return self._actor(ray_actors.Rollout).wait_until_made()
 
@@ -78,7 +78,7 @@ class RayLayout:
     # -- placement -------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Start a Ray of our own and place the actors in it, once."""
+        """Start our own Ray and place the actors in it, once."""
         if self._group is not None:
             return
         # Read when Ray is imported, here and in the actors.
@@ -93,7 +93,7 @@ class RayLayout:
         self._started = True
         ray.init(
             address="local",
-            # Cores are shared between the three, which Ray would not believe.
+            # The three share cores, which Ray's accounting does not allow for.
             num_cpus=max(settings.cpus, len(ROLES)),
             num_gpus=settings.gpus,
             include_dashboard=False,
@@ -107,7 +107,7 @@ class RayLayout:
         self._group = place(needs, min(PLACEMENT_BUDGET_S, self.gkd.working_s(0.5)))
 
     def _actor(self, role: type[ray_actors.Role]) -> Remote:
-        """The actor of ``role``, which is being made from the first call on."""
+        """The actor of ``role``, created on the first call."""
         if role in self._remotes:
             return self._remotes[role]
         self.connect()
@@ -131,11 +131,11 @@ class RayLayout:
 
 
 def where_import_waits(role: str, gkd: StageContext) -> str:
-    """Where the actor ``role`` stands, if in an import that does nothing but wait."""
+    """Where the actor ``role`` is blocked if it is in an import that only waits."""
     for one in tree.descendants(os.getpid()):
         if f"ray::{role.capitalize()}" not in tree.describe(one):
             continue
-        # Ray's own threads in it wake now and then.
+        # Ray's own threads in it wake up now and then.
         if any(exit_reasons.only_wait(partial(list, [one])) for _ in range(TRIES)):
             place = gkd.report_dir / "stacks" / gkd.stage
             found = stacks.collect(one.pid, gkd.run_dir / "armed", place)
@@ -145,9 +145,9 @@ def where_import_waits(role: str, gkd: StageContext) -> str:
 
 
 def bundles(gpus: int, tensor_parallel_size: int) -> list[dict[str, float]]:
-    """What rollout, trainer and teacher (in this order) need, as Ray counts it.
+    """What rollout, trainer and teacher (in this order) need, as Ray resources.
 
-    A GPU each where there are enough, else trainer and teacher share one, and on a
+    One GPU each if there are enough, else trainer and teacher share one, and on a
     machine with one GPU all three do.
     """
     if not gpus:
@@ -162,8 +162,8 @@ def bundles(gpus: int, tensor_parallel_size: int) -> list[dict[str, float]]:
 def place(needs: list[dict[str, float]], budget_s: float) -> Any:
     """A placement group of ``needs``, ready.
 
-    Ray waits for resources without a word and without end; its table of groups knows
-    at once when they cannot come. Raises StageFault ``ray.no-resources``.
+    Ray waits for resources silently and forever; its table of groups knows at once if
+    they are infeasible. Raises StageFault ``ray.no-resources``.
     """
     import ray
     from ray.util.placement_group import placement_group, placement_group_table
@@ -192,7 +192,7 @@ def place(needs: list[dict[str, float]], budget_s: float) -> Any:
 
 @dataclass
 class Remote:
-    """Stands for an object in an actor: has its methods, each bounded in time."""
+    """A proxy for an object in an actor: has its methods, each with a time limit."""
 
     actor: Any
     role: str
@@ -201,7 +201,7 @@ class Remote:
     kills: int = field(default_factory=exit_reasons.oom_kills)
 
     def wait_until_made(self) -> Remote:
-        """Return once the actor's object is there; raises what its making raised."""
+        """Return once the actor's object exists; raises what its creation raised."""
         self._call("", "")
         return self
 
@@ -222,7 +222,7 @@ class Remote:
         import ray
 
         answer = self.actor.call.remote(part, method, *args, **kwargs)
-        # A little more than the operation that it is part of, which names both sides.
+        # A little more than the enclosing operation's limit, which names both sides.
         budget_s, extra_s = self.gkd.working_s(0.5), self.gkd.extra()
         asked = ".".join(filter(None, (part, method)))
         asked = f"{asked}()" if asked else "its start"
@@ -239,7 +239,7 @@ class Remote:
         return found
 
     def _get(self, answer: Any, budget_s: float, extra_s: float) -> Any:
-        """The answer, after what the stage is given meanwhile on top of its budget."""
+        """The answer; waits longer by what the stage is granted beyond its budget."""
         import ray
 
         while True:
@@ -252,7 +252,7 @@ class Remote:
                 extra_s += budget_s
 
     def _silent(self, asked: str, budget_s: float) -> StageFault:
-        """The fault when the actor lives and does not answer."""
+        """The fault when the actor is alive but does not answer."""
         stopped = exit_reasons.stopped()
         where = "" if stopped else where_import_waits(self.role, self.gkd)
         if where:

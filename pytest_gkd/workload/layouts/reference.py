@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_gkd.workload.engine.greedy import GreedyCheck
     from pytest_gkd.workload.layouts.layout import Job
 
-# Short and plain: any language model has an opinion on how these go on.
+# Short and plain: any language model can continue these confidently.
 PROMPTS = (
     "The capital of France is",
     "Water boils at a temperature of",
@@ -24,9 +24,9 @@ PROMPTS = (
 def check(
     job: Job, prompts: list[list[int]], completions: list[Completion]
 ) -> list[GreedyCheck]:
-    """Judge greedy ``completions`` by one forward pass of the trainer's weights each.
+    """Judge each greedy completion by one forward pass of the trainer's weights.
 
-    Raises StageFault ``train.nan`` for a log-probability that is no number.
+    Raises StageFault ``train.nan`` for a log-probability that is not a number.
     """
     for number, completion in enumerate(completions):
         bad = [p for p, v in enumerate(completion.logprobs) if not math.isfinite(v)]
@@ -49,12 +49,12 @@ def judge(
 ) -> str:
     """Raise StageFault unless the engine's answers are those of the reference.
 
-    Returns, in words, what is no fault and still to be told, else an empty text.
+    Returns, in words, what is no fault but worth reporting, else an empty text.
 
     ``when`` says what went before, such as ``after the push``, and ``pushed`` whether
-    that was one. Where tokens or log-probabilities are not the reference's, what the
-    engine holds tells why: weights that the trainer never sends
-    (``sync.name-or-shape``), other weights than the trainer's, or the right ones, from
+    that was a push. If tokens or log-probabilities differ from the reference's, the
+    engine's tensors tell why: weights that the trainer never sends
+    (``sync.name-or-shape``), weights other than the trainer's, or the right ones, from
     which it computes something else (both ``vllm.wrong-output``).
     """
     problem = _wrong_tokens(checks) or _far_logprobs(checks)
@@ -64,7 +64,7 @@ def judge(
     tokens = f"{when} {tokens}"
     engine = job.engine_digests()
     others = push.differing(engine, job.trainer_digests())
-    # Scales of quantised layers have other names; no trainer has them to send.
+    # Scales of quantized layers have other names; no trainer has them to send.
     endings = (".weight", ".bias") if pushed else ()
     never_sent = [name for name in job.parameter_map.unfilled if name.endswith(endings)]
     cause = "vllm.wrong-output"
@@ -133,7 +133,7 @@ def _far_logprobs(checks: list[GreedyCheck]) -> tuple[str, str] | None:
 
 
 def deviation(checks: list[GreedyCheck]) -> str:
-    """In words, that log-probabilities deviate more than rounding; empty if not."""
+    """In words, that log-probabilities deviate by more than rounding; empty if not."""
     apart = largest_difference(checks)
     tolerance = max(check.tolerance for check in checks)
     if apart is None or apart <= tolerance:
@@ -148,9 +148,9 @@ def deviation(checks: list[GreedyCheck]) -> str:
 def same_answers(
     before: list[Completion], after: list[Completion], tolerance: float
 ) -> bool:
-    """The same tokens, with log-probabilities (nats) within ``tolerance``.
+    """Whether tokens are the same and log-probabilities (nats) within ``tolerance``.
 
-    Tokens alone would not do: a model may say one thing whatever its weights.
+    Tokens alone are not enough: a model may say the same thing whatever its weights.
     """
     return all(
         old.token_ids == new.token_ids
@@ -163,6 +163,6 @@ def same_answers(
 
 
 def largest_difference(checks: list[GreedyCheck]) -> float | None:
-    """The largest difference (nats) of log-probabilities, engine to reference."""
+    """The largest difference (nats) in log-probabilities, engine to reference."""
     found = (check.max_logprob_difference for check in checks)
     return max((value for value in found if value is not None), default=None)

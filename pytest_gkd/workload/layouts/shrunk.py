@@ -1,4 +1,4 @@
-"""Puts copies with fewer layers in the place of the user's models (--gkd-shrink).
+"""Replaces the user's models by copies with fewer layers (--gkd-shrink).
 
 Run as a program it works out beforehand what will be copied, for the run's header:
 pytest's own process reads no model, and a file system may hang. Nothing heavy is
@@ -34,10 +34,10 @@ ROLES = ("student", "teacher")
 
 
 def inputs_of(gkd: StageContext, inputs: Inputs) -> Inputs:
-    """What a stage is to work on: ``inputs``, or copies of them, made when first asked.
+    """The inputs for a stage: ``inputs``, or copies of the models, made on first use.
 
-    A student and a teacher that are one model share their copy. Raises as ``plan_all``
-    and ``Plan.write`` do, and RuntimeError where no random weights could be made.
+    If student and teacher are the same model, they share a copy. Raises as ``plan_all``
+    and ``Plan.write`` do, and RuntimeError if no random weights could be created.
     """
     if gkd.settings.shrink is None or not any(named(gkd.settings)):
         return inputs
@@ -52,10 +52,10 @@ def inputs_of(gkd: StageContext, inputs: Inputs) -> Inputs:
 
 
 def plan_all(settings: Settings, inputs: Inputs) -> dict[str, Plan]:
-    """What to copy for each role, but for a model that has no more layers than asked.
+    """What to copy for each role whose model has more layers than requested.
 
-    Raises StageFault ``checkpoint.missing`` for a model that is not here, and as
-    ``shrink.plan`` does.
+    Raises StageFault ``checkpoint.missing`` for a model that is not on this machine,
+    and as ``shrink.plan`` does.
     """
     layers = None if settings.shrink in (FEW, AUTO) else int(settings.shrink or 0)
     found = {}
@@ -84,7 +84,7 @@ def told(plans: dict[str, Plan]) -> str:
 
 
 def _copy(gkd: StageContext, plan: Plan, place: Path) -> Path:
-    """The copy in ``place``, written now unless it is there; whole or not there."""
+    """The copy in ``place``, written now unless it exists; all of it or nothing."""
     if place.exists():
         return place
     gkd.step(f"copying {plan.text} of {plan.source}")
@@ -92,12 +92,12 @@ def _copy(gkd: StageContext, plan: Plan, place: Path) -> Path:
     draft = Path(tempfile.mkdtemp(dir=place.parent))
     plan.write(draft)
     if plan.tensors is None:
-        # In a process of its own: torch's threads would forbid this one to fork.
+        # In a separate process: torch's threads would make this one unsafe to fork.
         settings = gkd.settings
         dtype = engine_config.choose_dtype(
             plan.config, settings.device, bfloat16=settings.bfloat16
         )
-        # Another model of the same shape must get other weights.
+        # Another model of the same shape must get different weights.
         seed = zlib.crc32(str(plan.source).encode())
         order = random_weights.Order(draft, dtype, seed, settings.trust_remote_code)
         done = subprocess.run(
@@ -118,10 +118,10 @@ def _copy(gkd: StageContext, plan: Plan, place: Path) -> Path:
 
 
 def decide(settings: Settings, stages: Collection[str]) -> tuple[str | None, str]:
-    """What ``settings.shrink`` comes to on this machine, and in words why.
+    """What ``settings.shrink`` resolves to on this machine, and why, in words.
 
-    ``auto`` is None where no stage among ``stages`` would be refused with the full
-    models. What cannot be told yet is left to the stages, which name the cause.
+    ``auto`` becomes None if no stage among ``stages`` would be refused with the full
+    models. What cannot be decided yet is left to the stages, which name the cause.
     """
     student, teacher = named(settings)
     if student is None or teacher is None:
@@ -145,7 +145,7 @@ def decide(settings: Settings, stages: Collection[str]) -> tuple[str | None, str
 
 
 def _refusal(settings: Settings, inputs: Inputs, stages: Collection[str]) -> str:
-    """Why the full models do not fit this machine, empty where they may."""
+    """Why the full models do not fit this machine; empty if they may."""
     estimate = Estimate(job_config(settings, inputs, Path()), inputs)
     try:
         for stage in STAGES:
@@ -158,7 +158,7 @@ def _refusal(settings: Settings, inputs: Inputs, stages: Collection[str]) -> str
 
 @dataclass(frozen=True)
 class Question:
-    """What ``decide`` is to be asked, by another process."""
+    """The arguments for ``decide`` in another process."""
 
     settings: Settings
     stages: tuple[str, ...]
