@@ -282,6 +282,26 @@ def test_the_phase_of_most_processes_counts() -> None:
     assert mark.name == "training-step"
 
 
+def test_a_rank_that_was_started_again_is_not_in_its_old_phase() -> None:
+    text = _line("weight-sync", "begin", 7, rank=0)
+    text += _line("weight-sync", "begin", 8, rank=1)
+    text += _line("data", "begin", 17, rank=0) + _line("data", "begin", 18, rank=1)
+    whole = phase_marks.Marks()
+    whole.feed(text.encode())
+    assert whole.innermost is not None
+    assert whole.innermost.name == "data"
+    assert len(whole.open) == 2
+
+
+def test_marks_without_end_take_no_memory_without_end() -> None:
+    whole = phase_marks.Marks()
+    for _ in range(30):
+        whole.feed((_line("data", "begin") * 100).encode())
+    assert sum(map(len, whole.open.values())) == phase_marks.DEEPEST
+    whole.feed((_line("data", "end") * 200).encode())
+    assert not whole.open
+
+
 @pytest.mark.parametrize(
     "line",
     [

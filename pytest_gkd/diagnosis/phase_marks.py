@@ -17,6 +17,7 @@ from pytest_gkd.marks import BEGIN, END, LATE, SIGN
 
 _LINE = Pattern(re.escape(SIGN).encode() + rb"(?P<told>\{[^\r\n]+\})")
 LONGEST = 4096  # what one write of a line may have (PIPE_BUF)
+DEEPEST = 100
 MOST = 10_000  # open phases: of a text that was made to have more
 
 
@@ -63,13 +64,24 @@ class Marks:
         """Take more of the log, whole lines; returns the marks in it."""
         found = marks(text)
         for mark in found:
-            stack = self.open.setdefault(mark.who, [])
-            if mark.event == BEGIN and len(self.open) < MOST:
-                stack.append(mark)
-                self.failed = None
-            elif mark.event == END:
+            if mark.event == BEGIN:
+                self._begin(mark)
+            elif mark.event == END and mark.who in self.open:
                 self._close(mark)
         return found
+
+    def _begin(self, mark: Mark) -> None:
+        if mark.who not in self.open and mark.rank is not None:
+            # A rank that was started again: its last process is gone.
+            for who, stack in list(self.open.items()):
+                if stack[-1].rank == mark.rank and stack[-1].pid != mark.pid:
+                    del self.open[who]
+        stack = self.open.setdefault(mark.who, [])
+        if len(self.open) <= MOST and len(stack) < DEEPEST:
+            stack.append(mark)
+        if not stack:
+            del self.open[mark.who]
+        self.failed = None
 
     def _close(self, end: Mark) -> None:
         # asyncio's tasks share a thread, so that the last begun need not end first.
@@ -87,7 +99,7 @@ class Marks:
     @property
     def innermost(self) -> Mark | None:
         """The phase in which most processes are; else the one that failed last."""
-        inner = [stack[-1] for stack in self.open.values() if stack]
+        inner = [stack[-1] for stack in self.open.values()]
         if not inner:
             return self.failed
         names = Counter(mark.name for mark in inner)
