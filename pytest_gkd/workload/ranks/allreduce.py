@@ -1,8 +1,8 @@
-"""Checks that an all-reduce is right, and measures how fast it is.
+"""Checks that an all-reduce is correct, and measures how fast it is.
 
 What every rank computes with: inputs whose sums are known exactly, the comparison, and
-the timing. Bus bandwidth is that of nccl-tests (doc/PERFORMANCE.md): a ring all-reduce
-moves 2(n-1)/n times the buffer over each rank's link, so a number that uses it can be
+the timing. Bus bandwidth is defined as in nccl-tests (doc/PERFORMANCE.md): a ring
+all-reduce moves 2(n-1)/n times the buffer over each rank's link, so the figure can be
 compared with the link's speed whatever the number of ranks.
 """
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 KIB = 1 << 10
 MIB = 1 << 20
 BANDWIDTH_BYTES = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
-# NVLink is not full below these.
+# NVLink is not saturated below these.
 NCCL_BYTES = (*BANDWIDTH_BYTES, 256 * MIB, 1024 * MIB)
 
-# One element, a count that no power of two divides, and a buffer of some size.
+# One element, an odd count, and a larger buffer.
 CHECKED_COUNTS = (1, 1023, 256 * KIB)
 
-# The widest integer up to which bfloat16 holds every integer is 256. At most this many
-# ranks add a one everywhere, and the rank's own share is at most MARK_LIMIT, so that
-# no partial sum in any order leaves that range.
+# bfloat16 holds every integer up to 256. At most this many ranks add a one everywhere,
+# and each rank's own mark is at most MARK_LIMIT, so that no partial sum in any order
+# leaves that range.
 COUNTED_RANKS = 128
 MARK_LIMIT = 64
 
 WARM_UP = 2
-# What one size may take to time, unless three times take longer. On CPUs the ranks
-# share the cores with the engine that starts beside them, and no link is measured.
+# Time limit per size, unless three runs take longer. On CPUs the ranks share the cores
+# with the engine that starts beside them, and no link is measured.
 TIMED_S = {"cuda": 0.4, "cpu": 0.1}
 
 
@@ -49,12 +49,12 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """As reports name it: ``all_reduce float32[1023]``."""
+        """Its name in reports: ``all_reduce float32[1023]``."""
         return f"{self.kind} {self.dtype}[{self.count}]"
 
 
 def checked_operations(backend: str) -> tuple[Operation, ...]:
-    """The collectives whose results are compared, in the order they are run."""
+    """The collectives whose results are compared, in the order in which they run."""
     dtypes = ["float32", "bfloat16", "int64"]
     if backend == "nccl":
         dtypes.append("float16")
@@ -69,8 +69,8 @@ def checked_operations(backend: str) -> tuple[Operation, ...]:
 def sizes(backend: str, world_size: int, free_bytes: int = 0) -> tuple[int, ...]:
     """The buffers, in bytes, whose all-reduce is timed.
 
-    One rank has no bus; on GPUs none takes more than an eighth of ``free_bytes``, the
-    least that a GPU of the ranks has free.
+    A single rank has no bus; on GPUs no buffer takes more than an eighth of
+    ``free_bytes``, the smallest amount free on any of the ranks' GPUs.
     """
     if world_size < 2:
         return BANDWIDTH_BYTES[:1]
@@ -90,10 +90,10 @@ def size_name(size_bytes: int) -> str:
 def contribution(
     rank: int, world_size: int, count: int, dtype: torch.dtype, device: Any
 ) -> Tensor:
-    """What ``rank`` puts into a sum: a one everywhere, and a mark in its own places.
+    """What ``rank`` adds to a sum: a one everywhere, and a mark at its own places.
 
-    Shape [count]. Places go round the ranks: element i also carries the mark of rank
-    i modulo the world size, so a rank whose share is lost or doubled shows.
+    Shape [count]. Ranks take turns: element i also carries the mark of rank i modulo
+    the world size, so a rank whose contribution is lost or doubled is noticed.
     """
     import torch
 
@@ -104,7 +104,7 @@ def contribution(
 
 
 def mark(rank: int) -> int:
-    """The number that ``rank`` adds in its own places, 1 to ``MARK_LIMIT``."""
+    """The number that ``rank`` adds at its own places, 1 to ``MARK_LIMIT``."""
     return rank % MARK_LIMIT + 1
 
 
@@ -123,12 +123,12 @@ def expected_sum(world_size: int, dtype: torch.dtype, device: Any) -> Tensor:
 def first_difference(got: Tensor, period: Tensor) -> tuple[int, float, float] | None:
     """Index, value and expected value of the first wrong element, or None.
 
-    ``got`` [count] should repeat ``period``, the last time perhaps in part. A NaN is
-    wrong, whatever is expected.
+    ``got`` [count] should repeat ``period``; the last repetition may be partial. A NaN
+    is always wrong.
     """
     length = len(period)
     whole = len(got) // length * length
-    # In rows, so that no second buffer of expected values has to be written.
+    # Row by row, so that no second buffer of expected values has to be filled.
     for start, part, expected in (
         (0, got[:whole].view(-1, length), period),
         (whole, got[whole:], period[: len(got) - whole]),
@@ -141,7 +141,7 @@ def first_difference(got: Tensor, period: Tensor) -> tuple[int, float, float] | 
 
 
 def iterations(seconds: float, device: str) -> int:
-    """How often an all-reduce that takes so long is timed: 3 to 20 times.
+    """How often to time an all-reduce of that duration: 3 to 20 times.
 
     ``device`` is the type of the buffers' device, ``cuda`` or ``cpu``.
     """
@@ -149,11 +149,11 @@ def iterations(seconds: float, device: str) -> int:
 
 
 def time_all_reduce(buffer: Tensor, group: Any) -> float:
-    """Seconds of one all-reduce of ``buffer`` on this rank, the median of several.
+    """Seconds per all-reduce of ``buffer`` on this rank, the median of several.
 
-    The last warm-up tells rank 0 how many to time, and rank 0 tells the others: ranks
-    that share few cores are slow, and the stage's budget is bounded. On a GPU the time
-    is taken by events on the stream, so it holds the transfer and not the call.
+    From the last warm-up rank 0 decides how many to time, and tells the others: ranks
+    that share few cores are slow, and the stage's budget is limited. On a GPU, time is
+    measured by events on the stream, so it covers the transfer and not the call.
     """
     import torch
     import torch.distributed as dist
@@ -198,7 +198,7 @@ def bus_bandwidth_gb_s(size_bytes: int, seconds: float, world_size: int) -> floa
 
 
 def slowest(medians_s: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Of every rank's seconds per size in bytes, the slowest rank's.
+    """The slowest rank's seconds, per size in bytes.
 
     A collective is over when its last rank is, and that is what a job waits for.
     """
@@ -206,7 +206,8 @@ def slowest(medians_s: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 
 def bandwidths(seconds: Mapping[int, float], world_size: int) -> dict[str, float]:
-    """Bus bandwidth in GB/s by the size's name, to three figures; {} for one rank."""
+    """Bus bandwidth in GB/s by size name, to three significant figures; {} for one
+    rank."""
     if world_size < 2:
         return {}
     found = {
@@ -224,8 +225,8 @@ def too_slow(
 ) -> str:
     """Why the best of ``table`` (GB/s by size) misses the floor; empty if it does not.
 
-    ``where`` names ranks and backend, ``origin`` who set the floor. A floor of 0 asks
-    for nothing; one that a single rank cannot meet, for want of a bus, is missed.
+    ``where`` names ranks and backend, ``origin`` says who set the floor. A floor of 0
+    demands nothing; a single rank, which has no bus, misses any other.
     """
     if floor_gb_s <= 0:
         return ""

@@ -1,4 +1,4 @@
-"""Runs a stage's real ranks, sees where each is, and leaves none behind."""
+"""Runs a stage's real ranks, tracks where each is, and leaves none behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pytest_gkd.workload.ranks.rank_records import (
     read_tail,
 )
 
-# After the first rank has failed, the others get this long to say what they saw.
+# After the first rank has failed, the others have this long to report what they saw.
 GRACE_S = 1.5
 # After the lifeline is cut: more than the host's own grace, then everything is killed.
 END_S = 0.6
@@ -39,13 +39,13 @@ LOOK_S = 0.25
 STACKS_S = 0.5
 
 PROGRAM = "pytest_gkd.workload.ranks.launcher"
-# Threads of BLAS libraries would spin on the cores that the engine starts on, and one
-# that exists before a fork is lost in the child.
+# BLAS threads would spin on the cores that the engine starts on, and those that exist
+# before a fork are lost in the child.
 THREADS = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
 )
-# What torch itself can tell about a collective that goes wrong: who calls what, who is
-# missing, and the last operations of each rank.
+# What torch itself can report about a collective that goes wrong: who calls what, who
+# is missing, and each rank's last operations.
 DEBUGGING = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_FR_BUFFER_SIZE": "2000"}
 
 
@@ -57,7 +57,7 @@ def choose_backend(gpus: int) -> tuple[str, str]:
 
 
 def check_world_size(world_size: int, gpus: int) -> None:
-    """Raise StageFault ``comm.world-size`` for more ranks than GPUs, where any."""
+    """Raise StageFault ``comm.world-size`` for more ranks than GPUs, if any."""
     if gpus and world_size > gpus:
         raise StageFault(
             "comm.world-size",
@@ -68,28 +68,29 @@ def check_world_size(world_size: int, gpus: int) -> None:
 
 
 def operation_timeout_s(remaining_s: float) -> float:
-    """The bound of each collective: short enough to be reached, and its text read.
+    """Each collective's timeout: short enough to expire, and for its text to be read.
 
-    A third of what is left of the stage's budget, for gloo overshoots its timeouts up
-    to 2.6 times; at most 20 s.
+    A third of what is left of the stage's budget, since gloo overshoots its timeouts by
+    up to 2.6 times; at most 20 s.
     """
     return min(20.0, remaining_s / 3)
 
 
 def reserve_s(remaining_s: float) -> float:
-    """What to keep of the remaining time for ending the ranks and for the report."""
+    """How much of the remaining time to reserve for ending the ranks and for the
+    report."""
     return max(min(3.0, remaining_s / 4), remaining_s / 10)
 
 
 def medians_s(found: Mapping[str, Any]) -> dict[int, float]:
-    """Of a rank's findings, the seconds of an all-reduce by its size in bytes."""
+    """A rank's all-reduce seconds, by size in bytes."""
     return {int(size): seconds for size, seconds in found["medians_s"].items()}
 
 
 def listen(port: int = 0) -> socket.socket:
     """A listening socket on the loopback interface; 0 lets the kernel choose the port.
 
-    Raises StageFault ``comm.port-in-use`` when another program holds ``port``.
+    Raises StageFault ``comm.port-in-use`` if another program holds ``port``.
     """
     listener = socket.socket()
     try:
@@ -111,8 +112,8 @@ def listen(port: int = 0) -> socket.socket:
 class Launcher:
     """An interpreter with torch imported that forks ranks on request.
 
-    A context manager: at its end every process it started is gone. ``output_dir``
-    gets the launcher's own log. It starts importing at once, in the background.
+    A context manager: on exit every process it started is gone. ``output_dir`` gets the
+    launcher's own log. It starts importing at once, in the background.
     """
 
     def __init__(self, output_dir: Path) -> None:
@@ -147,12 +148,12 @@ class Launcher:
         port: int = 0,
         extra_s: Callable[[], float] = lambda: 0.0,
     ) -> RankRun:
-        """Run ``plan``, at most ``budget_s`` plus the moments that ending it takes.
+        """Run ``plan`` for at most ``budget_s``, plus the moment that ending it takes.
 
-        And what ``extra_s()`` grows by meanwhile (see ``StageContext.extra``).
-        Returns when every rank has ended, when the others had ``GRACE_S`` after the
-        first failure, or when the budget is over; no rank is left in any case. ``say``
-        hears what rank 0 is at. Raises StageFault ``comm.port-in-use``.
+        The limit also grows with ``extra_s()`` (see ``StageContext.extra``). Returns
+        when every rank has ended, ``GRACE_S`` after the first failure, or when the
+        budget is spent; no rank survives in any case. ``say`` is called with rank 0's
+        current operation. Raises StageFault ``comm.port-in-use``.
         """
         started = monotonic()
         until = started + budget_s - extra_s()
@@ -168,7 +169,7 @@ class Launcher:
         events, events_end = os.pipe()
         watched = Watched(plan, events)
         try:
-            # A launcher that is gone is told by the events' end of file, and its log.
+            # The events' end of file, and the log, tell if the launcher is gone.
             with (
                 listen(port) as listener,
                 contextlib.suppress(BrokenPipeError, ConnectionResetError),
@@ -201,7 +202,7 @@ class Launcher:
             error = self._launcher_error()
         elif not is_ready:
             error = f"its launcher (pid {self._process.pid}) was still {doing}"
-        # The logs once more: a rank that was called off has left its stacks there.
+        # Read the logs again: ranks that were called off have left their stacks there.
         records = tuple(replace(r, log_tail=read_tail(r.log)) for r in seen)
         return RankRun(
             plan,
@@ -216,7 +217,7 @@ class Launcher:
         )
 
     def close(self) -> None:
-        """End the launcher and whatever is left below it; reap it."""
+        """Stop the launcher and whatever is left below it; reap it."""
         self._control.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.5)
@@ -245,7 +246,7 @@ class Launcher:
                 say(said)
 
     def _import_is_stuck(self, watched: Watched) -> bool:
-        """Whether torch's import only waits; where, it then leaves in its log."""
+        """Whether torch's import only waits; if so, it dumps its stack to the log."""
         if watched.host_pid is not None or watched.closed:
             return False
         found = psutil.Process(self._process.pid)
@@ -271,7 +272,7 @@ class Launcher:
                 watched.read()
         if not watched.closed and watched.host_pid is not None:
             tree.stop(watched.host_pid, itself=True)
-        # Ranks whose host was killed die with it; they may not have got there yet.
+        # Ranks die with their host if it is killed, but maybe not yet.
         for rank in watched.pids.keys() - watched.codes.keys():
             tree.stop(watched.pids[rank], itself=True)
 

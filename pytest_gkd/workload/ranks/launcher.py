@@ -1,10 +1,10 @@
 """Starts ranks without each paying for an import of torch.
 
-A program: ``python -m pytest_gkd.workload.ranks.launcher FD``. One interpreter
-imports torch and does nothing else with it, so that it has no thread, no CUDA context
-and no torch operation behind it when it forks. Every run gets a process of its own
-below it, the host, which holds the TCP store (as torchrun's agent does), forks the
-ranks and reports how each ends. ``group.Launcher`` is the other side.
+A program: ``python -m pytest_gkd.workload.ranks.launcher FD``. One interpreter imports
+torch and does nothing else with it, so that it has no thread, no CUDA context and no
+torch operation behind it when it forks. Each run gets its own child process, the host,
+which holds the TCP store (as torchrun's agent does), forks the ranks and reports how
+each ends. ``group.Launcher`` is the other side.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from pytest_gkd.workload.ranks.rank_plan import HOST, RankPlan
 def main(arguments: list[str]) -> None:
     """Serve runs that arrive on the UNIX socket ``arguments[0]`` until it closes.
 
-    A run is one message: the plan as JSON, with three descriptors: the listening
-    socket of the store, the lifeline's read end and the events' write end.
+    A run is one message: the plan as JSON, with three descriptors: the store's
+    listening socket, the lifeline's read end and the events' write end.
     """
     control = socket.socket(fileno=int(arguments[0]))
     gc.disable()
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> None:
 
 @dataclass
 class Host:
-    """One run: the store, the ranks, and what is told of them."""
+    """One run: the store, the ranks, and the events reported about them."""
 
     _plan: RankPlan
     _listener: int
@@ -75,7 +75,7 @@ class Host:
     _pids: dict[int, int] = field(default_factory=dict, init=False)
 
     def emit(self, event: str, **more: Any) -> None:
-        """One JSON line for the stage, which may be gone."""
+        """Write one JSON line for the stage, which may be gone."""
         entry = {"event": event, "t": monotonic(), **more}
         with contextlib.suppress(BrokenPipeError):
             os.write(self._events, json.dumps(entry).encode() + b"\n")
@@ -120,7 +120,8 @@ class Host:
             os.close(theirs)
             raise
         if pid == 0:
-            # ``theirs`` stays open in the rank alone: its end is the rank's end.
+            # ``theirs`` stays open only in the rank: its end of file means the rank has
+            # ended.
             for fd in (*self._rank_by_fd, ours, self._events, self._listener):
                 os.close(fd)
             program.main(self._plan, rank, port, self._lifeline, parent)
@@ -130,7 +131,7 @@ class Host:
         self.emit("started", rank=rank, pid=pid)
 
     def _watch(self) -> None:
-        """Until the last rank has ended; once called off, not much longer."""
+        """Wait for the last rank to end; once called off, not much longer."""
         poll = select.poll()
         for fd in (self._lifeline, *self._rank_by_fd):
             poll.register(fd, select.POLLIN)

@@ -1,8 +1,8 @@
 """The program of one rank.
 
-It meets the others, runs the collectives of ``allreduce``, leaves a mark before each,
-and says at the end what it found. It judges nothing: a rank that waits in a collective
-cannot know why.
+It joins the others, runs the collectives of ``allreduce``, writes a mark before each,
+and reports its findings at the end. It judges nothing: a rank that waits in a
+collective cannot know why.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# An address that belongs to nobody (RFC 5737).
+# An address reserved for documentation, which nobody has (RFC 5737).
 NOBODY = "192.0.2.1"
 
 # Exit codes. Anything else, and any signal, was not the rank's own choice.
@@ -51,11 +51,11 @@ WRONG_LIMIT = 20
 
 
 def main(plan: RankPlan, rank: int, port: int, lifeline: int, parent: int) -> NoReturn:
-    """Be rank ``rank`` from here on; called in a freshly forked process.
+    """Become rank ``rank``; called in a freshly forked process.
 
     ``lifeline`` is a pipe's read end: at its end of file the run is called off, and the
-    rank leaves its stacks and flight record and ends. ``parent`` is the pid that
-    forked; the rank does not outlive it.
+    rank dumps its stacks and flight record and exits. ``parent`` is the pid that forked
+    it; the rank does not outlive it.
     """
     code = FAILED
     try:
@@ -72,7 +72,7 @@ def main(plan: RankPlan, rank: int, port: int, lifeline: int, parent: int) -> No
 
 
 def _settle(plan: RankPlan, rank: int, parent: int) -> None:
-    """Own log, stacks on a signal, and an end together with the parent's."""
+    """Set up its own log, stacks on a signal, and death with the parent."""
     log = os.open(plan.file("log", rank), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -80,11 +80,11 @@ def _settle(plan: RankPlan, rank: int, parent: int) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
     prctl.die_with_parent()
     if os.getppid() != parent:
-        os._exit(CALLED_OFF)  # it died before the line above took hold
+        os._exit(CALLED_OFF)  # it died before the line above took effect
 
 
 class Rank:
-    """One rank's run: its marks, its fault, and what it found."""
+    """One rank's run: its marks, its fault, and its findings."""
 
     def __init__(self, plan: RankPlan, rank: int) -> None:
         self.plan = plan
@@ -99,7 +99,8 @@ class Rank:
         self._at = "the rendezvous"
 
     def run(self, port: int) -> int:
-        """Everything, and the exit code; an exception is told in the marks."""
+        """Run everything and return the exit code; an exception is reported in the
+        marks."""
         try:
             found = self._collectives(port)
         except BaseException as error:
@@ -117,17 +118,18 @@ class Rank:
         files.append_line(self._marks, files.json_line(entry))
 
     def await_call_off(self, lifeline: int) -> None:
-        """Thread: at the lifeline's end, leave the evidence and end the process."""
+        """Thread: when the lifeline ends, save the evidence and exit the process."""
         os.read(lifeline, 1)
         faulthandler.dump_traceback(all_threads=True)
         self.dump_flight_record()
         os._exit(CALLED_OFF)
 
     def dump_flight_record(self) -> None:
-        """torch's record of the last collectives, as JSON beside the log.
+        """torch's record of the last collectives, as JSON next to the log.
 
-        With NCCL of two recorders: gloo's checks, which TORCH_DISTRIBUTED_DEBUG=DETAIL
-        puts before each collective, wait for a rank that NCCL is then never called for.
+        With NCCL there are two recorders: gloo's checks, which
+        TORCH_DISTRIBUTED_DEBUG=DETAIL runs before each collective, wait for a rank, and
+        NCCL is then never called.
         """
         import torch._C._distributed_c10d as c10d
 
@@ -140,7 +142,7 @@ class Rank:
                 print(f"this torch has no _dump_{kind}_trace_json")  # noqa: T201
                 continue
             record |= json.loads(dump(True, False))
-            # Each recorder counts its groups from 0.
+            # Each recorder numbers its groups from 0.
             entries += [{**one, "recorder": kind} for one in record.pop("entries", [])]
         record["entries"] = entries
         self.plan.file("flight", self.rank).write_text(json.dumps(record, indent=1))
@@ -180,8 +182,8 @@ class Rank:
         operations = allreduce.checked_operations(plan.backend)
         for operation in operations:
             self._check(operation, device, None)
-        # The checks of TORCH_DISTRIBUTED_DEBUG=DETAIL cost milliseconds per call: more
-        # than a small all-reduce. A group made with them off measures the transport.
+        # TORCH_DISTRIBUTED_DEBUG=DETAIL's checks cost milliseconds per call: more than
+        # a small all-reduce. A group created with them off measures the transport.
         dist.set_debug_level(dist.DebugLevel.OFF)
         plain = dist.new_group(timeout=timeout)
         medians_s = {
@@ -203,14 +205,14 @@ class Rank:
         return found
 
     def _enter(self, name: str) -> str:
-        """Say where this rank is; returns the fault to commit inside, mostly none."""
+        """Report where this rank is; returns a fault to commit inside, usually none."""
         self._at = name
         kind = self._commit(name)
         self.mark(ENTERED, op=name)
         return kind
 
     def _check(self, operation: Operation, device: Any, group: Any) -> Tensor:
-        """Run one collective and compare; returns the buffer, whatever is in it."""
+        """Run one collective and compare; returns the buffer, whatever it holds."""
         import torch
         import torch.distributed as dist
 
@@ -256,13 +258,13 @@ class Rank:
             Operation("all_reduce", "float32", size_bytes // 4), device, group
         )
         self._enter(f"timed all_reduce of {allreduce.size_name(size_bytes)}")
-        # Zeros, because sums of sums would run into infinity.
+        # Zeros, because sums of sums would overflow to infinity.
         return allreduce.time_all_reduce(buffer.zero_(), group)
 
     # -- faults --------------------------------------------------------------------
 
     def _commit(self, name: str) -> str:
-        """The planned fault, if this is its place: committed, or named to be."""
+        """The planned fault's kind if this is its place; committed if possible."""
         fault = self._fault
         if fault is None or (name == RENDEZVOUS and fault.at != RENDEZVOUS):
             return ""

@@ -1,4 +1,4 @@
-"""What a rank is told to do, and where it leaves what it found.
+"""What a rank is told to do, and where it leaves its findings.
 
 Plain data that the stage, the launcher and the ranks share.
 """
@@ -13,7 +13,7 @@ from pytest_gkd.workload.ranks import allreduce
 
 HOST = "127.0.0.1"
 
-# What a line of a rank's marks tells of, in the order of a run.
+# The events in a rank's marks, in the order of a run.
 RENDEZVOUS, JOINED, ENTERED, RAISED, TRIGGERED, FINISHED = (
     "rendezvous",
     "joined",
@@ -26,11 +26,11 @@ RENDEZVOUS, JOINED, ENTERED, RAISED, TRIGGERED, FINISHED = (
 
 @dataclass(frozen=True)
 class RankFault:
-    """A fault that one rank commits for real, to see how it is reported.
+    """A fault that one rank really commits, to see how it is reported.
 
     ``kind``: ``exit``, ``kill``, ``stop``, ``late``, ``raise``, ``shape``, ``dtype``,
-    ``op``, ``garbage`` (what it gets is spoilt), ``contribution`` (what it gives is,
-    from there on), ``kill-host`` (of the process that forked the ranks), ``address``
+    ``op``, ``garbage`` (what it receives is corrupted), ``contribution`` (what it sends
+    is, from then on), ``kill-host`` (of the process that forked the ranks), ``address``
     (it looks for the others where nobody is), ``world-size`` (it expects one rank
     more), ``one-gpu`` (all ranks take GPU 0) or ``missing`` (the rank is never
     started). ``at`` is the start of an operation's name, or ``rendezvous``; empty means
@@ -46,10 +46,10 @@ class RankFault:
 class RankPlan:
     """What all ranks of one run do; plain data that travels as JSON (typed_json).
 
-    ``backend`` is ``gloo`` (tensors on the CPU) or ``nccl`` (on GPUs).
-    ``timeout_s`` bounds the rendezvous and each collective; gloo may take 2.6 times as
-    long. ``sizes_bytes`` are the buffers whose bus bandwidth is measured, ``devices``
-    the numbers of the ranks' GPUs.
+    ``backend`` is ``gloo`` (tensors on the CPU) or ``nccl`` (on GPUs). ``timeout_s``
+    bounds the rendezvous and each collective; gloo may take 2.6 times as long.
+    ``sizes_bytes`` are the buffers whose bus bandwidth is measured, ``devices`` the
+    ranks' GPU numbers.
     """
 
     world_size: int
@@ -62,11 +62,11 @@ class RankPlan:
 
     @property
     def call_off_s(self) -> float:
-        """What ranks get to leave their stacks in once a run is called off."""
+        """How long ranks have to dump their stacks once a run is called off."""
         return max(1.0, self.timeout_s / 10)
 
     def file(self, kind: str, rank: int) -> Path:
-        """Where a rank's ``log``, ``marks`` or ``flight`` (recorder) is."""
+        """The path of a rank's ``log``, ``marks`` or ``flight`` (recorder)."""
         names = {
             "log": f"rank{rank}.log",
             "marks": f"rank{rank}.marks.jsonl",
@@ -75,7 +75,7 @@ class RankPlan:
         return Path(self.output_dir) / names[kind]
 
     def flight_records(self) -> dict[int, flight_records.Record]:
-        """What the ranks' flight recorders held, of those that left it."""
+        """The flight records of those ranks that saved one."""
         paths = {rank: self.file("flight", rank) for rank in range(self.world_size)}
         return {
             rank: flight_records.read(path.read_bytes())

@@ -1,4 +1,4 @@
-"""What is known of every rank, from its marks, its log, its process and its end."""
+"""What is known about each rank, from its marks, log, process and exit."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TAIL_LINES = 40
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What is known of one rank when its run is judged.
+    """What is known about one rank when its run is judged.
 
     ``code`` is the exit code, negative for a signal, None while it ran; ``ended_at``
-    and the marks' ``t`` are on one monotonic clock (seconds). ``status`` is
-    psutil's word for what it was at, empty when it had ended.
+    and the marks' ``t`` are on one monotonic clock (seconds). ``status`` is psutil's
+    process status, empty if it had ended.
     """
 
     rank: int
@@ -53,12 +53,12 @@ class RankRecord:
 
     @property
     def found(self) -> Mapping[str, Any] | None:
-        """Its findings, when it came to the end."""
+        """Its findings, if it ran to completion."""
         return self._last(FINISHED)
 
     @property
     def raised(self) -> Mapping[str, Any] | None:
-        """Where and with which text it failed, when it could say so."""
+        """Where and with which text it failed, if it could report that."""
         return self._last(RAISED)
 
     @property
@@ -68,7 +68,7 @@ class RankRecord:
 
     @property
     def operation(self) -> str:
-        """The operation it entered last, or how far it came before any."""
+        """The operation it entered last, or how far it got before any."""
         last = self._last(ENTERED)
         if last is not None:
             return str(last["op"])
@@ -82,9 +82,9 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class RankRun:
-    """One run of all ranks, over or given up.
+    """One run of all ranks, completed or aborted.
 
-    ``fork_error`` is set when a rank could not be started, ``launcher_error`` when the
+    ``fork_error`` is set if a rank could not be started, ``launcher_error`` if the
     launcher ended early or was not ready in time; ``host_lost`` then is the pid of the
     host, if that is what ended while ranks ran. ``waited_s`` counts from the request.
     ``import_stuck`` says that the launcher's import of torch did nothing but wait.
@@ -103,7 +103,7 @@ class RankRun:
 
 @dataclass
 class Watched:
-    """What the host has told so far through the pipe ``events``."""
+    """What the host has reported so far through the pipe ``events``."""
 
     plan: RankPlan
     events: int
@@ -165,7 +165,7 @@ class Watched:
 
 
 def read_tail(path: Path) -> tuple[tuple[int, str], ...]:
-    """The last lines of a log, with their numbers from 1; none without the file."""
+    """The last lines of a log, with their numbers from 1; none if there is no file."""
     text = path.read_text("utf-8", "replace") if path.exists() else ""
     return tuple(enumerate(text.splitlines(), 1))[-TAIL_LINES:]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pytest_gkd.stage_api import Evidence
 from pytest_gkd.workload.ranks.rank_records import RankRecord, RankRun
 
-# Texts of torch 2.13, gloo and NCCL (the second one since 2.30) that leave no doubt.
+# Unambiguous texts of torch 2.13, gloo and NCCL (the second one since 2.30).
 DUPLICATE_GPU = re.compile(
     r"(?:Duplicate GPU detected|Multiple Ranks are using the same GPU).*"
 )
@@ -45,7 +45,7 @@ NEVER = float("inf")
 
 
 def texts(run: RankRun) -> Iterator[tuple[RankRecord, str]]:
-    """What every failed rank said (exception and log), the first to fail first."""
+    """The text of every failed rank (exception and log), the first to fail first."""
     failed = [r for r in run.records if r.raised is not None or r.code not in (0, None)]
     for record in sorted(failed, key=lambda r: min(raised_at(r), r.ended_at or NEVER)):
         said = [] if record.raised is None else [str(record.raised["error"])]
@@ -53,7 +53,7 @@ def texts(run: RankRun) -> Iterator[tuple[RankRecord, str]]:
 
 
 def raised_at(record: RankRecord) -> float:
-    """When the rank said that it failed, on the marks' clock; far off if it did not."""
+    """When the rank reported its failure, on the marks' clock; else infinity."""
     return float(record.raised["t"]) if record.raised is not None else NEVER
 
 
@@ -74,7 +74,7 @@ def last_words(record: RankRecord) -> Evidence:
 
 
 def stack(record: RankRecord) -> Evidence:
-    """The innermost two frames of the main thread, which faulthandler writes last."""
+    """The innermost two frames of the main thread, which faulthandler dumps last."""
     starts = [at for at, (_, text) in enumerate(record.log_tail) if "hread 0x" in text]
     frames = [
         (str(record.log), number, text.strip())
@@ -125,7 +125,7 @@ def _describe_mismatch(run: RankRun, record: RankRecord, _: re.Match[str]) -> st
             "number of bytes than it waited for; expected one shape on all ranks"
         )
     votes = Counter(calls.values())
-    # Of two ranks neither is in the minority; both are named either way.
+    # With two ranks neither is in the minority; both are named either way.
     odd = min(sorted(calls, reverse=True), key=lambda rank: votes[calls[rank]])
     others = {rank: call for rank, call in calls.items() if call != calls[odd]}
     first = min(others)

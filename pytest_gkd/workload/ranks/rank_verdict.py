@@ -1,8 +1,8 @@
 """What went wrong in a run of ranks, and on which of them it began.
 
-Pure: it reads a ``RankRun`` and names the cause. The order of the questions is that
-from cause to consequence: what a rank's text says outright, then who died first, then
-who failed for a reason of its own, and only then who was waited for.
+Pure: it reads a ``RankRun`` and names the cause. The checks run from cause to
+consequence: what a rank's text says outright, then who died first, then who failed for
+a reason of its own, and only then who was waited for.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from pytest_gkd.workload.ranks.rank_texts import (
 
 
 class RankError(RuntimeError):
-    """A rank failed for a reason of its own, told in its own words."""
+    """A rank failed for a reason of its own, in its own words."""
 
 
 def judge(run: RankRun) -> Exception | None:
-    """The error to raise for this run, None when every rank found everything right."""
+    """The error to raise for this run, None if every rank found everything correct."""
     if run.fork_error:
         text = f"a rank could not be forked ({run.fork_error}); expected room for "
         text += f"{run.plan.world_size} processes"
@@ -54,7 +54,7 @@ def judge(run: RankRun) -> Exception | None:
 
 
 def _wrong(run: RankRun) -> StageFault | None:
-    """Every rank came to the end; were all sums right?"""
+    """Every rank completed; were all sums correct?"""
     text = wrong_values(run.records)
     if not text:
         return None
@@ -66,7 +66,7 @@ def _wrong(run: RankRun) -> StageFault | None:
 
 
 def _sizes(run: RankRun) -> StageFault | None:
-    """Ranks that were told different world sizes."""
+    """Ranks that were started with different world sizes."""
     told = _met(run, "world_size")
     if len(told) < 2:
         return None
@@ -79,7 +79,7 @@ def _sizes(run: RankRun) -> StageFault | None:
 
 
 def _met(run: RankRun, what: str) -> dict[Any, list[int]]:
-    """The ranks that came to the rendezvous, by ``what`` they said of it."""
+    """The ranks that reached the rendezvous, by ``what`` they recorded there."""
     found: dict[Any, list[int]] = {}
     for record in run.records:
         for mark in record.marks:
@@ -115,7 +115,7 @@ def _told(run: RankRun) -> StageFault | None:
 
 
 def _died(run: RankRun) -> StageFault | None:
-    """The first rank in time that ended without a word."""
+    """The first rank to end without a word."""
     dead = [
         record
         for record in run.records
@@ -143,7 +143,7 @@ def _died(run: RankRun) -> StageFault | None:
 
 
 def _raised(run: RankRun) -> RankError | None:
-    """The first rank in time whose exception is not about another rank."""
+    """The first rank to raise an exception that is not about another rank."""
     own = [
         record
         for record in run.records
@@ -174,7 +174,7 @@ def _launcher(run: RankRun) -> Exception | None:
 
 
 def _slow(run: RankRun) -> RankError | None:
-    """The budget ended while every rank made progress, none of them out of step."""
+    """The budget ran out while every rank made progress, none of them out of step."""
     now = run.started_at + run.waited_s
     since = {
         r.rank: now - max((m["t"] for m in r.marks), default=0) for r in run.records
@@ -195,7 +195,7 @@ def _slow(run: RankRun) -> RankError | None:
 
 
 def _absent(run: RankRun) -> StageFault | None:
-    """The rendezvous was not completed: who came, who did not."""
+    """The rendezvous did not complete: who came, who did not."""
     if all(record.joined for record in run.records):
         return None
     came = [r for r in run.records if any(m["what"] == RENDEZVOUS for m in r.marks)]
@@ -221,7 +221,7 @@ def _absent(run: RankRun) -> StageFault | None:
 
 
 def _stuck(run: RankRun) -> StageFault:
-    """Every rank joined, and a collective was not ended: who was waited for."""
+    """Every rank joined, but a collective did not complete: who was waited for."""
     suspects = _suspects(run)
     waiting = [record for record in run.records if record not in suspects]
     furthest = max(waiting or run.records, key=_distance)
@@ -251,7 +251,7 @@ def _stuck(run: RankRun) -> StageFault:
 
 
 def _suspects(run: RankRun) -> list[RankRecord]:
-    """Stopped ranks, else those behind, else the silent, else those others miss."""
+    """Stopped ranks, else those behind, else silent, else missed by others."""
     if stopped := [record for record in run.records if record.is_stopped]:
         return stopped
     furthest = max(record.entered for record in run.records)
@@ -288,7 +288,7 @@ def _state(record: RankRecord) -> str:
 
 
 def _of_peers(records: list[RankRecord]) -> Evidence:
-    """What the first two of them say of another rank."""
+    """What the first two of them say about another rank."""
     return tuple(line for one in records[:2] for line in evidence(one, OF_A_PEER))
 
 
@@ -299,7 +299,7 @@ def _stacks(records: list[RankRecord]) -> Evidence:
 def _fault(
     run: RankRun, cause: str, text: str, lines: Evidence = (), **more: Any
 ) -> StageFault:
-    """The fault, with what is known of every rank among its facts."""
+    """The fault, with what is known about every rank among its facts."""
     dumps = [run.plan.file("flight", rank) for rank in range(run.plan.world_size)]
     facts = {
         "world_size": run.plan.world_size,

@@ -1,9 +1,9 @@
-"""Sends weights from the trainer's process into the engine's.
+"""Sends weights from the trainer's process to the engine's.
 
-Over a group of their own that leaves ``torch.distributed``'s global state alone, in
-buckets. Each bucket is announced with its size and, where it passes through host
-memory, its hash: gloo accepts a message that is shorter than the buffer and says
-nothing, which leaves garbage in the weights.
+Over a separate group that leaves ``torch.distributed``'s global state alone, in
+buckets. Each bucket is announced with its size and, if it passes through host memory,
+its hash: gloo silently accepts a message shorter than the buffer, which leaves garbage
+in the weights.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class BroadcastError(RuntimeError):
 class Rendezvous:
     """Where and how the processes of one broadcast meet; plain data, to be sent.
 
-    Rank 0 sends. ``timeout_s`` bounds each single operation under gloo; NCCL's have
-    no bound, so the caller needs its own deadline.
+    Rank 0 sends. ``timeout_s`` bounds each single operation under gloo; NCCL's are
+    unbounded, so the caller needs its own deadline.
     """
 
     transport: str
@@ -62,8 +62,8 @@ class GlooGroup:
             )
         self.device = torch.device("cpu")
         options = dist.ProcessGroupGloo._Options()
-        # Without a device of ours gloo looks this machine's name up, which fails in
-        # many a container and proves nothing about these two processes.
+        # Without an explicit device gloo resolves this machine's hostname, which fails
+        # in many containers and proves nothing about these two processes.
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=HOST)]
         options._timeout = timeout
         self._group = dist.ProcessGroupGloo(
@@ -80,12 +80,12 @@ class GlooGroup:
         self._group.broadcast([tensor], options).wait()
 
     def close(self) -> None:
-        """Leave the group; the others hear of it where they still wait for this one."""
+        """Leave the group; ranks still waiting for this one see it go."""
         del self._group, self._store
 
 
 class NcclGroup:
-    """An NCCL communicator over the GPUs of the processes, by vLLM's own wrapper."""
+    """An NCCL communicator over the processes' GPUs, through vLLM's own wrapper."""
 
     def __init__(self, rendezvous: Rendezvous, rank: int, device: torch.device) -> None:
         import torch
@@ -99,7 +99,7 @@ class NcclGroup:
         )
         self._communicator = PyNcclCommunicator(group, device=device)
         if self._communicator.disabled:
-            # It would skip every broadcast without a word.
+            # It would silently skip every broadcast.
             raise BroadcastError(
                 f"vLLM's NCCL communicator is disabled on {device}; expected libnccl "
                 "to be found and VLLM_DISABLE_PYNCCL to be unset"
@@ -113,7 +113,7 @@ class NcclGroup:
         stream.synchronize()
 
     def close(self) -> None:
-        """Each communicator holds memory of the GPU."""
+        """Free the GPU memory that each communicator holds."""
         self._communicator.destroy()
 
 
@@ -124,10 +124,11 @@ Group = GlooGroup | NcclGroup
 def open_rendezvous(
     transport: str, world_size: int, timeout_s: float
 ) -> tuple[Rendezvous, Any]:
-    """A rendezvous at a free port, and the store that rank 0 must keep to its end."""
+    """A rendezvous at a free port, and the store that rank 0 must hold until the
+    end."""
     import torch.distributed as dist
 
-    # A port of the store's own choice would be open on every interface.
+    # A port chosen by the store would be open on every interface.
     listener = socket.create_server((HOST, 0))
     port = listener.getsockname()[1]
     rendezvous = Rendezvous(transport, port, world_size, timeout_s)
@@ -148,7 +149,7 @@ def open_rendezvous(
 def join(
     rendezvous: Rendezvous, rank: int, device: torch.device, store: Any = None
 ) -> Group:
-    """Join as ``rank``; waits until all have come. ``device`` holds the weights."""
+    """Join as ``rank``; waits for all the others. ``device`` holds the weights."""
     if rendezvous.transport == "nccl":
         return NcclGroup(rendezvous, rank, device)
     return GlooGroup(rendezvous, rank, store)
@@ -174,7 +175,7 @@ def buckets_of(
 
 
 def nbytes(info: Info) -> int:
-    """Bytes of the tensor that ``info`` announces."""
+    """Size in bytes of the tensor that ``info`` announces."""
     import torch
 
     itemsize: int = getattr(torch, info[1]).itemsize
@@ -186,7 +187,7 @@ def _aligned(size: int) -> int:
 
 
 def _places(bucket: list[Info]) -> tuple[list[slice], int]:
-    """Where the bytes of each tensor are in its bucket, and the bucket's size."""
+    """The byte range of each tensor in its bucket, and the bucket's size."""
     sizes = [nbytes(info) for info in bucket]
     *starts, end = itertools.accumulate(map(_aligned, sizes), initial=0)
     pairs = zip(starts, sizes, strict=True)
@@ -194,10 +195,10 @@ def _places(bucket: list[Info]) -> tuple[list[slice], int]:
 
 
 def send(group: Group, infos: list[Info], tensors: Iterable[tuple[str, Tensor]]) -> int:
-    """Send ``tensors``, which come in the order of ``infos``; the bytes sent.
+    """Send ``tensors``, which come in the order of ``infos``; returns the bytes sent.
 
-    Each is cast to the dtype announced. Raises BroadcastError when a tensor is not
-    the one announced.
+    Each is cast to the announced dtype. Raises BroadcastError if a tensor is not the
+    one announced.
     """
     import torch
 
@@ -227,8 +228,8 @@ def receive(
 ) -> Generator[tuple[str, Tensor], None, None]:
     """The tensors that rank 0 sends, as views of their bucket on the group's device.
 
-    Raises BroadcastError when a bucket has another size or other content than the
-    sender announced for it.
+    Raises BroadcastError if a bucket differs in size or content from what the sender
+    announced.
     """
     import torch
 

@@ -11,24 +11,24 @@ if TYPE_CHECKING:
 
 
 def digest(tensor: Tensor) -> str:
-    """sha256 of the contiguous bytes of ``tensor``, by way of the host.
+    """SHA-256 of the contiguous bytes of ``tensor``, copied to the host.
 
-    Shape is not part of the digest; compare shapes before.
+    The shape is not part of the digest; compare shapes first.
     """
     import hashlib
 
     import torch
 
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    # numpy has no bfloat16; its bytes it has.
+    # numpy has no bfloat16, but can view its bytes
     return hashlib.sha256(flat.view(torch.uint8).numpy()).hexdigest()
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """The digest of each named tensor, in the order given.
+    """The digest of each named tensor, in the given order.
 
-    hashlib lets go of the GIL, so several tensors are hashed at once: one core does
-    about 0.9 GB/s (measured), which is 17 s for a 7B model in bfloat16.
+    hashlib releases the GIL, so several tensors are hashed at once: one core does about
+    0.9 GB/s (measured), which is 17 s for a 7B model in bfloat16.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -39,8 +39,8 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def fingerprint(tensor: Tensor) -> tuple[int, int]:
     """The sum of the bit pattern and the sum of its squares, modulo 2**64.
 
-    Tells a tensor from its updated self without keeping a copy, and without bringing
-    it to the host: the changes must cancel in both sums to go unseen. Not a
+    Tells a tensor from its updated self without keeping a copy, and without copying it
+    to the host: a change goes unnoticed only if it cancels in both sums. Not a
     cryptographic hash, and blind to the order of elements.
     """
     import torch
@@ -51,7 +51,7 @@ def fingerprint(tensor: Tensor) -> tuple[int, int]:
     bits = tensor.reshape(-1).view(torch.uint8)
     whole = bits.numel() // 8 * 8
     plain = squares = 0
-    # Eight bytes at a time, in pieces of 128 MiB: squaring needs that much again.
+    # Eight bytes at a time, in chunks of 128 MiB: squaring needs that much again.
     for piece in bits[:whole].view(torch.int64).split(1 << 24):
         plain += int(piece.sum())
         squares += int((piece * piece).sum())

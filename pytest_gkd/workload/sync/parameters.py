@@ -1,7 +1,7 @@
 """Maps the engine's parameters to the trainer's tensors, and reads them.
 
 vLLM fuses projections (``qkv_proj``, ``gate_up_proj``), pads vocabularies and renames
-some modules; checkpoints do none of that. Everything here is by the checkpoint's view.
+some modules; checkpoints do none of that. Everything here takes the checkpoint's view.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ DERIVED = ("W_UV", "W_UK_T", "W_UK_T_dcp_qrep", "W_K", "W_V", "W_K_scale", "W_V_
 """What vLLM's latent attention computes from ``kv_b_proj`` after loading, and keeps as
 parameters (vLLM 0.32, layers/attention/mla_attention.py); no checkpoint has them."""
 
-# Elements of a checksum computed at once: its int64 temporaries are 8 bytes each.
+# Elements per step of a checksum: its int64 temporaries are 8 bytes each.
 CHUNK = 1 << 24
 
 
 def unfused(model: Any) -> dict[str, Tensor]:
-    """The parameters of a vLLM ``model`` by their names in a checkpoint, as views.
+    """The parameters of a vLLM ``model`` by their checkpoint names, as views.
 
     Fused ones are split by ``packed_modules_mapping`` and the module's own output
-    sizes; padding rows of embeddings are left out. Parameters that cannot be split so
-    keep vLLM's name, and with tensor parallelism all are this rank's part.
+    sizes; padding rows of embeddings are left out. Parameters that cannot be split this
+    way keep vLLM's name, and with tensor parallelism each is this rank's shard.
     """
     packed: Mapping[str, list[str]] = (
         getattr(model, "packed_modules_mapping", None) or {}
@@ -57,7 +57,7 @@ def unfused(model: Any) -> dict[str, Tensor]:
 
 
 def _output_sizes(module: Any, data: Tensor) -> list[int]:
-    """Rows of each fused part on this rank; empty when they do not add up."""
+    """Rows of each fused part on this rank; empty if they do not add up."""
     sizes = list(getattr(module, "output_sizes", None) or [])
     if not sizes or not data.dim() or not data.shape[0]:
         return []
@@ -78,7 +78,7 @@ def _without_padding(module: Any, data: Tensor) -> Tensor:
 def as_engine_holds(place: str, tensor: Tensor) -> Tensor:
     """``tensor`` as vLLM's loader turns it into the parameter ``place``.
 
-    Mamba's ``A_log`` is kept as ``A``, which is minus its exponential (vLLM 0.32,
+    Mamba's ``A_log`` is stored as ``A``, which is minus its exponential (vLLM 0.32,
     layers/mamba/mamba_mixer2.py).
     """
     if place.endswith(".A"):
@@ -89,19 +89,20 @@ def as_engine_holds(place: str, tensor: Tensor) -> Tensor:
 def engine_names(model: Any, names: Iterable[str]) -> dict[str, str]:
     """Where the vLLM ``model`` keeps each trainer tensor: trainer name -> engine name.
 
-    Both without fusion. A name for which vLLM has no place is left out.
+    Both unfused. Names for which vLLM has no parameter are left out.
     """
     known = set(unfused(model))
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     if mapper is not None and hasattr(mapper, "orig_to_new_stacked"):
-        # Newer versions fuse in the same table that renames; we want to rename only.
+        # Newer versions fuse in the same table that renames; only the renaming is
+        # needed.
         mapper = dataclasses.replace(mapper, orig_to_new_stacked={})
     rename = getattr(mapper, "map_name", None) or getattr(mapper, "_map_name", None)
     found: dict[str, str] = {}
     for name in names:
         renamed = name if name in known or rename is None else rename(name)
         if renamed not in known and renamed is not None:
-            # Some models rename it in their loader and not in their table.
+            # Some models rename it in their loader instead of their table.
             renamed = re.sub(r"\.A_log$", ".A", renamed)
         if renamed in known:
             found[name] = renamed
@@ -111,9 +112,9 @@ def engine_names(model: Any, names: Iterable[str]) -> dict[str, str]:
 def checksum(tensors: Iterable[Tensor]) -> int:
     """An unsigned 64-bit sum over the elements' bits, whatever their order and shape.
 
-    Fused and split, sharded and whole tensors agree, and zeros (padding) count
-    nothing. Each element's bits go through the finalizer of MurmurHash3 (fmix64,
-    public domain), so that changes cannot cancel out as in a plain sum.
+    Fused and split, sharded and whole tensors give the same sum, and zeros (padding)
+    add nothing. Each element's bits go through the MurmurHash3 finalizer (fmix64,
+    public domain), so that changes do not cancel out as in a plain sum.
     """
     import torch
 
@@ -131,7 +132,7 @@ def digests(
 ) -> dict[str, str]:
     """The digest of each tensor; for names in ``by_content`` its checksum, in hex.
 
-    ``others`` have one checksum together, under ``OTHERS``, if there are any.
+    ``others``, if there are any, share one checksum, under ``OTHERS``.
     """
     summed = {n: [tensor] for n, tensor in tensors.items() if n in by_content}
     if rest := list(others):
@@ -146,7 +147,7 @@ def _mixed(bits: Tensor) -> Tensor:
 
     mixed = bits.to(torch.int64)
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-        # Signed arithmetic wraps as unsigned does; only the shift differs.
+        # Signed arithmetic wraps like unsigned; only the shift differs.
         mixed = mixed ^ ((mixed >> 33) & 0x7FFFFFFF)
         mixed = mixed * (factor - (1 << 64))
     return mixed ^ ((mixed >> 33) & 0x7FFFFFFF)

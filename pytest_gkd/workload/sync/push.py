@@ -1,7 +1,7 @@
 """Whether these weights may be pushed, and whether the push has arrived.
 
-vLLM raises nothing for missing tensors, an empty update or a NaN, and casts a wrong
-dtype without a word. So the set is judged before it is sent, and what the engine then
+vLLM does not raise for missing tensors, an empty update or a NaN, and silently casts a
+wrong dtype. So the set is checked before it is sent, and afterwards what the engine
 holds is compared with what the trainer has.
 """
 
@@ -19,7 +19,7 @@ from pytest_gkd.workload.sync.broadcast import Info
 
 Digests = Mapping[str, str]
 
-# How vLLM 0.32's loaders and torch's copies complain of a tensor.
+# How the loaders of vLLM 0.32, and torch's copies, complain about a tensor.
 _LOADERS_WORDS = re.compile(
     r"dimension|shape|\bsize|no module or parameter named|KeyError", re.IGNORECASE
 )
@@ -27,13 +27,13 @@ _LOADERS_WORDS = re.compile(
 
 @dataclass(frozen=True)
 class ParameterMap:
-    """Which of the engine's parameters takes which tensor of the trainer.
+    """Which of the engine's parameters takes which of the trainer's tensors.
 
     ``engine_names`` maps the trainer's name to the engine's. ``unmapped`` are trainer
-    names that vLLM's tables do not lead to a parameter, ``unfilled`` engine names (with
-    their dtype and shape in ``parameters``) that no tensor leads to. ``by_content`` are
+    names that vLLM's tables map to no parameter, ``unfilled`` engine names (with their
+    dtype and shape in ``parameters``) that no tensor maps to. ``by_content`` are
     trainer names whose tensor the engine holds in another form, as shards or
-    transposed; they are compared by a checksum that does not know of form.
+    transposed; they are compared by a checksum that ignores the form.
     """
 
     engine_names: Mapping[str, str]
@@ -43,14 +43,14 @@ class ParameterMap:
     by_content: frozenset[str] = frozenset()
 
     def dtypes(self) -> dict[str, str]:
-        """The dtype that the engine keeps each tensor in that has a partner."""
+        """The engine's dtype for each tensor that has a counterpart there."""
         return {n: self.parameters[at][0] for n, at in self.engine_names.items()}
 
 
 def read_map(
     names: Iterable[str], answer: Mapping[str, Any], *, shards: bool
 ) -> ParameterMap:
-    """Read the answer of ``WeightReceiver.gkd_parameters`` for ``names``.
+    """Parse the answer of ``WeightReceiver.gkd_parameters`` for ``names``.
 
     ``shards`` says that the engine holds each parameter in parts.
     """
@@ -73,18 +73,18 @@ def by_content(
     mapped: ParameterMap,
     digests: Callable[[ParameterMap], tuple[Digests, Digests]],
 ) -> ParameterMap:
-    """``mapped``, with the tensors of which the engine holds another form marked.
+    """``mapped``, with those tensors marked that the engine holds in another form.
 
-    Some architectures keep a matrix transposed (GPT-2), or sort its rows. To be
+    Some architectures keep a matrix transposed (GPT-2), or reorder its rows. To be
     called while engine and trainer hold the same checkpoint; ``digests`` gives the
-    engine's and the trainer's. A tensor of other content stays marked as exact, so
-    that it is found to differ.
+    engine's and the trainer's. A tensor with other content is still compared exactly,
+    so that the difference is found.
     """
     engine, trainer = digests(mapped)
     apart = {n for n in mapped.engine_names if engine.get(n) != trainer.get(n)}
     if not apart or mapped.by_content:
         return mapped
-    # A bias beside a sorted matrix may be sorted too: zeros do not tell.
+    # A bias of a reordered matrix may be reordered too: if all zeros, it does not show.
     modules = {_module(name) for name in apart}
     suspects = frozenset(n for n in mapped.engine_names if _module(n) in modules)
     engine, trainer = digests(replace(mapped, by_content=suspects))
@@ -97,13 +97,13 @@ def _module(name: str) -> str:
 
 
 def check_set(infos: Iterable[Info], base: ParameterMap, now: ParameterMap) -> None:
-    """The tensors to be sent fit the engine; judged before anything is sent.
+    """Check, before anything is sent, that the tensors to be sent fit the engine.
 
-    ``base`` is what was true when the engine had just loaded the same checkpoint: a
-    tensor that had no place then may be one of an architecture that our tables do not
-    follow, and only vLLM can tell. Raises StageFault ``sync.name-or-shape``.
+    ``base`` is the map just after the engine loaded the same checkpoint: a tensor
+    without a place even then may belong to an architecture that our tables do not
+    cover, and only vLLM can tell. Raises StageFault ``sync.name-or-shape``.
     """
-    # Of a strange architecture some names lead nowhere; that all do is a wrong prefix.
+    # An unknown architecture leaves some names unmapped; all of them is a wrong prefix.
     strange = set(base.unmapped) if now.engine_names else set()
     unknown = [name for name in now.unmapped if name not in strange]
     missing = [name for name in now.unfilled if name not in base.unfilled]
@@ -126,9 +126,9 @@ def check_set(infos: Iterable[Info], base: ParameterMap, now: ParameterMap) -> N
 
 
 def check_shapes(infos: Iterable[Info], base: ParameterMap, now: ParameterMap) -> None:
-    """Each tensor has the shape of the engine's parameter for it.
+    """Check that each tensor has the shape of the engine's parameter for it.
 
-    But for those that ``base`` knows to be the same in another form. Raises StageFault
+    Except those that ``base`` lists as the same in another form. Raises StageFault
     ``sync.name-or-shape``.
     """
     for name, _, shape in infos:
@@ -148,11 +148,11 @@ def check_shapes(infos: Iterable[Info], base: ParameterMap, now: ParameterMap) -
 def refusal(
     error: Exception, infos: Iterable[Info], base: ParameterMap
 ) -> StageFault | None:
-    """The fault when the engine's loader raised ``error`` over names or shapes.
+    """The fault if the engine's loader raised ``error`` over names or shapes.
 
-    vLLM's own text names no tensor. The suspects are those that already before the
-    push had a place of another shape, or none. None when there is no such tensor, or
-    the text is of something else.
+    vLLM's own text names no tensor. The suspects are those that already before the push
+    had no parameter, or one of another shape. None if there is no such tensor, or the
+    text is about something else.
     """
     text = str(error).strip().partition("\n")[0]
     if not _LOADERS_WORDS.search(text):
@@ -177,7 +177,7 @@ def refusal(
 
 
 def check_finite(nonfinite: list[str], total: int) -> None:
-    """No tensor holds a NaN or an infinity. Raises StageFault ``train.nan``."""
+    """Check that no tensor holds NaN or infinity. Raises StageFault ``train.nan``."""
     if nonfinite:
         raise StageFault(
             "train.nan",
@@ -188,7 +188,7 @@ def check_finite(nonfinite: list[str], total: int) -> None:
 
 
 def differing(engine: Digests, trainer: Digests) -> list[str]:
-    """The names of tensors that are not the same on both sides."""
+    """The names of tensors that differ, or exist on one side only."""
     found = [name for name in trainer if engine.get(name) != trainer[name]]
     return found + [name for name in engine if name not in trainer]
 
@@ -196,7 +196,7 @@ def differing(engine: Digests, trainer: Digests) -> list[str]:
 def check_equal(
     engine: Digests, trainer: Digests, when: str, cause: str = "sync.not-applied"
 ) -> None:
-    """The engine holds the trainer's weights, by their digests.
+    """Check by digests that the engine holds the trainer's weights.
 
     ``when`` completes the sentence, such as ``after the push``. Raises StageFault
     ``cause``.
@@ -224,10 +224,10 @@ def some(names: Sequence[str]) -> str:
 
 
 def whole(ranks: list[dict[str, str]], *, shards: bool) -> dict[str, str]:
-    """One digest per tensor from those of every rank of the engine.
+    """One digest per tensor, from those of all the engine's ranks.
 
     Shards add up. A tensor that ranks hold in common (norms, shared key-value heads)
-    gives them one checksum, and counts once.
+    has the same checksum on each, and counts once.
     """
     if not shards:
         return ranks[0]

@@ -1,7 +1,7 @@
-"""Moves weights from the trainer into the engine, by the transport that fits both.
+"""Moves weights from the trainer to the engine, over a transport that fits both.
 
 Both may be in another process: their methods are those of ``WeightSource`` and
-``Engine``, whether they are these or stand for one.
+``Engine``, whether they are these or proxies for them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pytest_gkd.workload.sync.broadcast import Info, nbytes
 
 @dataclass(frozen=True)
 class Transfer(abc.ABC):
-    """One way for weights to move. ``why`` it was chosen is for people to read; a push
-    may take ``budget_s()`` seconds."""
+    """One way for weights to move. ``why`` tells people the reason for the choice; a
+    push may take ``budget_s()`` seconds."""
 
     engine: Any
     source: Any
@@ -29,15 +29,15 @@ class Transfer(abc.ABC):
 
     @abc.abstractmethod
     def push(self, infos: list[Info]) -> int:
-        """Move the trainer's weights into the engine; the bytes moved.
+        """Move the trainer's weights into the engine; returns the bytes moved.
 
-        Raises StageFault ``sync.stuck`` when it does not end.
+        Raises StageFault ``sync.stuck`` if it does not return.
         """
 
 
 @dataclass(frozen=True)
 class InProcess(Transfer):
-    """A load in place, of an engine in the trainer's process."""
+    """An in-place load, for an engine in the trainer's process."""
 
     why: str = "trainer and engine share a process"
     transport: str = "in-process"
@@ -49,7 +49,7 @@ class InProcess(Transfer):
 
 @dataclass(frozen=True)
 class SharedMemory(Transfer):
-    """The engine opens the trainer's memory of their GPU."""
+    """The engine opens the trainer's memory on the GPU they share."""
 
     transport: str = "cuda-ipc"
 
@@ -67,7 +67,7 @@ class SharedMemory(Transfer):
 
 @dataclass(frozen=True)
 class Broadcast(Transfer):
-    """From the trainer to every rank of the engine, in a group of their own."""
+    """From the trainer to every rank of the engine, in a separate group."""
 
     world_size: int
 
@@ -92,10 +92,10 @@ class Broadcast(Transfer):
 
 
 def operation_budget_s(budget_s: float) -> float:
-    """Seconds for one operation of a broadcast whose whole may take ``budget_s``.
+    """Seconds for one operation of a broadcast that may take ``budget_s`` in total.
 
     gloo names the side that does not answer, but was measured to take up to 2.6 times
-    its timeout; it should still come before our own deadline, which names none.
+    its timeout; that should still come before our own deadline, which names neither.
     """
     return max(2.0, min(30.0, budget_s / 3.0))
 
@@ -105,8 +105,8 @@ def choose(
 ) -> Transfer:
     """The transfer between two processes, each push of which may take ``budget_s()``.
 
-    NCCL takes one rank a GPU. Where all are on one GPU, ``opens_memory`` says that the
-    engine may try to open the trainer's memory; that of another GPU cannot always be.
+    NCCL takes one rank per GPU. If all are on one GPU, ``opens_memory`` says that the
+    engine may try to open the trainer's memory; another GPU's cannot always be opened.
     """
     trainer: str = source.identity()
     ranks: list[str] = [rank["uuid"] for rank in engine.identities()]
@@ -120,7 +120,7 @@ def choose(
             if not problem:
                 return SharedMemory(engine, source, budget_s, why)
             why += f"; through host memory, as CUDA IPC does not work here: {problem}"
-    # Instances under MIG have UUIDs of their own; to NCCL they are one (issue 1716).
+    # MIG instances have UUIDs of their own; to NCCL they are one GPU (issue 1716).
     elif len(set(gpus.physical([trainer, *ranks]))) <= len(ranks):
         why = "some of the processes share a GPU, which NCCL refuses"
     else:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 def own_tensors(model: Any) -> dict[str, Tensor]:
     """Parameters and persistent buffers, each storage once, under the model's names.
 
-    Detached, and writing to them changes the model. Of tensors that share their
-    storage (a tied ``lm_head``) only the first is given.
+    Detached, and writing to them changes the model. Of tensors that share their storage
+    (a tied ``lm_head``) only the first is given.
     """
     seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
     tensors: dict[str, Tensor] = {}
@@ -29,8 +29,8 @@ def own_tensors(model: Any) -> dict[str, Tensor]:
 def named_weights(model: Any) -> dict[str, Tensor]:
     """The model's tensors as its checkpoint names and shapes them, in a fixed order.
 
-    transformers 5 renames and fuses some on loading (the experts of a mixture), and
-    this undoes it; earlier releases keep the checkpoint's names throughout.
+    transformers 5 renames and fuses some while loading (a mixture's experts), and this
+    undoes it; earlier releases keep the checkpoint's names throughout.
     """
     tensors = own_tensors(model)
     try:
@@ -41,7 +41,7 @@ def named_weights(model: Any) -> dict[str, Tensor]:
 
 
 def perturb(model: Any, seed: int, scale: float) -> None:
-    """Change every weight by noise of ``scale`` times its tensor's own size.
+    """Perturb every weight by noise of ``scale`` times its tensor's own magnitude.
 
     ``p * (1 + scale * a) + scale * rms(p) * b`` with ``a`` and ``b`` standard normal
     (rms 0.02 for a tensor of zeros). The same seed on the same device gives the same
@@ -62,7 +62,8 @@ def perturb(model: Any, seed: int, scale: float) -> None:
 
 
 def spoilt(tensor: Tensor) -> bool:
-    """Whether a tensor holds NaN or Inf; both extremes tell it without a copy."""
+    """Whether a tensor holds NaN or Inf; its minimum and maximum tell without a
+    copy."""
     import torch
 
     if not tensor.is_floating_point() or not tensor.numel():
