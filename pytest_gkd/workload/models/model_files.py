@@ -1,7 +1,7 @@
 """Checks that a name stands for a model, before anything heavy is imported.
 
 A wrong path, a missing shard or a truncated file is reported in milliseconds, where an
-engine would tell after half a minute, or not in these words.
+engine would fail after half a minute, or less clearly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOKENIZER_FILES = (
 )
 
 
-# What model types call the same thing (vLLM 0.32, model_arch_config_convertor.py).
+# Model types' names for the same thing (vLLM 0.32, model_arch_config_convertor.py).
 POSITIONS = (
     "max_position_embeddings",
     "n_positions",
@@ -48,9 +48,9 @@ _EMBEDDING = re.compile(
     r"(.*\.)?(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight"
 )
 _HEAD = re.compile(r"(.*\.)?lm_head\.weight")
-# Keys and rotary part of latent attention, together, that vLLM 0.32 can decode on a
-# CPU (v1/attention/backends/mla/cpu_mla.py), and anywhere (layers/attention/
-# mla_attention.py).
+# Widths of latent attention (keys plus rotary part) that vLLM 0.32 can decode on a CPU
+# (v1/attention/backends/mla/cpu_mla.py), and anywhere
+# (layers/attention/mla_attention.py).
 LATENT_WIDTHS = {"cpu": (576,), "cuda": (320, 512, 576)}
 # Model types whose latent attention vLLM 0.32 runs as such (is_deepseek_mla in
 # model_arch_config_convertor.py); it expands that of others (minicpm3) to heads.
@@ -66,7 +66,7 @@ LATENT_TYPES = {
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What a model directory holds."""
+    """The contents of a model directory."""
 
     directory: Path
     config: dict[str, Any]
@@ -76,10 +76,10 @@ class ModelFiles:
 def inspect(name: str, origin: str) -> ModelFiles | None:
     """Config, weights and tokenizer files of ``name``, checked.
 
-    ``origin`` says where the name came from, such as ``--gkd-student``. None means
-    that the hub has to answer: a hub id of which the cache holds nothing or a part.
-    Raises StageFault ``checkpoint.missing``, ``checkpoint.corrupt``,
-    ``tokenizer.load``, ``env.permission`` or ``env.hub-unreachable``.
+    ``origin`` says where the name came from, such as ``--gkd-student``. None means that
+    only the hub can tell: a hub id that is not or only partly in the cache. Raises
+    StageFault ``checkpoint.missing``, ``checkpoint.corrupt``, ``tokenizer.load``,
+    ``env.permission`` or ``env.hub-unreachable``.
     """
     found = locate(name, origin)
     if found is None:
@@ -99,10 +99,10 @@ def inspect(name: str, origin: str) -> ModelFiles | None:
 
 
 def check_student(files: ModelFiles, origin: str, device: str) -> None:
-    """The student can be trained here, and served by vLLM while it is.
+    """Check that the student can be trained here, and served by vLLM meanwhile.
 
     Raises StageFault ``vllm.quantization``, ``env.package-missing`` or
-    ``vllm.attention-backend``; an engine would tell after half a minute.
+    ``vllm.attention-backend``; an engine would fail after half a minute.
     """
     config = {**files.config, **text_part(files.config)}
     directory = files.directory
@@ -119,8 +119,8 @@ def check_student(files: ModelFiles, origin: str, device: str) -> None:
             quant_method=method,
             quantized_student=True,
         )
-    # transformers has video processors for torchvision only, and vLLM serves the
-    # text models of Qwen3.5 from the module of its vision-language ones.
+    # transformers' video processors all need torchvision, and vLLM serves the text
+    # models of Qwen3.5 from the module of its vision-language ones.
     sees = [name for name in files.config if name.startswith("video_token_")]
     sees += [name for name in [str(config.get("model_type"))] if "qwen3_5" in name]
     if sees and importlib.util.find_spec("torchvision") is None:
@@ -146,7 +146,7 @@ def check_student(files: ModelFiles, origin: str, device: str) -> None:
 
 
 def _has_latent_attention(config: Mapping[str, Any]) -> bool:
-    """Whether vLLM's latent attention decodes it, as wide as the config says.
+    """Whether vLLM's latent attention decodes it, at the width that the config says.
 
     DeepSeek V4 has another width, ``head_dim``.
     """
@@ -161,7 +161,7 @@ def _has_latent_attention(config: Mapping[str, Any]) -> bool:
 def check_embedding(
     config: dict[str, Any], weights: Iterable[Path], origin: str
 ) -> None:
-    """The input embedding has the rows that ``config`` says.
+    """Check that the input embedding has as many rows as ``config`` says.
 
     Raises StageFault ``checkpoint.mismatch``.
     """
@@ -183,10 +183,10 @@ def check_embedding(
 
 
 def untied_head(files: ModelFiles, origin: str) -> str | None:
-    """In words, that an output head is no copy of the embedding that it is tied to.
+    """In words, that an output head is not a copy of the embedding it is tied to.
 
-    None where the config does not say ``tie_word_embeddings``, or the weights hold one
-    of the two only, or both with the same values (see ``weight_files.differ``).
+    None if the config does not say ``tie_word_embeddings``, or the weights hold only
+    one of the two, or both with the same values (see ``weight_files.differ``).
     """
     said = [
         c.get("tie_word_embeddings") for c in (files.config, text_part(files.config))
@@ -207,16 +207,16 @@ def untied_head(files: ModelFiles, origin: str) -> str | None:
 
 
 def positions(config: Mapping[str, Any]) -> int | None:
-    """Tokens that the model of ``config`` has positions for, None when unsaid."""
+    """The number of positions of the model of ``config``, None if unspecified."""
     found = [config[name] for name in POSITIONS if isinstance(config.get(name), int)]
     return min(found, default=None)
 
 
 def context_tokens(name: str, origin: str) -> int | None:
-    """Tokens that the model's context holds, before any scaling of its positions.
+    """Tokens that fit in the model's context, before any scaling of its positions.
 
-    None where that is unknown: a model of the hub's, one without a limit, or one whose
-    rotary positions are scaled.
+    None if unknown: a model on the hub, one without a limit, or one whose rotary
+    positions are scaled.
     """
     found = locate(name, origin)
     if found is None or not (found.directory / "config.json").is_file():
@@ -262,10 +262,10 @@ def read_config(directory: Path, origin: str) -> dict[str, Any]:
 
 
 def check_tokenizer_files(directory: Path, origin: str) -> None:
-    """The files that hold the vocabulary, looked at from outside.
+    """The files that hold the vocabulary, checked without parsing.
 
-    Raises StageFault ``tokenizer.load`` when there is none, or one is empty, cut off
-    or a git-lfs pointer.
+    Raises StageFault ``tokenizer.load`` if there is none, or one is empty, truncated or
+    a git-lfs pointer.
     """
     named = (directory / name for name in TOKENIZER_FILES)
     found = [path for path in named if path.is_file()]
@@ -295,7 +295,7 @@ def check_tokenizer_files(directory: Path, origin: str) -> None:
 
 
 def has_processor(directory: Path) -> bool:
-    """Whether a processor, of pictures or sounds, stands beside the tokenizer."""
+    """Whether there is an image or audio processor next to the tokenizer."""
     names = ("processor_config.json", "preprocessor_config.json")
     return any((directory / name).is_file() for name in names)
 
@@ -309,7 +309,7 @@ def vocab_size(config: dict[str, Any]) -> int | None:
 
 
 def end_tokens(directory: Path, origin: str) -> frozenset[int]:
-    """Ids of the end tokens that ``generation_config.json`` or ``config.json`` name."""
+    """Ids of the end tokens named in ``generation_config.json`` or ``config.json``."""
     names = ("generation_config.json", "config.json")
     found: set[int] = set()
     for path in (directory / name for name in names):

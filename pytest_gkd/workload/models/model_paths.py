@@ -1,4 +1,4 @@
-"""Finds the directory that a model's name means: a path, or a hub id in the cache."""
+"""Finds the directory that a model's name refers to: a path, or a cached hub id."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PORTS = {"http": 80, "https": 443}  # else a SOCKS proxy's (RFC 1928)
 
 @dataclass(frozen=True)
 class Located:
-    """A model directory; ``from_hub`` when it lies in the hub's local cache."""
+    """A model directory; ``from_hub`` if it is in the hub's local cache."""
 
     directory: Path
     from_hub: bool
@@ -34,9 +34,9 @@ class Located:
 def locate(name: str, origin: str) -> Located | None:
     """The directory of ``name``: itself, or its snapshot in the hub's local cache.
 
-    None for a hub id that is not in the cache, and for an address (``s3://…``).
-    Raises StageFault ``checkpoint.missing`` for a path that does not exist, and
-    ``env.hub-unreachable`` for an absent hub id while ``HF_HUB_OFFLINE`` is set.
+    None for a hub id that is not in the cache, and for a URL (``s3://…``). Raises
+    StageFault ``checkpoint.missing`` for a path that does not exist, and
+    ``env.hub-unreachable`` for an uncached hub id while ``HF_HUB_OFFLINE`` is set.
     """
     path = Path(name).expanduser()
     try:
@@ -68,10 +68,10 @@ def locate(name: str, origin: str) -> Located | None:
 
 
 def reach_hub(name: str, origin: str) -> None:
-    """The hub, or the proxy that leads to it, takes a connection; or nobody may ask.
+    """Check that the hub, or the proxy to it, accepts a connection, unless offline.
 
-    For ``name``, which only the hub knows; an address (``s3://…``) is not its. The
-    loaders themselves try for 23 s before they say that it does not. Raises StageFault
+    For ``name``, which only the hub knows; URLs (``s3://…``) and ModelScope are
+    skipped. The loaders themselves try for 23 s before they give up. Raises StageFault
     ``env.hub-unreachable``.
     """
     if is_offline() or is_of_modelscope() or "://" in name:
@@ -95,10 +95,10 @@ def reach_hub(name: str, origin: str) -> None:
 
 
 def refused_connection(host: str, port: int) -> str:
-    """Why no connection can be made within REACH_S, empty where one can.
+    """Why no connection succeeds within REACH_S; empty if one does.
 
-    In threads, since the resolver has no bound of ours, and all of a name's addresses
-    at once: where IPv6 leads nowhere, IPv4 answers.
+    In threads, since the resolver has no timeout of ours, and to all of a name's
+    addresses at once: if IPv6 leads nowhere, IPv4 answers.
     """
     until = monotonic() + REACH_S
 
@@ -137,7 +137,7 @@ def unreachable(name: str, origin: str, problem: str) -> StageFault:
 
 
 def is_offline() -> bool:
-    """Whether the loaders may not ask the hub."""
+    """Whether the loaders are forbidden to ask the hub."""
     return any(
         os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE")
         for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")

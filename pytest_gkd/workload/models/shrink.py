@@ -1,8 +1,8 @@
-"""Copies a model with its first layers only, so that a large one can be tried out.
+"""Copies only a model's first layers, so that a large model can be tried out.
 
-A prefix needs no tensor under another name, and whatever a config says of a layer by
-its number stays true. What is not in a layer (embeddings, head, norms, what sees or
-hears) is kept whole, and so are heads, experts and vocabulary, by which tensor and
+With a prefix no tensor needs renaming, and whatever a config says about a layer by its
+number stays true. What is not in a layer (embeddings, head, norms, vision and audio
+encoders) is kept whole, and so are heads, experts and vocabulary, by which tensor and
 expert parallelism divide.
 """
 
@@ -27,15 +27,15 @@ from pytest_gkd.workload.models.weight_files import (
     write_safetensors,
 )
 
-# A copy has so many layers at most where only kinds of layers ask for more than LEAST.
+# Most layers in a copy if covering every kind of layer takes more than LEAST.
 MOST, LEAST = 12, 2
 # What a run's other temporary files may still need.
 SPARE_BYTES = 256 << 20
 DEPTHS = (*LAYERS, "num_layers")
-# Of a multimodal model's config, the part that is its language model's.
+# The language model's part of a multimodal model's config.
 PARTS = ("text_config", "llm_config")
-# Keys that give each layer its kind: every so many layers another one, from a layer on,
-# or by numbers (transformers 5.19, the configurations of its text models).
+# Keys that give each layer its kind: every n-th layer, from a layer on, or by number
+# (transformers 5.19, the configurations of its text models).
 PERIODS = (
     *("sliding_window_pattern", "full_attention_interval", "no_rope_layer_interval"),
     *("attn_layer_period", "expert_layer_period", "decoder_sparse_step"),
@@ -47,16 +47,16 @@ NUMBERS = (
     *("attn_layer_indices", "hybrid_layer_ids", "full_attn_idxs", "mlp_only_layers"),
     "moe_layers",
 )
-# One letter a layer.
+# One letter per layer.
 PATTERN = "hybrid_override_pattern"
-# As long as there are layers, where nothing else says how many (nemotron_h).
+# As many entries as layers, if nothing else gives the number (nemotron_h).
 LISTED = ("layers_block_type", "layer_types", PATTERN)
-# Layers behind the last one, which draft tokens; a copy has none.
+# Extra layers after the last, which draft tokens; a copy has none.
 DRAFTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _DRAFTS = re.compile(r"(.*\.)?mtp\w*\..*")
 _IN_LAYER = re.compile(r"(?P<stack>.*?)\.(?P<number>\d+)\.(?P<rest>.+)")
 _OTHER_STACK = re.compile(r"vision|visual|image|audio|speech")
-# What holds weights or leads to them, and is no tokenizer's nor the model's code.
+# What holds weights or refers to them, and belongs to neither tokenizer nor code.
 _LEFT_BEHIND = re.compile(
     r".*\.(safetensors|bin|pt|pth|gguf|onnx|h5|msgpack|index\.json)|"
     r"config\.json|params\.json|\..*"
@@ -65,7 +65,7 @@ _LEFT_BEHIND = re.compile(
 
 @dataclass(frozen=True)
 class Plan:
-    """A copy that can be made of the model in ``source``: ``layers`` of its ``of``.
+    """A possible copy of the model in ``source``: ``layers`` of its ``of``.
 
     ``lacks`` names the kinds of layers that are not among them. ``tensors`` are those
     that it keeps, None for random ones.
@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def text(self) -> str:
-        """``2 of 32 layers``, with what else there is to say of it."""
+        """``2 of 32 layers``, with what else there is to say about it."""
         weights = "" if self.tensors is not None else ", random weights"
         lacks = ", ".join(self.lacks[:3])
         return f"{self.layers} of {self.of} layers{weights}" + (
@@ -91,7 +91,7 @@ class Plan:
     def write(self, directory: Path) -> None:
         """Write all but random weights into ``directory``, which is empty.
 
-        Files that are no weights become links. Raises StageFault ``env.disk-full``.
+        Files other than weights become links. Raises StageFault ``env.disk-full``.
         """
         cut = json.dumps(_cut_all(self.config, self.layers), indent=1)
         (directory / "config.json").write_text(cut, "utf-8")
@@ -104,10 +104,10 @@ class Plan:
 
 
 def plan(source: Path, origin: str, layers: int | None, *, random: bool) -> Plan | None:
-    """The copy of a model with ``layers`` layers, or as many as have every kind (None).
+    """The copy of a model with ``layers`` layers; None: enough to have every kind.
 
-    None where that is the model itself. Raises StageFault for a model of which no copy
-    can be made, and as ``check_weights`` does.
+    Returns None if that is the model itself. Raises StageFault for a model that cannot
+    be copied, and as ``check_weights`` does.
     """
     config = read_config(source, origin)
     deep = next(_deep_parts(config), None)
@@ -140,7 +140,7 @@ def plan(source: Path, origin: str, layers: int | None, *, random: bool) -> Plan
 
 
 def check_space(directory: Path, wanted_bytes: int) -> None:
-    """There is room for ``wanted_bytes``. Raises StageFault ``env.disk-full``."""
+    """Check that ``wanted_bytes`` are free. Raises StageFault ``env.disk-full``."""
     free = shutil.disk_usage(directory).free
     if free < wanted_bytes + SPARE_BYTES:
         raise StageFault(
@@ -159,7 +159,7 @@ def _depth(part: Mapping[str, Any]) -> int:
 
 
 def _deep_parts(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The parts of a config that say how many layers there are, the inmost first."""
+    """The parts of a config that say how many layers there are, innermost first."""
     for part in (*map(config.get, PARTS), config):
         if isinstance(part, dict) and _depth(part):
             yield part
@@ -176,7 +176,7 @@ def _cut_all(config: dict[str, Any], layers: int) -> dict[str, Any]:
 
 
 def _cut(part: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """A config whose layers are the first ones."""
+    """A config with only the first layers."""
     of = _depth(part)
     cut = {
         key: value[:layers] if _is_per_layer(key, value, of) else value
@@ -184,10 +184,11 @@ def _cut(part: Mapping[str, Any], layers: int) -> dict[str, Any]:
     }
     cut |= {key: layers for key in DEPTHS if isinstance(part.get(key), int)}
     cut |= {key: 0 for key in DRAFTING if part.get(key)}
-    # The last so many layers have no keys and values of their own.
+    # The last layers, this many, have no keys and values of their own.
     if shared := part.get("num_kv_shared_layers"):
         cut["num_kv_shared_layers"] = max(0, layers - (of - shared))
-    # From this layer on they have windows; vLLM refuses that for some, and still shall.
+    # From this layer on attention is windowed; vLLM rejects some of these, and still
+    # must.
     first = part.get("max_window_layers")
     if part.get("use_sliding_window") and isinstance(first, int) and first < of:
         cut["max_window_layers"] = min(first, layers - 1)
@@ -204,8 +205,8 @@ def _first_of_kinds(
 ) -> Iterator[tuple[int, str]]:
     """Number (from 0) of the first layer of each kind, and what to call it.
 
-    By each thing that tells layers apart: what the config says, and which tensors
-    there are.
+    By everything that tells layers apart: what the config says, and which tensors
+    exist.
     """
     names = [set[str]() for _ in range(of)]
     for tensor in tensors:
@@ -232,7 +233,7 @@ def _first_of_kinds(
 
 def _tensors(source: Path, origin: str) -> list[Tensor]:
     """Every tensor of the weights. Raises StageFault for a pickled checkpoint."""
-    # Mistral's own format lies beside the one that is loaded.
+    # Files in Mistral's own format may lie next to those that are loaded.
     files = check_weights(source, origin)
     files = tuple(p for p in files if not p.name.startswith("consolidated")) or files
     if files[0].suffix != ".safetensors":
@@ -243,9 +244,9 @@ def _tensors(source: Path, origin: str) -> list[Tensor]:
 
 
 def _decoder(tensors: Iterable[Tensor], of: int, source: Path, origin: str) -> str:
-    """What stands before the number of a layer, such as ``model.layers``.
+    """The prefix of a layer's number, such as ``model.layers``.
 
-    Raises StageFault where no tensors, or several kinds of them, have such numbers.
+    Raises StageFault if no tensors, or several groups of them, have such numbers.
     """
     last: dict[str, int] = {}
     for tensor in tensors:

@@ -1,8 +1,8 @@
-"""Makes the models and prompts of a run for which the user names none.
+"""Generates the models and prompts of a run for which the user names none.
 
-A student and a teacher of the Qwen2 shape with one byte-level tokenizer, and a file of
-prompts, all seeded and small. Only numpy and safetensors are needed, so that making
-them does not wait for torch. They are kept in the user's cache directory.
+A student and a teacher of the Qwen2 architecture with one byte-level tokenizer, and a
+file of prompts, all seeded and small. Only numpy and safetensors are needed, so
+generating them does not wait for torch. They are kept in the user's cache directory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one model. Heads are 32 wide, the smallest that vLLM has on CPU."""
+    """Sizes of one model. Heads are 32 wide, the smallest that vLLM supports on CPU."""
 
     hidden: int
     layers: int
@@ -43,10 +43,10 @@ TEACHER = Shape(hidden=256, layers=3, heads=8, kv_heads=4, intermediate=512, see
 
 @dataclass(frozen=True)
 class Tiny:
-    """Where the made models and prompts lie; all paths are absolute.
+    """Where the generated models and prompts are; all paths are absolute.
 
-    ``train_file`` is JSONL with chat messages under ``prompt``, 288 rows that are
-    shorter than 64 tokens.
+    ``train_file`` is JSONL with chat messages under ``prompt``, 288 rows, each shorter
+    than 64 tokens.
     """
 
     root: Path
@@ -56,10 +56,10 @@ class Tiny:
 
 
 def make(fallback_dir: Path) -> Tiny:
-    """The models and prompts: from the cache when whole, else made now.
+    """The models and prompts: from the cache if complete, else generated now.
 
-    The cache is ``$XDG_CACHE_HOME`` or ``~/.cache``; where that cannot be written,
-    ``fallback_dir`` takes its place. Several processes may call this at once.
+    The cache is ``$XDG_CACHE_HOME`` or ``~/.cache``; if that is not writable,
+    ``fallback_dir`` is used instead. Several processes may call this at once.
     """
     name = f"tiny-{content_version()}"
     home = cache_directory()
@@ -72,7 +72,7 @@ def make(fallback_dir: Path) -> Tiny:
 
 
 def content_version() -> str:
-    """Changes with the sources of the made files, and so with what they write."""
+    """A digest of the generators' sources: it changes whenever their output may."""
     digest = hashlib.sha256()
     for source in (__file__, tiny_text.__file__):
         digest.update(Path(source).read_bytes())
@@ -80,7 +80,7 @@ def content_version() -> str:
 
 
 def is_whole(root: Path) -> bool:
-    """Whether every file that ``root``'s manifest promises is there, unchanged."""
+    """Whether every file in ``root``'s manifest exists, unchanged."""
     try:
         promised = json.loads((root / MANIFEST).read_text("utf-8"))
         return bool(promised) and all(
@@ -148,7 +148,7 @@ def generation_config() -> dict[str, Any]:
 def _tensors(shape: Shape) -> Iterator[tuple[str, Any]]:
     """Name and float32 array of each parameter, from one seeded generator.
 
-    Projections have a gain above 1, so that what the layers add outweighs the
+    Projections have a gain above 1, so that the layers' contribution outweighs the
     token's own embedding. Otherwise a tied model would repeat its input whatever its
     layers hold, and a weight sync that did nothing would look right.
     """
@@ -165,7 +165,7 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, Any]]:
     width = 32
     embedding = normal(0.5, tiny_text.VOCAB_SIZE, shape.hidden)
     # Special and padding rows are small: a sampled rollout rarely picks them, so it
-    # has its full length and decodes.
+    # reaches its full length.
     embedding[
         min(tiny_text.token_ids()[token] for token in tiny_text.SPECIAL_TOKENS) :
     ] *= 0.1
@@ -220,7 +220,7 @@ def _kept(root: Path) -> Tiny:
 def _put_in_place(draft: Path, root: Path) -> None:
     """Rename ``draft`` to ``root``; another process may be doing the same.
 
-    Raises OSError when ``root`` still is not whole after a few tries.
+    Raises OSError if ``root`` is still incomplete after a few tries.
     """
     for _ in range(5):
         try:
@@ -228,8 +228,8 @@ def _put_in_place(draft: Path, root: Path) -> None:
         except OSError:  # something is there
             if is_whole(root):
                 return
-            # It goes in one rename, never half of it under this name; and it is kept,
-            # for what changed it may be a training run of the user's.
+            # Renamed in one step, so never half gone under this name; and kept, because
+            # what changed it may be the user's training run.
             changed = f"{root.name}.changed-{time.time_ns()}-{os.getpid()}"
             with contextlib.suppress(FileNotFoundError):  # another process was first
                 root.rename(root.with_name(changed))

@@ -1,4 +1,4 @@
-"""What the made models read: their prompts and their tokenizer."""
+"""The text of the generated models: their prompts and their tokenizer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import itertools
 import json
 from typing import Any
 
-VOCAB_SIZE = 512  # embedding rows; the tokenizer has fewer entries, as Qwen's has
+VOCAB_SIZE = 512  # embedding rows; the tokenizer has fewer entries, like Qwen's
 PAD_TOKEN, START_TOKEN, END_TOKEN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (PAD_TOKEN, START_TOKEN, END_TOKEN)
 MAX_POSITIONS = 2048
 
-# The chat format of Qwen, without a default system message and without tools. It takes
-# contents in parts, or none beside a tool call: the prompts may be the user's own.
+# Qwen's chat format, without a default system message and without tools. Content may be
+# a list of parts, or absent next to a tool call: the prompts may be the user's own.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-# Where text is cut before merges apply. It is Qwen2's own (transformers,
+# How text is split before merges apply. It is Qwen2's own (transformers,
 # models/qwen2/tokenization_qwen2.py), because transformers 5 builds a Qwen2Tokenizer
 # with this one whatever tokenizer.json says: every loader then gives the same ids.
 _SPLIT = (
@@ -56,7 +56,7 @@ _TOPICS = (
 def prompts() -> list[str]:
     """The 288 prompts, in an order that mixes tasks and topics."""
     pairs = list(itertools.product(_TASKS, _TOPICS))
-    # 35 has no factor in common with 288, so every pair comes exactly once.
+    # 35 and 288 are coprime, so every pair comes exactly once.
     mixed = [pairs[(index * 35) % len(pairs)] for index in range(len(pairs))]
     return [task.format(topic) for task, topic in mixed]
 
@@ -147,8 +147,8 @@ _BYTE_LEVEL_FLAGS = dict.fromkeys(
 def byte_symbols() -> list[str]:
     """The printable stand-in of each byte in GPT-2's byte-level BPE, by byte value.
 
-    Bytes that are printable in Latin-1 stand for themselves; the others, in order, are
-    the characters from U+0100 on (openai/gpt-2, src/encoder.py).
+    Bytes printable in Latin-1 stand for themselves; the others map, in order, to the
+    characters from U+0100 on (openai/gpt-2, src/encoder.py).
     """
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = itertools.count(256)
@@ -156,7 +156,7 @@ def byte_symbols() -> list[str]:
 
 
 def _merges() -> list[tuple[str, str]]:
-    """The merges that build the prompts' own words, from the left, commonest first."""
+    """Merges that build the prompts' own words, left to right, most common first."""
     words: dict[str, int] = {}
     for text in (*prompts(), " assistant", " user"):
         for word in text.replace(".", "").replace("?", "").split():

@@ -1,4 +1,4 @@
-"""Checks that the tokenizers of student and teacher work, and fit each other."""
+"""Checks that the student's and teacher's tokenizers work, and fit each other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLES = {
 
 @dataclass(frozen=True)
 class Agreement:
-    """How two vocabularies compare, where they do not contradict each other.
+    """How two compatible vocabularies compare.
 
     ``only_student`` and ``only_teacher`` count added tokens that the other lacks.
     """
@@ -34,14 +34,13 @@ class Agreement:
 
 
 def check_round_trip(tokenizer: Any, origin: str) -> dict[str, str]:
-    """Every sample comes back from its tokens; what becomes of those that lose a bit.
+    """Check that samples survive encode and decode; returns the lossy ones' output.
 
-    A sample may come back normalised (NFC or NFKC) and with a blank added or dropped
-    at its start, as sentencepiece does. By name are returned those that come back with
-    other white space, without marks that have no width, or with the unknown token in
-    the place of characters that the vocabulary lacks. Raises StageFault
-    ``tokenizer.load`` for any other change, and where plain English loses all its
-    blanks or characters of its own.
+    A sample may come back normalized (NFC or NFKC) and with a space added or dropped at
+    its start, as in sentencepiece. Returned by name are those that come back with other
+    white space, without zero-width marks, or with the unknown token in place of
+    characters that the vocabulary lacks. Raises StageFault ``tokenizer.load`` for any
+    other change, and if plain English loses all its spaces or any characters.
     """
     lossy: dict[str, str] = {}
     for name, text in SAMPLES.items():
@@ -75,22 +74,22 @@ def _path(tokenizer: Any) -> str:
 
 
 def _marks(text: str) -> str:
-    """What shows of a text: no blanks, nothing without a width (as in some emoji)."""
+    """The visible part of a text: no spaces, nothing zero-width (as in some emoji)."""
     return "".join(c for c in text if unicodedata.category(c)[0] not in "ZC")
 
 
 def same_text(text: str, back: str) -> bool:
-    """Whether ``back`` is ``text`` up to normalisation and one blank at the start."""
+    """Whether ``back`` is ``text`` up to normalization and one space at the start."""
     forms = {text, *(unicodedata.normalize(form, text) for form in ("NFC", "NFKC"))}
     return bool(forms & {back, back.removeprefix(" "), " " + back})
 
 
 def check_chat_template(tokenizer: Any, origin: str, needed_for: str) -> str | None:
-    """A user's turn as the chat template renders it, generation prompt added.
+    """A user turn as the chat template renders it, with the generation prompt.
 
-    None where there is no template and ``needed_for``, the prompts that are chat
-    messages, is empty. Raises StageFault ``tokenizer.chat-template`` when it is needed
-    and not there, when it fails, or when it drops the user's text.
+    None if there is no template and ``needed_for``, the prompts that are chat messages,
+    is empty. Raises StageFault ``tokenizer.chat-template`` if it is needed and missing,
+    if it fails, or if it drops the user's text.
     """
     asked = "What is the capital of France?"
     path = _path(tokenizer)
@@ -125,10 +124,10 @@ def check_chat_template(tokenizer: Any, origin: str, needed_for: str) -> str | N
 
 
 def check_generation_prompt(tokenizer: Any, origin: str) -> list[str]:
-    """The chat template lets the student begin where an answer begins.
+    """Check that the chat template lets the student begin where an answer begins.
 
-    Returned is what to say where it does not: asked for a generation prompt it adds
-    nothing, though it writes control tokens between a question and its answer.
+    Returns a note if not: asked for a generation prompt it adds nothing, although it
+    writes control tokens between a question and its answer.
     """
     question, answer = {"role": "user", "content": "Why?"}, "Because it is so."
     turns = [question, {"role": "assistant", "content": answer}]
@@ -144,7 +143,7 @@ def check_generation_prompt(tokenizer: Any, origin: str) -> list[str]:
     try:
         whole, found, _ = rendered(turns, prompt=False).partition(answer)
     except refusals():
-        return []  # of conversations that go on; a prompt is one question
+        return []  # for a conversation that goes on; a prompt is one question
     between = whole.removeprefix(asked)
     if (
         asked != rendered([question], prompt=False)
@@ -164,12 +163,12 @@ def check_special_tokens(
     origin: str,
     ends: Set[int] = frozenset(),
 ) -> list[str]:
-    """There is an end token, and the padding token has an id inside the embedding.
+    """Check that there is an end token, and a padding token inside the embedding.
 
-    ``ends`` are the end tokens that the model's files name. What is worth a word and
-    no failure is returned: no padding token (verl and TRL then take the end token), or
-    an end token that only the model's files name, or that is none of these. Raises
-    StageFault ``tokenizer.pad-token`` or ``tokenizer.eos-token``.
+    ``ends`` are the end tokens named in the model's files. Returns notes on what is no
+    failure: no padding token (verl and TRL then use the end token), or an end token
+    that only the model's files name, or that is none of these. Raises StageFault
+    ``tokenizer.pad-token`` or ``tokenizer.eos-token``.
     """
     path, end = _path(tokenizer), tokenizer.eos_token_id
     notes = []
@@ -213,9 +212,10 @@ def check_special_tokens(
 
 
 def _idle_tokens(tokenizer: Any) -> frozenset[str]:
-    """Special tokens that no text comes to, by their text.
+    """Special tokens that no text produces, by their text.
 
-    Neither padding, end or start, nor in the chat template or what it makes of a turn.
+    Not padding, end or start, and not in the chat template or what it renders for a
+    turn.
     """
     special = special_tokens(tokenizer)
     if not special:
@@ -241,11 +241,11 @@ def check_ids(
     origin: str,
     tokenizer: Any = None,
 ) -> list[str]:
-    """Every id of a vocabulary is a row of an embedding, but for idle tokens.
+    """Check that every id of a vocabulary is an embedding row, except idle tokens.
 
-    Those are the special ones of ``tokenizer`` that no text comes to; the ones beyond
-    are returned. Raises StageFault ``tokenizer.vocab-mismatch``. ``vocab_rows`` None
-    skips it.
+    Those are the special ones of ``tokenizer`` that no text produces; the ones beyond
+    the embedding are returned. Raises StageFault ``tokenizer.vocab-mismatch``.
+    ``vocab_rows`` None skips the check.
     """
     if vocab_rows is None:
         return []
@@ -275,11 +275,11 @@ def compare(
     teacher: Mapping[str, int],
     rows: tuple[int | None, int | None] = (None, None),
 ) -> Agreement:
-    """Student's and teacher's vocabularies: the same token has the same id in both.
+    """Check that the same token has the same id in student and teacher.
 
-    Tokens that only one has are allowed as long as the other uses their ids for
-    nothing, has embedding ``rows`` for them, and they are few (additions such as
-    ``<think>``). Raises StageFault ``tokenizer.vocab-mismatch``.
+    Tokens that only one has are allowed if the other leaves their ids unused, has
+    embedding ``rows`` for them, and they are few (additions such as ``<think>``).
+    Raises StageFault ``tokenizer.vocab-mismatch``.
     """
     if student == teacher:
         return Agreement(len(student))
@@ -315,7 +315,7 @@ def compare(
 
 
 def check_same_ids(student: Any, teacher: Any) -> None:
-    """Both tokenizers cut the samples into the same ids.
+    """Check that both tokenizers split the samples into the same ids.
 
     Equal vocabularies do not make equal tokenizers: merges and splits may differ.
     Raises StageFault ``tokenizer.vocab-mismatch``.

@@ -1,4 +1,4 @@
-"""Builds the tokenizer and the processor of a model."""
+"""Builds a model's tokenizer and processor."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pytest_gkd.workload import collector
 from pytest_gkd.workload.models import model_files
 from pytest_gkd.workload.models.model_paths import locate, reach_hub
 
-# What transformers says of a package that one of its classes needs, and the names that
-# pip has for some (transformers 5.19, utils/import_utils.py).
+# transformers' message if one of its classes needs a package, and pip's names for some
+# of those (transformers 5.19, utils/import_utils.py).
 _REQUIRED = re.compile(r"(\w+) requires the ([\w-]+) library")
 PIP_NAMES = {"pil": "pillow", "jinja": "jinja2", "pytorch": "torch"}
 
 
 def refusals() -> tuple[type[Exception], ...]:
-    """What templates and tokenizers raise for what they do not know, such as a role."""
+    """What templates and tokenizers raise for unknown input, such as a role."""
     from jinja2 import TemplateError
 
     return TemplateError, LookupError, TypeError, ValueError
@@ -32,7 +32,7 @@ def refusals() -> tuple[type[Exception], ...]:
 def special_tokens(tokenizer: Any) -> dict[str, int]:
     """Text and id of a tokenizer's special tokens.
 
-    None of one that has no table of its added tokens (transformers'
+    Empty for one without a table of its added tokens (transformers'
     MistralCommonBackend).
     """
     added = getattr(tokenizer, "added_tokens_decoder", None)
@@ -45,7 +45,7 @@ def load(name: str, origin: str, *, trust_remote_code: bool) -> Any:
 
     Raises StageFault ``tokenizer.load``, ``model.trust-remote-code``,
     ``checkpoint.missing``, ``env.permission``, ``env.hub-unreachable`` or
-    ``env.package-missing``; what the hub answers is left as is.
+    ``env.package-missing``; the hub's own errors pass unchanged.
     """
     found = locate(name, origin)
     if found is not None:
@@ -54,7 +54,7 @@ def load(name: str, origin: str, *, trust_remote_code: bool) -> Any:
         except StageFault as fault:
             if not (found.from_hub and fault.facts.get("absent")):
                 raise
-            found = None  # the hub will bring it
+            found = None  # the hub will provide it
     if found is None:
         reach_hub(name, origin)
     source = name if found is None else str(found.directory)
@@ -69,7 +69,7 @@ def load(name: str, origin: str, *, trust_remote_code: bool) -> Any:
                 )
             return light.from_pretrained(source)
     except ModuleNotFoundError:
-        raise  # a package is missing, which is no fault of the tokenizer's files
+        raise  # a missing package is not the fault of the tokenizer's files
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise StageFault(
@@ -84,10 +84,10 @@ def load(name: str, origin: str, *, trust_remote_code: bool) -> Any:
 
 
 def load_processor(name: str, origin: str, *, trust_remote_code: bool) -> str | None:
-    """The class name of the model's processor; None where the model has none.
+    """The class name of the model's processor; None if the model has none.
 
-    Raises StageFault ``tokenizer.load`` when there is one that cannot be built, or
-    ``env.package-missing`` for want of a package.
+    Raises StageFault ``tokenizer.load`` if there is one that cannot be built, or
+    ``env.package-missing`` if a package is missing.
     """
     found = locate(name, origin)
     if found is None or not model_files.has_processor(found.directory):
@@ -121,13 +121,13 @@ def _not_built(what: str, path: str, origin: str, error: Exception) -> StageFaul
 
 
 def _light_class(directory: Path) -> Any:
-    """The tokenizer's class, found without AutoTokenizer where that is the same.
+    """The tokenizer's class, found without AutoTokenizer if the result is the same.
 
-    AutoTokenizer imports torch (measured: 7 s of CPU beside an engine that starts,
-    against 1.5 s without). It takes the class that tokenizer_config.json names when
-    its own table has that class for config.json's model type; what it takes else
-    depends on more than is looked at here (transformers 5.19, tokenization_auto.py,
-    from_pretrained). None where this does not hold, or it is imported already.
+    AutoTokenizer imports torch (measured: 7 s of CPU while an engine starts, against
+    1.5 s without). It uses the class that tokenizer_config.json names if its own table
+    has that class for config.json's model type; what it uses otherwise depends on more
+    than is checked here (transformers 5.19, tokenization_auto.py, from_pretrained).
+    None if this does not hold, or AutoTokenizer is already imported.
     """
     if "transformers.models.auto.tokenization_auto" in sys.modules:
         return None
@@ -155,10 +155,10 @@ def _light_class(directory: Path) -> Any:
 
 
 def _auto_tables(transformers: Path) -> tuple[dict[str, str], list[str]]:
-    """AutoTokenizer's class of each model type, and names that are exceptions.
+    """AutoTokenizer's class for each model type, and names that are exceptions.
 
-    Read from its source, since importing it is what costs. Empty where the source
-    does not have the form that is known here.
+    Read from its source, since importing it is what costs. Empty if the source does not
+    have the expected form.
     """
     tables: dict[str, ast.expr] = {}
     source = transformers / "models/auto/tokenization_auto.py"

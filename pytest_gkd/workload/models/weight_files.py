@@ -1,4 +1,4 @@
-"""Checks that a model's weight files are all there, and whole.
+"""Checks that a model's weight files all exist, and are complete.
 
 Standard library only: a truncated shard is found before anything heavy is imported.
 """
@@ -29,8 +29,8 @@ _SHARD = re.compile(
 def check_weights(directory: Path, origin: str) -> tuple[Path, ...]:
     """The weight files that a loader would read, each checked.
 
-    safetensors are preferred to ``pytorch_model*.bin``, as transformers and vLLM do.
-    Raises StageFault ``checkpoint.missing``, ``checkpoint.corrupt`` or
+    safetensors take precedence over ``pytorch_model*.bin``, as in transformers and
+    vLLM. Raises StageFault ``checkpoint.missing``, ``checkpoint.corrupt`` or
     ``env.permission``.
     """
     for pattern, check in (
@@ -57,7 +57,7 @@ def check_weights(directory: Path, origin: str) -> tuple[Path, ...]:
 
 
 def read_safetensors_header(path: Path, origin: str) -> dict[str, Any]:
-    """``checkpoint.read_header`` of a file that is whole.
+    """``checkpoint.read_header`` of a complete file.
 
     Raises StageFault ``checkpoint.corrupt``.
     """
@@ -71,7 +71,7 @@ def read_safetensors_header(path: Path, origin: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a safetensors file. ``start`` counts bytes from the file's."""
+    """One tensor of a safetensors file. ``start`` is its byte offset in the file."""
 
     name: str
     path: Path
@@ -84,7 +84,7 @@ class Tensor:
 def tensors_named(
     pattern: re.Pattern[str], files: Iterable[Path], origin: str
 ) -> list[Tensor]:
-    """The tensors in safetensors files whose whole name matches."""
+    """The tensors in safetensors files whose full name matches."""
     found = []
     for path in files:
         if path.suffix != ".safetensors":
@@ -103,9 +103,9 @@ def tensors_named(
 
 
 def write_safetensors(path: Path, tensors: Iterable[Tensor]) -> None:
-    """Write tensors of other files, their bytes as they are, into a new file.
+    """Write other files' tensors, byte for byte, into a new file.
 
-    The widest elements first, so that each tensor begins at a multiple of its own.
+    Widest elements first, so that each tensor starts at a multiple of its element size.
     """
     placed = sorted(tensors, key=lambda t: (-t.bytes // max(1, prod(t.shape)), t.name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -126,10 +126,10 @@ def write_safetensors(path: Path, tensors: Iterable[Tensor]) -> None:
 
 
 def differ(one: Tensor, other: Tensor) -> bool:
-    """Whether they are of another shape, or hold other values where it is looked.
+    """Whether two tensors differ in shape, or in the values at sampled places.
 
-    SAMPLES places are, evenly from the first bytes to the last. Tensors of different
-    dtypes are taken for equal: their values can be.
+    There are SAMPLES places, evenly from the first bytes to the last. Tensors of
+    different dtypes are taken as equal: their values can be.
     """
     if one.shape != other.shape:
         return True
@@ -148,7 +148,7 @@ def differ(one: Tensor, other: Tensor) -> bool:
 
 
 def check_pickle(path: Path, origin: str) -> None:
-    """The file is not empty, not a pointer, and its zip archive has its end.
+    """Check that the file is not empty, not a pointer, and its zip archive has its end.
 
     torch.save writes zip archives since torch 1.6; older files are left to torch.
     """
@@ -168,14 +168,14 @@ def _start(path: Path, origin: str) -> bytes:
 
 
 def _listed(directory: Path, pattern: str, origin: str) -> tuple[Path, ...]:
-    """Files of one kind: those the index names, else those that are there.
+    """Files of one kind: those that the index names, else those that exist.
 
-    Every shard that the index or the others' names promise is in the list, there or
-    not.
+    Every shard that the index or the other names imply is in the list, whether it
+    exists or not.
     """
     for index in sorted(directory.glob(f"{pattern}.index.json")):
         return tuple(directory / name for name in _shards_of(index, origin))
-    # A LoRA adapter beside or instead of the weights is not the model's.
+    # A LoRA adapter next to or instead of the weights is not the model's.
     found = [p for p in sorted(directory.glob(pattern)) if "adapter" not in p.name]
     return tuple(dict.fromkeys([*found, *_siblings_of(found)]))
 
@@ -192,7 +192,7 @@ def _shards_of(index: Path, origin: str) -> list[str]:
 
 
 def _siblings_of(files: Iterable[Path]) -> Iterator[Path]:
-    """For ``x-00001-of-00003``, all three, in the order of their numbers."""
+    """For ``x-00001-of-00003``, all three, in numeric order."""
     for path in files:
         match = _SHARD.fullmatch(path.name)
         if match:
@@ -216,7 +216,7 @@ def _some(names: list[str]) -> str:
 
 
 def _training_state(names: list[str]) -> str:
-    """What the files are when a trainer wrote them for itself."""
+    """What the files are if a trainer wrote them in a format of its own."""
     kinds = (
         (r"model_world_size_\d+_rank_\d+\.pt", "verl's FSDP shards, not merged yet"),
         (r"(global_step|mp_rank_)\w*", "a DeepSpeed or Megatron checkpoint"),

@@ -206,8 +206,7 @@ def slowest(medians_s: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 
 def bandwidths(seconds: Mapping[int, float], world_size: int) -> dict[str, float]:
-    """Bus bandwidth in GB/s by size name, to three significant figures; {} for one
-    rank."""
+    """Bus bandwidth in GB/s by size name, to three digits; {} for one rank."""
     if world_size < 2:
         return {}
     found = {

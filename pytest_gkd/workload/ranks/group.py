@@ -77,8 +77,7 @@ def operation_timeout_s(remaining_s: float) -> float:
 
 
 def reserve_s(remaining_s: float) -> float:
-    """How much of the remaining time to reserve for ending the ranks and for the
-    report."""
+    """How much of the remaining time to reserve for ending ranks and the report."""
     return max(min(3.0, remaining_s / 4), remaining_s / 10)
 
 

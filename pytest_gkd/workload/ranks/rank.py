@@ -99,8 +99,7 @@ class Rank:
         self._at = "the rendezvous"
 
     def run(self, port: int) -> int:
-        """Run everything and return the exit code; an exception is reported in the
-        marks."""
+        """Run everything and return the exit code; exceptions go to the marks."""
         try:
             found = self._collectives(port)
         except BaseException as error:

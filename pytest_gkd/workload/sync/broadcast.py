@@ -124,8 +124,7 @@ Group = GlooGroup | NcclGroup
 def open_rendezvous(
     transport: str, world_size: int, timeout_s: float
 ) -> tuple[Rendezvous, Any]:
-    """A rendezvous at a free port, and the store that rank 0 must hold until the
-    end."""
+    """A rendezvous at a free port, and the store that rank 0 must hold to the end."""
     import torch.distributed as dist
 
     # A port chosen by the store would be open on every interface.

@@ -39,7 +39,7 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def fingerprint(tensor: Tensor) -> tuple[int, int]:
     """The sum of the bit pattern and the sum of its squares, modulo 2**64.
 
-    Tells a tensor from its updated self without keeping a copy, and without copying it
+    Tells a tensor from its updated self without keeping a copy, and without moving it
     to the host: a change goes unnoticed only if it cancels in both sums. Not a
     cryptographic hash, and blind to the order of elements.
     """

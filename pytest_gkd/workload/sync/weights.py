@@ -62,8 +62,7 @@ def perturb(model: Any, seed: int, scale: float) -> None:
 
 
 def spoilt(tensor: Tensor) -> bool:
-    """Whether a tensor holds NaN or Inf; its minimum and maximum tell without a
-    copy."""
+    """Whether a tensor holds NaN or Inf, told without a copy from its extremes."""
     import torch
 
     if not tensor.is_floating_point() or not tensor.numel():
