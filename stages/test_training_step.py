@@ -74,6 +74,8 @@ def test_training_step(gkd: StageContext, job: Job, inputs: Inputs) -> None:
     if note := job.trainer.optimizer_note():
         gkd.note("train.no-masters", note)
     first, last = reports[0], reports[-1]
+    for name, value in job.trainer.load_facts().items():
+        gkd.fact(name, value)
     gkd.fact("loss", settings.loss)
     gkd.fact("steps", len(reports))
     gkd.fact("loss_first_nats", first.loss)

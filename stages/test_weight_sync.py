@@ -27,6 +27,8 @@ def test_weight_sync(gkd: StageContext, job: Job) -> None:
     job.trainer.perturb(seed=1)
     pushed = job.push_weights()
     served = job.check_served("after the push")
+    for name, value in job.trainer.load_facts().items():
+        gkd.fact(name, value)
     gkd.fact("tensors", pushed.tensors)
     gkd.fact("bytes", pushed.bytes)
     gkd.fact("first_push_s", round(pushed.seconds, 4))

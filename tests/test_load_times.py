@@ -161,3 +161,47 @@ def test_an_engine_in_processes_of_its_own_tells_what_it_loaded(tmp_path: Path) 
     parts = [vllm[f"load_{name}_s"] for name in ("build", "read", "move", "finish")]
     assert 0 < sum(parts) < vllm["engine_start_s"]
     assert vllm["load_gb"] > 0
+
+
+@pytest.mark.needs("torch", "transformers")
+def test_a_trainers_loading_is_timed_apart_from_its_moving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from pytest_gkd.workload.gkd import forward
+    from pytest_gkd.workload.gkd.trainer import Trainer
+    from pytest_gkd.workload.models import tiny
+
+    student = tiny.make(tmp_path).student
+    times, touched = iter((10.0, 13.0, 13.5)), list[Any]()
+    clock = SimpleNamespace(perf_counter=lambda: next(times))
+    monkeypatch.setattr(forward, "time", clock)
+    monkeypatch.setattr(load_times, "touch", touched.append)
+    monkeypatch.setattr(load_times, "disk_bytes", iter((MB, 6 * MB)).__next__)
+    trainer = Trainer(student, dtype="float32")
+    weights = [*trainer.model.parameters(), *trainer.model.buffers()]
+    size = sum(one.nbytes for one in weights)
+    assert trainer.load_facts() == {
+        "trainer_load_s": 3.0,
+        "trainer_move_s": 0.5,
+        "trainer_load_gb": round(size / GB, 3),
+        "trainer_load_from_disk_gb": 0.005,
+    }
+    # What is mapped is read before the clock goes on to moving.
+    assert len(touched) == len(weights)
+    assert all(isinstance(one, torch.Tensor) for one in touched)
+
+
+@pytest.mark.needs("torch", "vllm", "transformers")
+@pytest.mark.parametrize("stage", ["weight_sync", "training_step"])
+def test_the_stages_that_train_tell_how_the_trainer_was_loaded(
+    tmp_path: Path, stage: str
+) -> None:
+    done = fresh_python.run("-m", "pytest", f"--gkd-stages={stage}", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    report = json.loads((tmp_path / ".gkd/last/report.json").read_text())
+    (facts,) = (one["facts"] for one in report["stages"] if one["name"] == stage)
+    assert facts["trainer_load_s"] > 0
+    assert facts["trainer_load_gb"] > 0
+    assert facts.keys() >= {"trainer_move_s", "trainer_load_from_disk_gb"}

@@ -93,11 +93,11 @@ def _whole(load: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(load)
     def measured(*args: Any, **kwargs: Any) -> Any:
         global _last
-        disk = _disk_bytes()
+        disk = disk_bytes()
         _last = found = LoadTimes()
         model = load(*args, **kwargs)
         found.finish_s = time.perf_counter() - found.started - found.seconds
-        found.disk_bytes = _disk_bytes() - disk
+        found.disk_bytes = disk_bytes() - disk
         return model
 
     return measured
@@ -113,7 +113,7 @@ def _each(weights: Callable[..., Any]) -> Callable[..., Any]:
         found.reads_apart = get_tensor_model_parallel_world_size() == 1
         for name, tensor in weights(*args, **kwargs):
             if found.reads_apart and tensor.device.type == "cpu":
-                _touch(tensor)
+                touch(tensor)
             found.bytes += tensor.nbytes
             read = time.perf_counter()
             found.read_s += read - before
@@ -124,14 +124,16 @@ def _each(weights: Callable[..., Any]) -> Callable[..., Any]:
     return measured
 
 
-def _touch(tensor: Any) -> None:
+def touch(tensor: Any) -> None:
+    """Read the pages of a tensor that may be mapped."""
     import torch
 
     if tensor.is_contiguous():
         tensor.view(-1).view(torch.uint8)[:: mmap.PAGESIZE].sum()
 
 
-def _disk_bytes() -> int:
+def disk_bytes() -> int:
+    """What this process has read from disks, 0 where the kernel does not tell."""
     try:
         return int(psutil.Process().io_counters().read_bytes)
     except (OSError, psutil.Error):  # a sandbox without /proc/PID/io

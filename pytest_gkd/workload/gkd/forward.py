@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Listing
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd.stage_api import StageFault
+from pytest_gkd.workload.engine import load_times
+from pytest_gkd.workload.engine.load_times import GB
 from pytest_gkd.workload.gkd.batch import Batch, Sequence
 
 if TYPE_CHECKING:
@@ -22,11 +25,13 @@ def load_model(
 
     ``dtype`` is a torch name (``bfloat16``). Raises StageFault
     ``checkpoint.mismatch`` when weights are missing or have another shape:
-    transformers would fill them with random numbers and only warn.
+    transformers would fill them with random numbers and only warn. Its
+    ``gkd_load_facts`` are how long that took: seconds and GB.
     """
     import torch
     from transformers import AutoConfig
 
+    disk, started = load_times.disk_bytes(), time.perf_counter()
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     model, info = model_class(config).from_pretrained(
         path,
@@ -49,8 +54,19 @@ def load_model(
                 "mismatched": mismatched[:10],
             },
         )
+    for tensor in (held := [*model.parameters(), *model.buffers()]):
+        if tensor.device.type == "cpu":
+            load_times.touch(tensor)  # as reading, and not as moving
+    read = time.perf_counter()
     # No dropout: the loss of a repeated batch must differ by the update alone.
-    return model.to(device).eval()
+    model = model.to(device).eval()
+    model.gkd_load_facts = {
+        "load_s": round(read - started, 2),
+        "move_s": round(time.perf_counter() - read, 2),
+        "load_gb": round(sum(tensor.nbytes for tensor in held) / GB, 3),
+        "load_from_disk_gb": round((load_times.disk_bytes() - disk) / GB, 3),
+    }
+    return model
 
 
 def model_class(config: Any) -> Any:

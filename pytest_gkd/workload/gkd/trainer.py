@@ -81,6 +81,11 @@ class Trainer:
         """What the optimizer could not do as real ones do; empty for nothing."""
         return self.optimizer.note if self.optimizer is not None else ""
 
+    def load_facts(self) -> dict[str, float]:
+        """How long loading took: building and reading, moving, and how much of it."""
+        facts = self.model.gkd_load_facts
+        return {f"trainer_{name}": value for name, value in facts.items()}
+
     def nonfinite(self) -> list[str]:
         """Names of the weights that hold NaN or Inf."""
         return [name for name, tensor in self.named_tensors() if weights.spoilt(tensor)]
