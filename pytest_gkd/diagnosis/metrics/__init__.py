@@ -1,1 +1,1 @@
-"""The numbers that a run prints over time, and what is wrong with them."""
+"""The metrics that a run prints over time, and what is wrong with them."""

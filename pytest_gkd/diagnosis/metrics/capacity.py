@@ -1,4 +1,4 @@
-"""How much memory a card and the host have, as a log tells it."""
+"""How much memory a card and the host have, according to a log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pytest_gkd.diagnosis.patterns import Pattern
 
 _SIZE = rb"(\d{1,7}(?:\.\d{1,4})?) ?([KMGT]i?B)"
 # torch's OOM (2.1 and later, and before), vLLM's start and its profiling, nvidia-smi's
-# table. Whoever prints GB here has divided by 1024.
+# table. Programs that print GB here have divided by 1024.
 _CARDS = (
     Pattern(rb"GPU \d{1,3} has a total capacity of " + _SIZE),
     Pattern(rb"\(GPU \d{1,3}; " + _SIZE + rb" total capacity"),
@@ -16,7 +16,7 @@ _CARDS = (
     Pattern(rb"total_gpu_memory \(" + _SIZE),
     Pattern(rb"\d{1,7}MiB / {1,9}" + _SIZE),
 )
-# Ray's monitor of the node.
+# Ray's node memory monitor.
 _HOSTS = (
     Pattern(
         rb"Memory on the node[^\r\n]{0,120} was \d{1,6}(?:\.\d{1,4})?GB / " + _SIZE
@@ -27,14 +27,14 @@ _POWERS = {b"K": 10, b"M": 20, b"G": 30, b"T": 40}
 
 @dataclass(frozen=True)
 class Capacity:
-    """Bytes of one card and of the host; None where the log does not say."""
+    """Bytes of one card and of the host; None if the log does not say."""
 
     card: float | None = None
     host: float | None = None
 
 
 def capacity(text: bytes) -> Capacity:
-    """What the log says: the smallest card, which is full first."""
+    """What the log says: the smallest card, which fills up first."""
     return Capacity(_least(_CARDS, text), _least(_HOSTS, text))
 
 

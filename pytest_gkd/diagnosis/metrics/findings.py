@@ -1,7 +1,8 @@
-"""What the numbers of a run say is wrong, each with step, value and what was usual.
+"""What a run's metrics show to be wrong, each with step, value and the usual value.
 
-A judgement needs a series long enough to know what is usual, a change that is large
-against its spread, and one that lasts to the end of the log: what recovered is none.
+A judgement needs a series long enough to establish what is usual, a change that is
+large against its spread, and one that lasts to the end of the log: what recovered is no
+finding.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ JUDGES = (*learning.JUDGES, *numerics.JUDGES, *resources.JUDGES)
 def find(
     every: Sequence[Series], total: int = 0, capacity: Capacity | None = None
 ) -> list[NumberFinding]:
-    """What these series show, the first in time first.
+    """What these series show, earliest first.
 
-    One of each cause is certain; of what is not, one of each cause that nothing
-    certain tells of. ``total`` is the number of steps that the run is to make.
+    One finding per cause if it is certain; of the others, one per cause that no certain
+    finding names. ``total`` is the planned number of steps.
     """
     run = Run(every, total, capacity or Capacity())
     seen = [*resources.parts(run)] + [

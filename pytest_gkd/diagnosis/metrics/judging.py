@@ -1,4 +1,4 @@
-"""What every judgement of a metric is made with: its run, its places, its words."""
+"""What all judgements of metrics share: the run, levels, places and findings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pytest_gkd.diagnosis.metrics.capacity import Capacity
 from pytest_gkd.diagnosis.metrics.roles import role
 from pytest_gkd.diagnosis.metrics.series import Series
 
-# So many steps tell what is usual.
+# This many steps establish what is usual.
 ENOUGH = 8
-# Beyond so many deviations a level is another one; of 10,000 steps none by chance.
+# Deviations beyond which a level has changed; in 10,000 steps none by chance.
 FAR = 6.0
-# Standard deviations from which a trend is one.
+# Standard deviations from which a trend is significant.
 SURE = 3.0
-# Of so many windows the median is taken: of all, its time would grow with the square.
+# Windows whose median is taken: with all of them, time would grow quadratically.
 LEVELS = 200
-# A level that is to be a multiple of another one has that to be more than nothing.
+# A level to be compared by ratio must exceed this.
 LEAST = 1e-3
 
 
@@ -29,9 +29,9 @@ LEAST = 1e-3
 class NumberFinding:
     """What a metric shows: since which step, where, and in which words.
 
-    ``value`` is what the metric was at that step, ``where`` what to call it. One that
-    is ``certain`` proves that the run is broken; any other is worth a look, and an
-    engineer may say that it is as it should be.
+    ``value`` is the metric at that step, ``where`` what to call that step. A
+    ``certain`` finding proves that the run is broken; any other is worth a look, and an
+    engineer may find it to be as intended.
     """
 
     cause: str
@@ -47,9 +47,9 @@ class NumberFinding:
 
 @dataclass(frozen=True)
 class Run:
-    """All series of a run, which tell what one of them means.
+    """All series of a run, which put each other into context.
 
-    ``total`` is the number of steps that it is to make, 0 where that is not known.
+    ``total`` is the planned number of steps, 0 if unknown.
     """
 
     every: Sequence[Series]
@@ -58,9 +58,9 @@ class Run:
 
     @cached_property
     def improves(self) -> bool | None:
-        """Whether it learns: its rewards rise, or its loss falls where it has none.
+        """Whether it learns: its rewards rise, or its loss falls if it has none.
 
-        None where it prints neither for long enough.
+        None if it prints neither for long enough.
         """
         rewards = [one for one in self.every if role(one.name) in _GOOD]
         rewards = [one for one in rewards if self.counts(one)]
@@ -71,12 +71,12 @@ class Run:
         return None
 
     def counts(self, series: Series, *, constant: bool = False) -> bool:
-        """Whether this reward is the one that the run is to make larger.
+        """Whether this reward is the one that the run is to maximize.
 
-        A format is soon always right, and a penalty may grow while the sum of rewards
-        rises. Rewards less the mean of their group are 0 on average, and distillation
-        needs none, so a ``constant`` one says nothing there (THUDM/slime 624b824,
-        slime/ray/rollout.py _post_process_rewards and
+        A format reward is soon always right, and a penalty may grow while the sum of
+        rewards rises. Rewards minus their group's mean are 0 on average, and
+        distillation needs none, so a ``constant`` one means nothing there (THUDM/slime
+        624b824, slime/ray/rollout.py _post_process_rewards and
         slime/rollout/on_policy_distillation.py).
         """
         names = [one.name for one in self.every]
@@ -91,7 +91,7 @@ class Run:
         return [one for one in self.every if role(one.name) == "loss"]
 
     def grown(self, of_role: str) -> float | None:
-        """How many times its first level what has this role is at the end; or None."""
+        """The largest ratio of final to first level in this role's series; or None."""
         found = [ends(one) for one in self.every if role(one.name) == of_role]
         return max(
             (last / first for first, last in filter(None, found) if first > 0),
@@ -99,7 +99,7 @@ class Run:
         )
 
     def longer_responses(self, series: Series) -> bool:
-        """Whether the responses grow as much, which take their time and memory."""
+        """Whether responses grow as much, which explains growing time and memory."""
         levels = ends(series)
         if levels is None or levels[0] <= 0:
             return False
@@ -123,10 +123,10 @@ JudgeOfEnds = Callable[[Series, Run, float, float], Iterator[NumberFinding]]
 
 
 class Judges(list[tuple[frozenset[str], Judge]]):
-    """What judges the series of some roles, as it is registered."""
+    """The registered judges and the roles whose series each judges."""
 
     def of(self, *roles: str) -> Callable[[Judge], Judge]:
-        """Register what judges each series of these roles."""
+        """Register a judge for each series of these roles."""
 
         def register(judge: Judge) -> Judge:
             self.append((frozenset(roles), judge))
@@ -135,9 +135,9 @@ class Judges(list[tuple[frozenset[str], Judge]]):
         return register
 
     def of_ends(self, *roles: str) -> Callable[[JudgeOfEnds], JudgeOfEnds]:
-        """Register what judges a series by the usual values of its first and last part.
+        """Register a judge of a series by the median values of its first and last part.
 
-        It is given finite numbers only, and no series that has too few of them.
+        It gets finite numbers only, and no series that has too few of them.
         """
 
         def register(judge: JudgeOfEnds) -> JudgeOfEnds:
@@ -152,7 +152,7 @@ class Judges(list[tuple[frozenset[str], Judge]]):
 
 
 def ends(series: Series) -> tuple[float, float] | None:
-    """The usual value in the first and in the last part; None for a short series."""
+    """The median of the first and of the last part; None for a short series."""
     values = series.finite().values
     if len(values) < ENOUGH:
         return None
@@ -161,19 +161,19 @@ def ends(series: Series) -> tuple[float, float] | None:
 
 
 def window(series: Series) -> int:
-    """How many values tell a level of this series."""
+    """How many values make up a level of this series."""
     return max(3, len(series) // 8)
 
 
 def levels(values: Sequence[float], width: int) -> dict[int, float]:
-    """The usual value in windows by their places: the last, and some LEVELS before."""
+    """Window medians by start index: the last window, and about LEVELS before it."""
     end = len(values) - width
     places = [*range(0, end, max(1, end // LEVELS)), end]
     return {at: robust.median(values[at : at + width]) for at in places}
 
 
 def since(series: Series, holds: Callable[[float], bool]) -> int:
-    """From which place on all values hold, or nearly all; len(series) where none."""
+    """The index from which all values hold, or nearly all; len(series) if none do."""
     at = len(series)
     misses = 0
     for place in range(len(series) - 1, -1, -1):
@@ -187,19 +187,19 @@ def since(series: Series, holds: Callable[[float], bool]) -> int:
 
 
 def above(limit: float) -> Callable[[float], bool]:
-    """Whether a value is greater, for ``since``."""
+    """A predicate for ``since``: whether a value is greater."""
     return partial(operator.lt, limit)
 
 
 def below(limit: float) -> Callable[[float], bool]:
-    """Whether a value is less, for ``since``."""
+    """A predicate for ``since``: whether a value is less."""
     return partial(operator.gt, limit)
 
 
 def found(
     series: Series, at: int, cause: str, text: str, *, certain: bool = True
 ) -> NumberFinding:
-    """What is seen of a series from a place on, its last where none is named."""
+    """The finding on a series from index ``at`` on, at most its last."""
     at = min(at, len(series) - 1)
     where = f"{series.unit} {series.steps[at]}"
     return NumberFinding(

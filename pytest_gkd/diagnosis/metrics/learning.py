@@ -1,8 +1,8 @@
 """What a run learns: losses, gradients, rewards, entropy, lengths, experts.
 
-What no engineer would let run on is certain: numbers that are none, a gradient or a
+What no engineer would let run on is certain: NaN or infinity, a gradient or learning
 rate of 0, a reward that never changes or is lost again, a model worse than at its
-start. What may be as it should be is not: a loss that rises when harder data comes, an
+start. What may be as intended is not: a loss that rises when harder data comes, an
 entropy or a length that falls while the reward rises, a validation loss that turns up.
 """
 
@@ -32,7 +32,7 @@ from pytest_gkd.diagnosis.metrics.series import Series
 
 JUDGES = Judges()
 
-# Where so many responses are cut off, the reward of the rest says nothing.
+# If this many responses are truncated, the reward of the rest means nothing.
 NEARLY_ALL = 0.95
 
 
@@ -79,7 +79,7 @@ def _diverges(series: Series, run: Run) -> Iterator[NumberFinding]:
     usual = values[lowest : lowest + width]
     spread = max(robust.deviation(usual), 0.02 * best)
     at = min(since(series, above(best + FAR * spread)), len(series) - 1)
-    lasts = len(series) - at > width  # as after a jump that was the end of it
+    lasts = len(series) - at > width  # as after a jump at which the run ended
     rises = robust.trend(values[lowest:]) > SURE
     factor = 1.5 if is_loss else 10.0
     if last > factor * best and last > best + FAR * spread and (rises or lasts):
@@ -92,15 +92,15 @@ def _diverges(series: Series, run: Run) -> Iterator[NumberFinding]:
 def _is_broken(
     run: Run, first: float, best: float, last: float, risen: list[float]
 ) -> bool:
-    """Whether a loss that rose tells of a model that got worse, not of harder data.
+    """Whether a rising loss means a worse model, not harder data.
 
-    That would be learned again, with gradients and a rate as before; and the reward
-    rises with neither.
+    Harder data would be learned again, with gradients and learning rate as before; and
+    the reward rises with neither.
     """
     if run.improves and any(role(one.name) == "reward" for one in run.every):
         return False
     gradients, rate = run.grown("gradient norm"), run.grown("learning rate") or 1.0
-    if last > 1.1 * first:  # worse than it began
+    if last > 1.1 * first:  # worse than at its start
         as_before = gradients is not None and gradients < 1.5 and rate < 2
         return not as_before or last > 3 * best
     return last > 3 * best and robust.trend(risen) > -SURE
@@ -109,7 +109,7 @@ def _is_broken(
 def _explodes(
     run: Run, first: float, best: float, last: float, risen: list[float]
 ) -> bool:
-    """Whether gradients that rose are more than clipping copes with."""
+    """Whether gradients rose by more than clipping can handle."""
     return run.improves is False or (last > 100 * best and not run.improves)
 
 
@@ -194,7 +194,7 @@ def _constant(series: Series, run: Run) -> Iterator[NumberFinding]:
     at = since(series, lambda value: value == series.values[-1])
     learned = robust.trend(series.values[:at]) > SURE
     if learned and series.values[-1] == max(series.values):
-        return  # all is solved
+        return  # everything is solved
     if len(series) - at >= max(10, len(series) // 3):
         text = f"is {series.values[-1]:.4g} in every step from here on"
         yield found(series, at, "train.diverged", text)
@@ -209,7 +209,7 @@ def _truncated(
         certain = last >= NEARLY_ALL or not run.improves
         yield found(series, 0, "tokenizer.eos-token", text, certain=certain)
     elif last >= 0.5 and last > first + 0.2 and robust.trend(series.values) > SURE:
-        # Answers grow while a model learns to reason, but some are to end.
+        # Answers grow while a model learns to reason, but some should still end.
         certain = run.improves is False or last >= NEARLY_ALL
         at, text = since(series, above(first + 0.2)), "of the responses are cut off"
         text = f"from {first:.3g} to {last:.3g} {text}"

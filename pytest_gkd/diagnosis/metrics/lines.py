@@ -27,8 +27,8 @@ from pytest_gkd.diagnosis.metrics.roles import role
 LONGEST = 1 << 15
 MOST_NUMBERS = 500
 
-# Python's own expressions, since they are read ten times as fast as through RE2's
-# wrapper; every repetition is bounded, so their time grows with the line alone.
+# Python's re, because it is ten times as fast here as RE2's wrapper; every repetition
+# is bounded, so its time grows linearly with the line.
 _NUMBER = (
     rb"([-+]?(?:\d{1,3}(?:,\d{3}){1,4}(?:\.\d{1,20})?|\d{1,20}\.?\d{0,20}(?:[eE][-+]?"
     rb"\d{1,3})?|\.\d{1,20}|nan|NaN|NAN|inf|Inf|INF|[Ii]nfinity))"
@@ -81,11 +81,11 @@ _BAR = re.compile(
 _OTHER_BAR = re.compile(rb"[A-Za-z][^|%\r\n]{2,80}: {0,4}\d{1,3}%")
 _TRAINING_BAR = re.compile(rb"(?i)train|epoch|step|iter")
 _EPOCH = re.compile(rb"\bEpoch (\d{1,6}):")
-# What verl before 0.5 made of a learning rate of 1e-6 (utils/logger: ``{v:.3f}``).
+# How verl before 0.5 printed a learning rate of 1e-6 (utils/logger: ``{v:.3f}``).
 _ROUNDED = re.compile(rb"-?0\.0{2,4}")
 _NAMED_UNIT = re.compile(rb"\((ms|[KMGT]i?B)\)$|_(gb|ms)$")
-# Who prints MB or GB has divided by 1024 (verl, workers/engine_workers.py; DeepSpeed,
-# utils/timer.py; Megatron-LM, training/utils.py).
+# These print MB or GB after dividing by 1024 (verl, workers/engine_workers.py;
+# DeepSpeed, utils/timer.py; Megatron-LM, training/utils.py).
 _SCALES = {b"ms": 1e-3, b"%": 0.01, b"gb": 2.0**30}
 _SCALES |= {
     letter + unit: 2.0**power
@@ -96,10 +96,10 @@ _SCALES |= {
 
 @dataclass(frozen=True)
 class Reading:
-    """The numbers of one line by their names as printed; ``step`` where it tells one.
+    """The numbers of one line by their printed names; ``step`` if it states one.
 
-    Times are in seconds and sizes in bytes where the line names the unit. ``total`` is
-    the number of steps that the run is to make.
+    Times are in seconds and sizes in bytes if the line names the unit. ``total`` is the
+    planned number of steps.
     """
 
     values: dict[str, float]
@@ -108,9 +108,9 @@ class Reading:
 
 
 def read(line: bytes) -> Reading:
-    """The numbers in a line; without any the reading is empty.
+    """The numbers in a line; if there are none, the reading is empty.
 
-    A line that only says which step begins gives a step and no values.
+    A line that only announces a step gives a step and no values.
     """
     line = line[:LONGEST]
     if b"\x1b" in line:
@@ -122,7 +122,7 @@ def read(line: bytes) -> Reading:
     step = int(where[1]) if where else None
     total = int(where[2]) if where and where[2] else None
     if bar is not None and (epoch := _EPOCH.search(line, 0, bar.start())):
-        # Such a bar begins anew in each epoch.
+        # Such a bar restarts in each epoch.
         step, total = int(bar[1]) + int(epoch[1]) * int(bar[2]), None
     values: dict[str, float] = {}
     if bar is not None and bar[3] != b"?":

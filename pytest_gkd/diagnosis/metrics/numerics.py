@@ -1,8 +1,8 @@
-"""Whether rollout and trainer compute the same: what they differ by, and its growth.
+"""Whether rollout and trainer compute the same: their mismatch, and its growth.
 
-Two engines never agree to the last bit: their kernels sum in another order, and bf16
-has three digits. What that comes to is in DIFFERS, each with who says so; beyond twice
-that, and growing, the rollout no longer has the trainer's weights.
+Two engines never agree to the last bit: their kernels sum in different orders, and bf16
+has three digits. DIFFERS says how much that amounts to, each with its source; beyond
+twice that, and growing, the rollout no longer has the trainer's weights.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from pytest_gkd.diagnosis.metrics.series import Series
 
 JUDGES = Judges()
 
-# Metrics by name, what they are when both compute alike, and what is usual beyond that.
+# Metrics by name, their value if both compute alike, and the usual deviation from it.
 DIFFERS = tuple(
     (re.compile(name, re.IGNORECASE), alike, usual)
     for name, alike, usual in (
-        # Below 0.005 as a rule, above 0.01 one of the engines is at fault
+        # Usually below 0.005; above 0.01 one of the engines is at fault
         # (verl-project/verl, docs/faq/faq.rst, calculate_log_probs).
         ("probs_diff", 0.0, 0.01),
         # Near 1; above 1.05 something is wrong (NVIDIA-NeMo/RL,
         # docs/guides/dtensor-tp-accuracy.md).
         (r"mult[_. ]prob[_. ]error", 1.0, 0.05),
-        # 0.032 on average where weights were verified to be the same
-        # (NVIDIA-NeMo/RL, docs/guides/checkpoint-engine-refit.md), 0.14 to 0.37 with
-        # experts that are routed anew (radixark/miles, issue 2722).
+        # 0.032 on average where weights were verified to be the same (NVIDIA-NeMo/RL,
+        # docs/guides/checkpoint-engine-refit.md), 0.14 to 0.37 with experts that are
+        # routed again (radixark/miles, issue 2722).
         (r"logprobs?[_.\w]*diff|logp_difference", 0.0, 0.1),
         # About 0.001 (NVIDIA-NeMo/RL, docs/guides/grpo.md, KL Divergence Error); 0.004
         # with experts (NVIDIA/Megatron-LM, pull request 7562).
         ("", 0.0, 0.01),
     )
 )
-# Correlation of the probabilities: 0.9 with an output layer in bf16, which was no fault
-# of the weights, 0.99 with one in fp32 (MiniMax-M1, arXiv 2506.13585, section 3.2).
+# Correlation of the probabilities: 0.9 with an output layer in bf16, where the weights
+# were not at fault, 0.99 with one in fp32 (MiniMax-M1, arXiv 2506.13585, section 3.2).
 CORRELATES = 0.9
 
 

@@ -1,4 +1,4 @@
-"""What a run takes: the time of a step and of its parts, memory, an engine's queue."""
+"""What a run consumes: time per step and its parts, memory, an engine's queue."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from pytest_gkd.diagnosis.metrics.series import Series
 
 JUDGES = Judges()
 
-# A step that takes so many times as long is no matter of opinion.
+# A step that takes this many times as long is beyond debate.
 TWICE = 2.0
-# Memory that has grown by less, where nobody says how much there is, may still fit.
+# Memory that grew by a smaller factor may still fit, if the capacity is unknown.
 GROWN = 1.2
-# Bytes that come and go.
+# Ordinary fluctuation, in bytes.
 NO_LEAK = 16 * 2**20
-# How far ahead a run is looked at whose number of steps nobody says: so many times what
-# it has made.
+# How far to look ahead if the planned number of steps is unknown: this many times the
+# steps made so far.
 AHEAD = 10
-# Where a log tells no unit, a number of this size counts gibibytes.
+# If a log gives no unit, a number up to this is in GiB.
 MOST_GIB = 1e5
 GIB = 2.0**30
 
-# What else may take a part of a step that is far larger than its share is usually.
+# Parts that may take far more than their usual share of a step.
 _LARGE = re.compile(
     r"gen|rollout|train|update_actor|update_policy|optim|teacher", re.IGNORECASE
 )
@@ -62,11 +62,11 @@ def parts(run: Run) -> Iterator[NumberFinding]:
         if role(part.name) != "part of the step" or len(part) != len(whole):
             continue
         if len(part.finite()) != len(part) or "/agent_loop/" in part.name:
-            continue  # which is of one answer, below gen
+            continue  # the time of one answer, below gen
         early, late = ends(part) or (0.0, 0.0)
         usual = robust.median(part.values) / robust.median(whole.values)
         if usual > (0.85 if _LARGE.search(part.name) else 0.5):
-            # How the work is shared out is a choice: a large teacher, long answers.
+            # How work is divided is a choice: a large teacher, long answers.
             text = f"takes {usual:.0%} of a step, {late:.4g} s"
             yield found(part, 0, "train.slow", text, certain=False)
         elif (
@@ -108,9 +108,9 @@ def _slower(series: Series, run: Run) -> Iterator[NumberFinding]:
 
 
 def _settled(series: Series) -> int:
-    """From where a bar tells the pace of the steps.
+    """The index from which a bar's pace is that of the steps.
 
-    After a start from a checkpoint its first one counts as hundreds, and tqdm's moving
+    After a start from a checkpoint its first step counts as hundreds, and tqdm's moving
     average (std.py, EMA) needs some 30 to forget that.
     """
     if not series.steps or series.steps[0] == 1:
@@ -147,8 +147,7 @@ def _memory(series: Series, run: Run) -> Iterator[NumberFinding]:
 def _fits(late: Series, run: Run, unit: float, first: float) -> tuple[str, bool]:
     """When memory that grows like this is full, and whether that is within the run.
 
-    Theil and Sen's line goes on as it is: its slope's interval at 90 % gives that of
-    the step.
+    Extrapolates the Theil-Sen line; its slope's 90 % interval gives that of the step.
     """
     growth = robust.slope(late.steps, late.values)
     low, high = robust.slope_interval(late.steps, late.values)
@@ -178,7 +177,7 @@ def _fits(late: Series, run: Run, unit: float, first: float) -> tuple[str, bool]
 
 
 def _bytes(size: float) -> str:
-    """A size in the unit that reads best."""
+    """A size in the most readable unit."""
     for unit, power in (("GiB", 30), ("MiB", 20)):
         if abs(size) >= 0.1 * 2**power:
             return f"{size / 2**power:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""What a metric measures, told by its name in the frameworks' words.
+"""What a metric measures, by its name in each framework.
 
 Names: verl, trainer/ppo/metric_utils.py and utils/debug/metrics.py; TRL,
 trainer/grpo_trainer.py and gkd_trainer.py; NeMo-RL, algorithms/; slime, ray/rollout.py;
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 
-# The first that fits. A name is in lower case with _ for blanks.
+# The first that fits. A name is in lower case with _ for spaces.
 _ROLES = tuple(
     (role, re.compile(pattern))
     for role, pattern in (
@@ -63,12 +63,12 @@ _ROLES = tuple(
 )  # fmt: skip
 
 
-# Of what a step of training itself gives.
+# What a training step itself yields.
 TRAINING = {"loss", "policy loss", "gradient norm", "entropy", "reward"}
 
 
 @functools.lru_cache(maxsize=4096)
 def role(name: str) -> str:
-    """What the metric measures; ``other`` where that is not known or not judged."""
+    """What the metric measures; ``other`` if that is unknown or not judged."""
     plain = re.sub(r"[\s.]+", "_", name.strip().lower())
     return next((role for role, known in _ROLES if known.search(plain)), "other")

@@ -1,4 +1,4 @@
-"""Collects what a run printed of each metric, step by step, in bounded memory."""
+"""Collects what a run printed for each metric, step by step, in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from pytest_gkd.diagnosis.patterns import Pattern
 
 MOST_NAMES = 1000
 MOST_POINTS = 20_000
-# So many steps show that a run goes on.
+# This many steps show that a run goes on.
 GOES_ON = 5
-# So many points of a series are shown, and so many series.
+# At most this many points per series are shown, and this many series.
 SHOWN = 60
 MOST_SHOWN = 40
-# So many lines and bytes are read as they come, and what is at the end of the log. They
-# are read before the scanner rebuilds its automaton, which then leaves MARKERS out.
+# This many lines and bytes are read in order, and the end of the log. They are read
+# before the scanner rebuilds its automaton, which then leaves MARKERS out.
 MOST_LINES = 3_000
 MOST_BYTES = 16 << 20
-# Between them so many bytes of metrics are read of a block, from so much of it; of
-# every block, after so many blocks of every second, then of every fourth.
+# In between, each sampled block contributes this many bytes of metrics from its first
+# SAMPLED_OF bytes; after each SAMPLES blocks fewer blocks are sampled: every one, then
+# every second, then every fourth.
 SAMPLE = 4 << 10
 SAMPLED_OF = 16 << 10
 SAMPLES = 64
-# What was read so is thinned to so many values, evenly, and so many at the end.
+# Sampled series are thinned to this many values, evenly, and this many at the end.
 EVENLY, AT_THE_END = 512, 64
 
-# What a line of metrics holds: the scanner looks for these.
+# What a line of metrics contains: the scanner looks for these.
 MARKERS: tuple[bytes, ...] = (b"loss", b"Loss", b"s/it", b"it/s", b"step:", b"step=")
 MARKERS += (b'step":', b"step':")
 MARKERS += (b"Step ", b"iteration ", b"reward", b" throughput: ", b"': '")
@@ -43,11 +44,11 @@ _PROCESS = Pattern(
 
 @dataclass
 class Series:
-    """One metric of one process: its ``values`` at its ``steps``, which rise.
+    """One metric of one process: its ``values`` at its ``steps``, which increase.
 
-    A step counts the lines from 1 where the log tells none. ``places`` are the numbers
-    of their lines and where these begin. ``counted`` says that the log tells no steps,
-    ``by_line`` that steps are the numbers of lines, of which not all were read.
+    If the log gives no steps, a step counts the lines from 1. ``places`` are the line
+    numbers and the byte offsets of the lines. ``counted`` says that the log gives no
+    steps, ``by_line`` that steps are line numbers, of which not all were read.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Series:
         return len(self.values)
 
     def add(self, step: int, value: float, place: tuple[int, int]) -> None:
-        """The value at a step; a run that starts again from a checkpoint replaces."""
+        """Add a step's value; a run resumed from a checkpoint replaces later ones."""
         while self.steps and self.steps[-1] > step:
             self.drop_last()
         if self.steps and self.steps[-1] == step:
@@ -74,7 +75,7 @@ class Series:
         self.places.append(place)
 
     def drop_last(self) -> None:
-        """Forget the last value."""
+        """Drop the last value."""
         for kept in (self.steps, self.values, self.places):
             kept.pop()
 
@@ -84,7 +85,7 @@ class Series:
         return "line" if self.by_line else "logged value" if self.counted else "step"
 
     def to_json(self) -> dict[str, object]:
-        """At most SHOWN of its points, the last of them; no number is null."""
+        """At most SHOWN points, the last included; NaN and infinity become null."""
         stride = -(-len(self) // SHOWN) or 1
         shown = range((len(self) - 1) % stride, len(self), stride)
         points = [(self.steps[at], self.values[at]) for at in shown]
@@ -101,7 +102,7 @@ class Series:
         }
 
     def evenly(self) -> Series:
-        """At most EVENLY of its values by place, its extremes and those at the end."""
+        """About EVENLY of its values by place, its extremes and those at the end."""
         if len(self) <= EVENLY:
             return self
         finite = [at for at, one in enumerate(self.values) if math.isfinite(one)]
@@ -118,12 +119,12 @@ class Series:
         return self._only(sorted({*kept, *extremes, *range(end, len(self))}))
 
     def finite(self) -> Series:
-        """The same without what is not a number."""
+        """The same without NaN and infinity."""
         kept = [at for at, value in enumerate(self.values) if math.isfinite(value)]
         return self._only(kept)
 
     def since(self, at: int) -> Series:
-        """The same from a place on."""
+        """The same from an index on."""
         return self._only(range(at, len(self)))
 
     def _only(self, kept: Iterable[int]) -> Series:
@@ -139,7 +140,7 @@ class Series:
 
 
 class Collector:
-    """Takes the lines of a log that may hold metrics, in order."""
+    """Takes those lines of a log that may hold metrics, in order."""
 
     markers = MARKERS
 
@@ -164,7 +165,7 @@ class Collector:
 
     @property
     def sampled(self) -> bool:
-        """Whether some lines were passed over."""
+        """Whether some lines were skipped."""
         return self._sampled > 0
 
     def pass_by(
@@ -172,7 +173,7 @@ class Collector:
     ) -> None:
         """A part of a text after enough lines, of which some are read.
 
-        It begins with line ``number``, at the byte ``order`` of the source.
+        It begins with line ``number``, at byte ``order`` of the source.
         """
         self._first = self._first or self._lines
         self._passed += end - start
@@ -193,14 +194,14 @@ class Collector:
             at += len(line) + 1
 
     def forget(self, order: int) -> None:
-        """What was picked from this byte on, which is now read line by line."""
+        """Drop what was sampled from this byte on, which is now read line by line."""
         for series in self._series.values():
             while series.places and series.places[-1][1] >= order:
                 series.drop_last()
         self._series = {key: one for key, one in self._series.items() if len(one)}
 
     def close(self) -> None:
-        """All was read; where lines were passed over the rest is made even."""
+        """Finish; if lines were skipped, thin the rest evenly too."""
         if not self.sampled:
             return
         for key, series in self._series.items():
@@ -210,7 +211,7 @@ class Collector:
             self._series[key] = one
 
     def take(self, line: bytes, number: int, order: int) -> None:
-        """A line, its number from 1, and the byte where it begins."""
+        """Take a line, its number from 1, and its byte offset."""
         self._lines += 1
         self._bytes += len(line)
         reading = read(line)
@@ -234,10 +235,10 @@ class Collector:
             series.add(step, value, (number, order))
 
     def _is_of_another_bar(self, reading: Reading, process: bytes) -> bool:
-        """Whether it is a bar, but not the one that moves when a step is made.
+        """Whether it is a bar, but not the one that advances with each step.
 
-        The Trainer's bar of an evaluation looks like its own; the numbers of a step
-        stand below the latter.
+        The Trainer's evaluation bar looks like its training bar; a step's metrics are
+        printed below the latter.
         """
         if "s/it" in reading.values and reading.step is not None:
             self._bar = reading
@@ -251,17 +252,17 @@ class Collector:
 
     @property
     def last_step(self) -> int | None:
-        """The last step that is told, whichever process told it."""
+        """The last step reported, by whichever process."""
         return max(self._step.values(), default=None)
 
     @property
     def works(self) -> bool:
-        """Whether the log told what several steps of training gave."""
+        """Whether the log reported the metrics of several training steps."""
         return self.begun > 0
 
     @property
     def begun(self) -> int:
-        """The byte where the second of several steps is told; 0 where none is."""
+        """The byte where the second of several steps is reported; 0 if none is."""
         second = [
             one.places[1][1]
             for one in self._series.values()
@@ -271,7 +272,7 @@ class Collector:
 
     @property
     def latest(self) -> int:
-        """The byte where the last of several steps is told; -1 where none is."""
+        """The byte where the last of several steps is reported; -1 if none is."""
         last = [
             one.places[-1][1]
             for one in self._series.values()
@@ -281,7 +282,7 @@ class Collector:
 
     @property
     def pace_s(self) -> float | None:
-        """Seconds that one of the last steps took; None where no metric tells."""
+        """Median seconds of the last steps; None if no metric tells."""
         for one in self.series():
             last = one.finite().values[-20:]
             if last and role(one.name) == "step time":
@@ -290,13 +291,13 @@ class Collector:
         return None
 
     def recovered(self, order: int) -> bool:
-        """Whether training goes on with numbers well after this byte."""
+        """Whether training goes on with finite numbers well after this byte."""
         return order < self.went_on_from(GOES_ON)
 
     def went_on_from(self, steps: int) -> int:
-        """The byte where the last so many steps of training begin; -1 where none are.
+        """The byte where the last ``steps`` training steps begin; -1 without any.
 
-        Of several processes and metrics the first; none where a value is no number.
+        The earliest over all processes and metrics; -1 also if a value is not finite.
         """
         first = []
         for one in self.current():
@@ -307,7 +308,7 @@ class Collector:
         return min(first, default=-1)
 
     def current(self) -> list[Series]:
-        """All series but those that a process begun later has taken up."""
+        """All series except those that a process started later has taken over."""
         begun: dict[str, int] = {}
         for one in self._series.values():
             if len(one) > 2:

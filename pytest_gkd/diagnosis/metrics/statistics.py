@@ -7,12 +7,12 @@ import math
 import statistics
 from collections.abc import Sequence
 
-# A normal distribution's standard deviation is so many median absolute deviations
+# This many median absolute deviations are a normal distribution's standard deviation
 # (Hampel, The Influence Curve and its Role in Robust Estimation, JASA 69, 1974).
 NORMAL = 1.4826
-# 90 of 100 cases lie within so many standard deviations of it.
+# 90 of 100 cases lie within this many standard deviations.
 NORMAL_90 = 1.645
-# Slopes are taken between so many points at most; their pairs grow with the square.
+# Slopes are taken between at most this many points; their pairs grow quadratically.
 MOST_POINTS = 120
 
 median = statistics.median
@@ -36,7 +36,7 @@ def slope(steps: Sequence[float], values: Sequence[float]) -> float:
 def slope_interval(
     steps: Sequence[float], values: Sequence[float]
 ) -> tuple[float, float]:
-    """Between which slopes the true one lies in 90 of 100 cases.
+    """The slopes between which the true one lies in 90 of 100 cases.
 
     Sen, JASA 63, 1968, by the normal approximation of Gilbert, Statistical Methods for
     Environmental Pollution Monitoring, 1987, 16.4.2.
@@ -60,7 +60,7 @@ def _slopes(steps: Sequence[float], values: Sequence[float]) -> list[float]:
 
 
 def trend(values: Sequence[float]) -> float:
-    """How surely the values rise (above 0) or fall, in standard deviations.
+    """How significantly the values rise (above 0) or fall, in standard deviations.
 
     Mann, Econometrica 13, 1945; Kendall, Rank Correlation Methods, 1975 (no ties).
     """
@@ -76,7 +76,7 @@ def trend(values: Sequence[float]) -> float:
 
 
 def change(values: Sequence[float]) -> tuple[int, float]:
-    """Where the level changes, and the chance that it does not.
+    """Where the level changes, and the probability that it does not.
 
     The largest of the cumulative sums of ranks (Pettitt, A Non-Parametric Approach to
     the Change-Point Problem, Applied Statistics 28, 1979). The place is the first of
@@ -96,6 +96,6 @@ def change(values: Sequence[float]) -> tuple[int, float]:
 
 
 def thinned(values: Sequence[float] | list) -> list:  # type: ignore[type-arg]
-    """At most MOST_POINTS of them, evenly."""
+    """At most MOST_POINTS of them, evenly spaced."""
     stride = -(-len(values) // MOST_POINTS) or 1
     return list(values[::stride])
