@@ -38,7 +38,10 @@ class Job:
             encode=lambda texts: [[1] for _ in texts], slow_loading=lambda: ""
         )
         self.trainer = SimpleNamespace(
-            snapshot=lambda: None, perturb=lambda seed: None, restore=lambda: None
+            snapshot=lambda: None,
+            perturb=lambda seed: None,
+            restore=lambda: None,
+            load_facts=lambda: {"trainer_load_s": 3.0},
         )
         self.transfer = SimpleNamespace(transport="nccl", why="two GPUs")
 
@@ -95,4 +98,5 @@ def test_the_time_of_a_push_is_that_of_the_second(stage: Stage) -> None:
     weight_sync.test_weight_sync(stage, Job(stage))  # type: ignore[arg-type]
     assert stage.facts["first_push_s"] == 100.0
     assert stage.facts["push_s"] == 2.0
+    assert stage.facts["trainer_load_s"] == 3.0
     assert stage.facts["summary"].endswith("nccl, 2.000 s a push")
