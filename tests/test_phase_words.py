@@ -53,6 +53,8 @@ def test_the_phase_of_a_users_own_program(log: dict[str, Any], tmp_path: Path) -
         ("the checkpoint will be saved every 10 steps", ""),
         ("    loss = engine.load_weights(named)", ""),
         ("rollout", ""),
+        ("    for choice in await gather(*(ask(row) for row in part)):", ""),
+        (' - leaked function "create_location_snapshot"', ""),
     ],
 )
 def test_a_line_of_a_start_is_read_by_its_words(line: str, phase: str) -> None:

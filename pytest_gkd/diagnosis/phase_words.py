@@ -65,7 +65,7 @@ _NOT = Pattern(
     rb"\b(?:no|not|non|without|skip\w*|disabled|never|none|fail\w*|cannot|(?:can|don|won"
     rb"|didn|isn) t|if|unless|will|would|should|could|may|deprecat\w*|warn\w*|error"
     rb"|exception|ignor\w*|un(?:used|set)|instead|please|default\w*|you|your|consider"
-    rb"|recommend\w*|incompatible|supported)\b"
+    rb"|recommend\w*|incompatible|supported|leaked)\b"
 )
 _TRIES = Pattern(
     rb"(?i)\bretr(?:y|ies|ying)\b|\battempt \d|^(?:\S+ )?no (?:new |full )?batch"
@@ -77,7 +77,7 @@ _FOREIGN = Pattern(
     rb".*[(.=]|[\w.,\[\]\"' ]+ = \S|[\w.]+\()|\w\($|\([^()]+:\d+\)$"
     rb"|^ *['\"]?[\w.\-]+['\"]? ?[:=] ?[^ ]+,?$|^ *[+$] |--\w+[ =]"
     rb"|'[\w.]+': |\.py:\d+: \w*Warning|\bwandb: "
-    rb"|^\[?[EF]\d{4} |^ *frame #\d"
+    rb"|^\[?[EF]\d{4} |^ *frame #\d|^ *(?:for|if|elif|while|except|async)\b.*:$"
 )
 # What a logger puts first: a time, the level, its name.
 _LOGGER = Pattern(
