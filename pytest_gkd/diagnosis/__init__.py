@@ -1,1 +1,1 @@
-"""Why it failed: the catalogue of causes, and logs read against it. No processes."""
+"""Why it failed: the catalogue of causes, matched against logs. No processes."""

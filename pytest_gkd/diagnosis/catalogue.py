@@ -1,8 +1,8 @@
 """The catalogue of causes: its types, and the loader of the advice files.
 
 One cause is one TOML file below ``advice/``; its path without the suffix is its id
-(``advice/comm/peer-died.toml`` is ``comm.peer-died``). The files are read as they are
-and refused by path and key when they hold what this module does not know.
+(``advice/comm/peer-died.toml`` is ``comm.peer-died``). The files are read as is, and
+rejected by path and key if they contain what this module does not know.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pytest_gkd.near_names import near_names
 Made = TypeVar("Made")
 ADVICE_DIR = Path(__file__).parent.parent / "advice"
 
-PLACE = re.compile(r"<([a-z]\w*)>")  # in a fix, for a fact of that name
+PLACE = re.compile(r"<([a-z]\w*)>")  # in a fix, for the fact with that name
 
 TIERS = ("cause", "symptom", "fallback")
 CONFIDENCES = ("certain", "likely", "guess")
@@ -31,44 +31,45 @@ TRAINERS = ("verl", "trl", "lightrft", "deepspeed")
 FRAMEWORKS = ("any", "env", "pytorch", "vllm", "ray", *TRAINERS)
 _LIBRARIES = (*TRAINERS, "peft", "hydra", "hf")
 KNOB_KINDS = ("env", "vllm", "ray", "torch", *_LIBRARIES, "cmd", "gkd")
-# A stage is stuck when its time was up and it made no visible progress.
+# A stage is stuck if its time ran out and it made no visible progress.
 OUTCOMES = ("failed", "timeout", "crashed", "stuck")
 _ANCHORS = ("text", "raised", "innermost", "through")
 _OF_STAGE = ("outcomes", "stages", "signals", "doing")
 
 _ID = re.compile(r"[a-z0-9]+\.[a-z0-9]+(-[a-z0-9]+)*")
-# What a signature that asks about an exception may say of it.
+# Facts of an exception that a signature's ``say`` may use.
 OF_EXCEPTION = frozenset({"raised", "message", "file", "function"})
 
 
 class RuleError(ValueError):
-    """An advice file that cannot be used; the text says which, where and why."""
+    """An unusable advice file; the text says which, where and why."""
 
 
 @dataclass(frozen=True)
 class Signature:
     """One way in which a cause shows itself.
 
-    A line is a match when it holds one of ``text`` (exact, case-sensitive), none of
-    ``unless``, and ``pattern`` (a regular expression, searched) where there is one. A
-    find of the pattern does not count when ``unless_pattern`` finds something in the
-    words of that find; the next one may. Both are RE2's, over bytes. Named groups of
-    the pattern are the facts that ``say`` may use; ``name2`` stands for ``name`` where
-    that group found nothing. Without ``text`` or an exception the signature speaks of
-    the stage alone: its ``outcomes``, ``stages``, the signal it died of (``signals``)
-    and what it was doing (``doing``, a regular expression).
-    Where text and such conditions stand together, both must hold. ``source`` limits
-    the text to ``stacks``. ``tier`` replaces the tier of the rule for this signature.
+    A line matches if it contains one of ``text`` (exact, case-sensitive), none of
+    ``unless``, and ``pattern`` (a regular expression, searched) if there is one. A
+    match of the pattern does not count if ``unless_pattern`` matches within it; the
+    next one may. Both are RE2's, over bytes. Named groups of the pattern are the facts
+    that ``say`` may use; ``name2`` stands for ``name`` where that group matched
+    nothing. Without ``text`` or an exception the signature is about the stage alone:
+    its ``outcomes``, ``stages``, the signal that killed it (``signals``) and what it
+    was doing (``doing``, a regular expression). With both text and such conditions,
+    both must hold. ``source`` limits the text to ``stacks``. ``tier`` overrides the
+    rule's tier for this signature.
 
     The line may have to belong to an exception: of a class in ``raised``, with its
-    innermost frame in ``innermost``, with one on the way in ``through``, each of these
-    a function, a file or a folder of a library, or ``file.py:function``. ``beside``
-    wants another line of the same process with one of its texts, in the same exceptions
-    or ``within`` so many lines. ``phases`` limits it to those in which an exception was
-    raised, where its frames tell; a message of Python's own says no more than that.
-    ``loud`` lets a line count that calls itself a warning or a note, ``silent`` one
-    that the run goes on after, even to its end; after one that ``waits`` it stands
-    still and does not end.
+    innermost frame in ``innermost``, with any frame of it or of those chained to it in
+    ``through``; a frame is given as a function, a library's file or folder, or
+    ``file.py:function``. ``beside`` requires another line of the same process with one
+    of its texts, in the same exceptions or ``within`` this many lines. ``phases``
+    limits it to exceptions raised in these phases, by their frames (``unknown`` if
+    these do not tell, or without an exception): a message of Python's own says nothing
+    about the place. ``loud`` lets a line count that calls itself a warning or a note;
+    ``silent`` one after which the run goes on, even to its end; after one that
+    ``waits`` it hangs and does not end.
     """
 
     text: tuple[str, ...] = ()
@@ -97,32 +98,32 @@ class Signature:
 
     @property
     def of_exception(self) -> bool:
-        """Whether the line must belong to an exception of some kind."""
+        """Whether the line must belong to a particular kind of exception."""
         return bool(self.raised or self.innermost or self.through)
 
     @property
     def in_parts(self) -> bool:
-        """Whether the line alone does not tell that it counts."""
+        """Whether the line alone is not enough for a match."""
         return self.of_exception or bool(self.beside or self.phases)
 
     @property
     def anchors(self) -> tuple[str, ...]:
-        """What the line must contain one of."""
+        """The strings of which the line must contain one."""
         frames = self.innermost or self.through
         return self.text or self.raised or tuple(one.split(":")[0] for one in frames)
 
     @property
     def of_stage(self) -> bool:
-        """Whether the signature asks about the stage, not only about text."""
+        """Whether the signature has conditions on the stage, not only on text."""
         return any(getattr(self, key) for key in _OF_STAGE)
 
     def takes(self, line: str) -> bool:
-        """Whether the line alone would do."""
+        """Whether the line alone would match."""
         words = any(text in line for text in self.anchors)
         return words and self.facts_in(line.encode()) is not None
 
     def facts_in(self, line: bytes) -> dict[str, str] | None:
-        """What the signature reads in a line that holds a ``text``; None: no match."""
+        """The facts in a line that contains a ``text``; None if it does not match."""
         if self.unless and any(text in line for text in _encoded(self.unless)):
             return None
         if not self.pattern:
@@ -147,11 +148,11 @@ def _encoded(texts: tuple[str, ...]) -> tuple[bytes, ...]:
 class Fix:
     """One thing to do: a sentence that starts with a verb, and how exactly.
 
-    ``run`` is a command or a setting, ready to paste; ``<name>`` in it is the place of
-    the fact of that name. ``framework`` says whose knob
-    it is, ``when`` under which condition the fix is right, ``versions`` for which
-    releases it holds, ``knobs`` what it names, each as ``kind:name``. A stage that
-    told all of ``facts`` is given this fix first, any other not at all.
+    ``run`` is a command or a setting, ready to paste; ``<name>`` in it is a placeholder
+    for the fact with that name. ``framework`` says whose knob it is, ``when`` under
+    which condition the fix is right, ``versions`` for which releases it holds,
+    ``knobs`` what it names, each as ``kind:name``. A stage that reported all of
+    ``facts`` is offered this fix first, any other not at all.
     """
 
     do: str
@@ -164,12 +165,12 @@ class Fix:
 
     @property
     def form(self) -> str:
-        """``run`` with capitals for what is unknown, which no shell takes for more."""
+        """``run`` with unknown values in capitals, which are inert in a shell."""
         return formed(self.run)
 
     @property
     def blanks(self) -> str:
-        """What the reader has to fill in, such as ``PID``; mostly nothing."""
+        """What the reader has to fill in, such as ``PID``; usually nothing."""
         return _listed(found[1].upper() for found in PLACE.finditer(self.run))
 
     @property
@@ -180,10 +181,10 @@ class Fix:
         return f"the failed stage reported {_listed(self.facts)}"
 
     def line(self, facts: Mapping[str, Any]) -> str:
-        """The fix on one line, its places filled from ``facts``.
+        """The fix on one line, its placeholders filled from ``facts``.
 
-        A place without a fact, or whose fact could end the string or the word that it
-        is to stand in, gets its name in capitals; the reader is asked to fill it in.
+        A placeholder without a fact, or whose fact could break out of its string or
+        word, becomes its name in capitals; the reader is asked to fill it in.
         """
         text = self.do + (f" ({self.when})" if self.when else "")
         text = PLACE.sub(
@@ -206,7 +207,7 @@ class Fix:
 
 
 def formed(text: str) -> str:
-    """The text with capitals for its places."""
+    """The text with its placeholders in capitals."""
     return PLACE.sub(lambda found: found[1].upper(), text)
 
 
@@ -215,9 +216,9 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _word(fact: Any, *, quoted: bool) -> str:
-    """A fact as a part of a command, empty where it cannot be one.
+    """A fact as part of a command; empty if it is not safe there.
 
-    Facts may come from a log, and the command is there to be pasted into a shell.
+    Facts may come from a log, and the command is meant to be pasted into a shell.
     """
     if isinstance(fact, (list, tuple)) and not quoted:
         return " ".join(_word(one, quoted=False) for one in fact)
@@ -239,7 +240,7 @@ class Myth:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a statement comes from: an address or a file of a release."""
+    """The source of a statement: a URL or a file of a release."""
 
     ref: str
     says: str = ""
@@ -247,10 +248,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Rule:
-    """One cause: how it is recognised, what it means and what to do about it.
+    """One cause: how it is recognized, what it means and what to do about it.
 
-    ``consequence_of`` lists causes that, found in the same run, explain this one;
-    ``*`` stands for any other. ``file`` is the file of a rule of a user's own.
+    ``consequence_of`` lists causes that, if found in the same run, explain this one;
+    ``*`` stands for any other. ``file`` is the file of a user's own rule.
     """
 
     id: str
@@ -267,12 +268,12 @@ class Rule:
 
     @property
     def general_first(self) -> list[Fix]:
-        """The fixes for a reader without a stage's facts; what needs them is last."""
+        """The fixes for a reader without a stage's facts; those that need any last."""
         return sorted(self.fixes, key=lambda fix: bool(fix.facts))
 
     @property
     def first_fix(self) -> Fix:
-        """What to try when nothing is known but the cause."""
+        """What to try if only the cause is known."""
         return min(self.fixes, key=lambda fix: (bool(fix.facts), bool(fix.when)))
 
 
@@ -286,7 +287,7 @@ _HOLDS = {
     "bool": "true or false",
     "int": "a whole number",
 }
-# The fields of a rule that are lists of tables: their key, and what each table is.
+# The fields of a rule that are lists of tables: their key, and each table's type.
 _TABLES = {
     "signatures": ("signature", Signature),
     "fixes": ("fix", Fix),
@@ -299,7 +300,7 @@ _TABLES = {
 def keys(kind: type) -> Mapping[str, str]:
     """The keys of a Rule's file or of one of its tables, each with what it must hold.
 
-    They are the fields; ``id`` and ``file`` of a rule come from elsewhere.
+    They are the fields; a rule's ``id`` and ``file`` come from elsewhere.
     """
     found = {}
     for one in fields(kind):
@@ -311,7 +312,7 @@ def keys(kind: type) -> Mapping[str, str]:
 
 
 def load(extra: Iterable[Path] = ()) -> Catalogue:
-    """The built-in catalogue and the users' own files, whose rules win.
+    """The built-in catalogue and the users' own files, whose rules take precedence.
 
     A user's file holds one rule, with its ``id`` (docs/own-rules.md). Raises RuleError
     by path and key.
@@ -328,7 +329,7 @@ def _built_in() -> dict[str, Rule]:
 
 
 def read_rule(path: Path, cause: str | None = None) -> Rule:
-    """One file as a Rule; ``cause`` is its id, otherwise the file says it as ``id``."""
+    """One file as a Rule; ``cause`` is its id, else the file gives ``id``."""
     data = read_toml(path)
     if cause is not None:
         return parse_rule(data, cause, str(path))
@@ -336,7 +337,7 @@ def read_rule(path: Path, cause: str | None = None) -> Rule:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What a file holds. Raises RuleError by its path."""
+    """A file's contents. Raises RuleError with its path."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -346,7 +347,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_rule(data: Mapping[str, Any], cause: Any, where: str) -> Rule:
-    """TOML data as a Rule. Raises RuleError with all that is wrong, a line each."""
+    """TOML data as a Rule. Raises RuleError with all errors, a line each."""
     if wrong := wrong_in(data, cause, where):
         raise RuleError("\n".join(wrong))
     parts = {**data, "id": cause, "why": " ".join(data["why"].split())}
@@ -356,19 +357,19 @@ def parse_rule(data: Mapping[str, Any], cause: Any, where: str) -> Rule:
 
 
 def made(kind: type[Made], table: Mapping[str, Any]) -> Made:
-    """One of the types of a file, its lists as tuples."""
+    """One of a file's types, its lists converted to tuples."""
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
 
 
 def wrong_in(data: Mapping[str, Any], cause: Any, where: str) -> list[str]:
-    """All that is wrong in the form of TOML data, a sentence each."""
+    """All errors in the form of TOML data, a sentence each."""
     return list(_wrong(data, cause, where))
 
 
 def sound_signatures(
     data: Mapping[str, Any], where: str
 ) -> Iterator[tuple[str, Signature]]:
-    """The signatures of sound form, of data that need not be, each with its place."""
+    """The well-formed signatures of data that may be malformed, each with its place."""
     for number, table in enumerate(_tables(data, "signature"), 1):
         at = f"{where}: signature {number}"
         if not any(_wrong_table(table, Signature, at)):
@@ -470,6 +471,6 @@ def _choice(
 
 
 def explain_command(rule: Rule, shown: Callable[[Path], str] = str) -> str:
-    """What to type to read all of a rule; ``shown`` is how a path is to be told."""
+    """The command that prints the whole rule; ``shown`` converts a path for display."""
     file = f" --rules {shlex.quote(shown(Path(rule.file)))}" if rule.file else ""
     return f"gkd explain {rule.id}{file}"

@@ -1,8 +1,8 @@
-"""Reads the times that a log writes, in the forms in which programs write them.
+"""Parses the times in a log, in the forms in which programs write them.
 
-A time counts in seconds from the start of an unnamed year of 365 days, or of a day
-where no line tells a date. Whether 3/4/2026 is in March or in April only a day beyond
-the 12th tells, anywhere in the text; until then such a date is none.
+A time is in seconds from the start of an unnamed year of 365 days, or of a day if no
+line has a date. Whether 3/4/2026 is in March or April is decided only by a day beyond
+the 12th, anywhere in the text; until then such a date is ignored.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pytest_gkd.diagnosis.patterns import Pattern
 
 DAY_S = 86_400.0
 YEAR_S = 365 * DAY_S
-# So much of the end of a text tells the pace of its lines.
+# How much of a text's end determines the pace of its lines, in bytes.
 LOOKED_AT = 1 << 18
-# How much of what stands before a line may tell its time.
+# How many bytes before a line may hold its time.
 CONTEXT = 4000
 _MONTHS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _NAMES = b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
@@ -30,9 +30,9 @@ _CLOCK = (
     rb"(?P<hour>\d{1,2}):(?P<minute>\d\d):(?P<second>\d\d(?:[.,]\d{1,9})?)"
     rb"(?: ?(?P<half>[AaPp])\.?[Mm]\b\.?)?(?P<zone>Z\b|[+-]\d\d:?\d\d\b)?"
 )
-# 2026-11-21 10:00:00,123 | 11-21 10:00:00 (vLLM) | E1121 10:00:00.123456, E918 (glog)
-# | 11/21/2026 10:00:00 AM, which may be 21/11/2026 | 21 Nov 2026 10:00:00
-# | Nov 21 10:00:00, Nov 21, 2026, 10:00:00 | 10:00:00 where a line begins
+# 2026-11-21 10:00:00,123 | 11-21 10:00:00 (vLLM) | E1121 10:00:00.123456, E918 (glog) |
+# 11/21/2026 10:00:00 AM, which may be 21/11/2026 | 21 Nov 2026 10:00:00 | Nov 21
+# 10:00:00, Nov 21, 2026, 10:00:00 | 10:00:00 at the start of a line
 _PARTS = (
     rb"(?:"
     rb"(?:\d{4}[-/])?(?P<month>\d\d)[-/](?P<day>\d\d)[ T]"
@@ -44,14 +44,14 @@ _PARTS = (
     rb")" + _CLOCK
 )
 _STAMP = Pattern(rb"(?m)" + _PARTS)
-# Reads the parts of a find, which is short, ten times as fast.
+# Parses a match, which is short, ten times as fast.
 _READ = re.compile(_PARTS)
 
 
 class Stamp(NamedTuple):
-    """A time in a text: from where to where, when, with a date and zone or without.
+    """A time in a text: its start and end, the time, and whether it has a date.
 
-    ``zone_s`` is what its zone is ahead of UTC, None where the line does not say.
+    ``zone_s`` is its zone's offset from UTC, None if the line does not say.
     """
 
     at: int
@@ -62,7 +62,7 @@ class Stamp(NamedTuple):
 
 
 class Clock:
-    """The times of a text from a place on, in the order of its lines."""
+    """The times of a text from a byte on, in the order of its lines."""
 
     def __init__(self, text: bytes, start: int = 0) -> None:
         self._text = text
@@ -80,13 +80,13 @@ class Clock:
 
     @property
     def zone_s(self) -> float | None:
-        """What the last line that says so is ahead of UTC."""
+        """The zone's offset from UTC, None if no line gives it."""
         return self.stamps[-1].zone_s if self.stamps else None
 
     def written(self, place: int) -> str:
-        """The time of the line at a place as it is written, with its date, to a second.
+        """The time of the line at a byte as written, with its date, to a second.
 
-        That of the nearest line with one before it; empty where there is none.
+        Or that of the nearest earlier line with one; empty if there is none.
         """
         number = self._number(place)
         if number < 0:
@@ -98,13 +98,13 @@ class Clock:
         return f"{glog[1]:0>2}-{glog[2]} {glog[3]}" if glog else text
 
     def at(self, place: int) -> float | None:
-        """The time of the line at a place, or of the nearest line with one before."""
+        """The time of the line at a byte, or of a near earlier line."""
         number = self._number(place)
         near = number >= 0 and self._places[number] >= place - CONTEXT
         return self.stamps[number].seconds if near else None
 
     def _number(self, place: int) -> int:
-        """Which stamp the line at a place has, or the last before it; -1 for none."""
+        """Index of the stamp of the line at a byte, else of the last before; or -1."""
         end = self._text.find(b"\n", place)
         end = min(len(self._text) if end < 0 else end, place + 200)
         number = bisect.bisect_left(self._places, place)
@@ -114,14 +114,14 @@ class Clock:
 
 @functools.lru_cache(maxsize=64)
 def of(text: bytes) -> Clock:
-    """The clock at the end of a text; kept, since every question about it asks it."""
+    """The clock of a text's end; cached, since it is needed often."""
     return Clock(text, len(text) - LOOKED_AT)
 
 
 def stamps(text: bytes) -> Iterator[tuple[int, float]]:
-    """The place of every time that is written in a text, and the time.
+    """The byte offset of every time written in a text, and the time.
 
-    Those with a date; where there is none, those without.
+    Those with a date; if there are none, those without.
     """
     dated = False
     for one in _found(text, 0, len(text)):
@@ -133,9 +133,9 @@ def stamps(text: bytes) -> Iterator[tuple[int, float]]:
 
 
 def time_of(block: bytes, start: int) -> float | None:
-    """The time of the line at ``start``, or of the nearest line with one before it.
+    """The time of the line at ``start``, or of a near earlier line.
 
-    Of a block of a log, whose other lines nobody has seen: only with a date.
+    For a block of a log whose other lines are unknown: only times with a date.
     """
     end = block.find(b"\n", start)
     end = min(len(block) if end < 0 else end, start + 200)
@@ -155,13 +155,13 @@ def day_of_year(month: int, day: int) -> int:
 
 
 def clock(when: time.struct_time) -> float:
-    """A moment as ``Hit.time_s`` counts it."""
+    """A moment in the units of ``Hit.time_s``."""
     days = day_of_year(when.tm_mon, when.tm_mday)
     return days * DAY_S + when.tm_hour * 3600 + when.tm_min * 60 + when.tm_sec
 
 
 def zone(written: str) -> float:
-    """Seconds ahead of UTC of ``Z``, ``+02:00``, ``-0530`` or ``+01``."""
+    """Offset from UTC in seconds of ``Z``, ``+02:00``, ``-0530`` or ``+01``."""
     if written in "Zz":
         return 0.0
     digits = written[1:].replace(":", "").ljust(4, "0")
@@ -170,16 +170,16 @@ def zone(written: str) -> float:
 
 
 def _found(text: bytes, start: int, end: int) -> Iterator[tuple[int, re.Match[bytes]]]:
-    """The place of each find, and its parts."""
+    """The byte offset of each match, and its parsed groups."""
     if text.count(b":", start, end) < 2:
-        return  # as most lines
+        return  # like most lines
     for found in _STAMP.finditer(text, start, end):
         if parts := _READ.match(found[0]):
             yield found.start(), parts
 
 
 def _day_first(found: list[tuple[int, re.Match[bytes]]]) -> bool | None:
-    """Whether 3/4/2026 is the third of April here; None where no line decides."""
+    """Whether 3/4/2026 is the third of April here; None if no line decides."""
     pairs = [(int(one["one"]), int(one["other"])) for _, one in found if one["one"]]
     if any(one > 12 for one, _ in pairs):
         return True
@@ -187,13 +187,13 @@ def _day_first(found: list[tuple[int, re.Match[bytes]]]) -> bool | None:
 
 
 def _stamp(at: int, parts: re.Match[bytes], day_first: bool | None) -> Stamp | None:
-    """What a find says; None where it is no time of a day."""
+    """The stamp of a match; None if it is not a time of day."""
     hour, minute = int(parts["hour"]), int(parts["minute"])
     second = float(parts["second"].replace(b",", b"."))
     if parts["half"]:
         hour = hour % 12 + 12 * (parts["half"] in b"Pp")
     elif parts["bare"] is not None and len(parts["hour"]) == 1:
-        return None  # what a bar has taken
+        return None  # a progress bar's duration
     if hour > 23 or minute > 59 or second >= 61:
         return None
     date = _date(parts, day_first)
@@ -221,9 +221,9 @@ def _date(parts: re.Match[bytes], day_first: bool | None) -> tuple[int, int] | N
 
 
 def _in_a_row(stamps: Iterator[Stamp]) -> Iterator[Stamp]:
-    """The times as they follow each other, over midnight and the end of a year.
+    """The times in sequence, unwrapped over midnight and year's end.
 
-    All are told in the zone of the first that names one.
+    All are converted to the zone of the first that names one.
     """
     first: float | None = None
     added = last = 0.0
@@ -240,5 +240,5 @@ def _in_a_row(stamps: Iterator[Stamp]) -> Iterator[Stamp]:
 
 
 def gaps(times: list[float]) -> list[float]:
-    """Seconds from each time to the next, where it lies ahead."""
+    """Seconds from each time to the next, unless that is earlier."""
     return [late - early for early, late in itertools.pairwise(times) if late >= early]

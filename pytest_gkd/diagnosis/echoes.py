@@ -1,7 +1,7 @@
-"""Tells what a log only repeats: commands, options, help texts, prompts and answers.
+"""Recognizes what a log only echoes: commands, options, help texts, samples.
 
-A failure's words in them say nothing about the run: an option may be named after an
-error, a help text may explain one, and a model may write one.
+Failure words in these say nothing about the run: an option may be named after an error,
+a help text may explain one, and a model may write one.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pytest_gkd.diagnosis import prefixes
 from pytest_gkd.diagnosis.catalogue import Signature
 from pytest_gkd.diagnosis.patterns import Pattern
 
-# How much of what was read before a line may tell what it is, in bytes and in lines.
+# How much text before a line may reveal what the line is, in bytes and in lines.
 CONTEXT, LINES = 2000, 40
 
-# A shell's (set -x, a prompt), and what launchers say they run.
+# A shell's echo (set -x, a prompt), and what launchers say they run.
 _TRACED = Pattern(rb"^\++ \S|^\$ \S|^[\w.-]+@[\w.-]+:\S*[$#] \S")
 _PROGRAM = Pattern(
     rb"^(?:[^:=\r\n]{0,60}\b(?i:cmd|command|running|executing|launching|entrypoint)\b"
@@ -40,7 +40,7 @@ _SETTINGS = (
     Pattern(rb"^ *[a-z_]\w* \.{3,} "),
 )
 _LEAST = 2  # of the lines before one that are options as well
-# Keys of what is told, not of what is set.
+# Keys of values that are reported, not set.
 _TELLS = Pattern(
     rb"(?i)^(?:fatal|warning|note|hint|info): |^\W*(?:errors?|level\w*|message|msg|text"
     rb"|detail|reason|state|lastState|status|exitCode|exit_?code|exception|traceback"
@@ -60,7 +60,7 @@ _CHAT = Pattern(
     rb"<\|im_start\|>(?:system|user|assistant)|<\|start_header_id\|>|<start_of_turn>"
     rb"|<\xef\xbd\x9c(?:User|Assistant)\xef\xbd\x9c>"
 )
-# What no prompt and no answer goes on after.
+# Lines at which any prompt or answer has ended.
 _ENDS = Pattern(
     rb"^Traceback \(most|^\d{4}-\d\d-\d\d|^(?:INFO|WARNING|ERROR|CRITICAL)\b"
     rb"|^\[\w+:\w+\]"
@@ -69,7 +69,7 @@ _CLOSED = Pattern(rb"<\|im_end\|>|<\|eot_id\|>|<end_of_turn>")
 _FRAME = Pattern(rb"^ *File \"[^\"]*\", line \d+|^\W*[\w./<>-]+:\d+ in [\w.<>]+\W*$")
 _BOXED_CODE = Pattern(rb"^\W*\d+ \xe2\x94\x82 ")
 _TABLE = tuple(one.encode() for one in ("│ │", "│ ┃", "┃ ┃"))
-# One of these is in every sample and in the lines above it.
+# Every sample, or the lines above it, contains one of these.
 _IN_SAMPLE = Pattern(
     rb"\[(?:prompt|response|INPUT|LABELS|INPUT_IDS|LABELS_IDS)\]"
     rb"|<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<\xef\xbd\x9c|"
@@ -78,11 +78,11 @@ _IN_SAMPLE = Pattern(
 
 
 def kind(before: bytes, line: bytes, at: int) -> str:
-    """What the text at a byte of a line only repeats; empty where it tells.
+    """The kind of echo that the text at a byte of a line is; empty if it is none.
 
     ``command``, ``help``, ``options``, ``sample``, or ``source``: a line of a traceback
-    that names a function or shows its code. ``before`` is the text before the
-    line, of which the last ``CONTEXT`` bytes count; both are without colours.
+    that names a function or shows its code. ``before`` is the text before the line, of
+    which the last ``CONTEXT`` bytes count; both are without colors.
     """
     process, own = prefixes.split(line)
     place = at - (len(line) - len(own))
@@ -92,7 +92,7 @@ def kind(before: bytes, line: bytes, at: int) -> str:
     above = _Above(before.splitlines()[: -LINES - 1 : -1], process)
     for name, tells in _KINDS.items():
         if name == "sample" and not _IN_SAMPLE.search(before + line):
-            continue  # as most are, and much is asked for it
+            continue  # like most lines, and this is called often
         if tells(above, own, place):
             return name
     return ""
@@ -100,9 +100,9 @@ def kind(before: bytes, line: bytes, at: int) -> str:
 
 @dataclass
 class _Above:
-    """Those of the lines above that are of a process, the nearest first.
+    """Those of the lines above that belong to one process, the nearest first.
 
-    Split one by one, as mostly the first few are asked for.
+    Split lazily, since usually only the first few are needed.
     """
 
     lines: list[bytes]
@@ -165,7 +165,7 @@ def _in_lines(above: Iterable[bytes], line: bytes) -> bool:
 
 
 def _in_line(line: bytes, at: int) -> bool:
-    """Whether the place is a value of a dictionary or of an object that is printed."""
+    """Whether the place is a value in a printed dictionary or object."""
     if _RAISED.search(line) or _METRICS.search(line.lstrip()):
         return False
     keys = [one.start() for one in _KEY.finditer(line, 0, at + 1)]
@@ -178,12 +178,12 @@ def _in_line(line: bytes, at: int) -> bool:
 
 
 def _within(line: bytes, at: int, marks: bytes) -> bool:
-    """Whether a bracket that is opened before the place is not closed before it."""
+    """Whether a bracket opened before the place is still open there."""
     return line.count(marks[:1], 0, at) > line.count(marks[1:], 0, at)
 
 
 def _sets(line: bytes, keys: list[int], at: int) -> bool:
-    """Whether the last key before the place is one of what is set."""
+    """Whether the last key before the place is one that is set, not reported."""
     return _TELLS.search(line[keys[-1] : at + 1]) is None
 
 
@@ -212,7 +212,7 @@ def _source(above: Iterable[bytes], line: bytes, at: int) -> bool:
 
 
 def of_source(signature: Signature) -> bool:
-    """Whether a rule is about such lines: its example is one."""
+    """Whether a rule is about source lines: its example is one."""
     if not signature.text:
         return not signature.raised
     for line in signature.example.splitlines():
