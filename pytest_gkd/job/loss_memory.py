@@ -26,6 +26,11 @@ from __future__ import annotations
 #   compiled, in chunks of 1024, each of whose gradients is as long as the whole
 # - lightrft-ROWS: log_probs_from_logits (main, models/utils.py) on 16 bits, row by row;
 #   of one row, of two or three, and of four and more
+# - nemo-logprob, nemo-topk: get_next_token_logprobs_from_logits and
+#   get_distillation_topk_logprobs_from_logits (NeMo-RL at 7ea279ab,
+#   nemo_rl/distributed/model_utils.py) on the float32 logits that FSDP2's output_dtype
+#   or they make; nemo-packed-KIND: row by row of a packed one
+#   (algorithms/loss/wrapper.py, SequencePackingLossWrapper)
 # - fused: logits are never whole (liger, verl's fused kernels)
 # - own-topk, own-jsd: pytest_gkd.workload.gkd.loss, the teacher's among them
 LOSSES: dict[str, tuple[float, int]] = {
@@ -56,6 +61,10 @@ LOSSES: dict[str, tuple[float, int]] = {
     "lightrft-1": (5, 0),
     "lightrft-2": (3.5, 0),
     "lightrft-4": (3, 0),
+    "nemo-logprob": (0, 12),
+    "nemo-topk": (0, 8),
+    "nemo-packed-logprob": (0, 12),
+    "nemo-packed-topk": (0, 12),
     "fused": (0, 0),
     "chunked": (0, 0),
     "own-topk": (1, 20),
@@ -79,6 +88,9 @@ LEFT = {
     "openrlhf": (1, 4),
     **dict.fromkeys(
         ("skyrl", "areal", "lightrft-1", "lightrft-2", "lightrft-4"), (2, 0)
+    ),
+    **dict.fromkeys(
+        ("nemo-logprob", "nemo-topk", "nemo-packed-logprob", "nemo-packed-topk"), (1, 0)
     ),
 }
 # Tokens and entries of the vocabulary of a tile of TRL's chunked losses, of which there

@@ -44,6 +44,13 @@ class Trainer:
     reduced in ``reduce``. ``step`` is how AdamW goes through the weights: "foreach",
     "single" or "fused".
 
+    ``tensor`` parallelism is torch's (DTensor): it divides what is between matrices,
+    and with ``sequence`` what is between the layers' parts, too. ``fetched`` are the
+    layers whose weights FSDP has whole at once in a backward pass. ``fetches`` says
+    that weights which are always in host memory are on the GPU to be sent. A layer that
+    is recomputed keeps its input, or, where its parts are recomputed one by one, the
+    ``inputs`` of these.
+
     LoRA's matrices are in ``adapters``, the weights' dtype where that is empty.
     DeepSpeed has ``buckets`` elements in its buffers of gradients, and ZeRO-3 up to
     ``live`` of gathered weights. ``answers`` are the tokens that the loss takes the
@@ -56,6 +63,7 @@ class Trainer:
     sharding: str = "fsdp"
     shards: int = 0
     tensor: int = 1
+    sequence: bool = True
     context: int = 1
     weights: str = "float32"
     compute: str = "bfloat16"
@@ -63,7 +71,10 @@ class Trainer:
     step: str = "foreach"
     offload_weights: str = "never"
     offload_states: str = "never"
+    fetched: int = 2
+    fetches: bool = False
     recompute: bool = True
+    inputs: int = 1
     tokens: int = 0
     micro_batches: int = 1
     answers: int = 0
@@ -178,8 +189,10 @@ def resident(trainer: Trainer, phase: str) -> Parts:
     def add(name: str, size: int, sharded: bool) -> None:
         found[name] = math.ceil(size / trainer.ranks) if sharded else size
 
-    if trainer.offload_weights == "never" or (
-        trainer.offload_weights == "between" and needs_weights
+    if (
+        trainer.offload_weights == "never"
+        or (trainer.offload_weights == "between" and needs_weights)
+        or (trainer.fetches and phase == "sync")
     ):
         add(f"weights {kept}", whole * WIDTHS[kept], by_weights)
         if trainer.adapters:
@@ -222,15 +235,16 @@ def resident(trainer: Trainer, phase: str) -> Parts:
     return found
 
 
-def gathered(trainer: Trainer) -> Parts:
+def gathered(trainer: Trainer, layers: int = 2) -> Parts:
     """Weights that are whole on each rank while a layer of theirs is worked on.
 
-    Two layers (the next is fetched while one computes) and what belongs to no layer,
+    So many layers (the next is fetched while one computes) and what belongs to no layer,
     which stays from forward to backward (torch, distributed/fsdp notes on
     limit_all_gathers, and the root of fully_shard). ZeRO-3 keeps what it needs again
-    soon, up to its max_live_parameters (partitioned_param_coordinator.py).
+    soon, up to its max_live_parameters (partitioned_param_coordinator.py). FSDP2 copies
+    weights of a single rank, too (_fsdp_collectives.py, foreach_all_gather).
     """
-    if not SHARDED[trainer.sharding][0] or trainer.ranks == 1:
+    if not _is_divided(trainer, 0):
         return {}
     width = WIDTHS[trainer.compute]
     model = trainer.model
@@ -244,7 +258,14 @@ def gathered(trainer: Trainer) -> Parts:
         }
     layer = trainer.largest.elements
     rest = model.elements - sum(layer.elements for layer in model.layers)
-    return {f"gathered weights {trainer.compute}": (2 * layer + rest) * width}
+    size = math.ceil((layers * layer + rest) * width / trainer.tensor)
+    return {f"gathered weights {trainer.compute}": size}
+
+
+def _is_divided(trainer: Trainer, part: int) -> bool:
+    """Whether ranks have shards of weights (0) or gradients (1)."""
+    several = trainer.ranks > 1 or trainer.sharding == "fsdp2"
+    return SHARDED[trainer.sharding][part] and several
 
 
 def whole_gradients(trainer: Trainer) -> Parts:
@@ -256,7 +277,7 @@ def whole_gradients(trainer: Trainer) -> Parts:
     _fsdp_param.py, to_accumulated_grad_if_needed; verl since 0.9.0,
     FSDPEngine._gradient_sync_context).
     """
-    if trainer.buckets or not SHARDED[trainer.sharding][1] or trainer.ranks == 1:
+    if trainer.buckets or not _is_divided(trainer, 1):
         return {}
     width = WIDTHS[trainer.compute]
     share = trainer.trained / trainer.model.elements
@@ -274,21 +295,45 @@ def whole_gradients(trainer: Trainer) -> Parts:
 def layer_bytes(trainer: Trainer, layer: Layer) -> int:
     """What a layer keeps for its backward pass, on one rank.
 
-    ``Layer`` has the counts; sequence parallelism divides all of it by the tensor
-    parallel size (arXiv 2205.05198, section 4.2.2), Ulysses and context parallelism
-    by theirs.
+    ``Layer`` has the counts; Ulysses and context parallelism divide all of it, tensor
+    parallelism what is between the matrices of attention and MLP (arXiv 2205.05198,
+    section 4.2.1). With sequence parallelism it divides the rest, too, but for the
+    matrices' inputs, which torch's DTensor keeps gathered.
     """
-    tokens = _tokens(trainer)
-    kept = layer.items * WIDTHS[trainer.compute] + layer.floats * 4
+    tokens, compute = _tokens(trainer), WIDTHS[trainer.compute]
+    kept = layer.items * compute + layer.floats * 4
+    matrices = (2 if layer.elements else 1) * trainer.model.width
     if trainer.casts:  # what the norms give is float32, of which there are copies
-        kept += (2 if layer.elements else 1) * trainer.model.width * 2
-    return math.ceil(tokens * kept / trainer.tensor)
+        kept += matrices * 2
+    if trainer.tensor == 1:
+        return math.ceil(tokens * kept)
+    shape, inner = layer.shape, 0
+    if layer.elements:
+        heads = shape.queries + shape.keys
+        items = 2 * heads + (4 if shape.is_gated else 2) * shape.dense
+        inner = items * compute + shape.heads * 4
+        inner += heads * (compute + 4) * shape.is_normed
+    whole = matrices * compute if trainer.sequence else kept - inner
+    return math.ceil(tokens * (whole + (kept - whole) / trainer.tensor))
 
 
 def checkpoint_bytes(trainer: Trainer) -> int:
-    """What a recomputed layer keeps: its input (torch.utils.checkpoint)."""
-    width = trainer.model.width * trainer.stream
-    return math.ceil(_tokens(trainer) * width / trainer.tensor)
+    """What a recomputed layer keeps: its input (torch.utils.checkpoint), or its
+    parts'."""
+    width = trainer.inputs * trainer.model.width * trainer.stream
+    return math.ceil(_tokens(trainer) * width / _sequence(trainer))
+
+
+def _sequence(trainer: Trainer) -> int:
+    """The ranks that tokens between a layer's parts are divided among."""
+    return trainer.tensor if trainer.sequence else 1
+
+
+def _inner_bytes(trainer: Trainer, layer: Layer) -> int:
+    """The widest moment inside a layer: its inner width twice, with its input's."""
+    width = 2 * WIDTHS[trainer.compute]
+    each = layer.inner / trainer.tensor + trainer.model.width / _sequence(trainer)
+    return math.ceil(_tokens(trainer) * each * width)
 
 
 def kept(trainer: Trainer) -> int:
@@ -312,7 +357,7 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     first, when all gradients are there.
     """
     model, compute = trainer.model, trainer.compute
-    tokens, width = _tokens(trainer), WIDTHS[compute]
+    width = WIDTHS[compute]
     held = {**resident(trainer, "update")}
     gradients = {name: size for name, size in held.items() if "gradients" in name}
     whole = {**whole_gradients(trainer)}
@@ -322,6 +367,7 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     if unsharded or (trainer.micro_batches == 1 and trainer.sharding != "zero3"):
         for name in gradients:
             del held[name]
+    backward = total(held, gathered(trainer, trainer.fetched))
     held = total(held, gathered(trainer))
     each = [
         checkpoint_bytes(trainer) if trainer.recompute else layer_bytes(trainer, layer)
@@ -349,18 +395,15 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     yield total(behind, kept_copies, one, {"logits' gradient": dlogits})
     layer = trainer.largest
     again = layer_bytes(trainer, layer) if trainer.recompute else 0
-    inner = 2 * (layer.inner + model.width) * width
-    working = {
-        activations: math.ceil(tokens * inner / trainer.tensor) + again,
-    }
+    working = {activations: _inner_bytes(trainer, layer) + again}
     if trainer.casts:
         working[copies] = layer.elements * width
         if not trainer.recompute:
             working[copies] = kept_copies[copies]
-    yield total(held, unsharded, one, whole, working, {activations: sum(each)})
+    yield total(backward, unsharded, one, whole, working, {activations: sum(each)})
     if trainer.casts:
         working[copies] = layer.elements * width
-    yield total(held | gradients, whole, working, {activations: each[0]})
+    yield total(backward | gradients, whole, working, {activations: each[0]})
 
 
 def copied(trainer: Trainer, model: Model) -> Parts:
@@ -410,7 +453,7 @@ def stepping(trainer: Trainer) -> Parts:
     share = trainer.ranks if SHARDED[trainer.sharding][2] else 1
     own = {
         "foreach": trainer.trained,
-        "single": 2 * min(trainer.model.largest, trainer.trained),
+        "single": 2 * math.ceil(min(trainer.model.largest / trainer.tensor, trainer.trained)),
         "fused": 0,
     }[trainer.step]
     found = {f"optimizer's temporaries {dtype}": math.ceil(own * WIDTHS[dtype] / share)}
@@ -423,7 +466,7 @@ def stepping(trainer: Trainer) -> Parts:
 
 def gathered_tensor(trainer: Trainer) -> Parts:
     """The largest tensor, made whole of its shards (DTensor.full_tensor)."""
-    if not SHARDED[trainer.sharding][0] or trainer.ranks == 1:
+    if not SHARDED[trainer.sharding][0] or trainer.gpus == 1:
         return {}
     width = WIDTHS[trainer.weights]
     return {f"a whole tensor {trainer.weights}": trainer.model.largest * width}
