@@ -38,21 +38,25 @@ class Scorer:
     """A model that is not trained, asked for what it thinks of tokens.
 
     ``tokens`` are those of a micro-batch on a rank; ``ranks`` divide the weights, 1
-    where each has them whole. ``logits`` are bytes for each token and entry of the
-    vocabulary, 0 for a model with one value a token. ``offload`` is when the weights
-    are in host memory: "never", "between" its phases, "always". ``live`` is what
-    ZeRO-3 keeps gathered, in elements; FSDP has two layers and what is in none.
+    where each has them whole, beside ``tensor`` parallelism. ``logits`` are bytes for
+    each token and entry of the vocabulary, 0 for a model with one value a token.
+    ``offload`` is when the weights are in host memory: "never", "between" its phases,
+    "always". ``live`` is what ZeRO-3 keeps gathered, or autocast has copies of, in
+    elements; FSDP has two layers and what is in none, and all where it ``unshards``
+    them before the first is worked on.
     """
 
     role: str
     model: Model
     tokens: int
     ranks: int = 1
+    tensor: int = 1
     dtype: str = "bfloat16"
     compute: str = "bfloat16"
-    logits: int = 0
+    logits: float = 0
     offload: str = "never"
     live: int = 0
+    unshards: bool = False
 
 
 def valued(model: Model) -> Model:
@@ -67,20 +71,25 @@ def valued(model: Model) -> Model:
 def scored(of: Scorer, *, shares: bool, processes: int = 1) -> Beside:
     """A scorer's memory, with no layer's activations kept."""
     model, width = of.model, WIDTHS[of.compute]
-    size = math.ceil(model.loaded_bytes(of.dtype) / of.ranks)
+    size = math.ceil(model.loaded_bytes(of.dtype) / (of.ranks * of.tensor))
     own = {f"{of.role}'s weights {of.dtype}": size}
-    logits = of.tokens * model.vocab * of.logits
-    widest = max(layer.inner for layer in model.layers)
-    inner = 2 * (widest + model.width) * width
+    logits = math.ceil(of.tokens * model.vocab * of.logits / of.tensor)
+    widest = max(layer.inner for layer in model.layers) / of.tensor
+    inner = math.ceil(of.tokens * 2 * (widest + model.width) * width)
     at_work = {
         f"{of.role}'s logits": logits,
-        f"{of.role}'s activations": max(of.tokens * inner - logits, 0),
+        f"{of.role}'s activations": max(inner - logits, 0),
     }
-    if of.ranks > 1 or of.offload == "always":
+    name = f"{of.role}'s gathered weights"
+    if of.ranks > 1 or of.offload == "always" or of.live or of.unshards:
         layers = [layer.elements for layer in model.layers]
         whole = 2 * max(layers) + model.elements - sum(layers)
         whole = min(of.live, model.elements) or whole
-        at_work[f"{of.role}'s gathered weights"] = whole * width
+        at_work[name] = math.ceil(whole * width / of.tensor)
+    if of.unshards:
+        every = math.ceil(model.elements * width / of.tensor)
+        first = {name: every, f"{of.role}'s activations": inner}
+        at_work = max(at_work, first, key=lambda parts: sum(parts.values()))
     idle = own if of.offload == "never" else {}
     if of.offload != "always":
         at_work |= own
@@ -103,11 +112,23 @@ def trained(role: str, trainer: Trainer, *, shares: bool, at_once: bool) -> Besi
     return Beside(role, idle, phases, shares, fullest if at_once else idle)
 
 
-def asked(trainer: Trainer, tokens: int, logits: int) -> Parts:
+def asked(
+    trainer: Trainer, tokens: int, logits: float, *, unshards: bool = False
+) -> Parts:
     """The trainer where it asks the student what it thinks of ``tokens``, as of a
     scorer."""
-    of = Scorer("student", trainer.model, tokens, 1, compute=trainer.compute)
-    parts = dict(scored(dataclasses.replace(of, logits=logits), shares=True).phases)
+    of = Scorer(
+        *("student", trainer.model, tokens),
+        tensor=trainer.tensor,
+        compute=trainer.compute,
+        logits=logits,
+        unshards=unshards,
+    )
+    parts = dict(scored(of, shares=True).phases)
     at_work = {n: size for n, size in parts["forward"].items() if "weights" not in n}
+    gathered = training.gathered(trainer) | training.copied(trainer, trainer.model)
+    if unshards:
+        name = f"gathered weights {trainer.compute}"
+        gathered = {name: parts["forward"]["student's gathered weights"]}
     resident = training.resident(trainer, "sync")
-    return training.total(resident, training.gathered(trainer), at_work)
+    return training.total(resident, gathered, at_work)

@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,12 @@ def settings(path: Path, loader: Any = LOADER) -> list[Override]:
 
 def settings_of(text: str, file: str, loader: Any = LOADER) -> list[Override]:
     """The same of a text; ``file`` is the name of the file that it is of."""
+    return list(_settings_of(text, file, loader))
+
+
+@lru_cache(maxsize=8)
+def _settings_of(text: str, file: str, loader: Any) -> tuple[Override, ...]:
+    """Kept, as each way through a script reads the same files."""
     try:
         if file.endswith(".toml"):
             found = _toml_settings(file, text)
@@ -88,7 +95,7 @@ def settings_of(text: str, file: str, loader: Any = LOADER) -> list[Override]:
         raise CheckError(f"{file}{where}: {what}") from None
     except RecursionError:
         raise CheckError(f"{file} is nested deeper than can be followed") from None
-    return found
+    return tuple(found)
 
 
 def value_of(text: str) -> Any:

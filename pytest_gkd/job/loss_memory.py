@@ -64,7 +64,7 @@ LOSSES: dict[str, tuple[float, int]] = {
     "nemo-logprob": (0, 12),
     "nemo-topk": (0, 8),
     "nemo-packed-logprob": (0, 12),
-    "nemo-packed-topk": (0, 12),
+    "nemo-packed-topk": (0, 13),
     "fused": (0, 0),
     "chunked": (0, 0),
     "own-topk": (1, 20),

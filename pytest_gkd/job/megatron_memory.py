@@ -35,7 +35,8 @@ class Megatron:
     state for an element, ``on_host`` the share of it that is always in host memory.
 
     ``away`` are the parts that are in host memory but for updates, ``away_to_send``
-    those that are there while weights are sent, of which ``copies`` buckets are there.
+    those that are there while weights are sent, of which ``copies`` buckets are there;
+    ``keeps_masters`` says that master copies stay where states leave.
     ``teacher_logits`` are bytes that the last stage has when an update begins.
     ``recompute`` is "", "selective" (``modules``) or "full", where ``layers`` are made
     again at once (method uniform), or the first ``layers`` of a stage one by one
@@ -70,6 +71,7 @@ class Megatron:
     on_host: float = 0
     away: frozenset[str] = frozenset()
     away_to_send: frozenset[str] = frozenset()
+    keeps_masters: bool = False
     copies: int = 1
     recompute: str = ""
     modules: tuple[str, ...] = ("core_attn",)
@@ -174,6 +176,7 @@ def resident(job: Megatron, stage: int, phase: str) -> Parts:
     away = {"idle": job.away, "sync": job.away_to_send}.get(phase, frozenset())
     kept = 1 - job.on_host
     has_states = "states" not in away and phase != "load"
+    has_masters = has_states or (job.keeps_masters and phase != "load")
     return {
         f"weights {job.compute}": ("weights" not in away)
         * (own + routed)
@@ -181,7 +184,7 @@ def resident(job: Megatron, stage: int, phase: str) -> Parts:
         f"gradients {job.gradients}": ("gradients" not in away)
         * (own + routed)
         * WIDTHS[job.gradients],
-        "master copies": has_states * math.ceil(sharded * job.master * kept),
+        "master copies": has_masters * math.ceil(sharded * job.master * kept),
         "optimizer states": has_states * math.ceil(sharded * job.moments * kept),
     }
 

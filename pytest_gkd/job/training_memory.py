@@ -27,6 +27,9 @@ SHARDED = {
 }
 # ZeRO-3's stage3_prefetch_bucket_size, in elements (zero/config.py).
 PREFETCH = 50_000_000
+# The layers whose weights FSDP2 has whole when a backward pass begins, at most: two are
+# fetched ahead.
+AHEAD = 3
 # Bytes of optimizer state for an element of trained weights of so many bytes.
 STATES = {"adamw": 2, "sgd": 1, "sgd-plain": 0}
 
@@ -39,14 +42,14 @@ class Trainer:
     ``weights`` is the dtype that is updated, ``compute`` that of the forward pass.
     ``shards`` is the ranks that share one copy, 0 for all. ``offload_weights`` and
     ``offload_states`` say when these are in host memory: "never", "between" phases that
-    need them (verl), or "always" (FSDP2's CPUOffloadPolicy, ZeRO-Offload). ``keeps``
-    says that gradients stay whole on each rank until the last micro-batch; they are
-    reduced in ``reduce``. ``step`` is how AdamW goes through the weights: "foreach",
-    "single" or "fused".
+    need them (verl), "idle" (states while another model works), or "always" (FSDP2's
+    CPUOffloadPolicy, ZeRO-Offload). ``keeps`` says that gradients stay whole on each
+    rank until the last micro-batch; they are reduced in ``reduce``.
+    ``step`` is how AdamW goes through the weights: "foreach", "single" or "fused".
 
     ``tensor`` parallelism is torch's (DTensor): it divides what is between matrices,
     and with ``sequence`` what is between the layers' parts, too. ``fetched`` are the
-    layers whose weights FSDP has whole at once in a backward pass. ``fetches`` says
+    layers whose weights FSDP has whole at the end of a backward pass. ``fetches`` says
     that weights which are always in host memory are on the GPU to be sent. A layer that
     is recomputed keeps its input, or, where its parts are recomputed one by one, the
     ``inputs`` of these.
@@ -220,6 +223,7 @@ def resident(trainer: Trainer, phase: str) -> Parts:
     if phase != "load" and (
         trainer.offload_states == "never"
         or (trainer.offload_states == "between" and is_updating)
+        or (trainer.offload_states == "idle" and phase != "idle")
     ):
         updated = "float32" if trainer.is_mixed else trainer.updated
         states = STATES[trainer.optimizer] * WIDTHS[updated] * trainer.trained
@@ -238,7 +242,7 @@ def resident(trainer: Trainer, phase: str) -> Parts:
 def gathered(trainer: Trainer, layers: int = 2) -> Parts:
     """Weights that are whole on each rank while a layer of theirs is worked on.
 
-    So many layers (the next is fetched while one computes) and what belongs to no layer,
+    So many layers (the next is fetched while one computes) and what belongs to none,
     which stays from forward to backward (torch, distributed/fsdp notes on
     limit_all_gathers, and the root of fully_shard). ZeRO-3 keeps what it needs again
     soon, up to its max_live_parameters (partitioned_param_coordinator.py). FSDP2 copies
@@ -367,7 +371,8 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     if unsharded or (trainer.micro_batches == 1 and trainer.sharding != "zero3"):
         for name in gradients:
             del held[name]
-    backward = total(held, gathered(trainer, trainer.fetched))
+    bare = held
+    backward = total(held, gathered(trainer, min(trainer.fetched, AHEAD)))
     held = total(held, gathered(trainer))
     each = [
         checkpoint_bytes(trainer) if trainer.recompute else layer_bytes(trainer, layer)
@@ -403,7 +408,8 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     yield total(backward, unsharded, one, whole, working, {activations: sum(each)})
     if trainer.casts:
         working[copies] = layer.elements * width
-    yield total(backward | gradients, whole, working, {activations: each[0]})
+    held = total(bare, gathered(trainer, trainer.fetched))
+    yield total(held | gradients, whole, working, {activations: each[0]})
 
 
 def copied(trainer: Trainer, model: Model) -> Parts:
@@ -453,7 +459,8 @@ def stepping(trainer: Trainer) -> Parts:
     share = trainer.ranks if SHARDED[trainer.sharding][2] else 1
     own = {
         "foreach": trainer.trained,
-        "single": 2 * math.ceil(min(trainer.model.largest / trainer.tensor, trainer.trained)),
+        "single": 2
+        * math.ceil(min(trainer.model.largest / trainer.tensor, trainer.trained)),
         "fused": 0,
     }[trainer.step]
     found = {f"optimizer's temporaries {dtype}": math.ceil(own * WIDTHS[dtype] / share)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from pytest_gkd.job import pydantic_types
@@ -77,9 +78,24 @@ def _classes(schema: Mapping[str, Any], text: str) -> list[str]:
     """The recorded classes that an annotation takes."""
     if not text:
         return []
+    return [part for part in _members(text) if part in schema["classes"]]
+
+
+@cache
+def _members(text: str) -> tuple[str, ...]:
+    """What an annotation takes, by name."""
     parts = map(ast.unparse, pydantic_types.members(pydantic_types.read(text)[0]))
-    found = [part.replace("__at__", "@") for part in parts]
-    return [part for part in found if part in schema["classes"]]
+    return tuple(part.replace("__at__", "@") for part in parts)
+
+
+@cache
+def _shipped(release: Release) -> Config:
+    """The keys of all configurations that a release ships."""
+    trees = release.schema["configs"].values()
+    keys = {key for tree in trees for key, _ in flat(tree)}
+    # The teacher is configured as the policy is.
+    alike = {f"teacher{k[6:]}" for k in keys if k.startswith("policy.")}
+    return Config(_settings(keys | alike))
 
 
 class _Judge:
@@ -89,11 +105,7 @@ class _Judge:
         self, config: Config, schema: Mapping[str, Any], release: Release
     ) -> None:
         self.config, self.schema, self.release = config, schema, release
-        trees = schema["configs"].values()
-        keys = {key for tree in trees for key, _ in flat(tree)}
-        # The teacher is configured as the policy is.
-        alike = {f"teacher{k[6:]}" for k in keys if k.startswith("policy.")}
-        self.shipped = Config(_settings(keys | alike))
+        self.shipped = _shipped(release)
         self.told = self._looked = 0
 
     def section(self, name: str, key: str, *, is_held: bool) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from pytest_gkd.job.arguments import MISSING, MOST_NEAR, UNKNOWN
 from pytest_gkd.job.findings import CheckError, Finding
 from pytest_gkd.job.frameworks import config_file
 from pytest_gkd.job.frameworks.nemo_rl import keys as nemo_rl_keys
+from pytest_gkd.job.frameworks.nemo_rl import plan as nemo_rl_plan
 from pytest_gkd.job.frameworks.nemo_rl import rules as nemo_rl_rules
 from pytest_gkd.job.frameworks.nemo_rl.rules import Look
 from pytest_gkd.job.frameworks.reading import Pool, Reading, Variable, derived, names
@@ -88,7 +89,13 @@ def read(launch: Launch, release: Release) -> Reading:
     values = _values(config, algorithm, schema)
     variables = tuple(_variables(config))
     pools = _engines(config)
-    return Reading(said, values, list(findings), pools=pools, variables=variables)
+    recipe = nemo_rl_plan.recipe(Look(config), algorithm)
+    return Reading(
+        *(said, values, list(findings)),
+        pools=pools,
+        recipe=recipe,
+        variables=variables,
+    )
 
 
 def _engines(config: Config) -> tuple[Pool, ...]:
@@ -137,7 +144,8 @@ def _unread(rest: Iterable[Word], needs: frozenset[str], problem: str) -> Readin
     tables = [*names("nemo-rl"), *names("nemo-rl-dtensor"), *DERIVED]
     values = {name: Given("undetermined", needs=needs) for name in tables}
     values |= {n: g for n, g in known.items() if n not in DERIVED}
-    return Reading(said, values, [], problem)
+    recipe = nemo_rl_plan.without(problem)
+    return Reading(said, values, [], problem, recipe=recipe)
 
 
 def _foreign(words: Iterable[Word]) -> Iterator[Finding]:
