@@ -130,5 +130,6 @@ def asked(
     if unshards:
         name = f"gathered weights {trainer.compute}"
         gathered = {name: parts["forward"]["student's gathered weights"]}
-    resident = training.resident(trainer, "sync")
+    there = dataclasses.replace(trainer, fetches=False)
+    resident = training.resident(there, "sync")
     return training.total(resident, gathered, at_work)
