@@ -167,7 +167,7 @@ def test_the_first_worker_unshards_all_to_ask(checked: Checked) -> None:
             12,
         ),
         (
-            "policy.dynamic_batching.enabled=false policy.sequence_packing.enabled=true "
+            "policy.sequence_packing.enabled=true "
             "policy.sequence_packing.train_mb_tokens=4000",
             4000,
             12,
@@ -212,8 +212,8 @@ def test_sft_and_dpo_have_a_trainer_alone(checked: Checked) -> None:
         "policy.train_micro_batch_size=2 policy.max_total_sequence_length=1024 "
         "cluster.gpus_per_node=2 policy.dtensor_cfg.tensor_parallel_size=1",
     )
-    # Chosen and rejected rows, of the reference's log-probabilities, too, which dpo.yaml
-    # leaves to the first worker.
+    # Chosen and rejected rows, of the reference's log-probabilities, too; dpo.yaml has
+    # the first worker.
     update = dpo["trainer", UPDATE]
     assert update["logits and loss"] == 4 * 1024 * HALF_B.vocab * 12
     asked = dpo["trainer", "log-probabilities"]

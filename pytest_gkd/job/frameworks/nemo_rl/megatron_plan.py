@@ -122,7 +122,7 @@ def asked_loss(own: Values, tokens: int, *, topk: bool) -> int:
     chunk: float = min(1, (own["chunk"] or tokens) * own["context"] / tokens)
     if not own["defers"]:
         return 6 if topk or own["chunk"] else 12
-    return math.ceil(2 + (8 if topk else 12) * chunk)
+    return math.ceil(2 + (min(8 * chunk, 4) if topk else 12 * chunk))
 
 
 def _made(

@@ -345,8 +345,9 @@ def _trainer(values: Values, own: Values, student: Model, gpus: int) -> Trainer:
     by_parts = own["worker"] == 1 and recompute
     if by_parts and student.kind.startswith(("gemma", "olmo")):
         raise CheckError("what norms keep that are not recomputed is not known")
+    shards = gpus // own["tensor"] // own["copies"]
     fetched = 2
-    if own["worker"] == 2 and values["release"] != "0.6.0":
+    if own["worker"] == 2 and shards > 1 and values["release"] != "0.6.0":
         fetched = len(student.layers) if recompute else 3
     packed = "packed-" * (own["way"] == "sequence_packing")
     kind = "topk" if values["algorithm"] == "distillation" else "logprob"
@@ -354,7 +355,7 @@ def _trainer(values: Values, own: Values, student: Model, gpus: int) -> Trainer:
         student,
         gpus=gpus,
         sharding="ddp" if is_plain else "fsdp2",
-        shards=gpus // own["tensor"] // own["copies"] if own["copies"] > 1 else 0,
+        shards=shards,
         tensor=own["tensor"],
         sequence=own["sequence"],
         context=own["context"],
