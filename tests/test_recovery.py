@@ -169,3 +169,30 @@ ModuleNotFoundError: No module named 'numpyy'
         c.cause for c in judged(START + answer + CAUGHT[:34] + UNKNOWN).causes
     ] == []
     assert judged(START + answer).causes[0].cause == "env.package-missing"
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    [
+        ("pipeline complete", "healthy"),
+        ("INFO driver: training finished after 8 steps", "healthy"),
+        ("job ended with status 0", "healthy"),
+        ("job ended with status 1", "failed"),
+        ("waiting until the pipeline is complete and merged", "failed"),
+    ],
+)
+def test_a_programs_own_closing_words_end_it(last: str, verdict: str) -> None:
+    worker = "(raylet) A worker died or was killed while executing a task by an error\n"
+    assert judged(START + worker + f"scored 32\n{last}\n").verdict == verdict
+
+
+def test_closing_words_after_what_ended_the_program_are_none() -> None:
+    report = judged(START + UNCAUGHT + "pipeline complete\n")
+    assert report.causes[0].cause == "cuda.oom"
+
+
+def test_overflows_at_the_smallest_loss_scale_fail_a_run_that_goes_on() -> None:
+    said = "[INFO] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: "
+    text = START + steps(1, 3) + f"{said}1, reducing to 1\n" * 4
+    assert judged(text).causes[0].cause == "train.nan"
+    assert judged(text.replace("1, reducing to 1", "4, reducing to 2")).causes == ()

@@ -34,6 +34,12 @@ _DEAD = Pattern(
     rb"EngineDeadError|EngineCore encountered a(?:n issue| fatal error)"
     rb"|500 Internal Server Error|Engine core proc \S+ died"
 )
+# What a program of one's own says last, in its own words.
+_CLOSING = Pattern(
+    rb"(?i)\b(?:pipeline|job|run|training|distillation|evaluation|conversion|everything"
+    rb"|all steps|epochs?)\b.{0,30}\b(?:complete|completed|finished|done|ok"
+    rb"|(?:status|code) 0)\W*(?:(?:after|in) [\d.]+ ?\w{0,10}\W*)?$"
+)
 _TRAINS = Pattern(
     rb"WorkerDict|TaskRunner|actor_rollout|Trainer|\btrl\b|\bverl\b|(?i:deepspeed)"
 )
@@ -57,7 +63,15 @@ def finished(tail: bytes) -> int:
         if b"server process" in match[0] and _broken(tail[: match.start()]):
             continue  # a server shuts down in order, whatever made it
         found = match.start()
+    if found < 0 and _closes(last := last_lines(tail, 25)):
+        found = tail.rfind(last[-1])
     return -1 if found >= 0 and log_phases.starts_after(tail, found) else found
+
+
+def _closes(last: list[bytes]) -> bool:
+    """Whether the very last line says that all is done, and none that it failed."""
+    said = bool(last) and _CLOSING.search(last[-1][-200:]) is not None
+    return said and not any(log_phases.FAILED.search(one[:300]) for one in last)
 
 
 def _broken(before: bytes) -> bool:
