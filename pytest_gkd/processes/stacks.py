@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -36,7 +35,7 @@ _PYTEST_FRAME = Pattern(
 )
 _CURRENT = Pattern(rb"(?m)^Current thread .*\n(?:  .+\n?)+")
 # py-spy prints only the end of a path: threading.py, or asyncio/runners.py.
-_LIBRARY = re.compile(r"(?:.*/lib/python[\d.]+/)?([\w/]+)\.py")
+_LIBRARY = Pattern(rb"^(?:.*/lib/python[\d.]+/)?(\w+)(?:/[\w/]+)?\.py$")
 
 
 @dataclass(frozen=True)
@@ -86,8 +85,8 @@ def _line(frame: Frame) -> bytes:
 
 def in_library(frame: Frame) -> bool:
     """Whether a frame is in the standard library, judging by its file."""
-    found = _LIBRARY.fullmatch(frame.file)
-    return found is not None and found[1].split("/")[0] in sys.stdlib_module_names
+    found = _LIBRARY.search(frame.file.encode("utf-8", "replace"))
+    return found is not None and found[1].decode() in sys.stdlib_module_names
 
 
 def arm(directory: Path) -> None:
