@@ -419,6 +419,13 @@ class CommandWatch:
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
         self.user = Terminal.find()
+        # Before the command begins, which may be signalled at once.
+        self._woken, wake = os.pipe()
+        for end in (self._woken, wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: None)
         directory = new_directory(asked)
         self.command = command = Command([*asked.command], directory, self.user)
         relay_pid = command.relay_pid
@@ -452,14 +459,8 @@ class CommandWatch:
 
     def run(self) -> int:
         """Until the command has ended; its exit status, or ``exits.STUCK``."""
-        woken, wake = os.pipe()
-        for end in (woken, wake):
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        for number in SIGNALS:
-            signal.signal(number, lambda *_: None)
         try:
-            self._until_ended(woken)
+            self._until_ended(self._woken)
         finally:
             if self.user is not None:
                 self.user.give_back()
