@@ -1,4 +1,4 @@
-"""Why a stage failed: its evidence and the catalogue give a Diagnosis."""
+"""Why a stage failed: turns its evidence and the catalogue into a Diagnosis."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MAX_EVIDENCE = 4
 # A stage runs our own code: its reader has no verl or TRL configuration at hand.
 STAGE_FRAMEWORKS = ("vllm", "ray")
 
-# The texts in which a stage tells of its failure itself.
+# The texts in which a stage reports its failure itself.
 OWN = ("failure", "error", "output")
 
 _EXCEPTION = Pattern(
     rb"^(?:E +|\[[\w:]+\]:? *|\([^)]{0,80}\) *)*"
     rb"[\w.]*(?:Error|Exception|Fault|Timeout)\b"
 )
-# What a launcher or an engine says of a process of its own that has said more.
+# What a launcher or an engine prints about a child that has printed more itself.
 _SUMMARY = Pattern(
     rb"ChildFailedError|CalledProcessError|Engine core initialization failed"
 )
@@ -54,14 +54,14 @@ class TextSource:
 
 @dataclass(frozen=True)
 class StageEvidence:
-    """What is known of a stage that did not pass.
+    """What is known about a stage that did not pass.
 
     ``outcome`` is ``failed``, ``timeout`` or ``crashed``. ``fault`` is what the stage
-    found itself, if it did. ``texts`` are the failure text, the captured output of all
-    processes, the ranks' logs and the stacks; a source whose name holds ``stack``
+    found itself, if anything. ``texts`` are the failure text, the captured output of
+    all processes, the ranks' logs and the stacks; a source with ``stack`` in its name
     counts as stacks. The first ``traceback_lines`` of the text ``output`` are the
-    stage's own traceback. ``exit_signal`` is a name such as ``SIGKILL``.
-    ``alive`` says that a stage whose time was up still made progress.
+    stage's own traceback. ``exit_signal`` is a name such as ``SIGKILL``. ``alive`` says
+    that a stage whose time ran out still made progress.
     """
 
     stage: str
@@ -77,7 +77,7 @@ class StageEvidence:
 
 
 class EvidenceLine(NamedTuple):
-    """A line that proves the cause, with its source and number where it has one."""
+    """A line that proves the cause, with its source and number if it has one."""
 
     source: str
     line: int | None
@@ -88,10 +88,10 @@ class EvidenceLine(NamedTuple):
 class Diagnosis:
     """One cause: its headline, why it matters, what proves it, what to do.
 
-    ``advice`` is in order, the most likely first, a line each; ``explain`` is the
-    command that tells more. ``also`` names other causes that were found in a stage and
-    are not explained by this one, ``consequences`` what followed from it in a log, each
-    with the line that tells of it.
+    ``advice`` has one line per fix, the most likely first; ``explain`` is the command
+    that prints more. ``also`` names other causes found in a stage that this one does
+    not explain, ``consequences`` what followed from it in a log, each with the line
+    that shows it.
     """
 
     cause: str
@@ -114,10 +114,10 @@ class Diagnosis:
 def diagnose(
     evidence: StageEvidence, catalogue: Catalogue, shown: Callable[[Path], str] = str
 ) -> Diagnosis | None:
-    """The cause of the stage's failure, or None when nothing known fits.
+    """The cause of the stage's failure, or None if nothing known fits.
 
-    A cause that the stage named stands, unless the texts prove another that is known
-    to bring it about. ``shown`` is how the path of a rule is to be told.
+    A cause named by the stage stands, unless the texts prove another that is known to
+    bring it about. ``shown`` converts a rule's path for display.
     """
     candidates = choose(_stage_hits(evidence, catalogue), catalogue)
     candidates = [one for one in candidates if not one.weak]
@@ -170,7 +170,7 @@ def _proofs(
         return
     yield from (EvidenceLine(*line) for line in fault.evidence)
     # The stage knows; lines of its own traceback would only repeat it. Unless it knows
-    # only that a process ended: what that printed says more.
+    # only that a process ended: that process's output says more.
     asks = rule.id != fault.cause or rule.tier == "fallback"
     for line in evidence_lines(hits):
         beyond = asks and (line.line or 0) > evidence.traceback_lines
@@ -211,7 +211,7 @@ def _exceptions(hits: Iterable[Hit], data: bytes) -> list[exceptions.Chain]:
 
 
 def _holds(signature: Signature, evidence: StageEvidence) -> bool:
-    """Whether the signature's conditions on the stage hold; without any they do."""
+    """Whether the signature's conditions on the stage hold; true if there are none."""
     outcomes = {evidence.outcome}
     if evidence.outcome == "timeout" and not evidence.alive:
         outcomes.add("stuck")
@@ -251,12 +251,12 @@ def advice(
     of_stage: bool = True,
     stage: str = "",
 ) -> tuple[str, ...]:
-    """The rule's fixes for these frameworks, in their order, at most MAX_FIXES.
+    """The rule's fixes for these frameworks, in order, at most MAX_FIXES.
 
-    For a stage those that its facts ask for come first (see ``Fix.facts``), and none
-    is to run that same ``stage``.
-    For a log (not ``of_stage``) the options of the smoke test are left out, and the
-    knobs of the trainer that wrote it come before more general ones.
+    For a stage those come first that need its facts (see ``Fix.facts``), and none tells
+    the user to run that same ``stage``. For a log (not ``of_stage``) the smoke test's
+    options are left out, and the knobs of the trainer that wrote it come before more
+    general ones.
     """
     wanted = {"any", "env", "pytorch", rule.id.partition(".")[0], *frameworks}
     fixes = [fix for fix in rule.fixes if fix.framework in wanted]
@@ -287,7 +287,7 @@ def _has_twin(fix: Fix, ours: set[str]) -> bool:
 
 
 def _of_framework(fix: Fix) -> Fix:
-    """The fix with its framework's name, for a log that does not tell its own."""
+    """The fix labeled with its framework, for a log that does not reveal its own."""
     return replace(fix, when=f"{fix.framework}; {fix.when}".rstrip("; "))
 
 
@@ -308,10 +308,10 @@ def evidence_lines(hits: Iterable[Hit]) -> Iterator[EvidenceLine]:
 
 
 def telling_lines(texts: Iterable[TextSource], limit: int = 6) -> list[EvidenceLine]:
-    """The lines that say most of a failure that nobody knows, the best first.
+    """The most informative lines of an unknown failure, the best first.
 
-    Exceptions that end a traceback come first, the last of each source before
-    earlier ones, then other lines that speak of an error, then the very last lines.
+    Exceptions that end a traceback come first, the last of each source before earlier
+    ones, then other lines that mention an error, then the very last lines.
     """
     ranked: list[tuple[int, int, EvidenceLine]] = []
     for order, source in enumerate(texts):

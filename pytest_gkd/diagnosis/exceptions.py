@@ -1,8 +1,8 @@
-"""Reads the exceptions of a text: class, message, frames, and what they came of.
+"""Parses the exceptions in a text: class, message, frames, and how they are chained.
 
-Tracebacks may be cut up by the names of processes, by lines of other processes, by
-colours, by rich's boxes and by a terminal's width, and may lie within others: Ray's,
-a data loader's, an exception group's, torch elastic's.
+Tracebacks may be broken up by process names, other processes' lines, colors, rich's
+boxes and a terminal's width, and may be nested in others: Ray's, a data loader's, an
+exception group's, torch elastic's.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from pytest_gkd.diagnosis import prefixes
 from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.diagnosis.scan import uncoloured
 
-# Lines of a message; lines that are neither frame nor code and yet do not end one.
+# Lines of a message; lines, neither frame nor code, after which a traceback is given
+# up.
 MOST_LINES, MOST_LOST = 20, 300
-# So much of a frame's line is kept.
+# How much of a source line is kept.
 MOST_CODE = 200
-# A terminal's width, told by so many lines of it.
+# Possible terminal widths, and how many lines of exactly that width prove one.
 WIDTHS, FULL_LINES = range(60, 241), 4
 
-# Of a long text the first and the last parts with tracebacks are read, this much each.
+# Of a long text, this many of the first and last parts with tracebacks are parsed, this
+# much of each.
 FIRST, LAST, PART, BEHIND, BEFORE = 8, 16, 1 << 16, 1 << 15, 400
-# How far before a line a traceback that does not hold it may still tell of it.
+# How far above a line a traceback that does not contain it may still belong to it.
 NEAR = 60_000
 
 _MARK = b"Traceback (most recent call last)"
@@ -39,7 +41,7 @@ _FRAME = Pattern(
     rb"^ *(?:File \"(?P<file>[^\"\r\n]+)\", line (?P<line>\d{1,9}),? in (?P<name>.+?)"
     rb"|(?P<file2>\S+):(?P<line2>\d{1,9}) in (?P<name2>[\w.<>]+)) *$"
 )
-# The first part of one, where the terminal or the box was too narrow for it.
+# The first part of one, if the terminal or the box was too narrow for it.
 _PART = Pattern(rb"^ *(?:File \"[^\"]*$|File \".*line[ \d,in]*$|/[^\s:]*(?::\d*)?$)")
 _TO_NAME = Pattern(rb"\S:\d+(?: in)?$")
 _NAMED = Pattern(
@@ -58,15 +60,15 @@ _FIRST = b"Root Cause (first observed failure)"
 _SIDES = "│┃║╭╰╮╯".encode()
 _BOXED = tuple(one.encode() for one in "│┃║╭╰")
 _NATIVE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".rs")
-# What a line ends with that is drawn, not cut.
+# Line endings that are drawn, not cut off.
 _NOT_CUT = (b"^", b"-", b"=", b"*", *(one.encode() for one in "│┃║╭╰╮╯"))
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A function on the way: its file as it is printed, and the line in it.
+    """One stack frame: its file as printed, and the line in it.
 
-    ``code`` is that line's text, empty where the traceback does not show it. A native
+    ``code`` is that line's text, empty if the traceback does not show it. A native
     frame of a live process has the library as its file, and line 0.
     """
 
@@ -77,7 +79,7 @@ class Frame:
 
     @property
     def is_native(self) -> bool:
-        """Whether it is of C, C++ or Rust, told by its file."""
+        """Whether it is C, C++ or Rust code, by its file."""
         return not self.line or self.file.endswith(_NATIVE)
 
     def __str__(self) -> str:
@@ -90,12 +92,12 @@ class Frame:
 class Raised:
     """One exception with its traceback, the outermost frame first.
 
-    ``type`` is the class as it is printed, empty where the text ends before it;
-    ``process`` the words before its lines (``(WorkerDict pid=7)``). ``came`` says how
-    it hangs together with the others: its direct ``cause`` is before it, it was raised
-    while that before was handled (``context``), or it is told ``within`` another's
-    message: of another process, of a member of a group. ``start``, ``at`` and ``end``
-    are bytes of the text: where its first line begins, where the line with its class
+    ``type`` is the class as printed, empty if the text ends before it; ``process`` is
+    the prefix of its lines (``(WorkerDict pid=7)``). ``came`` says how it relates to
+    the others: it has the one before it as its direct ``cause``, it was raised while
+    that was being handled (``context``), or it is printed ``within`` another's message:
+    that of another process, or of a group's member. ``start``, ``at`` and ``end`` are
+    byte offsets in the text: where its first line begins, where the line with its class
     does, and where its message ends.
     """
 
@@ -109,12 +111,12 @@ class Raised:
     end: int = 0
 
 
-# Exceptions that came of each other: the first cause first, what was raised last last.
+# Chained exceptions: the first cause first, the one raised last at the end.
 Chain = tuple[Raised, ...]
 
 
 def read(text: bytes) -> list[Chain]:
-    """The exceptions of a text with tracebacks, in the order of their first lines."""
+    """The exceptions in a text with tracebacks, in the order of their first lines."""
     processes: dict[bytes, _Reader] = {}
     for start, end, line in _lines(text):
         process, own = prefixes.split(line)
@@ -127,10 +129,11 @@ def read(text: bytes) -> list[Chain]:
 
 
 class Collector:
-    """Keeps the parts of a long text, fed block by block, that hold tracebacks.
+    """Keeps the parts of a long text, fed block by block, that contain tracebacks.
 
-    The first are cut out on the way. Later blocks are kept if they hold any, the last
-    ones, and are cut at the end: a failing log may hold thousands of tracebacks.
+    The first are cut out on the way. Later blocks with tracebacks are kept, only the
+    last of them, and are cut at the end: a failing log may contain thousands of
+    tracebacks.
     """
 
     def __init__(self) -> None:
@@ -138,10 +141,10 @@ class Collector:
         self._later: deque[_Block] = deque(maxlen=LAST)
         self._small = b""
         self._kept = b""
-        self._offset = 0  # of the end of what was looked at
+        self._offset = 0  # the end of what was examined
 
     def feed(self, block: bytes) -> None:
-        """The next bytes."""
+        """Take the next bytes."""
         self._small = self._small + block if self._small else block
         if len(self._small) >= PART:
             self._look()
@@ -164,7 +167,7 @@ class Collector:
         self._kept = block[-BEFORE:]
 
     def chains(self) -> list[Chain]:
-        """The exceptions that were kept, with their places in the whole text."""
+        """The exceptions in what was kept, with their offsets in the whole text."""
         found = []
         for part in self.parts:
             for chain in read(bytes(part.text)):
@@ -177,7 +180,7 @@ class Collector:
 
     @property
     def parts(self) -> list[_Part]:
-        """What was kept, in the order of the text."""
+        """The parts that were kept, in the order of the text."""
         if self._small:
             self._look()
         later = self._first[-1:]
@@ -196,7 +199,7 @@ class _Part:
         return place < self.until and place < self.start + PART - BEFORE
 
     def fill(self, text: bytes, base: int) -> None:
-        """Take what is of it of a text that begins at ``base``."""
+        """Take this part's share of a text that begins at ``base``."""
         done = self.start + len(self.text)
         if base <= done:
             self.text += text[done - base : max(0, self.until - base)]
@@ -204,7 +207,7 @@ class _Part:
 
 @dataclass
 class _Block:
-    """A block with a traceback, the end of that before it, and the beginning behind."""
+    """A block with a traceback, the end of the one before, the start of the next."""
 
     base: int
     before: bytes
@@ -217,7 +220,7 @@ class _Block:
         return self.base + len(self.before) + len(self.block)
 
     def cut(self, parts: list[_Part], most: int = 1 << 30) -> int:
-        """Add its parts, up to ``most`` in all; where the first that is left begins."""
+        """Add its parts, up to ``most`` in all; returns where the first left begins."""
         text = self.before + self.block + self.behind
         at = text.find(_MARK, max(self.seen, len(self.before) - len(_MARK) + 1, 0))
         part = parts[-1] if parts else None
@@ -240,9 +243,9 @@ class _Block:
 
 
 def around(chains: Iterable[Chain], at: int, process: str = "") -> Chain:
-    """The exceptions that the line at a byte belongs to, or that are told before it.
+    """The exceptions that the line at a byte belongs to, or that are printed before it.
 
-    Where several processes write at once, those of its own ``process``.
+    If several processes write at once, those of its own ``process``.
     """
     best, found = (False, False, -1), Chain()
     for chain in chains:
@@ -261,7 +264,7 @@ def around(chains: Iterable[Chain], at: int, process: str = "") -> Chain:
 
 
 class Places:
-    """Finds the exception in which a line stands, of many."""
+    """Finds, among many, the exception that contains a line."""
 
     def __init__(self, chains: Iterable[Chain]) -> None:
         self._found: dict[str, list[tuple[int, int, Raised, Chain]]] = {}
@@ -274,7 +277,7 @@ class Places:
             own.sort(key=lambda place: place[0])
 
     def holding(self, at: int, process: str) -> tuple[Chain, Raised | None]:
-        """The exceptions that the line at a byte stands in, and which of them it is."""
+        """The chain that contains the line at a byte, and the exception in it."""
         own = self._found.get(process, [])
         for number in range(bisect.bisect(own, at, key=lambda one: one[0]) - 1, -1, -1):
             start, end, one, chain = own[number]
@@ -286,7 +289,7 @@ class Places:
 
 
 def _lines(text: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Each line with its start and end; what a terminal has cut is put together."""
+    """Each line with its start and end; lines wrapped by a terminal are rejoined."""
     lines, at = [], 0
     for line in text.splitlines(keepends=True):
         shown = uncoloured(line.rstrip(b"\r\n"))
@@ -319,23 +322,23 @@ def _width(line: bytes) -> int:
 
 
 class _Reader:
-    """Puts together the exceptions of one process, line by line."""
+    """Assembles the exceptions of one process, line by line."""
 
     def __init__(self, process: str) -> None:
         self.process = process
         self.done: list[Chain] = []
         self._chain: list[Raised] = []
-        self._at = 0  # the last one in the chain that was read
+        self._at = 0  # the last one parsed, by its place in the chain
         self._open: Raised | None = None
         self._indent = 0
         self._lost = 0
         self._part = b""
         self._came = ""
         self._first = False
-        self._more = 0  # lines that the last message may still have
+        self._more = 0  # lines by which the last message may still grow
 
     def take(self, line: bytes, start: int, end: int) -> None:
-        """The next line of the process, without its prefix."""
+        """Take the next line of the process, without its prefix."""
         boxed = line.lstrip().startswith(_BOXED)
         if boxed:
             line = line.strip().strip(_SIDES).strip()
@@ -367,14 +370,14 @@ class _Reader:
             self._more = 0
 
     def finish(self) -> list[Chain]:
-        """All that was read."""
+        """Everything that was parsed."""
         self._close()
         if self._chain:
             self.done.append(tuple(self._chain))
         return self.done
 
     def _begin_at(self, line: bytes, mark: int, start: int) -> None:
-        """At the first line of a traceback; it may stand in the message of another."""
+        """Handle a traceback's first line, which may be in the message of another."""
         before = line[:mark].strip(b" +|-\xe2\x94\x80\xe2\x95\xad")
         indent = len(line) - len(line.lstrip())
         told = self._more and self._chain[self._at].message.rstrip().endswith(":")
@@ -399,7 +402,7 @@ class _Reader:
         self._indent, self._lost = indent, 0
 
     def _close(self, end: int = 0) -> None:
-        """The open one is over and takes its place in the chain."""
+        """Close the open one and insert it into the chain."""
         made, self._open = self._open, None
         if made is None or not (made.type or made.frames):
             return
@@ -446,7 +449,7 @@ class _Reader:
                 self._close()
 
     def _raised(self, line: bytes, start: int, end: int) -> bool:
-        """Whether the line is that of the class and the message, which end it."""
+        """Whether this is the line with class and message, which ends it."""
         assert self._open is not None
         indent = len(line) - len(line.lstrip())
         found = _NAMED.search(line) if indent <= self._indent + 2 else None

@@ -1,8 +1,8 @@
 """Tells from the ranks' flight recorders which collective a rank did not enter.
 
 torch keeps the last collectives of each process group with their sequence numbers
-(torch/csrc/distributed/c10d/FlightRecorder.hpp); it writes them as a pickle, and hands
-them out as JSON.
+(torch/csrc/distributed/c10d/FlightRecorder.hpp); it writes them as a pickle, and
+returns them as JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LISTS = ("input_sizes", "input_dtypes")
 
 
 class RecordError(ValueError):
-    """What is no flight record; the text says why."""
+    """Not a flight record; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Missing:
     """The collective that some ranks entered last and others did not.
 
     ``sequence`` counts the collectives of the process group ``group``; ``sizes`` are
-    the shapes of the inputs, ``behind`` has the last sequence number of each rank.
-    Ranks ``without_record`` were stopped, killed, or had not made the group yet. The
-    fields stand as they are among the facts of a report.
+    the shapes of the inputs, ``behind`` has the last sequence number of each rank that
+    is behind. Ranks ``without_record`` were stopped, killed, or had not created the
+    group yet. The fields go as they are into the facts of a report.
     """
 
     group: str
@@ -43,7 +43,7 @@ class Missing:
     without_record: list[int]
 
     def text(self) -> str:
-        """In one line."""
+        """On one line."""
         pairs = zip(self.dtypes, self.sizes, strict=False)
         tensors = ", ".join(f"{dtype}{size}" for dtype, size in pairs)
         line = f"collective {self.sequence}, {self.operation} of {tensors}: entered by "
@@ -56,16 +56,16 @@ class Missing:
 
 
 class _Plain(pickle.Unpickler):
-    """Makes dictionaries, lists, texts and numbers, and refuses all else."""
+    """Creates dictionaries, lists, strings and numbers, and refuses everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise RecordError(f"it holds {module}.{name}, which no flight record does")
 
 
 def read(raw: bytes) -> Record:
-    """A record as torch writes it (a pickle) or hands it out (JSON).
+    """A record as torch writes it (a pickle) or returns it (JSON).
 
-    Raises RecordError. Nothing of a pickle is run.
+    Raises RecordError. Nothing in a pickle is executed.
     """
     try:
         text = raw.lstrip()[:1] == b"{"
@@ -80,7 +80,7 @@ def read(raw: bytes) -> Record:
 
 
 def _is_whole(entry: Any) -> bool:
-    """Whether it has what is read of an entry."""
+    """Whether an entry has the fields that are read."""
     return (
         isinstance(entry, dict)
         and ("pg_id" in entry or bool(entry.get("process_group")))
@@ -93,7 +93,7 @@ def find_missing(records: Mapping[int, Record], silent: list[int]) -> Missing | 
     """The first collective that not every rank has entered; None if there is none.
 
     ``records`` are those of the ranks that left one, ``silent`` the other ranks. Ranks
-    that are not in a process group are not waited for in it.
+    outside a process group are not waited for in it.
     """
     last: dict[str, dict[int, Any]] = {}
     for rank, record in records.items():
@@ -132,9 +132,9 @@ def find_missing(records: Mapping[int, Record], silent: list[int]) -> Missing | 
 
 
 def _group(entry: Record) -> str:
-    """A process group by its name, which all ranks give it; its number is a rank's own.
+    """A process group by its name, which is the same on all ranks; its number is not.
 
-    Each ``recorder`` of a rank counts for itself, where there are several.
+    If a rank has several recorders, each ``recorder`` counts on its own.
     """
     names = entry.get("process_group")
     name = names[0] if names else entry["pg_id"]
@@ -142,7 +142,7 @@ def _group(entry: Record) -> str:
 
 
 def _members(entry: Record, records: Iterable[Record]) -> set[int]:
-    """The ranks of an entry's process group; empty where no record tells."""
+    """The ranks of an entry's process group; empty if no record tells."""
     names = entry.get("process_group") or ("",)
     for record in records:
         told = record.get("pg_config", {}).get(names[0], {}).get("ranks", "")

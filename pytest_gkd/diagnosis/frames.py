@@ -1,4 +1,4 @@
-"""Where in a job a traceback was raised, told by the functions on the way."""
+"""In which phase of a job a traceback was raised, judging by its functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from pytest_gkd.diagnosis import log_phases, phase_words
 from pytest_gkd.diagnosis.exceptions import Chain, Frame, Raised
 
-# The role of a Ray actor or process, by its class; the first that fits counts.
+# The role of a Ray actor or process, by its class name; the first match counts.
 _ROLES = (
     ("teacher-init", "teacher", re.compile("teacher", re.IGNORECASE)),
     ("", "generation", re.compile("reward|verifier", re.IGNORECASE)),
@@ -25,14 +25,14 @@ _TEACHER = re.compile(
     r"|(?:await |return |[\w., ]+ = )?[\w.]*teacher[\w.]*\()",
     re.IGNORECASE,
 )
-# What the trainer asks of its own model and of a teacher alike.
+# What the trainer asks of both its own model and a teacher.
 _LOG_PROBS = re.compile(r"log_?probs?", re.IGNORECASE)
 _IMPORTING = re.compile(
     r"^(?:<module>|__getattr__|_get_module|import_module|_gcd_import|_find_and_load\w*"
     r"|_call_with_frames_removed|_load_unlocked|exec_module)$"
 )
 _OF_IMPORT = re.compile(r"^(?:Import|ModuleNotFound|Syntax|Indentation|Tab)Error$")
-# Names of files and functions of these say nothing of the job.
+# Files and functions in these reveal nothing about the job.
 _GENERAL = re.compile(
     r"^<|/lib/python[\d.]+/(?!(?:site|dist)-packages/)|^\w+\.py$"
     r"|(?:^|/(?:site|dist)-packages/)(?:torch|ray|hydra|omegaconf|pydantic|numpy|importlib\w*"
@@ -42,11 +42,12 @@ _GENERAL = re.compile(
 
 
 def phase_of(chain: Chain, last: str = "") -> str:
-    """The phase that chained exceptions were raised in, told by the innermost function.
+    """The phase in which chained exceptions were raised, by their innermost functions.
 
-    The first of them counts, since the others came of it. In the process of a role what
-    its ``__init__`` raises is of that role's start. Of log-probabilities the phase that
-    was marked ``last`` tells whose they are. Empty where none of the functions tells.
+    The first exception counts, since the others followed from it. In a role's process,
+    what its ``__init__`` raises belongs to that role's start. For log-probabilities,
+    the phase marked ``last`` tells whose they are. Empty if none of the functions
+    tells.
     """
     init, role = _role_of(chain)
     if init:
@@ -66,7 +67,7 @@ def phase_of(chain: Chain, last: str = "") -> str:
 
 
 def _imports(raised: Raised) -> bool:
-    """Whether a program's own start failed as its modules were read."""
+    """Whether a program's own start failed while its modules were imported."""
     names = [frame.function for frame in raised.frames]
     return bool(names) and (
         all(_IMPORTING.search(name) for name in names)
@@ -75,7 +76,7 @@ def _imports(raised: Raised) -> bool:
 
 
 def _by_table(chain: Chain, role: str, last: str) -> str:
-    """What the functions tell that frameworks have, of the first that has any."""
+    """The phase of the first known framework function, from the innermost frame out."""
     for one in chain:
         for frame in reversed(one.frames):
             name = _name(frame)
@@ -93,14 +94,14 @@ def _by_table(chain: Chain, role: str, last: str) -> str:
 
 
 def _calls(code: str, *, begun: bool) -> str:
-    """The phase that a line tells of by what it calls and what it makes."""
+    """The phase that a line of code implies by what it calls and creates."""
     called = re.search(r"\w+$", code.partition("(")[0])
     phase = log_phases.raised_in(called[0] if called else "")
     return phase or phase_words.of_code(code, begun=begun)
 
 
 def _of_teacher(frame: Frame) -> bool:
-    """Whether a line of the program makes or calls a teacher."""
+    """Whether a line of the program creates or calls a teacher."""
     return _TEACHER.search(frame.code) is not None
 
 
@@ -113,7 +114,7 @@ def _name(frame: Frame) -> str:
 
 
 def _role_of(chain: Chain) -> tuple[str, str]:
-    """The role's start where that failed, and else the phase of the role's work."""
+    """The role's start phase if that failed, else the phase of the role's work."""
     for one in chain:
         task = _TASK.search(one.message)
         name = task[1] if task else one.process
@@ -129,7 +130,7 @@ def _role_of(chain: Chain) -> tuple[str, str]:
 
 
 def _by_file(chain: Chain) -> str:
-    """What the names of the program's own files tell."""
+    """What the names of the program's own files imply."""
     files = (
         PurePosixPath(frame.file).stem
         for one in chain

@@ -1,8 +1,8 @@
 """Reads one log: its hits, and how it begins and ends.
 
 A source is a file or a stream: plain, gzip, bzip2, xz, zstd or UTF-16. Its size does
-not matter: it is read once, block by block. A file that is still written to is read as
-far as it was when it was opened.
+not matter: it is read once, block by block. A file that is still being written is read
+up to its size when it was opened.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ BLOCK = 1 << 20
 # How much of the beginning and of the end is kept.
 EDGE = 1 << 20
 
-# No log is packed as tightly as this, and none that is smaller takes long.
+# No log compresses this well, and decompressing less than this takes no time.
 BOMB_BYTES, BOMB_RATIO = 1 << 28, 200
-# Of a stream, whose end nobody knows.
+# Limit for a stream, whose end nobody knows.
 STREAM_BYTES = 64 << 30
-# How long a pipe may have nobody who writes into it.
+# How long to wait for a writer to open a pipe.
 WRITER_S = 10.0
 
-# So much of a file tells when it begins and ends, and how it is written.
+# How much of a file is read for its first and last times, and for its encoding.
 PEEK = 1 << 16
-# So many zeros are no text.
+# This many zero bytes are no text.
 HOLE = 64
 
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -50,7 +50,7 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 
 @dataclass(frozen=True)
 class Packing:
-    """A packed format: how it begins, what reads it here, what reads it in a shell."""
+    """A compression format: magic number, reader here, and shell command."""
 
     name: str
     mark: bytes
@@ -83,10 +83,10 @@ class LogError(Exception):
 class Log:
     """What was kept of one source: its hits, its first and its last bytes.
 
-    Both are without colours. ``written_s`` is when a file was last written to, in
-    seconds since the epoch. ``partial`` says why not all of it was read. ``number`` is
-    its place among all. ``parts`` are the names of the files that hold it, each with
-    how many lines come before; ``unreadable`` says which of them could not be read.
+    Both are without colors. ``written_s`` is when a file was last modified, in seconds
+    since the epoch. ``partial`` says why not all of it was read. ``number`` is its
+    index among all. ``parts`` are the names of the files that hold it, each with the
+    number of lines before it; ``unreadable`` says which of them could not be read.
     """
 
     name: str
@@ -105,17 +105,17 @@ class Log:
 
     @functools.cached_property
     def chains(self) -> list[exceptions.Chain]:
-        """The exceptions of the first and the last parts that hold tracebacks."""
+        """The exceptions in the first and the last parts that contain tracebacks."""
         return self.raised.chains()
 
     @functools.cached_property
     def edges(self) -> bytes:
-        """The first and the last bytes, each byte once; asked for when all is read."""
+        """The first and last bytes, without overlap; only valid once all is read."""
         return self.head[: self.tail_at] + self.tail
 
     @property
     def steps_from(self) -> int:
-        """Where in ``tail`` steps of training are made; 0 where none begin there."""
+        """Where in ``tail`` training steps begin; 0 if before it or never."""
         return max(0, self.metrics.begun - self.tail_at)
 
     def place(self, line: int) -> tuple[str, int]:
@@ -126,14 +126,14 @@ class Log:
         return name, line - first
 
     def line_at(self, at: int, text: bytes) -> int:
-        """The number of the line that holds a byte of ``edges``, which are ``text``."""
+        """The number of the line that holds a byte of ``edges``, passed as ``text``."""
         if at < len(text) - len(self.tail):
             return 1 + text.count(b"\n", 0, at)
         return self.lines + 1 - text.count(b"\n", at)
 
     @property
     def last_step_at(self) -> int:
-        """Where in ``edges`` the metrics of the last step are; -1 where none are."""
+        """Where in ``edges`` the last step's metrics are; -1 if they are not."""
         at = self.metrics.latest
         return (
             -1
@@ -145,7 +145,7 @@ class Log:
 def opened(path: Path) -> IO[bytes]:
     """A file or a pipe, such as a shell's ``<(command)``, open for reading.
 
-    Raises LogError for what is neither, and for a pipe that nobody writes into.
+    Raises LogError for anything else, and for a pipe that nobody writes to.
     """
     mode = path.stat().st_mode
     for is_kind, kind in KINDS:
@@ -155,7 +155,7 @@ def opened(path: Path) -> IO[bytes]:
         return path.open("rb")
     found: list[IO[bytes]] = []
     opens = threading.Thread(target=lambda: found.append(path.open("rb")), daemon=True)
-    opens.start()  # which waits until somebody opens the other end
+    opens.start()  # this blocks until somebody opens the other end
     opens.join(WRITER_S)
     if not found:
         raise LogError(f"{path}: is a pipe that nobody opened to write: {WRITER_S:g} s")
@@ -172,12 +172,12 @@ def read(
     earlier: Sequence[Path] = (),
     edge: int = EDGE,
 ) -> Log:
-    """Read a whole source in constant memory; ``number`` is its place among all.
+    """Read a whole source in constant memory; ``number`` is its index among all.
 
-    Of a file what it holds now, of a stream at most ``STREAM_BYTES``, and before it the
-    parts of the log that are ``earlier``, the oldest first. ``progress`` is told how
-    many bytes are done; ``edge`` of them are kept of the beginning and of the end.
-    Raises LogError when the source is empty or no text.
+    Of a file its present contents, of a stream at most ``STREAM_BYTES``, and before it
+    the ``earlier`` parts of the log, oldest first. ``progress`` is called with the
+    number of bytes read; ``edge`` bytes are kept of the beginning and of the end.
+    Raises LogError if the source is empty or not text.
     """
     metrics = Collector()
     scanner = Scanner(index(catalogue), name, number, metrics)
@@ -221,7 +221,7 @@ def read(
 
 
 def _earlier(log: Log, paths: Sequence[Path], last: str) -> Iterator[bytes]:
-    """The text of the parts of a log, each of whole lines; notes where each begins."""
+    """The text of a log's parts, each in whole lines; records where each begins."""
     lines = 0
     for path in paths:
         log.parts.append((lines, str(path)))
@@ -251,13 +251,13 @@ def _placed(hit: Hit, log: Log) -> Hit:
 
 
 def beginning(path: Path) -> bytes:
-    """The first text of a file, unpacked; empty where there is none."""
+    """The start of a file's text, decompressed; empty if there is none."""
     try:
         with opened(path) as stream:
             source = _Source(stream, BLOCK)
             return _first(_text_blocks(source, str(path)))[:PEEK]
     except (LogError, OSError):
-        return b""  # which reading it will tell
+        return b""  # reading it will report that
 
 
 def _first(blocks: Iterator[bytes]) -> bytes:
@@ -265,7 +265,7 @@ def _first(blocks: Iterator[bytes]) -> bytes:
 
 
 def ending(path: Path) -> bytes:
-    """The last text of a file; empty where it is packed or in UTF-16."""
+    """The end of a file's text; empty if it is compressed or in UTF-16."""
     try:
         with opened(path) as stream:
             start = stream.read(PEEK)
@@ -279,14 +279,14 @@ def ending(path: Path) -> bytes:
 
 
 def _size(stream: IO[bytes]) -> int | None:
-    """The size of a file in bytes; None of what has none, as a pipe.
+    """The size of a file in bytes; None if it has none, like a pipe.
 
-    Nor have the kernel's own files, which say 0 and are no shorter for it.
+    Nor have the kernel's own files, which report 0 but are not empty.
     """
     try:
         status = os.fstat(stream.fileno())
     except (OSError, ValueError):
-        return None  # no file of the system's, such as bytes in memory
+        return None  # not an OS file, such as bytes in memory
     return (status.st_size or None) if stat.S_ISREG(status.st_mode) else None
 
 
@@ -300,7 +300,7 @@ class _Source:
         self._ahead = b""
 
     def read(self) -> bytes:
-        """The next block, shorter than BLOCK at the end only."""
+        """The next block, shorter than BLOCK only at the end."""
         parts = [self._ahead]
         size = 0 if self._ahead else min(BLOCK, self.left)
         while size and (part := self.stream.read(size)):
@@ -312,13 +312,13 @@ class _Source:
         return b"".join(parts)
 
     def peek(self) -> bytes:
-        """The next block, which ``read`` gives again."""
+        """The next block, which ``read`` returns again."""
         self._ahead = self.read()
         return self._ahead
 
 
 def _text_blocks(source: _Source, name: str) -> Iterator[bytes]:
-    """The bytes of the log, decompressed, as UTF-8 where it was UTF-16."""
+    """The bytes of the log, decompressed, and as UTF-8 if it was UTF-16."""
     mark = source.peek()[:8]
     packing = next((one for one in PACKINGS if mark.startswith(one.mark)), None)
     blocks: Iterator[bytes] = iter(source.read, b"")
@@ -328,7 +328,7 @@ def _text_blocks(source: _Source, name: str) -> Iterator[bytes]:
     elif mark.startswith(ZSTD):
         blocks = _no_bomb(_unzstd(source, name), source, name, "zstd -dc")
     start = next(blocks, b"")
-    while start[:HOLE] == bytes(HOLE):  # truncated while its writer kept its place
+    while start[:HOLE] == bytes(HOLE):  # truncated while its writer kept its offset
         start = start.lstrip(b"\0") or next(blocks, b"")
     if encoding := _utf16(start):
         decoder = codecs.getincrementaldecoder(encoding)("replace")
@@ -340,7 +340,7 @@ def _text_blocks(source: _Source, name: str) -> Iterator[bytes]:
 
 
 def _utf16(start: bytes) -> str:
-    """The encoding where every other byte is 0, as in UTF-16 with and without mark."""
+    """The encoding if every other byte is 0, as in UTF-16 with or without a BOM."""
     even, odd = start[:PEEK:2].count(0), start[1:PEEK:2].count(0)
     half = min(len(start), PEEK) // 2
     if start.startswith(UTF16):
@@ -375,7 +375,7 @@ def _no_bomb(
 
 
 def _unpack(packing: Packing, source: _Source, name: str) -> Iterator[bytes]:
-    """The content, member by member; what is cut off at the end is left out."""
+    """The content, member by member; a truncated end is tolerated."""
     reader = packing.reader()
     data = source.read()
     while True:
@@ -385,7 +385,7 @@ def _unpack(packing: Packing, source: _Source, name: str) -> Iterator[bytes]:
             raise LogError(f"{name}: damaged {packing.name} data: {error}") from error
         if block:
             yield block
-        data = getattr(reader, "unconsumed_tail", b"")  # others keep theirs inside
+        data = getattr(reader, "unconsumed_tail", b"")  # others buffer theirs
         if reader.eof:
             data = reader.unused_data or source.read()
             if not data.startswith(packing.mark):

@@ -1,4 +1,4 @@
-"""How far a run had come when its log ends, and what that phase waits for."""
+"""How far a run had got when its log ends, and what that phase waits for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TABLE = tomllib.loads((_HERE / "phases.toml").read_text("utf-8"))
 
 
 def _framework(file: Path) -> tuple[dict[bytes, str], str]:
-    """A framework's markers with their phases, and what follows a step of its."""
+    """A framework's markers with their phases, and what follows one of its steps."""
     table: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
     marks = {
         mark.encode(): phase
@@ -43,7 +43,7 @@ for _file in sorted(_HERE.glob("phase_markers/*.toml")):
     _MARKERS |= _marks
     _FOLLOWS |= dict.fromkeys(_marks, _after) if _after else {}
 _TEXTS = tuple(_MARKERS)
-# Not of first-step, which is one phase or another, by the kind of job.
+# Not for first-step, which is one phase or another, by the kind of job.
 WAITS_FOR = {r["name"]: r["waits_for"] for r in _TABLE["phase"] if "waits_for" in r}
 PHASES = tuple(WAITS_FOR)
 _RAISED_IN: dict[str, str] = {
@@ -53,7 +53,7 @@ _RAISED_IN: dict[str, str] = {
 _OWN = SIGN.encode()
 MOST_SPOKEN = 100
 _RANK = Pattern(rb"(?i)(?:\brank[ _]?|\"rank\": ?|\[default|\[rank )(\d{1,6})\b")
-# verl tells the parts of a step in the order in which they came to their end.
+# verl lists the parts of a step in the order in which they finished.
 _TIMED = Pattern(rb"\btiming_s/([\w/]+)")
 
 NCCL = Pattern(rb"\bNCCL (?:INFO|version) ?")
@@ -67,7 +67,7 @@ _CAUSED_IN: dict[str, str] = {
     c: row["name"] for row in _TABLE["phase"] for c in row.get("causes", ())
 }
 
-# One completed step of training, however the framework prints it.
+# One completed training step, however the framework prints it.
 STEP = Pattern(
     rb"\bstep:\d+ - |\{'loss': |\{'train_loss|'reward': -?\d"
     rb"|Training Progress: +\d+%\|.{0,80}\| [1-9]\d*/"
@@ -101,7 +101,7 @@ WORKING = Pattern(
     rb"|(?m:^ *\d+ +\d+ +(?:float|half|double|b?float\d+|u?int\d+) .*\d+\.\d\d )",
     unless=rb"^(?:GET|POST) /(?:update_named_param|init_communicator|\w+_weight)",
 )
-# What a server prints once its engine works; a trainer's engine is then only begun.
+# What a server prints once its engine works; a trainer's engine has only just started.
 READY = Pattern(
     rb"init engine \(profile|Starting (?:vLLM|uvicorn)|Available routes are|Route: /"
     rb"|Supported tasks: |Waiting for application startup|Started server process"
@@ -117,7 +117,7 @@ STACKS = Pattern(
     rb"(?m)^ *Timeout \(\d+:\d\d:\d\d\)!|\(most recent call first\):"
     rb"|^ *Thread (?:0x)?[\dA-Fa-f]+ \((?:idle|active)",
 )
-# Who waits, or the cluster, ended the run: Python, a terminal, torchrun's
+# Someone waiting, or the cluster, ended the run: Python, a terminal, torchrun's
 # SignalException, Lightning and Megatron-LM, SLURM, bash.
 INTERRUPT = Pattern(
     rb"(?m)(?:^|\r) *(?:\([^)]*\) *|\[\w+\]: *)*(?P<python>KeyboardInterrupt)\s*$"
@@ -153,7 +153,7 @@ FAILED = Pattern(
 
 
 def signal(found: Match) -> str:
-    """What a find of INTERRUPT ended the run with, as it is called."""
+    """The name of what ended the run, from a match of INTERRUPT."""
     if found[b"slurm"]:
         why = (found[b"why"] or b"a cancellation").decode().lower()
         return f"SLURM ({why})"
@@ -163,12 +163,12 @@ def signal(found: Match) -> str:
 
 
 def last_mark(text: bytes) -> int:
-    """Where the last marker of a phase is; -1 where there is none."""
+    """The byte offset of the last phase marker; -1 if there is none."""
     return max((at for at, _ in _marked(text)), default=-1)
 
 
 class Marks:
-    """The phases of a text from a place on, in the order of their markers."""
+    """The phases of a text from a byte on, in the order of their markers."""
 
     def __init__(self, text: bytes, start: int = 0) -> None:
         start = max(0, start)
@@ -179,7 +179,7 @@ class Marks:
         )
 
     def at(self, place: int) -> str:
-        """The phase at the end of the line at a place; empty before any marker."""
+        """The phase at the end of the line at a byte; empty before any marker."""
         end = self._text.find(b"\n", place)
         end = len(self._text) if end < 0 else end
         number = bisect.bisect_right(self._found, (end, "\x7f"))
@@ -187,27 +187,27 @@ class Marks:
 
 
 def last_phase(text: bytes, step: int = -1) -> str:
-    """The phase after the last marker of a text, of which ``step`` is one of a step.
+    """The phase after a text's last marker; ``step`` is the offset of a known step.
 
-    Also ``first-step`` where the first step begins, and ``after-step`` after a
-    completed one: what a run does there depends on what kind of job it is.
+    May also be ``first-step`` where the first step begins, and ``after-step`` after a
+    completed one: what a run does there depends on the kind of job.
     """
     at, phase = _last_sign(text, step)
     if at >= 0:
         return phase
-    # NCCL's own lines stand for the workers' start where nothing else is said.
+    # Failing all else, NCCL's own lines indicate the workers' start.
     waits = NCCL.search(text) and b"Init COMPLETE" not in text
     return "actor-init" if waits or nccl_joining(text) else "unknown"
 
 
 def spoken_after(text: bytes, step: int = -1) -> phase_words.Told | None:
-    """What the lines after the last marker or step say of the phase.
+    """The phase according to the lines after the last marker or step.
 
-    Where several ranks speak it is that of the one that is behind: the others wait.
+    If several ranks speak it is that of the one furthest behind: the others wait.
     """
     at, phase = _last_sign(text, step)
     lines = text[max(at, 0) :].splitlines()[at >= 0 :][-MOST_SPOKEN:]
-    # What the program itself marks has its own reader, ``phase_marks``.
+    # Marks of the program's own have their own reader, ``phase_marks``.
     lines = [line for line in lines if _OWN not in line]
     ranks: dict[bytes, list[bytes]] = {}
     for line in lines:
@@ -232,7 +232,7 @@ def _last_sign(text: bytes, step: int) -> tuple[int, str]:
 
 
 def _marked(text: bytes) -> list[tuple[int, bytes]]:
-    """Where each marker begins; those within another count as well."""
+    """Where each marker begins; overlapping ones count as well."""
     found = _automaton().find_matches_as_indexes(text, overlapping=True)
     return [(start, _TEXTS[number]) for number, start, _ in found]
 
@@ -243,9 +243,9 @@ def _automaton() -> BytesAhoCorasick:
 
 
 def nccl_joining(text: bytes) -> tuple[set[int], int] | None:
-    """Who has come to a group of NCCL's that is not complete, and its size.
+    """Who has joined an incomplete NCCL group, and its size.
 
-    Only one to which more than half have come: fewer are those of one node.
+    Only a group that more than half have joined: fewer are those of one node.
     """
     came: dict[tuple[bytes, int], set[int]] = {}
     for found in _NCCL_COMPLETE.finditer(text):
@@ -260,13 +260,13 @@ def nccl_joining(text: bytes) -> tuple[set[int], int] | None:
 
 
 def ended(line: bytes) -> bool:
-    """Whether the line is seen at the end of a run; of a bar, that all is done."""
+    """Whether the line is typical of a run's end; for a bar, whether it is complete."""
     found = ENDED.search(line)
     return found is not None and found[b"done"] == found[b"all"]
 
 
 def of_line(line: bytes) -> str:
-    """The phase that a line of a step marks, or speaks of; empty for none."""
+    """The phase that a line within a step marks or mentions; empty if none."""
     at, phase = _last_sign(line, -1)
     if at < 0:
         told = phase_words.of_line(line, begun=True)
@@ -275,7 +275,7 @@ def of_line(line: bytes) -> str:
 
 
 # What follows a phase of a step in most programs; after a checkpoint the next step.
-# What is counted and told after an update is still of the training.
+# Counting and reporting after an update are still part of training.
 _THEN = {
     "weight-sync": "generation",
     "generation": "training-step",
@@ -285,7 +285,7 @@ _THEN = {
 
 
 def following(phase: str, text: bytes) -> str:
-    """The phase after one that is over, in the program that printed the text."""
+    """The phase after a completed one, in the program that printed the text."""
     if phase in STARTS:
         return phase
     if phase == "generation" and b"teacher" in text.lower():
@@ -296,7 +296,7 @@ def following(phase: str, text: bytes) -> str:
 def after_step(text: bytes) -> str:
     """What follows a step of the framework that printed last; empty if unknown.
 
-    Where the last step tells of two of its parts, their order counts before.
+    If the last step reports two of its parts, their order takes precedence.
     """
     line = text.rfind(b"\n", 0, text.rfind(b"timing_s/")) + 1
     timed = _TIMED.finditer(text, line, text.find(b"\n", line) % (len(text) + 1))
@@ -316,14 +316,14 @@ def starts_after(text: bytes, at: int) -> bool:
 
 
 def raised_in(function: str) -> str:
-    """The phase of a traceback's function, ``file.py:name``; empty where none tells."""
+    """The phase of a traceback's function, ``file.py:name``; empty if unknown."""
     return _RAISED_IN.get(function) or _RAISED_IN.get(function.partition(":")[2], "")
 
 
 def caused_in(cause: str, last: str) -> str:
-    """The phase that a cause is met in by a run that was ``last`` seen in another.
+    """The phase in which a cause occurs, in a run ``last`` seen in another phase.
 
-    A run goes forward: of single causes the start has none that it has left behind.
+    A run goes forward: for a single cause, a start phase already passed is ruled out.
     """
     if phase := _CAUSED_IN.get(cause.partition(".")[0]):
         return phase

@@ -1,4 +1,4 @@
-"""What ``gkd diagnose`` has to tell of the logs of a run."""
+"""What ``gkd diagnose`` reports about the logs of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_SUSPICION = Suspicion(sign="", last_sign="")
 
 @dataclass(frozen=True)
 class Progress:
-    """The last step that a log tells of, of how many, and seconds a step.
+    """The last step in a log, the planned number of steps, and seconds per step.
 
     ``until`` is the time of its last line, as the log writes it.
     """
@@ -30,7 +30,7 @@ class Progress:
 
     @property
     def facts(self) -> dict[str, int]:
-        """What is known of ``step`` and of all ``steps``."""
+        """The known ones among ``step`` and ``steps``, the total."""
         known = {"step": self.step, "steps": self.total}
         return {name: value for name, value in known.items() if value is not None}
 
@@ -40,21 +40,20 @@ class LogReport:
     """The verdict over all files.
 
     ``verdict`` is ``failed``, ``hung``, ``healthy`` (it ended well), ``running`` (the
-    log ends in the middle of sound work), ``interrupted`` (sound work was ended from
-    outside, by ``ended_by``) or ``unknown``; ``phase`` one of ``log_phases.PHASES``.
-    ``silence`` is where a run that stands still, or one at work, fell silent,
-    ``last`` the last sign of life, ``expected`` what usually follows it, ``progress``
-    how far a run had come. ``survived`` are causes after which the run went on, each
-    with the first line that tells of it.
-    ``suspicion`` is what to look at when a run stands still, or when one at work
-    should. ``telling`` are the lines to read when nothing is known, ``nearest``
+    log ends while the run works), ``interrupted`` (a healthy run was ended from
+    outside, by ``ended_by``) or ``unknown``; ``phase`` is one of ``log_phases.PHASES``.
+    ``silence`` is where a run that hangs, or one at work, fell silent, ``last`` the
+    last sign of life, ``expected`` what usually follows it, ``progress`` how far the
+    run had got. ``survived`` are causes after which the run went on, each with the
+    first line that shows it. ``suspicion`` is what to look at if a run hangs, or if one
+    at work should. ``telling`` are the lines to read if nothing is known, ``nearest``
     guesses: the causes that these lines resemble most. ``series`` are the metrics that
     were judged, ``notes`` what they show that is worth a look and proves nothing, each
-    with its file. ``processes`` are those of a run of several, the first that fell
-    silent first. ``joined`` are the files that were read as one log, the oldest
-    first. ``sampled`` are files of whose lines of metrics not all were read, with how
-    many were, and about how many there are. ``unreadable`` are the files that were left
-    out, and ``partial`` says of which only a part was read.
+    with its file. ``processes`` are those of a run of several, the first to fall silent
+    first. ``joined`` are the files that were read as one log, oldest first. ``sampled``
+    are files whose lines of metrics were not all read, with how many were, and about
+    how many there are. ``unreadable`` are the files that were left out, and ``partial``
+    names those of which only a part was read.
     """
 
     verdict: str
@@ -80,7 +79,7 @@ class LogReport:
 
     @property
     def fell_silent(self) -> str:
-        """Which process fell silent first; empty where none did."""
+        """Which process fell silent first; empty if none did."""
         return standing.sentence(self.processes)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which files are the parts of one log, and which log files a directory holds."""
+"""Which files are the parts of one log, and which log files a directory contains."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import IO
 from pytest_gkd.diagnosis.clocks import DAY_S, YEAR_S, stamps
 from pytest_gkd.diagnosis.log_file import EDGE, beginning, ending
 
-# Of a directory so many log files, the newest, of so many names that are looked at.
+# The most log files taken from a directory, newest first, and names examined for them.
 MOST_FILES = 256
 MOST_NAMES = 20_000
-# What is kept of all logs together, and of each at least.
+# Bytes kept of all logs together, and of each at least.
 KEPT, LEAST_KEPT = 64 << 20, 1 << 16
 
-# Parts may overlap by a clock that is set right; those of hours by one set back.
+# Allowed overlap of parts if a clock is adjusted; of long ones, if it is set back.
 OVERLAP_S, HOUR_S = 60.0, 3700.0
 
 _LOG = re.compile(
@@ -38,7 +38,7 @@ _OF_RANKS = re.compile(r"(?i)rank|worker|node|proc|gpu|task")
 
 @dataclass(frozen=True)
 class Source:
-    """One log: a stream, or a file with the parts of it that are older."""
+    """One log: a stream, or a file with its older parts."""
 
     last: Path | IO[bytes]
     earlier: tuple[Path, ...] = ()
@@ -46,7 +46,7 @@ class Source:
 
 @dataclass
 class Sources:
-    """The logs to read, and what is to be said of files that are not read as told.
+    """The logs to read, and notes on files that are not read as requested.
 
     ``notes`` is about files that were left out or may be misread, ``unreadable`` about
     directories without logs.
@@ -59,7 +59,7 @@ class Sources:
 
 @dataclass(frozen=True, order=True)
 class _Member:
-    """A file that may be a part: ``age`` puts the oldest first; a number, if it has."""
+    """A file that may be a part; ``age`` sorts oldest first, ``number`` -1 is none."""
 
     age: tuple[int, str | int]
     path: Path = field(compare=False)
@@ -75,12 +75,12 @@ PART, DATED, OLD, NUMBERED, PACKED, BARE = range(6)
 
 
 def edge(logs: int) -> int:
-    """How many bytes of the beginning and of the end of each of so many are kept."""
+    """How many bytes of each log's beginning and end are kept, for this many logs."""
     return max(LEAST_KEPT, min(EDGE, KEPT // max(1, logs)))
 
 
 def find(given: Iterable[Path | IO[bytes]]) -> Sources:
-    """The logs behind what was named: directories opened, parts of one log joined."""
+    """The logs at the given paths: directories searched, parts of a log joined."""
     found = Sources()
     groups: dict[object, list[_Member]] = {}
     seen = set[Path]()
@@ -117,7 +117,7 @@ def _member(path: Path) -> _Member:
 
 
 def _joined(members: list[_Member], notes: list[str]) -> list[Source]:
-    """One source where these are the parts of a log, else one for each."""
+    """One source if these are the parts of a log, else one for each."""
     members = _without_copies(sorted(members), notes)
     members = [one for one in members if one.path.stat().st_size] or members[:1]
     alone = [Source(one.path) for one in members]
@@ -148,7 +148,7 @@ def _joined(members: list[_Member], notes: list[str]) -> list[Source]:
 
 
 def _without_copies(members: list[_Member], notes: list[str]) -> list[_Member]:
-    """All but the packed copies of files that are there as well."""
+    """All but the compressed copies of files that exist as well."""
     kept = []
     plain = {one.path.name: one for one in members if not _PACKED.search(one.path.name)}
     for one in members:
@@ -166,7 +166,7 @@ def _without_copies(members: list[_Member], notes: list[str]) -> list[_Member]:
 
 
 def _follow(members: Sequence[_Member], by_name: bool) -> bool | None:
-    """Whether each begins when the one before has ended; None where no times tell."""
+    """Whether each begins when the one before has ended; None if times are missing."""
     spans = [_span(one.path) for one in members]
     for (first_s, last_s), (next_s, _) in itertools.pairwise(spans):
         if first_s is None or next_s is None:
@@ -183,20 +183,20 @@ def _follow(members: Sequence[_Member], by_name: bool) -> bool | None:
 
 
 def _since(early_s: float, late_s: float) -> float:
-    """Seconds from one time to another, of which neither names its year, or its day."""
+    """Seconds from one time to another, neither of which has a year, or a date."""
     span_s = DAY_S if max(early_s, late_s) < DAY_S else YEAR_S
     return (late_s - early_s + span_s / 2) % span_s - span_s / 2
 
 
 def _span(path: Path) -> tuple[float | None, float | None]:
-    """The first and the last time in a file; the last only where it is cheap."""
+    """The first and the last time in a file; the last only if it is cheap to read."""
     first = next(stamps(beginning(path)), (0, None))[1]
     last = [moment for _, moment in stamps(ending(path))][-1:]
     return first, last[0] if last else None
 
 
 def _missing(members: Sequence[_Member]) -> Iterable[str]:
-    """The parts whose numbers are left out between those that are there."""
+    """The parts missing from the sequence of those that exist."""
     numbered = {one.number: one for one in members if one.number >= 0}
     if not numbered:
         return
@@ -249,7 +249,7 @@ def _within(directory: Path, found: Sources) -> list[Path]:
 
 
 def _leave_earlier(folder: str, folders: list[str], left: dict[str, int]) -> None:
-    """Of torchrun's attempts the last one is looked into, in place."""
+    """Skip all of torchrun's attempts but the last, in place."""
     attempts = {int(m[1]): m[0] for m in map(_ATTEMPT.fullmatch, folders) if m}
     for number in sorted(attempts)[:-1]:
         folders.remove(attempts[number])

@@ -45,10 +45,10 @@ from pytest_gkd.diagnosis.usual_next import usual_next
 
 MAX_CAUSES = 3
 MAX_PROCESSES = 64
-# What is met nowhere else, whoever raised it and whatever was marked last.
+# Causes that occur in one phase only, whoever raised them and whatever was marked last.
 _PHASE_OF_CAUSE = {"data.worker-died": "data", "ray.no-resources": "actor-init"}
 _WITH_ACTORS = {"actor-init", "rollout-init", "teacher-init"}
-# Not what a bar says of the time that has gone by and that is left.
+# Not a progress bar's elapsed and remaining time.
 _CLOCK = Pattern(
     rb"(?:^|[^<\d:])(?P<time>(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d)(?:[^<\d:]|$)"
 )
@@ -131,7 +131,7 @@ def _verdict(
         raised = (_raised_in(log, at, last=phase) for log, at in ends)
         phase = failed_in or next(filter(None, raised), phase)
         return _unknown(failed if ended else logs, phase, last, catalogue)
-    if ended or silenced:  # what those do that have finished or go on is known
+    if ended or silenced:  # what the finished or working ones do is known
         logs = silenced or left
         text = b"\n".join(log.edges for log in logs)
         phase, last = entered or _phase(logs, following), _last(logs)
@@ -185,7 +185,7 @@ def _of(logs: list[Log], processes: list[standing.Process]) -> list[Log]:
 
 
 def _in_one_clock(logs: list[Log], hits: list[Hit]) -> list[Hit]:
-    """The hits with the times of the first log's clock."""
+    """The hits with their times converted to the first log's clock."""
     numbers = (log.number for log in logs)
     shifts_s = dict(zip(numbers, standing.zones(logs), strict=True))
     return [
@@ -197,7 +197,7 @@ def _in_one_clock(logs: list[Log], hits: list[Hit]) -> list[Hit]:
 
 
 def _progress(logs: list[Log]) -> Progress:
-    """Of the log that came farthest."""
+    """The progress of the log that got furthest."""
     log = _farthest(logs)
     times = [*_CLOCK.finditer(log.tail)]
     step, total = log.metrics.last_step, log.metrics.total
@@ -243,11 +243,11 @@ def _stood_still(log: Log) -> bool:
 
 
 def _silent(logs: list[Log], now: str) -> float:
-    """How long all are silent, in silences that are usual in them; -1: not known."""
+    """The least silence, in multiples of what is usual in its log; -1 if unknown."""
     found = []
     for log, shift_s in zip(logs, standing.zones(logs), strict=True):
         if now and shift_s:
-            continue  # its clock is not the one that is told
+            continue  # its clock is not the one that ``now`` refers to
         seconds = silence.seconds(log.tail, log.written_s, now)
         if seconds is not None and not log_end.at_rest(log.tail):
             found.append(seconds / silence.usual_s(log.tail, log.steps_from))
@@ -255,7 +255,7 @@ def _silent(logs: list[Log], now: str) -> float:
 
 
 def counted(logs: list[Log]) -> Iterator[Hit]:
-    """The hits that the run did not survive, and those it survives in silence."""
+    """The hits that the run did not survive, and those it survives silently."""
     run_over = all(log_end.finished(log.tail) >= 0 for log in logs)
     return (hit for log in logs for hit in recovery.counting(log, run_over=run_over))
 
@@ -271,7 +271,7 @@ def _unknown(
 
 
 def _survived(logs: list[Log]) -> Iterator[tuple[str, EvidenceLine]]:
-    """Each cause that a line tells of, where nothing that counts was found."""
+    """Each cause that a line shows, for a run in which no hit counts."""
     told = set[str]()
     for hit in (hit for log in logs for hit in log.hits if not hit.weak):
         if hit.cause not in told and hit.signature.confidence != "guess":
@@ -293,7 +293,7 @@ def _of_numbers(
 def _proofs(
     seen: Iterable[tuple[Log, NumberFinding]], catalogue: Catalogue
 ) -> Iterator[Hit]:
-    """What is certain of it; a crash or an error that ended the run comes before."""
+    """The certain findings as hits, ranked after a crash or an error."""
     for log, one in seen:
         if one.certain:
             name, line = log.place(one.line)
@@ -312,15 +312,15 @@ def _proofs(
 
 
 def frameworks_in(text: bytes) -> set[str]:
-    """The frameworks that a log is of."""
+    """The frameworks that wrote a log."""
     return {name for name, mark in _FRAMEWORKS.items() if mark.search(text)}
 
 
 def next_phase(text: bytes) -> str:
     """What a job like this does after a completed step, and first of all.
 
-    verl's GKD recipe, which prints what verl prints, pushes weights first. Where no
-    framework's own markers tell, a trainer with rollouts generates, others train on.
+    verl's GKD recipe, which prints what verl prints, pushes weights first. Without a
+    framework's own markers, a trainer with rollouts generates, others train on.
     """
     if _DISTILS.search(text):
         return "weight-sync"
@@ -330,13 +330,13 @@ def next_phase(text: bytes) -> str:
 
 
 def _phase(logs: list[Log], after_step: str) -> str:
-    """The phase of the log that came farthest."""
+    """The phase of the log that got furthest."""
     found = {_last_phase(log) or after_step for log in logs} - {"unknown"}
     return max(found, key=log_phases.PHASES.index, default="unknown")
 
 
 def _last_phase(log: Log) -> str:
-    """The phase where a log ends; empty for what its job does after a step."""
+    """The phase in which a log ends; empty for what its job does after a step."""
     phase = log_phases.last_phase(log.edges, log.last_step_at)
     told = log_phases.spoken_after(log.edges, log.last_step_at)
     if told:
@@ -354,7 +354,7 @@ def _last_phase(log: Log) -> str:
 
 
 def _stacked(log: Log, last: str) -> str:
-    """The phase of the stack that is shown after the last sign of life; or nothing."""
+    """The phase of the stack that is shown after the last sign of life, if any."""
     since = max(0, log_end.last_work(log.tail))
     first = log_phases.STACKS.search(log.tail, since)
     if first is None:
@@ -366,10 +366,10 @@ def _stacked(log: Log, last: str) -> str:
 
 
 def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:
-    """Where the root's traceback was raised, else the ``last`` phase that was marked.
+    """The phase in which the root's traceback was raised, else the ``last`` one marked.
 
-    What was printed last tells more than verl's one ``init_model``, which makes both.
-    Some causes can be met in one phase only.
+    What was printed last tells more than verl's one ``init_model``, which creates both.
+    Some causes occur in one phase only.
     """
     if root.cause in _PHASE_OF_CAUSE and last not in _WITH_ACTORS:
         return _PHASE_OF_CAUSE[root.cause]
@@ -401,7 +401,7 @@ def _telling(logs: list[Log]) -> tuple[EvidenceLine, ...]:
         text = log.tail[-200_000:].decode("utf-8", "replace")
         sources.append(TextSource(log.name, text))
     lines = telling_lines(sources)
-    # Only the end was looked at, so its line numbers are not those of the file.
+    # Only the end was examined, so its line numbers are not the file's.
     return tuple(EvidenceLine(line.source, None, line.text) for line in lines)
 
 
@@ -444,9 +444,9 @@ def examine(
 ) -> LogReport:
     """Read all sources and judge them together, as of ``now`` in their own clock.
 
-    Files that are parts of one log are read as one, and of a directory the log files
-    in it. A file that cannot be read is named in ``unreadable`` and does not lose the
-    others. Raises LogError when none can be read, NowError where ``now`` is no time.
+    Files that are parts of one log are read as one, and for a directory the log files
+    in it. A file that cannot be read is named in ``unreadable`` without affecting the
+    others. Raises LogError if none can be read, NowError if ``now`` is not a time.
     """
     sources = log_sources.find(paths)
     logs: list[Log] = []
