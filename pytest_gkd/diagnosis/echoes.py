@@ -82,7 +82,7 @@ def kind(before: bytes, line: bytes, at: int) -> str:
 
     ``command``, ``help``, ``options``, ``sample``, or ``source``: a line of a traceback
     that names a function or shows its code. ``before`` is the text before the line, of
-    which the last ``CONTEXT`` bytes count; both are without colors.
+    which the last ``CONTEXT`` bytes count; both are without colours.
     """
     process, own = prefixes.split(line)
     place = at - (len(line) - len(own))

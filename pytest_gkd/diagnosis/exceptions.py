@@ -1,6 +1,6 @@
 """Parses the exceptions in a text: class, message, frames, and how they are chained.
 
-Tracebacks may be broken up by process names, other processes' lines, colors, rich's
+Tracebacks may be broken up by process names, other processes' lines, colours, rich's
 boxes and a terminal's width, and may be nested in others: Ray's, a data loader's, an
 exception group's, torch elastic's.
 """

@@ -83,7 +83,7 @@ class LogError(Exception):
 class Log:
     """What was kept of one source: its hits, its first and its last bytes.
 
-    Both are without colors. ``written_s`` is when a file was last modified, in seconds
+    Both are without colours. ``written_s`` is when a file was last modified, in seconds
     since the epoch. ``partial`` says why not all of it was read. ``number`` is its
     index among all. ``parts`` are the names of the files that hold it, each with the
     number of lines before it; ``unreadable`` says which of them could not be read.

@@ -1,8 +1,8 @@
 """Which known causes an unknown failure resembles most: guesses, by the words it uses.
 
-Each cause is a document of its examples, texts and title; a failure's telling lines are
-ranked against them by BM25 (Robertson and Zaragoza, The Probabilistic Relevance
-Framework: BM25 and Beyond, 2009).
+Each cause is a document of its examples, texts and title; a failure's most informative
+lines are ranked against them by BM25 (Robertson and Zaragoza, The Probabilistic
+Relevance Framework: BM25 and Beyond, 2009).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Iterable
 from pytest_gkd.diagnosis.catalogue import Catalogue, Rule
 
 K1, B = 1.2, 0.75
-# A resemblance in a word is none, nor one in words that every fourth cause uses.
+# One common word is no resemblance, nor are words that every fourth cause uses.
 LEAST_WORDS, COMMON = 2, 4
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]{2,}")
 
 
 def nearest(lines: Iterable[str], catalogue: Catalogue, most: int = 3) -> list[str]:
-    """The causes that the lines resemble, the nearest first; none that is far."""
+    """The causes that the lines resemble, nearest first; distant ones left out."""
     documents = {rule.id: _words(_text(rule)) for rule in catalogue.values()}
     asked = set(_words(" ".join(lines)))
     holding = Counter(word for words in documents.values() for word in words)

@@ -1,4 +1,4 @@
-"""Where users' own rules lie: packages that an installed distribution names."""
+"""Where users' own rules are: in packages declared by installed distributions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ GROUP = "pytest_gkd.rules"
 
 
 def installed() -> list[Path]:
-    """Every ``*.toml`` of the packages named by entry points of ``pytest_gkd.rules``.
+    """Every ``*.toml`` in the packages named by entry points of ``pytest_gkd.rules``.
 
-    The packages are found, not imported. Raises LookupError for one that is not there.
+    The packages are located, not imported. Raises LookupError if one does not exist.
     """
     files: list[Path] = []
     for entry in metadata.entry_points(group=GROUP):

@@ -1,4 +1,4 @@
-"""Keeps the finds whose exception, frames and neighbours are what their rule asks."""
+"""Keeps the hits whose exception, frames and nearby lines fit their rule."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pytest_gkd.diagnosis.scan import Hit
 
 
 def asked(hits: Iterable[Hit]) -> bool:
-    """Whether more than the lines of these finds is to be asked."""
+    """Whether these hits must be checked beyond their own lines."""
     return any(hit.signature.in_parts or hit.tier == "fallback" for hit in hits)
 
 
 def hold(hits: list[Hit], chains: Iterable[Chain]) -> list[Hit]:
-    """The finds that count, with the facts of their exceptions, in their order.
+    """The hits that count, with the facts of their exceptions, in order.
 
-    ``chains`` are the exceptions of the same text. A find without a tier is one of a
-    text that another's rule wants beside it, and is left out. What a broad rule reads
-    in a frame is left out where another reads the message of the same exception.
+    ``chains`` are the exceptions of the same text. A hit without a tier is only the
+    ``beside`` text of another rule, and is left out. A broad rule's hit in a frame is
+    left out if another rule matches the message of the same exception.
     """
     places = Places(chains)
     beside = [hit for hit in hits if not hit.tier]
@@ -70,7 +70,7 @@ def _fits(asks: Signature, chain: Chain, one: Raised) -> bool:
 
 
 def _is(frame: Frame, word: str) -> bool:
-    """Whether a frame is of a function, in a file or a folder, or both with a colon."""
+    """Whether a frame is in a function, in a file or folder, or both with a colon."""
     path, _, function = word.rpartition(":")
     if not path and ("/" in word or word.endswith(".py")):
         path, function = word, ""
@@ -85,7 +85,7 @@ def _is(frame: Frame, word: str) -> bool:
 
 
 def _together(hit: Hit, other: Hit, chain: Chain) -> bool:
-    """Whether a find is near enough: so many lines, or in the same exceptions."""
+    """Whether a hit is near enough: within so many lines, or in the same exceptions."""
     if hit.process != other.process:
         return False
     if hit.signature.within:
@@ -94,7 +94,7 @@ def _together(hit: Hit, other: Hit, chain: Chain) -> bool:
 
 
 def _facts(one: Raised) -> dict[str, str]:
-    """What a rule may say of the exception itself."""
+    """The facts of the exception itself that a rule may use."""
     facts = {
         "raised": one.type.partition("(")[0].rpartition(".")[2],
         "message": one.message.strip().partition("\n")[0],

@@ -1,9 +1,9 @@
-"""Searches text that nobody vouches for by RE2, in linear time.
+"""Searches untrusted text with RE2, in linear time.
 
 A backtracking search takes seconds to hours on a line that suits its pattern badly, and
-``re`` lets no other thread run meanwhile. RE2's time grows with the text alone, and it
-holds no lock. The price: patterns without look-around and back references, for which
-``unless`` stands here (syntax: https://github.com/google/re2/wiki/Syntax).
+``re`` blocks all other threads meanwhile. RE2's time grows linearly with the text, and
+it does not hold the GIL. The price: patterns without lookaround and backreferences, for
+which ``unless`` substitutes here (syntax: https://github.com/google/re2/wiki/Syntax).
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Any, Protocol
 
 import re2
 
-# RE2's own limit is 8 MiB, with which the ends of a log take half as long again.
+# RE2's own limit is 8 MiB, with which searching the ends of a log takes half as long
+# again.
 MEMORY = 64 << 20
 
 
 class PatternError(ValueError):
-    """A pattern that RE2 does not take; the text says why."""
+    """A pattern that RE2 rejects; the text says why."""
 
 
 class Match(Protocol):
-    """What was found in a text, by the numbers and names of its groups."""
+    """A match in a text, with its groups by number and name."""
 
     def __getitem__(self, group: int | bytes, /) -> Any: ...
     def start(self, group: int = 0, /) -> int: ...
@@ -36,8 +37,7 @@ class Match(Protocol):
 class Pattern:
     """A regular expression over bytes, which need not be UTF-8.
 
-    A find does not count when ``unless`` finds something in the words of that find.
-    Raises PatternError.
+    A match does not count if ``unless`` matches within it. Raises PatternError.
     """
 
     def __init__(self, pattern: bytes, unless: bytes = b"") -> None:
@@ -52,7 +52,7 @@ class Pattern:
     def finditer(
         self, text: bytes, start: int = 0, end: int | None = None
     ) -> Iterator[Match]:
-        """Every find between two places of the text; ``^`` is the start of the text."""
+        """Every match between two offsets of the text; ``^`` is the text's start."""
         found: Iterator[Match] = self._pattern.finditer(text, start, end)
         unless = self._unless
         if unless is None:
@@ -62,15 +62,15 @@ class Pattern:
     def search(
         self, text: bytes, start: int = 0, end: int | None = None
     ) -> Match | None:
-        """The first find between two places of the text."""
+        """The first match between two offsets of the text."""
         return next(self.finditer(text, start, end), None)
 
     def last(self, text: bytes) -> int:
-        """Where the last find begins, or -1."""
+        """Where the last match begins, or -1."""
         return max((match.start() for match in self.finditer(text)), default=-1)
 
     def without(self, text: bytes, fill: bytes = b"") -> bytes:
-        """The text without what is found in it, ``fill`` for each byte of it."""
+        """The text without its matches, with ``fill`` for each of their bytes."""
         kept = []
         at = 0
         for match in self.finditer(text):
@@ -82,7 +82,7 @@ class Pattern:
 
 def _compiled(pattern: bytes) -> Any:
     options = re2.Options()
-    options.encoding = re2.Options.Encoding.LATIN1  # a byte is a character
+    options.encoding = re2.Options.Encoding.LATIN1  # one byte is one character
     options.log_errors = False
     options.max_mem = MEMORY
     try:
@@ -93,5 +93,5 @@ def _compiled(pattern: bytes) -> Any:
 
 @functools.cache
 def pattern_of(pattern: str, unless: str = "") -> Pattern:
-    """The compiled pattern; compiled on its first use, as most are never needed."""
+    """The compiled pattern; compiled on first use, since most are never needed."""
     return Pattern(pattern.encode(), unless.encode())

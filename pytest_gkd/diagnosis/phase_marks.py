@@ -1,6 +1,6 @@
 """What a program's own marks (``pytest_gkd.phase``) say: which phase, since when.
 
-They are the program's own word, and beat whatever else tells a phase.
+They are the program's own statement, and override any other sign of a phase.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.marks import BEGIN, END, LATE, SIGN
 
 _LINE = Pattern(re.escape(SIGN).encode() + rb"(?P<told>\{[^\r\n]+\})")
-LONGEST = 4096  # what one write of a line may have (PIPE_BUF)
+LONGEST = 4096  # limit of an atomic write (PIPE_BUF)
 DEEPEST = 100
-MOST = 10_000  # open phases: of a text that was made to have more
+MOST = 10_000  # open phases: a malicious text may have more
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Mark:
     """One line: a phase begins, ends or is late.
 
     ``at`` is the time that the program gives (seconds since 1970), ``place`` the byte
-    in the text; ``who`` tells processes and threads apart.
+    offset in the text; ``who`` identifies process and thread.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Mark:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is not one that an exception has ended."""
+        """Whether it is not one that has ended."""
         return self.event != END
 
     @property
     def phase(self) -> str:
-        """One of ``log_phases.PHASES``, or empty for a name that tells none."""
+        """One of ``log_phases.PHASES``, or empty for a name that implies none."""
         plain = self.name.strip().lower().replace("_", "-").replace(" ", "-")
         if plain in log_phases.PHASES:
             return "" if plain == "unknown" else plain
@@ -55,7 +55,7 @@ class Mark:
 
 @dataclass
 class Marks:
-    """The phases that are open, as a log goes on."""
+    """The phases that are open, as a log is read."""
 
     open: dict[tuple[Any, ...], list[Mark]] = field(default_factory=dict)
     failed: Mark | None = None
@@ -72,7 +72,7 @@ class Marks:
 
     def _begin(self, mark: Mark) -> None:
         if mark.who not in self.open and mark.rank is not None:
-            # A rank that was started again: its last process is gone.
+            # A rank that was restarted: its previous process is gone.
             for who, stack in list(self.open.items()):
                 if stack[-1].rank == mark.rank and stack[-1].pid != mark.pid:
                     del self.open[who]
@@ -84,7 +84,7 @@ class Marks:
         self.failed = None
 
     def _close(self, end: Mark) -> None:
-        # asyncio's tasks share a thread, so that the last begun need not end first.
+        # asyncio's tasks share a thread, so the last begun need not end first.
         stack = self.open[end.who]
         at = next(
             (i for i in reversed(range(len(stack))) if stack[i].name == end.name), None
@@ -98,7 +98,7 @@ class Marks:
 
     @property
     def innermost(self) -> Mark | None:
-        """The phase in which most processes are; else the one that failed last."""
+        """The phase that most processes are in; without any, the one that failed."""
         inner = [stack[-1] for stack in self.open.values()]
         if not inner:
             return self.failed
@@ -111,12 +111,12 @@ class Marks:
 
 
 def marks(text: bytes) -> list[Mark]:
-    """All marks of a text, in its order; what is not well made is passed over."""
+    """All marks of a text, in order; malformed ones are skipped."""
     found = []
     for line in _LINE.finditer(text):
         told = line[b"told"][:LONGEST]
         try:
-            # What a process's name or another line has added behind it does not count.
+            # Text that another process or line has appended does not count.
             one, _ = json.JSONDecoder().raw_decode(told.decode("utf-8", "replace"))
             mark = _mark(one, line.start())
         except (ValueError, TypeError, RecursionError):

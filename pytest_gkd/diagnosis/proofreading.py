@@ -1,4 +1,4 @@
-"""What is wrong with a rule beyond its form: tried on its own lines and on others'."""
+"""What is wrong with a rule beyond its form: tested on its own and others' examples."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 
 def check(paths: Iterable[Path]) -> dict[Path, list[str]]:
-    """All that is wrong in users' files, each as one sentence with its place.
+    """All errors in users' files, each as one sentence with its place.
 
-    Raises RuleError for one that cannot be read.
+    Raises RuleError for a file that cannot be read.
     """
     found: dict[Path, list[str]] = {}
     good: dict[Path, Rule] = {}
@@ -43,7 +43,7 @@ def check(paths: Iterable[Path]) -> dict[Path, list[str]]:
 def proofread(rule: Rule, where: str) -> list[str]:
     """What is wrong in a rule beyond its form, each as one sentence with its place.
 
-    Too slow for every start: every pattern is compiled and tried on its example.
+    Too slow for every start: every pattern is compiled and tested on its example.
     """
     found = []
     if len(rule.title) > 60:
@@ -83,9 +83,9 @@ def _proofread(signature: Signature, at: str) -> Iterator[str]:
 
 
 def _takes_others(rule: Rule, own: Iterable[Rule], where: str) -> Iterator[str]:
-    """Lines that another rule names as harmless or as another's, and this one takes.
+    """Near misses of other rules that this rule matches.
 
-    Of the built-in rules those single lines that none of them takes either.
+    For built-in rules, only single lines that none of them matches either.
     """
     others = {one.id: one for one in own if one.id != rule.id}
     built_in = {k: one for k, one in catalogue.load().items() if k != rule.id}
@@ -103,7 +103,7 @@ def _takes_others(rule: Rule, own: Iterable[Rule], where: str) -> Iterator[str]:
 
 
 def fits(signature: Signature, text: str) -> bool:
-    """Whether a signature finds itself in a text of one or more lines."""
+    """Whether a signature matches in a text of one or more lines."""
     if not any(word in text for word in signature.anchors):
         return False
     rule = Rule("a.rule", "", "cause", "", signatures=(signature,))

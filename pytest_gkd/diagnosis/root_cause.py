@@ -1,4 +1,4 @@
-"""Tells the root cause from what followed from it."""
+"""Separates the root cause from its consequences."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pytest_gkd.diagnosis.scan import Hit
 class Candidate:
     """One cause with its hits, the best first, and how far it explains the failure.
 
-    ``rank`` is the position in TIERS of its strongest hit; ``explained`` says that
-    another cause found in the same run is known to bring this one about.
+    ``rank`` is the index in TIERS of its strongest hit; ``explained`` says that another
+    cause found in the same run is known to bring this one about.
     """
 
     cause: str
@@ -24,12 +24,12 @@ class Candidate:
 
     @property
     def best(self) -> Hit:
-        """The hit that speaks for the cause."""
+        """The hit that represents the cause."""
         return self.hits[0]
 
     @property
     def weak(self) -> bool:
-        """Whether only warnings and notes speak for the cause."""
+        """Whether only warnings and notes support the cause."""
         return self.best.weak
 
     @property
@@ -41,9 +41,9 @@ class Candidate:
 def choose(hits: Iterable[Hit], catalogue: Catalogue) -> list[Candidate]:
     """The causes found, the root first.
 
-    The tier decides first: a cause before a symptom before a fallback, and what
-    another found cause explains after that cause. Then how sure it is, then which was
-    first in time, across all sources when every line has a time, else in their order.
+    The tier decides first: a cause before a symptom before a fallback; a cause
+    explained by another found one comes after it. Then confidence, then which was first
+    in time, across all sources if every line has a time, else in source order.
     """
     grouped: dict[str, list[Hit]] = {}
     for hit in _with_swallowed(_with_mismatch(list(hits), catalogue), catalogue):
@@ -73,7 +73,7 @@ def choose(hits: Iterable[Hit], catalogue: Catalogue) -> list[Candidate]:
 
 
 def _with_mismatch(hits: list[Hit], catalogue: Catalogue) -> list[Hit]:
-    """The hits, and a mismatch where watchdogs of two ranks prove one.
+    """The hits, and a mismatch if the watchdogs of two ranks prove one.
 
     A collective has the same number on every rank, so ranks that wait in number 7 of
     different kinds called different operations.
@@ -95,9 +95,9 @@ def _with_mismatch(hits: list[Hit], catalogue: Catalogue) -> list[Hit]:
 
 
 def _with_swallowed(hits: list[Hit], catalogue: Catalogue) -> list[Hit]:
-    """The hits; one that a program only warned of counts where what it brings came.
+    """The hits; a mere warning counts if its known consequence occurred.
 
-    Such as rows that a template refused and that were left out, until none was left.
+    Such as rows that a template rejected and that were skipped, until none was left.
     """
     known = {
         cause: hit.order

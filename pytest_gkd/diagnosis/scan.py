@@ -1,9 +1,9 @@
-"""Finds the lines of a text that hold a known signature, and what they say.
+"""Finds the lines of a text that contain a known signature, and their facts.
 
-Text is bytes here: logs hold broken UTF-8, NUL bytes and lines of megabytes. The texts
-of all signatures are looked for at once, by an Aho-Corasick automaton; only the line
-around a find is looked at closer, and never more than ``WINDOW`` bytes of it, so no
-pattern meets a long line.
+Text is bytes here: logs contain broken UTF-8, NUL bytes and lines of megabytes. The
+texts of all signatures are searched for at once, by an Aho-Corasick automaton; only the
+line around a match is examined further, and never more than ``WINDOW`` bytes of it, so
+no pattern meets a long line.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pytest_gkd.diagnosis.patterns import Pattern
 WINDOW = 3000
 BEFORE = 600
 MAX_HITS, MOST_IN_PARTS = 4, 40
-# How often a text is looked at in vain, from the start and from the end.
+# How many occurrences of a text are tried, from the start and from the end.
 MAX_TRIES = 300
-# Longer lines are looked through in parts.
+# Longer lines are searched in parts.
 LONG = 1 << 16
-# After so many bytes a faster automaton, which takes ten times as long to build, pays.
+# Bytes after which a faster automaton pays, which takes ten times as long to build.
 REBUILD_BYTES = 1 << 22
 
 _ANSI = Pattern(rb"(?:\x1b\[[0-9;?]*[A-Za-z]|\x00)+")
@@ -41,7 +41,7 @@ _NOTE = Pattern(
     rb"|^\W{0,3}(?:rank\d+\W{1,4})?[WI]\d{0,4} ",
     unless=rb"^NCCL ",
 )
-# What Ray, vLLM and torchrun put before the lines of their processes.
+# The prefixes of process output from Ray, vLLM and torchrun.
 _PREFIX = Pattern(rb"^(?:\([\w.:]+ (?:rank=\d+ )?pid=\d+[^)]*\) *|\[default\d+\]:)+")
 _ALARM = Pattern(rb"\b(?:ERROR|CRITICAL|FATAL)\b|\b[EF]\d{3,4} ")
 _REPEATED = Pattern(rb" *\[repeated \d+x across cluster\].*")
@@ -49,12 +49,12 @@ _REPEATED = Pattern(rb" *\[repeated \d+x across cluster\].*")
 
 @dataclass(frozen=True)
 class Hit:
-    """A signature found: where, in which words, and with which facts.
+    """A matched signature: where, in which words, and with which facts.
 
-    ``line`` counts from 1 and is None where lines have no numbers. ``order`` counts
-    bytes from the start of the source. ``time_s`` is the line's own time, in seconds
-    from the start of an unnamed year. ``weak`` says that the line calls itself a
-    warning or a note.
+    ``line`` counts from 1 and is None where lines have no numbers. ``order`` is the
+    byte offset in the source. ``time_s`` is the line's own time, in seconds from the
+    start of an unnamed year. ``weak`` says that the line calls itself a warning or a
+    note.
     """
 
     cause: str
@@ -71,27 +71,27 @@ class Hit:
 
     @property
     def process(self) -> str:
-        """The process that the line is of, as it is written before the line."""
+        """The process that the line belongs to, as its prefix gives it."""
         return prefixes.split(self.text.encode())[0].decode()
 
 
 class Watcher(Protocol):
-    """Wants whole lines that hold one of its ``markers``, until it is ``full``."""
+    """Wants whole lines that contain one of its ``markers``, until it is ``full``."""
 
     markers: tuple[bytes, ...]
 
     @property
     def full(self) -> bool: ...
     def take(self, line: bytes, number: int, order: int) -> None:
-        """A line, its number from 1, and the byte of the source where it begins."""
+        """Take a line, its number from 1, and its byte offset in the source."""
 
     def pass_by(
         self, text: bytes, start: int, end: int, number: int, order: int
     ) -> None:
-        """Lines that one that is full passes over, but for those that it picks."""
+        """Lines that a full watcher skips, except those that it picks."""
 
     def forget(self, order: int) -> None:
-        """What it picked from this byte on: those lines are given to it again."""
+        """Drop what it picked from this byte on: those lines are given to it again."""
 
 
 # A cause's id, one of its signatures, and the cause's tier.
@@ -99,10 +99,10 @@ Entry = tuple[str, Signature, str]
 
 
 class _Part(NamedTuple):
-    """A text of which ``new`` to ``end`` is looked through, and what is found there.
+    """A text that is searched from ``new`` to ``end``, and the matches.
 
-    ``start`` is the byte of the source where the text begins. ``found`` gives the place
-    in ``texts`` of each text that is found, with its start and end after ``new``.
+    ``start`` is the byte of the source where the text begins. ``found`` gives for each
+    match its index in ``texts``, and its start and end relative to ``new``.
     """
 
     text: bytes
@@ -114,18 +114,18 @@ class _Part(NamedTuple):
 
     @property
     def keep(self) -> int:
-        """Where in ``text`` that begins which the next one begins with."""
+        """Where in ``text`` the part begins that is repeated in the next one."""
         return max(0, self.end - CONTEXT)
 
 
 class Scanner:
-    """Looks through one source, block by block, for the signatures of a catalogue.
+    """Searches one source, block by block, for the signatures of a catalogue.
 
-    While a thread finds the texts of a block, what was found in the one before it is
-    looked at: the automaton does not hold the interpreter's lock. Of each signature
-    the first ``MAX_HITS`` are kept, and the last ones: the root of a failure is among
-    the first things that happened, unless the run outlived those.
-    A ``watcher`` is given its lines on the way, and those of the end in any case.
+    While a thread searches a block for texts, the matches of the previous one are
+    examined: the automaton releases the GIL. Of each signature the first ``MAX_HITS``
+    are kept, and the last ones: the root of a failure is among the first things that
+    happened, unless the run outlived those. A ``watcher`` is given its lines on the
+    way, and those of the end in any case.
     """
 
     def __init__(
@@ -143,9 +143,9 @@ class Scanner:
         self._closed: dict[bytes, tuple[list[Entry], int]] = {}
         self._tries = Counter[bytes]()
         self._seen = Counter[int]()
-        self._full = set[int]()  # the signatures of which no more finds are kept
+        self._full = set[int]()  # the signatures of which no more hits are kept
         self._last: dict[int, int] = {}
-        # In the catalogue's order: of two causes in one line its first is told.
+        # In the catalogue's order: of two causes in one line the first is reported.
         self._watcher = watcher
         markers = watcher.markers if watcher is not None else ()
         self._watched = frozenset(markers)
@@ -153,11 +153,11 @@ class Scanner:
         self._texts = tuple(dict.fromkeys((*signatures, *markers)))
         self._automaton = _automaton(self._texts)
         self._rebuild_at = REBUILD_BYTES
-        # What is kept of the text, where that begins, and from where it is still new.
+        # The text kept, where it begins, and from where it is still new.
         self._kept = b""
         self._kept_at = 0
         self._new = 0
-        # The part that is searched by now, and where what is looked at begins.
+        # The part being searched, and the offset of the part being examined.
         self._finder = ThreadPoolExecutor(1)
         self._ahead: _Part | None = None
         self._offset = 0
@@ -165,7 +165,7 @@ class Scanner:
         self._counted = 0, 1
 
     def feed(self, block: bytes) -> None:
-        """Look through the next block, up to its last line end where that is near."""
+        """Search the next block, up to its last line end if that is near."""
         text = self._kept + block
         end = max(self._new, text.rfind(b"\n") + 1)
         self._pass_on(text, end if len(text) - end <= LONG else len(text) - WINDOW)
@@ -177,10 +177,10 @@ class Scanner:
             )
 
     def finish(self, tail: bytes = b"") -> None:
-        """Look through the last line, which has no end, and back from there.
+        """Search the last line, which has no line end, and then backwards from there.
 
-        ``tail`` is the last part of the source: what was seen so often that it is no
-        longer looked for is looked for there, backwards.
+        ``tail`` is the last part of the source: texts that occurred so often that they
+        are no longer searched for are searched for there, backwards.
         """
         self._pass_on(self._kept, len(self._kept), last=True)
         if self._ahead is not None:
@@ -194,7 +194,7 @@ class Scanner:
     def _pass_on(self, text: bytes, end: int, *, last: bool = False) -> None:
         """Search the text from where it is new up to ``end``, and keep the rest.
 
-        What the search of the text before has found is looked at meanwhile.
+        Meanwhile the matches in the previous text are examined.
         """
         search: Callable[[], list[tuple[int, int, int]]] = functools.partial(
             self._automaton.find_matches_as_indexes, text[self._new :], overlapping=True
@@ -209,7 +209,7 @@ class Scanner:
             self._advance(before)
 
     def _advance(self, part: _Part) -> None:
-        """Look at what was found in a part."""
+        """Examine the matches in a part."""
         text, new, end, self._offset, texts, _ = part
         by_line = sorted(
             (_line_start(text, new + at), place, new + at)
@@ -244,7 +244,7 @@ class Scanner:
             self._watched = frozenset()
 
     def _search(self, words: bytes, text: bytes, position: int) -> int:
-        """Look at one find; return the end of the line, as far as it was looked at."""
+        """Examine one match; returns the end of the line, as far as it was examined."""
         entries = self._open[words]
         _, end = self._try(entries, text, position)
         self._tries[words] += 1
@@ -270,7 +270,7 @@ class Scanner:
                 end = max(low, min(start, position))
 
     def _watch_end(self, tail: bytes) -> None:
-        """Give the watcher its lines of the tail that it has not got."""
+        """Give the watcher those lines of the tail that it has not received."""
         assert self._watcher is not None
         self._watcher.forget(max(self._offset, self._taken + 1))
         markers = _automaton(self._watcher.markers)
@@ -286,7 +286,7 @@ class Scanner:
                 self._watcher.take(tail[start:end], number, self._offset + start)
 
     def _try(self, entries: list[Entry], text: bytes, position: int) -> tuple[int, int]:
-        """Ask the signatures about the line at ``position``: its start and its end."""
+        """Try the signatures on the line at ``position``; returns its start and end."""
         start, end = segment(text, position)
         clean, at = tidy(text, start, position, end)
         place = self._offset + start
@@ -296,7 +296,7 @@ class Scanner:
                 continue
             facts = signature.facts_in(clean)
             if facts is None or self._last.get(id(signature)) == place:
-                continue  # a line that holds two texts of a signature is one find
+                continue  # a line with two texts of a signature is one hit
             self._last[id(signature)] = place
             if echo is None:
                 before = uncoloured(text[max(0, start - echoes.CONTEXT) : start])
@@ -324,7 +324,7 @@ class Scanner:
         return start, end
 
     def _number(self, text: bytes, start: int) -> int:
-        """The number of the line that begins here, counted from the last one asked."""
+        """The number of the line that begins here, counted from the last lookup."""
         order, number = self._counted
         at = order - self._offset
         if not 0 <= at <= len(text):
@@ -338,13 +338,13 @@ class Scanner:
 
 @functools.lru_cache(maxsize=4)
 def _automaton(texts: tuple[bytes, ...]) -> BytesAhoCorasick:
-    """Kept, since each file of a job asks it of the same texts."""
+    """Cached, since every file of a job is searched for the same texts."""
     return BytesAhoCorasick(texts, implementation=Implementation.ContiguousNFA)
 
 
 def _most(signature: Signature) -> int:
-    """How many finds are kept; of those that may not count for more than their line,
-    and of what is wanted beside one, more."""
+    """How many hits to keep: more for those that depend on more than their own line,
+    and for ``beside`` texts."""
     if signature.of_exception or signature.beside or not signature.example:
         return MOST_IN_PARTS
     return 2 * MAX_HITS if signature.phases else MAX_HITS
@@ -359,8 +359,8 @@ def _line_start(text: bytes, position: int) -> int:
 def index(catalogue: Catalogue, *, of_stage: bool = False) -> dict[bytes, list[Entry]]:
     """The signatures that have text, by each of their texts, with cause and tier.
 
-    What is wanted beside another line has no tier.
-    Those that ask about a stage or its stacks are left out unless ``of_stage``.
+    ``beside`` texts have no tier. Signatures about a stage or its stacks are left out
+    unless ``of_stage``.
     """
     found: dict[bytes, list[Entry]] = {}
     for rule in catalogue.values():
@@ -377,14 +377,14 @@ def index(catalogue: Catalogue, *, of_stage: bool = False) -> dict[bytes, list[E
 
 
 def _find(text: bytes, mark: bytes, start: int, end: int) -> int:
-    """Where the mark is between two places, or the second of them."""
+    """The first offset of the mark between two offsets, or else the second of them."""
     place = text.find(mark, start, end)
     return end if place < 0 else place
 
 
 def segment(block: bytes, position: int) -> tuple[int, int]:
-    """Where the line around ``position`` starts and ends; a progress bar's carriage
-    returns end lines too. At most WINDOW bytes, at most BEFORE of them before."""
+    """Start and end of the line around ``position``; a progress bar's carriage returns
+    end lines too. At most WINDOW bytes after it and BEFORE bytes before it."""
     low = max(0, position - BEFORE)
     start = max(block.rfind(b"\n", low, position), block.rfind(b"\r", low, position))
     start = low if start < 0 else start + 1
@@ -393,10 +393,10 @@ def segment(block: bytes, position: int) -> tuple[int, int]:
 
 
 def tidy(block: bytes, start: int, position: int, end: int) -> tuple[bytes, int]:
-    """The line without colours and fold marks, and where the find is in it."""
+    """The line without colours and fold marks, and the match's offset in it."""
     line = block[start:end]
     if not any(mark in line for mark in (b"\x1b", b"\x00", b" [repeated ")):
-        return line.rstrip(), position - start  # as most are
+        return line.rstrip(), position - start  # like most lines
     before = uncoloured(block[start:position])
     line = before + uncoloured(block[position:end])
     if b"[repeated " in line:
@@ -405,7 +405,7 @@ def tidy(block: bytes, start: int, position: int, end: int) -> tuple[bytes, int]
 
 
 def blanked(text: bytes) -> bytes:
-    """The text with spaces in the place of colours, so that every byte stays."""
+    """The text with spaces in place of colours, so that byte offsets stay the same."""
     return _ANSI.without(text, fill=b" ")
 
 
@@ -415,7 +415,7 @@ def uncoloured(line: bytes) -> bytes:
 
 
 def plain(line: bytes) -> bytes:
-    """The line without colours, NUL bytes and the name of the process before it."""
+    """The line without colours, NUL bytes and its process prefix."""
     line = uncoloured(line).lstrip()
     return _PREFIX.without(line) if line.startswith((b"(", b"[")) else line
 

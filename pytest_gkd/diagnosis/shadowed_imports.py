@@ -1,9 +1,9 @@
-"""Files of the user's that hide a package or a module of Python's own.
+"""The user's files that hide installed packages or standard-library modules.
 
 ``import datasets`` takes the first on ``sys.path``: the directory of the script, of
-``python -m`` or of a conftest.py, then PYTHONPATH, stand before the standard library
-and site-packages. A directory without ``__init__.py`` hides nothing: a regular package
-or module wins over it wherever it stands (PEP 420).
+``python -m`` or of a conftest.py, then PYTHONPATH, precede the standard library and
+site-packages. A directory without ``__init__.py`` hides nothing: a regular package or
+module wins over it wherever it is (PEP 420).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# What a job imports. Each is a package, so that a single file of its name is another's.
+# What a job imports. Each is a package, so a single file of that name is another's.
 PACKAGES = {
     *("accelerate", "datasets", "deepspeed", "flash_attn", "huggingface_hub", "numpy"),
     *("pandas", "peft", "pyarrow", "pydantic", "ray", "safetensors", "tokenizers"),
     *("torch", "transformers", "triton", "trl", "verl", "vllm", "wandb"),
 }
-# Not what anybody's program imports.
+# Not imported by ordinary programs.
 UNUSED = {"antigravity", "idlelib", "lib2to3", "test", "this", "turtle", "turtledemo"}
 SUFFIXES = tuple(importlib.machinery.all_suffixes())
 
 
 class Shadow(NamedTuple):
-    """A file of the user's that is imported in the place of what was installed."""
+    """A user's file that is imported instead of the installed module."""
 
     name: str
     file: Path
@@ -73,9 +73,9 @@ def find(path: Iterable[str]) -> list[Shadow]:
 
 
 def met(failure: str) -> Shadow | None:
-    """The shadow that an import of this process met, by its error and traceback.
+    """The shadow that an import in this process hit, by its error and traceback.
 
-    Its file stands there, or the error names what the real module has.
+    Its file is in the traceback, or the error names what the real module has.
     """
     for shadow in find(sys.path):
         if str(shadow.file) in failure or f"module '{shadow.name}' has no" in failure:
@@ -105,7 +105,7 @@ def _modules(directory: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _look(name: str, places: Iterable[Path]) -> Path | None:
-    """The file that an import of the name would run, a package before a module."""
+    """The file that an import of the name would execute, a package before a module."""
     kinds = (f"{name}/__init__", name)
     tried = (
         Path(f"{place}/{kind}{suffix}")

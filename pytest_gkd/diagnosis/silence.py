@@ -1,4 +1,4 @@
-"""How long a log has been silent, and how long is longer than is usual in it."""
+"""How long a log has been silent, and how long is unusual for it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pytest_gkd.diagnosis import clocks, log_end, log_phases
 from pytest_gkd.diagnosis.clocks import DAY_S, YEAR_S, clock, day_of_year
 from pytest_gkd.diagnosis.log_file import Log
 
-# No silence is shorter than this.
+# Shorter pauses are not silence.
 LEAST_S = 10.0
-# So many silences of a phase tell what is usual in it.
+# This many pauses in a phase establish what is usual in it.
 ENOUGH = 3
-# A time alone that is so little before the last line is read off another watch.
+# A time without a date that is this little before the last line is from another watch.
 WATCHES_S = 300.0
 
 _NOW = re.compile(
@@ -27,15 +27,15 @@ _NOW = re.compile(
 
 
 class NowError(ValueError):
-    """A moment that is none; the text says how one is written."""
+    """An invalid time; the text says how to write one."""
 
 
 @dataclass(frozen=True)
 class Silence:
     """Where a log falls silent, for how long, and what is usual there.
 
-    ``since`` is the time of that line as written, empty where none is told; ``line``
-    counts from 1. ``seconds`` is None where nothing says how long ago that is.
+    ``since`` is the time of that line as written, empty if unknown; ``line`` counts
+    from 1. ``seconds`` is None if nothing says how long ago that is.
     """
 
     since: str
@@ -46,13 +46,13 @@ class Silence:
 
 
 def seconds(tail: bytes, written_s: float | None, now: str = "") -> float | None:
-    """Seconds since the last line of a log; None where nothing tells.
+    """Seconds since the last line of a log; None if unknown.
 
-    ``now`` is a moment in the log's own clock (``2026-11-21 10:41``, ``10:41:07``), or
-    in any zone that it names where the log's lines name theirs; where they have no
-    time, the last one's is when the file was written to (``written_s``, seconds since
-    the epoch). Without ``now`` a file counts whose last line has that time: what a
-    copy's own time is says nothing. Raises NowError.
+    ``now`` is a time on the log's own clock (``2026-11-21 10:41``, ``10:41:07``), or in
+    any zone that it names if the log's lines name theirs; if they have no times, the
+    last one's is the file's modification time (``written_s``, seconds since the epoch).
+    Without ``now`` a file counts only if its last line's time agrees with that: a
+    copy's modification time says nothing. Raises NowError.
     """
     told = clocks.of(tail)
     end, dated = told.at(len(tail)), told.dated
@@ -72,12 +72,12 @@ def seconds(tail: bytes, written_s: float | None, now: str = "") -> float | None
 
 
 def refuse(now: str) -> None:
-    """Raise NowError for what is no time, also where no log's end matters."""
+    """Raise NowError for an invalid time, even if no log's end matters."""
     _moment(now, 0.0, None, dated=True)
 
 
 def _moment(text: str, end: float, zone_s: float | None, *, dated: bool) -> float:
-    """The moment as ``Hit.time_s`` counts; a time alone comes after the end."""
+    """The time in units of ``Hit.time_s``; without a date it is after the end."""
     text = text.strip()
     found = _NOW.fullmatch(text) or _NOW.fullmatch(_as_usual(text))
     if found is None:
@@ -97,12 +97,12 @@ def _moment(text: str, end: float, zone_s: float | None, *, dated: bool) -> floa
         moment = end - end % DAY_S + of_day % DAY_S
     exact = 1.0 if found["second"] else 60.0
     if moment < end < moment + (exact if with_day else WATCHES_S):
-        return end  # within the second or the minute that is named
+        return end  # within the second or minute that is named
     return moment if with_day or moment >= end else moment + DAY_S
 
 
 def _as_usual(text: str) -> str:
-    """Any other form of ISO 8601, such as 20261121T104107Z, with its signs."""
+    """Normalize any other form of ISO 8601, such as 20261121T104107Z."""
     if not re.match(r"[0-9]{4}-?(?:W?[0-9]{2}-?[0-9]|[0-9]{2}-?[0-9]{2})[T ]", text):
         return text
     try:
@@ -114,9 +114,9 @@ def _as_usual(text: str) -> str:
 def usual_s(tail: bytes, since: int = 0) -> float:
     """How long this log may be silent while all is well.
 
-    Twenty of its last steps, and twice its longest silence so far: in the phase in
-    which it ends where that was often seen, else in any. Of a run that makes steps,
-    ``since`` the byte where these began: a start has longer ones.
+    Twenty of its last steps, or twice its longest silence so far: in the phase in which
+    it ends if that had enough of them, else in any. For a run that makes steps,
+    ``since`` is the byte where these began: a start has longer ones.
     """
     stamps = [one for one in clocks.of(tail).stamps if one.at >= since]
     gaps = [
@@ -133,7 +133,7 @@ def usual_s(tail: bytes, since: int = 0) -> float:
 
 
 def of_log(log: Log, now: str = "") -> Silence:
-    """Where a log that stands still falls silent: its last work, or its last line."""
+    """Where a hung log falls silent: after its last work, or its last line."""
     tail, told = log.tail, clocks.of(log.tail)
     place = log_end.last_work(tail) if log_end.stuck(tail) else len(tail)
     after = tail.count(b"\n", place) - tail.endswith(b"\n")

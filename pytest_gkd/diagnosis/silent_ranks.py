@@ -1,4 +1,4 @@
-"""Which ranks have not said what the others said, told from a log of all of them."""
+"""Which ranks have not said what the others said, from a log of all of them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import log_phases
 from pytest_gkd.diagnosis.patterns import Pattern
 
-# Only the end of a log tells who is behind.
+# Only the end of a log shows who is behind.
 TAIL = 1 << 18
 
-# What a library says of ranks that did not come.
+# What a library says about ranks that did not come.
 _NAMED = Pattern(
     rb"Ranks? (?P<ranks>\d[\d, ]{0,300}) failed to pass monitoredBarrier"
     rb"|missing ranks: (?P<listed>\d[\d, ]{0,300})"
@@ -21,7 +21,7 @@ _COUNTED = Pattern(
     rb"(?P<said>\d{1,6})/(?P<world>\d{1,6}) clients joined"
     rb"|\(world_size=(?P<size>\d{1,6}), num_workers_joined=(?P<joined>\d{1,6})"
 )
-# How a line names the rank that prints it, and a group of that many ranks.
+# How a line names the rank that prints it, and the size of a group of ranks.
 _RANK = Pattern(
     rb"\[(?:rank|Rank |default)(?P<tag>\d{1,6})\]"
     rb"|\(Worker_TP(?P<tp>\d{1,6}) pid="
@@ -40,7 +40,7 @@ _LINE = Pattern(rb"[^\r\n]+")
 
 @dataclass(frozen=True)
 class Missing:
-    """The ranks that are behind, and a sentence that says with what."""
+    """The ranks that are behind, and a sentence saying with what."""
 
     ranks: tuple[int, ...] = ()
     sentence: str = ""
@@ -48,7 +48,7 @@ class Missing:
 
 @dataclass
 class _Said:
-    """A line, numbers apart: where it is first, who said it, and how often unnamed."""
+    """A line, ignoring numbers: where it began, who said it, how often unnamed."""
 
     at: int
     ranks: set[int] = field(default_factory=set)
@@ -63,9 +63,9 @@ class _Said:
 def missing(text: bytes, world_size: int | None = None) -> Missing:
     """The ranks that have not said what most of the others have.
 
-    What a library says of them counts before what can be concluded from the lines of
-    the ranks: a line that more than half of them have printed, while the others have
-    printed nothing at all since it came.
+    What a library says about them takes precedence over what the ranks' lines imply: a
+    line that more than half of them have printed, while the others have printed nothing
+    at all since it appeared.
     """
     joining = log_phases.nccl_joining(text)
     if joining is not None and min(joining[0]) >= 0:
@@ -91,7 +91,7 @@ def _told(text: bytes) -> Missing | None:
 
 
 def _world(text: bytes) -> int:
-    """The largest group of ranks that the text names; 0 where it names none."""
+    """The largest group of ranks that the text names; 0 if it names none."""
     found = (next(filter(None, one.groups())) for one in _WORLD.finditer(text))
     return max((int(size) for size in found), default=0)
 

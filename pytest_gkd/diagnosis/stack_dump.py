@@ -1,4 +1,4 @@
-"""Reads the stacks of a live process, as py-spy and faulthandler print them."""
+"""Parses the stacks of a live process, as py-spy and faulthandler print them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAIN = "MainThread"
 _SPY = re.compile(r'Thread (\d+|0x[\da-fA-F]+) \(([^)]*)\)(?:: "(.*)")?$')
 _SPY_FRAME = re.compile(r"    (\S.*) \(([^()]*)\)$")
 _PLACE = re.compile(r"(.*):(\d+)$")
-# faulthandler's: the process's own thread that wrote it is called the current one.
+# faulthandler's: the thread that wrote the dump is called the current one.
 _FAULT = re.compile(r"(Current t|T)hread (0x[\da-fA-F]+)(?: \[(.*)\])?[^:]*:?$")
 _FAULT_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)$')
 
@@ -21,8 +21,8 @@ _FAULT_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)$')
 class Thread:
     """One thread: its frames, the outermost first.
 
-    ``number`` is the system's number of the thread, 0 where the dump does not give it
-    (faulthandler's is an address); ``state`` is py-spy's (``idle``, ``active``).
+    ``number`` is the OS thread id, 0 if the dump does not give it (faulthandler's is an
+    address); ``state`` is py-spy's (``idle``, ``active``).
     """
 
     name: str
@@ -36,9 +36,9 @@ class Thread:
 
 
 def threads(text: str, pid: int = 0) -> tuple[Thread, ...]:
-    """The threads of one process's dump, the main thread first; empty without frames.
+    """The threads in one process's dump, the main thread first; empty without frames.
 
-    The main thread is the one that py-spy names so or whose number is ``pid``; of
+    The main thread is the one that py-spy names so or whose id is ``pid``; in
     faulthandler's dump, which names none, the last. A native frame has line 0.
     """
     found: list[tuple[str, int, str, list[Frame]]] = []

@@ -20,14 +20,14 @@ from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.diagnosis.scan import plain, shown
 from pytest_gkd.diagnosis.silent_ranks import REPEATED, VARIES
 
-# So much of the beginning and of the end of a log tells who speaks in it.
+# How much of a log's beginning and end shows who speaks in it, in bytes.
 LOOKED_AT = 1 << 18
-# So much of the end tells whether processes are named at all.
+# How much of the end shows whether processes are named at all, in bytes.
 SAMPLE = 20_000
-# So many steps behind those that go on a rank is not at work, so many short of those
-# that have finished it has not.
+# This many steps behind those that go on, a rank is not at work; this many short of
+# those that have finished, it has not finished.
 BEHIND, SHORT = 20, 2
-# A clock that differs by quarters of an hour shows the time of another zone.
+# Clocks that differ by multiples of a quarter of an hour show different time zones.
 QUARTER_S, LEAST_ZONE_S, SLACK_S = 900.0, 1700.0, 60.0
 
 _LINE = Pattern(rb"[^\r\n]+")
@@ -45,12 +45,12 @@ _STREAMS = {"stdout", "stderr", "stdout.log", "stderr.log"}
 class Process:
     """One process, a rank's files or the lines with its name, and its last line.
 
-    ``until`` is that line's time as written, ``step`` the last step it told of.
-    ``usual_s`` is the usual time from one of its lines to the next, ``silent_s`` how
-    long others went on after the last; None where no line has a time. ``silent`` says
-    that it no longer says what others go on to say, ``trains`` that these are steps of
-    training, ``unfinished`` that it has made fewer of them than others, ``crashed``
-    that its last lines are those of a failure, ``number`` is that of its log.
+    ``until`` is that line's time as written, ``step`` the last step it reported.
+    ``usual_s`` is the usual time between its lines, ``silent_s`` how long others went
+    on after the last; None if no line has a time. ``silent`` says that it no longer
+    says what others go on to say, ``trains`` that these are training steps,
+    ``unfinished`` that it has made fewer of them than others, ``crashed`` that its last
+    lines are those of a failure, ``number`` is its log's.
     """
 
     name: str
@@ -76,10 +76,10 @@ class Process:
 
 @dataclass
 class _Voice:
-    """A process: what it said, numbers apart, and at which moments.
+    """A process: what it said, ignoring numbers, and at which moments.
 
-    A moment is a time in seconds, or a place in a log whose lines are in order. ``at``
-    is the byte of its last line in what was kept of its log.
+    A moment is a time in seconds, or an offset in a log whose lines are in order.
+    ``at`` is the byte offset of its last line in what was kept of its log.
     """
 
     name: str
@@ -94,7 +94,7 @@ class _Voice:
     steps: set[bytes] = field(default_factory=set)
 
     def hear(self, line: bytes, moment: float) -> None:
-        """One of its lines, without its name."""
+        """Record one of its lines, without its name."""
         words = _words(line)
         self.said.setdefault(words, []).append(moment)
         self.last = max(self.last, moment)
@@ -126,9 +126,9 @@ class _Voice:
 
 
 def of(logs: Sequence[Log], *, stands: bool = False) -> tuple[Process, ...]:
-    """The processes of a run, the first that fell silent first; none where one ran.
+    """The processes of a run, the first to fall silent first; none if only one ran.
 
-    In a run that ``stands`` still one is silent that lacks the last step of the others.
+    If the run ``stands`` still, one that lacks the others' last step is silent.
     """
     need = 1 if stands else BEHIND
     found = _of_files(logs, need) if len(logs) > 1 else _of_names(logs[0], need)
@@ -137,7 +137,7 @@ def of(logs: Sequence[Log], *, stands: bool = False) -> tuple[Process, ...]:
 
 
 def sentence(processes: Iterable[Process]) -> str:
-    """Which fell silent first, after which line; empty where none did."""
+    """Which fell silent first, after which line; empty if none did."""
     silent = [one for one in processes if one.silent]
     if not silent:
         return ""
@@ -155,10 +155,10 @@ def sentence(processes: Iterable[Process]) -> str:
 
 
 def zones(logs: Sequence[Log]) -> list[float]:
-    """What to add to each log's times to have the clock of the first.
+    """What to add to each log's times to get the first log's clock.
 
-    Told from steps that both tell of, else from their first lines; 0 where their
-    clocks do not differ by quarters of an hour.
+    Derived from steps that both report, else from their first lines; 0 unless their
+    clocks differ by multiples of a quarter of an hour.
     """
     found = [0.0]
     first = _marks(logs[0]) if len(logs) > 1 else {}
@@ -173,7 +173,7 @@ def zones(logs: Sequence[Log]) -> list[float]:
 
 
 def _marks(log: Log) -> dict[int, float]:
-    """When the log begins, as step -1, and when it tells of each step, in seconds."""
+    """When the log begins, as step -1, and when it reports each step, in seconds."""
     head = next(stamps(log.head[:LOOKED_AT]), None)
     found = {} if head is None else {-1: head[1]}
     for at, line, moment in _timed(log):
@@ -184,7 +184,7 @@ def _marks(log: Log) -> dict[int, float]:
 
 
 def _timed(log: Log) -> Iterable[tuple[int, bytes, float | None]]:
-    """The last lines, each with its place and the time that was written last."""
+    """The last lines, each with its offset and the most recent time written."""
     text = log.tail[-LOOKED_AT:]
     times = [*stamps(text)]
     places = [place for place, _ in times]
@@ -208,7 +208,7 @@ def _of_files(logs: Sequence[Log], need: int) -> list[Process]:
 
 
 def _names(keys: Sequence[str]) -> dict[str, tuple[str, int | None]]:
-    """What to call each file, and its rank where its name tells it and no other's."""
+    """Each file's display name, and its rank if its name alone gives that."""
     ranks: dict[str, int | None] = {}
     for key in keys:
         name = Path(key).name
@@ -228,7 +228,7 @@ def _names(keys: Sequence[str]) -> dict[str, tuple[str, int | None]]:
 
 
 def _voice(name: str, rank: int | None, files: list[tuple[Log, float]]) -> _Voice:
-    """What the files of one process say, in the clock of the first of all files."""
+    """What the files of one process say, on the clock of the first of all files."""
     main, _ = max(files, key=lambda one: (one[0].metrics.last_step or -1, one[0].lines))
     edges = main.edges.rstrip()
     voice = _Voice(name, rank, main, at=edges.rfind(b"\n") + 1)
@@ -247,7 +247,7 @@ def _words(line: bytes) -> bytes:
 
 
 def _of_file(voice: _Voice, others: list[_Voice], need: int) -> Process:
-    """A rank by its files: it is silent when its time or its steps lie behind."""
+    """A rank by its files: it is silent if its time or its steps lag behind."""
     log, alike = voice.log, [one for one in others if one.steps & voice.steps]
     fails = any(FAILED.search(line) for line in log_end.last_lines(log.tail))
     crashed = fails and not voice.ended and log_end.failed(log.tail)
@@ -274,7 +274,7 @@ def _of_file(voice: _Voice, others: list[_Voice], need: int) -> Process:
 
 
 def _lag(voice: _Voice, alike: list[_Voice]) -> float | None:
-    """How far it is behind most others, in steps as it tells them."""
+    """How far it is behind most others, in steps as it reports them."""
     told = sorted(one.step for one in alike if one.step is not None)
     if voice.step is None or not told:
         return None
@@ -284,7 +284,7 @@ def _lag(voice: _Voice, alike: list[_Voice]) -> float | None:
 
 
 def _silent_s(voice: _Voice, alike: list[_Voice]) -> float | None:
-    """How long most others went on to tell of steps after its last line."""
+    """How long most others went on reporting steps after its last line."""
     told = [[at for words in one.steps for at in one.said[words]] for one in alike]
     lasts = sorted(map(max, told))
     if not lasts or not math.isfinite(lasts[0]) or not math.isfinite(voice.last):
@@ -293,7 +293,7 @@ def _silent_s(voice: _Voice, alike: list[_Voice]) -> float | None:
 
 
 def _of_names(log: Log, need: int) -> list[Process]:
-    """The processes whose names stand before the lines of one log."""
+    """The processes whose names prefix the lines of one log."""
     text = log.edges
     start = max(0, len(text) - LOOKED_AT)
     ends = text[-SAMPLE:].splitlines()
@@ -303,7 +303,7 @@ def _of_names(log: Log, need: int) -> list[Process]:
     folded = set[bytes]()
     for low, high in ((0, min(start, LOOKED_AT)), (start, len(text))):
         for line in _LINE.finditer(text, low, high):
-            # A colour before it has become blanks.
+            # Colours before it have become spaces.
             name, words = prefixes.split(line[0][:2000].lstrip())
             if not name:
                 continue
@@ -328,7 +328,7 @@ def _of_names(log: Log, need: int) -> list[Process]:
 
 
 def _named(name: bytes, log: Log) -> _Voice:
-    """A process by the name before its lines."""
+    """A process by its line prefix."""
     rank = _TORCH.search(name)
     told = f"rank {int(rank[1])}" if rank else shown(name.strip(b"()[]<>:| "))
     kind = _DIGITS.sub("", name.decode("utf-8", "replace"))
@@ -338,7 +338,7 @@ def _named(name: bytes, log: Log) -> _Voice:
 def _of_name(
     voice: _Voice, voices: list[_Voice], folded: set[bytes], need: int, text: bytes
 ) -> Process:
-    """A process of one log: it is silent when most like it go on with its words."""
+    """A process of one log: it is silent if most like it go on with its words."""
     others = [one for one in voices if one is not voice and one.kind == voice.kind]
     silent, trains, silent_s = False, False, None
     for words, own in voice.said.items():
@@ -358,7 +358,7 @@ def _of_name(
 
 
 def _goes_on(theirs: list[float], own: list[float], last: float, need: int) -> bool:
-    """Whether another says it again and again since, more than in any burst before."""
+    """Whether another has since said it more often than in any burst before."""
     places = [bisect.bisect(theirs, at) for at in own]
     longest = max(late - early for early, late in itertools.pairwise(places))
     since = len(theirs) - bisect.bisect(theirs, last)

@@ -1,9 +1,9 @@
-"""What to suspect when a run stands still: by its phase and its last sign of life.
+"""What to suspect if a run hangs: by its phase and its last sign of life.
 
 One file per phase below ``hangs/`` holds the signs of that phase, each with what is
-done and what is still open when it is the last, and the suspects that go with it, the
-most likely first. A suspect is a cause of the catalogue with the observation that tells
-it apart. The files are refused by path and key like those of the catalogue.
+done and what is still open if it is the last, and the suspects that go with it, the
+most likely first. A suspect is a cause of the catalogue with the observation that sets
+it apart. The files are rejected by path and key like those of the catalogue.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pytest_gkd.diagnosis.scan import blanked
 
 HANGS_DIR = Path(__file__).parent / "hangs"
 MAX_SUSPECTS = 5
-WIDTH = 300  # characters of all that is told of a suspect: three lines
+WIDTH = 300  # characters in all that is said about a suspect: three lines
 
 # Phases of the loop, in which the number of completed steps says where the run is.
 _LOOP = ("weight-sync", "generation", "teacher", "training-step", "checkpoint")
@@ -46,11 +46,11 @@ _STEP = Pattern(
 
 @dataclass(frozen=True)
 class Sign:
-    """A last sign of life: what is ``done`` and what is ``open`` when it is the last.
+    """A last sign of life: what is ``done`` and what is ``open`` if it is the last.
 
     ``pattern`` is RE2's, over bytes; its named groups are the facts that ``done`` and
-    ``open`` may use. Without one the sign stands where no other of the phase is found.
-    ``suspects`` are names, the most likely first. One that ``outranks`` stands although
+    ``open`` may use. Without one the sign applies if no other of the phase is found.
+    ``suspects`` are names, the most likely first. One that ``outranks`` applies even if
     others of its phase follow it.
     """
 
@@ -67,11 +67,11 @@ class Sign:
 
 @dataclass(frozen=True)
 class Entry:
-    """A suspect as a file holds it.
+    """A suspect as a file defines it.
 
-    ``observation`` tells it apart; ``command`` shows it, typed ``where``. ``process``
-    are names of processes as logs have them, ``(NAME pid=1)``, the best first, whose
-    id is ``<pid>`` of the command. ``frameworks`` are those whose runs it belongs to.
+    ``observation`` sets it apart; ``command`` shows it, typed ``where``. ``process``
+    are process names as logs have them, ``(NAME pid=1)``, the best first, whose id is
+    ``<pid>`` in the command. ``frameworks`` are those whose runs it applies to.
     ``source`` says where the observation can be looked up, and whether it was seen.
     """
 
@@ -87,9 +87,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Suspect:
-    """One cause that would explain the silence, and how to tell that it is the one.
+    """One cause that would explain the silence, and how to verify it.
 
-    ``command`` is ready to paste, but for what it asks to fill in, and typed ``where``.
+    ``command`` is ready to paste, except for what it asks to fill in, and typed
+    ``where``.
     """
 
     cause: str
@@ -101,10 +102,10 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """What is known of a run that stands still, and what to suspect.
+    """What is known about a run that hangs, and what to suspect.
 
     ``last_sign`` is plain English, ``sign`` its name. ``missing_ranks`` have not said
-    what the others said; ``missing`` is the sentence, also where only their number is
+    what the others said; ``missing`` is the sentence, also if only their number is
     known. ``suspects`` are in order, the most likely first.
     """
 
@@ -132,7 +133,7 @@ class Hangs:
 
 @functools.cache
 def load(directory: Path = HANGS_DIR) -> Hangs:
-    """The files of a directory. Raises RuleError with what is wrong, a line each."""
+    """The files in a directory. Raises RuleError with what is wrong, a line each."""
     signs: dict[str, tuple[Sign, ...]] = {}
     suspects: dict[str, Entry] = {}
     wrong: list[str] = []
@@ -184,7 +185,7 @@ def _texts(value: Any) -> list[str]:
 def proofread(hangs: Hangs, catalogue: Catalogue) -> list[str]:
     """What is wrong in the files beyond their form, each as one sentence.
 
-    Too slow for every start: every pattern is compiled and tried on its example.
+    Too slow for every start: every pattern is compiled and tested on its example.
     """
     found = []
     for phase, signs in hangs.signs.items():
@@ -227,10 +228,10 @@ def suspects(
     frameworks: Iterable[str],
     facts: Mapping[str, Any] | None = None,
 ) -> Suspicion:
-    """What a run waits for that stands still in this phase with this text as its log.
+    """What a run waits for if it hangs in this phase with this text as its log.
 
-    Of ``facts`` the numbers ``step`` (completed), ``steps`` (of all) and ``world_size``
-    count before what the text says; all of them may fill places of commands.
+    The numbers ``step`` (completed), ``steps`` (total) and ``world_size`` in ``facts``
+    take precedence over the text; all of them may fill placeholders in commands.
     """
     hangs, text, known = load(), blanked(text), dict(facts or {})
     sign, found = _sign(hangs.signs[phase], text)
@@ -259,7 +260,7 @@ def suspects(
 
 
 def _sign(signs: tuple[Sign, ...], text: bytes) -> tuple[Sign, Match | None]:
-    """The sign that is found last, the first in the file of those at one place."""
+    """The sign found last; of those at the same place the first in the file."""
     found = [(sign, _last(sign, text)) for sign in signs[:-1]]
     seen = [(sign, last) for sign, last in found if last is not None]
     return max(
@@ -279,7 +280,7 @@ def _final(found: Iterator[Match]) -> Match | None:
 
 
 def _groups(found: Match | None) -> dict[str, str]:
-    """The facts that the sign itself tells, fit for a terminal."""
+    """The facts in the sign itself, sanitized for a terminal."""
     groups = found.groupdict() if found else {}
     return {
         name.decode(): sanitize.line(value.decode("utf-8", "replace"))[:60]
@@ -289,7 +290,7 @@ def _groups(found: Match | None) -> dict[str, str]:
 
 
 def _where(phase: str, text: bytes, facts: Mapping[str, Any]) -> str:
-    """Which step of the loop the run is in, with a colon; empty where nobody says."""
+    """Which step of the loop the run is in, with a colon; empty if unknown."""
     step, steps = _number(facts.get("step")), _number(facts.get("steps"))
     if phase not in _LOOP:
         return ""
@@ -310,7 +311,7 @@ def _number(value: Any) -> int | None:
 
 
 def _process(entry: Entry, text: bytes) -> dict[str, Any]:
-    """The process that spoke last, of the first of the suspect's names that has one."""
+    """The last process to speak, by the first of the suspect's names that has one."""
     for name in entry.process:
         said = rf"\({re.escape(name)}(?:_\w{{1,12}})? (?:rank=\d+ )?pid=(\d{{1,9}})\b"
         if last := _final(pattern_of(said).finditer(text)):
@@ -319,5 +320,5 @@ def _process(entry: Entry, text: bytes) -> dict[str, Any]:
 
 
 def _command(entry: Entry, facts: Mapping[str, Any]) -> str:
-    """The command with its places filled from the facts."""
+    """The command with its placeholders filled from the facts."""
     return Fix("", entry.command).line(facts).removeprefix(": ")

@@ -1,4 +1,4 @@
-"""What a log usually goes on with after a line like its last one."""
+"""How a log usually continues after a line like its last one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from pytest_gkd.diagnosis.scan import plain, shown
 
-# So many of the last lines are looked at: some dozens of steps.
+# This many of the last lines are examined: some dozens of steps.
 MOST_LINES = 1_000
-# Of so many times a line was followed by another, the share that the usual one needs.
+# How often, and in what share of cases, a follower must occur to be the usual one.
 LEAST_TIMES, LEAST_SHARE = 3, 0.6
 
-# What differs between two lines of one kind: times, numbers, the state of a bar.
+# What may differ between two lines of one kind: times, numbers, the state of a bar.
 _DIFFERS = b"0123456789.:,+-#|% "
 
 
@@ -37,11 +37,11 @@ class UsualNext:
 
 
 def usual_next(text: bytes) -> UsualNext | None:
-    """The line that a log did not get to; None where nothing usual follows its last.
+    """The line that a log did not get to; None if nothing usual follows its last.
 
-    ``text`` is the end of the log. Lines are of one kind where they differ in numbers
-    alone; those of several processes may come between, which is why the most frequent
-    follower counts, not all.
+    ``text`` is the end of the log. Lines are of one kind if they differ only in
+    numbers; those of several processes may be interleaved, which is why the most
+    frequent follower counts, not every one.
     """
     lines = [line for line in text.splitlines()[-MOST_LINES:] if line.strip()]
     kinds = [plain(line[:400]).translate(None, _DIFFERS)[:120] for line in lines]
@@ -61,7 +61,7 @@ def usual_next(text: bytes) -> UsualNext | None:
 
 
 def _goes_on(kinds: list[bytes]) -> bool:
-    """Whether lines like the last ones usually went on where these end."""
+    """Whether lines like the last ones usually repeated for longer than these have."""
     *before, last = [(kind, len([*same])) for kind, same in itertools.groupby(kinds)]
     as_long = [n for kind, n in before if kind == last[0] and n >= last[1]]
     return as_long.count(last[1]) < LEAST_SHARE * len(as_long)
