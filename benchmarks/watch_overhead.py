@@ -94,16 +94,26 @@ def windows(pairs: int, folder: Path) -> Iterator[float]:
     try:
         for _ in range(SKIPPED):
             process.stdout.readline()
+        begun = time.monotonic()
         for number in range(pairs):
             found = {}
             for name in ("SIGCONT", "SIGSTOP")[:: -1 if number % 2 else 1]:
                 process.send_signal(getattr(signal, name))
                 found[name] = statistics.mean(_window(process))
             yield found["SIGCONT"] / found["SIGSTOP"]
+        used, spent = cpu_of(process.pid), time.monotonic() - begun
+        print(f"the watcher and its relay use {100 * used / spent:.2f} % of a core")
     finally:
         process.send_signal(signal.SIGCONT)
         process.terminate()
         process.communicate()
+
+
+def cpu_of(pid: int) -> float:
+    """Seconds of CPU of the watcher and its relay, while it was stopped or not."""
+    family = psutil.Process(pid)
+    own = [family, *(one for one in family.children() if "relay" in str(one.cmdline()))]
+    return sum(sum(one.cpu_times()[:2]) for one in own)
 
 
 def _window(process: subprocess.Popen[bytes]) -> Iterator[float]:
