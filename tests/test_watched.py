@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parent.parent / "watched"))
-QUICK = ("ranks-healthy", "http-teacher-stopped", "ranks-step-lock")
+QUICK = ("ranks-healthy", "http-teacher-killed", "ranks-step-lock")
 
 
 @pytest.mark.needs("torch")
