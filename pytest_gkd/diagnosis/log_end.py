@@ -1,7 +1,7 @@
 """How a log ends: finished, at work, stuck, interrupted or broken.
 
-Each function looks at the last part of a log. A place in it is in bytes from its start,
--1 where there is none.
+Each function examines the last part of a log. Offsets are in bytes from its start, -1
+for none.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pytest_gkd.diagnosis import clocks, log_phases
 from pytest_gkd.diagnosis.patterns import Match, Pattern
 from pytest_gkd.diagnosis.scan import plain
 
-# How long a run that made steps may go on without one, whatever its pace was.
+# How long a run that made steps may go without one, whatever its pace was.
 SILENCE_S = 1800
-# So many lines that show no work are chatter; one may be the end of a long save.
+# This many lines without work are chatter; one may be the end of a long save.
 CHATTER = 3
-# A run works at a place that is this far behind what is asked about.
+# A run outlived a line if it shows work at least this many bytes after it.
 AFTER = 2000
 
 _LINE = Pattern(rb"[^\r\n]+")
@@ -34,7 +34,7 @@ _DEAD = Pattern(
     rb"EngineDeadError|EngineCore encountered a(?:n issue| fatal error)"
     rb"|500 Internal Server Error|Engine core proc \S+ died"
 )
-# What a program of one's own says last, in its own words.
+# The closing words of a user's own program.
 _CLOSING = Pattern(
     rb"(?i)\b(?:pipeline|job|run|training|distillation|evaluation|conversion|everything"
     rb"|all steps|epochs?)\b.{0,30}\b(?:complete|completed|finished|done|ok"
@@ -46,22 +46,22 @@ _TRAINS = Pattern(
 
 
 def last_lines(tail: bytes, count: int = 12) -> list[bytes]:
-    """The last lines that are not blank, plain."""
+    """The last nonblank lines, without colours and prefixes."""
     lines = [plain(line) for line in tail[-20000:].splitlines()]
     return [line for line in lines if line.strip()][-count:]
 
 
 def finished(tail: bytes) -> int:
-    """Where the log says that the run is over.
+    """Where the log says that the run is over; -1 if it does not.
 
-    Not when it starts something afterwards: what ended was another program.
+    Nor if something starts afterwards: then another program ended.
     """
     found = -1
     for match in log_phases.FINISHED.finditer(tail):
         if _quoted(tail, match.start()):
             continue
         if b"server process" in match[0] and _broken(tail[: match.start()]):
-            continue  # a server shuts down in order, whatever made it
+            continue  # a server shuts down in an orderly way, whatever the reason
         found = match.start()
     if found < 0 and _closes(last := last_lines(tail, 25)):
         found = tail.rfind(last[-1])
@@ -81,35 +81,35 @@ def _broken(before: bytes) -> bool:
 
 
 def _quoted(text: bytes, at: int) -> bool:
-    """Whether the find is part of a configuration that is printed."""
+    """Whether the match is inside a printed configuration."""
     start = text.rfind(b"\n", 0, at) + 1
     return text[start:at].count(b"':") > 3
 
 
 def steps(tail: bytes) -> list[int]:
-    """Where the log shows that a step of training is done."""
+    """Where the log shows that a training step is done."""
     return [match.start() for match in log_phases.STEP.finditer(tail)]
 
 
 def works(tail: bytes) -> bool:
-    """Whether the last lines show work, and nothing that waits comes after it."""
+    """Whether the last lines show work, with no sign of waiting after it."""
     last = last_lines(tail)
     return any(log_phases.WORKING.search(line) for line in last) and not stuck(tail)
 
 
 def went_on(tail: bytes, at: int) -> bool:
-    """Whether the program shows that it works, well after this place."""
+    """Whether the program shows that it works, well after this offset."""
     return _last_work(tail) >= max(0, at + AFTER)
 
 
 @functools.lru_cache(maxsize=64)
 def _last_work(tail: bytes) -> int:
-    """Where the last line begins that shows work; asked for every hit of a log."""
+    """Where the last line that shows work begins; cached, since every hit needs it."""
     return log_phases.WORKING.last(tail)
 
 
 def at_rest(tail: bytes) -> bool:
-    """Whether nothing is left to do in the last lines: an end, or a ready server."""
+    """Whether the last lines leave nothing to do: an end, or a ready server."""
     serves = _TRAINS.search(tail) is None
     return over(tail) or (
         serves and any(log_phases.READY.search(line) for line in last_lines(tail, 25))
@@ -117,12 +117,12 @@ def at_rest(tail: bytes) -> bool:
 
 
 def over(tail: bytes) -> bool:
-    """Whether the last lines are those of an end, though none says so outright."""
+    """Whether the last lines are typical of an end, though none says so outright."""
     return any(log_phases.ended(line) for line in last_lines(tail, 25))
 
 
 def stuck(tail: bytes) -> bytes:
-    """The line that proves that nothing moves any more, or nothing."""
+    """The line that proves that nothing moves any more; empty if there is none."""
     since = max(0, _last_work(tail), log_phases.STEP.last(tail))
     for mark, count in (
         (log_phases.WAITING, 2),
@@ -139,7 +139,8 @@ def stuck(tail: bytes) -> bytes:
 def _silence_s(tail: bytes) -> float:
     """How long the log chattered after its last work, beyond five times its pace.
 
-    A long silence that ended is none: it was a save, and the line after it says so.
+    A long pause that ended does not count: it was a save, and the line after it says
+    so.
     """
     done, since = log_phases.STEP.last(tail), last_work(tail)
     if done < 0 or log_phases.FINISHED.search(tail, done):
@@ -156,19 +157,19 @@ def _silence_s(tail: bytes) -> float:
 
 
 def last_work(tail: bytes) -> int:
-    """Where the last step, answer or beginning of a phase is; -1 where none is."""
+    """Where the last step, answer or start of a phase is; -1 if there is none."""
     step = log_phases.STEP.last(tail)
     return max(step, _last_work(tail), log_phases.last_mark(tail))
 
 
 def _clocks_differ(text: bytes) -> bool:
-    """Whether processes write the time of different zones: it jumps to and fro."""
+    """Whether processes write times in different zones: times jump back and forth."""
     pairs = itertools.pairwise(clocks.of(text).seconds)
     return sum(late - early < -600 for early, late in pairs) > 2
 
 
 def pace_s(tail: bytes) -> float | None:
-    """Seconds from one of the last steps to the next; None where no line tells."""
+    """Median seconds between the last steps; None if no line has a time."""
     done = _times(tail, steps(tail)[-20:])
     between = [late - early for early, late in itertools.pairwise(done)]
     return statistics.median(between) if between else None
@@ -186,9 +187,9 @@ def _line(text: bytes, at: int) -> bytes:
 
 
 def interrupted(tail: bytes) -> int:
-    """Where a signal from outside ended the run, and nothing was started then; or -1.
+    """Where a signal from outside ended the run, with nothing started after it; or -1.
 
-    A traceback that ends in the interrupt belongs to it.
+    A traceback that ends in the interrupt is part of it.
     """
     match = _interrupt(tail)
     if match is None:
@@ -220,7 +221,7 @@ def _interrupt(tail: bytes) -> Match | None:
 
 
 def stood_s(tail: bytes) -> float | None:
-    """How long nothing was said before the signal; None where the times do not tell."""
+    """How long the log was silent before the signal; None if times are missing."""
     stop = interrupted(tail)
     clock = clocks.of(tail)
     before = [one.seconds for one in clock.stamps if one.at < stop]
@@ -231,7 +232,8 @@ def stood_s(tail: bytes) -> float | None:
 def failed(tail: bytes, since: int = 0, waiting: Container[int] = ()) -> bool:
     """Whether a line from ``since`` on says that the program failed, and it stopped.
 
-    Not one that begins at a place in ``waiting``: the program waits after it.
+    Lines that begin at an offset in ``waiting`` do not count: the program waits after
+    these.
     """
     done = steps(tail)
     stop = interrupted(tail)
@@ -250,5 +252,5 @@ def failed(tail: bytes, since: int = 0, waiting: Container[int] = ()) -> bool:
 
 
 def shuts_down(tail: bytes, at: int) -> bool:
-    """Whether the lines around this place are those of a shutdown."""
+    """Whether the lines around this offset are those of a shutdown."""
     return _NOISE.search(tail[max(0, at - 600) : at + 400]) is not None

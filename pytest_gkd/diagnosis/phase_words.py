@@ -1,4 +1,4 @@
-"""What the words of a program of the user's own tell of its phase."""
+"""What the words of a user's own program reveal about its phase."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class _Rule:
 
 @functools.cache
 def _rules() -> list[_Rule]:
-    """All of them, in order; most runs of the plugin never read a log."""
+    """All rules, in order; read lazily, since most runs of the plugin need none."""
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
     rules = []
     for row in table["rule"]:
         like = row["like"]
-        for name, words in table["words"].items():  # which may name others
+        for name, words in table["words"].items():  # these may refer to others
             like = like.replace(f"{{{name}}}", f"(?:{words})")
         phase, loose = row["phase"], row.get("loose", False)
         then, begun = row.get("then", phase), row.get("begun", False)
@@ -39,7 +39,7 @@ def _rules() -> list[_Rule]:
     return rules
 
 
-# What is said of a phase that is over, and what takes that back.
+# What is said of a completed phase, and what negates that.
 _OVER = Pattern(
     rb"\b(?:done|finish(?:ed|es)?|complete[ds]?|ready|healthy|took|elapsed|ends?|ok"
     rb"|succe\w+|(?:in|after) \d+(?:\.\d+)? ?(?:s|ms|sec|secs|seconds|min|minutes))\b"
@@ -59,8 +59,8 @@ _PART = Pattern(
     rb"(?P<of>\b(?:step|epoch|iteration|iter|round) )?"
     rb"\b(?P<done>\d{1,9}) ?(?:/|of) ?(?P<all>\d{1,9})\b"
 )
-# A clause that says what is not done, or may be, tells nothing, but in a line that says
-# that it is tried again.
+# A clause about what is not done, or may be, reveals nothing, except in a line that
+# says that it is being retried.
 _NOT = Pattern(
     rb"\b(?:no|not|non|without|skip\w*|disabled|never|none|fail\w*|cannot|(?:can|don|won"
     rb"|didn|isn) t|if|unless|will|would|should|could|may|deprecat\w*|warn\w*|error"
@@ -70,7 +70,7 @@ _NOT = Pattern(
 _TRIES = Pattern(
     rb"(?i)\bretr(?:y|ies|ying)\b|\battempt \d|^(?:\S+ )?no (?:new |full )?batch"
 )
-# These are no words of the program: frames and their code, exceptions, options.
+# Not the program's own words: frames and their code, exceptions, options.
 _FOREIGN = Pattern(
     rb"^ *File \"|^ *[\w.]*(?:Error|Exception|Warning)\b|Traceback \(most|[~^]{3}"
     rb"|^ *(?:(?:return|raise|with|await|yield|assert|import|from|def|class|self)\b"
@@ -79,18 +79,18 @@ _FOREIGN = Pattern(
     rb"|'[\w.]+': |\.py:\d+: \w*Warning|\bwandb: "
     rb"|^\[?[EF]\d{4} |^ *frame #\d|^ *(?:for|if|elif|while|except|async)\b.*:$"
 )
-# What a logger puts first: a time, the level, its name.
+# A logger's prefix: a time, the level, its name.
 _LOGGER = Pattern(
     rb"^.{0,60}?\b(?:INFO|DEBUG)\b[\]|:\- ]*(?:[\w.]+(?::\d+)?(?:\]| -|:) ?(?:- )?)?"
 )
-# A name and its number: no word of what is done.
+# A name and its number: it does not say what is being done.
 _METRIC = Pattern(rb"^(?:[a-z%]+ ){1,4}[0-9.]+(?:e ?[0-9]+)?%?$")
 # A bar's state, and a value with its name.
 _BAR = Pattern(rb"\d{1,3}%\|")
 _VALUE = re.compile(rb"(?<![=\w])[\w/]{1,60}=(?!=) ?(?:'[^']{0,200}'|[^\s,;|']{1,60})")
 _ROLE = Pattern(rb"^[(\[](\w{3,40})")
 _CLAUSES = Pattern(rb"[,;|]+ |\. |\xe2\x80\x94| - | -> |[()]")
-# Python's own expressions: a line is short, and these go back nowhere.
+# Python's re: a line is short, and these patterns do not backtrack.
 _CAMEL = re.compile(rb"(?<=[a-z]{2})(?=[A-Z])")
 _NO_WORD = re.compile(rb"[^a-z0-9.%/]+|(?<![0-9])[./]|[./](?![0-9])")
 LONGEST = 300
@@ -107,14 +107,14 @@ _OF_ROLE = (
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The phase that words tell of, and whether they say that it is over."""
+    """The phase that words refer to, and whether they say that it is over."""
 
     phase: str
     over: bool = False
 
 
 def of_lines(lines: Sequence[bytes], *, begun: bool) -> Told | None:
-    """What the lines of a log say last; ``begun`` says whether its steps have begun.
+    """The last phase that lines refer to; ``begun``: whether steps have begun.
 
     What belongs to the start of a run never returns once steps have begun.
     """
@@ -133,10 +133,10 @@ def _kind(line: bytes) -> bytes:
 
 
 def of_line(line: bytes, *, begun: bool, repeats: bool = False) -> Told | None:
-    """What one line says, in its last clause that says anything.
+    """What one line says, in the last of its clauses that says anything.
 
-    A process that is named after a teacher speaks of the teacher's work. ``repeats``
-    says that others are like it.
+    A process named after a teacher speaks of the teacher's work. ``repeats`` says that
+    other lines are like it.
     """
     process, words = prefixes.split(line[:LONGEST].lstrip(b" "))
     role = _ROLE.search(process or words)
@@ -158,7 +158,7 @@ def of_line(line: bytes, *, begun: bool, repeats: bool = False) -> Told | None:
 
 
 def _in_role(told: Told, role: bytes) -> Told:
-    """What is loaded in a process of the teacher's or of an engine is that role's."""
+    """What is loaded in a teacher's or an engine's process is that role's start."""
     if told.phase != "actor-init":
         return told
     phases = (phase for phase, like in _OF_ROLE if like.search(role))
@@ -166,23 +166,23 @@ def _in_role(told: Told, role: bytes) -> Told:
 
 
 def of_name(name: str, *, begun: bool = False) -> str:
-    """The phase that the name of a function tells of; empty for none."""
-    # A model's own function is called by all of them.
+    """The phase that a function's name refers to; empty for none."""
+    # Every phase calls a model's own function.
     return "" if name == "forward" else _in_code(name, begun=begun, loose=False)
 
 
 def of_file(name: str) -> str:
-    """The phase that a file's name tells of, where its functions' do not."""
+    """The phase that a file's name refers to, for when its functions' names do not."""
     return _in_code(name, begun=False, loose=True)
 
 
 def of_part(name: bytes) -> str:
-    """The phase that a part of a step is of, by its name."""
+    """The phase to which a part of a step belongs, by its name."""
     return _in_code(name.decode("utf-8", "replace"), begun=True, loose=True)
 
 
 def of_code(code: str, *, begun: bool) -> str:
-    """The phase that a line of code tells of by what it makes and what it calls."""
+    """The phase that a line of code refers to by what it creates and calls."""
     return _in_code(code.partition("(")[0], begun=begun, loose=True)
 
 

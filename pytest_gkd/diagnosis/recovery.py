@@ -1,4 +1,4 @@
-"""Tells up to which byte a log's errors did not stop the run: it made steps after."""
+"""Tells up to which byte a log's errors did not stop the run: steps followed them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pytest_gkd.diagnosis.log_file import Log
 from pytest_gkd.diagnosis.patterns import Match, Pattern
 from pytest_gkd.diagnosis.scan import Hit
 
-# So many steps show that the run goes on.
+# This many steps show that the run goes on.
 SEVERAL = 3
-# So many lines at the start of a log are those that its program begins with.
+# How many lines at the start of a log are those with which its program begins.
 FIRST_LINES = 20
 
 _LINE = Pattern(rb"[^\r\n]+")
-# A step's number, as programs print it that no reader of metrics knows.
+# A step's number, in forms that the metrics reader does not know.
 _NUMBERED = Pattern(
     rb"(?m)(?:(?:^|[\]:>] )\["
     rb"|\b(?:[Ss]tep|[Ii]ter(?:ation)?|[Uu]pdate|[Rr]ound)[ =:#]{1,2})"
     rb"(?P<number>\d{1,9})(?:\]|/\d+)?(?P<words>[ :,|-]+\w[^\r\n]{0,60})"
 )
-# What a program says of an error with which it goes on.
+# What a program says about an error after which it goes on.
 _HANDLED = Pattern(
     rb"(?i)\battempt \d|\bretr(?:y|ies|ied)|\bagain\b|\bskip(?:s|ped|ping)?\b"
     rb"|\bignor(?:ed?|ing)\b|\bfall(?:s|ing)? back\b|\brestart(?:s|ed|ing)?\b"
 )
-# What it says of one after which it waits, and of the last attempt.
+# What it says about one after which it waits, and about the last attempt.
 _WAITS = Pattern(
     rb"(?i)\bwaiting (?:for|until|on)\b|\bwill (?:be )?retr(?:y|ied)\b"
     rb"|\b(?:retry(?:ing)?|try(?:ing)? again)\b.{0,40}\b(?:in|after) [\d.]"
@@ -44,10 +44,10 @@ _VARIES = re.compile(
 
 
 def outlived_until(log: Log, steps: int = SEVERAL) -> int:
-    """The byte before which every error is followed by so many steps; -1 for none.
+    """The byte before which every error is followed by ``steps`` steps; -1 for none.
 
-    Steps count that are written after an exception that ended the program only if the
-    program was begun again: what waited in a buffer is written at the very end.
+    Steps written after an exception that ended the program count only if it was
+    restarted: buffered output is written at the very end.
     """
     until = log.metrics.went_on_from(steps)
     if until < 0:
@@ -59,11 +59,11 @@ def outlived_until(log: Log, steps: int = SEVERAL) -> int:
 
 
 def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
-    """The hits that the run did not survive, and those it survives in silence.
+    """The hits that the run did not survive, and those it survives silently.
 
-    ``run_over`` says that all of its logs end with words that say so. An error that the
-    program handled in its last step is as weak as a warning, and so is one of code that
-    it ran, such as an answer's, where another came after it.
+    ``run_over`` says that all of its logs end with words to that effect. An error that
+    the program handled in its last step is as weak as a warning, and so is one in code
+    that it executed, such as a model's answer, if another followed it.
     """
     steps = log_end.steps(log.tail)
     works = log_end.works(log.tail)
@@ -81,7 +81,7 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
         elif outlived or (symptom and log_end.went_on(log.tail, at)):
             continue
         elif 0 <= stop <= at:
-            continue  # what follows from the interrupt
+            continue  # a consequence of the interrupt
         elif 0 <= end <= at:
             if not symptom and not log_end.shuts_down(log.tail, at):
                 yield hit
@@ -96,7 +96,7 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
 
 
 def _in_earnest(hit: Hit) -> Hit:
-    """The hit, no longer a mere warning where it tells of the last attempt of all."""
+    """The hit, no longer a mere warning if it reports the very last attempt."""
     found = _WAITS.search(hit.text.encode()) if hit.weak else None
     return replace(hit, weak=False) if found and _is_last(found) else hit
 
@@ -124,7 +124,7 @@ def failed(log: Log) -> bool:
 
 
 def _handled(log: Log, hit: Hit) -> bool:
-    """Whether the program says of an error that it tries again or does without."""
+    """Whether the program says about an error that it retries or does without."""
     chain = exceptions.around(log.chains, hit.order, hit.process)
     if chain:
         return _is_handled(log, chain)
@@ -132,7 +132,7 @@ def _handled(log: Log, hit: Hit) -> bool:
 
 
 def _of_answers(log: Log) -> exceptions.Places:
-    """The exceptions of text that was run as code, but for the log's last."""
+    """The exceptions of text that was executed as code, except the log's last."""
     return exceptions.Places(
         chain
         for chain in log.chains[:-1]
@@ -142,14 +142,14 @@ def _of_answers(log: Log) -> exceptions.Places:
 
 def _is_handled(log: Log, chain: exceptions.Chain) -> bool:
     start = max(0, min(one.start for one in chain) - log.tail_at)
-    end = log.tail.find(b"\n", start)  # of its first line, or of that before it
+    end = log.tail.find(b"\n", start)  # of its first line, or of the one before it
     before = log_end.last_lines(log.tail[max(0, start - 2000) : max(0, end)], 2)
     return any(_HANDLED.search(line) for line in before)
 
 
 @functools.lru_cache(maxsize=64)
 def _counted(tail: bytes, steps: int) -> int:
-    """Where the last of so many steps that lines count begin; -1 where none do."""
+    """Where the last ``steps`` numbered steps begin; -1 without any."""
     found: dict[bytes, dict[bytes, list[tuple[int, int]]]] = {}
     for one in _NUMBERED.finditer(tail):
         begin = tail.rfind(b"\n", 0, one.start() + 1) + 1
@@ -158,7 +158,7 @@ def _counted(tail: bytes, steps: int) -> int:
         places = found.setdefault(words, {}).setdefault(process, [])
         number = int(one[b"number"])
         if places and number == places[-1][0]:
-            continue  # of another rank without a name
+            continue  # of another rank, unnamed
         if places and number < places[-1][0]:
             places.clear()
         places.append((number, one.start()))
@@ -166,7 +166,7 @@ def _counted(tail: bytes, steps: int) -> int:
 
 
 def _last_of_all(processes: dict[bytes, list[tuple[int, int]]], steps: int) -> int:
-    """Where the last so many steps begin that all make, but those begun anew."""
+    """Where the last ``steps`` steps of all begin, without replaced processes."""
     whole = [places for places in processes.values() if len(places) >= SEVERAL]
     begun = max((places[0][1] for places in whole), default=0)
     last = (places[-steps][1] for places in whole if places[-1][1] >= begun)
@@ -180,7 +180,7 @@ def _ends_program(chain: exceptions.Chain) -> bool:
 
 
 def _begun_again(log: Log, at: int) -> bool:
-    """Whether after this byte lines are said with which the program began."""
+    """Whether the program's opening lines appear again after this byte."""
     since = max(0, at - log.tail_at)
     begin = itertools.islice(_LINE.finditer(log.head[:at]), FIRST_LINES)
     first = {_said(one[0]) for one in begin}

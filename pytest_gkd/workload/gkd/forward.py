@@ -23,10 +23,10 @@ def load_model(
 ) -> Any:
     """The transformers model at ``path``, on ``device``, without dropout.
 
-    ``dtype`` is a torch name (``bfloat16``). Raises StageFault
-    ``checkpoint.mismatch`` when weights are missing or have another shape:
-    transformers would fill them with random numbers and only warn. Its
-    ``gkd_load_facts`` are how long that took: seconds and GB.
+    ``dtype`` is a torch name (``bfloat16``). Raises StageFault ``checkpoint.mismatch``
+    if weights are missing or have another shape: transformers would fill them with
+    random numbers and only warn. Its ``gkd_load_facts`` say how long that took: seconds
+    and GB.
     """
     import torch
     from transformers import AutoConfig
@@ -56,9 +56,9 @@ def load_model(
         )
     for tensor in (held := [*model.parameters(), *model.buffers()]):
         if tensor.device.type == "cpu":
-            load_times.touch(tensor)  # as reading, and not as moving
+            load_times.touch(tensor)  # counts as reading, not as moving
     read = time.perf_counter()
-    # No dropout: the loss of a repeated batch must differ by the update alone.
+    # No dropout: only the update may change the loss of a repeated batch.
     model = model.to(device).eval()
     model.gkd_load_facts = {
         "load_s": round(read - started, 2),
@@ -70,7 +70,7 @@ def load_model(
 
 
 def model_class(config: Any) -> Any:
-    """The auto class for ``config``: a vision-language model is no CausalLM to it."""
+    """The auto class for ``config``: a vision-language model is not a CausalLM."""
     import transformers
 
     if (
@@ -82,9 +82,9 @@ def model_class(config: Any) -> Any:
 
 
 def coarsest_dtype(model: Any) -> torch.dtype:
-    """The parameters' floating dtype that rounds most, float32 without one.
+    """The coarsest floating-point dtype among the parameters, float32 without one.
 
-    Types of quantised storage do not count: a model does not compute in them.
+    Quantized storage types do not count: a model does not compute in them.
     """
     import torch
 
@@ -96,12 +96,12 @@ def coarsest_dtype(model: Any) -> torch.dtype:
 
 
 def embedding_rows(model: Any) -> int:
-    """Token ids that ``model`` can take: the rows of its input embedding."""
+    """How many token ids ``model`` accepts: the rows of its input embedding."""
     return int(model.get_input_embeddings().weight.shape[0])
 
 
 def check_ids(sequences: Listing[Sequence], rows: int, model: str) -> None:
-    """Every token id is below ``rows``, the embedding of ``model`` (a name).
+    """Check that every token id is below ``rows``, the embedding of ``model`` (a name).
 
     Raises StageFault ``tokenizer.vocab-mismatch``; on a GPU the alternative is a
     device-side assertion that names neither id nor model.
@@ -126,8 +126,8 @@ def pad_token_id(model: Any) -> int:
 def last_logits(model: Any, count: int, **inputs: Tensor) -> Tensor:
     """Logits [batch, tokens, vocab] of the last ``count`` tokens, or of more.
 
-    Those of long prompts are the largest tensor of all and nobody reads them; a model
-    that cannot leave them out gives all.
+    A long prompt's logits are the largest tensor of all, and nobody reads them; a model
+    that cannot omit them returns all.
     """
     import inspect
 
@@ -141,8 +141,8 @@ def last_logits(model: Any, count: int, **inputs: Tensor) -> Tensor:
 def response_logits(model: Any, batch: Batch) -> Tensor:
     """Logits [batch, response, vocab] that predict ``batch.response_ids``.
 
-    In the model's dtype and with gradients where they are enabled. Entries outside
-    ``batch.mask`` are those of some valid position and mean nothing.
+    In the model's dtype and with gradients if these are enabled. Entries outside
+    ``batch.mask`` are copied from a valid position and mean nothing.
     """
     import torch
 
@@ -162,8 +162,8 @@ def response_logits(model: Any, batch: Batch) -> Tensor:
 
 @contextlib.contextmanager
 def participants(model: Any) -> Iterator[set[str]]:
-    """Gives the names of the parameters whose own module took part in a forward pass
-    made inside ``with``."""
+    """Yields the names of the parameters whose own module took part in a forward pass
+    inside ``with``."""
     names: set[str] = set()
     handles = []
     for prefix, module in model.named_modules():

@@ -63,7 +63,7 @@ class Trainer:
     # -- weights, as a checkpoint names them ------------------------------------------
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Weights under their checkpoint's names, detached, always in one order.
+        """Weights under their checkpoint's names, detached, always in the same order.
 
         Of tensors that share their storage (a tied ``lm_head``) only the first is
         given, as in a checkpoint. Persistent buffers are weights too.
@@ -78,7 +78,7 @@ class Trainer:
         ]
 
     def optimizer_note(self) -> str:
-        """What the optimizer could not do as real ones do; empty for nothing."""
+        """How the optimizer falls short of a real trainer's; empty if it does not."""
         return self.optimizer.note if self.optimizer is not None else ""
 
     def load_facts(self) -> dict[str, float]:
@@ -91,16 +91,16 @@ class Trainer:
         return [name for name, tensor in self.named_tensors() if weights.spoilt(tensor)]
 
     def snapshot(self) -> None:
-        """Keep the weights of this moment, in host memory, for ``restore``."""
+        """Keep the current weights, in host memory, for ``restore``."""
         self._saved = {
             name: tensor.to("cpu", copy=True)
             for name, tensor in weights.own_tensors(self.model).items()
         }
 
     def restore(self) -> None:
-        """Bring the snapshot's weights back, bit for bit; the optimizer starts anew.
+        """Restore the snapshot's weights, bit for bit; the optimizer is reset.
 
-        The snapshot stays. Raises RuntimeError when there is none.
+        The snapshot stays. Raises RuntimeError if there is none.
         """
         if self._saved is None:
             raise RuntimeError("there is no snapshot to restore; call snapshot() first")
@@ -109,7 +109,7 @@ class Trainer:
         self.optimizer = None
 
     def perturb(self, seed: int = 0, scale: float = 0.1) -> None:
-        """Change every weight by noise; see ``weights.perturb``."""
+        """Perturb every weight by noise; see ``weights.perturb``."""
         weights.perturb(self.model, seed, scale)
 
     # -- the reference ----------------------------------------------------------------
@@ -120,10 +120,10 @@ class Trainer:
         response_ids: Listing[int],
         response_logprobs: Listing[float] | None = None,
     ) -> GreedyCheck:
-        """Judge one greedy completion of the engine's by these weights.
+        """Judge one of the engine's greedy completions by these weights.
 
-        One forward pass over prompt and response, so that one differing token does
-        not change what is expected after it. See ``greedy.compare``.
+        One forward pass over prompt and response, so that one differing token does not
+        change what is expected after it. See ``greedy.compare``.
         """
         import torch
 
@@ -151,9 +151,9 @@ class Trainer:
     ) -> StepReport:
         """One AdamW step (no weight decay) towards the teacher's ``signal``.
 
-        The loss is the forward KL with a tail bucket over ``Teacher.topk``'s tokens,
-        or the generalized JSD with ``beta`` over ``Teacher.full``'s. Bad numbers are
-        reported, not raised. ``collect`` collects garbage before memory is counted.
+        The loss is the forward KL with a tail bucket over ``Teacher.topk``'s tokens, or
+        the generalized JSD with ``beta`` over ``Teacher.full``'s. NaN and Inf are
+        reported, not raised. ``collect`` collects garbage before memory is measured.
         See ``check_ids`` for what is raised.
         """
         import torch
@@ -212,7 +212,7 @@ class Trainer:
     ) -> tuple[int, list[str]]:
         """One step of the optimizer: how many parameters moved, and which did not.
 
-        The second leaves out those whose update is too small for their dtype.
+        The latter omits those whose update is too small for their dtype.
         """
         before = [digest.fingerprint(parameter) for _, parameter in named]
         optimizer.step()
@@ -236,7 +236,7 @@ class Trainer:
         import torch
 
         def here(array: Any) -> Tensor:
-            # A copy: what came through Ray's object store is read-only memory.
+            # A copy: arrays from Ray's object store are read-only.
             return torch.tensor(array[rows, : logits.shape[1]], device=logits.device)
 
         if isinstance(signal, TeacherTopK):
@@ -247,8 +247,8 @@ class Trainer:
                 here(signal.mask),
                 temperature=temperature,
             )
-        # Models of one family pad their vocabularies differently (Qwen2.5 to 151936
-        # and 152064 rows); what only one of them has, no tokenizer can produce.
+        # Models of one family pad their vocabularies differently (Qwen2.5 to 151936 and
+        # 152064 rows); no tokenizer can produce the ids that only one of them has.
         vocab = min(logits.shape[-1], signal.logprobs.shape[-1])
         return generalized_jsd(
             logits[..., :vocab],
