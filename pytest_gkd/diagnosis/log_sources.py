@@ -19,7 +19,8 @@ MOST_NAMES = 20_000
 # Bytes kept of all logs together, and of each at least.
 KEPT, LEAST_KEPT = 64 << 20, 1 << 16
 
-# Allowed overlap of parts if a clock is adjusted; of long ones, if it is set back.
+# Allowed overlap of parts, for a clock that is corrected; of parts that span hours,
+# for one that is set back.
 OVERLAP_S, HOUR_S = 60.0, 3700.0
 
 _LOG = re.compile(

@@ -16,7 +16,7 @@ from pytest_gkd.diagnosis.log_file import Log
 LEAST_S = 10.0
 # This many pauses in a phase establish what is usual in it.
 ENOUGH = 3
-# A time without a date that is this little before the last line is from another watch.
+# A time without a date this little before the last line is from another clock.
 WATCHES_S = 300.0
 
 _NOW = re.compile(

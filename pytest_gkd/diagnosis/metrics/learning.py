@@ -32,7 +32,7 @@ from pytest_gkd.diagnosis.metrics.series import Series
 
 JUDGES = Judges()
 
-# If this many responses are truncated, the reward of the rest means nothing.
+# If this share of responses is truncated, the reward of the rest means nothing.
 NEARLY_ALL = 0.95
 
 

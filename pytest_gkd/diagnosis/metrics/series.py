@@ -22,9 +22,9 @@ MOST_SHOWN = 40
 # before the scanner rebuilds its automaton, which then leaves MARKERS out.
 MOST_LINES = 3_000
 MOST_BYTES = 16 << 20
-# In between, each sampled block contributes this many bytes of metrics from its first
-# SAMPLED_OF bytes; after each SAMPLES blocks fewer blocks are sampled: every one, then
-# every second, then every fourth.
+# In between, a block contributes this many bytes of metrics, from its first SAMPLED_OF
+# bytes: every block, after SAMPLES of them every second, after twice as many every
+# fourth, and so on.
 SAMPLE = 4 << 10
 SAMPLED_OF = 16 << 10
 SAMPLES = 64

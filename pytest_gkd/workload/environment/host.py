@@ -84,10 +84,10 @@ def cache_dirs(environ: Mapping[str, str]) -> dict[str, Path]:
 
 
 def judge_disk(disk: Disk, *, ours: bool) -> list[StageFault | Note]:
-    """Judge free space; ``ours`` is a directory this run writes to: it must be
-    writable.
+    """Judge the space below one directory.
 
-    A cache may well be read-only if everything is already in it.
+    One that this run writes to (``ours``) must be writable; a cache may well be
+    read-only if everything is already in it.
     """
     where = f"{disk.path} ({disk.label})"
     items: list[StageFault | Note] = []
@@ -153,8 +153,7 @@ def judge_file_size(limit_bytes: int) -> list[StageFault | Note]:
 
 
 def read_compiler(environ: Mapping[str, str]) -> tuple[str | None, str]:
-    """The C compiler that Triton would use (its path, or None), and where it comes
-    from.
+    """The C compiler that Triton would use (its path, or None), and its origin.
 
     Triton takes CC as is, else clang or gcc on PATH (triton/runtime/build.py); cc is
     Inductor's fallback.

@@ -95,7 +95,7 @@ class Teacher:
         """
         import torch
 
-        # The last token is only predicted, never an input.
+        # The last of the tokens is only predicted, never an input.
         seen = sequence.prompt_ids + sequence.response_ids[: count - 1]
         ids = torch.tensor([seen], device=next(self.model.parameters()).device)
         with torch.inference_mode():

@@ -165,7 +165,7 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, Any]]:
     width = 32
     embedding = normal(0.5, tiny_text.VOCAB_SIZE, shape.hidden)
     # Special and padding rows are small: a sampled rollout rarely picks them, so it
-    # reaches its full length.
+    # reaches its full length and can be decoded.
     embedding[
         min(tiny_text.token_ids()[token] for token in tiny_text.SPECIAL_TOKENS) :
     ] *= 0.1
