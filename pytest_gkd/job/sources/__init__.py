@@ -1,4 +1,4 @@
-"""What the frameworks' sources say of their options; nothing of them is imported."""
+"""What the frameworks' sources say about their options; nothing is imported."""
 
 from __future__ import annotations
 

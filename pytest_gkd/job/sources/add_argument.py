@@ -1,4 +1,4 @@
-"""The options that calls of add_argument and dataclasses make, from their source."""
+"""The options that add_argument calls and dataclasses define, from their source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 NUMBERS = ("int", "float")
-# SGLang's own actions that take no value, beside argparse's.
+# SGLang's own actions without a value, beside argparse's.
 FLAG = re.compile("StoreTrue|StoreConst|store_const|^DeprecatedAction$")
 SIGNS: Mapping[type[ast.operator], Any] = {
     ast.Add: operator.add,
@@ -26,7 +26,7 @@ class NotCertainError(Exception):
 
 
 class Sources:
-    """The constants and classes of some files, given as texts by their names."""
+    """The constants and classes of some files, given as texts by name."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self.trees = {name: ast.parse(text) for name, text in files.items()}
@@ -75,7 +75,7 @@ class Sources:
         raise NotCertainError(ast.unparse(node))
 
     def fields(self, node: ast.ClassDef) -> dict[str, ast.AnnAssign]:
-        """A dataclass's fields, those that it inherits first."""
+        """A dataclass's fields, inherited ones first."""
         found: dict[str, ast.AnnAssign] = {}
         for base in node.bases:
             if isinstance(base, ast.Name) and base.id in self.classes:
@@ -87,7 +87,7 @@ class Sources:
 
     @staticmethod
     def members(node: ast.ClassDef) -> list[str]:
-        """The names of an enumeration; none of another class."""
+        """The member names of an enum; empty for any other class."""
         if not any("Enum" in ast.unparse(base) for base in node.bases):
             return []
         parts = [part for part in node.body if isinstance(part, ast.Assign)]
@@ -95,7 +95,7 @@ class Sources:
 
 
 class Options(dict[str, Record]):
-    """A parser's options by name, as the calls of add_argument make them."""
+    """A parser's options by name, as its add_argument calls define them."""
 
     def __init__(self, sources: Sources) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Options(dict[str, Record]):
     def calls(
         self, node: ast.AST, prefix: str = "", skipped: Iterable[str] = ()
     ) -> None:
-        """Take all add_argument and reset_arg below a node, in the order of lines."""
+        """Take all add_argument and reset_arg calls below a node, in line order."""
         found = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
         for call in sorted(found, key=lambda n: n.lineno):
             function = call.func
@@ -125,7 +125,9 @@ class Options(dict[str, Record]):
         prefix: str = "",
         skipped: Iterable[str] = (),
     ) -> None:
-        """One call; ``prefix`` is put before its names, as slime does with SGLang's."""
+        """One call; ``prefix`` is prepended to its names, as slime does with
+        SGLang's.
+        """
         said = [self._name(node) for node in names]
         keywords = {k.arg: k.value for k in call.keywords if k.arg}
         self.add(said, self._keywords(keywords), prefix, skipped)
@@ -164,7 +166,7 @@ class Options(dict[str, Record]):
         prefix: str = "",
         skipped: Iterable[str] = (),
     ) -> None:
-        """An option with what add_argument is given."""
+        """An option from the arguments of add_argument."""
         long = next((n for n in names if n.startswith("--")), names[0])
         key = said.get("dest") or long.lstrip("-").replace("-", "_")
         if key in skipped:
@@ -204,7 +206,7 @@ class Options(dict[str, Record]):
             self[name] = record
 
     def fields(self, name: str, excluded: Iterable[str]) -> None:
-        """Those of Megatron's ArgumentGroupFactory, from a dataclass."""
+        """The options of Megatron's ArgumentGroupFactory, from a dataclass."""
         for field, node in self.sources.fields(self.sources.classes[name]).items():
             if field in excluded:
                 continue
@@ -247,7 +249,7 @@ class Options(dict[str, Record]):
         return pairs
 
     def _annotated(self, node: ast.expr) -> Record:
-        """What a type annotation says of an option."""
+        """What a type annotation says about an option."""
         match node:
             case ast.BinOp(op=ast.BitOr()):
                 return self._annotated(node.left)
@@ -281,7 +283,7 @@ class Options(dict[str, Record]):
             if "no_cli" in given:
                 continue
             said = {**self._annotated(kind), **self._keywords(given)}
-            if "action" in given:  # add_argument gets nothing but what is named for it
+            if "action" in given:  # add_argument gets only what is named for it
                 more = given.get("action_kwargs") or ast.Dict(keys=[], values=[])
                 assert isinstance(more, ast.Dict)
                 pairs = zip(more.keys, more.values, strict=True)
@@ -307,20 +309,20 @@ class Options(dict[str, Record]):
 
 
 def functions(tree: ast.AST, *names: str) -> Iterator[ast.FunctionDef]:
-    """The functions of these names, in the order of lines; all where none is named."""
+    """The functions of these names, in line order; all if none is named."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and (not names or node.name in names):
             yield node
 
 
 class Unrolled(ast.NodeTransformer):
-    """Loops over literals, as ``for prefix in ("actor", "critic")``, written out."""
+    """Unrolls loops over literals, such as ``for prefix in ("actor", "critic")``."""
 
     def __init__(self, known: Mapping[str, ast.expr]) -> None:
         self.known = known
 
     def visit_For(self, node: ast.For) -> Any:
-        """The body once for each of the literals."""
+        """The body once per literal."""
         match node:
             case ast.For(target=ast.Name(id=name), iter=ast.Tuple(elts=parts)):
                 bodies = [
@@ -329,19 +331,21 @@ class Unrolled(ast.NodeTransformer):
                     for one in node.body
                 ]
                 for number, one in enumerate(bodies):
-                    for inner in ast.walk(one):  # their order is that of the lines
+                    for inner in ast.walk(one):  # they are ordered by line
                         if isinstance(inner, ast.Call):
                             inner.lineno = node.lineno + number
                 return bodies
         return self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """The literal that the loop's variable stands for."""
+        """The literal in place of the loop's variable."""
         return self.known.get(node.id, node)
 
 
 def short(name: str, record: Record) -> Record:
-    """Without what is clear: the key that its name makes, and None for a default."""
+    """The option without the obvious: the key that its name implies, and a default of
+    None.
+    """
     key = name.lstrip("-").replace("-", "_")
     clear = {"key": key, "default": None}
     if "default" not in record:
@@ -350,7 +354,7 @@ def short(name: str, record: Record) -> Record:
 
 
 def tables(parsers: Mapping[str, Options]) -> dict[str, dict[str, Record]]:
-    """Parsers' options as a schema has them."""
+    """Parsers' options as a schema records them."""
     return {
         table: {name: short(name, record) for name, record in sorted(of.items())}
         for table, of in parsers.items()

@@ -13,7 +13,7 @@ from pytest_gkd.job.sources.files import Files, Schema, matching, outlined
 Imports = dict[str, dict[str, str]]
 Modules = Mapping[str, ast.Module]
 # A class: {"bases": names, "fields": {name: "annotation" or "annotation = default"}},
-# and "module" and "name", as it is written there.
+# and "module" and "name", as written there.
 Classes = dict[str, dict[str, Any]]
 WORD_IN_USE = re.compile(r"[.\"']([a-z_]\w+)")
 
@@ -23,9 +23,9 @@ def classes(
     is_own: Callable[[ast.ClassDef], bool],
     value: Callable[[ast.Module, ast.AnnAssign], ast.expr | None],
 ) -> Classes:
-    """The classes that ``is_own`` says so of, and what is derived from them.
+    """The classes that ``is_own`` accepts, and those derived from them.
 
-    One that has namesakes is called name@module, and so in annotations, where @ is
+    One that has namesakes is called name@module, also in annotations, where @ is
     ``__at__``. ``value`` is the default of a field.
     """
     defined = {
@@ -75,7 +75,9 @@ def classes(
 
 
 def _called(names: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """The name that each class is recorded by: with as much of its module as tells."""
+    """The name that each class is recorded by: with as much of its module as is
+    needed.
+    """
     ways: tuple[Callable[[str, str], str], ...] = (
         lambda _, name: name,
         lambda module, name: f"{name}@{module.rpartition('.')[2]}",
@@ -94,7 +96,7 @@ def _called(names: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
 
 
 def reached(found: Classes, names: Iterable[str]) -> set[str]:
-    """The classes that others name in their fields, and what is derived from them."""
+    """The classes that others name in their fields, and those derived from them."""
     seen, waiting = set[str](), list(names)
     while waiting:
         name = waiting.pop()
@@ -107,12 +109,12 @@ def reached(found: Classes, names: Iterable[str]) -> set[str]:
 
 
 def module(file: str) -> str:
-    """What a file is imported as."""
+    """The module name that a file is imported as."""
     return file.removesuffix(".py").replace("/", ".")
 
 
 def bases(node: ast.ClassDef) -> list[str]:
-    """What a class is derived from, as written."""
+    """The bases of a class, as written."""
     return [ast.unparse(base) for base in node.bases]
 
 
@@ -132,7 +134,7 @@ def _imports(tree: ast.Module) -> dict[str, str]:
 def _find(
     imports: Imports, names: Iterable[tuple[str, str]], own: str, name: str
 ) -> tuple[str, str] | None:
-    """The class that a name means in a module: its own, or an imported one."""
+    """The class that a name refers to in a module: its own, or an imported one."""
     if (own, name) in names:
         return own, name
     origin = imports[own].get(name)
@@ -144,7 +146,7 @@ def _find(
 
 
 class _Renamed(ast.NodeTransformer):
-    """Gives the classes of an expression the names that they are recorded by."""
+    """Renames the classes in an expression to the names that they are recorded by."""
 
     def __init__(
         self,
@@ -157,14 +159,14 @@ class _Renamed(ast.NodeTransformer):
         self._own = own
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """A class, a type of the module's own, or any other name."""
+        """A class, the module's own type alias, or any other name."""
         if key := _find(self._imports, self._called, self._own, node.id):
             return ast.Name(self._called[key].replace("@", "__at__"))
         alias = _aliases(self._modules[self._own]).get(node.id)
         return self.visit(alias) if alias else node
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
-        """As it is."""
+        """Left as it is."""
         return node
 
 
@@ -175,7 +177,7 @@ def _field(renamed: _Renamed, line: ast.AnnAssign, default: ast.expr | None) -> 
 
 @lru_cache(4)
 def _aliases(tree: ast.Module) -> dict[str, ast.expr]:
-    """The types that a module calls by a name."""
+    """A module's type aliases."""
     return {
         node.targets[0].id: node.value
         for node in reversed(tree.body)
@@ -191,11 +193,11 @@ DATACLASS = re.compile(r"(?m)^@(?:\w+\.)?dataclass\b")
 
 
 def dataclasses(files: Files) -> Classes:
-    """The dataclasses of all files; an enum in an annotation is its members' names.
+    """The dataclasses of all files; enums in annotations become their members' names.
 
-    A default is what the field is when it is made: what its factory returns, without
-    copies, and with the constants of its module. ``...`` is one that is not known, None
-    in the place of the whole that the constructor wants one.
+    A default is the field's value when created: what its factory returns, without
+    copies, and with the constants of its module. ``...`` is an unknown default; None in
+    place of the whole means that the constructor requires a value.
     """
     modules = {
         module(file): _relevant(text)
@@ -226,7 +228,9 @@ def _is_dataclass(node: ast.ClassDef) -> bool:
 
 
 class _Enums(ast.NodeTransformer):
-    """Enums in annotations become a Literal of their names, members the name."""
+    """Turns enums in annotations into a Literal of their names, members into the
+    name.
+    """
 
     def __init__(self, enums: Mapping[str, list[str]]) -> None:
         self._enums = enums
@@ -245,7 +249,7 @@ class _Enums(ast.NodeTransformer):
         return ast.Constant(node.attr) if is_member else node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        """Only what a dataclass has in it, and nothing of an enum itself."""
+        """Only the contents of dataclasses, nothing of an enum itself."""
         if node.name not in self._enums:
             node.body = [
                 self.visit(one) for one in node.body if isinstance(one, ast.AnnAssign)
@@ -263,7 +267,7 @@ def _default(tree: ast.Module, line: ast.AnnAssign) -> ast.expr | None:
                 value = factory.body
             else:
                 value = ast.Call(factory, [], [])
-    if value is None or ast.unparse(value) == "MISSING":  # OmegaConf's, to be given
+    if value is None or ast.unparse(value) == "MISSING":  # OmegaConf's MISSING
         return None
     plain: ast.expr = _Plain(_constants(tree)).visit(value)
     return plain
@@ -279,7 +283,7 @@ def _constants(tree: ast.Module) -> dict[str, ast.expr]:
 
 
 class _Plain(ast.NodeTransformer):
-    """A default without copies, constants' names and calls that only spell a path."""
+    """A default without copies, names of constants and calls that only build a path."""
 
     def __init__(self, constants: Mapping[str, ast.expr]) -> None:
         self._constants = constants
@@ -291,7 +295,7 @@ class _Plain(ast.NodeTransformer):
         return value if is_plain and value is not None else node
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        """``list()``, ``dict()``, and what is called for its argument's sake."""
+        """``list()``, ``dict()``, and calls that only pass their argument through."""
         name = _last(node.func)
         if name in ("list", "dict") and not (node.args or node.keywords):
             return ast.List([], ast.Load()) if name == "list" else ast.Dict([], [])
@@ -316,11 +320,12 @@ def typed(
     roots: Iterable[str] = (),
     handed_on: Collection[str] = (),
 ) -> Schema:
-    """What a framework's programs read its configuration into.
+    """The classes that a framework's programs read its configuration into.
 
     ``code`` is the pattern of the files with the classes and of the programs, ``takes``
-    finds in these the name of their class, in the group ``name``. ``roots`` are classes
-    that programs of one's own may take, ``handed_on`` those that go to a library whole.
+    matches the name of a program's class in the group ``name``. ``roots`` are classes
+    that a user's own programs may take, ``handed_on`` those that are passed to a
+    library whole.
 
     - ``classes``: those that the programs' classes consist of;
     - ``programs``: by the program's module its class;
@@ -347,9 +352,9 @@ def typed(
 def _meant(
     names: Collection[tuple[str, str]], own: str, name: str, text: str
 ) -> tuple[str, str] | None:
-    """The class that a program means: its own, the only one, or an imported one.
+    """The class that a program refers to: its own, the only one, or an imported one.
 
-    A script imports from its own folder, too.
+    A script also imports from its own folder.
     """
     same = [key for key in names if key[1] == name]
     if (own, name) in same or len(same) < 2:
@@ -361,12 +366,12 @@ def _meant(
 
 
 def _unread(found: Classes, files: Files) -> dict[str, list[str]]:
-    """Fields whose names stand nowhere, of classes some of whose fields are read.
+    """Fields whose names occur nowhere, in classes some of whose fields are read.
 
-    A class none of whose fields is read is handed on as a whole.
+    A class none of whose fields is read is passed on as a whole.
     """
     used = {name for text in files.values() for name in WORD_IN_USE.findall(text)}
-    # A section may be read by a name that is computed.
+    # A section may be read by a computed name.
     every = [field for one in found.values() for field in one["fields"].items()]
     used |= {field for field, text in every if text.endswith(")")}
     unread = {

@@ -13,23 +13,23 @@ from typing import Any, NamedTuple
 
 MOST_FILES = 2000
 MOST_BYTES = 32 << 20
-# The files' texts by their names below the folder that the module stands in.
+# The files' texts by their paths below the folder that contains the module.
 Files = Mapping[str, str]
 Schema = dict[str, Any]
 
 
 class SourceError(Exception):
-    """Sources that do not exist, or not laid out as they are known, as a clause."""
+    """Sources that do not exist, or have an unknown layout; the message is a clause."""
 
 
 class Source(NamedTuple):
-    """Where a framework's options stand in its sources, and what reads them.
+    """Where a framework's options are in its sources, and what reads them.
 
-    ``modules`` are the globs of the files that ``read`` wants, by the importable name
-    of the folder that they stand in or beside. ``read`` may raise anything where the
-    sources are laid out in another way. ``complete`` adds what the record of an older
-    release tells: of ``schema, release, older_release, older_schema`` it makes the
-    whole schema. ``beside`` are other packages that have a part of the options.
+    ``modules`` are the globs of the files that ``read`` needs, by the importable name
+    of the folder that they are in or beside. ``read`` may raise anything if the layout
+    is a different one. ``complete`` adds what only the record of an older release
+    tells: it makes the whole schema from ``schema, release, older_release,
+    older_schema``. ``beside`` are other packages that define some of the options.
     """
 
     modules: Mapping[str, Sequence[str]]
@@ -39,7 +39,9 @@ class Source(NamedTuple):
 
 
 def version(package: str) -> str | None:
-    """A package's version, "" where its metadata is broken, None without any."""
+    """A package's version, "" if its metadata is broken, None if it is not
+    installed.
+    """
     try:
         found = metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -50,10 +52,10 @@ def version(package: str) -> str | None:
 
 
 def texts(source: Source, path: Sequence[str] | None = None) -> tuple[Path, Files]:
-    """The folder that a source's first module is in, and all the wanted files.
+    """The folder that a source's first module is in, and all the needed files.
 
-    They are looked for as an import would, along ``path`` or, without one, where this
-    process imports from: an editable checkout is found, too. Raises SourceError.
+    They are searched for as an import would, along ``path`` or, without one, this
+    process's import path: an editable checkout is found, too. Raises SourceError.
     """
     folders, found, size = [], dict[str, str](), 0
     for module, globs in source.modules.items():
@@ -76,7 +78,7 @@ def texts(source: Source, path: Sequence[str] | None = None) -> tuple[Path, File
 
 
 def _wanted(places: Sequence[Path], globs: Sequence[str]) -> dict[str, Path]:
-    """The files by their names; of one name that in the first place, as an import."""
+    """The files by name; of several with one name the first found, as in an import."""
     return {
         file.relative_to(place.parent).as_posix(): file
         for place in reversed(places)
@@ -87,14 +89,16 @@ def _wanted(places: Sequence[Path], globs: Sequence[str]) -> dict[str, Path]:
 
 
 def matching(files: Files, wanted: str) -> Files:
-    """Those whose names match a pattern."""
+    """The files whose names match a pattern."""
     return {name: text for name, text in files.items() if re.fullmatch(wanted, name)}
 
 
 def outline(text: str, wanted: re.Pattern[str]) -> str:
-    """A file's imports and values, and the classes that have a match; parsing is slow.
+    """A file's imports and values, and the classes that match; parsing all would be
+    slow.
 
-    The text as it is where that has no syntax: of texts that begin at the margin.
+    Returns the text unchanged if that breaks its syntax, as with multi-line strings
+    that have lines at the margin.
     """
     kept = _outline(text, wanted, "")
     try:
@@ -105,7 +109,7 @@ def outline(text: str, wanted: re.Pattern[str]) -> str:
 
 
 def outlined(text: str, wanted: re.Pattern[str], decorator: str = "") -> ast.Module:
-    """The same as a tree; ``decorator`` is the pattern of those that are kept, too."""
+    """The same as a tree; decorators that match ``decorator`` are kept, too."""
     try:
         return ast.parse(_outline(text, wanted, decorator))
     except SyntaxError:
@@ -124,7 +128,7 @@ def _outline(text: str, wanted: re.Pattern[str], decorator: str) -> str:
 
 
 def digest(files: Files) -> str:
-    """The same for the same files."""
+    """A digest that is the same for the same files."""
     told = hashlib.sha256()
     for name, text in files.items():
         told.update(f"{name}\0{text}\0".encode())

@@ -20,7 +20,7 @@ PROGRAMS = {
 }
 
 
-# Up to 3.12 one class was for both.
+# Up to 3.12 one class served both.
 OLD = {
     "SftArguments": "TrainArguments",
     "PretrainArguments": "TrainArguments",
@@ -32,7 +32,7 @@ OLD = {
 def read(files: Files) -> Schema:
     """The classes that ms-swift's commands read their arguments into.
 
-    Those of transformers, which they inherit, stand in its own schema.
+    The classes of transformers that they inherit from are in its own schema.
     """
     known: dict[str, Any] = {}
     for text in files.values():
@@ -53,9 +53,9 @@ def read(files: Files) -> Schema:
 def gone(
     schema: Schema, release: str, older: list[tuple[str, Schema]]
 ) -> dict[str, list[str]]:
-    """The fields of older releases that no class has any more.
+    """The fields of older releases that no class has anymore.
 
-    Each with the last of these releases that has it, and the first that has not.
+    Each with the last of these releases that has it, and the first that does not.
     """
 
     def keys(one: Schema) -> set[str]:
@@ -70,7 +70,9 @@ def gone(
 
 
 def completed(schema: Schema, release: str, last: str, older: Schema) -> Schema:
-    """A read schema with the fields that older releases had, by their last record."""
+    """A schema that was read, with the fields of older releases from their last
+    record.
+    """
     return {
         **schema,
         "removed": {**older["removed"], **gone(schema, release, [(last, older)])},

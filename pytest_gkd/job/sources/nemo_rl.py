@@ -1,4 +1,4 @@
-"""What NeMo-RL reads from its configuration, from its sources and its examples/."""
+"""What NeMo-RL reads from its configuration, according to its sources and examples/."""
 
 from __future__ import annotations
 
@@ -36,14 +36,13 @@ LOOKUP = re.compile(
 def read(files: Files) -> Schema:
     """The configurations and classes of a checkout, for ``gkd check``.
 
-    - ``configs``: the configurations that its programs take by themselves, with those
-      that they inherit from, as they are written; ``programs`` says whose they are;
-    - ``classes``: each TypedDict and pydantic model with its fields, as ``annotation``
-      or ``annotation = default``, and the names that its annotations use;
-    - ``masters``: the class of the whole configuration by the module of its algorithm;
-    - ``validates``: whether the programs hold a configuration against it;
-    - ``resolvers``: OmegaConf's, as registered;
-    - ``reads``: names that the code looks up, and that stand in no class.
+    - ``configs``: the configurations that its programs take by default, with those that
+    they inherit from, as written; ``programs`` says whose they are; - ``classes``: each
+    TypedDict and pydantic model with its fields, as ``annotation`` or ``annotation =
+    default``, and the names that its annotations use; - ``masters``: the class of the
+    whole configuration by the module of its algorithm; - ``validates``: whether the
+    programs validate a configuration against it; - ``resolvers``: OmegaConf's, as
+    registered; - ``reads``: names that the code looks up but that are in no class.
     """
     code = matching(files, r"nemo_rl/.*\.py")
     programs = matching(files, r"examples/(?:.*/)?run_\w+\.py")
@@ -86,7 +85,7 @@ def read(files: Files) -> Schema:
 
 
 def _own_config(text: str) -> str:
-    """The configuration that a program takes where none is given."""
+    """The configuration that a program takes if none is given."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "os.path.join":
             texts = [a.value for a in node.args if isinstance(a, ast.Constant)]

@@ -1,4 +1,4 @@
-"""What prime-rl's programs read their configuration into: its pydantic classes."""
+"""The pydantic classes that prime-rl's programs read their configuration into."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Key = tuple[str, str]
 
 
 class Sources:
-    """The modules of configurations, with what their names mean."""
+    """The modules of configurations, with what their names refer to."""
 
     def __init__(self, files: Files) -> None:
         self.modules = {
@@ -48,7 +48,9 @@ class Sources:
         }
 
     def _imports(self, tree: ast.Module) -> dict[str, Key]:
-        """Names that a module imports, with whose they are; "" for strangers'."""
+        """Names that a module imports, with the module they are from; "" if that is
+        foreign.
+        """
         found: dict[str, Key] = {}
         checked = (line.body for line in tree.body if isinstance(line, ast.If))
         for node in (*tree.body, *(line for body in checked for line in body)):
@@ -61,7 +63,7 @@ class Sources:
         return found
 
     def means(self, module: str, name: str) -> Key | tuple[str, ast.expr] | None:
-        """A class, or a type with the module that it stands in."""
+        """A class, or a type with the module that it is in."""
         if (module, name) in self.defined:
             return module, name
         if name in self._imported[module]:
@@ -72,7 +74,7 @@ class Sources:
         return (module, value) if value is not None and is_type else None
 
     def spelled(self, module: str, node: ast.expr) -> ast.expr:
-        """An annotation or default with whole names, and types instead of aliases."""
+        """An annotation or default with full names, and types instead of aliases."""
         sources = self
         names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
         if not any(self.means(module, name) for name in names):
@@ -93,7 +95,7 @@ class Sources:
 
 
 def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
-    """What the names of a module are set to, at first."""
+    """The first value that each name of a module is set to."""
     found: dict[str, ast.expr] = {}
     for line in tree.body:
         if isinstance(line, ast.AnnAssign | ast.Assign) and line.value:
@@ -104,17 +106,17 @@ def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
 
 
 def read(files: Files) -> Schema:
-    """The classes of its package of configurations, and those of its programs.
+    """The classes of its configuration package, and those of its programs.
 
     - ``classes``: each with its bases and fields, as ``annotation`` or ``annotation =
-      default`` (a lambda, where a call makes it), whether it takes ``any`` key beside,
-      by ``aliases`` other names of a field, and validators that come ``before`` the
-      fields, which may rename a key; ``folds`` are classes whose fields such a one
-      also takes a level above;
-    - ``programs``: the class that each program reads its command line into;
-    - ``checks``: the functions that judge a configuration, and all others there.
+    default`` (a lambda, where a call makes it), whether it takes ``any`` key beside, by
+    ``aliases`` other names of a field, and validators that come ``before`` the fields,
+    which may rename a key; ``folds`` are classes whose fields such a one also takes a
+    level above; - ``programs``: the class that each program reads its command line
+    into; - ``checks``: the functions that validate a configuration, and all others
+    there.
 
-    Names are the classes' own; of namesakes it is Name__at__module.
+    Classes go by their own names, namesakes by Name__at__module.
     """
     sources = Sources(matching(files, CONFIGS))
     classes = {
@@ -191,7 +193,7 @@ def _goes_before(line: ast.stmt) -> TypeGuard[ast.FunctionDef]:
 
 
 def _parsed(node: ast.expr) -> ast.expr:
-    """An annotation whose forward reference, a text, is read."""
+    """An annotation with forward references, which are strings, parsed."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return ast.parse(node.value, mode="eval").body
     if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Annotated":

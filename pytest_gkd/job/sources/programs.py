@@ -9,13 +9,13 @@ from pathlib import Path
 from pytest_gkd.job.sources.add_argument import Options, Sources, Unrolled, tables
 from pytest_gkd.job.sources.files import Files, Schema, Source, SourceError, matching
 
-# Keys for options with dots.
+# Keys of options with dots.
 OPENRLHF_NAMES = Path(__file__).parent / "openrlhf_names.toml"
 LIGHTRFT_SHARED = "lightrft/utils/cli_args.py"
 
 
 def openrlhf(files: Files) -> Schema:
-    """By the programs' names, with keys as they were before they had dots."""
+    """Tables by program name, with keys as they were before they had dots."""
     names = tomllib.loads(OPENRLHF_NAMES.read_text("utf-8"))
     found = {}
     for file, text in files.items():
@@ -27,7 +27,7 @@ def openrlhf(files: Files) -> Schema:
 
 
 def lightrft(files: Files) -> Schema:
-    """By the programs' paths below examples/."""
+    """Tables by the programs' paths below examples/."""
     programs = matching(files, r"examples/\w+/train_\w+\.py")
     if not programs:
         raise SourceError("its examples/ are not next to it")

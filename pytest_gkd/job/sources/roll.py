@@ -1,4 +1,4 @@
-"""What ROLL's programs read their YAML into, and the names that its parts take."""
+"""The classes that ROLL's programs read their YAML into, and the names they accept."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pytest_gkd.job.sources.files import Files, Schema, Source, SourceError, mat
 CONFIG = "roll/configs/base_config.py"
 CODE = r"roll/configs/\w+\.py|roll/pipeline/.*config\.py|examples/start_\w+\.py"
 TAKES = re.compile(r"\bdata_class=(?P<name>\w+)")
-# What a program of one's own may take.
+# Classes that a user's own program may take.
 ROOTS = ("RLVRConfig", "AgenticConfig", "DistillConfig", "SFTConfig", "DPOConfig")
 # Megatron's arguments and vLLM's sampling get them as a whole.
 HANDED_ON = ("TrainingArguments", "GeneratingArguments")
 TEMPLATE = re.compile(r"@register_chat_template\(\s*[\"']([\w.-]+)")
 MEGATRON = "mcore_adapter/src/mcore_adapter/training_args.py"
-# strategy_config.get("fsdp_size", 1), and the same of a copy of it.
+# strategy_config.get("fsdp_size", 1), and the same on a copy of it.
 READ = re.compile(r"_?config(?:\.get\(|\.pop\(|\[)\s*[\"'](\w+)[\"']")
 
 
 def read(files: Files) -> Schema:
-    """The classes, as classes.typed has them, and names.
+    """The classes, as classes.typed returns them, and names.
 
     ``templates`` are those of ``data_args.template``, ``megatron`` and ``fsdp2`` the
-    keys of ``strategy_config`` under a strategy of that name.
+    keys of ``strategy_config`` for a strategy of that name.
     """
     if CONFIG not in files:
         raise SourceError(f"it has no {CONFIG}")
@@ -42,7 +42,7 @@ def read(files: Files) -> Schema:
 
 
 def completed(schema: Schema, _release: str, _last: str, older: Schema) -> Schema:
-    """With the start scripts and Megatron's names, which an installed copy has not."""
+    """Adds the start scripts and Megatron's names, which an installed copy lacks."""
     return {
         **schema,
         "programs": {**older["programs"], **schema["programs"]},

@@ -1,4 +1,4 @@
-"""What SkyRL's programs read their options into, and what they register."""
+"""The classes that SkyRL's programs read their options into, and what they register."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CODE = (
     r"|skyrl_gym/.*|examples/.*|integrations/.*"
 )
 TAKES = re.compile(r"\b(?P<name>\w+)\.from_cli_overrides\((?:sys\.)?argv")
-# make_config (skyrl/train/config/config.py) derives a class for each that it is given.
+# make_config (skyrl/train/config/config.py) derives a class from each one passed to it.
 MADE = re.compile(r"^(?P<name>\w+) = make_config\((?P<given>[^)]*)\)", re.MULTILINE)
 GIVEN = re.compile(r"(\w+)_cls=(\w+)")
 REGISTERS = {
@@ -29,10 +29,10 @@ ENUMS = {"estimators": "AdvantageEstimator", "losses": "PolicyLossType"}
 
 
 def read(files: Files) -> Schema:
-    """The classes, as classes.typed has them, and what is registered by names.
+    """The classes, as classes.typed returns them, and what is registered by name.
 
-    ``estimators`` and ``losses`` are by the program's module that registers them, those
-    of SkyRL itself under an empty one.
+    ``estimators`` and ``losses`` are keyed by the program module that registers them,
+    SkyRL's own by an empty name.
     """
     if CONFIG not in files:
         raise SourceError(f"it has no {CONFIG}")
@@ -52,7 +52,7 @@ def read(files: Files) -> Schema:
 
 
 def made(text: str) -> str:
-    """A program's text with the classes that make_config makes in it."""
+    """A program's text with the classes that make_config creates in it."""
     return MADE.sub(_class, text)
 
 
@@ -74,7 +74,7 @@ def _class(found: re.Match[str]) -> str:
 
 
 def completed(schema: Schema, _release: str, _last: str, older: Schema) -> Schema:
-    """With the examples of an older release, which an installed package has not."""
+    """Adds the examples of an older release, which an installed package lacks."""
     own = {
         key: {
             module: one

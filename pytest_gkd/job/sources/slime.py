@@ -1,4 +1,4 @@
-"""The options of slime and miles, with those of the Megatron-LM and SGLang beside them.
+"""The options of slime and miles, with those of their Megatron-LM and SGLang.
 
 ``options`` are those of Megatron's parser, which takes the framework's own, and
 ``served`` those that SGLang's takes. A default that only running the packages would
@@ -16,7 +16,7 @@ from pytest_gkd.job.sources.files import Files, Schema, Source, matching, outlin
 MEGATRON = ("training/**/*.py", "core/transformer/*.py", "core/*.py")
 ARGUMENTS = "megatron/training/arguments.py"
 SERVER, ROUTER = "sglang/srt/server_args.py", "sglang_router/router_args.py"
-# A class that may be an option's type, or have fields that are options.
+# A class that may be an option's type, or whose fields may be options.
 IS_TYPE = re.compile(r"class\s.*Enum|^    \w+:\s", re.M)
 
 
@@ -53,7 +53,7 @@ def megatron(files: Files) -> Options:
 
 
 def read(files: Files, package: str) -> Schema:
-    """What the parser of ``package`` takes, which is slime or miles."""
+    """What the parser of ``package``, slime or miles, accepts."""
     options = megatron(files)
     arguments = f"{package}/utils/arguments.py"
     sglang = f"{package}/backends/sglang_utils/arguments.py"

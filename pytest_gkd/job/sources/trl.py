@@ -27,7 +27,7 @@ def classes(text: str, known: Mapping[str, Any]) -> dataclass_options.Classes:
 
 
 def transformers(files: Files) -> Schema:
-    """What the configurations of TRL, ms-swift and others inherit."""
+    """What the configurations of TRL, ms-swift and others inherit from transformers."""
     known: dict[str, Any] = {}
     for text in files.values():
         known |= classes(text, known)
@@ -45,7 +45,7 @@ def accelerate(files: Files) -> Schema:
 
 
 def added_arguments(text: str) -> dict[str, dict[str, Any]]:
-    """What every ``add_argument("--name", ...)`` of a module adds, by its spellings."""
+    """The options of all ``add_argument("--name", ...)`` in a module, by spelling."""
     found: dict[str, dict[str, Any]] = {}
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
@@ -55,7 +55,7 @@ def added_arguments(text: str) -> dict[str, dict[str, Any]]:
             continue
         given = {k.arg: k.value for k in node.keywords}
         action = ast.unparse(given["action"]).strip("'") if "action" in given else ""
-        # argparse takes the first long name for the key.
+        # argparse takes the first long name as the key.
         long = next((n for n in names if n.startswith("--")), names[0])
         option = {"key": long.lstrip("-").replace("-", "_")}
         if action in ("store_true", "store_false", "help"):
@@ -113,7 +113,7 @@ def commands(files: Files, programs: Mapping[str, Any]) -> list[str]:
 
 
 def program(name: str, text: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """A script, with the classes that it reads its options into, if all are known."""
+    """A script and the classes that it reads its options into, if all are known."""
     if not re.search(r"(?:Trl|HfArgument)Parser\(", text):  # parsing is slow
         return {}
     found = dataclass_options.program(text)
@@ -131,16 +131,16 @@ def _stem(name: str) -> str:
 
 
 def removed(schema: Schema, release: str, older: list[tuple[str, Schema]]) -> Schema:
-    """Of each class, the fields of older releases that it has no more.
+    """For each class, the fields of older releases that it no longer has.
 
-    Each with the last of these releases that has it, and the first that has not.
+    Each with the last of these releases that has it, and the first that does not.
     """
     gone: Schema = {}
     known = schema["classes"]
     for name in known:
         try:
             now = dataclass_options.fields(name, known)
-        except KeyError:  # an enum, or a class of an example that is not for this one
+        except KeyError:  # an enum, or a class of an example that does not apply here
             continue
         for number, (last, old) in enumerate(older):
             follow = [r for r, _ in older[number + 1 :]] + [release]
@@ -153,10 +153,10 @@ def removed(schema: Schema, release: str, older: list[tuple[str, Schema]]) -> Sc
 
 
 def completed(schema: Schema, release: str, last: str, older: Schema) -> Schema:
-    """A read schema with what only the record of an older release can tell.
+    """A schema that was read, with what only the record of an older release can tell.
 
-    That is what has been removed, and the scripts of TRL's examples/, which an
-    installed package does not have.
+    That is removed fields, and the scripts of TRL's examples/, which an installed
+    package lacks.
     """
     gone = {name: dict(keys) for name, keys in older.get("removed", {}).items()}
     for name, keys in removed(schema, release, [(last, older)]).items():

@@ -1,4 +1,6 @@
-"""verl's keys, from the trees that it generates, and names that it knows for them."""
+"""verl's keys, from the trees that it generates, and the names that are valid for
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ TREE = re.compile(r"verl/trainer/config/_generated_ppo_(?:(\w+?)_)?trainer\.yaml
 CONFIG = re.compile(r"verl/trainer/config/((?!.*_generated_|sft_|eval)[\w/]+)\.yaml")
 MODEL = "actor_rollout_ref.model.path"
 FSDP = "dp"  # model_engine's own name for it
-# What verl knows for a key: files, and a pattern whose matches hold all the names.
-# Those that user code may add to, by a decorator or a module of its own, are open.
+# The names valid for a key: files, and a pattern whose matches contain all of them.
+# Those that user code may extend, by a decorator or a module of its own, are open.
 CORE, ROLLOUT = "verl/trainer/ppo/core_algos.py", "actor_rollout_ref.rollout"
 ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
 OPEN_CHOICES = {
@@ -64,13 +66,13 @@ CLOSED_CHOICES = {
     ),
     "trainer.logger": ("verl/utils/tracking.py", r"supported_backend = \[[^\]]*\]"),
 }
-# Each engine's configuration takes its own strategies.
+# Each engine's configuration accepts its own strategies.
 ENGINE = "verl/workers/config/engine.py"
 STRATEGIES = r"assert self\.strategy (?:in|==) (.*?)(?:, f\"|$)"
 
 
 def read(files: Files) -> Schema:
-    """The keys under FSDP, and for each other ``model_engine=`` what differs."""
+    """The keys under FSDP, and the differences for each other ``model_engine=``."""
     engines = {}
     for name, text in files.items():
         found = TREE.fullmatch(name)
@@ -103,7 +105,7 @@ def read(files: Files) -> Schema:
 def _choices(
     files: Files, table: Mapping[str, tuple[str, str]]
 ) -> dict[str, list[str]]:
-    """The names in quotes in what matches each pattern, in the files' order."""
+    """The quoted names in the matches of each pattern, in file order."""
     found = {}
     for key, (wanted, pattern) in table.items():
         texts = matching(files, wanted).values()
@@ -115,7 +117,7 @@ def _choices(
 
 
 def _configs(files: Files) -> dict[str, Any]:
-    """The files that the trees are composed of, by their paths without the suffix."""
+    """The files that the trees are composed of, by path without the suffix."""
     found = {}
     for name, text in files.items():
         own = CONFIG.fullmatch(name)
