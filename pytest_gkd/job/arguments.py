@@ -16,7 +16,7 @@ from pytest_gkd.options import near
 
 UNKNOWN = "config.unknown-option"
 MISSING = "config.missing-value"
-# Near names are looked for so often; that takes milliseconds each.
+# Similar names are suggested for this many unknown options; each takes milliseconds.
 MOST_NEAR = 20
 NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own _negative_number_matcher
 TRUE = ("yes", "true", "t", "y", "1")
@@ -35,10 +35,10 @@ class Option:
     """An option of an argparse parser.
 
     ``key`` is its ``dest``. ``type`` is int, float, str, bool (transformers'
-    ``string_to_bool``), json, dict (which no word can give), or a flag's constant as
-    ``true`` or ``false``. ``nargs``
-    is argparse's: "" for one value, "?", "*", "+", or a number's digits. ``none`` says
-    that "none" and "null" stand for None, as in TRL's copy of HfArgumentParser.
+    ``string_to_bool``), json, dict (which no word can express), or a flag's constant as
+    ``true`` or ``false``. ``nargs`` is argparse's: "" for one value, "?", "*", "+", or
+    a number's digits. ``none`` says that "none" and "null" mean None, as in TRL's copy
+    of HfArgumentParser.
     """
 
     key: str
@@ -49,7 +49,7 @@ class Option:
 
     @property
     def most(self) -> int:
-        """How many words it may take."""
+        """The most words that it may take."""
         if self.type in ("true", "false"):
             return 0
         return {"": 1, "?": 1}.get(self.nargs) or (
@@ -58,7 +58,7 @@ class Option:
 
     @property
     def least(self) -> int:
-        """How many words it must have."""
+        """The fewest words that it must have."""
         if self.type in ("true", "false") or self.nargs in ("?", "*"):
             return 0
         return int(self.nargs) if self.nargs.isdigit() else 1
@@ -88,7 +88,7 @@ class Option:
 
 @dataclass
 class Arguments:
-    """What the words give: settings, words of no option, and what argparse refuses."""
+    """What the words yield: settings, words of no option, and what argparse refuses."""
 
     said: list[Override] = field(default_factory=list)
     rest: list[Word] = field(default_factory=list)
@@ -104,13 +104,13 @@ def parsed(
     refuses: bool = True,
     positionals: bool = False,
 ) -> Arguments:
-    """The settings that the words give to a parser with these ``options``.
+    """The settings that a parser with these ``options`` makes of the words.
 
-    ``whose`` names the parser in messages, as "TRL 1.9.0". ``abbreviations`` is
+    ``whose`` names the parser in messages, such as "TRL 1.9.0". ``abbreviations`` is
     argparse's ``allow_abbrev``, or the options that may be abbreviated where several
-    parsers read the words; ``refuses`` says whether an unknown option ends the
-    program (parse_args) or is passed over (parse_known_args), ``positionals`` whether
-    words without an option are the program's, and not an unknown option's.
+    parsers read the words; ``refuses`` says whether an unknown option ends the program
+    (parse_args) or is skipped (parse_known_args), ``positionals`` whether words without
+    an option belong to the program rather than to an unknown option.
     """
     found = Arguments()
     waiting = list(words)
@@ -135,7 +135,7 @@ def parsed(
             else:
                 level = "error"
             found.findings.append(_finding(UNKNOWN, level, problem, word, name))
-            # Its values are nobody's.
+            # Its values belong to no option.
             takes = not (equals or positionals)
             while waiting and takes and not _is_option(waiting[0]):
                 waiting.pop(0)
@@ -160,9 +160,10 @@ def _option(
     whose: str,
     abbreviations: bool | Collection[str],
 ) -> tuple[Option | None, str]:
-    """The option of that name or, as argparse has it, the only one that begins so.
+    """The option of that name or, as in argparse, the only one with that prefix.
 
-    Two spellings of one option are two to it, at least up to Python 3.13.0.
+    To argparse, two spellings of one option are ambiguous, at least up to Python
+    3.13.0.
     """
     if name in options:
         return options[name], ""
@@ -184,7 +185,7 @@ def _setting(
     findings: list[Finding],
     whose: str,
 ) -> Override:
-    """One option with its values, converted; what cannot be stays as it is written."""
+    """One option with its values, converted; those that cannot be stay as written."""
     source = " ".join([word.source, *(v.source for v in values if v is not word)])
     here = word._replace(source=source if values else word.source)
     if option.type in ("true", "false"):

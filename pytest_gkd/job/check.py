@@ -59,20 +59,19 @@ FRAMEWORKS: dict[str, Framework] = {
 }
 CONFLICT = "config.invalid-combination"
 MOST_FINDINGS = 200
-MOST_WAYS = 3  # of a script, told with a finding
-# Words of a start on all ways through its script: a second suffices for so many. Of
-# 1,530 upstream scripts slime's run_geo3k_qwen35.sh has the
-# most, 2,464 on 16 ways.
+MOST_WAYS = 3  # of a script, named in a finding
+# The most words of a start, over all paths through its script: these take a second. Of
+# 1,530 upstream scripts slime's run_geo3k_qwen35.sh has the most, 2,464 on 16 paths.
 MOST_SAID = 4_000
 Worlds = list[tuple[World, Launch]]
 
 
 @dataclass
 class Value:
-    """One value of the job, and where it comes from.
+    """One of the job's values, and where it comes from.
 
-    ``source`` is user, default or undetermined; ``alternatives`` are then what it may
-    be, each with the branch that it depends on, or what would tell.
+    ``source`` is user, default or undetermined; ``alternatives`` are then its possible
+    values, each with the branch that it depends on, or what would determine it.
     """
 
     value: Any
@@ -87,7 +86,7 @@ class Value:
 class Checked:
     """The verdict on a job.
 
-    ``release_by`` says who chose the release, ``started_in`` and ``lines`` where the
+    ``release_by`` says what chose the release, ``started_in`` and ``lines`` where the
     training is started, ``no_memory_plan`` why ``memory`` is empty.
     """
 
@@ -109,7 +108,9 @@ class Checked:
 
 
 def variables(texts: Iterable[str]) -> dict[str, str]:
-    """``NAME=VALUE`` texts, and HOME. Raises CheckError for one that is none."""
+    """``NAME=VALUE`` texts as a mapping, with HOME. Raises CheckError for anything
+    else.
+    """
     given = {"HOME": str(Path.home())}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -130,11 +131,11 @@ def check(
     """Read the job of a launch script or a configuration; nothing of it is executed.
 
     ``job`` is its path, or a command as it would be typed into a shell. ``overrides``
-    are what is given to the script ("$@"), ``framework`` is as in ``--framework``,
-    ``given`` variables that a script finds set, ``machine`` what it is to run on.
-    ``added`` are further arguments of the start itself, each a word or several, whose
-    lines are their numbers.
-    Raises CheckError where there is no job of a known framework.
+    are the script's own arguments ("$@"), ``framework`` is as in ``--framework``,
+    ``given`` are variables that are set when the script starts, ``machine`` is what it
+    is to run on. ``added`` are further arguments of the start itself, each of one or
+    more words; findings give their numbers as lines. Raises CheckError where there is
+    no job of a known framework.
     """
     try:
         return _checked(job, overrides, framework, given or {}, machine, added)
@@ -245,7 +246,7 @@ def _checked(
 
 
 def _without(checked: Checked, hide: Callable[[Any], Any]) -> Checked:
-    """The same, without the secrets that stand in the job's files."""
+    """The same, with the secrets in the job's files redacted."""
     for value in checked.values.values():
         value.value, value.expression = hide(value.value), hide(value.expression)
         value.alternatives = hide(value.alternatives)
@@ -258,7 +259,9 @@ def _without(checked: Checked, hide: Callable[[Any], Any]) -> Checked:
 
 
 def _unread(path: Path, raw: str, given: Iterable[str]) -> Iterator[Finding]:
-    """Variables given with ``--set`` that a script never names; it sources no other."""
+    """Variables given with ``--set`` that a script never names, unless it sources
+    others.
+    """
     if re.search(r"(?m)(^|[\s;&|(])(source|\.)\s", raw):
         return
     known = sorted(set(re.findall(r"\$\{?[#!]?([A-Za-z_]\w*)", raw)))
@@ -269,7 +272,7 @@ def _unread(path: Path, raw: str, given: Iterable[str]) -> Iterator[Finding]:
 
 
 def _hands_on(launch: Launch) -> bool:
-    """Whether words of the command line reach the start."""
+    """Whether words of gkd's command line reach the start."""
     return any(word.file == "the command line" for word in launch.arguments)
 
 
@@ -295,7 +298,7 @@ def _jobs(path: Path, script: shell.Script, asked: str) -> list[Worlds]:
     first = next((launch.framework for starts in found for launch in starts), "")
     starts = [[s for s in some if s.framework == (asked or first)] for some in found]
     if asked and not any(starts):
-        # The user says so: then any script of theirs may be the trainer.
+        # The user named the framework, so any script of theirs may be the trainer.
         own = {asked: Program(OWN_PROGRAM, programs[asked].is_own)}
         starts = [list(launches(world.commands, own, asked)) for world in script.worlds]
         # But not the framework's other programs, such as verl.trainer.sft_trainer.
@@ -303,7 +306,7 @@ def _jobs(path: Path, script: shell.Script, asked: str) -> list[Worlds]:
         starts = [
             [s for s in some if not s.program.startswith(other)] for some in starts
         ]
-        # What gets no options (a download, say) is none where another does.
+        # A program without options (a download, say) is no start if another has some.
         trains = [[s for s in some if _has_options(s)] for some in starts]
         starts = trains if any(trains) else starts
     most = max(map(len, starts), default=0)
@@ -321,7 +324,7 @@ def _jobs(path: Path, script: shell.Script, asked: str) -> list[Worlds]:
 
 
 def _followed(starts: Worlds) -> Worlds:
-    """Those whose words are not too many, and the first of them in any case."""
+    """As many starts as MOST_SAID words allow, and always the first."""
     words = list(itertools.accumulate(len(launch.arguments) for _, launch in starts))
     return starts[: max(1, sum(said <= MOST_SAID for said in words))]
 
@@ -334,7 +337,7 @@ def _has_options(launch: Launch) -> bool:
 
 
 def _merged(name: str, read: Sequence[tuple[World, dict[str, Given]]]) -> Value:
-    """One value of what the paths through the script make of it."""
+    """One value, combined from what the paths through the script make of it."""
     absent = Given("default")
     found = [(world, values.get(name, absent)) for world, values in read]
     first = found[0][1]
@@ -365,12 +368,12 @@ def _merged(name: str, read: Sequence[tuple[World, dict[str, Given]]]) -> Value:
 
 
 def _on_ways(told: Sequence[tuple[World, list[Finding]]]) -> Iterator[Finding]:
-    """What is found on all paths through a script, and what on some, with its branches.
+    """Findings on all paths through a script, and those on some, with their branches.
 
-    The latter are warnings: the way that the job goes may be another one.
+    The latter are warnings, since the job may take another path.
     """
     ways: dict[Finding, set[int]] = {}
-    # With other numbers in it, a fault may be on all ways.
+    # The same fault may be on all paths, with other numbers in its message.
     alike: dict[tuple[Any, ...], set[int]] = {}
     for number, (_, findings) in enumerate(told):
         for one in findings:
@@ -392,7 +395,7 @@ def _kind(finding: Finding) -> tuple[Any, ...]:
 
 
 def _branches(worlds: Sequence[World], found: AbstractSet[int]) -> str:
-    """The one branch that all of these ways take, and no other; else each way's."""
+    """The one branch that just these paths share; else those of each."""
     for condition in worlds[min(found)].conditions:
         with_it = {n for n, world in enumerate(worlds) if condition in world.conditions}
         if with_it == found:
@@ -409,7 +412,7 @@ def _branches(worlds: Sequence[World], found: AbstractSet[int]) -> str:
 def _twice(said: Iterable[Override]) -> Iterator[Finding]:
     """The same key with two values: the later one counts.
 
-    One that another script hands on is meant to.
+    A second value from another script is meant to override.
     """
     seen: dict[str, Override] = {}
     for override in said:
@@ -470,7 +473,9 @@ def text(checked: Checked) -> str:
 
 
 def _place(checked: Checked, file: str, line: int) -> str:
-    """A line of the script, or another file's; one beside the script by its name."""
+    """A line of the script or of another file; one beside the script goes by its
+    name.
+    """
     if not file or file == checked.script:
         return f"line {line}" if line else ""
     if checked.script and Path(file).parent == Path(checked.script).parent:

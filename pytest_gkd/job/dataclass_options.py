@@ -13,9 +13,9 @@ from typing import Any
 
 from pytest_gkd.job.arguments import Option
 
-# A class: {"bases": names, "fields": {name: what add_argument is given}}; a field has
-# type, and where they are not the usual: nargs, choices, none, names, required,
-# default, or "unknown" in its place with the expression.
+# A class: {"bases": names, "fields": {name: arguments of add_argument}}; a field has
+# type, and unless they are the usual ones: nargs, choices, none, names, required,
+# default, or "unknown" in place of the default, with the expression.
 Fields = dict[str, dict[str, Any]]
 Classes = dict[str, dict[str, Any]]
 PLAIN = ("int", "float", "str", "bool")
@@ -49,8 +49,8 @@ def classes(text: str, known: Mapping[str, Any] | None = None) -> Classes:
 def program(text: str) -> dict[str, Any]:
     """The dataclasses that a script gives to its TrlParser or HfArgumentParser.
 
-    ``passes`` says what of unknown keys it passes over silently: "all" of them, those
-    of the "config" file, or "" for none; "line" is for a parser that has no --config.
+    ``passes`` says which unknown keys it silently ignores: "all" of them, those of the
+    "config" file, or "" for none; "line" is for a parser that has no --config.
     """
     tuples: dict[str, list[str]] = {}
     found: dict[str, Any] = {"classes": [], "passes": ""}
@@ -78,7 +78,7 @@ def program(text: str) -> dict[str, Any]:
 
 
 def fields(name: str, known: Mapping[str, Any]) -> Fields:
-    """All fields of a class with those of its bases.
+    """All fields of a class, those of its bases included.
 
     Raises KeyError where one of them is not known, or is not a dataclass.
     """
@@ -92,7 +92,7 @@ def fields(name: str, known: Mapping[str, Any]) -> Fields:
 
 
 def options(given: Fields, *, none: bool = True) -> dict[str, Option]:
-    """The command line's options for these fields, by each of their spellings.
+    """The command-line options of these fields, by each of their spellings.
 
     ``none`` says whether the parser takes "none" for None, as TRL's own does.
     """
@@ -141,7 +141,9 @@ def _members(node: ast.ClassDef) -> dict[str, Any]:
 
 
 def _keywords(item: ast.AnnAssign) -> dict[str, ast.expr]:
-    """What ``field(...)`` or ``HfArg(...)`` is given; of a plain value, the default."""
+    """The arguments of ``field(...)`` or ``HfArg(...)``; a plain value is the
+    default.
+    """
     value = item.value
     if isinstance(value, ast.Call) and _name(value) in ("field", "HfArg"):
         return {k.arg: k.value for k in value.keywords if k.arg}
@@ -208,7 +210,7 @@ def _kind(parts: list[ast.expr], default: Any, known: Mapping[str, Any]) -> Any:
         found = {"type": inner if inner in PLAIN else "str", "nargs": "+"}
     else:
         found = {"type": "dict"}
-    # So for what no text can be, and not for lists and choices.
+    # Only for types that no text can be, not for lists and choices.
     usual = name not in ("str", "bool") and not {"nargs", "choices"} & found.keys()
     return {**found, "none": True} if usual and "None" in names else found
 
@@ -243,14 +245,14 @@ def _pairs(node: ast.expr | None) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _made(node: ast.expr, known: Mapping[str, Any]) -> Any:
-    """What a default's factory makes."""
+    """The default that a factory makes."""
     if isinstance(node, ast.Lambda):
         return _literal(node.body, known)
     return {"list": [], "dict": {}}.get(_name(node), node)
 
 
 def _literal(node: ast.expr, known: Mapping[str, Any]) -> Any:
-    """A value that stands in the text, or an enum's member; else the node itself."""
+    """A literal, or an enum's member; else the node itself."""
     inner = node
     if isinstance(inner, ast.Attribute) and inner.attr == "value":
         inner = inner.value

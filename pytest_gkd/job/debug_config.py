@@ -22,7 +22,7 @@ from pytest_gkd.job.launch import ADDED
 
 TABLE = Path(__file__).parent / "frameworks/smallest.toml"
 SHORT = 64  # tokens of a response
-# What a failure may hang on stays as it is, and is told.
+# A failure may depend on these: they stay as they are, and the output says so.
 KEPT = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
@@ -42,11 +42,11 @@ KEPT = (
     "loss",
 )
 GIVEN_LATER = "the command line"
-# Their programs read a file of keys, and none beside it.
+# Their programs read keys from a file alone, none from the command line.
 FILE_ALONE = ("roll",)
 # Models that each take their share of a batch, the trained one first.
 TRAINED_ON = ("trainer_gpus", "critic_gpus", "reference_gpus", "reward_gpus")
-# What placeholders are where only the names of the options count.
+# Placeholders' values where only the names of the options count.
 ANYHOW = dict.fromkeys(("batch", "samples", "ranks", "rank_samples", "group"), 1)
 
 
@@ -59,11 +59,11 @@ class Change(NamedTuple):
 
 @dataclass
 class DebugConfig:
-    """What makes a job small, and what it keeps.
+    """The changes that make a job small, and what it keeps.
 
-    ``left`` says what could not be made small, and why, and what is wrong with it all
-    the same; ``reaches`` whether the script hands arguments of its own on to the job.
-    ``file`` is where the job's keys stand, of a framework that reads them nowhere else.
+    ``left`` says what could not be made small, and why, and what is still wrong with
+    it; ``reaches`` whether the script passes its own arguments on to the job. ``file``
+    holds the job's keys if its framework reads them from nowhere else.
     """
 
     framework: str
@@ -86,7 +86,7 @@ class DebugConfig:
         return shlex.join(w for change in self.changes for w in change.text.split())
 
     def inheriting(self) -> str:
-        """A file beside ``file`` that takes that, and has the changes of its own.
+        """A file beside ``file`` that inherits from it and makes the changes.
 
         YAML of printable ASCII: anything else in a name is escaped.
         """
@@ -124,9 +124,9 @@ def smallest(check: Callable[..., Checked]) -> DebugConfig:
         if "set" in row and all(name in known for name in row.get("when", ()))
     ]
     strange = {-1}
-    while strange:  # of an unknown section only the first key is told
+    while strange:  # of an unknown section only the first key is reported
         tried = check(added=[row["set"].format(**{**ANYHOW, **sizes}) for row in rows])
-        # What this job's program does not have.
+        # Options that this job's program does not have.
         strange = {
             finding.line - 1
             for finding in tried.findings
@@ -158,7 +158,7 @@ def smallest(check: Callable[..., Checked]) -> DebugConfig:
     ]
     try:
         given = check(" ".join(texts).split()).values.values()
-    except CheckError:  # with these for its own arguments it starts nothing
+    except CheckError:  # with these as its own arguments the script starts nothing
         given = {}.values()
     return DebugConfig(
         found.framework,
@@ -174,7 +174,7 @@ def smallest(check: Callable[..., Checked]) -> DebugConfig:
 
 
 def _file(found: Checked) -> str:
-    """The file that most values stand in."""
+    """The file that most values are from."""
     places = Counter(value.file for value in found.values.values())
     files = [
         name for name, _ in places.most_common() if name.endswith((".yaml", ".yml"))
@@ -191,12 +191,12 @@ def _certain(found: Checked) -> dict[str, Any]:
 
 
 def _wrong(found: Checked) -> set[str]:
-    """The keys that errors are told of."""
+    """The keys that errors are about."""
     return {one.key for one in found.findings if one.level == "error"}
 
 
 def _sizes(known: Mapping[str, Any], told: Mapping[str, Value]) -> dict[str, int]:
-    """What the placeholders stand for, as far as it is certain."""
+    """The values of the placeholders, as far as they are certain."""
     response, samples, *roles = (
         value if type(value) is int and value > 0 else None
         for value in map(

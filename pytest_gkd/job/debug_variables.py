@@ -1,4 +1,4 @@
-"""``gkd env --debug``: the variables that make a job's next attempt tell more."""
+"""``gkd env --debug``: variables with which a job's next attempt tells more."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ class Advised:
 
 @dataclass(frozen=True)
 class Advice:
-    """What to set on the next attempt, what only to look for something, what not.
+    """What to set on the next attempt, what only for a specific question, what not at
+    all.
 
-    ``left_out`` says of which libraries nothing is advised, and why.
+    ``left_out`` says for which libraries there is no advice, and why.
     """
 
     cheap: tuple[Advised, ...]
@@ -83,7 +84,7 @@ class Advice:
 
 
 def advice() -> Advice:
-    """For the releases that are installed here."""
+    """The variables for the releases that are installed here."""
     cheap: list[Advised] = []
     costly: list[Advised] = []
     left: dict[str, str] = {}
@@ -97,7 +98,7 @@ def advice() -> Advice:
 
 
 def release(library: str) -> str:
-    """The installed release of a library; empty without one."""
+    """The installed release of a library; empty if there is none."""
     packages = _PACKAGES.get(library, (library,))
     return next(filter(None, map(environment.installed, packages)), "")
 
@@ -114,7 +115,7 @@ def read_name(names: list[str], library: str, here: str) -> str:
 
 
 def _reads(reader: Reader, here: str) -> bool:
-    """Whether a release has the variable, as far as what is recorded tells."""
+    """Whether a release has the variable, as far as the records tell."""
     newest = environment.recorded()[reader.library]["releases"][-1]
     is_new = Version(here) >= Version(reader.first)
     return is_new and (reader.last == newest or Version(here) <= Version(reader.last))

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pytest_gkd.job.models import WIDTHS, Model
 
 GIB = 1 << 30
-# CUDA graphs that vLLM captures outside its share, unless it is eager. An estimate.
+# CUDA graphs that vLLM captures outside its share, unless it is eager; an estimate.
 GRAPH_BYTES = GIB // 2
-# vLLM's max_num_seqs where nothing is said, on GPUs of 70 GiB and more
-# (engine/arg_utils.py, get_batch_defaults).
+# vLLM's default max_num_seqs on GPUs of 70 GiB and more (engine/arg_utils.py,
+# get_batch_defaults).
 MOST_SEQUENCES = 1024
 Parts = dict[str, int]
 
@@ -21,10 +21,10 @@ class Engine:
     """What an engine's memory depends on; ``sequences`` run at once.
 
     ``share`` is vLLM's gpu_memory_utilization, or SGLang's mem_fraction_static, which
-    is of weights and cache alone (model_runner.py, profile_max_num_token). ``sleeps``
-    says that it gives its memory back while the trainer works, ``scores`` that it is
-    asked for the log-probabilities of prompts, as a teacher is: of ``scored_tokens`` at
-    once, of all that it computes at once where that is 0.
+    covers weights and cache alone (model_runner.py, profile_max_num_token). ``sleeps``
+    says that it frees its memory while the trainer works, ``scores`` that it is asked
+    for the log-probabilities of prompts, as a teacher is: of ``scored_tokens`` at once,
+    or if that is 0, of all tokens that it computes at once.
     """
 
     model: Model
@@ -51,11 +51,11 @@ def weights(engine: Engine) -> int:
 
 
 def working(engine: Engine) -> int:
-    """The most that vLLM's profiling step takes beside weights and cache.
+    """The peak of vLLM's profiling step beside weights and cache.
 
-    A layer's widest moment on ``batched_tokens`` (residual, input, gate and other
-    factor, their product), or the sampler's logits of all sequences, in float32 with
-    their probabilities and the sorted ones (vLLM, gpu_model_runner.py, profile_run and
+    A layer's peak on ``batched_tokens`` (residual, input, gate and other factor, their
+    product), or the sampler's logits of all sequences, in float32 with their
+    probabilities and the sorted ones (vLLM, gpu_model_runner.py, profile_run and
     _dummy_sampler_run).
     """
     model, width = engine.model, WIDTHS[engine.dtype]
@@ -66,23 +66,25 @@ def working(engine: Engine) -> int:
 
 
 def working_in_share(engine: Engine) -> int:
-    """The part of it that the engine's share is for."""
+    """The part of the GPU's memory that the engine's share covers."""
     return 0 if engine.kind == "sglang" else working(engine)
 
 
 def one_cache(engine: Engine) -> int:
-    """Bytes on one GPU of the cache of one sequence at its full length; key and value
-    heads that are fewer than the ranks are copied (vLLM, get_num_kv_heads)."""
+    """Bytes of one full-length sequence's cache on one GPU; key and value heads are
+    replicated if there are fewer than ranks (vLLM, get_num_kv_heads).
+    """
     whole = engine.model.cache_bytes(engine.length, engine.cache_dtype)
     return math.ceil(whole / (engine.tensor * engine.pipeline))
 
 
 def scoring(engine: Engine) -> int:
-    """What prompts' log-probabilities take outside of vLLM's share: the logits of a
-    chunk of a prompt, a slice of them without padding, and their float32 log-softmax
-    (vLLM 0.32, _get_prompt_logprobs_dict). No profile counts them. SGLang has those of
-    all prompts that are computed at once: in float32, picked, and as log-probabilities
-    (sglang 0.5.9 to 0.5.16, layers/logits_processor.py, forward)."""
+    """What prompt log-probabilities take outside vLLM's share: the logits of a chunk of
+    a prompt, a slice of them without padding, and their float32 log-softmax (vLLM 0.32,
+    _get_prompt_logprobs_dict). vLLM's profiling does not count them. SGLang holds those
+    of all prompts that are computed at once: in float32, selected, and as
+    log-probabilities (sglang 0.5.9 to 0.5.16, layers/logits_processor.py, forward).
+    """
     if not engine.scores:
         return 0
     if engine.kind == "sglang":
@@ -93,8 +95,9 @@ def scoring(engine: Engine) -> int:
 
 
 def serving(engine: Engine, memory: int | None) -> Parts:
-    """An engine at work: its cache fills its share of the GPU, whatever is asked of
-    it (vLLM, v1/worker/gpu_worker.py, determine_available_memory)."""
+    """An engine at work: its cache fills its share of the GPU, whatever the load (vLLM,
+    v1/worker/gpu_worker.py, determine_available_memory).
+    """
     own = weights(engine), working(engine)
     cache = one_cache(engine) * engine.sequences
     if memory is not None:
@@ -110,8 +113,9 @@ def serving(engine: Engine, memory: int | None) -> Parts:
 
 
 def beside(engine: Engine, memory: int | None) -> Parts:
-    """What an engine holds while the trainer works: asleep its CUDA graphs alone
-    (vLLM, device_allocator/cumem.py), awake all."""
+    """What an engine holds while the trainer works: only its CUDA graphs if asleep
+    (vLLM, device_allocator/cumem.py), else everything.
+    """
     if not engine.sleeps:
         return serving(engine, memory)
     return {"CUDA graphs": 0 if engine.eager else GRAPH_BYTES}

@@ -31,27 +31,27 @@ INVALID = "env.variable-invalid"
 CAUSES = {"value": INVALID, "misread": UNREAD, "setting": DEBUGGING}
 CONFLICT = "config.invalid-combination"
 SLEEP = "PYTORCH_CUDA_ALLOC_CONF"
-# vLLM up to this one ends where its allocator for sleep mode finds expandable segments
-# in that variable (device_allocator/cumem.py, CuMemAllocator.__init__, of 0.19.1);
-# since 0.20 it turns them off for its own memory.
+# vLLM up to this release exits if its sleep-mode allocator finds expandable segments in
+# that variable (device_allocator/cumem.py, CuMemAllocator.__init__, of 0.19.1); since
+# 0.20 it turns them off for its own memory.
 LAST_TO_REFUSE = "0.19.1"
 SLEEP_MODE = "vllm_enable_sleep_mode"  # TRL's; ms-swift turns the segments off itself
-# Whose names these are. vLLM itself warns about any VLLM_ name that it does not know
-# (platforms/interface.py, validate_environ, of 0.32.0), and nobody but NCCL and torch
-# names variables NCCL_; in the others a user's own names are common, so that only a
-# slip of a known one is told.
+# The libraries that these prefixes belong to. vLLM itself warns about any VLLM_ name
+# that it does not know (platforms/interface.py, validate_environ, of 0.32.0), and only
+# NCCL and torch name variables NCCL_; under the others users' own names are common, so
+# that only misspellings of a known name are reported.
 STRICT = {"VLLM_": "vllm", "NCCL_": "nccl", "TORCH_NCCL_": "torch"}
 SLIPS = (
     *("SGLANG_", "GLOO_", "CUDA_", "TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_"),
     *("PYTORCH_", "RAY_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "WANDB_"),
 )
-# Read by plugins: vllm-ascend, torch-npu and their like, and networks that NCCL loads.
+# Read by plugins: vllm-ascend, torch-npu and the like, and network plugins of NCCL.
 PLUGINS = re.compile(
     r"VLLM_VERSION|VLLM_(?:ASCEND|OMNI|NPU|MLU|HPU|METAX|KUNLUN|GAUDI|SPYRE|RBLN|NEURON|MUSA)_\w+"
     r"|NCCL_(?:IBEXT|SHARP|PLUGIN|FASTRAK|GPUDIRECTTCPX?|SHIMNET|UCX|OFI|ROCE|ACCL)_\w+"
     r"|(?:PY)?TORCH_(?:NPU|HCCL|MUSA|MLU|HPU|GCU)_\w+"
 )
-# The CUDA programming guide's, which the driver reads.
+# From the CUDA programming guide; the driver reads them.
 DRIVER = {
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING"),
     *("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "CUDA_HOME", "CUDA_PATH"),
@@ -72,9 +72,9 @@ DRIVER = {
 
 
 class Reader(NamedTuple):
-    """A library that has a variable: in its releases from ``first`` to ``last``.
+    """A library that reads a variable, in its releases from ``first`` to ``last``.
 
-    ``takes`` is int, float, or the list of values that it takes, where that is known.
+    ``takes`` is int, float, or the list of accepted values, if known.
     """
 
     library: str
@@ -84,7 +84,9 @@ class Reader(NamedTuple):
 
     @property
     def is_current(self) -> bool:
-        """Whether the library still has it: the installed release, or the newest."""
+        """Whether the library still reads it: the installed release, or else the
+        newest.
+        """
         newest = recorded()[self.library]["releases"][-1]
         if self.last == newest:
             return True
@@ -102,7 +104,7 @@ def recorded() -> dict[str, Any]:
 
 @functools.cache
 def readers(name: str) -> tuple[Reader, ...]:
-    """The libraries that have, or had, a variable."""
+    """The libraries that read, or used to read, a variable."""
     whole = recorded().items()
     return tuple(
         Reader(library, *one["names"][name])
@@ -113,7 +115,7 @@ def readers(name: str) -> tuple[Reader, ...]:
 
 @functools.cache
 def installed(library: str) -> str:
-    """The release of a library that is installed here, empty without any."""
+    """The release of a library that is installed here, empty if there is none."""
     return files.version(library) or ""
 
 
@@ -121,9 +123,9 @@ ROWS: Mapping[str, Variable] = {row.name: row for row in VARIABLES}
 
 
 def given(launch: Launch) -> dict[tuple[str, str], Word]:
-    """The variables that a script gives to its commands, by name and value.
+    """The variables that a script sets for its commands, by name and value.
 
-    Those of the user's own --set are not the script's.
+    Those from the user's --set are left out.
     """
     found: dict[tuple[str, str], Word] = {}
     for command in (launch.command, *launch.beside):
@@ -146,7 +148,7 @@ def findings(launch: Launch, reading: Reading, text: str) -> Iterator[Finding]:
 
 
 def about(name: str, word: Word, reading: Reading, text: str) -> Iterator[Finding]:
-    """What is wrong with one variable, its value being the text of ``word``."""
+    """What is wrong with one variable, whose value is the text of ``word``."""
     row, value = ROWS.get(name), word.text.value
     nodes = reading.values.get("nodes")
     if row is not None:
@@ -174,7 +176,7 @@ def about(name: str, word: Word, reading: Reading, text: str) -> Iterator[Findin
 
 
 def unread(name: str, text: str = "") -> str:
-    """Why nothing reads a variable; empty where somebody does, or may.
+    """Why nothing reads a variable; empty if something does, or may.
 
     ``text`` is the script: a variable that it looks up itself is its own.
     """
@@ -222,7 +224,7 @@ def is_own(name: str, text: str) -> bool:
 
 
 def refused(name: str, value: str) -> str:
-    """What vLLM takes where it raises ValueError at a value; empty where it does not.
+    """What vLLM accepts if it raises ValueError at this value; empty if it does not.
 
     It evaluates all of vllm/envs.py once its engine is up (enable_envs_cache of 0.32).
     """
@@ -242,7 +244,7 @@ def refused(name: str, value: str) -> str:
 
 
 def _segments(launch: Launch, reading: Reading) -> Iterator[Finding]:
-    """Expandable segments beside vLLM's sleep mode, in the process of the trainer."""
+    """Expandable segments combined with vLLM's sleep mode, in the trainer's process."""
     word = launch.command.environment.get(SLEEP)
     if word is None or "expandable_segments:True" not in (word.text.value or ""):
         return

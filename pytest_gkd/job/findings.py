@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class CheckError(ValueError):
-    """A file that cannot be read as a job, told as a sentence with its name."""
+    """A file that cannot be read as a job; the message is a sentence with its name."""
 
 
 class Finding(NamedTuple):
@@ -21,5 +21,5 @@ class Finding(NamedTuple):
 
 
 def note(text: str, file: str, line: int) -> Finding:
-    """What the reader should know, and what is not a fault."""
+    """What the reader should know but is not a fault."""
     return Finding("", "note", text, file, line, "")

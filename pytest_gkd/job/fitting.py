@@ -47,11 +47,11 @@ AMOUNTS = (
 MOST_OF_ANYTHING = 1e12
 UNITS = {"B": 1, "MIB": 1 << 20, "GIB": GIB, "MB": 10**6, "GB": 10**9}
 SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]*)", re.IGNORECASE)
-# Beyond this part too much a job is held to be wrong, below it may be the plan.
+# A job too large by more than this fraction is judged wrong; below, the plan may be.
 CERTAIN = 0.1
 SHARE_STEP = 0.05
 MOST_CHANGES = 3
-# What follows from a change, and has no key of its own.
+# Consequences of a change that have no key of their own.
 COUNTED = {"trainer_gpus", "rollout_gpus"}
 Values = Mapping[str, Any]
 
@@ -92,7 +92,7 @@ def machine(text: str) -> Machine:
 
 
 def _amount(name: str, value: str) -> int:
-    """A number of things, or of bytes; 0 for what is neither."""
+    """A count or an amount of bytes; 0 for anything else."""
     if name in ("nodes", "gpus"):
         return int(value) if value.isdecimal() else 0
     size = SIZE.fullmatch(value) if name == "memory" else None
@@ -103,17 +103,17 @@ def _amount(name: str, value: str) -> int:
 
 
 class Recipe(NamedTuple):
-    """How a framework's jobs become what the plan is made of.
+    """How a framework's jobs are turned into the input of the plan.
 
-    ``job`` makes it of the values, the student, a teacher that the trainer or an engine
-    has, and a GPU's memory; it raises CheckError where something cannot be determined.
-    ``keys`` are the framework's own for values that may be changed, several where all
-    of them must be, with a value of its own where that is another ("KEY=cpu",
-    "KEY=zero{}" with the value in it).
-    ``facts`` join the values: what else the job says, ``teacher_inside`` among it,
-    whether the trainer's processes hold the teacher. ``roles`` are the paths of further
-    models by their roles; ``job`` finds them in the values as ``models``. ``servers``
-    are those that the job's script starts.
+    ``job`` makes that input from the values, the student, a teacher that the trainer or
+    an engine holds, and a GPU's memory; it raises CheckError where something cannot be
+    determined. ``keys`` are the framework's names of values that may be changed,
+    several if all of them must be, with the framework's value if it differs ("KEY=cpu",
+    "KEY=zero{}" with the value in it). ``facts`` are added to the values: what else the
+    job says, such as ``teacher_inside``, whether the trainer's processes hold the
+    teacher. ``roles`` are the paths of further models by their roles; ``job`` finds
+    them in the values as ``models``. ``servers`` are those that the job's script
+    starts.
     """
 
     job: Callable[[Values, Model, Model | None, int | None], Job]
@@ -124,7 +124,7 @@ class Recipe(NamedTuple):
 
 
 def checked(values: Values) -> Values:
-    """The same. Raises CheckError for amounts and shares that are none."""
+    """The same. Raises CheckError for invalid amounts and shares."""
     for name in AMOUNTS:
         value = values.get(name)
         if value is not None and not (
@@ -152,7 +152,7 @@ def number(values: Values, *names: str) -> list[int]:
 
 
 def candidates(values: Values) -> Iterator[dict[str, Any]]:
-    """Changes that lower some phase, from those that cost least to more GPUs."""
+    """Changes that lower some phase, from the cheapest to more GPUs."""
     stage = values.get("zero_stage")
     stage = values.get("default_stage") if stage is None else stage
     if type(stage) is int:
@@ -202,7 +202,9 @@ def candidates(values: Values) -> Iterator[dict[str, Any]]:
 
 
 def _smaller_rows(values: Values) -> Iterator[dict[str, Any]]:
-    """Fewer rows at once, with as many more steps: the whole batch stays as it is."""
+    """Fewer rows at once and proportionally more steps: the batch size stays the
+    same.
+    """
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     rows, steps = (values.get(name) for name in names)
     for size in _halves(rows, 1):
@@ -217,7 +219,7 @@ def _halves(size: Any, least: int) -> Iterator[int]:
 
 
 def excess(rows: list[Row]) -> int:
-    """Bytes that are too many, of all rows together."""
+    """Bytes over the limit, summed over all rows."""
     over = (row.total - row.available for row in rows if row.available is not None)
     return sum(max(one, 0) for one in over)
 
@@ -225,8 +227,9 @@ def excess(rows: list[Row]) -> int:
 def mended(
     recipe: Recipe, values: Values, student: Model, teacher: Model | None, on: Machine
 ) -> dict[str, Any]:
-    """The first change with which all fits, each tried by the same plan; else several,
-    each the one that helps most beside those before. Empty where none does."""
+    """The first change with which everything fits, each tried by the same plan; else
+    several, chosen greedily. Empty if none helps.
+    """
     changed: dict[str, Any] = {}
     room = on.memory
     left = excess(_planned(recipe, values, student, teacher, room))
@@ -263,7 +266,7 @@ def judge(
 ) -> tuple[list[Row], str, list[Finding]]:
     """The plan of a job, why there is none, and what is wrong with it.
 
-    ``recipes`` are those of all paths through the script; the findings are told of
+    ``recipes`` are those of all paths through the script; the findings point to
     ``line`` in ``file``.
     """
     told = list(_too_many(values, on, file, line))
@@ -339,7 +342,7 @@ def _planned(
 def _too_many(values: Values, on: Machine, file: str, line: int) -> Iterator[Finding]:
     wanted, there = values.get("total_gpus"), on.all_gpus
     if on.nodes is None and values.get("nodes") not in (None, 1):
-        return  # gpus=8 alone may mean those of each of several nodes
+        return  # gpus=8 alone may mean the GPUs of each of several nodes
     if isinstance(wanted, int) and there and wanted > there:
         text = f"the job needs {wanted} GPUs, and {MACHINE} has {there}"
         yield Finding("ray.no-resources", "error", text, file, line, "")
@@ -390,7 +393,7 @@ def _advice(change: Mapping[str, Any], values: Values, recipe: Recipe) -> str:
 
 
 def _setting(key: str, value: Any) -> str:
-    """As the framework spells it; a flag of a command line has no value."""
+    """A change as the framework spells it; a command-line flag has no value."""
     if value is True and key.startswith("--"):
         return key
     return key.format(value) if "=" in key else f"{key}={value}"
@@ -406,8 +409,9 @@ def to_json(rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def lines(rows: list[Row], reason: str) -> list[str]:
-    """The fullest phase of each role, and each that does not fit; or why there is no
-    plan."""
+    """The fullest phase of each role, and every one that does not fit; or why there is
+    no plan.
+    """
     if not rows:
         return [f"no memory plan: {reason}"]
     unplanned = [f"no memory plan but of servers: {reason}"] if reason else []

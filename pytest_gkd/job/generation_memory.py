@@ -20,11 +20,11 @@ class Generation:
 
 
 def generating(trainer: Trainer, generation: Generation) -> Parts:
-    """Rollouts by the trainer's own weights, which are made whole before (TRL,
+    """Rollouts by the trainer's own weights, which are gathered first (TRL,
     models/utils.py, unwrap_model_for_generation).
 
-    With a cache, its keys in the dtype that rotary embeddings give them; without, a
-    forward pass of all tokens for each new one, and the logits of the last.
+    With a cache, its keys are in the rotary embeddings' dtype; without, each new token
+    takes a forward pass of all tokens, and the logits of the last.
     """
     model, width = trainer.model, WIDTHS[trainer.compute]
     found = copied(trainer, model)

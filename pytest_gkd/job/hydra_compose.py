@@ -1,4 +1,4 @@
-"""Hydra's defaults lists: which files make a configuration, and in what order.
+"""Hydra's defaults lists: which files make up a configuration, and in what order.
 
 After hydra/_internal/defaults_list.py and hydra/core/default_element.py of hydra-core
 1.3.2.
@@ -36,7 +36,7 @@ class ConfigFile(NamedTuple):
 
 
 def config_file(text: str, settings: Iterable[Override]) -> ConfigFile:
-    """A file by its text and what documents.settings makes of that."""
+    """A file, from its text and what documents.settings makes of that."""
     header = HEADER.match(text)
     settings = list(settings)
     said = next((s.value for s in settings if s.key == "defaults"), None)
@@ -46,7 +46,7 @@ def config_file(text: str, settings: Iterable[Override]) -> ConfigFile:
 
 
 class _Entry(NamedTuple):
-    """One of a defaults list; ``group`` is empty for a file of the same folder."""
+    """An entry of a defaults list; ``group`` is empty for a file of the same folder."""
 
     group: str
     package: str | None
@@ -57,11 +57,11 @@ class _Entry(NamedTuple):
 
 @dataclass
 class Composer:
-    """Puts files together; ``load`` gives one by its path, None where there is none.
+    """Composes files; ``load`` returns one by its path, None if there is none.
 
-    ``choices`` are names by group and package that the command line gives, ``added``
-    what it adds. Afterwards ``missing`` are the paths that were not there, with the
-    file that wants each.
+    ``choices`` are names by group and package from the command line, ``added`` what it
+    adds. Afterwards ``missing`` are the paths that were not found, with the file that
+    needs each.
     """
 
     load: Callable[[str], ConfigFile | None]
@@ -72,11 +72,11 @@ class Composer:
     _read: int = 0
 
     def composed(self, primary: str) -> Config:
-        """The configuration of that name with all that its defaults name."""
+        """The configuration of that name with everything in its defaults lists."""
         return Config(self.settings(primary))
 
     def settings(self, primary: str) -> Iterator[Override]:
-        """Its settings in their order; of two for one key the later one counts."""
+        """Its settings in their order; the later of two for one key wins."""
         first = self.load(primary)
         if first is None:
             self.missing.append((primary, ""))
@@ -99,7 +99,7 @@ class Composer:
         for entry in entries:
             if entry.override:
                 key = _place(parent, package, entry)
-                # The outermost one counts, and the command line before all.
+                # The outermost one wins, and the command line over all.
                 self.choices.setdefault(key, entry.name)
         if not any(entry.name == SELF and not entry.group for entry in entries):
             entries.append(_Entry("", None, SELF))
@@ -150,7 +150,7 @@ def _too_many(path: str) -> CheckError:
 
 
 def _entries(raw: Any) -> Iterator[_Entry]:
-    """What a line of a defaults list says; nothing where Hydra would refuse it."""
+    """The entries of a line of a defaults list; none if Hydra would refuse it."""
     pairs = raw.items() if isinstance(raw, Mapping) else [(None, raw)]
     for key, name in pairs:
         found = ENTRY.fullmatch(str(name if key is None else key).strip())
@@ -165,7 +165,7 @@ def _entries(raw: Any) -> Iterator[_Entry]:
 
 
 def _place(parent: str, package: str, entry: _Entry) -> tuple[str, str]:
-    """The group that an entry is of, and the package that it goes to."""
+    """The group that an entry belongs to, and the package that it goes to."""
     group = entry.group or posixpath.dirname(str(entry.name))
     is_absolute = group.startswith("/") or str(entry.name).startswith("/")
     own = entry.package
@@ -174,14 +174,14 @@ def _place(parent: str, package: str, entry: _Entry) -> tuple[str, str]:
     if own == HERE:
         own = ""
     if not entry.group:
-        # The name has the group in it.
+        # The name includes the group.
         return ("" if is_absolute else parent), _joined(package, own)
     whole = group.lstrip("/") if is_absolute else posixpath.join(parent, group)
     return posixpath.normpath(whole), _joined(package, own)
 
 
 def _joined(parent: str, package: str) -> str:
-    """A package in that of its parent; _global_ is the top."""
+    """A package within that of its parent; _global_ is the top."""
     whole = f"{parent}.{package}".strip(".")
     before, marker, after = whole.rpartition(GLOBAL)
     return after.strip(".") if marker else before + after
@@ -194,7 +194,7 @@ def _inside(settings: Iterable[Override], package: str) -> Iterator[Override]:
 
 
 def recorded(one: Mapping[str, Any]) -> ConfigFile:
-    """A file as a schema has it: ``package``, ``defaults`` and ``keys``."""
+    """A file as a schema records it: ``package``, ``defaults`` and ``keys``."""
     settings = [
         Override("", key, value, frozenset(), Word(Text(key), "", 0, f"{key}: {value}"))
         for key, value in one["keys"].items()

@@ -20,9 +20,9 @@ POINT = rf"(?:{UNSIGNED}?\.[0-9](?:_?[0-9])*|{UNSIGNED}\.)"
 EXPONENT = rf"(?:{POINT}|{UNSIGNED})[eE][+-]?[0-9](?:_?[0-9])*"
 WHOLE = re.compile(rf"[+-]?{UNSIGNED}")
 REAL = re.compile(rf"[+-]?(?:{EXPONENT}|{POINT}|(?i:inf|nan))")
-# Texts of these alone are one value, without quotes.
+# Texts of these characters alone are one value, without quotes.
 PLAIN = re.compile(r"[\w/\-+.$%*@?|:]+", re.ASCII)
-# ANTLR takes the longest token; in this order the first that fits is that one.
+# ANTLR takes the longest token; in this order that is the first match.
 TOKEN = re.compile(
     r"(?P<opens>[ \t]*\([ \t]*|[\[{][ \t]*)|(?P<closes>[ \t]*[)\]}])"
     r"|(?P<divides>[ \t]*[,:=][ \t]*)|(?P<blank>[ \t]+)"
@@ -41,23 +41,24 @@ DEEPEST = 50
 
 
 class RefusedError(ValueError):
-    """Why Hydra refuses a word, as the end of a sentence that begins with it."""
+    """Why Hydra refuses a word, as the rest of a sentence that begins with it."""
 
 
 class Sweep(NamedTuple):
-    """Several values at once, of which --multirun makes as many jobs."""
+    """Several values at once; --multirun starts a job for each."""
 
     text: str
 
 
 class Function(NamedTuple):
-    """A cast of what is not a plain value: only Hydra tells what it makes."""
+    """A cast of anything but a plain value: only Hydra can tell the result."""
 
     text: str
 
 
 class Assignment(NamedTuple):
-    """``key=value``, with + or ++ for a key that may be new, or ~ for one that goes.
+    """``key=value``, with + or ++ for a key that may be new, or ~ for one that is
+    deleted.
 
     ``value`` is what Hydra makes of it: None, bool, int, float, str, list, dict, a
     Sweep or a Function.
@@ -69,7 +70,7 @@ class Assignment(NamedTuple):
 
 
 def assignment(text: str) -> Assignment:
-    """An override. Raises RefusedError where Hydra does."""
+    """An override. Raises RefusedError if Hydra refuses it."""
     left, equals, right = text.partition("=")
     found = KEY.fullmatch(left)
     if found is None:
@@ -81,7 +82,7 @@ def assignment(text: str) -> Assignment:
 
 
 def value(text: str) -> Any:
-    """What stands behind the =. Raises RefusedError where Hydra refuses it."""
+    """The value after the =. Raises RefusedError if Hydra refuses it."""
     text = text.lstrip(" \t")
     if not text:
         return ""
@@ -120,7 +121,7 @@ def _typed(text: str) -> Any:
         raise RefusedError("has a number with too many digits") from None
     if REAL.fullmatch(text):
         number = float(text)
-        # What reads this has no infinity; the text says the same.
+        # Readers of this have no infinity; the text says the same.
         return number if abs(number) < float("inf") else text
     return text
 
@@ -155,16 +156,16 @@ class _Reader:
 
     @property
     def next(self) -> str:
-        """The kind of the token that comes; empty at the end."""
+        """The kind of the next token; empty at the end."""
         return self._ahead(0)
 
     def take(self) -> str:
-        """The text of the token that comes, which is passed by."""
+        """The text of the next token, which is consumed."""
         self._at += 1
         return self._tokens[self._at - 1][1]
 
     def unexpected(self) -> str:
-        """Why Hydra refuses the token that comes, or the end."""
+        """Why Hydra refuses the next token, or the end."""
         if not self.next:
             return "ends where a bracket is still open"
         shown = self._tokens[self._at][1].strip()

@@ -39,7 +39,7 @@ PRINTS = ("help", "hydra_help", "version", "cfg", "info", "shell_completion")
 
 @dataclass
 class CommandLine:
-    """Hydra's options by their names, the overrides, and what Hydra refuses."""
+    """Hydra's options by name, the overrides, and what Hydra refuses."""
 
     options: dict[str, Override]
     overrides: list[Override]
@@ -47,7 +47,7 @@ class CommandLine:
 
 
 def read(words: Iterable[Word]) -> CommandLine:
-    """What the words of a program with ``@hydra.main`` give it."""
+    """What a program with ``@hydra.main`` makes of its words."""
     words = list(words)
     shapes = [word.text.shape for word in words]
     end = shapes.index("--") if "--" in shapes else len(words)
@@ -76,7 +76,7 @@ def _apart(words: Sequence[Word], own: Sequence[Word]) -> Iterator[Finding]:
     owned = {id(word) for word in own}
     is_own = [id(word) in owned for word in words]
     if any(word.text.needs for word in words):
-        return  # such a word may be anything, and nothing at all
+        return  # such a word may be anything, or nothing at all
     blocks = [n for n, here in enumerate(is_own) if here and not (n and is_own[n - 1])]
     if len(blocks) > 1 and "--" not in [word.text.shape for word in words]:
         word, option = words[blocks[1]], words[blocks[1] - 1]

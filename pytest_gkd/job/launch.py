@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 from pytest_gkd.job.shell_values import Command, Word
 
-# Where words stand that gkd check adds to a start itself.
+# The "file" of words that gkd check adds to a start itself.
 ADDED = "an added argument"
 PYTHON = re.compile(r"python[\d.]*|coverage|torchrun|deepspeed|accelerate")
 
 
 class Launch(NamedTuple):
-    """A training's start: whose it is, the program, and the words it is given.
+    """The start of a training: its framework, the program, and its words.
 
-    ``document`` is the configuration file where that is what was given to check,
-    ``beside`` are all commands of the script.
+    ``document`` is the configuration file if that is what was checked, ``beside`` are
+    all commands of the script.
     """
 
     framework: str
@@ -32,7 +32,7 @@ class Launch(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The program's, without its folder, packages and suffix."""
+        """The program's name, without its folder, packages and suffix."""
         return posixpath.basename(self.program.removesuffix(".py")).rpartition(".")[2]
 
     @property
@@ -43,12 +43,12 @@ class Launch(NamedTuple):
 
     @property
     def before(self) -> tuple[Word, ...]:
-        """What stands before the program: the launcher with its options."""
+        """The words before the program: the launcher with its options."""
         words = self.command.words
         return words[: len(words) - len(self.arguments) - 1]
 
     def with_arguments(self, more: tuple[Word, ...]) -> Launch:
-        """The same start with further words behind its own."""
+        """The same start with further words appended."""
         command = self.command._replace(words=(*self.command.words, *more))
         beside = tuple(command if c is self.command else c for c in self.beside)
         arguments = (*self.arguments, *more)
@@ -58,8 +58,8 @@ class Launch(NamedTuple):
 class Program(NamedTuple):
     """What starts a framework: a module, script or subcommand.
 
-    A name in the group ``common`` may be anybody's, as train.py. It is the framework's
-    where ``is_own`` says so of the words and of the files that they stand in.
+    A name in the group ``common``, such as train.py, may be anybody's. It is the
+    framework's if ``is_own`` says so of the words and of the files that they are in.
     """
 
     name: re.Pattern[str]
@@ -69,9 +69,9 @@ class Program(NamedTuple):
 def launches(
     commands: tuple[Command, ...], programs: Mapping[str, Program], asked: str = ""
 ) -> Iterator[Launch]:
-    """The commands that start one of the frameworks, in their order.
+    """The commands that start one of the frameworks, in order.
 
-    ``asked`` is the one that a common name counts for, if so.
+    ``asked`` is the framework, if any, that common names are taken for.
     """
     for command in commands:
         for program, arguments in _programs(command.words):
@@ -91,16 +91,16 @@ def launches(
             break
 
 
-# A script or a module of the user's own, whose name tells no framework.
+# The user's own script or module, whose name does not tell the framework.
 OWN_PROGRAM = re.compile(r".*\.py|(?!torch\.|accelerate\.)[A-Za-z_]\w*(\.\w+)+")
 
 
-# Programs of prime-rl, whose names may be anybody's.
+# prime-rl's programs, whose names may be anybody's.
 PRIME_RL = ("rl", "sft", "trainer", "orchestrator", "inference", "evals")
 
 
 def _programs(words: tuple[Word, ...]) -> Iterator[tuple[str, tuple[Word, ...]]]:
-    """What the words may start, whatever stands before it: ``uv run``, ``srun`` ..."""
+    """What the words may start, whatever comes before it: ``uv run``, ``srun`` ..."""
     values = [word.text.value or "" for word in words]
     has_python = False
     for number, value in enumerate(values):

@@ -1,4 +1,6 @@
-"""What is certain of a configuration, for values and rules that several keys make."""
+"""What is certain in a configuration, for values and rules that involve several
+keys.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class NotCertainError(Exception):
 
 
 class Look:
-    """The values of a configuration that are certain; ``given`` were looked at."""
+    """The values of a configuration that are certain; ``given`` collects those looked
+    at.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -43,14 +47,14 @@ class Look:
         return given.value
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """The same, of an integer."""
+        """The same, for an integer."""
         value = self(key, default)
         if type(value) is not int:
             raise NotCertainError(frozenset({key}))
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """The same, of a number."""
+        """The same, for a number."""
         value = self(key, default)
         if type(value) not in (int, float):
             raise NotCertainError(frozenset({key}))
@@ -58,21 +62,23 @@ class Look:
         return number
 
     def size(self, key: str, default: int | None = None) -> int:
-        """The same, of a number of parts: at least 1; rules on sizes tell less."""
+        """The same, for a number of parts: at least 1; smaller ones are for the rules
+        on sizes.
+        """
         value = self.whole(key, default)
         if value < 1:
             raise NotCertainError(frozenset({key}))
         return value
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """The same, of a mapping; what does not exist is empty."""
+        """The same, for a mapping; one that does not exist is empty."""
         value = self(key) or {}
         if not isinstance(value, dict):
             raise NotCertainError(frozenset({key}))
         return value
 
     def is_on(self, key: str) -> bool:
-        """The same, of a flag; what does not exist is off."""
+        """The same, for a flag; one that does not exist is off."""
         return bool(self(key, False))
 
 
@@ -83,7 +89,7 @@ Derived = Mapping[str, tuple[Callable[[AnyLook], Any], str]]
 def derived(
     config: Config, table: Derived[AnyLook], look: Callable[[Config], AnyLook]
 ) -> dict[str, Given]:
-    """The values that several keys make: each has a function, and says of what.
+    """Values made from several keys: each has a function, and says from which keys.
 
     None is a value that the job does not have.
     """
@@ -112,7 +118,7 @@ def broken(
     look: Callable[[Config], AnyLook],
     cause: str = CONFLICT,
 ) -> Iterator[Finding]:
-    """What rules tell of a configuration, each as a key with a sentence.
+    """What rules find in a configuration, each as a key with a sentence.
 
     A rule that needs what cannot be determined says nothing.
     """
@@ -126,8 +132,9 @@ def broken(
 
 
 def place(config: Config, key: str) -> tuple[str, int]:
-    """The file and line of a key; of a section, or of a key that is not there, those of
-    the first one beside or below it, else none."""
+    """The file and line of a key; for a section, or a key that is not there, those of
+    the first key beside or below it, else none.
+    """
     while key and key not in config.settings:
         inside = (
             one.word
@@ -142,7 +149,7 @@ def place(config: Config, key: str) -> tuple[str, int]:
 
 
 def tokenizers(config: Config, student: str, teacher: str) -> Iterator[Finding]:
-    """A teacher of another tokenizer, which is sent the student's token numbers.
+    """A teacher with another tokenizer, which is sent the student's token ids.
 
     ``student`` and ``teacher`` are the keys of both models.
     """

@@ -17,24 +17,25 @@ from pytest_gkd.job.generation_memory import Generation, generating
 from pytest_gkd.job.megatron_memory import Megatron
 from pytest_gkd.job.training_memory import Trainer, total
 
-# A process's CUDA context with the kernels that it loads: 0.3 to 0.6 GiB as a rule.
+# A process's CUDA context with the kernels that it loads: typically 0.3 to 0.6 GiB.
 CONTEXT = "CUDA context"
 CONTEXT_BYTES = GIB // 2
-# Buffers of NCCL's communicators, and what the caching allocator cannot give again.
+# Buffers of NCCL's communicators, and fragmentation in the caching allocator.
 # Estimates: no GPU was there to measure them.
 RESERVE = "NCCL and fragmentation"
 RESERVE_BYTES = GIB
-# A plan that leaves less than this part of the memory free is tight: the aim is to be
-# wrong by no more.
+# A plan that leaves less than this fraction of the memory free is tight: the plan aims
+# to be off by no more.
 TIGHT = 0.1
 
 
 @dataclass(frozen=True)
 class Job:
-    """Who is there. ``memory`` is that of each GPU in bytes, None where unknown;
-    ``bucket`` the bytes that weights are sent in; ``processes`` are those of a GPU that
-    trainer and rollout share. ``scores`` is what the trainer takes where it asks the
-    student for log-probabilities, ``others`` are further models."""
+    """The roles of a job. ``memory`` is that of each GPU in bytes, None where unknown;
+    ``bucket`` the bytes of a bucket of weights sent; ``processes`` are those on a GPU
+    that trainer and rollout share. ``scores`` is what the trainer takes to compute the
+    student's log-probabilities, ``others`` are further models.
+    """
 
     trainer: Trainer | Megatron
     rollout: Engine | None = None
@@ -109,7 +110,7 @@ def plan(job: Job) -> list[Row]:
                 "engine's weights " + rollout.dtype: engine_memory.weights(rollout)
             }
             sent = total(sent, beside)
-            if rollout.sleeps:  # its graphs are there with them
+            if rollout.sleeps:  # its graphs are in ``beside``
                 sent = total(sent, woken)
         found.append(_row(job, role, "weight sync", sent))
     save = _most(one.save for one in stages)
@@ -143,7 +144,9 @@ def judged(role: str, phase: str, parts: Parts, available: int | None) -> Row:
 
 
 def shares(memory: int | None, role: str, engine: Engine) -> Iterator[Row]:
-    """Whether the engine's share holds one sequence: without it none starts."""
+    """Whether the engine's share holds one sequence; if not, the engine does not
+    start.
+    """
     if memory is None:
         return
     cache = engine_memory.one_cache(engine)

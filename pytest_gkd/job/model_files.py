@@ -16,19 +16,20 @@ from pytest_gkd.job import tokenizer_ids
 from pytest_gkd.job.shell_values import Word
 
 MOST_BYTES = 1 << 20
-# A tokenizer with so many of the tokens elsewhere is another one; with fewer it has
-# gained or lost special tokens.
+# A tokenizer with at least this fraction of the tokens at other ids is a different one;
+# with fewer it has gained or lost special tokens.
 OTHER = 0.01
 
 
-# The variables that a job's script gives to it: they name the caches of its hubs.
+# The variables that a job's script sets for it: they name its hub caches.
 _named: ContextVar[Mapping[str, str]] = ContextVar("_named", default={})  # noqa: B039
 
 
 @contextmanager
 def in_caches_of(environment: Mapping[str, Word]) -> Iterator[None]:
-    """Looks for models in the caches that these variables name, where they are certain
-    (HF_HOME, HF_HUB_CACHE, MODELSCOPE_CACHE), and not in this process's own."""
+    """Looks for models in the caches that these variables name if they are certain
+    (HF_HOME, HF_HUB_CACHE, MODELSCOPE_CACHE), not in this process's own.
+    """
     certain = {n: w.text.value for n, w in environment.items()}
     token = _named.set({n: text for n, text in certain.items() if text is not None})
     try:
@@ -38,9 +39,10 @@ def in_caches_of(environment: Mapping[str, Word]) -> Iterator[None]:
 
 
 def directory(name: Any, place: Path | None = None) -> Path | None:
-    """Where the model of that name lies, if its config.json is on this machine.
+    """The directory of the model of that name, if its config.json is on this machine.
 
-    ``place`` is the directory that a relative path starts from, before this one.
+    ``place`` is the directory that a relative path is tried from before the current
+    one.
     """
     if not isinstance(name, str) or not name:
         return None
@@ -48,7 +50,7 @@ def directory(name: Any, place: Path | None = None) -> Path | None:
         for path in ((place or Path()) / name, Path(name).expanduser()):
             if (path / "config.json").is_file():
                 return path
-    except (OSError, ValueError, RuntimeError):  # a NUL, a user who does not exist
+    except (OSError, ValueError, RuntimeError):  # a NUL, a ~user who does not exist
         return None
     if not hub_cache.is_hub_id(name):
         return None
@@ -57,24 +59,27 @@ def directory(name: Any, place: Path | None = None) -> Path | None:
 
 
 def config(name: Any, place: Path | None = None) -> Mapping[str, Any]:
-    """A model's config.json, that of its language model if it has more parts.
+    """A model's config.json; that of its language model if it has several parts.
 
-    Empty where there is none on this machine that can be read.
+    Empty if this machine has none that can be read.
     """
     found = _json(directory(name, place), "config.json")
     return {**found, **checkpoint.text_part(found)}
 
 
 def vocabulary(name: Any, place: Path | None = None) -> int | None:
-    """The entries of a model's embedding, by its config.json; None without one."""
+    """The entries of a model's embedding according to its config.json; None without
+    one.
+    """
     size = config(name, place).get("vocab_size")
     return size if type(size) is int else None
 
 
 def other_tokenizer(student: Any, teacher: Any) -> tuple[str, bool]:
-    """How the teacher's tokenizer.json differs from the student's, and if in earnest.
+    """How the teacher's tokenizer.json differs from the student's, and whether it
+    matters.
 
-    Empty where the same tokens have the same ids, or where one of them is not here.
+    Empty if the same tokens have the same ids, or if one of the files is not here.
     """
     places = [directory(name) for name in (student, teacher)]
     files = [place / "tokenizer.json" for place in places if place]

@@ -1,4 +1,4 @@
-"""A model's sizes, from config.json and the headers of its safetensors alone."""
+"""A model's sizes, from config.json and its safetensors' headers alone."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pytest_gkd.job.findings import CheckError
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)")
 NORM = re.compile(r"norm|\bln_")
-# Parts of attention that are not queries, keys and values of every token.
+# Parts of attention that are not the queries, keys and values of every token.
 OTHER_ATTENTION = re.compile(r"kv_a_proj|linear_attn|mamba|ssm|conv1d")
 # Model types whose RMSNorms multiply by their weight in float32.
 WIDE_NORMS = ("gemma", "olmo2", "olmo3")
 TOWERS = ("vision", "audio")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 ROUTED = re.compile(r"(?<!shared_)experts\.")
-# What tensor parallelism leaves whole: matrices of routers and into latent spaces, and
-# all vectors but the biases of matrices that it divides by their output (Megatron-LM,
+# What tensor parallelism replicates: matrices of routers and into latent spaces, and
+# all vectors but the biases of column-parallel matrices (Megatron-LM,
 # transformer/moe/router.py, multi_latent_attention.py, tensor_parallel/layers.py).
 WHOLE = re.compile(
     r"(?:^|\.)(?:gate|router|shared_expert_gate|q_a_proj|kv_a_proj\w*)\."
@@ -37,10 +37,10 @@ class Shape:
     """The widths of a decoder layer, in elements of a token.
 
     ``keys`` are as wide as the values; ``dense`` is the inner width of an MLP without
-    routing, shared experts among it, ``expert`` that of one of the ``count`` experts,
-    of which ``chosen`` work on a token. ``experts`` are the elements of all of these,
-    ``whole`` those that tensor parallelism does not divide. ``is_normed`` says that
-    queries and keys have norms, ``is_gated`` that the MLP has a gate.
+    routing, shared experts included, ``expert`` that of one of the ``count`` experts,
+    of which ``chosen`` process each token. ``experts`` are the elements of all of
+    these, ``whole`` those that tensor parallelism does not divide. ``is_normed`` says
+    that queries and keys have norms, ``is_gated`` that the MLP has a gate.
     """
 
     heads: int = 1
@@ -60,8 +60,8 @@ class Shape:
 class Layer:
     """A decoder layer in elements.
 
-    ``items`` and ``floats`` are what its backward pass keeps of a token, in the
-    dtype that is computed in and in float32; ``inner`` is its widest intermediate.
+    ``items`` and ``floats`` are what is kept of a token for its backward pass, in the
+    compute dtype and in float32; ``inner`` is its widest intermediate.
     """
 
     elements: int
@@ -73,14 +73,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Model:
-    """A model's sizes, in elements where nothing else is said.
+    """A model's sizes, in elements unless stated otherwise.
 
-    ``stored_bytes`` is what its files hold, ``head`` 0 where it is tied to the
-    ``embedding``. ``end`` is what comes behind the layers, ``cached`` (elements of a
-    token, most tokens or 0) of each layer's cache. ``is_rough`` says that what its
-    layers keep is not known in detail, ``is_multimodal`` that it has
-    a tower for what is no text. ``positions`` is how long its sequences may be, 0 where
-    config.json does not say it, ``kind`` its model_type.
+    ``stored_bytes`` is what its files hold, ``head`` is 0 if tied to the ``embedding``.
+    ``end`` is what follows the layers, ``cached`` (elements per token, most tokens or
+    0) describes each layer's cache. ``is_rough`` says that what its layers keep is not
+    known in detail, ``is_multimodal`` that it has a tower for something other than
+    text. ``positions`` is how long its sequences may be, 0 if config.json does not say,
+    ``kind`` its model_type.
     """
 
     path: str
@@ -103,7 +103,7 @@ class Model:
 
     @property
     def stored_dtype(self) -> str:
-        """The dtype that its weights are stored in, by their width."""
+        """The dtype that its weights are stored in, judged by their width."""
         return "float32" if self.stored_bytes >= 4 * self.elements else "bfloat16"
 
     def loaded_bytes(self, dtype: str) -> int:
@@ -113,8 +113,9 @@ class Model:
     def cache_bytes(self, tokens: int, dtype: str) -> int:
         """Bytes of the cached keys and values of one sequence of ``tokens``.
 
-        A layer with a window keeps no more than that (vLLM, v1/kv_cache_interface.py,
-        ``max_memory_usage_bytes``); its blocks of 16 tokens are counted whole.
+        A layer with a sliding window keeps no more than that (vLLM,
+        v1/kv_cache_interface.py, ``max_memory_usage_bytes``); blocks of 16 tokens are
+        counted whole.
         """
         kept = (
             size * math.ceil(min(tokens, most or tokens) / 16) * 16
@@ -126,7 +127,7 @@ class Model:
 def read(directory: Path) -> Model:
     """The sizes of a model directory.
 
-    Raises CheckError where it has no config.json, no safetensors, or not whole ones.
+    Raises CheckError if it has no config.json, or no complete safetensors.
     """
     try:
         config = json.loads((directory / "config.json").read_text("utf-8"))
@@ -212,8 +213,9 @@ def _has_wide_norms(config: Mapping[str, Any]) -> bool:
 
 
 def _end(config: Mapping[str, Any]) -> Layer:
-    """What the last norm and the output matrix keep of a token, as in ``_layer``; a cap
-    on the logits keeps them as they are then."""
+    """What the last norm and the output matrix keep of a token, as in ``_layer``; a
+    logit cap keeps the capped logits, too.
+    """
     width = _width(config)
     items, floats = (1, 2) if _has_wide_norms(config) else (2, 1)
     capped = int(config["vocab_size"]) if config.get("final_logit_softcapping") else 0
@@ -221,14 +223,14 @@ def _end(config: Mapping[str, Any]) -> Layer:
 
 
 def _layer(config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> Layer:
-    """What a layer of transformers' models keeps of a token for its backward pass.
+    """What a layer of a transformers model keeps of a token for its backward pass.
 
     Counted tensor by tensor, as Korthikanti et al. do (arXiv 2205.05198, section 4.1),
-    from what PyTorch's derivatives keep (derivatives.yaml) of transformers 5.19's
-    layers with flash attention: the inputs of matrices that are trained; queries, keys,
-    values, output and the softmax's sums of attention; of an RMSNorm its input in
-    float32 and what its weight multiplies; gate, its activation, the other factor and
-    their product. Megatron's fused kernels keep less.
+    from what PyTorch's derivatives save (derivatives.yaml) in transformers 5.19's
+    layers with flash attention: the inputs of trained matrices; queries, keys, values,
+    output and the softmax's sums of attention; an RMSNorm's input in float32 and what
+    its weight multiplies; the gate, its activation, the other factor and their product.
+    Megatron's fused kernels keep less.
     """
     width, heads = _width(config), checkpoint.heads(config) or 1
     elements = sum(math.prod(shape) for shape in shapes.values())
@@ -243,7 +245,8 @@ def _layer(config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> Layer:
     keys = (checkpoint.first(config, ["num_key_value_heads"]) or heads) * size
     items, floats = 2 * width + 2 * queries + 2 * keys, heads
     if "qkv_proj" in text:
-        # The values are a view that keeps all of it, and their result is copied.
+        # The values are a view that keeps the whole projection alive, and their result
+        # is copied.
         items += 2 * queries + keys
     for name, shape in shapes.items():
         if len(shape) != 1 or not NORM.search(name) or name.endswith(".bias"):
@@ -258,7 +261,8 @@ def _layer(config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> Layer:
             items, floats = items + normed, floats + normed + 1
     own = _shape(config, shapes, (heads, queries, keys), dense)
     if own.count:
-        # Each chosen expert's rows are gathered, and its output is kept to be weighed.
+        # Each chosen expert's rows are gathered, and its output is kept for the
+        # weighting.
         items += own.chosen * (4 * own.expert + 2 * width) + 4 * own.dense
         inner = own.chosen * own.expert + own.dense
         return Layer(elements, items, floats + 2 * own.count, inner, own)
@@ -272,7 +276,7 @@ def _shape(
     attention: tuple[int, int, int],
     dense: int,
 ) -> Shape:
-    """The widths of a layer; ``attention`` is heads, queries and keys."""
+    """The widths of a layer; ``attention`` has the heads, queries and keys."""
     text = " ".join(shapes)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     routed = {name for name in shapes if ROUTED.search(name)}
@@ -303,10 +307,10 @@ def _shape(
 
 
 def _cached(config: Mapping[str, Any], number: int) -> tuple[int, int]:
-    """Elements of a token in a layer's cache, and the most tokens of it, 0 for all.
+    """Elements per token in a layer's cache, and the most tokens in it, 0 for all.
 
     Latent attention keeps one vector and its rotary part (vLLM, MLAAttentionSpec);
-    linear attention none of a token.
+    linear attention nothing per token.
     """
     latent = checkpoint.first(config, ["kv_lora_rank"])
     if latent:

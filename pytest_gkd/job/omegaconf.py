@@ -12,7 +12,7 @@ from pytest_gkd.job.shell_values import NOBODY, Word
 
 RESOLVER = re.compile(r"\s*(?P<name>[A-Za-z_][\w.]*)\s*:(?P<arguments>.*)", re.DOTALL)
 NODE = re.compile(r"\s*(?P<dots>\.*)(?P<key>[^\s{}]*)\s*")
-# What NeMo-RL registers is of this kind; OmegaConf itself brings oc.env and oc.select.
+# NeMo-RL registers resolvers of this kind; OmegaConf itself has oc.env and oc.select.
 ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: a + b,
     "mul": lambda a, b: a * b,
@@ -25,20 +25,20 @@ Key = tuple[str, ...]
 
 
 class UnresolvedError(ValueError):
-    """An interpolation that OmegaConf refuses, told as the end of a sentence.
+    """An interpolation that OmegaConf refuses; the message is the rest of a sentence.
 
-    ``key`` is where it stands; others may refer to that.
+    ``key`` is where it is; others may refer to that key.
     """
 
     key = ""
 
 
 class Config:
-    """The settings of a configuration by their whole keys.
+    """The settings of a configuration by their full keys.
 
     Lists and empty mappings are values; ``defaults`` are the files whose values the
-    user has not written, ``environment`` the variables that are known, ``resolvers``
-    names of further ones, whose values are not known.
+    user has not written, ``environment`` the known variables, ``resolvers`` the names
+    of further resolvers, whose values are unknown.
     """
 
     def __init__(self, settings: Iterable[Override] = ()) -> None:
@@ -60,7 +60,7 @@ class Config:
                 self.put(setting)
 
     def put(self, setting: Override) -> None:
-        """Set a key, whatever was there before."""
+        """Set a key, replacing whatever was there."""
         self.remove(setting.key)
         for above in _above(setting.key):
             self.settings.pop(above, None)
@@ -68,7 +68,7 @@ class Config:
         self.settings[setting.key] = setting
 
     def remove(self, key: str) -> None:
-        """Remove a key, with all below it."""
+        """Remove a key and everything below it."""
         self.settings.pop(key, None)
         if key in self._sections:
             for below in [k for k in self.settings if k.startswith(f"{key}.")]:
@@ -91,9 +91,9 @@ class Config:
         return list(dict.fromkeys(name.partition(".")[0] for name in names))
 
     def value(self, key: str, depth: int = 0) -> Given | None:
-        """What a key is, interpolations resolved; None where it does not exist.
+        """A key's value, interpolations resolved; None if it does not exist.
 
-        Of a section it is the mapping of what is below it.
+        For a section it is the mapping of what is below it.
         """
         if depth > DEEPEST:
             raise UnresolvedError(f"{key} refers to itself")
@@ -144,7 +144,7 @@ class Config:
         )
 
     def _inside(self, whole: Override, rest: str) -> Given | None:
-        """A part of a value that is a list or a mapping as a whole."""
+        """A part of a value that is stored whole, as a list or a mapping."""
         value = whole.value
         for part in rest.split("."):
             if isinstance(value, list) and part.isdigit() and int(part) < len(value):
@@ -156,7 +156,7 @@ class Config:
         return Given("default" if self.is_default(whole) else "user", value, whole.word)
 
     def is_default(self, setting: Override) -> bool:
-        """Whether it stands in one of the framework's own files."""
+        """Whether it is from one of the framework's own files."""
         return not setting.word.file or setting.word.file in self.defaults
 
     # -- interpolations ------------------------------------------------------------
@@ -164,7 +164,7 @@ class Config:
     def unresolved(self) -> list[tuple[Override, str]]:
         """The settings that OmegaConf cannot resolve, and why.
 
-        Of those that only refer to another such one, it is the other that is told.
+        If one only refers to another such setting, the other is reported.
         """
         found: list[tuple[Override, str]] = []
         roots: list[tuple[Override, str]] = []
@@ -203,7 +203,7 @@ class Config:
         return _joined("".join(str(piece.value) for piece in pieces), pieces)
 
     def _expression(self, text: str, at: Key, depth: int) -> Given:
-        """What stands between ``${`` and ``}``."""
+        """The value of what is between ``${`` and ``}``."""
         if found := RESOLVER.fullmatch(text):
             return self._call(found["name"], found["arguments"], at, depth)
         if "${" in text:
@@ -252,7 +252,7 @@ class Config:
 
 
 def _joined(value: Any, parts: Iterable[Given]) -> Given:
-    """A value that was made of several: the user's where one of them is."""
+    """A value made from several: the user's if one of them is."""
     parts = list(parts)
     needs = NOBODY.union(*(part.needs for part in parts))
     if needs:
@@ -267,7 +267,9 @@ def _above(key: str) -> list[str]:
 
 
 def _absolute(text: str, at: Key) -> str:
-    """The whole key that an interpolation in ``at`` names: each dot is one level up."""
+    """The full key that an interpolation in ``at`` names: each leading dot is a level
+    up.
+    """
     found = NODE.fullmatch(text)
     if found is None:
         raise UnresolvedError(f"${{{text}}} is not a key")
@@ -278,7 +280,7 @@ def _absolute(text: str, at: Key) -> str:
 
 
 def _whole(value: Any) -> str | None:
-    """The expression that is all of a text."""
+    """The expression that a text consists of."""
     if not isinstance(value, str) or "${" not in value:
         return None
     pieces = list(_pieces(value))
@@ -286,7 +288,7 @@ def _whole(value: Any) -> str | None:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, bool]]:
-    """A text's parts: plain ones, and the expressions, which are True."""
+    """A text's parts, plain ones and expressions; the latter are marked True."""
     at = 0
     while (start := text.find("${", at)) >= 0:
         if start > at:
@@ -308,8 +310,8 @@ def applied(
 ) -> Iterator[tuple[Override, str]]:
     """Apply Hydra's overrides; those that it refuses, and why.
 
-    As hydra 1.3 does it (ConfigLoaderImpl._apply_overrides_to_config), with the
-    configuration closed (struct) for keys that it does not have.
+    As in hydra 1.3 (ConfigLoaderImpl._apply_overrides_to_config), with the
+    configuration closed to new keys (struct).
     """
     for override in overrides:
         key, sign = override.key, override.sign
@@ -329,7 +331,7 @@ def applied(
             yield override, f"the configuration has no key {key}"
         elif sign == "+" and is_there and not (is_null or is_part or override.needs):
             yield override, f"{key} is there already; leave out the + or write ++{key}"
-        if is_mapping:  # joined with what is there, and not read
+        if is_mapping:  # merged with what is there without reading it
             needs = frozenset({str(override.value)})
             override = override._replace(value=None, needs=needs)
         config.put(override)
@@ -364,7 +366,7 @@ def dotlist(words: Iterable[Word]) -> tuple[list[Override], list[tuple[Word, str
 
 
 def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key of a tree by its whole name; an empty mapping is a value."""
+    """Every key of a tree by its full name; an empty mapping is a value."""
     for name, value in tree.items():
         key = f"{above}.{name}" if above else name
         if isinstance(value, dict) and value:

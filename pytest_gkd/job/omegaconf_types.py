@@ -1,6 +1,6 @@
 """Whether OmegaConf's structured configurations take a value for an annotated type.
 
-After the nodes of omegaconf 2.3 (omegaconf/nodes.py), which 2.4 agrees with.
+Modelled on the nodes of omegaconf 2.3 (omegaconf/nodes.py); 2.4 agrees.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LISTS = ("list", "tuple", "sequence", "set")
 
 
 def fits(node: ast.expr, value: Any) -> bool:
-    """Whether a value is taken, converted if need be; a class takes a mapping."""
+    """Whether a value is accepted, converted if need be; a class accepts a mapping."""
     return any(_fits(one, value) for one in pydantic_types.members(node))
 
 

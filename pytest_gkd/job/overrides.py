@@ -25,7 +25,9 @@ SWEEP = (
 
 class Override(NamedTuple):
     """``key=value``; ``sign`` is ``+`` or ``++`` for a key that may be new, ``~`` for
-    one that goes. ``value`` is undetermined where ``needs`` says what would tell."""
+    one that is deleted. ``value`` is undetermined if ``needs`` says what would
+    determine it.
+    """
 
     sign: str
     key: str
@@ -36,7 +38,7 @@ class Override(NamedTuple):
 
 @dataclass(frozen=True)
 class Given:
-    """A key: ``user``, ``default``, or ``undetermined`` for want of ``needs``."""
+    """A key's value: ``user``, ``default``, or ``undetermined`` without ``needs``."""
 
     source: str
     value: Any = None
@@ -46,10 +48,10 @@ class Given:
 
 
 def parsed(words: Iterable[Word]) -> Iterator[Override]:
-    """The overrides among the words; options of Hydra's own are passed over.
+    """The overrides among the words; Hydra's own options are skipped.
 
-    A word of which not even the key is certain comes with an empty key. What a word
-    that Hydra refuses would set is undetermined.
+    A word of which not even the key is certain comes with an empty key. A key that a
+    refused word would set is undetermined.
     """
     for word in words:
         shape, needs = word.text.shape, word.text.needs
@@ -75,9 +77,9 @@ def parsed(words: Iterable[Word]) -> Iterator[Override]:
 
 
 def refused(words: Iterable[Word], *, sweeps: bool) -> Iterator[tuple[Word, str]]:
-    """The words that Hydra's grammar refuses, and why: what follows the word itself.
+    """The words that Hydra's grammar refuses, and why, phrased to follow the word.
 
-    ``sweeps`` is whether it takes several values for one key, as with --multirun.
+    ``sweeps`` is whether it accepts several values for one key, as with --multirun.
     """
     words = list(words)
     before = ""
@@ -103,7 +105,7 @@ def refused(words: Iterable[Word], *, sweeps: bool) -> Iterator[tuple[Word, str]
 
 
 def literal(text: str) -> Any:
-    """A value as Hydra reads it; what it refuses, or has to compute, is a text."""
+    """A value as Hydra reads it; one that it refuses, or has to compute, is a text."""
     try:
         value = hydra_grammar.value(text)
     except RefusedError:
@@ -112,7 +114,7 @@ def literal(text: str) -> Any:
 
 
 def split(text: str) -> Iterator[str]:
-    """At commas that stand in no quotes and no brackets."""
+    """Split at commas outside quotes and brackets."""
     depth, quote, start = 0, "", 0
     for at, char in enumerate(text):
         if quote:
@@ -143,19 +145,19 @@ class Job:
         return key in self._defaults
 
     def default(self, key: str) -> Any:
-        """The release's default for the key, as it is written there."""
+        """The release's default for the key, as written there."""
         return self._defaults.get(key)
 
     def given(self, pattern: str) -> list[str]:
-        """The keys of a pattern that the command line gives."""
+        """The keys matching a pattern that the command line gives."""
         if "*" not in pattern:
             return [pattern] if pattern in self._given else []
         return [key for key in self._given if fnmatch.fnmatchcase(key, pattern)]
 
     def find(self, pattern: str) -> Given:
-        """The value of a key; ``*`` in it stands for any one name.
+        """The value of a key; ``*`` in it matches any one name.
 
-        Where several keys are given that differ, it is the list of their values.
+        If several matching keys differ, it is the list of their values.
         """
         keys = self.given(pattern)
         if not keys:
@@ -170,7 +172,7 @@ class Job:
         return Given("user", [one.value for one in found], found[0].word)
 
     def value(self, key: str, depth: int = 0) -> Given:
-        """What a key is, with the interpolations of its default resolved."""
+        """A key's value, with the interpolations of its default resolved."""
         if depth > DEEPEST:
             return Given("undetermined", needs=frozenset({key}))
         override = self._given.get(key)
@@ -185,7 +187,7 @@ class Job:
         sections = (".".join(parts[:n]) for n in range(1, len(parts)))
         above = next((one for one in sections if one in self._given), None)
         whole = override or (self._given[above] if above else None)
-        if whole is not None:  # removed, or given with all of its section
+        if whole is not None:  # removed, or given as part of its section
             text = f"{whole.sign}{whole.key}"
             return Given("undetermined", None, whole.word, frozenset({text}))
         if key not in self._defaults:

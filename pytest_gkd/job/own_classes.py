@@ -1,4 +1,4 @@
-"""The configuration classes that a user's own program derives; never imported."""
+"""The configuration classes that a user's own program derives, read without import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_FILES = 20
 
 
 class Own(NamedTuple):
-    """All classes, recorded ones and those of the program, and that of the whole."""
+    """All classes, recorded ones and the program's, and the class of the whole."""
 
     classes: Mapping[str, Any]
     root: str
@@ -30,8 +30,8 @@ def read(
 ) -> Own | None:
     """The classes of a program and of the modules beside it that it imports.
 
-    ``takes`` finds the name of the whole's class, in the group ``name``, ``made`` is
-    what the text of a file means. None where the class cannot be told for certain.
+    ``takes`` matches the name of the whole's class in the group ``name``; ``made``
+    parses a file's text. None if the class cannot be determined for certain.
     """
     if program is None:
         return None
@@ -59,7 +59,7 @@ def read(
 
 
 def calls(program: Path, function: str) -> bool:
-    """Whether a program calls a function of that name; no where it cannot be read."""
+    """Whether a program calls a function of that name; False if it cannot be read."""
     try:
         tree = ast.parse(script_file.text_of(program, is_script=False))
     except (CheckError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -71,7 +71,7 @@ def calls(program: Path, function: str) -> bool:
 
 
 def _texts(program: Path) -> dict[str, str]:
-    """The program and what it imports from its own folder, by the modules' names."""
+    """The program and what it imports from its own folder, by module name."""
     texts = {program.stem: script_file.text_of(program, is_script=False)}
     waiting = [program.stem]
     while waiting and len(texts) < MOST_FILES:
@@ -87,7 +87,7 @@ def _texts(program: Path) -> dict[str, str]:
 
 
 def _is_whole(name: str, every: Mapping[str, Any], below: tuple[str, ...]) -> bool:
-    """Whether all that a class is derived from is known, and none from itself."""
+    """Whether all bases of a class are known, and none is derived from itself."""
     if name not in every or name in below:
         return False
     return all(_is_whole(b, every, (*below, name)) for b in every[name]["bases"])

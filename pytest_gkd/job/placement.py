@@ -1,4 +1,4 @@
-"""Whether the nodes of ``--machine`` have a place for each of a job's pools of GPUs."""
+"""Whether each of a job's GPU pools fits on the nodes of ``--machine``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pytest_gkd.job.fitting import MACHINE, Machine
 from pytest_gkd.job.frameworks.reading import Pool
 
 CAUSE = "ray.no-resources"
-# So many ways to place the pools are tried, before nothing is said.
+# The most ways to place the pools that are tried; beyond, nothing is reported.
 MOST_TRIES = 5000
 
 
 def findings(
     pools: Sequence[Pool], on: Machine, file: str, line: int
 ) -> Iterator[Finding]:
-    """Pools that want more GPUs of a node than it has, or that do not fit together."""
+    """Pools that need more GPUs per node than a node has, or that do not fit
+    together.
+    """
     if not on.gpus:
         return
     sizes = [(pool, pool.nodes.value, pool.each.value) for pool in pools]
@@ -45,7 +47,7 @@ def findings(
     wanted = sorted(
         (each for _, n, each in known for _ in range(min(n, 999))), reverse=True
     )
-    # More GPUs than there are is told elsewhere.
+    # More GPUs than there are in all is reported elsewhere.
     fits_in_all = sum(wanted) <= on.all_gpus and max(wanted, default=0) <= on.gpus
     if len(known) < len(sizes) or not on.nodes or not fits_in_all:
         return
@@ -59,9 +61,9 @@ def findings(
 
 
 def _over_an_edge(pool: Pool, nodes: int, each: int, on: Machine) -> int | None:
-    """Where a part begins that a node's end cuts, of a job that takes all GPUs.
+    """The start of a part that spans two nodes, in a job that takes all GPUs.
 
-    Which GPUs a smaller job gets is Ray's to decide.
+    Which GPUs a smaller job gets is up to Ray.
     """
     before = pool.after.value if pool.after else None
     if not on.gpus or type(before) is not int or before + nodes * each != on.all_gpus:
@@ -71,7 +73,7 @@ def _over_an_edge(pool: Pool, nodes: int, each: int, on: Machine) -> int | None:
 
 
 def _fits(wanted: Sequence[int], free: list[int]) -> bool | None:
-    """Whether parts, the largest first, fit into nodes; None where that takes long."""
+    """Whether parts, largest first, fit into nodes; None if that takes too long."""
     tries = 0
 
     def place(at: int) -> bool | None:

@@ -1,4 +1,4 @@
-"""Whether a value is of an annotated type, as pydantic 2 judges it by default."""
+"""Whether a value is valid for an annotated type under pydantic 2's defaults."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ REALS = ("float", "PositiveFloat", "NonNegativeFloat")
 
 @cache
 def read(text: str) -> tuple[ast.expr, ast.expr | None]:
-    """A field's annotation and its default, of ``annotation = default``."""
+    """A field's annotation and its default, from ``annotation = default``."""
     line = ast.parse(f"x: {text}").body[0]
     assert isinstance(line, ast.AnnAssign)
     return line.annotation, line.value
 
 
 def members(node: ast.expr) -> list[ast.expr]:
-    """What a union, Optional or NotRequired is made of; else the type itself."""
+    """The members of a union, Optional or NotRequired; else the type itself."""
     if isinstance(node, ast.BinOp):
         return [*members(node.left), *members(node.right)]
     if isinstance(node, ast.Subscript):
@@ -39,9 +39,9 @@ def members(node: ast.expr) -> list[ast.expr]:
 
 
 def fits(node: ast.expr, value: Any) -> bool:
-    """Whether pydantic takes the value, converted if need be.
+    """Whether pydantic accepts the value, converted if need be.
 
-    Types that are not read, and classes, take a mapping, or anything.
+    Classes accept a mapping, types that are not read anything.
     """
     return any(_fits(one, value) for one in members(node))
 
@@ -88,7 +88,7 @@ BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 def out_of_bounds(node: ast.expr, value: Any) -> str:
-    """What a number should be by the ``Field(ge=...)`` of its type; empty if it is."""
+    """What a number must be by the ``Field(ge=...)`` of its type; empty if it is."""
     if not isinstance(value, int | float) or not isinstance(node, ast.Subscript):
         return ""
     told = []

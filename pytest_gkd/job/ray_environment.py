@@ -1,9 +1,9 @@
 """Which variables of a job on Ray reach its workers, and which stay behind.
 
-A worker has the environment of its node's raylet, so of the shell in which Ray was
-started, and ``env_vars`` of the job's runtime environment; not that of the shell in
-which the job is started (ray 2.60: _private/services.py, start_raylet;
-runtime_env/runtime_env.py). ``ray job submit`` starts the driver like a worker, too
+A worker has the environment of its node's raylet, hence of the shell that started Ray,
+and ``env_vars`` of the job's runtime environment; not that of the shell that starts the
+job (ray 2.60: _private/services.py, start_raylet; runtime_env/runtime_env.py). ``ray
+job submit`` starts the driver in the same way as a worker
 (dashboard/modules/job/job_supervisor.py, _exec_entrypoint).
 """
 
@@ -35,17 +35,17 @@ LOST = "env.variable-not-propagated"
 TOO_FEW = "ray.no-resources"
 DEVICES = "CUDA_VISIBLE_DEVICES"
 OVERRIDES = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
-# These start Ray, or join it, and leave the workers' environment to it; NeMo-RL hands
+# These start Ray, or join it, and leave the workers' environment to it; NeMo-RL passes
 # its own on (distributed/virtual_cluster.py, init_ray, of 0.7.0).
 LEAVES_IT = ("verl", "slime", "miles")
 ON_RAY = (*LEAVES_IT, "nemo-rl")
-# What only workers read, where a driver is started in the shell itself.
+# Read by workers only, if the driver is started in the shell itself.
 OF_WORKERS = (
     *("NCCL_", "TORCH_NCCL_", "VLLM_", "SGLANG_", "PYTORCH_", "GLOO_"),
     *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "TORCH_DISTRIBUTED_DEBUG"),
 )
-# verl hands to its workers what the driver has of these, ALWAYS also where that is
-# nothing (trainer/constants_ppo.py, get_ppo_ray_runtime_env, since 0.9.0).
+# verl passes the driver's values of these to its workers, ALWAYS even if unset
+# (trainer/constants_ppo.py, get_ppo_ray_runtime_env, since 0.9.0).
 ALWAYS = {"VERL_FULL_DETERMINISM", "VLLM_BATCH_INVARIANT", "VERL_RL_INSIGHT_ENABLE"}
 WHEN_SET = {
     *("PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "FLASH_ATTENTION_DETERMINISTIC"),
@@ -59,8 +59,7 @@ MOST_NAMES = 8
 class RuntimeEnv(NamedTuple):
     """``env_vars`` of a ``ray job submit``, and the word that holds them.
 
-    ``variables`` are None where they are not certain; ``problem`` is why Ray refuses
-    it.
+    ``variables`` are None if not certain; ``problem`` is why Ray refuses it.
     """
 
     variables: dict[str, Any] | None
@@ -71,7 +70,7 @@ class RuntimeEnv(NamedTuple):
 def findings(
     launch: Launch, reading: Reading, release: Release, text: str
 ) -> Iterator[Finding]:
-    """What does not reach the workers as it is given; ``text`` is the script's."""
+    """Variables that do not reach the workers as given; ``text`` is the script's."""
     before = [word.text.value or "" for word in launch.before]
     is_submitted = _is_ray(before, "job", "submit")
     job = _runtime_env(launch) if is_submitted else None
@@ -127,7 +126,7 @@ def _starts(launch: Launch) -> list[Command]:
 
 
 def _option(words: tuple[Word, ...], *names: str) -> Word | None:
-    """What an option is given, as ``--name=value`` or ``--name value``."""
+    """An option's value, from ``--name=value`` or ``--name value``."""
     found = None
     for number, word in enumerate(words):
         name, equals, value = word.text.shape.partition("=")
@@ -191,8 +190,9 @@ def _no_text(name: str, value: Any, quoted: str, word: Word) -> Finding:
 def _twice(
     launch: Launch, release: Release, job: RuntimeEnv, own: set[str]
 ) -> Iterator[Finding]:
-    """A name in the job's runtime environment and in that of ray.init: Ray refuses it,
-    whatever the values (runtime_env/runtime_env.py, _merge_runtime_env, of 2.60)."""
+    """A name both in the job's runtime environment and in that of ray.init: Ray refuses
+    it, whatever the values (runtime_env/runtime_env.py, _merge_runtime_env, of 2.60).
+    """
     said = set(job.variables or {})
     if OVERRIDES in said:
         return
@@ -217,7 +217,7 @@ def _twice(
 def _left(
     launch: Launch, release: Release, given: set[str], text: str, *, is_submitted: bool
 ) -> Iterator[Finding]:
-    """Variables that the script exports, and that workers do not see."""
+    """Variables that the script exports but workers do not see."""
     starts = _starts(launch)
     if not is_submitted and not (starts and launch.framework in LEAVES_IT):
         return
@@ -268,7 +268,7 @@ def _same(command: Command, name: str, word: Word) -> bool:
 def _devices(
     launch: Launch, reading: Reading, *, is_submitted: bool
 ) -> Iterator[Finding]:
-    """The GPUs that Ray finds by CUDA_VISIBLE_DEVICES, against those of the job."""
+    """The GPUs that Ray finds by CUDA_VISIBLE_DEVICES, compared with the job's."""
     starts = _starts(launch)
     for start in starts:
         seen, word = visible(start)
@@ -301,7 +301,7 @@ def _devices(
 
 
 def visible(command: Command) -> tuple[int | None, Word | None]:
-    """How many GPUs CUDA_VISIBLE_DEVICES shows to a command, None where not certain."""
+    """How many GPUs CUDA_VISIBLE_DEVICES shows to a command, None if not certain."""
     word = command.environment.get(DEVICES)
     if word is None or word.text.value is None or word.file == "--set":
         return None, word

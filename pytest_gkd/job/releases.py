@@ -1,4 +1,4 @@
-"""The releases of a framework whose options are recorded, and which of them judges."""
+"""The recorded releases of a framework's options, and which one judges a job."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ UNKNOWN = "of unknown version"
 class Release:
     """A recorded release of a framework, or the installed copy of it.
 
-    ``number`` is its version, ``rules`` the recorded release whose rules count for it,
-    ``schema`` what its framework's recorder reads in its sources.
+    ``number`` is its version, ``rules`` the recorded release whose rules apply to it,
+    ``schema`` what its framework's recorder reads from its sources.
     """
 
     framework: str
@@ -38,13 +38,13 @@ class Release:
         return self.number
 
     def is_at_least(self, release: str) -> bool:
-        """Whether it is that release or a later one, as far as its version tells."""
+        """Whether it is that release or a later one, judged by its version."""
         own = self.rules if self.number == UNKNOWN else self.number
         return Version(own) >= Version(release)
 
 
 class Judged(NamedTuple):
-    """The release that judges, who chose it, and why it is not what is installed."""
+    """The release that judges, what chose it, and why it is not the installed one."""
 
     release: Release
     by: str
@@ -70,10 +70,10 @@ def newest(framework: str) -> Release:
 
 
 def fitting(framework: str, program: str, options: frozenset[str]) -> Judged:
-    """The newest recorded release, and what says so.
+    """The newest recorded release that fits, and why it was chosen.
 
-    One that has not even half of the ``options`` that ``program`` is given, or not that
-    program, is passed over for an older one; where all are, it is the newest.
+    A release that lacks ``program``, or more than half of the ``options`` that it is
+    given, is skipped for an older one; if all are, it is the newest.
     """
     if not options:
         return Judged(newest(framework), "the newest recorded")
@@ -97,13 +97,13 @@ def judge(
     program: str = "",
     options: frozenset[str] = frozenset(),
 ) -> Judged:
-    """The asked release, else the installed copy, else one that is recorded.
+    """The requested release, else the installed copy, else a recorded one.
 
-    That is the newest that fits the options of a program's start. Raises CheckError
-    where the asked one is neither recorded nor installed.
+    The latter is the newest that fits the options of a program's start. Raises
+    CheckError if the requested one is neither recorded nor installed.
     """
     known = recorded(framework)
-    if not known and asked in ("", __version__):  # our own names
+    if not known and asked in ("", __version__):  # our own workload
         own = Release(framework, __version__, __version__, False, {})
         return Judged(own, "the installed one")
     if asked in known:
@@ -121,7 +121,9 @@ def judge(
 
 
 def beside(own: Release, package: str) -> Judged:
-    """A package that a framework needs: an installed one beside an installed one."""
+    """A package that a framework needs: the installed one if the framework is
+    installed.
+    """
     if own.is_installed:
         return judge(package)
     return Judged(newest(package), "the newest recorded")
@@ -131,9 +133,9 @@ def beside(own: Release, package: str) -> Judged:
 def _installed(
     framework: str, _path: tuple[str, ...], program: str, options: frozenset[str]
 ) -> Judged | None:
-    """The copy that this process would import from ``sys.path``, None without any.
+    """The copy that this process would import from ``sys.path``, None if there is none.
 
-    It is read where it lies, unless its files are those of the recorded release.
+    Its sources are read in place, unless they are those of the recorded release.
     """
     version = files.version(framework)
     if version is None:
@@ -171,9 +173,10 @@ def _installed(
 
 
 def _nearest(framework: str, number: str) -> tuple[Release, bool]:
-    """The nearest recorded release that is not newer, or the oldest one, and which.
+    """The nearest recorded release that is not newer, or else the oldest; and whether
+    it is the former.
 
-    For no version at all it is the newest one.
+    For anything but a version it is the newest one.
     """
     known = recorded(framework)
     try:
@@ -188,11 +191,11 @@ def _read(source: files.Source, texts: files.Files) -> dict[str, Any]:
     """What the sources say, in the shape of a recorded release. Raises SourceError."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of their texts' escapes
+            warnings.simplefilter("ignore")  # about escapes in their strings
             said = json.dumps(source.read(texts), default=str)
     except files.SourceError:
         raise
-    except Exception as error:  # a stranger's layout can break any step of a reader
+    except Exception as error:  # an unknown layout can break any step of a reader
         why = f"{type(error).__name__}: {error}"[:120]
         raise files.SourceError(f"it is laid out otherwise ({why})") from error
     schema: dict[str, Any] = json.loads(said)

@@ -1,4 +1,6 @@
-"""A launch script's file: whether it is one, and which of its lines bash loses."""
+"""A launch script's file: whether it is one, and which lines bash drops from a
+command.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,16 @@ from pytest_gkd.job.findings import CheckError, Finding
 
 CAUSE = "config.missing-value"
 # Of 1,529 upstream scripts the longest has 52,048 bytes (NeMo-RL, ultra_launch.sh), of
-# their configurations 37,578 (verl, _generated_ppo_megatron_trainer.yaml). A second and
-# 100 MB suffice for so many, whatever they hold.
+# their configurations 37,578 (verl, _generated_ppo_megatron_trainer.yaml). A file of
+# MOST_BYTES takes at most a second and 100 MB, whatever it holds.
 MOST_BYTES = 1 << 17
 SHELLS = re.compile(rb"#!.*\b(?:bash|sh|dash|ksh|zsh)\b")
-# So many are told; the others have the same reason.
+# The most lines that are reported; the others have the same cause.
 MOST_LOST = 5
 
 
 def text_of(path: Path, *, is_script: bool = True) -> str:
-    """The text of a file. Raises CheckError where bash would not read such a script."""
+    """The text of a file. Raises CheckError if bash would not read it as a script."""
     try:
         if path.is_dir():
             raise CheckError(f"{path} is a directory; give the launch script in it")
@@ -45,13 +47,13 @@ def text_of(path: Path, *, is_script: bool = True) -> str:
 
 
 def is_shells(raw: bytes) -> bool:
-    """Whether a shell would read it: no NUL byte, and no other program's first line."""
+    """Whether a shell would read it: no NUL byte, and no shebang of another program."""
     other = raw.startswith(b"#!") and not SHELLS.match(raw.partition(b"\n")[0])
     return not other and b"\0" not in raw
 
 
 def start_of(path: Path, most: int) -> bytes:
-    """The first bytes of a file, whatever size it says it has; raises OSError."""
+    """The first bytes of a file, whatever size it reports; raises OSError."""
     with path.open("rb") as file:
         return file.read(most)
 
@@ -59,9 +61,9 @@ def start_of(path: Path, most: int) -> bytes:
 def losses(
     path: Path, text: str, lost: Iterable[tuple[str, int, str]]
 ) -> Iterator[Finding]:
-    """Words that bash never gives to the command that they are meant for.
+    """Words that bash never passes to the command that they are meant for.
 
-    ``lost`` are the lines that look like options and that bash takes for commands.
+    ``lost`` are the lines that look like options but that bash takes for commands.
     """
     if "\r\n" in text:
         yield _finding(
@@ -87,7 +89,7 @@ def losses(
 
 
 def _why(before: str) -> str:
-    """By the line before: what ended the command there."""
+    """What ended the command on the line before."""
     if re.search(r"\\[ \t]+$", before):
         return ", which ends at the blank after the backslash in the line before"
     if before.lstrip().startswith("#"):

@@ -1,4 +1,4 @@
-"""What servers that a job's script starts, the rollout's or a teacher's, must hold."""
+"""What the servers that a job's script starts (rollout or teacher) must hold."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ SHARES = tuple(round(0.05 * step, 2) for step in range(19, 1, -1))
 
 
 class Served(NamedTuple):
-    """A server by its options, which are None where nothing is said of them.
+    """A server by its options, which are None if not given.
 
     ``role`` is "rollout server" or "teacher"; ``kind`` vllm or sglang; ``keys`` are the
-    options of what may be changed, by the names of Engine. ``doubt`` says why nothing
+    options for what may be changed, by Engine's field names. ``doubt`` says why nothing
     is known.
     """
 
@@ -42,7 +42,7 @@ class Served(NamedTuple):
 
 
 def engine(of: Served, model: Model) -> Engine:
-    """The server's engine. Raises CheckError where something is not certain."""
+    """The server's engine. Raises CheckError if something is not certain."""
     if of.doubt:
         raise CheckError(of.doubt)
     said = {name: value for name, value in of.sizes.items() if value is not None}
@@ -60,8 +60,8 @@ def engine(of: Served, model: Model) -> Engine:
         if type(value) is not int or not 0 < value < MOST:
             raise CheckError(f"its {name} is {str(value)[:40]}")
     is_sglang = of.kind == "sglang"
-    # SGLang starts without room for a row of all positions: it is longer rows that it
-    # refuses. Nor does it try all sequences beforehand.
+    # SGLang starts without room for a full-length sequence, and refuses longer
+    # requests. Nor does it run all sequences in a dry run.
     length = said.pop("length", 0) or (1 if is_sglang else model.positions)
     if not length:
         raise CheckError("nothing says how long its sequences may be")
@@ -74,7 +74,8 @@ def engine(of: Served, model: Model) -> Engine:
         length=length,
         sequences=sequences,
         dtype=dtype,
-        # vLLM takes fp16 and bf16 alike, and float32 of the weights for the cache, too.
+        # To vLLM fp16 and bf16 cost the same; with float32 weights the cache is
+        # float32, too.
         cache_dtype=dtype,
         scores=of.role == "teacher",
         eager=eager,
@@ -84,7 +85,7 @@ def engine(of: Served, model: Model) -> Engine:
 
 
 def rows(of: Served, own: Engine, memory: int | None) -> list[Row]:
-    """Its start, and its work, on one of its GPUs."""
+    """Its startup and its serving, on one of its GPUs."""
     parts = engine_memory.serving(own, memory)
     parts = {name: size for name, size in parts.items() if size}
     parts |= {CONTEXT: CONTEXT_BYTES, RESERVE: RESERVE_BYTES}
@@ -92,7 +93,7 @@ def rows(of: Served, own: Engine, memory: int | None) -> list[Row]:
 
 
 def mended(of: Served, own: Engine, memory: int) -> str:
-    """The options with which it fits, one or two; empty where none were found."""
+    """The options with which it fits, one or two; empty if none were found."""
     changes = [change for change in _changes(own) if change[0] in of.keys]
     pairs = itertools.combinations(changes, 2)
     for tried in itertools.chain(((one,) for one in changes), pairs):

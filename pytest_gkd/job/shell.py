@@ -1,8 +1,8 @@
 """Reads a bash script: which commands it would start, and with which words.
 
-Nothing of it is executed. What only an execution could tell (the output of a program, a
-variable that the script expects from outside, a file's existence) is undetermined, and
-where a branch depends on it, both ways are followed.
+Nothing of it is executed. What only execution could tell (a program's output, a
+variable expected from outside, whether a file exists) is undetermined; if a branch
+depends on it, both ways are followed.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from pytest_gkd.job.shell_values import (
 )
 from pytest_gkd.job.shell_words import BASH, NAME, Words, calculated, matches
 
-# More branches that hang on the unknown than these are not followed.
+# At most this many paths through undetermined branches are followed.
 MOST_WORLDS = 16
 MOST_ROUNDS = 256
 MOST_STEPS = 10_000
 # Five times as many as in any of 1,529 upstream scripts; the parser takes kilobytes for
-# each of those that are nested.
+# each nested one.
 MOST_SIGNS = 10_000
 MOST_DOCUMENTS = 500
 SIGNS = re.compile(rb"[|&;<>(){}`]")
-# Functions in functions, and files that source files.
+# Depth of functions calling functions, and files sourcing files.
 DEEPEST = 16
 SETS = re.compile(r"\$\{(\w+):?=")
 NAMED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL | re.ASCII)
-# set's flags that export whatever is set from then on, and those that end it.
+# set's flags that start exporting whatever is set from then on, and that stop it.
 SHORT = {"-": re.compile(r"-[a-zA-Z]*a[a-zA-Z]*"), "+": re.compile(r"\+[a-zA-Z]*a\w*")}
 ASSIGNS = re.compile(r"(?:[-+*/%]|\*\*)?=")
 # declare's flags that change what an assignment means: -i, -l, -n, -u.
 CHANGING = re.compile(r"[-+][a-zA-Z]*[ilnu][a-zA-Z]*")
-# An option, or a key of Hydra's: bash takes a line that begins so for a command's name.
+# An option or a Hydra key: bash takes it at the start of a line for a command's name.
 READ_WHOLE = re.compile(
     r"read\s+(?:(?:-r\s+)?-d|-rd)\s+(?:''|\"\")\s+([A-Za-z_]\w*)", re.ASCII
 )
@@ -86,7 +86,7 @@ DOCUMENT = "heredoc_body"
 
 
 class Input(NamedTuple):
-    """What a command finds at its standard input: a text where it stands, or a file."""
+    """What a command gets on its standard input: a text with its place, or a file."""
 
     node: int
     text: Text
@@ -97,12 +97,12 @@ class Input(NamedTuple):
 
 @dataclass
 class Script:
-    """What was read: a world for each way that the script may go, and remarks.
+    """What was read: a world for each path that the script may take, and remarks.
 
     A remark is a file, a line, and what could not be followed there. ``is_whole`` is
-    False where the script was not followed to its end. ``lost`` are lines that bash
-    takes for commands of their own though they look like options. ``text`` is all that
-    was read, also of other files.
+    False if the script was not followed to its end. ``lost`` are lines that bash takes
+    for separate commands though they look like options. ``text`` is all that was read,
+    other files included.
     """
 
     worlds: list[World]
@@ -115,10 +115,10 @@ class Script:
 def read(
     path: Path, given: Mapping[str, str], arguments: Iterable[str] = (), text: str = ""
 ) -> Script:
-    """Read the script at ``path``, or its ``text``, given as such.
+    """Read the script at ``path``, or its ``text`` if that is given.
 
-    ``given`` are variables that it finds set, ``arguments`` its own ("$@"). Raises
-    OSError where it cannot be read, RecursionError where it is nested too deep.
+    ``given`` are variables set beforehand, ``arguments`` its own ("$@"). Raises OSError
+    if it cannot be read, RecursionError if it is nested too deep.
     """
     reader = _Reader(path)
     words = tuple(Word(Text(a), "the command line", 0, a) for a in arguments)
@@ -144,8 +144,8 @@ class _Reader(Words):
         self.is_whole = True
         self.texts: list[bytes] = []
         self._depth = 0
-        self._sourced_bytes = 0  # of all files together
-        # Files with their arguments that are not yet at their end.
+        self._sourced_bytes = 0  # over all files
+        # Files, with their arguments, that are still being followed.
         self.started: list[tuple[str, tuple[Text, ...]]] = []
         self._input: Input | None = None
         self._waits = True
@@ -170,7 +170,7 @@ class _Reader(Words):
                 return worlds
             root = Parser(BASH).parse(self._source).root_node
             if root.has_error and b"$(((" in self._source:
-                # The parser does not know it in ${x:-$(((1 + 2) * 3))}; bash does:
+                # The parser does not know this in ${x:-$(((1 + 2) * 3))}; bash does:
                 mended = self._source.replace(b"$(((", b"$(( (")
                 self._here = self._here._replace(text=mended)
                 root = Parser(BASH).parse(self._source).root_node
@@ -200,13 +200,13 @@ class _Reader(Words):
     # -- statements ------------------------------------------------------------------
 
     def _body(self, node: Node, worlds: list[World]) -> list[World]:
-        """All statements of a block, one after the other."""
+        """All statements of a block, in order."""
         children = node.children
-        # Asked for its next sibling, a node counts through all of them.
+        # A node's next_sibling scans all of its siblings.
         for child, after in zip(children, [*children[1:], None], strict=False):
             if not child.is_named:
                 continue
-            if after is not None and after.type == "&":  # in a subshell of its own
+            if after is not None and after.type == "&":  # runs in a subshell
                 worlds = [
                     inside.back_in(world)
                     for world in worlds
@@ -219,7 +219,7 @@ class _Reader(Words):
     def _statement(
         self, node: Node, worlds: list[World], *, begun: bool | None = None
     ) -> list[World]:
-        """``begun`` is whether an & follows, as far as its caller has looked."""
+        """``begun`` is whether an & follows; None if the caller has not looked."""
         going = [world for world in worlds if not world.jump]
         follow = getattr(self, f"_do_{node.type}", None)
         if follow is None or not going:
@@ -270,7 +270,7 @@ class _Reader(Words):
             if adds:
                 text = self._variable(name, world) + text
             word = self._word(text, node if value is None else value)
-            is_array = name in world.arrays  # its first element, then
+            is_array = name in world.arrays  # this sets its first element
             rest = old[1:] if is_array else ()
             world = world.with_variable(name, (word, *rest), array=is_array)
         return world
@@ -387,7 +387,7 @@ class _Reader(Words):
         return self._clauses(clauses, world)
 
     def _clauses(self, clauses: list[Node], world: World) -> list[World]:
-        """The first of the if, elif and else clauses whose condition holds."""
+        """Follow the first of the if, elif and else clauses whose condition holds."""
         if not clauses:
             return [world]
         parts = [c for c in clauses[0].named_children if c.type not in CLAUSES]
@@ -457,7 +457,7 @@ class _Reader(Words):
             return self._once(body, world, self._raw(name))
         words = self._arguments(values, world) if values else list(world.arguments)
         if any(not w.text.shape.strip("\ue000") and w.text.needs for w in words):
-            # How many words it will be cannot be determined.
+            # How many words it expands to cannot be determined.
             return self._once(body, world, self._raw(name))
         worlds, found = [world], []
         for word in words[:MOST_ROUNDS]:
@@ -472,7 +472,7 @@ class _Reader(Words):
     def _round(
         self, body: Node, worlds: list[World]
     ) -> tuple[list[World], list[World]]:
-        """One round of a loop: the worlds that go on, and those that leave it."""
+        """One iteration of a loop: the worlds that go on, and those that leave it."""
         going, left = [], []
         for world in self._statement(body, worlds):
             if world.jump in ("", "continue"):
@@ -489,7 +489,7 @@ class _Reader(Words):
         goes: Callable[[World], bool | None],
         then: Callable[[World], World] = lambda world: world,
     ) -> list[World]:
-        """A loop that goes on while ``goes``, None for nobody knows."""
+        """A loop that goes on while ``goes`` holds; None is undetermined."""
         body = node.child_by_field_name("body")
         if body is None:
             return [world]
@@ -510,7 +510,7 @@ class _Reader(Words):
             worlds = [then(each) for each in worlds]
             found += left
             if all(any(each.holds_as(old) for old in going) for each in worlds):
-                # Every further round is the same, as of one that waits for a server.
+                # Every further iteration is the same, as when waiting for a server.
                 return found or worlds
         self._give_up(node, f"only {MOST_ROUNDS} rounds of the loop are followed")
         return [*found, *worlds]
@@ -540,7 +540,7 @@ class _Reader(Words):
         stops = node.children[0].type == "until"
         changed = CHANGED.findall(" ".join(map(self._raw, parts)))
         names = [name for pair in changed for name in pair if NAME.fullmatch(name)]
-        if names:  # the condition itself sets what it asks for
+        if names:  # the condition itself sets the variable that it tests
             body = node.child_by_field_name("body") or node
             for name in names:
                 word = self._unknown(node, name)
@@ -554,7 +554,9 @@ class _Reader(Words):
         return self._rounds(node, world, goes)
 
     def _once(self, body: Node, world: World, *names: str) -> list[World]:
-        """A loop of unknown rounds: none, or some, whose variables are not certain."""
+        """A loop of unknown length: no iterations, or some, whose variables are not
+        certain.
+        """
         start = world
         for name in names:
             start = start.with_variable(name, (self._unknown(body, name),), array=False)
@@ -596,7 +598,9 @@ class _Reader(Words):
         return world.with_variable(name, (self._word(text, node),), array=False)
 
     def _assigned(self, node: Node, world: World) -> World:
-        """After the assignments inside words: ``${name:=default}``, ``$((n++))``."""
+        """The world after assignments inside words: ``${name:=default}``,
+        ``$((n++))``.
+        """
         for child in node.named_children:
             if child.type in ("command_substitution", "subshell"):
                 continue
@@ -629,7 +633,7 @@ class _Reader(Words):
         worlds = [world] if body is None else self._redirected(body, redirects, world)
         files = [*redirects, *(c for d in documents for c in d.named_children)]
         worlds = [self._writes(body, files, documents, each) for each in worlds]
-        # A command behind a here-document stands inside its node.
+        # A command after a here-document is inside its node.
         for command in (c for d in documents for c in d.named_children):
             shows = body is not None and self._raw(body) == "cat"
             if shows and command.type == "pipeline" and len(documents) == 1:
@@ -648,7 +652,7 @@ class _Reader(Words):
     def _redirected(
         self, body: Node, redirects: Sequence[Node], world: World
     ) -> list[World]:
-        """A command with what a here-document, or a file, gives to it."""
+        """A command whose standard input is a here-document or a file."""
         for one in reversed(redirects):
             if one.type == "heredoc_redirect":
                 place = next((c for c in one.children if c.type == DOCUMENT), one)
@@ -662,7 +666,7 @@ class _Reader(Words):
     def _fed(
         self, node: Node, world: World, text: Text, line: int, *, is_name: bool = False
     ) -> list[World]:
-        """A statement whose first command gets that at its standard input."""
+        """A statement whose first command gets that on its standard input."""
         first = node
         while first.type in RUNS[1:] or first.type == "redirected_statement":
             first = first.named_children[0]
@@ -676,7 +680,7 @@ class _Reader(Words):
     def _marked(
         self, read: Callable[[Node, World], Text], node: Node, world: World
     ) -> Text:
-        """What it reads, with marks where quotes take the ends of lines away."""
+        """What the command reads, with marks where quoting removes line ends."""
         self._marks = True
         try:
             return read(node, world)
@@ -690,7 +694,9 @@ class _Reader(Words):
         documents: Sequence[Node],
         world: World,
     ) -> World:
-        """After scripts that it writes: ``cat <<EOF > job.sh``, or of another text."""
+        """The world after scripts that it writes: ``cat <<EOF > job.sh``, or another
+        text.
+        """
         shows = body is not None and self._raw(body) == "cat"
         for one in redirects:
             if one.type != "file_redirect" or one.children[-2].type not in WRITES:
@@ -711,7 +717,9 @@ class _Reader(Words):
         return world
 
     def _read(self, name: str, document: Node, world: World) -> World:
-        """``read -r -d '' NAME`` of a here-document: all of it, its blanks apart."""
+        """``read -r -d '' NAME`` of a here-document: all of it, stripped of outer
+        blanks.
+        """
         text = self._document(document, world)
         word = self._word(replace(text, shape=text.shape.strip(" \t\n")), document)
         return world.with_variable(name, (word,), array=False)
@@ -730,7 +738,7 @@ class _Reader(Words):
         words = self._arguments(parts, world)
         if not words:
             return [before]
-        # Also what an array or a quoted text holds.
+        # This includes the contents of arrays and quoted texts.
         if OPTION.fullmatch(words[0].text.shape):
             first = node.child_by_field_name("name") or node
             line = self._line(first)
@@ -774,7 +782,7 @@ class _Reader(Words):
         world: World,
         command: Command,
     ) -> list[World]:
-        """A shell, ssh or sbatch whose script is its standard input."""
+        """Follow a shell, ssh or sbatch whose script is its standard input."""
         for part in parts:
             if part.type == "herestring_redirect":
                 inner = part.named_children[-1]
@@ -791,8 +799,9 @@ class _Reader(Words):
     def _given(
         self, parts: Iterable[Node], words: Sequence[Word], world: World
     ) -> tuple[Text, str, int]:
-        """The text of the words, with the ends of lines that quotes take away, and
-        where it begins."""
+        """The text of the words, with the line ends that quoting removes, and where it
+        begins.
+        """
         first = words[0]
         file, line = first.file, first.line
         node = next(
@@ -838,7 +847,7 @@ class _Reader(Words):
     ) -> list[World]:
         """Follow the file that a command hands to a shell.
 
-        One that starts no program of interest counts for nothing.
+        A file that starts no program of interest is ignored.
         """
         if name.value is None:
             self._remark(node, "which file is started here is not certain")
@@ -856,7 +865,7 @@ class _Reader(Words):
             self._remark(node, f"{name.shape} is started and not read: {why}")
             return [world]
         start = path, tuple(word.text for word in within.arguments)
-        if start in self.started:  # sbatch "$0", which would come here again
+        if start in self.started:  # sbatch "$0", which would recurse forever
             return [world]
         outer, before = self._script, (self.is_whole, self.lost[:], self.remarks[:])
         self._script = name
@@ -883,9 +892,9 @@ class _Reader(Words):
         world: World,
         command: Command,
     ) -> list[World]:
-        """Follow a script as in a process of its own.
+        """Follow a script as a process of its own.
 
-        Its commands have the words of a ``ray job submit`` before their own.
+        Its commands are prefixed with the words of a ``ray job submit``.
         """
         names = command.environment if within.inherits else {}
         start = replace(
@@ -981,7 +990,7 @@ class _Reader(Words):
         return [world]
 
     def _fills(self, node: Node, world: World, words: list[Word]) -> list[World]:
-        """``read``, ``mapfile`` and their like: what they put into variables."""
+        """``read``, ``mapfile`` and the like: what they put into variables."""
         for word in words:
             name = word.text.value or ""
             if NAME.fullmatch(name):
@@ -1012,7 +1021,9 @@ class _Reader(Words):
         ]
 
     def _found(self, name: str, world: World) -> tuple[bytes | None, str]:
-        """A sourced file's text: from where the script is, or beside this file."""
+        """A sourced file's text: relative to the script's directory, or beside this
+        file.
+        """
         places = [
             self._absolute(world, name),
             Text(str(Path(self._file).parent / name)),
@@ -1035,7 +1046,7 @@ class _Reader(Words):
     # -- branches --------------------------------------------------------------------
 
     def _decide(self, node: Node, world: World) -> list[tuple[bool, World]]:
-        """The worlds that a condition leads to: one where it is certain, else two."""
+        """The worlds that a condition leads to: one if it is certain, else two."""
         holds, needs = self._condition(node, world)
         worlds = [world]
         if node.type not in TESTS:
@@ -1062,7 +1073,7 @@ class _Reader(Words):
 
 
 def _submitted(world: World, first: int, job: Command) -> World:
-    """The commands since ``first`` as those of a job that is submitted to Ray."""
+    """Turn the commands since ``first`` into those of a job submitted to Ray."""
     within = tuple(
         command._replace(
             words=(*job.words, *command.words),
@@ -1074,7 +1085,7 @@ def _submitted(world: World, first: int, job: Command) -> World:
 
 
 def _environment(given: dict[str, Word], words: Sequence[Word]) -> dict[str, Word]:
-    """What a command sees, with what ``env`` among its words adds and takes away."""
+    """A command's environment, with what ``env`` among its words adds and removes."""
     names = shell_within.names(words)
     rest = list(words[names.index("env") + 1 :]) if "env" in names else []
     while rest:

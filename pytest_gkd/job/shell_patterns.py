@@ -1,4 +1,4 @@
-"""What bash does to a text: quotes, patterns, ``${name%pattern}`` and its like."""
+"""What bash does to a text: quotes, patterns, ``${name%pattern}`` and the like."""
 
 from __future__ import annotations
 
@@ -9,35 +9,39 @@ import re
 from collections.abc import Callable
 
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "e": "\x1b"}
-# Longer ones, and more stars, are tried at too many places.
+# Longer patterns, or more stars, would be tried at too many places.
 LONGEST_PATTERN = 200
 LONGEST_TRIMMED = 4096
 MOST_STARS = 3
 MOST_BRACES = 64
 BRACES = re.compile(r"\{([^{}\s]*,[^{}\s]*|(?:0|-?[1-9]\d*)\.\.(?:0|-?[1-9]\d*))\}")
-# In a pattern these mean more than the plain text, or are read otherwise by fnmatch.
+# Special in a bash pattern, or read differently by fnmatch.
 QUOTES = set("\"'\\$`")
 
 
 def unescaped(text: str) -> str | None:
-    """What stands between ``$'`` and ``'``; None for escapes that are not read here."""
+    """The text between ``$'`` and ``'``; None for escapes that are not supported
+    here.
+    """
     if re.search(r"\\[^ntr\\'\"e]", text):
         return None
     return re.sub(r"\\(.)", lambda m: ESCAPES[m[1]], text, flags=re.DOTALL)
 
 
 def unquoted(text: str) -> str:
-    """Outside of quotes a backslash takes the next character as it is."""
+    """Outside quotes a backslash makes the next character literal."""
     return re.sub(r"\\(.)", r"\1", text.replace("\\\n", ""), flags=re.DOTALL)
 
 
 def in_quotes(text: str) -> str:
-    """Between double quotes only these are escaped (bash(1), Quoting)."""
+    """In double quotes a backslash escapes only these (bash(1), Quoting)."""
     return re.sub(r'\\(?:\n|([$`"\\]))', lambda found: found[1] or "", text)
 
 
 def fits(text: str, pattern: str) -> bool | None:
-    """Whether the whole text is what the pattern says; None where that is not read."""
+    """Whether the whole text matches the pattern; None if the pattern is not
+    supported.
+    """
     if len(pattern) > LONGEST_PATTERN or len(text) > LONGEST_TRIMMED:
         return None
     if QUOTES & set(pattern) or pattern.count("*") > MOST_STARS or "(" in pattern:
@@ -72,7 +76,7 @@ def braced(text: str) -> list[str] | None:
 
 
 def changed(text: str, change: str) -> str | None:
-    """``${name<change>}`` for a known value; None where that is not understood."""
+    """``${name<change>}`` for a known value; None if the change is not supported."""
     cases = {"^^": text.upper(), ",,": text.lower()}
     cases |= {"^": text[:1].upper() + text[1:], ",": text[:1].lower() + text[1:]}
     if change in cases:
@@ -92,7 +96,9 @@ def changed(text: str, change: str) -> str | None:
 
 
 def _trimmed(text: str, change: str) -> str | None:
-    """Without the shortest, or longest, beginning (#) or end (%) that fits."""
+    """The value without its shortest, or longest, prefix (#) or suffix (%) that
+    matches.
+    """
     sign, longest = change[0], change[:2] == change[0] * 2
     pattern = change[2 if longest else 1 :]
     if fits(text, pattern) is None:
@@ -106,7 +112,7 @@ def _trimmed(text: str, change: str) -> str | None:
 
 
 def printed(words: list[str], absolute: Callable[[str], str | None]) -> str | None:
-    """What a program prints that only looks at its words; None for all others.
+    """The output of a program that depends on its words alone; None for all others.
 
     Links are not followed: for ``realpath`` and ``readlink -f`` that is a guess as
     good as the paths' names.
@@ -142,7 +148,7 @@ def printed(words: list[str], absolute: Callable[[str], str | None]) -> str | No
 
 
 def _reckoned(arguments: list[str]) -> str | None:
-    """What ``expr`` prints of whole numbers and signs of one rank."""
+    """The output of ``expr`` for integers and operators of the same precedence."""
     numbers, signs = arguments[::2], {*arguments[1::2]}
     is_whole = all(re.fullmatch(r"[0-9]{1,9}", number) for number in numbers)
     if not is_whole or len(arguments) % 2 == 0 or len(arguments) > 9:

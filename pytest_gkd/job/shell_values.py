@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-# Stands in a text for a part that cannot be determined; a private-use character.
+# A private-use character for a part of a text that cannot be determined.
 HOLE = "\ue000"
-# Stands in a quoted script for a line end that its quotes take away.
+# Marks a line end that quoting removes from a quoted script.
 JOINED = "\ue001"
-# Longer ones nobody wrote; a script that doubles a variable in a loop ends here.
+# Nobody writes longer ones; this stops a script that doubles a variable in a loop.
 LONGEST = 1 << 16
 MOST_WORDS = 3_000
 NOBODY: frozenset[str] = frozenset()
@@ -22,7 +22,7 @@ NOBODY: frozenset[str] = frozenset()
 class Text:
     """A string, in whose ``shape`` a ``HOLE`` stands for each undetermined part.
 
-    ``needs`` are then the variables, or the commands, that would tell.
+    ``needs`` are then the variables, or the commands, that would determine them.
     """
 
     shape: str
@@ -30,7 +30,7 @@ class Text:
 
     @property
     def value(self) -> str | None:
-        """The string, None where it cannot be determined."""
+        """The string, None if it cannot be determined."""
         return None if self.needs else self.shape
 
     def __add__(self, other: Text) -> Text:
@@ -43,12 +43,14 @@ EMPTY = Text("")
 
 
 def unknown(*needs: str) -> Text:
-    """A text of which nothing is certain; what would tell, at least one."""
+    """A text of which nothing is certain; at least one thing that would determine
+    it.
+    """
     return Text(HOLE, frozenset(needs))
 
 
 def concatenated(parts: Iterable[Text]) -> Text:
-    """All of them in one."""
+    """The texts, concatenated."""
     whole = EMPTY
     for part in parts:
         whole += part
@@ -56,7 +58,7 @@ def concatenated(parts: Iterable[Text]) -> Text:
 
 
 class Word(NamedTuple):
-    """A word as a command gets it, and where it is written: file, line, expression."""
+    """A word as a command gets it, and where it was written: file, line, expression."""
 
     text: Text
     file: str
@@ -65,11 +67,11 @@ class Word(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A text that is read, and where it stands.
+    """A text that is read, and its origin.
 
-    ``lines`` are offsets in it with the line that begins there, for one that stands
-    within another; ``needs`` are then what would tell the ``HOLE``s in it. ``path`` is
-    what it takes for its own path, where that is not ``file``.
+    ``lines`` are offsets in it with the line that begins there, for a text within
+    another; ``needs`` are then what would determine the ``HOLE``s in it. ``path`` is
+    its own path as it sees it, if that is not ``file``.
     """
 
     text: bytes
@@ -79,14 +81,14 @@ class Source(NamedTuple):
     path: Text | None = None
 
     def line(self, row: int, offset: int) -> int:
-        """The line of the file, by the row and the offset in this text."""
+        """The line in the file, from the row and the offset in this text."""
         if not self.lines:
             return row + 1
         return self.lines[bisect.bisect(self.lines, (offset, LONGEST)) - 1][1]
 
 
 class Condition(NamedTuple):
-    """A branch that was taken, or not, without knowing whether bash would."""
+    """A branch that was taken or skipped without knowing whether bash would take it."""
 
     text: str
     file: str
@@ -101,9 +103,9 @@ class Condition(NamedTuple):
 class Command(NamedTuple):
     """A command that bash would start.
 
-    ``environment`` are the variables that the script gives it: exported, before the
-    command, or behind ``env``. What it may inherit beyond these is not known.
-    ``waits`` is whether the script goes on only at its end, as without ``&``.
+    ``environment`` are the variables that the script sets for it: exported, before the
+    command, or after ``env``. What else it may inherit is not known. ``waits`` is
+    whether the script waits for it to end, as without ``&``.
     """
 
     words: tuple[Word, ...]
@@ -115,13 +117,13 @@ class Command(NamedTuple):
 
 @dataclass(frozen=True)
 class World:
-    """The state of a script on one way through its branches.
+    """The state of a script on one path through its branches.
 
-    ``jump`` is break, continue or return while that is on its way, exit at the end.
-    ``trace`` stands for the words and environments of all ``commands``, to compare
-    worlds by; ``functions`` are a body and its source by name. ``exports`` is
-    whether every variable that is set is exported from then on (``set -a``).
-    ``written`` are the scripts that it has written itself, None without their text.
+    ``jump`` is break, continue or return while that is pending, exit at the end.
+    ``trace`` represents the words and environments of all ``commands``, for comparing
+    worlds; ``functions`` are a body and its source by name. ``exports`` is whether
+    every variable set from now on is exported (``set -a``). ``written`` are the scripts
+    that it has written itself, None if their text is unknown.
     """
 
     variables: dict[str, tuple[Word, ...]] = field(default_factory=dict)
@@ -142,7 +144,7 @@ class World:
     def with_variable(
         self, name: str, words: tuple[Word, ...], *, array: bool
     ) -> World:
-        """The same, but for one variable."""
+        """The same, except for one variable."""
         if len(words) > MOST_WORDS:
             last = words[-1]
             text = unknown(f"an array of more than {MOST_WORDS} words")
@@ -157,7 +159,7 @@ class World:
         )
 
     def without_variables(self, names: Iterable[str]) -> World:
-        """The same, but for variables that are unset."""
+        """The same, with variables unset."""
         gone = frozenset(names)
         variables = {n: v for n, v in self.variables.items() if n not in gone}
         return replace(
@@ -169,11 +171,11 @@ class World:
         )
 
     def exporting(self, names: Iterable[str]) -> World:
-        """The same, but for variables that commands see from now on."""
+        """The same, with variables that commands see from now on."""
         return replace(self, exported=self.exported.union(names))
 
     def environment(self) -> dict[str, Word]:
-        """What a command sees; bash exports no arrays."""
+        """A command's environment; bash does not export arrays."""
         names = sorted(self.exported & self.variables.keys() - self.arrays)
         return {name: self.variables[name][0] for name in names}
 
@@ -185,7 +187,7 @@ class World:
         return replace(self, commands=(*self.commands, command), trace=trace)
 
     def back_in(self, outer: World) -> World:
-        """The world after a subshell: its commands count, its variables are gone."""
+        """The world after a subshell: its commands are kept, its variables are not."""
         return replace(
             outer,
             commands=self.commands,
@@ -195,7 +197,7 @@ class World:
         )
 
     def back_from(self, outer: World) -> World:
-        """The world after a function: its arguments and locals are gone."""
+        """The world after a function, without its arguments and locals."""
         jump = "" if self.jump == "return" else self.jump
         world = replace(self, arguments=outer.arguments, local=outer.local, jump=jump)
         for name in self.local:
@@ -209,7 +211,9 @@ class World:
         return replace(world, exported=exported)
 
     def keeping(self, outer: World, inner: World) -> World:
-        """After a call with variables before it: they are as they were before."""
+        """The world after a call with variables before it: they have their old
+        values.
+        """
         world = self
         for name in inner.variables:
             if inner.variables[name] is not outer.variables.get(name):
@@ -223,11 +227,11 @@ class World:
         return replace(world, unset=outer.unset)
 
     def is_like(self, other: World) -> bool:
-        """Whether the two differ only in the way that led here."""
+        """Whether the two differ only in the path that led here."""
         return self.trace == other.trace and self.holds_as(other)
 
     def holds_as(self, other: World) -> bool:
-        """Whether the two differ only in that, and in the commands that were begun."""
+        """Whether the two differ only in that and in the commands that were started."""
         return (
             self.jump == other.jump
             and self.variables == other.variables
@@ -244,7 +248,7 @@ class World:
 
 
 def merged(worlds: Iterable[World]) -> list[World]:
-    """Those that differ; of several that do not, one with the conditions they share."""
+    """The distinct worlds; equal ones become one with the conditions they share."""
     found: list[World] = []
     for world in worlds:
         for number, other in enumerate(found):

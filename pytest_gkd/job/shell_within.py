@@ -9,27 +9,28 @@ from typing import NamedTuple
 from pytest_gkd.job.shell_values import HOLE, JOINED, Source, Text, Word
 
 SHELLS = {"bash", "sh", "dash", "zsh", "ksh"}
-# Options with a c among short ones: what follows is the script.
+# Short options that include a c: the script follows.
 GIVES = re.compile(r"-[a-z]*c[a-z]*")
 VALUED = {"-o", "+o", "-O", "+O", "--rcfile", "--init-file"}
-# ssh(1), options with a value.
+# ssh(1): options with a value.
 SSH_VALUED = re.compile(r"-[BbcDEeFIiJLlmOopQRSWw]")
-# What starts the shell on another machine, or in a container without this environment.
+# Programs that start the shell on another machine, or in a container, without this
+# environment.
 FAR = {"ssh", "docker", "podman", "kubectl", "nerdctl"}
-# sbatch(1), options with a value behind a blank; of the long ones those without any.
+# sbatch(1): short options with a value after a blank; long options without a value.
 SBATCH_VALUED = re.compile(r"-[AaBbCcDdeFGiJLMmNnopqStuwx]")
 SBATCH_FLAGS = {
     *("contiguous", "exclusive", "get-user-env", "hold", "ignore-pbs", "no-kill"),
     *("no-requeue", "overcommit", "oversubscribe", "parsable", "quiet", "reboot"),
     *("requeue", "spread-job", "test-only", "use-min-nodes", "verbose", "wait"),
 }
-# How a script's name ends, where no shell stands before it, and what may.
+# Suffixes of a script without a shell before it, and what may be before it.
 SCRIPT = re.compile(r"[^:=]*\.(?:sh|bash|slurm|sbatch)")
 STARTERS = {
     *("srun", "nohup", "env", "sudo", "setsid", "timeout", "nice", "numactl"),
     *("mpirun", "singularity", "apptainer"),
 }
-# What may be a training, or what it needs to run.
+# Programs that may be a training, or that it needs to run.
 PROGRAM = re.compile(
     r"python[\d.]*|torchrun|deepspeed|accelerate|trl|swift|megatron|uv|ray|vllm|sglang"
     r"|.+\.py"
@@ -37,8 +38,9 @@ PROGRAM = re.compile(
 
 
 class Within(NamedTuple):
-    """A script among the words of a command: its words, what it is given, and whether
-    it finds what the outer one exports."""
+    """A script among the words of a command: its words, its arguments, and whether it
+    sees what the outer one exports.
+    """
 
     words: Sequence[Word]
     arguments: tuple[Word, ...]
@@ -46,12 +48,12 @@ class Within(NamedTuple):
 
 
 def names(words: Sequence[Word]) -> list[str]:
-    """The words as names of programs, without their folders."""
+    """The words as program names, without their folders."""
     return [(word.text.value or "").rpartition("/")[2] for word in words]
 
 
 def inherits(words: Sequence[Word]) -> bool:
-    """Whether what the words start finds what the script exports.
+    """Whether what the words start sees what the script exports.
 
     A job on Ray runs in its own environment (ray_environment).
     """
@@ -59,7 +61,7 @@ def inherits(words: Sequence[Word]) -> bool:
 
 
 def exported(words: Sequence[Word]) -> Word | None:
-    """The ``--export`` of Slurm's programs."""
+    """The last ``--export=`` given to Slurm's srun or sbatch."""
     if not {"srun", "sbatch"} & set(names(words)):
         return None
     given = [word for word in words if word.text.shape.startswith("--export=")]
@@ -67,19 +69,19 @@ def exported(words: Sequence[Word]) -> Word | None:
 
 
 def trains(words: Sequence[Word]) -> bool:
-    """Whether a command may be a training, or what one needs to run."""
+    """Whether a command may be a training, or something that one needs to run."""
     return any(PROGRAM.fullmatch(name) for name in names(words))
 
 
 def is_submitted(words: Sequence[Word]) -> bool:
-    """Whether they are a ``ray job submit``."""
+    """Whether the words are a ``ray job submit``."""
     found = names(words)
     at = found.index("ray") if "ray" in found else len(found)
     return found[at + 1 : at + 3] == ["job", "submit"]
 
 
 def script(words: Sequence[Word]) -> Within | None:
-    """The script that stands among the words of a command; None without any."""
+    """The script among the words of a command; None if there is none."""
     found = names(words)
     for at, name in enumerate(found):
         if name in SHELLS and (given := _given(words, at)) is not None:
@@ -101,7 +103,7 @@ def script(words: Sequence[Word]) -> Within | None:
 
 
 def file(words: Sequence[Word]) -> Within | None:
-    """The script's file that stands among the words of a command."""
+    """The script file among the words of a command."""
     found = names(words)
     at: int | None = None
     for number, name in enumerate(found):
@@ -121,7 +123,9 @@ def file(words: Sequence[Word]) -> Within | None:
 
 
 def is_copied(words: Sequence[Word]) -> bool:
-    """Whether the file is run as a copy in another folder: Slurm's of a batch."""
+    """Whether the file is run as a copy in another folder, as Slurm does for a
+    batch.
+    """
     found = names(words)
     return "sbatch" in found and not set(found) & SHELLS
 
@@ -137,13 +141,13 @@ def _behind_sbatch(words: Sequence[Word], sbatch: int) -> int:
 
 
 def _given(words: Sequence[Word], shell: int) -> int | None:
-    """Where the script of a shell's ``-c`` is."""
+    """The position of the script after a shell's ``-c``."""
     at, gives = _behind_options(words, shell)
     return at if "c" in gives and at < len(words) else None
 
 
 def _behind_options(words: Sequence[Word], shell: int) -> tuple[int, str]:
-    """Where a shell's options end, and whether a text (c) or its input (s) is read."""
+    """Where a shell's options end, and whether it reads a text (c) or its input (s)."""
     at, gives = shell + 1, ""
     while at < len(words) and words[at].text.shape[:1] in ("-", "+"):
         option = words[at].text.shape
@@ -181,7 +185,7 @@ def reads_its_input(words: Sequence[Word]) -> Within | None:
 
 
 def source(text: Text, file: str, line: int) -> Source:
-    """A script of its own from the text of a word that begins in that line."""
+    """A separate script from the text of a word that begins on that line."""
     lines, whole, offset = [(0, line)], "", 0
     for part in re.split(f"(\n|{JOINED})", text.shape):
         if part in ("\n", JOINED):
@@ -195,5 +199,5 @@ def source(text: Text, file: str, line: int) -> Source:
 
 
 def is_whole(text: Text) -> bool:
-    """Whether anything of it is certain, so that it can be read."""
+    """Whether any part of it is certain, so that it can be read."""
     return bool(text.shape.replace(HOLE, "").strip())

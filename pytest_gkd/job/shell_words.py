@@ -1,4 +1,4 @@
-"""What a shell's words, conditions and numbers are, as far as that is certain."""
+"""The values of a shell's words, conditions and numbers, as far as they are certain."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ EXPANDED = {
     *("string", "raw_string", "ansi_c_string", "process_substitution"),
     *("arithmetic_expansion", "translated_string", "ERROR"),
 }
-# Blanks that an unquoted expansion brings, until the word is split at them.
+# Marks blanks from an unquoted expansion until the word is split at them.
 BLANK = "\0"
 BASH = Language(tree_sitter_bash.language())
-# What is expanded in a text that the parser leaves as it is, and a HOLE.
+# Matches what is expanded in a text that the parser leaves as it is, and a HOLE.
 NAMES = re.compile(rf"\\.|\$([A-Za-z_]\w*)|{HOLE}", re.DOTALL | re.ASCII)
 ESCAPED_END = re.compile(r"(\\\\)|\\\n")
 BLANKS = re.compile(r"[ \t\n]+")
 # At the beginning of a word, or of an assignment's value (bash(1), Tilde Expansion).
 TILDE = re.compile(r"(?:[A-Za-z_]\w*=)?~(?:/|$)", re.ASCII)
-# What bash may expand, read here or not: a list, or a range, in braces.
+# A list or a range in braces, which bash may expand even if it is not read here.
 MORE_BRACES = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^\s]*\}")
 LISTS = re.compile(r"\[@\]|\$@|\$\{@")
 PLAIN = re.compile(r"[^\s\"'`$\\{~]*")
@@ -85,20 +85,20 @@ PARAMETER = re.compile(
     re.ASCII,
 )
 DEFAULT = re.compile(r":?[-=+?]")
-# Variables that bash sets by itself, to what only a run could tell.
+# Variables that bash sets itself, to values that only a run could tell.
 BASHS = {
     *("BASH", "BASHPID", "BASH_VERSION", "COLUMNS", "EPOCHSECONDS", "EUID", "GROUPS"),
     *("HOSTNAME", "HOSTTYPE", "LINENO", "LINES", "MACHTYPE", "OLDPWD", "OSTYPE"),
     *("PATH", "PPID", "RANDOM", "SECONDS", "SHELL", "SHLVL", "TERM", "UID", "USER"),
     *("?", "$", "!", "-", "_"),
 }
-# How statements that only ask begin.
+# How statements begin that only test something.
 TESTS = {"[", "[[", "!"}
 Verdict = tuple[bool | None, frozenset[str]]
 
 
 class Words:
-    """Reads words of a file whose syntax tree is known; ``_source`` is its text."""
+    """Reads the words of a file whose syntax tree is known; ``_source`` is its text."""
 
     def __init__(self, file: str, place: str) -> None:
         self._here = Source(b"", file)
@@ -119,7 +119,7 @@ class Words:
         return self._here.line(node.start_point.row, node.start_byte)
 
     def _held(self, text: str) -> Text:
-        """A text as it stands, without what only stands for something else."""
+        """A text as written; HOLEs remain only if they mark an undetermined part."""
         if not self._here.needs:
             text = text.replace(HOLE, "")
         return Text(text, self._here.needs if HOLE in text else NOBODY)
@@ -128,7 +128,9 @@ class Words:
         return self._source[node.start_byte : node.end_byte].decode("utf-8", "replace")
 
     def _give_up(self, node: Node, text: str) -> None:
-        """What is not followed from here on; one who follows statements tells it."""
+        """Reports what is not followed from here on; overridden where statements are
+        followed.
+        """
 
     def _unsure(self, node: Node) -> Verdict:
         return None, frozenset({self._raw(node)[:200]})
@@ -136,7 +138,7 @@ class Words:
     # -- conditions ------------------------------------------------------------------
 
     def _condition(self, node: Node, world: World) -> Verdict:
-        """Whether it holds, None where undetermined, and what would tell."""
+        """Whether it holds, None if undetermined, and what would determine it."""
         inner = [c for c in node.named_children if c.type != "comment"]
         if not node.children or not inner:
             inner = [node] if node.type in ("word", "number") else inner
@@ -159,7 +161,7 @@ class Words:
         return self._unsure(node)
 
     def _either(self, node: Node, sides: list[Node], world: World) -> Verdict:
-        """``[ ... ] || [ ... ]``, and with ``&&``: tests, which change nothing."""
+        """``[ ... ] || [ ... ]``, or with ``&&``: tests, which change nothing."""
         decides = node.children[1].type == "||"
         found = [self._condition(side, world) for side in sides]
         needs = found[0][1] | found[1][1]
@@ -179,7 +181,7 @@ class Words:
         return any(self._splits(child, world) for child in node.named_children)
 
     def _tested(self, node: Node, world: World) -> Verdict:
-        """What stands in ``[ ]`` or ``[[ ]]``."""
+        """The expression in ``[ ]`` or ``[[ ]]``."""
         if node.type == "parenthesized_expression" and len(node.named_children) == 1:
             return self._tested(node.named_children[0], world)
         if node.type == "unary_expression" and len(node.children) == 2:
@@ -248,7 +250,7 @@ class Words:
         return self._word(unknown(need[:200]), node)
 
     def _arguments(self, nodes: Iterable[Node], world: World) -> list[Word]:
-        """What all of them become. Nodes that touch are one word to bash."""
+        """The words that the nodes expand to. Adjacent nodes are one word to bash."""
         groups: list[list[Node]] = []
         for node in nodes:
             if node.type != "comment" and "redirect" not in node.type:
@@ -268,7 +270,7 @@ class Words:
         return found
 
     def _split(self, nodes: list[Node], world: World) -> Iterator[Word]:
-        """One word, or several where something unquoted in it holds blanks."""
+        """One word, or several if something unquoted in it contains blanks."""
         bounds = nodes[0].start_byte, nodes[-1].end_byte
         raw = self._source[bounds[0] : bounds[1]].decode("utf-8", "replace")
         if PLAIN.fullmatch(raw) and HOLE not in raw:
@@ -276,7 +278,7 @@ class Words:
             return
         parts = [part for node in nodes for part in _parts(node)]
         text = self._joined(parts, *bounds, world, splits=True)
-        # "a${list[@]}b" is as many words as the list has.
+        # "a${list[@]}b" expands to as many words as the list has.
         is_list = LISTS.search(raw) and "${#" not in raw
         if is_list and (" " in text.shape or text.needs):
             yield self._partly(nodes[0], raw)
@@ -292,13 +294,13 @@ class Words:
             yield self._word(Text(one, needs), nodes[0])
 
     def _partly(self, node: Node, raw: str) -> Word:
-        """A word of which only the beginning is certain."""
+        """A word of which only the start is certain."""
         start = PLAIN.match(raw)
         begins = start[0] if start else ""
         return self._word(Text(begins + HOLE, frozenset({raw[:200]})), node)
 
     def _braced(self, text: Text, raw: str, node: Node) -> Iterator[Word]:
-        """A word with braces: several, where nothing in it is quoted or expanded."""
+        """A word with braces: several words, if nothing in it is quoted or expanded."""
         plain = not set(raw) & set("\"'\\$`")
         words = shell_patterns.braced(raw) if plain else None
         if words is not None and any(MORE_BRACES.search(word) for word in words):
@@ -312,7 +314,7 @@ class Words:
                 yield self._word(Text(word), node)
 
     def _array(self, node: Node, world: World) -> list[Word] | None:
-        """The elements, where a word is nothing but ``${A[@]}``, ``"$@"`` or ``$*``."""
+        """The elements, if a word is nothing but ``${A[@]}``, ``"$@"`` or ``$*``."""
         raw = self._raw(node)
         quoted = raw.startswith('"') and raw.endswith('"') and len(raw) > 1
         inner = raw[1:-1] if quoted else raw
@@ -350,7 +352,7 @@ class Words:
                     yield word._replace(text=Text(part, needs))
 
     def _text(self, node: Node, world: World) -> Text:
-        """What a word, or a part of one, is as one string."""
+        """The value of a word, or of a part of one, as one string."""
         raw = self._raw(node)
         kind = node.type
         bounds = node.start_byte, node.end_byte
@@ -393,7 +395,7 @@ class Words:
     ) -> Text:
         """The nodes and the text between them, from start to end, in one string.
 
-        With ``splits`` blanks that an unquoted expansion brings become ``BLANK``.
+        With ``splits``, blanks from an unquoted expansion become ``BLANK``.
         """
         parts, at = [], start
         for node in nodes:
@@ -418,7 +420,7 @@ class Words:
     ) -> list[Text]:
         """A text of the source; the parser leaves some ``$name`` in it (``a:$b``).
 
-        ``begins`` is for one at the beginning of a word, where ``~/`` may stand.
+        ``begins`` is whether it is at the start of a word, where ``~/`` may be.
         """
         text = self._source[start:end].decode("utf-8", "replace")
         if not self._here.needs:
@@ -442,7 +444,7 @@ class Words:
         return found
 
     def _variable(self, name: str, world: World) -> Text:
-        """``$name``; a variable that nobody has set is what the run would tell."""
+        """``$name``; a variable that is not set is undetermined."""
         if name in world.variables:
             words = world.variables[name]
             return words[0].text if words else EMPTY
@@ -488,7 +490,7 @@ class Words:
             bounds = start + len(sign[0]), node.end_byte - 1
             other = self._joined(node.children, *bounds, world)
             if set(rest) & set("\"'") and BLANKS.search(other.shape):
-                other = unknown(raw[:200])  # quoted blanks inside do not split
+                other = unknown(raw[:200])  # quoted blanks in it do not split
             return self._defaulted(name, sign[0], value, other, world)
         if rest and name in ("@", "*"):
             return unknown(raw[:200])
@@ -496,7 +498,7 @@ class Words:
             return value
         if name in world.arrays and index in ("@", "*"):
             return unknown(raw[:200])
-        if rest[0] in "#%":  # each beginning, or end, is held to the pattern
+        if rest[0] in "#%":  # each prefix, or suffix, is matched against the pattern
             self._steps += len(value.shape) ** 2 >> 14
         plain = self._filled(rest, world)
         changed = None if plain is None else shell_patterns.changed(value.shape, plain)
@@ -551,7 +553,7 @@ class Words:
         return value if value.needs else Text(str(len(value.shape)))
 
     def _output(self, node: Node, world: World) -> Text:
-        """What a command prints, where that needs no execution."""
+        """What a command prints, if that can be told without execution."""
         inner = [c for c in node.named_children if c.type != "comment"]
         nothing = unknown(self._raw(node)[:200])
         if len(inner) != 1:
@@ -564,7 +566,7 @@ class Words:
         return self._printed(command, world) or nothing
 
     def _printed(self, command: Node, world: World) -> Text | None:
-        """What a single command prints; None where that is not certain."""
+        """What a single command prints; None if that is not certain."""
         if command.type == "redirected_statement":
             return self._shown(command, world)
         if command.type != "command":
@@ -630,17 +632,17 @@ class Words:
         if body is None or start is None:
             return EMPTY
         raw = self._raw(body).replace("\\\n", "")
-        # Between double quotes a quote is escaped, too, and not here.
+        # In double quotes a quote is escaped, too, but not here.
         if node.children[0].type == "<<-" or re.search(r"\\(?![$`\\])", raw):
             return unknown("a here-document")
-        if not NAME.fullmatch(self._raw(start)):  # quoted: as it stands
+        if not NAME.fullmatch(self._raw(start)):  # quoted delimiter: literal text
             return self._held(self._raw(body))
         bounds = body.start_byte, body.end_byte
         text = self._joined(body.children, *bounds, world, quoted=True)
         return Text(text.shape.replace("\\\n", ""), text.needs)
 
     def _absolute(self, world: World, path: str, place: Text | None = None) -> Text:
-        """A path from where the script is by then; links are not followed."""
+        """A path relative to the script's current directory; links are not followed."""
         place = world.directory if place is None else place
         if place.needs and not path.startswith("/"):
             return place
@@ -656,7 +658,7 @@ class Words:
     # -- numbers ---------------------------------------------------------------------
 
     def _number(self, node: Node, world: World) -> int | None:
-        """What an arithmetic expression comes to; None where undetermined."""
+        """The value of an arithmetic expression; None if undetermined."""
         kind, parts = node.type, node.children
         if kind in ("number", "word", "variable_name"):
             raw = self._raw(node)
@@ -671,7 +673,7 @@ class Words:
             return None
         if kind == "unary_expression" and len(values) == 1:
             if parts[-1].type.endswith("nary_expression"):
-                return None  # the parser gives the sign more than it binds
+                return None  # the parser gives the sign a wider scope than it has
             sign = self._raw(parts[0])
             return {"-": -values[0], "+": values[0], "!": int(not values[0])}.get(sign)
         if kind == "ternary_expression" and len(values) == 3:
@@ -681,7 +683,7 @@ class Words:
             inside = {self._raw(c.children[1]) for c in parts if len(c.children) == 3}
             signs = [c for c in parts if c.type == "unary_expression"]
             if sign == "**" and ("**" in inside or signs):
-                return None  # it binds from the right, and before a sign
+                return None  # right-associative, and binds tighter than a sign
             return calculated(sign, *values)
         return None
 
@@ -689,7 +691,7 @@ class Words:
         return _integer(self._variable(name, world).value)
 
     def _needs(self, node: Node, world: World) -> frozenset[str]:
-        """What the variables below a node need to be known."""
+        """What would determine the variables below a node."""
         found: frozenset[str] = frozenset()
         for child in node.named_children:
             raw = self._raw(child)
@@ -722,7 +724,7 @@ def _without_quotes(raw: str) -> str:
 
 
 def _integer(text: str | None) -> int | None:
-    """As bash reads a number; a text that is none, or has another base, is not read."""
+    """A number as bash reads it; None for other texts and for other bases."""
     found = re.fullmatch(r"\s*([+-]?)(0|[1-9][0-9]{0,18})?\s*", text or "")
     if text is None or found is None:
         return None
@@ -731,12 +733,12 @@ def _integer(text: str | None) -> int | None:
 
 
 def calculated(sign: str, a: int, b: int) -> int | None:
-    """``a sign b`` in 64 bits; None where bash's own result may be another."""
+    """``a sign b`` in 64 bits; None if bash's own result may differ."""
     if sign == "**":
         return None if b < 0 or b > 63 or abs(a**b) >= BIGGEST else a**b
     if (sign in ("/", "%") and b == 0) or (sign in ("<<", ">>") and not 0 <= b < 64):
         return None
-    if sign in ("/", "%"):  # towards zero, as in C
+    if sign in ("/", "%"):  # truncated towards zero, as in C
         whole = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
         return whole if sign == "/" else a - b * whole
     found = OPERATIONS.get(sign)
@@ -760,9 +762,10 @@ def _spaced(words: Iterable[Word], world: World) -> Text:
 
 
 def matches(subject: Text, patterns: Iterable[tuple[Text, str, str]]) -> bool | None:
-    """Whether one of the patterns fits: each its text, its kind of node, its source.
+    """Whether a pattern matches; each is given as its text, its kind of node, its
+    source.
 
-    Those in quotes are plain texts.
+    Quoted patterns are literal.
     """
     unsure = False
     for pattern, kind, source in patterns:

@@ -1,4 +1,4 @@
-"""The smallest slice of a train file that stands for it, with the same schema."""
+"""The smallest representative slice of a training file, with the same schema."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pytest_gkd.job.findings import CheckError
 NO_JSON = "a line that is not valid JSON"
 LINES = (".jsonl", ".ndjson", ".json")
 TABLES = {".parquet": "parquet", ".arrow": "ipc", ".feather": "ipc", ".csv": "csv"}
-# Of how many kinds of rows one is kept at most.
+# The most kinds of rows of which one is kept.
 MOST_KINDS = 64
 
 
 class Kept(NamedTuple):
-    """A row that is kept: its number, from 0, its characters, and why."""
+    """A row that is kept: its index from 0, its number of characters, and why."""
 
     row: int
     characters: int
@@ -29,7 +29,7 @@ class Kept(NamedTuple):
 
 @dataclass
 class Slice:
-    """What was kept of a file with so many ``rows``, and where it was written."""
+    """What was kept of a file with that many ``rows``, and where it was written."""
 
     file: str
     output: str
@@ -46,9 +46,9 @@ def write(path: Path, output: Path, most: int) -> Slice:
     """Write at most ``most`` rows of ``path`` to ``output``, in the file's order.
 
     The shortest, the longest and the typical row, one of each kind (which columns are
-    empty, which types and roles they hold), then rows at even distances. JSON lines
-    are copied as they are. Raises CheckError where the file cannot be read or where
-    ``output`` is there already.
+    empty, which types and roles they hold), then evenly spaced rows. JSON lines are
+    copied verbatim. Raises CheckError if the file cannot be read or if ``output``
+    already exists.
     """
     if output.exists():
         raise CheckError(f"{output} already exists and is kept: name another --output")
@@ -102,7 +102,7 @@ def _chosen(rows: Iterable[Any], most: int) -> tuple[list[Kept], int]:
 
 
 def _characters(value: Any) -> int:
-    """The characters of all texts in a row."""
+    """The number of characters of all texts in a row."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
@@ -113,7 +113,7 @@ def _characters(value: Any) -> int:
 
 
 def _kind(value: Any) -> str:
-    """What a row is like, apart from its texts: columns, types, roles, emptiness."""
+    """A row's shape, apart from its texts: columns, types, roles, emptiness."""
     if isinstance(value, dict):
         parts = (f"{key}: {_kind(one)}" for key, one in value.items() if key != "role")
         role = [str(value["role"])] if isinstance(value.get("role"), str) else []
@@ -135,7 +135,7 @@ def _raw(path: Path) -> Iterator[bytes]:
 
 
 def _lines(path: Path) -> Iterator[Any]:
-    """Each line's value; of one that is not valid JSON, a text that says so."""
+    """Each line's value; for one that is not valid JSON, a text that says so."""
     for line in _raw(path):
         if path.suffix == ".json" and line.lstrip().startswith(b"["):
             raise CheckError(

@@ -1,4 +1,4 @@
-"""The ids of a tokenizer.json, read in pieces: many have tens of megabytes."""
+"""The ids of a tokenizer.json, read in chunks: many are tens of megabytes long."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# A text, and behind a key its value's beginning, where that is a number or has parts;
-# or the beginning or the end of such. A text that is not whole goes to the end.
+# A text, followed after a key by a number or the opening bracket of its value; or a
+# lone bracket. An unfinished text extends to the end.
 TOKEN = re.compile(
     rb'"(?P<text>(?:[^"\\]++|\\.)*+)(?:"|\\?\Z)\s*+'
     rb"(?:(?P<colon>:)\s*+(?P<value>\d{1,18}+|[\[{])?+)?+|[\[\]{}]",
@@ -20,10 +20,10 @@ MOST_BYTES = 64 << 20
 
 
 def read(path: Path) -> Iterator[tuple[bytes, int]]:
-    """Each token in UTF-8 with its id; those of a Unigram model stand in their order.
+    """Each token in UTF-8 with its id; those of a Unigram model are listed by id.
 
     The tokens of ``vocab``, which is a mapping or a list, and of ``added_tokens``.
-    Raises OSError where the file cannot be read, ValueError where it has none.
+    Raises OSError if the file cannot be read, ValueError if it has none.
     """
     if not path.is_file() or path.stat().st_size > MOST_BYTES:
         raise ValueError(f"{path} is not a file of at most {MOST_BYTES} bytes")
@@ -44,7 +44,7 @@ def read(path: Path) -> Iterator[tuple[bytes, int]]:
                 missing.discard(section[:-1])
                 section = b""
             if not missing:
-                return  # before the merges, which are as much again
+                return  # stops before the merges, which are as long again
         elif section == b"vocab{":
             if value is None or not value.isdigit():
                 raise ValueError(f"{path} has a token whose id is not a number")
@@ -70,7 +70,7 @@ def _tokens(path: Path) -> Iterator[re.Match[bytes]]:
             whole = left + piece
             left = b""
             for found in TOKEN.finditer(whole):
-                if found.end() == len(whole):  # it may go on in the next piece
+                if found.end() == len(whole):  # it may continue in the next chunk
                     left = found[0]
                     break
                 yield found

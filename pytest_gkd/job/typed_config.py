@@ -1,4 +1,4 @@
-"""Configurations that are read into dataclasses: defaults, and what does not fit."""
+"""Configurations that are read into dataclasses: defaults, and what is invalid."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Classes:
         self._classes = classes
 
     def fields(self, name: str) -> dict[str, str]:
-        """The fields of a class, with those of its bases."""
+        """The fields of a class, including those of its bases."""
         found: dict[str, str] = {}
         for base in reversed(self._classes[name]["bases"]):
             found |= self.fields(base)
@@ -35,18 +35,18 @@ class Classes:
         return found | own
 
     def family(self, name: str) -> list[str]:
-        """A class and all that it is derived from."""
+        """A class and all of its bases."""
         bases = self._classes[name]["bases"]
         return [name, *(one for base in bases for one in self.family(base))]
 
     def of(self, node: ast.expr) -> list[str]:
-        """The recorded classes that a type takes."""
+        """The recorded classes that a type accepts."""
         written = map(ast.unparse, pydantic_types.members(node))
         names = (name.replace("__at__", "@") for name in written)
         return [name for name in names if name in self._classes]
 
     def valued(self, node: ast.expr, given: Config, key: str) -> list[str]:
-        """The classes of a mapping's values, where all that is given are sections."""
+        """The classes of a mapping's values, if everything given is a section."""
         parts = given.below(key)
         if not parts or not all(given.is_section(f"{key}.{part}") for part in parts):
             return []
@@ -74,18 +74,18 @@ class Classes:
     def defaults(
         self, name: str, given: Config, *, keeps: bool, key: str = ""
     ) -> Iterator[Override]:
-        """What a class makes of what is not given.
+        """The values of what is not given, according to its class.
 
-        A section that is none by itself is made where a part of it is given.
-        ``keeps`` is whether a section of which a part is given keeps what its default
-        was made with; else it has its class's own defaults.
+        A section that is None by default is created if a part of it is given. ``keeps``
+        is whether a partly given section keeps the arguments that its default was
+        created with; else it has its class's own defaults.
         """
         for whole, default in self._made(name, given, key, {}, keeps=keeps):
             if default is not None:
                 yield from _literal(default, whole)
 
     def missing(self, name: str, given: Config) -> list[str]:
-        """The keys that have no default and are not given."""
+        """Required keys that are not given."""
         made = self._made(name, given, "", {}, keeps=True)
         return [key for key, default in made if default is None and not given.has(key)]
 
@@ -98,7 +98,7 @@ class Classes:
         *,
         keeps: bool,
     ) -> Iterator[tuple[str, ast.expr | None]]:
-        """All keys with their default, None for one that has none."""
+        """All keys with their default, None for those without one."""
         for field, text in self.fields(name).items():
             whole = f"{key}.{field}" if key else field
             node, default = pydantic_types.read(text)
@@ -106,7 +106,7 @@ class Classes:
             is_part, classes = given.is_section(whole), self.of(node)
             setting = given.settings.get(whole)
             if setting is not None and classes and setting.value != {}:
-                continue  # a section that is given as a whole, or as none
+                continue  # a section that is given as a whole, or as null
             call = self._call(default)
             if is_part and (inside := self.valued(node, given, whole)):
                 for part in given.below(whole):
@@ -146,15 +146,14 @@ def _nowhere(key: str) -> Word:
 
 
 class Judge:
-    """One walk through what is given; ``sections`` are its sections with their class.
+    """One pass over what is given; ``sections`` are its sections with their class.
 
     ``whose`` names the release in messages, ``defaults`` are all keys that it has, and
-    ``unread`` fields of a class that its code reads nowhere. ``fits`` says whether it
-    takes a value. ``instead`` says what took the place of a name. ``is_sure`` is
-    whether the classes are those of the program that is started, whose user may derive
-    from them; ``refuses`` whether a key that they have not ends it. ``passed`` are
-    names of the top that are judged elsewhere; ``takes_null`` is whether null
-    stands for any section.
+    ``unread`` fields of a class that its code reads nowhere. ``fits`` says whether a
+    type accepts a value. ``instead`` says what replaced a name. ``is_sure`` is whether
+    the classes are those of the program that is started, whose user may derive from
+    them; ``refuses`` whether an unknown key ends it. ``passed`` are top-level names
+    that are judged elsewhere; ``takes_null`` is whether null is valid for any section.
     """
 
     def __init__(
@@ -180,14 +179,16 @@ class Judge:
         self._told = 0
 
     def whole(self, name: str) -> Iterator[Finding]:
-        """All that is given, and what is not and has to be."""
+        """Check everything given, and what is required but not given."""
         yield from self.section(name)
         for key in self._classes.missing(name, self._given):
             line = f"{self._whose} refuses a configuration without {key}"
             yield self._finding(MISSING, "error", line, key, key.rpartition(".")[0])
 
     def section(self, name: str, key: str = "") -> Iterator[Finding]:
-        """What is given of a class: keys that it has not, types, what nothing reads."""
+        """Check what is given of a class: unknown keys, types, keys that nothing
+        reads.
+        """
         fields = self._classes.fields(name)
         family = self._classes.family(name)
         unread = {field for one in family for field in self._unread.get(one, ())}
@@ -226,7 +227,7 @@ class Judge:
         try:
             given = self._given.value(key)
         except UnresolvedError:
-            return  # told already
+            return  # already reported
         if given is None or given.needs or given.value == STILL_TO_BE_GIVEN:
             return
         inner = self._classes.within(node)

@@ -15,7 +15,7 @@ from pytest_gkd import sanitize
 from pytest_gkd.job.findings import CheckError
 
 CHUNK = 8 << 20
-# Network file systems give more to several readers; a disk loses little by them.
+# Network file systems are faster with several readers; a disk is hardly slower.
 READERS = 4
 GB = 1e9
 
@@ -41,10 +41,10 @@ class Warmed:
 
 
 def read(model: Path, told: Callable[[int, int], None]) -> Warmed:
-    """Read all files of a model's directory, or one file.
+    """Read all files of a model directory, or one file.
 
-    ``told`` is called with the bytes read so far and in all, from several threads.
-    Raises CheckError where there is nothing to read.
+    ``told`` is called with the bytes read so far and the total, from several threads.
+    Raises CheckError if there is nothing to read.
     """
     if not model.exists():
         raise CheckError(f"{model} does not exist; give a model's directory or a file")
@@ -73,14 +73,16 @@ def read(model: Path, told: Callable[[int, int], None]) -> Warmed:
 
 
 def _files(model: Path) -> Iterator[tuple[Path, int]]:
-    """Regular files with their sizes; the hub's cache has links to its blobs."""
+    """Regular files with their sizes; links, as to the blobs of the hub's cache, are
+    followed.
+    """
     for path in [model] if model.is_file() else model.rglob("*"):
         if path.is_file():
             yield path, path.stat().st_size
 
 
 def text(found: Warmed) -> str:
-    """For people: how much in what time, and whether it stays."""
+    """For people: how much was read in what time, and whether it stays cached."""
     speed = found.bytes / GB / max(found.seconds, 1e-9)
     told = (
         f"{found.model}: {found.files} file(s), {found.bytes / GB:.2f} GB read in "

@@ -1,4 +1,4 @@
-"""Keys and tokens that are written out in a job's files, and keeping them unsaid."""
+"""Finds keys and tokens written out in a job's files, and redacts them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KINDS = {
     "Bearer": "a bearer token",
     "bearer": "a bearer token",
 }
-# Stands where the reader is to put a key of his own.
+# A placeholder for the reader's own key.
 BLANK = re.compile(
     r"your|example|dummy|placeholder|xxx|change|fake|sample|todo|insert|replace|"
     r"\b(?:test|here|empty|none|password|passwd|secret|token|user)\b|my[_-]|[<>{}$]|\.\.\.",
@@ -43,8 +43,7 @@ BLANK = re.compile(
 )
 RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.~+/=-]{16,}")
 PASSWORD = re.compile(r"(?=.*\d)(?=.*[A-Za-z])\S{8,}")
-# W&B's older keys look like the name of a commit, of which this is none; a commit is
-# named in the words before it.
+# W&B's older keys look like a commit hash; the words before it tell a commit.
 BARE_KEY = re.compile(r"(?<![\w/@.-])[0-9a-f]{40}(?![\w/])")
 COMMIT = re.compile(
     r"revision|commit|checkout|hash|\bref\b|(?<![a-z])sha(?![a-z])", re.IGNORECASE
@@ -58,9 +57,9 @@ SHORTEST_LINE, LONGEST_LINE = 8, 4000
 def in_files(
     files: Iterable[str], private: Iterable[str] = ()
 ) -> tuple[list[Finding], list[str]]:
-    """Those of a job's files as findings, and all that may be one, never to be said.
+    """The secrets in a job's files as findings, and all possible ones, to be redacted.
 
-    A ``private`` file, which a script sources for its variables, is their place.
+    A ``private`` file, which a script sources for its variables, may hold them.
     """
     told: list[Finding] = []
     unsaid: list[str] = []
@@ -89,7 +88,7 @@ def _kind(sign: str) -> str:
 
 
 def _is_written_out(sign: str, secret: str) -> bool:
-    """Whether it is a secret, and not what stands in its place."""
+    """Whether it is a secret rather than a placeholder."""
     secret = secret.lstrip("-=?+").rstrip("}")  # of ${NAME:-VALUE}
     if BLANK.search(secret) or len(set(secret)) < FEWEST:
         return False
@@ -112,7 +111,9 @@ def _finding(sign: str, file: str, line: int) -> Finding:
 
 
 def hiding(unsaid: Iterable[str]) -> Callable[[Any], Any]:
-    """What takes secrets out of texts, also in lists; of a cut one its start goes."""
+    """A function that redacts secrets in texts, also in lists; of a cut one, its
+    start.
+    """
     parts = sorted({one for one in unsaid if len(one) > 5}, key=len, reverse=True)
     whole = [
         re.escape(one[:12]) + r"[\w.~+/=-]*" if len(one) > 15 else re.escape(one)
@@ -138,11 +139,11 @@ def _masked(found: re.Match[str]) -> str:
 
 
 def in_error(error: CheckError, files: Iterable[str] = ()) -> str:
-    """Why a job cannot be read, without the secrets of its files."""
+    """Why a job cannot be read, with the secrets of its files redacted."""
     return str(hiding(in_files((), files)[1])(str(error)))
 
 
 def files_of(words: Iterable[Any]) -> Iterator[str]:
-    """The files that words stand in; not the command line."""
+    """The files that the words are from, not the command line."""
     files = (word.file for word in words if word is not None and word.line)
     yield from (file for file in dict.fromkeys(files) if Path(file).is_file())
