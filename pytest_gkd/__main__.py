@@ -452,9 +452,9 @@ def _gpu_report(asked: argparse.Namespace) -> int:
 
 def _watch(asked: argparse.Namespace) -> int:
     # Imported only here: it renders with a package of its own.
-    from pytest_gkd.watch import watcher
+    from pytest_gkd.watch import watch_job
 
-    return watcher.run(watch_arguments.checked(asked, asked.command))
+    return watch_job.run(watch_arguments.checked(asked, asked.command))
 
 
 def _check(asked: argparse.Namespace) -> int:
