@@ -1,4 +1,4 @@
-"""How AReaL spells what a model is run by, and on how many GPUs.
+"""How AReaL spells a model's backend and its number of GPUs.
 
 areal/api/alloc_mode.py at 4aef98d8: ALLOCATION_GRAMMAR, its transformer,
 ParallelStrategy and ModelAllocation.
@@ -22,7 +22,9 @@ SIZE = re.compile(r"([a-z])(\d+)")
 
 @dataclass(frozen=True)
 class Backend:
-    """A model's backend and sizes; ``experts`` are those of a mixture's own split."""
+    """A model's backend and sizes; ``experts`` are the sizes for the experts' own
+    split.
+    """
 
     kind: str
     data: int = 1
@@ -39,7 +41,7 @@ class Backend:
 
 
 def read(text: str) -> Backend | None:
-    """A backend as it is spelled, None for what is none."""
+    """Parse a backend's spelling, None if it is not one."""
     found = BACKEND.fullmatch(re.sub(r"\s", "", text))
     if found is None or found["kind"] not in (*TRAINERS, *ENGINES):
         return None
@@ -61,8 +63,9 @@ def read(text: str) -> Backend | None:
 
 
 def allocation(text: str) -> list[Backend] | None:
-    """The parts of an ``allocation_mode``, None where it is none: on GPUs of their own
-    with a + between them, on the same ones with a | (ALLOCATION_GRAMMAR)."""
+    """The parts of an ``allocation_mode``, None if it is invalid: a + separates parts
+    with their own GPUs, a | parts that share them (ALLOCATION_GRAMMAR).
+    """
     found: list[Backend] = []
     for component in re.sub(r"\s", "", text).split("+"):
         whole = read(component)
@@ -82,7 +85,7 @@ def _sizes(text: str) -> Iterator[tuple[str, int]]:
 
 
 def faults(backend: Backend) -> Iterator[str]:
-    """What AReaL refuses of the sizes."""
+    """Sizes that AReaL refuses."""
     if backend.kind == "fsdp" and (backend.pipeline > 1 or backend.expert > 1):
         yield "FSDP has no pipeline (p) and no expert parallelism (e)"
     own = dict(backend.experts)

@@ -1,4 +1,4 @@
-"""What a rollout job of AReaL is made of under FSDP, for its memory plan.
+"""The parts of an AReaL rollout job under FSDP, for its memory plan.
 
 Rules are those of 1.0.4 and of the main branch at 4aef98d8; files are named below
 areal/.
@@ -23,11 +23,11 @@ from pytest_gkd.job.models import WIDTHS, Model
 from pytest_gkd.job.training_memory import Trainer
 
 Values = Mapping[str, Any]
-# Bytes of a token's logits for each entry of the vocabulary where nothing is trained.
+# Bytes of logits per token and vocabulary entry in a forward pass without training.
 ASKED = 2
-# Bytes that weights are sent in (api/io_struct.py, weight_chunked_mem_mb).
+# Bytes of a chunk of weights sent (api/io_struct.py, weight_chunked_mem_mb).
 BUCKET = GIB
-# What a model may have that changes its memory in a way that is not known.
+# Model settings whose effect on the memory is unknown.
 UNKNOWN = {
     "enable_tree_training": "the memory of tree training",
     "use_lora": "LoRA's dtypes under FSDP",
@@ -37,7 +37,7 @@ UNKNOWN = {
 
 
 def recipe(look: Look) -> Recipe:
-    """How its plan is made, and AReaL's keys."""
+    """How its plan is made, with AReaL's keys."""
     try:
         facts = _facts(look)
     except NotCertainError as error:
@@ -52,7 +52,7 @@ def recipe(look: Look) -> Recipe:
 
 
 def _facts(look: Look) -> dict[str, Any]:
-    """What the plan needs beside the values of ``gkd check``."""
+    """What the plan needs besides the values of ``gkd check``."""
     roles = look.roles()
     if "rollout" not in roles:
         raise CheckError("the memory of AReaL without a rollout is not known yet")
@@ -99,7 +99,7 @@ def _known(look: Look, role: str) -> None:
 
 
 def _scorer(look: Look, role: str) -> dict[str, Any]:
-    """A model that gives log-probabilities, and where it is."""
+    """A model that computes log-probabilities, and where it is."""
     backend = look.backend(role)
     away = look.is_on(f"{role}.fsdp.offload_params")
     return {
@@ -117,7 +117,7 @@ def _scorer(look: Look, role: str) -> dict[str, Any]:
 
 
 def _prefill(look: Look, engine: str) -> int:
-    """Tokens that an engine works on at once."""
+    """Tokens that an engine processes at once."""
     if engine == "vllm":
         return 8192
     chunk = look.whole("sglang.chunked_prefill_size", -1)
@@ -127,7 +127,7 @@ def _prefill(look: Look, engine: str) -> int:
 def _job(
     values: Values, student: Model, teacher: Model | None, room: int | None
 ) -> Job:
-    """The parts of a job; lengths count in full."""
+    """The parts of a job, at full lengths."""
     if values.get("doubt"):
         raise CheckError(values["doubt"])
     prompt, answer = number(values, "max_prompt_length", "max_response_length")
@@ -140,7 +140,7 @@ def _job(
         if values[name] not in WIDTHS:
             raise CheckError(f"actor.{name} is {values[name][:40]}")
     # utils/data.py, split_padded_tensor_dict_into_mb_list: without a bound on tokens
-    # there are as many micro-batches as n_mbs says.
+    # there are n_mbs micro-batches.
     most = values.get("max_tokens_per_gpu")
     parts = values["parts"]
     tokens = max(most, row) if most else math.ceil(trained / parts) * row
@@ -193,7 +193,7 @@ def _job(
 
 
 def _others(values: Values, samples: int, row: int) -> list[Beside]:
-    """Reference and teacher, engines of their own (trainer/rl_trainer.py)."""
+    """Reference and teacher, which are separate engines (trainer/rl_trainer.py)."""
     found = []
     for role, own in values["scorers"].items():
         replicas = max(own["gpus"] // own["context"], 1)

@@ -26,7 +26,7 @@ from pytest_gkd.options import near
 
 LAUNCHER = re.compile(r"areal\.infra\.launcher\.(?:local|ray|slurm)")
 PROGRAM = re.compile(rf"{LAUNCHER.pattern}|(?P<common>(?:.*/)?[\w-]+\.py)")
-# Keys that are no other framework's, in files and on command lines.
+# Keys that no other framework has, in files and on command lines.
 OWN = re.compile(
     r"\+*(?:cluster\.n_(?:nodes|gpus_per_node)|(?:actor|rollout|teacher)\.backend"
     r"|rollout\.max_head_offpolicyness|scheduler\.type|train_dataset\.batch_size)"
@@ -110,7 +110,7 @@ def read(launch: Launch, release: Release) -> Reading:
 
 
 def _started(launch: Launch) -> tuple[str, str, Launch]:
-    """The program, how it is started, and the start as that of the program itself."""
+    """The program, how it is started, and the start rewritten as the program's own."""
     if launch.document:
         return "", "", launch
     if not LAUNCHER.fullmatch(launch.program):
@@ -123,7 +123,7 @@ def _started(launch: Launch) -> tuple[str, str, Launch]:
 def _file(
     launch: Launch, word: Word | None, said: list[Override]
 ) -> tuple[Config, list[Override], list[Finding]]:
-    """What Hydra makes of the file given, and which of ``said`` choose other files."""
+    """What Hydra makes of the given file, and which of ``said`` choose other files."""
     path, place = launch.document, launch.command.words[:1]
     if path is None and word is not None:
         path = config_file.find(Path(launch.command.file), word.text.value or "")
@@ -137,7 +137,7 @@ def _file(
 
 
 def _is_told(finding: Finding, strange: list[Override]) -> bool:
-    """Whether it is of an unknown key that Hydra has refused already."""
+    """Whether it is about an unknown key that Hydra has already refused."""
     return "has no key" in finding.message and any(
         f"{one.key}.".startswith(f"{finding.key}.")
         and (one.word.file, one.word.line) == (finding.file, finding.line)
@@ -148,10 +148,10 @@ def _is_told(finding: Finding, strange: list[Override]) -> bool:
 def _root(
     program: str, tops: set[str], classes: Classes, programs: Mapping[str, str]
 ) -> tuple[str, bool]:
-    """The class of the whole, and whether it is certain.
+    """The root class, and whether it is certain.
 
-    That of a recorded program, else the least one that knows most of the file's
-    sections: a program of one's own may have derived it.
+    It is a recorded program's, else the smallest that knows most of the file's
+    sections: a user's own program may have derived from it.
     """
     if recorded := _recorded(program, programs):
         return recorded, True
@@ -169,7 +169,7 @@ def _recorded(program: str, programs: Mapping[str, str]) -> str:
 
 
 def _unread(rest: list[Word], needs: frozenset[str], problem: str) -> Reading:
-    """All that is left of a start whose configuration cannot be determined."""
+    """What can be said about a start whose configuration cannot be determined."""
     values = {
         name: Given("undetermined", needs=needs)
         for name in [*names("areal"), *names("areal-vllm"), *DERIVED]
@@ -215,7 +215,7 @@ DERIVED: looking.Derived[Look] = {
 }
 
 
-# Of the data sets that AReaL's own function loads.
+# For the datasets that AReaL's own function loads.
 LOADER = "get_custom_dataset"
 TRUNCATION: looking.Derived[Look] = {
     "truncation": (rules.truncation, "train_dataset.path, .type and .max_length")
@@ -223,7 +223,7 @@ TRUNCATION: looking.Derived[Look] = {
 
 
 def _values(config: Config, look: Callable[[Config], Look]) -> dict[str, Given]:
-    """All values of the job that it has."""
+    """All values that the job has."""
     found = looking.derived(config, DERIVED, look)
     kinds = [found.get(name) for name in ("rollout_engine", "trainer_strategy")]
     tables = ["areal", *(f"areal-{kind.value}" for kind in kinds if kind)]

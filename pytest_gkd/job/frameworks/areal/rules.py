@@ -26,10 +26,10 @@ ATTENTION = (
 
 
 class Look(looking.Look):
-    """The certain values; ``root`` is the class of the whole, ``launcher`` who starts.
+    """The certain values; ``root`` is the root class, ``launcher`` what starts the job.
 
-    That is "script" for a program itself, "spmd" for AReaL's older launchers, and empty
-    where only a file is given.
+    The latter is "script" for a program itself, "spmd" for AReaL's older launchers, and
+    empty if only a file is given.
     """
 
     def __init__(self, config: Config, root: str = "", launcher: str = "") -> None:
@@ -37,7 +37,7 @@ class Look(looking.Look):
         self.root, self.launcher = root, launcher
 
     def backend(self, role: str) -> Backend:
-        """What a role is run by. Raises NotCertainError for what _backends tells.
+        """A role's backend. Raises NotCertainError for what _backends reports.
 
         The older launchers start the rollout's servers by their allocation_mode
         (infra/launcher/local.py, ray.py, slurm.py).
@@ -79,8 +79,8 @@ class Look(looking.Look):
 # -- values ------------------------------------------------------------------------
 
 
-# The data sets that get_custom_dataset makes, by what is in their path, with the kinds
-# of each; all drop what is longer than max_length (areal/dataset/__init__.py).
+# The datasets that get_custom_dataset makes, by a part of their path, with their kinds;
+# all drop rows longer than max_length (areal/dataset/__init__.py).
 DATA = {
     **dict.fromkeys(("gsm8k", "clevr_count_70k", "geometry3k"), ("sft", "rl")),
     "virl39k": ("rl",),
@@ -90,7 +90,7 @@ DATA = {
 
 
 def truncation(look: Look) -> str | None:
-    """What becomes of rows that are too long, None for data sets of one's own."""
+    """What happens to rows that are too long, None for the user's own datasets."""
     path, kind = str(look("train_dataset.path")), look("train_dataset.type")
     for name, kinds in DATA.items():
         if name in (path.lower() if name == "virl39k" else path) and kind in kinds:
@@ -108,7 +108,7 @@ def of(role: str, name: str) -> Callable[[Look], Any]:
 
 
 def fsdp_version(look: Look) -> int | None:
-    """Only the newer one is used (engine/fsdp_engine.py)."""
+    """Only the newer value is used (engine/fsdp_engine.py)."""
     return 2 if look.backend("actor").kind == "fsdp" else None
 
 
@@ -118,12 +118,12 @@ def lora_rank(look: Look) -> int:
 
 
 def is_dynamic(look: Look) -> bool:
-    """Whether tokens are counted, and no samples."""
+    """Whether batches are counted in tokens rather than samples."""
     return look("actor.mb_spec.max_tokens_per_mb") is not None
 
 
 def mini_batch(look: Look) -> int | None:
-    """Prompts of an update (trainer/ppo/actor.py): the batch in so many parts."""
+    """Prompts per update (trainer/ppo/actor.py): the batch divided by its parts."""
     if not look.has("rollout"):
         return None
     batch = look.whole("train_dataset.batch_size")
@@ -131,12 +131,12 @@ def mini_batch(look: Look) -> int | None:
 
 
 def teacher_gpus(look: Look) -> int:
-    """The teacher's, its own or shared."""
+    """The teacher's GPUs, its own or shared."""
     return look.backend("teacher").gpus if look.has("teacher") else 0
 
 
 def total_gpus(look: Look) -> int:
-    """Of all roles with GPUs of their own."""
+    """The GPUs of all roles that have their own."""
     alone = [role for role in look.roles() if not look.target(role)]
     return sum(look.backend(role).gpus for role in alone)
 
@@ -157,7 +157,7 @@ def _backends(look: Look) -> Iterator[Fault]:
         key = f"{role}.backend"
         text = look(key)
         if not isinstance(text, str):
-            continue  # told as missing
+            continue  # reported as missing
         found = backends.read(text)
         known = ENGINES if role == "rollout" else TRAINERS
         if "+" in text:
@@ -337,7 +337,9 @@ def _scheduler(look: Look) -> Iterator[Fault]:
 
 
 def _shards(look: Look) -> Iterator[Fault]:
-    """utils/dataloader.py, create_dataloader: the older launchers' ranks read alone."""
+    """utils/dataloader.py, create_dataloader: with the older launchers each rank reads
+    its own part.
+    """
     if look.launcher != "spmd":
         return
     ranks = look.backend("actor").data
@@ -348,9 +350,9 @@ def _shards(look: Look) -> Iterator[Fault]:
 
 
 def _cluster(look: Look) -> Iterator[Fault]:
-    """GPUs of all roles against those that the cluster is said to have.
+    """GPUs of all roles compared with those that the cluster is said to have.
 
-    A local scheduler looks for its GPUs itself (infra/scheduler/local.py).
+    A local scheduler finds its GPUs itself (infra/scheduler/local.py).
     """
     if look("scheduler.type") == "local":
         return
@@ -362,7 +364,7 @@ def _cluster(look: Look) -> Iterator[Fault]:
 
 
 def _targets(look: Look) -> Iterator[Fault]:
-    """A role that shares GPUs has to name one of the job that has its own."""
+    """A role that shares GPUs must name one of the job's roles that has its own."""
     for role in look.roles():
         target = look.target(role)
         if target and (not look.has(target) or look.target(target)):
@@ -418,7 +420,7 @@ def _groups(look: Look) -> Iterator[Fault]:
 
 
 def _lengths(look: Look) -> Iterator[Fault]:
-    """What is asked for has to have a place in the engine."""
+    """What is requested must fit into the engine."""
     if not look.has("rollout"):
         return
     is_vllm = look.backend("rollout").kind == "vllm"
@@ -452,7 +454,9 @@ def _launched(look: Look) -> Iterator[Fault]:
 
 
 def _served(look: Look) -> Iterator[Fault]:
-    """trainer/rl_trainer.py: weights are sent to what rollout.backend says."""
+    """trainer/rl_trainer.py: weights are sent to the backend that rollout.backend
+    names.
+    """
     if look.launcher != "spmd" or not look.has("rollout"):
         return
     own = backends.read(str(look("rollout.backend")))
