@@ -1,6 +1,6 @@
-"""Names that a release of verl knows for a key: engines, estimators, losses.
+"""Names that a release of verl accepts for a key: engines, estimators, losses.
 
-Read in its registries and checks by sources/verl.py.
+sources/verl.py reads them from its registries and checks.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ ACTOR = "actor_rollout_ref.actor"
 STRATEGY = f"{ACTOR}.strategy"
 CORRECTION = "algorithm.rollout_correction"
 LOGGER = "trainer.logger"
-# What code compares a key with: _load_checkpoint of trainer/ppo/ray_trainer.py and
-# v1/trainer_base.py; FSDPOptimizerConfig of workers/config/optimizer.py. A table, as it
-# is in no registry or annotation but in the ifs of two methods and in an assert; it was
-# looked up in 0.8.0, 0.9.0 and 0.9.1 and is the same in all.
+# Values that the code compares a key with: _load_checkpoint of
+# trainer/ppo/ray_trainer.py and v1/trainer_base.py; FSDPOptimizerConfig of
+# workers/config/optimizer.py. A table, since they are in no registry or annotation but
+# in the ifs of two methods and in an assert; they are the same in 0.8.0, 0.9.0 and
+# 0.9.1.
 COMPARED = {"trainer.resume_mode": ["disable", "auto", "resume_path"]}
 COMPARED_BY_FSDP = {f"{ACTOR}.optim.lr_scheduler_type": ["constant", "cosine"]}
-# What is looked at only where another key is true.
+# Keys that are read only if another key is true.
 CONDITIONS = {
     f"{ACTOR}.kl_loss_type": f"{ACTOR}.use_kl_loss",
     "algorithm.kl_penalty": "algorithm.use_kl_in_reward",
@@ -36,9 +37,9 @@ CONDITIONS = {
 
 
 def judged(said: Iterable[Override], job: Job, release: Release) -> Iterator[Finding]:
-    """Names that the release does not know, with near ones.
+    """Names that the release does not know, with similar ones.
 
-    An error where verl refuses all others, a warning where user code may add to them.
+    An error if verl refuses all others, a warning if user code may register more.
     """
     schema = release.schema
     is_fsdp = job.value(STRATEGY).value in ("fsdp", "fsdp2")
@@ -46,7 +47,7 @@ def judged(said: Iterable[Override], job: Job, release: Release) -> Iterator[Fin
     for override in said:
         key, word = override.key, override.word
         if override.needs or job.value(key).word is not word:
-            continue  # not certain, or given anew later
+            continue  # not certain, or overridden later
         if key == STRATEGY:
             text, level = _strategy(override.value, job, schema, release)
             if text:
@@ -68,7 +69,7 @@ def judged(said: Iterable[Override], job: Job, release: Release) -> Iterator[Fin
 
 
 def _counts(key: str, job: Job) -> bool:
-    """Whether verl looks at the key at all."""
+    """Whether verl reads the key at all."""
     if key == "reward.reward_manager.name":
         return bool(job.value("reward.reward_manager.source").value == "register")
     if key.endswith(".checkpoint_engine.backend"):
@@ -79,7 +80,7 @@ def _counts(key: str, job: Job) -> bool:
 
 
 def _names(key: str, value: Any) -> list[str]:
-    """The names that a value gives, without what verl strips off them."""
+    """The names in a value, without what verl strips from them."""
     if value is None or (isinstance(value, str) and ("${" in value or value == "???")):
         return []
     if key == LOGGER:
@@ -96,7 +97,9 @@ def _names(key: str, value: Any) -> list[str]:
 def _strategy(
     value: Any, job: Job, schema: dict[str, Any], release: Release
 ) -> tuple[str, str]:
-    """A strategy that the job's model engine does not take, and how bad that is."""
+    """A strategy that the job's model engine does not accept, and how serious that
+    is.
+    """
     default = job.default(STRATEGY)
     own: list[str] = next((s for s in schema["strategies"] if default in s), [])
     others = [name for some in schema["strategies"] for name in some]

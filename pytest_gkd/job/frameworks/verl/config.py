@@ -29,10 +29,10 @@ GROUP = re.compile(r"(?P<group>[\w/]+)(?:@(?P<package>[\w.]*))?")
 
 @dataclass
 class Composed:
-    """A configuration: verl's own ``defaults``, what the user's files ``give``.
+    """A configuration: verl's own ``defaults``, and what the user's files ``give``.
 
-    ``is_users`` is whether a file of the user's was read, ``is_alone`` whether nothing
-    of verl's is in it. ``problem`` says why there is none.
+    ``is_users`` is whether a user's file was read, ``is_alone`` whether nothing in it
+    is verl's. ``problem`` says why there is no configuration.
     """
 
     defaults: dict[str, Any] = field(default_factory=dict)
@@ -52,7 +52,7 @@ def composed(
 ) -> Composed:
     """The configuration that Hydra would compose, without the overrides of its keys.
 
-    ``own`` is verl's own one under the job's model engine.
+    ``own`` is verl's own configuration under the job's model engine.
     """
     configs: dict[str, Any] = release.schema.get("configs", {})
     files = _Files(configs)
@@ -78,7 +78,7 @@ def composed(
         text = f"{wanted_by} is to take {path}.yaml, which is not next to it"
         text += f" nor in verl {release}: Hydra refuses it, unless it is elsewhere"
         file = files.paths.get(wanted_by, launch.command.file)
-        # A verl of their own, or a folder of the searchpath, may have it.
+        # The user's own copy of verl, or a folder of the searchpath, may have it.
         found.findings.append(Finding(MISSING, "warning", text, file, 0, path))
     is_found = files.has_searchpath or "config_dir" in line.options
     is_found |= any(one.key == "hydra.searchpath" for one in line.overrides)
@@ -96,7 +96,9 @@ def composed(
 
 
 def _name(launch: Launch, line: CommandLine, files: _Files) -> tuple[str, str]:
-    """The primary configuration; ``files`` learn where it may lie. Or why not."""
+    """The primary configuration's name, or why there is none; adds its places to
+    ``files``.
+    """
     if launch.document is not None:
         files.places.append(launch.document.parent)
         return launch.document.stem, ""
@@ -121,7 +123,7 @@ def _name(launch: Launch, line: CommandLine, files: _Files) -> tuple[str, str]:
     if is_recipe:
         files.places += [above / path for above in parents]
     elif path.strip("./") != "config":
-        # Relative to the folder of verl's main_ppo.py, of which there may be a copy.
+        # Relative to the folder of verl's main_ppo.py, or of a copy of it.
         files.places += [above / "verl/trainer" / path for above in parents]
         files.places += [above / path for above in parents]
         if not any((place / f"{name}.yaml").is_file() for place in files.places):
@@ -164,7 +166,7 @@ def group_choices(said: list[Override], groups: set[str]) -> Iterator[Override]:
 
 @dataclass
 class _Files:
-    """The user's files, and the recorded ones where these do not exist."""
+    """The user's files, and the recorded ones if these do not exist."""
 
     recorded: Mapping[str, Any]
     places: list[Path] = field(default_factory=list)
@@ -174,7 +176,7 @@ class _Files:
     has_searchpath: bool = False
 
     def load(self, path: str) -> ConfigFile | None:
-        """A file by its path below the folders that Hydra would look in."""
+        """A file by its path below the folders that Hydra would search."""
         for place in self.places:
             for suffix in (".yaml", ".yml"):
                 file = place / f"{path}{suffix}"
@@ -191,7 +193,7 @@ class _Files:
         return self._recorded(path)
 
     def _look_in(self, settings: list[Override]) -> None:
-        """Where else the files lie, by ``hydra.searchpath``."""
+        """Where else files may be, according to ``hydra.searchpath``."""
         for setting in settings:
             if setting.key == "hydra.searchpath":
                 self.has_searchpath = True

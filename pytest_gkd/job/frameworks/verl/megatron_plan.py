@@ -1,7 +1,7 @@
 """Makes the trainer of verl's Megatron engine for a memory plan.
 
 Rules are those of verl 0.8.0 to 0.9.1 (workers/engine/megatron/transformer_impl.py and
-what that names), with Megatron-Bridge 0.5.0 or mbridge 0.15.1.
+what it uses), with Megatron-Bridge 0.5.0 or mbridge 0.15.1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 REFERENCE = "actor_rollout_ref.ref"
 ENGINE = f"{ACTOR}.megatron"
 LAYERS = f"{ENGINE}.override_transformer_config"
-# Where Megatron's settings stand, the first that is given.
+# Where Megatron's settings may be; the first given one counts.
 SECTIONS = (
     *(LAYERS, ENGINE, f"{ACTOR}.optim.override_optimizer_config", f"{ACTOR}.optim"),
     f"{ENGINE}.override_ddp_config",
@@ -36,29 +36,28 @@ RECOMPUTE = tuple(
     f"{LAYERS}.recompute_{part}"
     for part in ("granularity=full", "method=uniform", "num_layers=1")
 )
-# What verl calls by another name than Megatron's arguments.
+# Settings whose name in verl is not that of Megatron's argument.
 RENAMED = {
     "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
     "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
     "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
 }
-# Bytes of the loss for each token and entry of the vocabulary in an update, alone and
-# with the entropy that it is asked for, and in a forward pass that asks for it: counted
-# on a CPU of the functions that _lm_head_logits_processor calls, logits in float32
-# (utils/megatron/tensor_parallel.py, trainer/distillation/megatron/losses.py), less the
-# product of softmax and logits, which its compiled kernel does not make whole.
+# Bytes of the loss per token and vocabulary entry in an update, without and with the
+# entropy, and in a forward pass with it: counted on a CPU for the functions that
+# _lm_head_logits_processor calls, logits in float32 (utils/megatron/tensor_parallel.py,
+# trainer/distillation/megatron/losses.py), less the product of softmax and logits,
+# which its compiled kernel does not materialise.
 LOSSES = {"logprob": (8, 12), "topk": (16, 24)}
-# In a forward pass with the entropy, with that in chunks, and of a reference model,
-# which is asked for none.
+# In a forward pass with the entropy, with it in chunks, and of a reference model, which
+# computes none.
 SCORED, IN_CHUNKS, REFERENCED = 12, 8, 6
-# With one kernel for a gate and its activation (Megatron-Bridge's llama_bridge and
-# others, mbridge's qwen3moe and others), by config.json's model_type.
+# Models with one kernel for a gate and its activation (Megatron-Bridge's llama_bridge
+# and others, mbridge's qwen3moe and others), by config.json's model_type.
 FUSED = {
     False: {"llama", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "kimi_k2"},
     True: {"qwen2_moe", "qwen3_moe", "glm4_moe", "deepseek_v3"},
 }
-# What may be said that changes the memory in a way that is not known, with the values
-# that do not.
+# Settings whose effect on the memory is unknown, with the values that have none.
 UNKNOWN: dict[str, tuple[str, tuple[Any, ...]]] = {
     f"{ENGINE}.dtype": ("training in that dtype", ("bfloat16", "float16")),
     f"{ENGINE}.use_megatron_fsdp": ("Megatron's FSDP", (False,)),
@@ -106,7 +105,7 @@ DIVIDED = (
 
 
 def facts(settings: Settings) -> dict[str, Any]:
-    """What the plan needs beside the values of ``gkd check``, or the ``doubt``."""
+    """What the plan needs besides the values of ``gkd check``, or the ``doubt``."""
     try:
         return _facts(settings)
     except CheckError as error:
@@ -147,9 +146,9 @@ def _precision(found: Values, said: Values) -> dict[str, Any]:
     """Settings of dtypes (utils/megatron/optimizer.py, init_megatron_optim_config;
     transformer_impl.py, _resolve_override_ddp_config).
 
-    Gradients are as wide as weights unless it is said: that is the default of
-    Megatron's DistributedDataParallelConfig, which Megatron-Bridge leaves as it is and
-    mbridge does not (core/util.py).
+    Gradients have the weights' width unless stated otherwise: that is the default of
+    Megatron's DistributedDataParallelConfig, which Megatron-Bridge keeps and mbridge
+    does not (core/util.py).
     """
     is_half = found["half"] == "float16"
     in_float32 = found["reduces_in_float32"]
@@ -171,10 +170,11 @@ def _precision(found: Values, said: Values) -> dict[str, Any]:
 def trainer(
     values: Values, model: Model, length: int, rows: float
 ) -> tuple[Megatron, Parts, tuple[Beside, ...]]:
-    """The trainer, what it takes to score the student's own rows, and a reference.
+    """The trainer, what it takes to score the student's own rows, and a reference
+    model.
 
-    Where its parameters are offloaded its gradients are, too (utils/megatron_utils.py,
-    offload_megatron_model_to_cpu); all of it is there in an update.
+    If its parameters are offloaded, so are its gradients (utils/megatron_utils.py,
+    offload_megatron_model_to_cpu); everything is on the GPU in an update.
     """
     if values.get("doubt"):
         raise CheckError(values["doubt"])
@@ -196,7 +196,7 @@ def trainer(
         fuses_gates = model.kind in FUSED[vanilla]
     made = megatron_trainer.trainer(
         said,
-        # There the name stands for states that are always in host memory.
+        # In megatron_trainer the name means states that are always in host memory.
         {**values, "offload_optimizer": values["on_host"]},
         model,
         tokens=tokens,
@@ -206,7 +206,7 @@ def trainer(
         away=frozenset(_away(values)),
         away_to_send=frozenset(_away(values)) - {"weights"},
         fuses_gates=bool(fuses_gates),
-        # Megatron-Bridge asks for the kernel where it can be had.
+        # Megatron-Bridge uses the kernel if it is available.
         fuses=bool(not vanilla if values["fuses"] is None else values["fuses"]),
     )
     has_reference = values["kl_loss"] or values["kl_reward"]
@@ -224,7 +224,8 @@ def _away(values: Values) -> Iterator[str]:
 
 def _scores(values: Values, made: Megatron, length: int, context: int) -> Parts:
     """A forward pass with entropy (trainer/ppo/ray_trainer.py, _compute_old_log_prob),
-    for which neither gradients nor states are brought back (workers/engine/base.py)."""
+    for which neither gradients nor states are loaded back (workers/engine/base.py).
+    """
     if values.get("use_dynamic_bsz"):
         tokens = max((values["scored_tokens"] or 0) * context, length)
     else:
@@ -236,8 +237,9 @@ def _scores(values: Values, made: Megatron, length: int, context: int) -> Parts:
 
 
 def _reference(values: Values, made: Megatron, length: int, context: int) -> Beside:
-    """The model that a KL penalty is taken from, in the same processes: weights alone,
-    without a wrapper (transformer_impl.py, forward_only)."""
+    """The model that a KL penalty refers to, in the same processes: weights alone,
+    without a wrapper (transformer_impl.py, forward_only).
+    """
     if values["reference_dynamic"]:
         tokens = max((values["reference_tokens"] or 0) * context, length)
     else:

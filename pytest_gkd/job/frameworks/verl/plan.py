@@ -1,4 +1,4 @@
-"""What a job of verl is made of, for its memory plan."""
+"""The parts of a verl job, for its memory plan."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pytest_gkd.job.models import Model
 from pytest_gkd.job.overrides import Job as Settings
 from pytest_gkd.job.training_memory import Trainer
 
-# What the trainer keeps its weights in, by verl's words.
+# The dtype of the trainer's weights, by verl's names.
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 Values = Mapping[str, Any]
 
 
 def recipe(settings: Settings) -> Recipe:
-    """How its plan is made, and its own keys for what can be changed."""
+    """How its plan is made, with verl's keys for what can be changed."""
     own = names("verl") | names("verl-memory")
     is_megatron = settings.find(f"{megatron_plan.ACTOR}.strategy").value == "megatron"
     if is_megatron:
@@ -40,9 +40,9 @@ def recipe(settings: Settings) -> Recipe:
 
 
 def _of_teachers(key: str, settings: Settings) -> Iterator[str]:
-    """The key for each teacher, with the sign that Hydra wants of one not in its tree.
+    """The key for each teacher, with the + that Hydra requires for one not in its tree.
 
-    verl drops teacher_model where there are others (_resolve_teacher_models).
+    verl drops teacher_model if there are others (_resolve_teacher_models).
     """
     first = "teacher_model"
     given = {one.split(".")[2] for one in settings.given(f"{TEACHERS}.*.*")}
@@ -51,9 +51,9 @@ def _of_teachers(key: str, settings: Settings) -> Iterator[str]:
 
 
 def job(values: Values, student: Model, teacher: Model | None, room: int | None) -> Job:
-    """What a job of verl is made of, by the names of ``gkd check``, and ``release``.
+    """The parts of a verl job, from the values of ``gkd check`` and the ``release``.
 
-    Lengths count in full: the plan is for the longest batch. Raises CheckError where a
+    Full lengths are assumed: the plan is for the longest batch. Raises CheckError if a
     value that it needs cannot be determined.
     """
     prompt, response = number(values, "max_prompt_length", "max_response_length")

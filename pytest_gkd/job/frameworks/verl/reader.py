@@ -28,10 +28,11 @@ PROGRAM = re.compile(
     rf"|{verl_config.RECIPE.pattern}"
 )
 DEFAULT_ENGINE = "dp"
-# trainer/config/algorithm.py, RolloutCorrectionConfig: lower and upper as 0.5_2.0.
+# trainer/config/algorithm.py, RolloutCorrectionConfig: lower and upper bound, as in
+# 0.5_2.0.
 NUMBERS_OR_TEXTS = {"algorithm.rollout_correction.rollout_is_threshold"}
 WORDS_OF_TRUTH = ("yes", "no", "on", "off", "y", "n", "true", "false")  # OmegaConf
-# Hydra's own keys, and sections that go to a function or another library as they are.
+# Hydra's own keys, and sections passed unchanged to a function or another library.
 FREE = re.compile(
     r"model_engine|[\w/-]+@[\w.]+|hydra[/.].*|.*\b(?:\w*kwargs|override_\w+)\..*"
 )
@@ -45,7 +46,7 @@ OLD_RECIPE = (
     "verl up to 0.7.1; from 0.8 on main_ppo distils, with distillation.enabled=True"
 )
 CONFLICT = "config.invalid-combination"
-# Near names are looked for so often; that takes milliseconds each.
+# Similar names are suggested for this many unknown keys; each takes milliseconds.
 MOST_NEAR = 20
 
 
@@ -74,7 +75,7 @@ def read(launch: Launch, release: Release) -> Reading:
     if not (config.problem or config.is_alone):
         every = [*config.given, *said]
         broken = verl_rules.broken(job)
-        if launch.document is not None:  # what it lacks may come with its command line
+        if launch.document is not None:  # its command line may add what it lacks
             broken = (one for one in broken if one.cause != verl_rules.MISSING)
         findings += [
             *_unknown(_as_added(config.given), config.defaults, release),
@@ -93,14 +94,14 @@ def read(launch: Launch, release: Release) -> Reading:
 
 
 def _as_added(given: Iterable[Override]) -> list[Override]:
-    """A file's settings: like those with a +, they may be new."""
+    """A file's settings: like overrides with a +, they may be new."""
     return [one._replace(sign="++") for one in given]
 
 
 def _configuration(
     launch: Launch, line: CommandLine, release: Release
 ) -> verl_config.Composed:
-    """What Hydra composes: by engine alone as recorded, else of its files."""
+    """What Hydra composes: the record if only the engine differs, else its files."""
     chosen = [one for one in line.overrides if one.key == "model_engine"]
     engine = str(chosen[-1].value) if chosen else DEFAULT_ENGINE
     if chosen and chosen[-1].needs:
@@ -114,7 +115,9 @@ def _configuration(
 
 
 def schema(release: Release, engine: str = DEFAULT_ENGINE) -> dict[str, Any] | None:
-    """The keys of a release under an engine with their defaults, None for another."""
+    """The keys of a release under an engine with their defaults, None if it is
+    unknown.
+    """
     whole = release.schema
     own = whole["engines"].get(engine)
     if own is None:
@@ -135,21 +138,21 @@ def _has(release: Release, engine: str, key: str) -> bool:
 def _spread(
     said: Iterable[Override], defaults: Mapping[str, Any]
 ) -> Iterator[Override]:
-    """The overrides, a mapping that is given for a section as each of its keys."""
+    """The overrides; a mapping given for a section becomes one for each of its keys."""
     parts = [key.split(".") for key in defaults]
     sections = {".".join(p[:n]) for p in parts for n in range(1, len(p))}
     for override in said:
         if not (override.key in sections and isinstance(override.value, dict)):
             yield override
             continue
-        # Hydra lets a mapping be added to a section with keys that are there.
+        # Hydra lets a mapping with existing keys be added to a section.
         sign = override.sign and "++"
         for key, value in flat(override.value, override.key):
             yield override._replace(sign=sign, key=key, value=value)
 
 
 def _values(job: Job) -> dict[str, Given]:
-    """All values of the job on one way through the script."""
+    """All values of the job on one path through the script."""
     values = {name: job.find(key) for name, key in names("verl").items()}
     by_engine = (names("verl-memory"), names("verl-megatron"))
     for name, key in [pair for table in by_engine for pair in table.items()]:
@@ -176,7 +179,7 @@ def _values(job: Job) -> dict[str, Given]:
         teacher = Given(
             enabled.source, None if enabled.needs else 0, None, enabled.needs
         )
-    # Without nodes of its own the rollout shares those of the trainer.
+    # Without its own nodes the rollout shares the trainer's.
     shares = rollout.value == 0
     values["trainer_gpus"] = trainer
     values["rollout_gpus"] = trainer if shares else rollout
@@ -233,7 +236,7 @@ def _product(job: Job, nodes: str, gpus: str) -> Given:
 
 
 def _types(said: Sequence[Override], defaults: Mapping[str, Any]) -> Iterator[Finding]:
-    """Values that are no numbers, or not true or false, where the default is one."""
+    """Values that are not numbers, or not true or false, though the default is."""
     for override in said:
         key, value, word = override.key, override.value, override.word
         default = defaults.get(key)
@@ -250,7 +253,7 @@ def _types(said: Sequence[Override], defaults: Mapping[str, Any]) -> Iterator[Fi
         elif key in NUMBERS_OR_TEXTS:
             continue
         elif isinstance(default, int):
-            # 0 and 1 are the defaults of fractions, too (temperature, top_p).
+            # 0 and 1 are also defaults of fractions (temperature, top_p).
             fits = isinstance(value, int | float)
             kind = "a number"
         elif isinstance(default, float):
@@ -268,13 +271,13 @@ def _unknown(
 ) -> Iterator[Finding]:
     """Keys that the release's configuration does not have.
 
-    Hydra refuses them, but for those with a +, which it adds: the user's code may read
-    them, so that they are told of only where they look like a known one.
+    Hydra refuses them, except those with a +, which it adds: the user's code may read
+    these, so they are reported only if they resemble a known key.
     """
     parts = [key.split(".") for key in defaults]
     sections = {".".join(p[:n]) for p in parts for n in range(1, len(p))}
     open_keys = [key for key, default in defaults.items() if default in ({}, None)]
-    # Hydra puts another file in a section's place: group@section=file.
+    # Hydra replaces a section with another file: group@section=file.
     open_keys += [o.key.partition("@")[2] for o in said if "@" in o.key]
     free = tuple(f"{key}." for key in open_keys)
     looked = 0
@@ -297,7 +300,7 @@ def _unknown(
             yield Finding(UNKNOWN, level, message, word.file, word.line, key)
             continue
         if alike in defaults:
-            # What is null, and a list or mapping, may be added to (hydra 1.3,
+            # Keys may be added to null, and to a list or mapping (hydra 1.3,
             # ConfigLoaderImpl._apply_overrides_to_config).
             is_part = isinstance(override.value, list | dict) or override.needs
             if sign != "+" or alike != key or defaults[key] is None or is_part:
@@ -337,18 +340,18 @@ def _unknown(
 
 @lru_cache(1024)
 def _close(key: str, known: tuple[str, ...]) -> list[str]:
-    """The known key that differs by a slip of the pen, if any."""
+    """The known key that differs by a typo, if any."""
     return near_names(key, known, 1, LETTER)
 
 
 @lru_cache(1024)
 def _near(key: str, known: tuple[str, ...]) -> str:
-    """The same on all paths through a script: looking takes milliseconds."""
+    """Cached, as all paths through a script ask for it: each takes milliseconds."""
     return near(key, known)
 
 
 def _not_generated(key: str, release: Release) -> str:
-    """The file of an installed copy's configuration that has a key no tree has."""
+    """The configuration file of an installed copy that has a key in no tree."""
     if not release.is_installed:
         return ""
     if any(_has(release, engine, key) for engine in ENGINES):
@@ -361,7 +364,7 @@ def _not_generated(key: str, release: Release) -> str:
 
 
 def _hint(key: str, defaults: Mapping[str, Any], release: Release) -> str:
-    """What may have been meant: a key of another engine, or a near one."""
+    """What may have been meant: a key of another engine, or a similar one."""
     if key.endswith(".model_engine"):
         return "; did you mean 'model_engine'?"
     for engine in ENGINES:

@@ -1,8 +1,7 @@
 """verl's own rules on sizes: what fails at its start, after a rollout, or silently.
 
-Read in verl 0.8.0, 0.9.0 and 0.9.1; where each stands in its sources is said below.
-0.9 has a second trainer (trainer/ppo/v1, its default), which pads such batches as do
-not divide.
+Read in verl 0.8.0, 0.9.0 and 0.9.1; each rule names its place in the sources. 0.9 has a
+second trainer (trainer/ppo/v1, its default), which pads batches that do not divide.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ UNGIVEN = "???"  # OmegaConf's mark of a value that must be given
 
 
 def broken(job: Job) -> Iterator[Finding]:
-    """The rules that a job breaks, each as far as what it needs is certain."""
+    """The rules that a job breaks, each checked only if what it needs is certain."""
     for rule in RULES:
         yield from rule(_Sizes(job))
 
@@ -44,7 +43,7 @@ class _Sizes:
         self.has_first = "teacher_model" in teachers
 
     def __call__(self, key: str) -> Any:
-        """A value; Unsure where it cannot be determined or not of this release."""
+        """A value; Unsure if it cannot be determined or is not in this release."""
         given = self._read[key] = self._job.find(key)
         if given.needs:
             raise _UnsureError
@@ -59,11 +58,11 @@ class _Sizes:
         return self._job.knows(key)
 
     def has_one_teacher(self) -> bool:
-        """Whether it distills from a single teacher, under verl's name for it."""
+        """Whether it distils from a single teacher, under verl's name for it."""
         return not self.more_teachers and bool(self("distillation.enabled"))
 
     def whole(self, *keys: str) -> list[int]:
-        """Values that are whole numbers; Unsure where one is none."""
+        """Values that are integers; Unsure if one is not."""
         values = [self(key) for key in keys]
         if not all(type(value) is int for value in values):
             raise _UnsureError
@@ -72,7 +71,7 @@ class _Sizes:
     def fault(
         self, message: str, level: str = "error", cause: str = CONFLICT
     ) -> Finding:
-        """A finding at the last key that was looked at and that the user gave."""
+        """A finding at the last key that was read and that the user gave."""
         given = [(k, one) for k, one in self._read.items() if one.word is not None]
         key, one = given[-1] if given else (next(iter(self._read), ""), None)
         word = one.word if one else None
@@ -89,7 +88,7 @@ RULES: list[Rule] = []
 
 
 def _rule(body: Rule) -> Rule:
-    """A rule that holds its tongue where it cannot be sure."""
+    """A rule that says nothing if it cannot be sure."""
 
     def judged(sizes: _Sizes) -> Iterator[Finding]:
         try:
@@ -102,10 +101,10 @@ def _rule(body: Rule) -> Rule:
 
 
 def _data_parallel(sizes: _Sizes) -> tuple[int, int]:
-    """The trainer's GPUs, and into how many parts they split a batch.
+    """The trainer's GPUs, and the number of parts they split a batch into.
 
-    FSDP's get_data_parallel_size is the world over Ulysses' (workers/engine/fsdp),
-    Megatron's the world over tensor, pipeline and context parallelism.
+    FSDP's get_data_parallel_size is the world size divided by Ulysses'
+    (workers/engine/fsdp), Megatron's by tensor, pipeline and context parallelism.
     """
     nodes, per_node = sizes.whole("trainer.nnodes", "trainer.n_gpus_per_node")
     strategy = sizes(f"{ACTOR}.strategy")
@@ -136,7 +135,8 @@ def _world(sizes: _Sizes) -> Iterator[Finding]:
 
 @_rule
 def _mini_batch(sizes: _Sizes) -> Iterator[Finding]:
-    # workers/engine_workers.py, train_mini_batch: mini_batch_size is n times the key.
+    # workers/engine_workers.py, train_mini_batch: mini_batch_size is the key's value
+    # times n.
     gpus, split = _data_parallel(sizes)
     mini, samples = sizes.whole(f"{ACTOR}.ppo_mini_batch_size", f"{ROLLOUT}.n")
     parts = gpus // split
@@ -185,7 +185,7 @@ def _agent_workers(sizes: _Sizes) -> Iterator[Finding]:
 
 
 def _pads(sizes: _Sizes) -> bool:
-    """Whether the trainer fills up a batch that does not divide."""
+    """Whether the trainer pads a batch that does not divide."""
     return sizes.has("trainer.use_v1") and bool(sizes("trainer.use_v1"))
 
 
@@ -280,7 +280,7 @@ def _engine(sizes: _Sizes) -> Iterator[Finding]:
 
 @_rule
 def _tokens(sizes: _Sizes) -> Iterator[Finding]:
-    # utils/seqlen_balancing.py, rearrange_micro_batches: an assertion on each batch.
+    # utils/seqlen_balancing.py, rearrange_micro_batches: asserted on each batch.
     if not sizes(f"{ACTOR}.use_dynamic_bsz"):
         return
     if sizes(f"{ACTOR}.strategy") not in ("fsdp", "fsdp2"):
@@ -299,7 +299,7 @@ def _tokens(sizes: _Sizes) -> Iterator[Finding]:
 
 @_rule
 def _lengths(sizes: _Sizes) -> Iterator[Finding]:
-    # vllm_async_server.py, generate: max_tokens is cut to what the context leaves.
+    # vllm_async_server.py, generate: max_tokens is cut to what remains of the context.
     keys = ("data.max_prompt_length", "data.max_response_length")
     prompt, response = sizes.whole(*keys)
     (most,) = sizes.whole(f"{ROLLOUT}.max_model_len")
@@ -368,7 +368,7 @@ def _teacher_gpus(sizes: _Sizes) -> Iterator[Finding]:
             cause=MISSING,
         )
         return
-    # The third factor, pipeline parallelism, is refused for a rollout.
+    # Pipeline parallelism, the third factor, is refused for a rollout.
     names = ("tensor_model_parallel", "data_parallel")
     tensor, data = sizes.whole(*(f"{TEACHER}.inference.{name}_size" for name in names))
     replica = tensor * data
