@@ -1,4 +1,4 @@
-"""What a start of ms-swift amounts to: GPUs, batches, models, servers."""
+"""What a start of ms-swift means: GPUs, batches, models, servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_gkd.job.frameworks.reading import names
 from pytest_gkd.job.overrides import Given, Job, Override
 from pytest_gkd.job.shell_values import Command, Word
 
-# swift/config/*.json, 4.6.0: a name stands for stage, and what goes to the CPU.
+# swift/config/*.json, 4.6.0: a name means a stage, and what goes to the CPU.
 ZERO = {
     "zero0": (0, False, False),
     "zero1": (1, False, False),
@@ -31,9 +31,9 @@ ZERO = {
 def combined(
     expression: str, make: Callable[..., Any], *parts: Given, is_set: bool = False
 ) -> Given:
-    """What ``make`` makes of the values; undetermined where one of them is, or it is.
+    """What ``make`` makes of the values; undetermined if one of them or the result is.
 
-    It is the user's where one of the parts is, or ``is_set``.
+    It is the user's if one of the parts is, or if ``is_set``.
     """
     needs = frozenset[str]().union(*(part.needs for part in parts))
     value = None if needs else make(*(part.value for part in parts))
@@ -47,12 +47,12 @@ def combined(
 
 
 def unknown(need: str) -> Given:
-    """A value that only ``need`` would tell."""
+    """A value that only ``need`` would determine."""
     return Given("undetermined", None, None, frozenset({need}))
 
 
 def whole(given: Given) -> Given:
-    """A value that must be an integer, as one of the environment."""
+    """A value that must be an integer, such as one from the environment."""
     if given.needs or isinstance(given.value, int):
         return given
     text = str(given.value)
@@ -62,7 +62,7 @@ def whole(given: Given) -> Given:
 
 
 def visible(environment: Mapping[str, Word]) -> frozenset[str] | None:
-    """The GPUs of CUDA_VISIBLE_DEVICES, None where it is not given, or not certain."""
+    """The GPUs of CUDA_VISIBLE_DEVICES, None if it is not given, or not certain."""
     word = environment.get("CUDA_VISIBLE_DEVICES")
     if word is None or word.text.value is None:
         return None
@@ -74,7 +74,7 @@ class Server:
     """A server that the job's script starts.
 
     ``kind`` is teacher or rollout, ``name`` swift deploy, swift rollout or vllm serve;
-    ``blocks`` is whether the training would wait for its end, which never comes.
+    ``blocks`` is whether the training would wait for it to end, which it never does.
     """
 
     kind: str
@@ -86,12 +86,12 @@ class Server:
 
     @property
     def port(self) -> int | None:
-        """Where it listens."""
+        """The port it listens on."""
         value = self.job.find("port").value
         return value if isinstance(value, int) else None
 
     def gpus(self) -> Given:
-        """How many it takes: the product of its parallel sizes."""
+        """How many GPUs it takes: the product of its parallel sizes."""
         parts = (
             self.job.find(f"{self.prefix}{kind}_parallel_size")
             for kind in ("tensor", "pipeline", "data")
@@ -100,15 +100,15 @@ class Server:
 
     @property
     def prefix(self) -> str:
-        """What stands before vLLM's own names among its options."""
+        """The prefix of vLLM's own names among its options."""
         return "" if self.name == "vllm serve" else "vllm_"
 
 
 @dataclass
 class Start:
-    """A training that is started: its options, environment, and what stands beside.
+    """A training that is started: its options, environment, and servers beside it.
 
-    ``ray`` are the sections of a Ray configuration, "" that of its own keys.
+    ``ray`` are the sections of a Ray configuration, "" the section of its own keys.
     """
 
     program: str
@@ -131,12 +131,12 @@ class Start:
         return self.job.find(key)
 
     def value(self, key: str) -> Any:
-        """An option's value, None where it cannot be determined."""
+        """An option's value, None if it cannot be determined."""
         return self.job.find(key).value
 
     @property
     def algorithm(self) -> Given:
-        """gkd, grpo, ...; sft and pt of a command without one."""
+        """gkd, grpo, ...; sft and pt for a command without one."""
         if self.program.endswith(" rlhf"):
             return self.get("rlhf_type")
         return Given("user", self.program.partition(" ")[2])
@@ -169,7 +169,7 @@ class Start:
     # -- GPUs --------------------------------------------------------------------------
 
     def variable(self, name: str) -> Given:
-        """A variable of the environment as an integer; None where it is not set."""
+        """An environment variable as an integer; None if it is not set."""
         word = self.environment.get(name)
         if word is None:
             return Given("default", None)
@@ -214,7 +214,7 @@ class Start:
         return Given("user", len(seen), word)
 
     def processes(self) -> Given:
-        """The world's size: nodes times processes, one without NPROC_PER_NODE."""
+        """The world size: nodes times processes, one without NPROC_PER_NODE."""
         if self.ray:
             return self._group("train")
         if self.is_launched:
@@ -231,7 +231,7 @@ class Start:
         return whole(Given("user", own.value, own.word))
 
     def trainer(self) -> Given:
-        """GPUs of the training."""
+        """The GPUs of the training."""
         if self.ray:
             return self._group("train")
         return combined(
@@ -239,7 +239,7 @@ class Start:
         )
 
     def rollout(self) -> Given:
-        """GPUs of the rollout: the trainer's, or its server's."""
+        """The GPUs of the rollout: the trainer's, or its server's."""
         if self.ray:
             return self._group("rollout")
         if self.mode.needs:
@@ -249,7 +249,7 @@ class Start:
         return self._of_server("rollout", "gpus")
 
     def teacher(self) -> Given:
-        """GPUs of the teacher's own: those of its server."""
+        """The teacher's own GPUs: those of its server."""
         if self.ray:
             return self._group("teacher")
         server = self.get("teacher_model_server")
@@ -276,7 +276,7 @@ class Start:
     # -- batches -----------------------------------------------------------------------
 
     def model_parallel(self) -> Given:
-        """Megatron: GPUs of one replica (megatron_args.py, _init_distributed)."""
+        """Megatron: the GPUs of one replica (megatron_args.py, _init_distributed)."""
         return combined(
             "TP * PP * CP",
             _product,
@@ -286,7 +286,7 @@ class Start:
         )
 
     def data_parallel(self) -> Given:
-        """Megatron: replicas; undetermined where the world is not a multiple."""
+        """Megatron: replicas; undetermined if the world size is not a multiple."""
         return combined(
             "world / (TP * PP * CP)",
             lambda world, one: world // one if one and world % one == 0 else None,
@@ -297,8 +297,8 @@ class Start:
     def accumulation(self) -> Given:
         """Micro-batches per step.
 
-        Unless given it is 1 for GRPO (rlhf_args.py, _set_default), else what makes 16
-        of a batch (trainers/arguments.py, TrainArgumentsMixin).
+        Unless given it is 1 for GRPO (rlhf_args.py, _set_default), else what makes a
+        batch of 16 (trainers/arguments.py, TrainArgumentsMixin).
         """
         if self.is_megatron:
             return combined(
@@ -323,7 +323,7 @@ class Start:
         )
 
     def batch(self) -> Given:
-        """Samples per step of the optimizer."""
+        """Samples per optimizer step."""
         if self.is_megatron:
             return self.get("global_batch_size")
         return combined(
@@ -385,8 +385,9 @@ class Start:
         }
 
     def _truncation(self) -> Given:
-        """What becomes of rows over max_length (arguments/rlhf_args.py, _init_grpo;
-        base_args/template_args.py; megatron/arguments/rlhf_args.py)."""
+        """What happens to rows over max_length (arguments/rlhf_args.py, _init_grpo;
+        base_args/template_args.py; megatron/arguments/rlhf_args.py).
+        """
         return combined(
             "truncation_strategy, or else by rlhf_type",
             lambda own, kind: (own or ("left" if kind == "grpo" else "delete")).replace(
@@ -397,7 +398,9 @@ class Start:
         )
 
     def _dtype(self) -> Given:
-        """``--bf16 true`` counts before torch_dtype in Megatron (_map_dtype)."""
+        """``--bf16 true`` takes precedence over torch_dtype in Megatron
+        (_map_dtype).
+        """
         for key, name in (("fp16", "float16"), ("bf16", "bfloat16")):
             own = self.get(key)
             if self.is_megatron and own.value is True:
@@ -537,9 +540,11 @@ class Start:
 
 
 def zero_of(name: str | None) -> tuple[int | None, bool, bool] | None:
-    """Stage, and whether parameters and optimizer go to the CPU; None if not certain.
+    """The stage, and whether parameters and optimizer go to the CPU; None if not
+    certain.
 
-    Of a name of ms-swift's own, of JSON, or of a file of it (json_parse_to_dict).
+    From one of ms-swift's own names, from JSON, or from a JSON file
+    (json_parse_to_dict).
     """
     if name in ZERO:
         return ZERO[name]
@@ -555,12 +560,13 @@ def zero_of(name: str | None) -> tuple[int | None, bool, bool] | None:
 
 
 def zero_settings(given: str) -> dict[str, Any] | None:
-    """The settings of DeepSpeed's JSON, or of a file of it, by their dotted keys; None
-    where there are none."""
+    """The settings of DeepSpeed's JSON, given inline or as a file, by their dotted
+    keys; None if there are none.
+    """
     try:
         if given.startswith("{"):
             settings = documents.settings_of(given, "a.json", documents.OMEGACONF)
-        else:  # its numbers are JSON's: 2e8 is one
+        else:  # its numbers are JSON's: 2e8 is a number
             settings = documents.settings(Path(given), documents.OMEGACONF)
     except (CheckError, ValueError):
         return None
@@ -588,7 +594,7 @@ def _exact(total: int, *parts: int) -> int | None:
 
 
 def _host(url: Any) -> tuple[str | None, int | None]:
-    """Host and port of a URL; of a list of teachers in JSON, neither."""
+    """Host and port of a URL; neither for a JSON list of teachers."""
     try:
         found = urlsplit(str(url))
         port = found.port or (443 if found.scheme == "https" else 80)

@@ -1,4 +1,4 @@
-"""What a job of ms-swift's Megatron is made of, for its memory plan.
+"""The parts of a job of ms-swift's Megatron, for its memory plan.
 
 Rules are those of ms-swift 4.5.3 and 4.6.0 with mcore-bridge 1.6; files are named below
 swift/megatron/.
@@ -26,7 +26,7 @@ from pytest_gkd.job.releases import Release
 from pytest_gkd.job.training_memory import total
 
 Values = Mapping[str, Any]
-# How ms-swift spells what a plan may change, beside the names of its values.
+# How ms-swift spells what a plan may change, besides the names of its values.
 KEYS = {
     "offload_param": ("offload_model",),
     "offload_optimizer": ("offload_optimizer",),
@@ -35,14 +35,13 @@ KEYS = {
         "recompute_num_layers=1",
     ),
 }
-# What ms-swift calls by another name than Megatron's arguments.
+# Settings whose name in ms-swift is not that of Megatron's argument.
 RENAMED = {
     "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
     "fp8": "fp8_format",
     "fp4": "fp4_format",
 }
-# What may be said that changes the memory in a way that is not known, with the values
-# that do not.
+# Settings whose effect on the memory is unknown, with the values that have none.
 UNKNOWN: dict[str, tuple[str, tuple[Any, ...]]] = {
     "tuner_type": ("what LoRA's layers keep in Megatron", ("full",)),
     "bridge_backend": ("what Megatron-Bridge asks of the model", ("mcore-bridge",)),
@@ -81,26 +80,26 @@ FACTS = (
     *("optimizer_cpu_offload", "language_model_only", "vllm_enforce_eager"),
     *("sleep_level", "vllm_max_num_seqs"),
 )
-# Bytes of a loss for each token and entry of the vocabulary on a rank, of the logits of
-# all tokens, of those that are answers, and of a chunk of 512 of these; measured on the
+# Bytes of a loss per token and vocabulary entry on a rank: for the logits of all
+# tokens, for those of answers, and for a chunk of 512 of these; measured on the
 # functions themselves (trainers/vocab_parallel_utils.py, gkd_utils.py and
-# ../rlhf_trainers/gkd_loss.py, and Megatron's cross entropy) by what a CPU allocates,
-# from the logits of 16 bits on: tests/test_job_memory_ms_swift_megatron.py.
+# ../rlhf_trainers/gkd_loss.py, and Megatron's cross entropy) by what they allocate on a
+# CPU, starting from 16-bit logits: tests/test_job_memory_ms_swift_megatron.py.
 SFT, TOPK = (6, 0, 0), (8, 4, 0)
 GRPO = {True: (6, 0, 0), False: (8, 0, 0)}  # at a temperature of 1, and at others
-# By beta, and for a teacher whose vocabulary is smaller than the student's.
+# By beta, and with a teacher whose vocabulary is smaller than the student's.
 GKD = {0: (4, 18, 10), 1: (4, 24, 6), 0.5: (4, 38, 6)}
 GKD_PADDED = {0: (4, 24, 4), 1: (4, 26, 4), 0.5: (4, 44, 4)}
-# What a chunk takes more where the vocabulary is divided, and the least it takes then.
+# What a chunk takes in addition if the vocabulary is divided, and its minimum then.
 DIVIDED, CHUNK = 4, 512
-# In a forward pass for log-probabilities, of a model that is not wrapped.
+# In a forward pass for log-probabilities, with an unwrapped model.
 SCORED = 6
 # SWIFT_UPDATE_WEIGHTS_BUCKET_SIZE in bytes (trainers/rollout_mixin.py).
 BUCKET = 512 << 20
 
 
 def recipe(start: Start, release: Release) -> Recipe:
-    """How its plan is made, and the keys of ms-swift."""
+    """How its plan is made, with ms-swift's keys."""
     keys = {name: (key,) for name, key in names("ms-swift-megatron").items()} | KEYS
     if start.mode.value == "colocate":
         keys["free_cache_engine"] = ("sleep_level=1",)
@@ -116,9 +115,9 @@ def recipe(start: Start, release: Release) -> Recipe:
 
 
 def _facts(start: Start, release: Release) -> dict[str, Any]:
-    """What the plan needs beside the values of ``gkd check``.
+    """What the plan needs besides the values of ``gkd check``.
 
-    Raises CheckError where something is not certain, or its memory is not known.
+    Raises CheckError if something is not certain, or its memory is not known.
     """
     if not release.is_at_least("4.5.3"):
         raise CheckError("the memory of its Megatron is known of 4.5.3 and later")
@@ -143,7 +142,7 @@ def _facts(start: Start, release: Release) -> dict[str, Any]:
     inside = kind != "sft" and found["teacher_model"] is not None
 
     def of_megatron(key: str) -> Any:
-        if key == "lora_rank":  # it has a default, which counts for LoRA alone
+        if key == "lora_rank":  # it has a default, which matters to LoRA alone
             return None
         value = plan.certain(start, RENAMED.get(key, key))
         is_none = key == "recompute_granularity" and value == "none"
@@ -161,7 +160,7 @@ def _facts(start: Start, release: Release) -> dict[str, Any]:
 def _job(
     values: Values, student: Model, teacher: Model | None, room: int | None
 ) -> Job:
-    """The parts of a job; rows count in full."""
+    """The parts of a job, with rows at full length."""
     if values.get("doubt"):
         raise CheckError(values["doubt"])
     compute = plan.compute(values, student)
@@ -180,7 +179,7 @@ def _job(
     tokens = rows * values["row"]
     made = megatron_trainer.trainer(
         said | _precision(values, compute),
-        # There the name stands for states that are always in host memory.
+        # In megatron_trainer the name means states that are always in host memory.
         {**values, "offload_optimizer": values["optimizer_cpu_offload"]},
         student,
         tokens=tokens,
@@ -188,7 +187,7 @@ def _job(
         loss=_loss(values, student, teacher, math.ceil(tokens / context)),
         is_distributed=values["use_distributed_optimizer"] is not False,
         away=frozenset(_away(values)),
-        copies=2,  # gathered of the tensor ranks, and put together
+        copies=2,  # gathered from the tensor ranks, and concatenated
         fuses=values["gradient_accumulation_fusion"] is not False,
         fuses_gates=values["bias_activation_fusion"] is not False,
     )
@@ -215,7 +214,9 @@ def _job(
 
 
 def _away(values: Values) -> list[str]:
-    """trainers/rollout_mixin.py, offload_context: gradients go with the weights."""
+    """trainers/rollout_mixin.py, offload_context: gradients are offloaded with the
+    weights.
+    """
     weights = ["weights", "gradients"] if values.get("offload_param") else []
     return weights + (["states"] if values.get("offload_optimizer") else [])
 
@@ -257,8 +258,9 @@ def _loss(values: Values, student: Model, teacher: Model | None, local: int) -> 
 
 
 def _steps(values: Values, batch: int) -> int:
-    """Updates for each generation (arguments/megatron_args.py,
-    resolve_generation_batch_size)."""
+    """Updates per generation (arguments/megatron_args.py,
+    resolve_generation_batch_size).
+    """
     own, whole = values["steps_per_generation"], values["generation_batch_size"]
     if own is None and type(whole) is int:
         own = whole // batch
@@ -269,10 +271,11 @@ def _steps(values: Values, batch: int) -> int:
 
 
 def _others(values: Values, made: Megatron, teacher: Model | None) -> Iterator[Beside]:
-    """GRPO's reference, which is loaded whatever beta is (trainers/rlhf_mixin.py,
-    prepare_model), and a teacher in the trainer's processes. offload_model takes the
-    reference away during rollouts, offload_teacher_model the teacher but for its
-    forward passes."""
+    """GRPO's reference model, which is loaded whatever beta is (trainers/rlhf_mixin.py,
+    prepare_model), and a teacher in the trainer's processes. offload_model offloads the
+    reference model during rollouts, offload_teacher_model the teacher outside its
+    forward passes.
+    """
     if values["kind"] == "grpo":
         own = _beside("reference", made, made.model, SCORED)
         idle = {} if "weights" in made.away else own.idle
@@ -285,8 +288,9 @@ def _others(values: Values, made: Megatron, teacher: Model | None) -> Iterator[B
 
 
 def _beside(role: str, made: Megatron, model: Model, each: int) -> Beside:
-    """A model that is divided as the student is, weights alone; its logits take
-    ``each`` bytes, or are all that are kept of it. All of the trainer is there, too."""
+    """A model sharded like the student, weights alone; its logits take ``each`` bytes,
+    or are all that is kept of it. All of the trainer is on the GPU, too.
+    """
     own = replace(made, model=model, loss=each, teacher_logits=0)
     most = max(sum(megatron_memory.elements(own, at)) for at in range(made.pipeline))
     weights = {f"{role}'s weights {made.compute}": WIDTHS[made.compute] * most}

@@ -1,7 +1,7 @@
-"""What a job of ms-swift is made of, for its memory plan.
+"""The parts of a job of ms-swift, for its memory plan.
 
-Rules are those of ms-swift 4.6.0 where nothing else is said; its files are named below
-swift/. accelerate and DeepSpeed do with it what they do with TRL's trainers.
+Rules are those of ms-swift 4.6.0 unless stated otherwise; its files are named below
+swift/. accelerate and DeepSpeed treat it as they treat TRL's trainers.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from pytest_gkd.job.served_memory import Served
 from pytest_gkd.job.training_memory import Trainer
 
 Values = Mapping[str, Any]
-# reduce_bucket_size of ms-swift's own files, but for stage 3, which has "auto".
+# reduce_bucket_size in ms-swift's own files, except for stage 3, which has "auto".
 OWN_BUCKET = 200_000_000
 AT_HOME = (None, "none")
-# vLLM's own default (config/scheduler.py) where ms-swift gives none.
+# vLLM's own default (config/scheduler.py) if ms-swift gives none.
 BATCHED_TOKENS = 8192
-# A server's options by the names of Engine, without their prefix.
+# A server's options by Engine's field names, without their prefix.
 SERVED = {
     "tensor": "tensor_parallel_size",
     "pipeline": "pipeline_parallel_size",
@@ -45,8 +45,7 @@ SERVED = {
     "sequences": "max_num_seqs",
     "eager": "enforce_eager",
 }
-# What a job may say that changes the memory in a way that is not known, by key, with
-# the values that change nothing.
+# Options whose effect on the memory is unknown, by key, with the values that have none.
 UNKNOWN: dict[str, tuple[str, tuple[Any, ...]]] = {
     "use_liger_kernel": ("what Liger's kernels keep", (False,)),
     "quant_method": ("the memory of quantised weights", ()),
@@ -91,7 +90,7 @@ UNKNOWN: dict[str, tuple[str, tuple[Any, ...]]] = {
     "vllm_quantization": ("the memory of quantised weights", ()),
     "use_logits_to_keep": ("which logits are kept", (True,)),
 }
-# What must be certain, as its absence would be read as a default.
+# Must be certain, as its absence would be read as a default.
 CERTAIN = (
     *("rlhf_type", "tuner_type", "lora_rank", "use_vllm", "vllm_mode", "sleep_level"),
     *("torch_dtype", "fp16", "bf16", "optim", "attn_impl", "gradient_checkpointing"),
@@ -106,7 +105,7 @@ CERTAIN = (
 
 
 def recipe(start: Start, release: Release) -> Recipe:
-    """How its plan is made, and the keys of ms-swift."""
+    """How its plan is made, with ms-swift's keys."""
     keys = {name: (key,) for name, key in names("ms-swift").items()}
     keys["gradient_accumulation_steps"] = ("gradient_accumulation_steps",)
     keys["recompute"] = ("gradient_checkpointing",)
@@ -149,12 +148,13 @@ def served_of(server: Server) -> Served:
 
 
 def certain(start: Start, key: str) -> Any:
-    """An option's value, None where there is none. Raises CheckError where it cannot be
-    determined."""
+    """An option's value, None if there is none. Raises CheckError if it cannot be
+    determined.
+    """
     if start.job.given(""):
         raise CheckError("which options the command has cannot be determined")
     if not start.job.given(key) and not start.job.knows(key):
-        return None  # an option of another command, or without a default
+        return None  # belongs to another command, or has no default
     given = start.get(key)
     if given.needs:
         raise CheckError(f"{key} cannot be determined")
@@ -162,9 +162,9 @@ def certain(start: Start, key: str) -> Any:
 
 
 def _facts(start: Start, release: Release) -> dict[str, Any]:
-    """What the plan needs beside the values of ``gkd check``.
+    """What the plan needs besides the values of ``gkd check``.
 
-    Raises CheckError where something cannot be determined, or its memory is not known.
+    Raises CheckError if something cannot be determined, or its memory is not known.
     """
     if not release.is_at_least("4.5.2"):  # whose gkd_loss.py is the same
         raise CheckError("the memory of ms-swift is known of 4.5.2 and later")
@@ -198,8 +198,10 @@ def _facts(start: Start, release: Release) -> dict[str, Any]:
 
 
 def _teacher(said: Values) -> dict[str, Any]:
-    """Where the teacher is. With LoRA the student's own base is one, without a copy, as
-    is the student without a teacher_model (arguments/rlhf_args.py, _check_teacher)."""
+    """Where the teacher is. With LoRA it may be the student's own base, without a copy,
+    as is the student itself without a teacher_model (arguments/rlhf_args.py,
+    _check_teacher).
+    """
     own, kind = said["teacher_model"], said["kind"]
     is_base = own == said["model"] and said["tuner_type"] == "lora"
     is_inside = own is not None and not is_base and kind != "sft"
@@ -207,18 +209,18 @@ def _teacher(said: Values) -> dict[str, Any]:
         raise CheckError("the memory of GRPO's teacher in the trainer is not known yet")
     if kind == "grpo" and said["tuner_type"] == "full" and said["beta"] != 0:
         raise CheckError("the memory of GRPO's reference model is not known yet")
-    # A server's options are those of its own command line.
+    # A server's options are on its own command line.
     is_served = said["teacher_model_server"] is not None
     return {"teacher_inside": is_inside, "teacher_gpus": 0, "is_served": is_served}
 
 
 def lengths(said: Values) -> dict[str, Any]:
-    """The longest row of a batch, and of its logits that are taken; in full.
+    """The longest row of a batch, and the logits computed of it, at full length.
 
-    A prompt is cut at max_length, or left out, and the rollout comes behind (GKD and
-    GRPO encode both without a bound, rlhf_trainers/rollout_mixin.py,
-    _template_context). Logits are those of labels and one before
-    (trainers/mixin.py, prepare_logits_to_keep).
+    A prompt is cut at max_length, or dropped, and the rollout is appended (GKD and GRPO
+    encode both without a bound, rlhf_trainers/rollout_mixin.py, _template_context).
+    Logits are those of the labels and one before (trainers/mixin.py,
+    prepare_logits_to_keep).
     """
     kind, most = said["kind"], said["max_length"]
     if type(most) is not int or most < 1:
@@ -245,7 +247,7 @@ def lengths(said: Values) -> dict[str, Any]:
     if not isinstance(share, int | float) or not 0 <= share <= 1:
         raise CheckError(f"lmbda is {str(share)[:40]}")
     if share < 1 and said["truncation_strategy"] not in (None, "delete"):
-        # Rows of the dataset are encoded without a bound, too.
+        # Rows of the dataset are also encoded without a bound.
         raise CheckError("only truncation_strategy delete bounds rows of the dataset")
     row = most + response * (share > 0)
     answer = response if share == 1 else max(most, response * (share > 0))
@@ -253,7 +255,7 @@ def lengths(said: Values) -> dict[str, Any]:
 
 
 def _sharding(said: Values) -> dict[str, Any]:
-    """DDP, FSDP2 as ms-swift's own file has it, or DeepSpeed's stage and buffers."""
+    """DDP, FSDP2 as in ms-swift's own file, or DeepSpeed's stage and buffers."""
     if said["fsdp"]:
         if said["fsdp"] != "fsdp2" or said["deepspeed"]:
             raise CheckError("FSDP by a file of one's own is not known yet")
@@ -276,7 +278,7 @@ def _sharding(said: Values) -> dict[str, Any]:
 
 
 def _deepspeed(name: str) -> dict[str, Any]:
-    """Of one of ms-swift's own files, by its name, or of what is given."""
+    """From one of ms-swift's own files, by its name, or from what is given."""
     found: dict[str, Any] = {"sharding": "deepspeed", "buckets": BUCKET, "live": LIVE}
     if name in ZERO:
         _, weights, states = ZERO[name]
@@ -308,7 +310,7 @@ def _deepspeed(name: str) -> dict[str, Any]:
 def _job(
     values: Values, student: Model, teacher: Model | None, room: int | None
 ) -> Job:
-    """The parts of a job; lengths count in full."""
+    """The parts of a job, at full lengths."""
     if values.get("doubt"):
         raise CheckError(values["doubt"])
     gpus, rows = number(values, "trainer_gpus", "per_device_train_batch_size")
@@ -331,7 +333,8 @@ def _job(
         bucket=bucket,
         recompute=bool(values["recompute"]),
         lora_rank=rank,
-        # PEFT makes adapters of 16 bits float32; DeepSpeed makes all of it 16 bits.
+        # PEFT converts 16-bit adapters to float32; DeepSpeed converts everything to 16
+        # bits.
         adapters="float32" if rank and sharding == "ddp" else "",
     )
     trainer = transformers_trainer.made(values, student, teacher, setup)
@@ -359,19 +362,20 @@ def compute(values: Values, student: Model) -> str | None:
 
 
 def _offload(values: Values, sharding: str) -> tuple[str, str]:
-    """Whether weights and states are in host memory: always in DeepSpeed, or during
-    rollouts (rlhf_trainers/gkd_trainer.py, offload_context)."""
+    """When weights and states are in host memory: always in DeepSpeed, or during
+    rollouts (rlhf_trainers/gkd_trainer.py, offload_context).
+    """
     if sharding == "ddp":
         away = (values["offload_model"], values["offload_optimizer"])
         return "between" if away[0] else "never", "between" if away[1] else "never"
     weights = values.get("zero_weights") and sharding == "zero3"
-    # A change by the plan is told by the value, whatever was said.
+    # A change by the plan shows in the value, whatever the options say.
     states = values.get("zero_states") or values.get("offload_optimizer")
     return ("always" if weights else "never"), ("always" if states else "never")
 
 
 def _loss(values: Values) -> str:
-    """By the names of memory's table."""
+    """The loss by its name in loss_memory's table."""
     if values["kind"] == "sft":
         return "cross-entropy"
     if values["kind"] == "grpo":
@@ -387,8 +391,9 @@ def _loss(values: Values) -> str:
 
 
 def _steps_at_once(values: Values, rows: int, steps: int, gpus: int) -> int:
-    """Micro-batches whose rollouts are made at once, of each process
-    (rlhf_trainers/args_mixin.py, _init_generation_batch_params)."""
+    """Micro-batches whose rollouts each process generates at once
+    (rlhf_trainers/args_mixin.py, _init_generation_batch_params).
+    """
     own, whole = values["steps_per_generation"], values["generation_batch_size"]
     if own is None and type(whole) is int:
         own = max(whole // (rows * gpus), 1)
@@ -406,8 +411,9 @@ def _with_vllm(values: Values, trainer: Trainer, each: int, room: int | None) ->
 
 
 def engine(values: Values, model: Model, gpus: int, each: int) -> Engine:
-    """vLLM's engines in the trainer's processes, each of which asks for ``each`` rows
-    (rlhf_trainers/rollout_mixin.py, _prepare_vllm_engine)."""
+    """vLLM engines in the trainer's processes, each of which requests ``each`` rows
+    (rlhf_trainers/rollout_mixin.py, _prepare_vllm_engine).
+    """
     width = values.get("tensor_parallel_size") or 1
     if values.get("vllm_pipeline_parallel_size") not in (None, 1):
         raise CheckError("vLLM's pipeline parallelism is not known there")

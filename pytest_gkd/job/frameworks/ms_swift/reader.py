@@ -32,8 +32,8 @@ PROGRAM = re.compile(
     r"|swift\.cli\.(?P<module>_megatron\.)?(?P<module_does>rlhf|sft|pt)"
 )
 CONFIGURATIONS = (".yaml", ".yml", ".json")
-# What 4.0 renamed, as its own examples show (examples/megatron, v3.12.5 and v4.0.0;
-# train_type was still taken until 4.0.4), and 3.10 the options of `swift rollout`.
+# Renamed in 4.0, as its own examples show (examples/megatron, v3.12.5 and v4.0.0;
+# train_type was accepted until 4.0.4), and in 3.10 for `swift rollout`.
 RENAMED = {
     "train_type": "tuner_type",
     "save": "output_dir",
@@ -55,7 +55,7 @@ RENAMED = {
 # A Ray configuration's sections (swift/ray/megatron/driver_utils.py, 4.6.0).
 GROUPS = ("train", "rollout", "teacher")
 RAY_KEYS = ("gpus", "colocate_groups", "nnodes")
-# vLLM's own server, as far as it is a teacher's; its other options are not judged.
+# vLLM's own server, as far as a teacher's matters; its other options are not judged.
 VLLM = {
     f"--{name}": Option(name.replace("-", "_"), kind)
     for name, kind in {
@@ -132,7 +132,7 @@ def read(launch: Launch, release: Release) -> Reading:
             findings += server.findings
         findings += ms_swift_rules.findings(start)
     values = start.values()
-    if problem:  # what the configuration says may be anything
+    if problem:  # the configuration may say anything
         needs = frozenset({problem})
         values = {
             name: given
@@ -147,7 +147,7 @@ def read(launch: Launch, release: Release) -> Reading:
 
 
 def _program(launch: Launch) -> str:
-    """``swift rlhf`` or its like; of a configuration, by its keys."""
+    """``swift rlhf`` or the like; for a configuration, judged by its keys."""
     found = PROGRAM.fullmatch(launch.program)
     if found is not None:
         does = found["cli_does"] or found["file_does"] or found["module_does"]
@@ -165,10 +165,10 @@ def _program(launch: Launch) -> str:
 
 
 def _configuration(launch: Launch, program: str) -> tuple[Path | None, list[Word]]:
-    """The configuration that is read first, and the words behind it.
+    """The configuration that is read first, and the words after it.
 
     It is the first word (swift/cli/main.py, parse_yaml_args), or with ``--use_ray``
-    what ``--config`` names (swift/cli/_megatron/rlhf.py). Raises CheckError where it
+    what ``--config`` names (swift/cli/_megatron/rlhf.py). Raises CheckError if it
     cannot be read.
     """
     words = list(launch.arguments)
@@ -209,8 +209,8 @@ def _words(
 ) -> list[Word]:
     """The words that ms-swift makes of a configuration (parse_yaml_args).
 
-    What stands under ``ENV`` goes into ``environment``, where that has not got it. Of a
-    Ray configuration it is what the trainer gets, and of the rollout what is vLLM's.
+    What is under ``ENV`` goes into ``environment`` unless already set there. For a Ray
+    configuration the words are what the trainer gets, and vLLM's part of the rollout.
     """
     found: list[Word] = []
     tables: dict[str, dict[str, Any]] = {}
@@ -262,7 +262,7 @@ def _groups(settings: Iterable[Override]) -> dict[str, dict[str, Any]]:
 
 
 def _passed_over(words: Iterable[Word]) -> Iterable[Finding]:
-    """With ``--use_ray`` nothing but ``--config`` is read of the command line."""
+    """With ``--use_ray`` only ``--config`` is read from the command line."""
     for word in words:
         name = word.text.shape
         if name.startswith("--") and name not in ("--use_ray", "--config"):
@@ -298,7 +298,7 @@ def _fields(program: str, release: Release) -> dataclass_options.Fields:
 
 @cache
 def _options(program: str, release: Release) -> Mapping[str, Option]:
-    """The options of a command; JSON is read, and mended, after the parser."""
+    """The options of a command; JSON is parsed, and repaired, after the parser."""
     found = dataclass_options.options(_fields(program, release), none=False)
     return {
         name: dataclasses.replace(option, type="str")
@@ -309,7 +309,7 @@ def _options(program: str, release: Release) -> Mapping[str, Option]:
 
 
 def _parsed(words: list[Word], program: str, release: Release) -> Arguments:
-    """The words as HfArgumentParser has them; what is left over ends ms-swift.
+    """The words as HfArgumentParser reads them; leftovers end ms-swift.
 
     swift/pipelines/base.py, SwiftPipeline._parse_args: ``remaining_argv``.
     """
@@ -330,7 +330,7 @@ def _parsed(words: list[Word], program: str, release: Release) -> Arguments:
 
 
 def _certain(override: Override, program: str, release: Release) -> Override:
-    """The same; of a value that is not of its option's type nothing is certain."""
+    """The same; a value that is not of its option's type is undetermined."""
     field = _fields(program, release).get(override.key, {})
     value = override.value
     parts = value if isinstance(value, list) else [value]
@@ -343,7 +343,9 @@ def _certain(override: Override, program: str, release: Release) -> Override:
 
 
 def _explained(finding: Finding, program: str, release: Release) -> str:
-    """Why an option is not known: it was removed, renamed, or is another command's."""
+    """Why an option is unknown: it was removed, renamed, or belongs to another
+    command.
+    """
     if finding.cause != UNKNOWN or not finding.key.startswith("--"):
         return ""
     key = finding.key[2:].replace("-", "_")
@@ -385,7 +387,7 @@ SERVERS = {"deploy": "teacher", "rollout": "rollout"}
 
 
 def _servers(launch: Launch, release: Release) -> list[Server]:
-    """The servers that the same script starts: teachers', and the rollout's."""
+    """The servers that the same script starts, for teachers and the rollout."""
     found = []
     own = launch.beside.index(launch.command) if launch.beside else 0
     for number, command in enumerate(launch.beside):

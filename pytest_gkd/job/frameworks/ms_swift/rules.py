@@ -1,4 +1,4 @@
-"""What ms-swift itself refuses, or does otherwise than written.
+"""What ms-swift itself refuses, or does differently from what is written.
 
 Files named are those of ms-swift 4.6.0; 4.5.3 has the same rules there.
 """
@@ -30,7 +30,7 @@ AS_JSON = (
 
 
 def findings(start: Start) -> Iterator[Finding]:
-    """All faults of a start, and of what its script starts beside it."""
+    """All faults of a start, and of what its script starts besides."""
     yield from _common(start)
     if start.is_megatron:
         yield from _megatron(start)
@@ -51,7 +51,7 @@ def findings(start: Start) -> Iterator[Finding]:
 def _fault(
     start: Start | Server, key: str, text: str, level: str = "error", cause: str = ""
 ) -> Finding:
-    """A fault that lies with a key, at the line where that is given."""
+    """A fault of a key, at the line where that is given."""
     word = start.job.find(key).word
     file, line = start.command.file, start.command.line
     if word is not None and word.line:
@@ -116,7 +116,7 @@ def _common(start: Start) -> Iterator[Finding]:
 
 
 def _processes(start: Start) -> Iterator[Finding]:
-    """``swift``: processes against GPUs, and combinations it refuses."""
+    """``swift``: processes compared with GPUs, and combinations that it refuses."""
     get = start.value
     seen = visible(start.environment)
     per_node = start.variable("NPROC_PER_NODE")
@@ -131,7 +131,7 @@ def _processes(start: Start) -> Iterator[Finding]:
             "ms-swift expects both to be equal",
         )  # fmt: skip
     elif count and seen and len(seen) // count > 1:
-        # With several GPUs a process splits the model by layers (device_map), which
+        # With several GPUs per process the model is split by layers (device_map), which
         # these refuse: sft_args.py (_init_deepspeed, _init_fsdp), rlhf_args.py
         # (_check_grpo, _check_gkd), trainers/arguments.py (__post_init__).
         uses = start.algorithm.value in ("grpo", "gkd") and get("use_vllm") is True
@@ -220,7 +220,7 @@ def _rollout(start: Start) -> Iterator[Finding]:
 
 
 def _generations(start: Start) -> Iterator[Finding]:
-    """Batches of generation (rlhf_trainers/arguments.py, _init_generation_batch...)."""
+    """Generation batches (rlhf_trainers/arguments.py, _init_generation_batch...)."""
     total, steps = start.get("generation_batch_size"), start.get("steps_per_generation")
     size, world = start.get("per_device_train_batch_size"), start.processes()
     accumulation = start.accumulation()
@@ -457,7 +457,7 @@ def _servers(start: Start) -> Iterator[Finding]:
 
 
 def _address(start: Start, kind: str, key: str) -> Iterator[Finding]:
-    """Whether the trainer asks where a server of its script listens."""
+    """Whether the trainer connects to where a server of its script listens."""
     servers = [server for server in start.servers if server.kind == kind]
     values = start.values()
     host, port = (values.get(f"{key}_{part}") for part in ("ip", "port"))
@@ -534,7 +534,7 @@ def _teacher_server(start: Start, server: Server) -> Iterator[Finding]:
 
 
 def _shared(start: Start, server: Server) -> Iterator[Finding]:
-    """GPUs that two commands are given."""
+    """GPUs that are given to two commands."""
     others: list[Any] = [start, *(s for s in start.servers if s is not server)]
     own = visible(server.command.environment)
     for other in others:
@@ -550,7 +550,7 @@ def _shared(start: Start, server: Server) -> Iterator[Finding]:
             # shares its memory.
             is_rollout = server.kind == "rollout" and other is start
             if other is start and not _is_here(start, server.kind):
-                continue  # the script is for several machines
+                continue  # the script is meant for several machines
             yield _fault(
                 server, "",
                 f"GPU {', '.join(shared)} is given to {server.name}, and to {name} on "
