@@ -1,8 +1,7 @@
-"""What is certain of a start of OpenRLHF, or of LightRFT, which has its options.
+"""What is certain about a start of OpenRLHF, or of LightRFT, which has its options.
 
-Keys are what OpenRLHF calls its options up to 0.10.1; those of later releases, which
-have dots, are recorded with these (sources/openrlhf_names.toml). What is told has the
-names of the release.
+Keys are OpenRLHF's option names up to 0.10.1; those of later releases, which have dots,
+are mapped to these (sources/openrlhf_names.toml). Messages use the release's names.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PATHS = (
 
 
 class Known(recorded_options.Known):
-    """The settings of a start, where they are certain."""
+    """The settings of a start, as far as they are certain."""
 
     # Numbers of processes, samples and parts.
     SIZES = frozenset(
@@ -45,7 +44,8 @@ class Known(recorded_options.Known):
     def is_set(self, key: str) -> bool:
         """Whether a text is given and not empty. Raises UnsureError.
 
-        One that the user gives and that cannot be determined is taken not to be empty.
+        One that the user gives but that cannot be determined is assumed not to be
+        empty.
         """
         if not self.has(key):
             return False
@@ -55,7 +55,7 @@ class Known(recorded_options.Known):
         return bool(given.needs or given.value)
 
     def is_at_least(self, release: str) -> bool:
-        """Whether this is OpenRLHF, and not of an older release."""
+        """Whether this is OpenRLHF in this release or a later one."""
         return self.name == "openrlhf" and self.release.is_at_least(release)
 
 
@@ -67,7 +67,7 @@ COMMON: tuple[Rule[Known], ...] = (
         "there is no model to train: {--pretrain} is empty or not given",
         MISSING,
     ),
-    # None of the train_*.py and train_colocate.py goes on with another template.
+    # All train_*.py and train_colocate.py drop a template without {}.
     Rule(
         "input_template",
         lambda v: v.is_set("input_template") and "{}" not in v["input_template"],
@@ -118,7 +118,7 @@ ROLLOUT: tuple[Rule[Known], ...] = (
 
 
 def parsed(known: recorded_options.Parser, whose: str, launch: Launch) -> Arguments:
-    """The start's words as its parser takes them; parse_args refuses all others."""
+    """The start's words as its parser reads them; parse_args refuses all others."""
     found = arguments.parsed(launch.arguments, known.options, whose)
     for word in found.rest:
         text = (
@@ -141,7 +141,7 @@ def absent(v: Known) -> Iterator[Finding]:
 
 
 def named(v: Known, findings: Iterable[Finding]) -> list[Finding]:
-    """With the release's own names for keys, and for options it calls otherwise."""
+    """The finding with the release's own names for keys and for renamed options."""
     told = []
     for one in findings:
         if one.key.startswith("--"):
@@ -156,12 +156,14 @@ def named(v: Known, findings: Iterable[Finding]) -> list[Finding]:
 
 
 def said(v: Known, given: Iterable[Override]) -> list[Override]:
-    """What the user gave, by the release's own names."""
+    """What the user gave, under the release's own names."""
     return [o._replace(key=v.option(o.key).lstrip("-") if o.key else "") for o in given]
 
 
 def _renamed(v: Known, option: str) -> str:
-    """What the release calls an option of another one; "" for one that none has."""
+    """The release's name for another release's option; "" for one that no release
+    has.
+    """
     for number in releases.recorded(v.name):
         release = releases.release(v.name, number)
         for table in release.schema:

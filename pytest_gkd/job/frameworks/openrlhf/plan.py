@@ -1,7 +1,7 @@
-"""What a rollout of OpenRLHF is made of, for its memory plan.
+"""The parts of an OpenRLHF job with a rollout, for its memory plan.
 
 Rules are those of 0.8.11 to 0.11.2; its files are named below openrlhf/. Actor, critic,
-reference and reward model are processes of their own, each with DeepSpeed.
+reference and reward model are separate processes, each with DeepSpeed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pytest_gkd.job.models import WIDTHS, Model
 from pytest_gkd.job.training_memory import Trainer
 
 Values = Mapping[str, Any]
-# Bytes of a token's logits for each entry of the vocabulary where nothing is trained:
-# in 16 bits and in float32 (models/actor.py, forward).
+# Bytes of logits per token and vocabulary entry in a forward pass without training: in
+# 16 bits and in float32 (models/actor.py, forward).
 ASKED = 6
-# What a job may say that changes the memory in a way that is not known, by key.
+# Options whose effect on the memory is unknown, by key.
 UNKNOWN = {
     "load_in_4bit": "the memory of bitsandbytes' weights",
     "use_liger_kernel": "what Liger's kernels keep",
@@ -37,18 +37,18 @@ UNKNOWN = {
     "aux_loss_coef": "what the router's loss keeps",
     "grad_accum_dtype": "the gradients' dtype in DeepSpeed",
 }
-# The keys of these change together with others, as roles must share their GPUs.
+# The keys of these change together with others, since roles must share their GPUs.
 BOUND = ("nodes", "gpus_per_node", "tensor_parallel_size", "context_parallel_size")
 
 
 def recipe(known: Known) -> Recipe:
-    """How its plan is made, and the release's options."""
+    """How its plan is made, with the release's options."""
     keys, facts = plan_facts(known, "openrlhf", BOUND, _facts)
     return Recipe(_job, keys, facts, {} if "doubt" in facts else _models(known))
 
 
 def _facts(known: Known) -> dict[str, Any]:
-    """What the plan needs beside the values of ``gkd check``."""
+    """What the plan needs besides the values of ``gkd check``."""
     refuse_unknown(known, UNKNOWN)
     for role in ("actor", "critic"):
         name = f"{role}.optim"
@@ -59,7 +59,7 @@ def _facts(known: Known) -> dict[str, Any]:
             text = f"the memory of {known.option(key)} {known[key]}"
             raise CheckError(f"{text} is not known")
     if "flash_attention" not in str(known["attn_implementation"]):
-        # Without flash-attn its gradients of the logits are others, too.
+        # Without flash-attn the gradients of the logits differ, too.
         raise CheckError("the memory without flash attention is not known")
     if known["lora_rank"] and not known["gradient_checkpointing"]:
         raise CheckError("what LoRA's layers keep without recomputation is not known")
@@ -94,7 +94,7 @@ def _compute(known: Known) -> str:
 
 
 def _rollout_tokens(known: Known) -> int | None:
-    """The most tokens of a micro-batch that is scored, with dynamic ones."""
+    """The most tokens of a scored micro-batch, with dynamic batches."""
     if not known["use_dynamic_batch"]:
         return None
     keys = ("rollout_max_tokens_per_gpu", "train_max_tokens_per_gpu")
@@ -103,7 +103,7 @@ def _rollout_tokens(known: Known) -> int | None:
 
 
 def _models(known: Known) -> dict[str, Any]:
-    """The paths of further models (train_ppo_ray.py, main)."""
+    """Paths of further models (train_ppo_ray.py, main)."""
     found = {}
     reward = None if has_function(known) else str(known["reward_pretrain"] or "")
     if reward:
@@ -117,7 +117,7 @@ def _models(known: Known) -> dict[str, Any]:
 def _job(
     values: Values, student: Model, teacher: Model | None, room: int | None
 ) -> Job:
-    """The parts of a job; lengths count in full, with packing, too."""
+    """The parts of a job, at full lengths, also with packing."""
     if values.get("doubt"):
         raise CheckError(values["doubt"])
     gpus, engines = number(values, "trainer_gpus", "rollout_gpus")
@@ -199,7 +199,7 @@ def _others(
     live = common["live"]
 
     def away(name: str) -> str:
-        """Stages below 3 have no sharded inference, and none of its offload."""
+        """Stages below 3 have no sharded inference, nor its offload."""
         return "always" if values[name] and is_sharded else "never"
 
     if values["init_kl_coef"] > 0:

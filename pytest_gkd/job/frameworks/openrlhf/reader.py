@@ -1,4 +1,4 @@
-"""OpenRLHF: its programs below openrlhf.cli that train."""
+"""OpenRLHF: its training programs below openrlhf.cli."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_own(keys: AbstractSet[str]) -> bool:
 
 
 def read(launch: Launch, release: Release) -> Reading:
-    """What a start means, and what the release makes of its options."""
+    """The values of a start, and what the release makes of its options."""
     table = launch.name
     whose = f"OpenRLHF {release}"
     if table not in release.schema:
@@ -64,7 +64,7 @@ def read(launch: Launch, release: Release) -> Reading:
 
 
 def _dtype(known: Known) -> Given:
-    """What the trainer computes in."""
+    """The dtype that the trainer computes in."""
     if known.has("param_dtype"):
         given = known.find("param_dtype")
         return derived(known.option("param_dtype"), lambda d: DTYPES.get(d, d), given)
@@ -77,7 +77,7 @@ def _dtype(known: Known) -> Given:
 
 
 def _values(known: Known) -> dict[str, Given]:
-    """All values of train_ppo_ray on one way through the script."""
+    """All values of train_ppo_ray on one path through the script."""
     find, option = known.find, known.option
     table = names(NAME) | names(f"{NAME}-memory")
     values = {k: find(key) for k, key in table.items() if known.has(key)}
@@ -125,19 +125,19 @@ def _values(known: Known) -> dict[str, Given]:
 
 
 def _truncation(known: Known) -> Given | None:
-    """What becomes of a prompt that is too long; not of agents up to 0.8."""
+    """What happens to a prompt that is too long; not for agents up to 0.8."""
     if known.has("max_new_tokens"):  # openrlhf/utils/agent.py, from 0.9
         how = "its only way (with images it is an error)"
         return Given("default", "left", expression=how)
     if known.is_given("agent_func_path"):
         return None
-    # experience_maker.py, tokenize_fn: truncation=True, and no side is set.
+    # experience_maker.py, tokenize_fn: truncation=True, and no truncation side is set.
     side = "the tokenizer's truncation_side, right unless its files say left"
     return Given("default", "right", expression=side)
 
 
 def _counted(known: Known, role: str) -> Given:
-    """How many GPUs a role has, those included that it shares; 0 without that role."""
+    """How many GPUs a role has, including shared ones; 0 without that role."""
     keys = [key for key in openrlhf_rules.gpu_keys(role) if known.has(key)]
     try:
         count = openrlhf_rules.gpus(known, role)

@@ -1,6 +1,6 @@
-"""What OpenRLHF itself refuses, and what it does otherwise than is written.
+"""What OpenRLHF itself refuses, and what it does differently from what is written.
 
-Where no other source is named, a rule of a rollout is main's or train's, and one of a
+If no other source is named, a rule for rollouts is main's or train's, and one for a
 program without a rollout its main's (openrlhf/cli/train_ppo_ray.py and train_*.py
 0.8.11 to 0.11.2).
 """
@@ -18,7 +18,7 @@ from pytest_gkd.job.overrides import Given
 
 
 def gpu_keys(role: str) -> tuple[str, ...]:
-    """The options that a role's number of GPUs depends on, its own first."""
+    """The options that determine a role's number of GPUs, its own first."""
     engines = ("vllm_num_engines", "vllm_tensor_parallel_size")
     shares = ("colocate_all_models", "colocate_actor_ref", "async_train")
     critic = ("advantage_estimator", "colocate_critic_reward")
@@ -52,7 +52,7 @@ def gpus(v: Known, role: str) -> int:
 
 
 def _total(v: Known) -> int:
-    """All GPUs that Ray is asked for, as train makes its placement groups."""
+    """All GPUs requested from Ray, as train creates its placement groups."""
     shares_all = bool(v["colocate_all_models"])
     total = gpus(v, "actor")
     if not (shares_all and not v["async_train"]):
@@ -73,7 +73,9 @@ def has_critic(v: Known) -> bool:
 
 
 def has_function(v: Known) -> bool:
-    """Whether rewards are no model's of its own."""
+    """Whether rewards come from remote_rm_url or an agent, not from the job's reward
+    model.
+    """
     return v.is_set("remote_rm_url") or v.is_set("agent_func_path")
 
 
@@ -96,7 +98,7 @@ def _samples(v: Known) -> int:
 
 
 def _ranks(v: Known, role: str) -> int:
-    """The data parallel ranks of a role; duplicate_actors work on the same samples."""
+    """The data parallel ranks of a role; duplicate_actors process the same samples."""
     each = int(v["ring_attn_size"] * v["ds_tensor_parallel_size"])
     return gpus(v, role) // each
 
@@ -131,7 +133,7 @@ PPO: tuple[Rule[Known], ...] = (
         "{--remote_rm_url} or {--agent_func_path}",
         level="warning",
     ),
-    # An AssertionError since 0.11.0, where until then all advantages were 0.
+    # An AssertionError since 0.11.0; before, all advantages were 0.
     Rule(
         "n_samples_per_prompt advantage_estimator",
         lambda v: (
@@ -394,7 +396,7 @@ OFFLINE: tuple[Rule[Known], ...] = (
         "there is no data set: {--dataset} is empty or not given",
         MISSING,
     ),
-    # Of train_kd, which loads it as an Actor.
+    # For train_kd, which loads it as an Actor.
     Rule(
         "teacher_model",
         lambda v: v.has("teacher_model") and not v.is_set("teacher_model"),
@@ -449,7 +451,7 @@ def offline(v: Known, processes: Given) -> Iterator[Finding]:
 
 
 def _batches(v: Known) -> Iterator[Finding]:
-    """Batches that a model's GPUs do not divide, and models of too many GPUs.
+    """Batches that do not divide among a model's ranks, and too few batches for them.
 
     async_run_method_batch (openrlhf/trainer/ray/launcher.py) raises for fewer batches
     than data parallel ranks.
@@ -462,7 +464,7 @@ def _batches(v: Known) -> Iterator[Finding]:
     ):
         try:
             count = gpus(v, role)
-            # Those that train take one sample at a time, then.
+            # Trained models then take one sample at a time.
             if count and not (v["use_dynamic_batch"] and role in ("actor", "critic")):
                 yield from _divided(v, count, name, f"{role}_num_gpus_per_node")
             if role != "actor" and count and not v["use_dynamic_batch"]:
@@ -482,11 +484,11 @@ def _batches(v: Known) -> Iterator[Finding]:
 def _divided(
     v: Known, count: int, name: str, key: str = "train_batch_size"
 ) -> Iterator[Finding]:
-    """get_ds_train_config and get_ds_eval_config, as DeepSpeed holds them.
+    """get_ds_train_config and get_ds_eval_config, as DeepSpeed checks them.
 
     DeepSpeed requires train_batch_size == micro-batch * accumulation * world size
     (deepspeed/runtime/config.py, _batch_assertion); with tensor parallelism its world
-    size is another.
+    size differs.
     """
     ring = v["ring_attn_size"] if v.has("ring_attn_size") else 1
     if v["ds_tensor_parallel_size"] > 1:
@@ -504,7 +506,7 @@ def _divided(
 
 
 def _outside(v: Known) -> Iterator[Finding]:
-    """Models of more GPUs than those of the actor that they are to share.
+    """Models on more GPUs than the actor has, whose GPUs they are to share.
 
     RayActorGroup takes a bundle of the actor's placement group for each rank
     (openrlhf/trainer/ray/launcher.py, _initiate_actors).
