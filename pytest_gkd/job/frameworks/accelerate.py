@@ -24,7 +24,7 @@ from pytest_gkd.options import near
 CONFLICT = "config.invalid-combination"
 TORCHRUN = ("torchrun", "torch.distributed.run")
 NAMES = ("accelerate", *TORCHRUN, "deepspeed")
-# distributed_type without which one process is started, whatever num_processes says.
+# Values of distributed_type with which one process is started, whatever num_processes.
 ALONE = ("NO", "no", None, False)
 PARALLEL = "parallelism_config_"
 COUNT = "the number of GPUs of the machine"
@@ -32,11 +32,11 @@ COUNT = "the number of GPUs of the machine"
 
 @dataclass
 class Started:
-    """What a launcher makes of a job.
+    """How a launcher starts a job.
 
-    ``given`` are its settings by their names, ``values`` those by the names of ``gkd
-    check``; ``processes`` is the world size, ``each`` that of one machine where the
-    launcher is told so; ``release`` is accelerate's.
+    ``given`` are its settings by name, ``values`` those by the names of ``gkd check``;
+    ``processes`` is the world size, ``each`` the processes per machine if the launcher
+    is told; ``release`` is accelerate's.
     """
 
     release: Release
@@ -53,7 +53,7 @@ class Started:
         return f"accelerate {self.release}"
 
     def find(self, key: str, default: Any = None) -> Given:
-        """A setting of the launcher's."""
+        """A setting of the launcher."""
         said = self.given.get(key)
         if said is None:
             return Given("default", default)
@@ -67,14 +67,15 @@ def options(release: Release) -> dict[str, Option]:
 
 
 def is_own(keys: Iterable[str]) -> bool:
-    """Whether a file with these keys is a configuration of accelerate's."""
+    """Whether a file with these keys is a configuration of accelerate."""
     return "distributed_type" in keys
 
 
 def started(before: Sequence[Word], place: Path, release: Release) -> Started:
     """What the words before the program make of it.
 
-    ``place`` is the folder that relative paths are looked for in, besides this one.
+    ``place`` is the folder in which relative paths are looked up, besides the current
+    one.
     """
     names = [posixpath.basename(word.text.value or "") for word in before]
     number = max((n for n, name in enumerate(names) if name in NAMES), default=None)
@@ -99,9 +100,9 @@ def configured(
     findings: Iterable[Finding] = (),
     shipped: dict[str, Any] | None = None,
 ) -> Started:
-    """What settings of accelerate's mean, with the configuration file they name.
+    """What accelerate's settings mean, including the configuration file they name.
 
-    ``shipped`` are configurations that ``--accelerate_config`` may name.
+    ``shipped`` are the shipped configurations that ``--accelerate_config`` may name.
     """
     found = Started(release, "accelerate", findings=list(findings))
     own = {one.key: one for one in said if one.key}
@@ -125,7 +126,7 @@ def configured(
 
 
 def add_file(found: Started, path: Path) -> None:
-    """Add what a configuration file of accelerate's says."""
+    """Add what a configuration file of accelerate says."""
     try:
         settings = documents.settings(path)
     except CheckError as error:
@@ -150,7 +151,7 @@ def add_file(found: Started, path: Path) -> None:
 
 
 def flat(tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The settings of a configuration by their last names."""
+    """The settings of a configuration by the last part of their keys."""
     for key, value in tree.items():
         if isinstance(value, dict):
             yield from flat(value)
@@ -159,7 +160,7 @@ def flat(tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def existing(named: str, place: Path) -> Path | None:
-    """A file that is certain to be meant: absolute, or beside the script, or here."""
+    """A file that is certainly the one meant: absolute, beside the script, or here."""
     for path in (place / named, Path(named)):
         try:
             if path.is_file():
@@ -175,7 +176,7 @@ def existing(named: str, place: Path) -> Path | None:
 def count(
     found: Started, file: Override | None = None, *, is_configured: bool = False
 ) -> None:
-    """How many processes accelerate starts, with a configuration file or without."""
+    """How many processes accelerate starts, with or without a configuration file."""
     found.machines = found.find("num_machines", 1)
     found.processes = found.find("num_processes", -1)
     if file is not None and file.needs:
@@ -240,13 +241,14 @@ def _check_shape(found: Started) -> None:
 
 
 def _other(found: Started, words: list[Word]) -> Started:
-    """torchrun's and deepspeed's processes."""
+    """The processes of torchrun and deepspeed."""
     if found.name in TORCHRUN:
-        # torch/distributed/run.py: --nproc-per-node is 1, --nnodes is 1:1.
+        # torch/distributed/run.py: the defaults are --nproc-per-node 1 and --nnodes
+        # 1:1.
         count = _option(words, "nproc_per_node", 1)
         found.machines = _option(words, "nnodes", 1)
     else:
-        # deepspeed/launcher/runner.py: -1 is all that there are.
+        # deepspeed/launcher/runner.py: -1 means all there are.
         count = _option(words, "num_gpus", -1)
         found.machines = _option(words, "num_nodes", 1)
         if any(word.text.shape.startswith(("-H", "--hostfile")) for word in words):
@@ -265,7 +267,7 @@ def _other(found: Started, words: list[Word]) -> Started:
 
 
 def _option(words: Sequence[Word], name: str, default: int) -> Given:
-    """The value of a launcher's option, an integer where it is one."""
+    """The value of a launcher's option, as an integer if it is one."""
     for number, word in enumerate(words):
         spelled, equals, inline = word.text.shape.partition("=")
         if spelled.lstrip("-").replace("-", "_") != name:

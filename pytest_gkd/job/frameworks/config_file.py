@@ -15,7 +15,7 @@ from pytest_gkd.job.launch import ADDED, Launch
 from pytest_gkd.job.overrides import Override
 from pytest_gkd.job.shell_values import Text, Word
 
-# argparse takes what --config is abbreviated to; all else goes on to Hydra.
+# argparse also takes abbreviations of --config; everything else goes on to Hydra.
 CONFIG = re.compile(r"(?P<option>--c(?:o(?:n(?:f(?:ig?)?)?)?)?)(?:=(?P<value>.*))?")
 
 
@@ -35,15 +35,17 @@ def given(launch: Launch) -> tuple[Word | None, list[Word]]:
 
 
 def find(script: Path, name: str) -> Path | None:
-    """A file by its path: absolute, from the script's directory or above, or here."""
+    """A file by its path: absolute, or relative to the script's directory, one above
+    it, or the current one.
+    """
     places = [*(script.absolute().parents if script.is_file() else ()), Path()]
     return next((p / name for p in places if (p / name).is_file()), None)
 
 
 class Composed:
-    """What Hydra makes of a file and of those that its defaults name, beside it.
+    """What Hydra makes of a file and of the files beside it that its defaults name.
 
-    ``said`` are overrides, those among them that choose a file are ``chosen``.
+    ``said`` are overrides; ``chosen`` are those among them that choose a file.
     """
 
     def __init__(self, path: Path, said: Iterable[Override] = ()) -> None:
@@ -87,13 +89,13 @@ class Composed:
                 self._paths[name] = file
                 is_empty = not re.search(r"^\s*[^#\s]", text, re.MULTILINE)
                 if is_empty and str(file) != self._primary:
-                    return ConfigFile(None, [], [])  # which Hydra takes
+                    return ConfigFile(None, [], [])  # which Hydra accepts
                 settings = documents.settings_of(text, str(file), documents.OMEGACONF)
                 return hydra_compose.config_file(text, settings)
         return None
 
     def others(self) -> Iterator[str]:
-        """The keys of the top that other files brought: not all count for each job."""
+        """The top-level keys from other files: not all of them matter to every job."""
         for key, one in self.config.settings.items():
             if one.word.file and one.word.file not in (self._primary, ADDED):
                 yield key.partition(".")[0]

@@ -1,4 +1,4 @@
-"""What DeepSpeed holds beside the model: stages, buffers, gathered weights.
+"""What DeepSpeed holds besides the model: stages, buffers, gathered weights.
 
 Defaults are those of DeepSpeed 0.19 (runtime/zero/config.py), in elements.
 """
@@ -15,7 +15,7 @@ BUCKET, LIVE = 500_000_000, 1_000_000_000
 
 
 def sharding(stage: Any) -> str:
-    """A stage by memory's names."""
+    """A stage by the memory plan's names."""
     if type(stage) is not int or stage not in (1, 2, 3):
         raise CheckError(f"DeepSpeed's stage {str(stage)[:40]} is not known yet")
     return f"zero{stage}"
@@ -30,14 +30,14 @@ def buffers(
     overlaps: bool = False,
     offloads: bool = False,
 ) -> tuple[int, int]:
-    """Elements of the buffers of gradients, and of what ZeRO-3 keeps gathered; none
-    without ZeRO. ``offloads`` says whether the optimizer's states are in host memory.
+    """Elements of the gradient buffers, and of the weights that ZeRO-3 keeps gathered;
+    0 without ZeRO. ``offloads`` says whether the optimizer's states are in host memory.
 
     ``size`` (reduce_bucket_size) "auto" is hidden_size squared (transformers,
-    integrations/deepspeed.py). There are two buffers where communication overlaps,
-    which is stage 3's default, that has one (zero/stage_1_and_2.py, setup_buckets;
-    stage3.py). With offload, stages 1 and 2 have one of the largest tensor's size
-    beside.
+    integrations/deepspeed.py). With overlapping communication there are two buffers;
+    stage 3, whose default that is, has one (zero/stage_1_and_2.py, setup_buckets;
+    stage3.py). With offload, stages 1 and 2 have a further one of the largest tensor's
+    size.
     """
     if not sharding.startswith("zero"):
         return 0, 0

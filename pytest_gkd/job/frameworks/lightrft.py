@@ -1,7 +1,7 @@
-"""LightRFT: its examples' programs, which train and roll out in the same processes.
+"""LightRFT: its example programs, which train and roll out in the same processes.
 
-They have OpenRLHF's options. Rules are those of its main branch at 49e62cb6; where no
-other source is named, StrategyBase.setup_distributed's
+They have OpenRLHF's options. Rules are those of its main branch at 49e62cb6; if no
+other source is named, of StrategyBase.setup_distributed
 (lightrft/strategy/strategy_base.py).
 """
 
@@ -36,7 +36,8 @@ RULES: tuple[Rule[Known], ...] = (
         lambda v: v["engine_type"] not in ENGINES,
         "{--engine_type} {engine_type}: known values are vllm and sglang",
     ),
-    # get_advantage_calculator (lightrft/trainer/advantage_calculator.py) has no such.
+    # get_advantage_calculator (lightrft/trainer/advantage_calculator.py) has none of
+    # these.
     Rule(
         "advantage_estimator",
         lambda v: v["advantage_estimator"] == "reinforce++",
@@ -59,12 +60,12 @@ RULES: tuple[Rule[Known], ...] = (
 
 
 def is_own(keys: AbstractSet[str]) -> bool:
-    """Whether a program of such a name is its own, by the options that it is given."""
+    """Whether a program of this name is LightRFT's, judged by its options."""
     return bool(keys & OWN)
 
 
 def read(launch: Launch, release: Release) -> Reading:
-    """What a start means, and what the release makes of its options."""
+    """The values of a start, and what the release makes of its options."""
     place = Path(launch.program)
     table = f"{place.parent.name}/{place.name}"
     tables = list(release.schema)
@@ -110,7 +111,7 @@ def _softened(finding: Finding) -> Finding:
 
 
 def _of_world(world: int) -> Iterator[Rule[Known]]:
-    """What the number of processes must be a multiple of, and what of it."""
+    """What must divide the number of processes, and what it must divide."""
     yield Rule(
         "train_batch_size micro_train_batch_size",
         lambda v: v["train_batch_size"] % (v["micro_train_batch_size"] * world),
@@ -128,7 +129,7 @@ def _of_world(world: int) -> Iterator[Rule[Known]]:
         lambda v: world % v["engine_tp_size"],
         f"{{--engine_tp_size}} {{engine_tp_size}} does not divide {world} processes",
     )
-    # train of train_colocate.py: each process loads rollout_batch_size // world, and a
+    # train of train_colocate.py: each process loads rollout_batch_size // world, and
     # DataLoader refuses 0.
     yield Rule(
         "rollout_batch_size",
@@ -161,7 +162,7 @@ def _of_world(world: int) -> Iterator[Rule[Known]]:
 def _values(
     known: Known, started: accelerate.Started, *, rolls_out: bool
 ) -> dict[str, Given]:
-    """All values of the job on one way through the script."""
+    """All values of the job on one path through the script."""
     find = known.find
     table = names(NAME) | names(f"{NAME}-memory")
     values = {k: find(key) for k, key in table.items() if known.has(key)}
@@ -193,7 +194,8 @@ def _values(
             find("generate_max_len"),
         )
         values["placement"] = Given("default", "colocated", expression="always")
-        # lightrft/trainer/fast_exp_maker.py: truncation=True, and no side is set.
+        # lightrft/trainer/fast_exp_maker.py: truncation=True, and no truncation side is
+        # set.
         side = "the tokenizer's truncation_side, right unless its files say left"
         values["truncation"] = Given("default", "right", expression=side)
         values["rollout_gpus"] = started.processes

@@ -1,4 +1,4 @@
-"""What a rollout of LightRFT on text is made of, for its memory plan.
+"""The parts of a LightRFT job with text rollouts, for its memory plan.
 
 Rules are those of its main branch at 49e62cb6; files are named below lightrft/.
 Trainer, engine and reference model are in the same process.
@@ -23,9 +23,9 @@ from pytest_gkd.job.models import WIDTHS, Model
 from pytest_gkd.job.training_memory import Trainer
 
 Values = Mapping[str, Any]
-# Bytes of a token's logits for each entry of the vocabulary where nothing is trained.
+# Bytes of logits per token and vocabulary entry in a forward pass without training.
 ASKED = 4
-# What a job may say that changes the memory in a way that is not known, by key.
+# Options whose effect on the memory is unknown, by key.
 UNKNOWN = {
     "load_in_4bit": "the memory of bitsandbytes' weights",
     "fused_linear_logprob": "what the fused log-probabilities keep",
@@ -37,12 +37,12 @@ UNKNOWN = {
     "pretrain_data": "the memory of two losses at once",
     "freeze_prefix": "how much is frozen",
 }
-# Change together with others.
+# These change together with others.
 BOUND = ("context_parallel_size", "tensor_parallel_size")
 
 
 def recipe(known: Known) -> Recipe:
-    """How its plan is made, and LightRFT's options."""
+    """How its plan is made, with LightRFT's options."""
     keys, facts = plan_facts(known, "lightrft", BOUND, _facts)
     if "deepspeed" in facts:
         keys.pop("offload_param" if facts["deepspeed"] else "zero_stage", None)
@@ -50,7 +50,7 @@ def recipe(known: Known) -> Recipe:
 
 
 def _facts(known: Known) -> dict[str, Any]:
-    """What the plan needs beside the values of ``gkd check``."""
+    """What the plan needs besides the values of ``gkd check``."""
     if not known.has("text_only") or not known["text_only"]:
         raise CheckError("the memory of a model of images is not known (--text_only)")
     refuse_unknown(known, UNKNOWN)
@@ -80,7 +80,7 @@ def _facts(known: Known) -> dict[str, Any]:
 def _job(
     values: Values, student: Model, teacher: Model | None, room: int | None
 ) -> Job:
-    """The parts of a job; lengths count in full, with packing, too."""
+    """The parts of a job, at full lengths, also with packing."""
     if values.get("doubt"):
         raise CheckError(values["doubt"])
     gpus, micro = number(values, "trainer_gpus", "micro_batch_size")
@@ -92,8 +92,8 @@ def _job(
     sharding = "fsdp2"
     if is_deepspeed:
         sharding = deepspeed.sharding(values.get("zero_stage"))
-    # strategy/fsdp/fsdpv2.py: float32 for the optimizer, whose states may leave while
-    # others work; fsdp_cpu_offload keeps all of it away.
+    # strategy/fsdp/fsdpv2.py: float32 for the optimizer, whose states may be offloaded
+    # while others work; fsdp_cpu_offload keeps everything in host memory.
     weights = compute if is_deepspeed else "float32"
     states = "never"
     if values.get("offload_optimizer"):

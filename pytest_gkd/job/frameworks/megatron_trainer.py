@@ -1,4 +1,6 @@
-"""Makes the trainer of a memory plan of Megatron's own settings, whoever gives them."""
+"""Makes the trainer of a memory plan from Megatron's own settings, for any
+framework.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from pytest_gkd.job.megatron_memory import MODULES, Megatron
 from pytest_gkd.job.models import Model
 
 Values = Mapping[str, Any]
-# Bytes of an element by Megatron's names of dtypes (training/arguments.py).
+# Bytes per element by Megatron's dtype names (training/arguments.py).
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
-# What divides the model, and what its optimizer keeps: Megatron's own keys.
+# Megatron's own keys for what divides the model and what its optimizer keeps.
 SIZES = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
     *("context_parallel_size", "expert_model_parallel_size"),
@@ -30,7 +32,7 @@ KEYS = (
     *("use_precision_aware_optimizer", "main_params_dtype", "exp_avg_dtype"),
     *("exp_avg_sq_dtype", "optimizer_offload_fraction", "hidden_dropout"),
 )
-# What changes the memory in a way that is not known, with the values that do not.
+# Settings whose effect on the memory is unknown, with the values that have none.
 UNKNOWN: dict[str, tuple[str, tuple[Any, ...]]] = {
     "fp8": ("the memory of training in fp8", ()),
     "fp4": ("the memory of training in fp4", ()),
@@ -49,9 +51,9 @@ UNKNOWN: dict[str, tuple[str, tuple[Any, ...]]] = {
 
 
 def settings(find: Callable[[str], Any]) -> dict[str, Any]:
-    """Megatron's settings by its own keys, None where ``find`` knows none.
+    """Megatron's settings by its own keys, None if ``find`` finds none.
 
-    Raises CheckError where one is no size, or changes the memory in an unknown way.
+    Raises CheckError if one is an invalid size, or has an unknown effect on the memory.
     """
     for key, (text, harmless) in UNKNOWN.items():
         value = find(key)
@@ -68,10 +70,10 @@ def settings(find: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def trainer(said: Values, values: Values, model: Model, **more: Any) -> Megatron:
-    """The trainer of Megatron's ``said`` settings, and ``values`` of ``gkd check`` that
-    a plan may change; ``more`` is what a framework makes of its own.
+    """The trainer from Megatron's ``said`` settings and the ``values`` of ``gkd check``
+    that a plan may change; ``more`` are fields that the framework determines itself.
 
-    Raises CheckError where something is not certain.
+    Raises CheckError if something is not certain.
     """
     sizes = {key: said[key] or 1 for key in SIZES}
     for key, name in (
@@ -117,9 +119,10 @@ def trainer(said: Values, values: Values, model: Model, **more: Any) -> Megatron
 
 
 def _optimizer(said: Values, values: Values) -> dict[str, Any]:
-    """Bytes of master copies and moments of an element; of float32 copies of bfloat16
-    weights it keeps the half that these have not, unless they are in host memory
-    (optimizer/optimizer_config.py, store_param_remainders)."""
+    """Bytes of master copies and moments per element; of float32 copies of bfloat16
+    weights it keeps only the lower half, unless they are in host memory
+    (optimizer/optimizer_config.py, store_param_remainders).
+    """
     if not said["use_precision_aware_optimizer"]:
         return {}
     names = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
@@ -150,6 +153,7 @@ def _recomputed(said: Values, values: Values) -> dict[str, Any]:
 
 
 def micro_batches(rows: float, length: int | None, tokens: int, stages: int) -> int:
-    """Micro-batches of a step, of so many rows; of rows without a bound as many as the
-    pipeline keeps at once."""
+    """Micro-batches of a step with ``rows``; without a bound on their length, as many
+    as the pipeline keeps at once.
+    """
     return max(stages if length is None else math.ceil(rows * length / tokens), 1)

@@ -20,7 +20,7 @@ from pytest_gkd.job.overrides import Given, Override, parsed
 from pytest_gkd.job.releases import Release
 from pytest_gkd.options import near
 
-PROGRAM = re.compile(r"(?!)")  # no program: only files are in these names
+PROGRAM = re.compile(r"(?!)")  # no program: only files use these names
 TABLE = "gkd"
 CONFLICT = "config.invalid-combination"
 MOST_TOLD = 40
@@ -55,20 +55,20 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 @cache
 def kinds() -> dict[str, str]:
-    """The kind of each value of ``gkd check``, in its order."""
+    """The kind of each value of ``gkd check``, in order."""
     text = (Path(__file__).parent / "values.toml").read_text("utf-8")
     return dict(tomllib.loads(text))
 
 
 def is_own(keys: AbstractSet[str]) -> bool:
-    """Whether a file has a table ``gkd``, or a ``student`` at its top."""
+    """Whether a file has a table ``gkd``, or ``student`` at the top level."""
     return "student" in keys or any(key.startswith(f"{TABLE}.") for key in keys)
 
 
 def read(launch: Launch, release: Release) -> Reading:
-    """The values of a file, those that follow from them, and what is wrong.
+    """The values of a file, those derived from them, and what is wrong.
 
-    With a table ``gkd`` the file's others are somebody else's.
+    If there is a table ``gkd``, the file's other tables are ignored.
     """
     if launch.document is None:
         raise CheckError(
@@ -96,7 +96,9 @@ def read(launch: Launch, release: Release) -> Reading:
 def _judged(
     settings: Iterable[Override], release: Release
 ) -> tuple[dict[str, Given], list[Finding]]:
-    """The values that are known and of their kind, and what is wrong with others."""
+    """The values that are known and of the right kind, and what is wrong with the
+    others.
+    """
     known, findings = kinds(), list[Finding]()
     given: dict[str, Given] = {}
     for setting in settings:
@@ -123,7 +125,7 @@ def _judged(
 
 
 def _placed(given: Mapping[str, Given], folder: Path) -> dict[str, Given]:
-    """Models and files that lie beside the configuration, with their whole path."""
+    """Models and files beside the configuration, with their full path."""
     found = dict(given)
     for name in ("student", "teacher", "tokenizer", "train_files"):
         if name not in given or given[name].needs:
@@ -145,7 +147,7 @@ def _place(name: str, folder: Path) -> str:
 
 
 def _gpus(values: Mapping[str, Given]) -> dict[str, Given]:
-    """The GPUs that follow: of all nodes, and those that trainer and rollout share."""
+    """The derived GPUs: of all nodes, and those that trainer and rollout share."""
     found: dict[str, Given] = {}
     if "gpus_per_node" in values:
         nodes = values.get("nodes", Given("default", 1))
@@ -159,11 +161,11 @@ def _gpus(values: Mapping[str, Given]) -> dict[str, Given]:
 
 
 # -- rules ---------------------------------------------------------------------------
-# None is of one framework: they follow from what the values mean, or from vLLM.
+# None is specific to a framework: they follow from what the values mean, or from vLLM.
 
 
 class _Job:
-    """The values that are certain; None for one that is not, or not given."""
+    """The values that are certain; None for one that is uncertain or not given."""
 
     def __init__(self, values: Mapping[str, Given]) -> None:
         self._values = values
@@ -175,14 +177,14 @@ class _Job:
     def fault(
         self, name: str, text: str, level: str = "error", cause: str = CONFLICT
     ) -> Finding:
-        """What is wrong, told of the line where ``name`` stands."""
+        """What is wrong, at the line of ``name``."""
         one = self._values.get(name)
         word = one.word if one else None
         return _finding(cause, level, text, word, name)
 
 
 def _lengths(job: _Job) -> Iterator[Finding]:
-    """An engine cuts a response where max_model_len ends, and refuses a longer prompt.
+    """An engine cuts a response at max_model_len, and refuses a longer prompt.
 
     vLLM 0.32, v1/engine/input_processor.py; verl's vllm_async_server.py, generate.
     """
@@ -203,7 +205,7 @@ def _lengths(job: _Job) -> Iterator[Finding]:
     if longest and whole > longest:
         text = f"max_length {longest} is less than {said}: the trainer sees the rest "
         yield job.fault("max_length", f"{text}of no longer sequence", "warning")
-    # An engine that scores a prompt generates one token more.
+    # An engine that scores a prompt also generates one token.
     if teachers and whole + 1 > teachers:
         text = f"teacher_max_model_len {teachers} is less than {said} and the one "
         text = f"{text}token that an engine adds: it refuses the longest sequences"
@@ -212,7 +214,7 @@ def _lengths(job: _Job) -> Iterator[Finding]:
 
 
 def _roles(job: _Job) -> Iterator[Finding]:
-    """GPUs of the roles against those that there are."""
+    """The GPUs of the roles compared with those available."""
     total = job("total_gpus")
     if total is None:
         return
@@ -231,7 +233,7 @@ def _roles(job: _Job) -> Iterator[Finding]:
 
 
 def _parallel(job: _Job) -> Iterator[Finding]:
-    """Each engine, and each replica of the trainer, takes a whole number of GPUs."""
+    """Each engine, and each trainer replica, takes a whole number of GPUs."""
     for role, gpus, parts in (
         (
             "the rollout",
@@ -265,7 +267,7 @@ def _parallel(job: _Job) -> Iterator[Finding]:
 
 
 def _models(job: _Job) -> Iterator[Finding]:
-    """What the models that lie here say of it.
+    """What models on this machine say about the values.
 
     vLLM 0.32, config/model.py: verify_with_parallel_config, _get_and_verify_max_len.
     """
@@ -296,7 +298,7 @@ def _models(job: _Job) -> Iterator[Finding]:
 
 
 def _not_there(job: _Job) -> Iterator[Finding]:
-    """Paths that no hub has."""
+    """Paths that cannot be names on a hub."""
     for name in ("student", "teacher", "tokenizer", "train_files"):
         value = job(name)
         for one in value if isinstance(value, list) else [value]:
@@ -305,7 +307,7 @@ def _not_there(job: _Job) -> Iterator[Finding]:
             is_path = one.startswith(("/", "./", "../", "~")) or (
                 name == "train_files" and one.endswith(FILES)
             )
-            # A pattern may mean files that are there.
+            # A pattern may match existing files.
             if is_path and not re.search(r"[*?\[]", one) and not Path(one).exists():
                 text = f"{name}: {one} does not exist, on this machine"
                 is_data = name == "train_files"

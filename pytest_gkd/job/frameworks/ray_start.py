@@ -11,7 +11,9 @@ CONFLICT = "config.invalid-combination"
 
 
 def gpus(commands: Iterable[Command]) -> tuple[int, Word] | None:
-    """What the only ``ray start`` among the commands gives Ray, and its word."""
+    """The GPUs that the only ``ray start`` among the commands gives Ray, and its
+    word.
+    """
     words = [
         command.words
         for command in commands
@@ -29,7 +31,9 @@ def gpus(commands: Iterable[Command]) -> tuple[int, Word] | None:
 
 
 def too_few(commands: Iterable[Command], total: int) -> Iterator[Finding]:
-    """A job of ``total`` GPUs on one node that has fewer: its placement groups wait."""
+    """A job of ``total`` GPUs on one node with fewer: its placement groups stay
+    pending.
+    """
     found = gpus(commands)
     if found is None or total <= found[0]:
         return

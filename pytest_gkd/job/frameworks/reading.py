@@ -1,4 +1,4 @@
-"""What a framework's reader gives back, the same for every framework."""
+"""What a framework's reader returns, the same for every framework."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ UNKNOWN = "config.unknown-option"
 
 
 class Pool(NamedTuple):
-    """GPUs of a role: ``each`` of them on every one of ``nodes``, never fewer.
+    """GPUs of a role: ``each`` of them on every one of ``nodes``, all or none.
 
     ``key`` is the framework's own for ``each``; ``is_launched`` is whether a launcher
-    runs on every node, so that two of them cannot be one. With ``after`` they are parts
-    that take the GPUs of the nodes in their order, behind so many others of the job.
+    runs on every node, so that two parts cannot share one. With ``after`` they are
+    parts that take the nodes' GPUs in order, following that many others of the job.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Pool(NamedTuple):
 class Variable(NamedTuple):
     """An environment variable that a configuration gives to workers.
 
-    ``must_be_text`` is whether Ray gets the value as it is, and refuses another one.
+    ``must_be_text`` is whether Ray gets the value unconverted, and refuses non-strings.
     """
 
     name: str
@@ -53,8 +53,8 @@ class Reading(NamedTuple):
 
     ``said`` is what the user gave, ``values`` what the job makes of it by the names of
     ``gkd check``. ``problem`` says why its keys cannot be judged, if so. ``pools`` are
-    those whose GPUs must be on the same node. ``recipe`` says how the memory plan is
-    made. ``variables`` are those of workers.
+    GPUs that must be on the same node. ``recipe`` says how the memory plan is made.
+    ``variables`` are the workers'.
     """
 
     said: list[Override]
@@ -68,13 +68,15 @@ class Reading(NamedTuple):
 
 @cache
 def names(framework: str) -> dict[str, str]:
-    """The framework's own key for each value of ``gkd check``; empty without any."""
+    """The framework's own key for each value of ``gkd check``; empty if there is
+    none.
+    """
     text = (Path(__file__).parent / "names.toml").read_text("utf-8")
     return dict(tomllib.loads(text).get(framework, {}))
 
 
 def launched(values: dict[str, Given]) -> tuple[Pool, ...]:
-    """The trainer's pool where a launcher starts a process for each of its GPUs."""
+    """The trainer's pool if a launcher starts a process for each of its GPUs."""
     sizes = (values.get("nodes"), values.get("gpus_per_node"))
     if sizes[0] is None or sizes[1] is None:
         return ()
@@ -82,9 +84,9 @@ def launched(values: dict[str, Given]) -> tuple[Pool, ...]:
 
 
 def derived(expression: str, compute: Callable[..., Any], *parts: Given) -> Given:
-    """A value that several make, undetermined where one of them is.
+    """A value computed from several, undetermined if one of them is.
 
-    ``expression`` says of which options it comes.
+    ``expression`` says which options it comes from.
     """
     needs = frozenset[str]().union(*(part.needs for part in parts))
     if needs:
@@ -97,7 +99,8 @@ def derived(expression: str, compute: Callable[..., Any], *parts: Given) -> Give
 class Framework(Protocol):
     """A module of this package: one training framework.
 
-    ``PROGRAM`` is what starts it; a name in its group ``common`` may start others, too.
+    ``PROGRAM`` matches what starts it; a name in its group ``common`` may start others,
+    too.
     """
 
     PROGRAM: re.Pattern[str]
@@ -105,7 +108,7 @@ class Framework(Protocol):
     def is_own(self, keys: AbstractSet[str]) -> bool:
         """Whether a configuration file with these keys is this framework's.
 
-        So are a program of a common name with these words, and the words' files.
+        Likewise for a program of a common name with these words, or the words' files.
         """
 
     def read(self, launch: Launch, release: Release) -> Reading:

@@ -1,7 +1,8 @@
-"""The recorded options of an argparse program, what a start makes of them, and rules.
+"""The recorded options of an argparse program, what a start makes of them, and its
+rules.
 
-A schema has a table for each parser: options by their name, as sources/add_argument.py
-writes them.
+A schema has a table for each parser: options by name, as sources/add_argument.py writes
+them.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ CONFLICT = "config.invalid-combination"
 
 
 class Parser(NamedTuple):
-    """The options of a release by name; by key their defaults, names and types.
+    """The options of a release by name; their defaults, names and types by key.
 
-    ``kinds`` are those of numbers, ``added`` keys of which each mention adds a value,
-    ``required`` names without which the program does not start.
+    ``kinds`` are the types of numbers, ``added`` keys to which each mention adds a
+    value, ``required`` names without which the program does not start.
     """
 
     options: dict[str, Option]
@@ -37,7 +38,9 @@ class Parser(NamedTuple):
 
 @cache
 def parser(release: Release, *tables: str) -> Parser:
-    """That of some tables of a release's schema; of one name the later one counts."""
+    """The parser of some tables of a release's schema; the later of two namesakes
+    wins.
+    """
     whole = release.schema
     records = {name: r for table in tables for name, r in whole[table].items()}
     found = Parser({}, {}, {}, {}, frozenset(_added(records)), _required(records))
@@ -76,9 +79,9 @@ class UnsureError(Exception):
 
 
 class Known:
-    """The settings of a start, where they are certain.
+    """The settings of a start, as far as they are certain.
 
-    ``SIZES`` are keys of numbers that must be one at least.
+    ``SIZES`` are keys of numbers that must be at least one.
     """
 
     SIZES: frozenset[str] = frozenset()
@@ -95,11 +98,11 @@ class Known:
         self._job = Job(parser.defaults, said)
         self._given = {override.key: override for override in said}
         words = (o for o in said if not o.key)
-        # What words that may be any option hang on.
+        # What would determine the words that may be any option.
         self.open = frozenset[str]().union(*(o.needs for o in words))
 
     def find(self, key: str) -> Given:
-        """A key's value; a default is none where words may be any option."""
+        """A key's value; a default is uncertain if some words may be any option."""
         given = self._job.value(key)
         if given.source == "default" and self.open:
             return Given("undetermined", None, None, self.open)
@@ -111,7 +114,7 @@ class Known:
         return given
 
     def _fits(self, value: Any, kind: str, key: str) -> bool:
-        """Whether it is a number, and a size one that something can be divided by."""
+        """Whether it is a number and, for a size, one that can be divided by."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return is_number and (kind == "float" or key not in self.SIZES or value > 0)
 
@@ -123,7 +126,7 @@ class Known:
         return given.value
 
     def has(self, key: str) -> bool:
-        """Whether the release has an option of this key."""
+        """Whether the release has an option with this key."""
         return key in self.parser.defaults
 
     def option(self, key: str) -> str:
@@ -131,7 +134,7 @@ class Known:
         return self.parser.names.get(key, f"--{key}")
 
     def is_given(self, key: str) -> bool:
-        """Whether the user says something of it."""
+        """Whether the user gives it."""
         return key in self._given
 
     def fault(self, cause: str, level: str, message: str, *keys: str) -> Finding:
@@ -142,7 +145,7 @@ class Known:
         return Finding(cause, level, message, word.file, word.line, key)
 
     def sizes(self) -> Iterator[Finding]:
-        """Numbers below one, which divide nothing."""
+        """Sizes below one, which nothing can be divided by."""
         for key, override in self._given.items():
             value = override.value
             if key in self.SIZES and isinstance(value, int) and value < 1:
@@ -162,9 +165,9 @@ K = TypeVar("K", bound=Known)
 
 
 class Rule(NamedTuple, Generic[K]):
-    """``wrong`` says of a start's settings whether ``message`` is to be told.
+    """``wrong`` tells from a start's settings whether to report ``message``.
 
-    ``keys`` are where: at the last of them that the user gives. {key} in the message
+    ``keys`` tell where: at the last of them that the user gives. {key} in the message
     stands for its value, {--key} for the option that sets it.
     """
 
@@ -214,9 +217,9 @@ class _Shown(dict[str, Any]):
 def plan_facts(
     known: Known, framework: str, bound: Sequence[str], facts: Callable[[Any], Any]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, Any]]:
-    """The options that a memory plan may change, and what ``facts`` says of a job.
+    """The options that a memory plan may change, and what ``facts`` says about a job.
 
-    Those in ``bound`` are left out. Where a fact is not known it is the ``doubt``.
+    Those in ``bound`` are left out. An unknown fact becomes the ``doubt``.
     """
     table = names(framework) | names(f"{framework}-memory")
     keys: dict[str, tuple[str, ...]] = {
@@ -233,7 +236,7 @@ def plan_facts(
 
 
 def refuse_unknown(known: Known, unknown: Mapping[str, str]) -> None:
-    """Raise CheckError for an option given whose effect on the memory is unknown."""
+    """Raise CheckError if an option is given whose effect on the memory is unknown."""
     for key, text in unknown.items():
         if known.has(key) and known[key]:
             raise CheckError(f"{text} is not known ({known.option(key)})")

@@ -1,4 +1,4 @@
-"""A server of SGLang's that a launch script starts beside the training."""
+"""An SGLang server that a launch script starts beside the training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_gkd.job.shell_values import Command
 
 MODULE = "sglang.launch_server"
 DEVICES = "CUDA_VISIBLE_DEVICES"
-# sglang/srt/server_args.py (0.5.9 to 0.5.16), of which only these are read.
+# sglang/srt/server_args.py (0.5.9 to 0.5.16); only these options are read.
 DEFAULTS = {
     "model_path": None,
     "host": "127.0.0.1",
@@ -51,7 +51,7 @@ OPTIONS = {
         for name in (f"--{short}-size", f"--{short}", f"--{long}-parallel-size")
     },
 }
-# What a memory plan has of them, by the names of Engine, with the option of each.
+# The ones in a memory plan, by Engine's field names, with the option of each.
 SIZES = {
     "tensor": ("tp_size", "--tp"),
     "pipeline": ("pp_size", "--pp"),
@@ -67,15 +67,15 @@ UNPLANNED: dict[str, tuple[str, tuple[object, ...]]] = {
     "kv_cache_dtype": ("the cache in that dtype", ("auto",)),
     "quantization": ("the memory of quantised weights", (None,)),
 }
-# Tokens of which log-probabilities are taken at once, from 0.5.16 on unless it is off,
-# before it if it is on (sglang/srt/environ.py).
+# Tokens whose log-probabilities are computed at once; chunking is on by default from
+# 0.5.16 on, off before (sglang/srt/environ.py).
 CHUNK = 2048
 CHUNKS = ("SGLANG_ENABLE_LOGITS_PROCESSER_CHUNK", "SGLANG_ENABLE_LOGPROB_CHUNK")
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server's command, and what it is started with."""
+    """A server's command, and its options."""
 
     command: Command
     job: Job
@@ -85,7 +85,7 @@ class Server:
         return self.job.find(key)
 
     def devices(self) -> tuple[int, ...] | None:
-        """The GPUs it is given by number; None where undetermined, or all."""
+        """The GPUs it is given by index; None if undetermined, or all."""
         word = self.command.environment.get(DEVICES)
         parts = ((word and word.text.value) or "").split(",")
         if not all(part.strip().isdigit() for part in parts):
@@ -93,8 +93,9 @@ class Server:
         return tuple(int(part) for part in parts)
 
     def served(self, role: str, *, in_chunks: bool) -> Served:
-        """It as a memory plan has it; ``in_chunks`` says that its release takes
-        log-probabilities in chunks unless the environment says otherwise."""
+        """The server for a memory plan; ``in_chunks`` says that its release computes
+        log-probabilities in chunks unless the environment says otherwise.
+        """
         sizes = {name: self.find(key) for name, (key, _) in SIZES.items()}
         model = self.find("model_path")
         doubts = [
@@ -117,9 +118,9 @@ class Server:
         return Served(role, model.value, found, "sglang", keys, doubt)
 
     def number_of_gpus(self) -> Given:
-        """How many GPUs it takes of those that it sees.
+        """How many of the visible GPUs it takes.
 
-        Under DP attention the ranks of DP are among those of TP.
+        Under DP attention the DP ranks are among the TP ranks.
         """
         keys = ("tp_size", "pp_size", "dp_size", "enable_dp_attention")
         return derived(
@@ -130,7 +131,7 @@ class Server:
 
 
 def servers(commands: Iterable[Command]) -> Iterator[Server]:
-    """The servers that these commands start, in their order."""
+    """The servers that these commands start, in order."""
     for command in commands:
         words = [word.text.value for word in command.words]
         if MODULE in words:

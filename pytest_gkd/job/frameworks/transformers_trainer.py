@@ -1,4 +1,6 @@
-"""What a trainer derived from transformers' holds, under accelerate or DeepSpeed."""
+"""What a trainer derived from transformers' Trainer holds, with accelerate or
+DeepSpeed.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,17 @@ from pytest_gkd.job.models import WIDTHS, Model
 from pytest_gkd.job.training_memory import Trainer
 
 Values = Mapping[str, Any]
-# transformers' names of optimizers, and how they go through the weights.
+# transformers' optimizer names, and how they go through the weights.
 STEPS = {"adamw_torch": "foreach", "adamw_torch_fused": "fused"}
 
 
 class Setup(NamedTuple):
-    """In what the frameworks' trainers differ.
+    """What differs between the frameworks' trainers.
 
     ``dtype`` is what the models are loaded in, None for each model's own; ``compute``
     that of mixed precision, None without. ``row`` and ``answer`` are the tokens of a
-    row, and of its logits that are taken. ``loss`` is a name of loss_memory's table,
-    without its "low-". ``offload`` is when weights and states are in host memory,
+    row, and those whose logits are computed. ``loss`` is a name in loss_memory's table,
+    without "low-". ``offload`` is when weights and states are in host memory,
     ``bucket`` DeepSpeed's reduce_bucket_size.
     """
 
@@ -41,7 +43,9 @@ class Setup(NamedTuple):
 
 
 def sharding(values: Values) -> str:
-    """By memory's names; DeepSpeed's stage is its default where none is given."""
+    """The sharding by the memory plan's names; DeepSpeed's default stage if none is
+    given.
+    """
     if values["sharding"] != "deepspeed":
         return str(values["sharding"])
     stage = values.get("zero_stage")
@@ -49,9 +53,9 @@ def sharding(values: Values) -> str:
 
 
 def made(values: Values, student: Model, teacher: Model | None, of: Setup) -> Trainer:
-    """The trainer of a job's values and facts.
+    """The trainer from a job's values and facts.
 
-    Raises CheckError for what is not certain, or not known.
+    Raises CheckError for anything uncertain or unknown.
     """
     gpus, rows = number(values, "trainer_gpus", "per_device_train_batch_size")
     steps = number(values, "gradient_accumulation_steps")[0]
@@ -61,12 +65,12 @@ def made(values: Values, student: Model, teacher: Model | None, of: Setup) -> Tr
     is_zero = of.sharding.startswith("zero")
     if of.compute is None and is_zero:
         raise CheckError("DeepSpeed in float32 is not known yet")
-    # FSDP's weights are made float32 with mixed precision (accelerate, fsdp_utils.py).
+    # With mixed precision FSDP's weights are made float32 (accelerate, fsdp_utils.py).
     is_as_loaded = of.compute is None or of.sharding == "ddp"
-    # Mixed precision gives logits back in float32, whatever the weights are.
+    # Mixed precision returns logits in float32, whatever the weights' dtype.
     is_low = is_zero or (of.compute is None and WIDTHS[loaded] == 2)
     low, compute = f"low-{of.loss}", of.compute or loaded
-    # DeepSpeed makes the teacher 16 bits; else it stays as it is loaded.
+    # DeepSpeed converts the teacher to 16 bits; otherwise it stays as loaded.
     as_loaded = of.dtype or (teacher or student).stored_dtype
     buckets, live = deepspeed.buffers(
         student,
