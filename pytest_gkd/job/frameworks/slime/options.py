@@ -1,4 +1,4 @@
-"""What is certain of a start of slime or miles, by the options of a release."""
+"""What is certain about a start of slime or miles, by the options of a release."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Given, Override
 from pytest_gkd.job.releases import Release
 
-# Which of two parsers takes an option: SGLang's ("served") or Megatron's.
+# The tables of the two parsers: SGLang's ("served") and Megatron's.
 TABLES = ("served", "options")
-# An array that the script itself never fills is taken to be empty, but for the one that
-# a sourced file sets, by slime's convention, to options of the model's shape.
+# An array that the script itself never fills is assumed to be empty, except the one
+# that a sourced file, by slime's convention, sets to the model's shape options.
 SHAPE = {"MODEL_ARGS"}
 ARRAY = re.compile(r'"?\$\{(\w+)\[[@*]\]\}"?')
 SHAPE_KEYS = {
@@ -24,7 +24,7 @@ SHAPE_KEYS = {
     *("mtp_num_layers", "moe_shared_expert_intermediate_size", "vocab_size"),
     *("decoder_last_pipeline_num_layers", "multi_latent_attention"),
 }
-# As slime up to 0.2.4 called them, after SGLang's own long names.
+# Names in slime up to 0.2.4, after SGLang's own long names.
 OLD_NAMES = {
     "sglang_dp_size": "sglang_data_parallel_size",
     "sglang_pp_size": "sglang_pipeline_parallel_size",
@@ -33,7 +33,7 @@ OLD_NAMES = {
 
 
 class Known(recorded_options.Known):
-    """The settings of a start, where they are certain."""
+    """The settings of a start, as far as they are certain."""
 
     # Numbers of processes, samples and parts.
     SIZES = frozenset(
@@ -62,7 +62,7 @@ class Known(recorded_options.Known):
         self.servers = list(sglang_server.servers(launch.beside))
 
     def find(self, key: str) -> Given:
-        """A key's value; a default is none where words may be any option."""
+        """A key's value; a default is uncertain if undetermined words may set it."""
         if not super().has(key):
             key = OLD_NAMES.get(key, key)
         given = super().find(key)
@@ -73,7 +73,7 @@ class Known(recorded_options.Known):
     def __getitem__(self, key: str) -> Any:
         """A key's certain value. Raises UnsureError.
 
-        One that the parser requires and nobody gives cannot be determined, either.
+        A required option that is not given cannot be determined, either.
         """
         value = super().__getitem__(key)
         if value is None and key == "rollout_batch_size":
@@ -81,9 +81,9 @@ class Known(recorded_options.Known):
         return value
 
     def has(self, key: str) -> bool:
-        """Whether the release has an option of this key."""
+        """Whether the release has an option with this key."""
         return super().has(key) or super().has(OLD_NAMES.get(key, key))
 
     def is_at_least(self, release: str) -> bool:
-        """Whether this is slime, and not of an older release."""
+        """Whether this is slime in this release or a later one."""
         return self.name == "slime" and self.release.is_at_least(release)

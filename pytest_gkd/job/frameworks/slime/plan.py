@@ -1,4 +1,4 @@
-"""What a job of slime or miles is made of, for its memory plan.
+"""The parts of a slime or miles job, for its memory plan.
 
 Rules are those of slime 0.2.4 to 0.3.1 and miles 0.1.0; files are named below slime/.
 """
@@ -21,7 +21,7 @@ from pytest_gkd.job.memory import Job
 from pytest_gkd.job.models import Model
 
 Values = Mapping[str, Any]
-# The options that a change is told by.
+# The options that express a change.
 KEYS = {
     "max_tokens_per_gpu": ("--max-tokens-per-gpu",),
     "micro_batch_size": ("--micro-batch-size",),
@@ -38,19 +38,17 @@ KEYS = {
         "--optimizer-offload-fraction=1.0",
     ),
 }
-# Bytes of the loss for each token and entry of the vocabulary, measured on the
-# functions themselves (utils/ppo_utils.py, calculate_log_probs_and_entropy; miles'
-# loss_hub/math_utils.py) by torch's profiler on a CPU, less the product of softmax and
-# logits that CUDA does not make whole: alone, with a temperature, with a gradient of
-# the entropy, with both.
+# Bytes of the loss per token and vocabulary entry, measured on the functions themselves
+# (utils/ppo_utils.py, calculate_log_probs_and_entropy; miles' loss_hub/math_utils.py)
+# by torch's profiler on a CPU, less the product of softmax and logits that CUDA does
+# not materialise: alone, with a temperature, with a gradient of the entropy, with both.
 LOSSES = {
     "0.2.4": (16, 20, 16, 20),
     "0.3.0": (18, 20, 18, 20),
     "0.3.1": (8, 12, 12, 12),
     "miles": (12, 16, 16, 20),
 }
-# What may be said that changes the memory in a way that is not known, with the values
-# that do not.
+# Options whose effect on the memory is unknown, with the values that have none.
 UNKNOWN: dict[str, tuple[str, tuple[Any, ...]]] = {
     "train_backend": ("the memory of that backend", ("megatron",)),
     "loss_type": ("the memory of a loss of one's own", ("policy_loss", "sft_loss")),
@@ -81,22 +79,22 @@ FACTS = (
 
 
 def recipe(known: Known) -> Recipe:
-    """How its plan is made, and its options for what can be changed."""
+    """How its plan is made, with its options for what can be changed."""
     try:
         facts = _facts(known)
     except CheckError as error:
         facts = {"doubt": str(error)}
-    # miles 0.1.0 is with SGLang 0.5.16, slime up to 0.3.1 with earlier ones.
+    # miles 0.1.0 uses SGLang 0.5.16, slime up to 0.3.1 earlier ones.
     in_chunks = known.name == "miles"
     servers = (one.served("teacher", in_chunks=in_chunks) for one in teachers(known))
-    facts["teacher_gpus"] = 0  # of the trainer's plan: a server has its own
+    facts["teacher_gpus"] = 0  # in the trainer's plan: a server has its own
     return Recipe(_job, KEYS, facts, servers=tuple(servers))
 
 
 def _facts(known: Known) -> dict[str, Any]:
-    """What the plan needs beside the values of ``gkd check``.
+    """What the plan needs besides the values of ``gkd check``.
 
-    Raises CheckError where something is not certain, or its memory is not known.
+    Raises CheckError if something is not certain, or its memory is not known.
     """
 
     def find(key: str) -> Any:
@@ -128,7 +126,7 @@ def _facts(known: Known) -> dict[str, Any]:
 
 
 def _job(values: Values, student: Model, _: Model | None, room: int | None) -> Job:
-    """The parts of a job; rows count as long as they may be."""
+    """The parts of a job, with rows at full length."""
     if values.get("doubt"):
         raise CheckError(values["doubt"])
     said = values["megatron"]
@@ -162,7 +160,7 @@ def _job(values: Values, student: Model, _: Model | None, room: int | None) -> J
         tokens=tokens,
         micro_batches=megatron_trainer.micro_batches(rows, length, tokens, stages),
         loss=_loss(values),
-        # Paused by torch_memory_saver; weights are sent of copies in host memory
+        # Paused by torch_memory_saver; weights are sent from copies in host memory
         # (backends/megatron_utils/actor.py, sleep and update_weights).
         away=frozenset(PARTS if away else ()),
         away_to_send=frozenset(PARTS if away else ()),
@@ -177,7 +175,7 @@ def _job(values: Values, student: Model, _: Model | None, room: int | None) -> J
         trainer,
         rollout,
         # A teacher of the trainer (--opd-type megatron) takes turns with its weights,
-        # and waits in host memory; one that is served has rows of its own.
+        # and waits in host memory; a served one has its own rows.
         scores=megatron_memory.scoring(trainer, scored) if scored else {},
         colocated=shared,
         memory=room,
@@ -186,7 +184,7 @@ def _job(values: Values, student: Model, _: Model | None, room: int | None) -> J
 
 
 def _loss(values: Values) -> int:
-    """Of the release, by the temperature and the entropy's coefficient."""
+    """The release's loss, by the temperature and the entropy's coefficient."""
     is_trained = values["loss_type"] != "sft_loss"
     scales = values["rollout_temperature"] not in (None, 1)
     spreads = bool(values["entropy_coef"]) and is_trained
@@ -194,7 +192,7 @@ def _loss(values: Values) -> int:
 
 
 def _rollout(values: Values, student: Model, length: int) -> Engine | None:
-    """SGLang's engines; None where there are none here, or it chooses its own share."""
+    """SGLang's engines; None if there are none here, or their share is automatic."""
     share, gpus = values.get("gpu_memory_utilization"), values.get("rollout_gpus")
     is_elsewhere = values["debug_train_only"] or values["load_debug_rollout_data"]
     if not share or not gpus or is_elsewhere or values["rollout_external_engine_addrs"]:

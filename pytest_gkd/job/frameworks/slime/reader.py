@@ -1,4 +1,4 @@
-"""slime, and its fork miles: options of Megatron's, SGLang's and their own parsers."""
+"""slime and its fork miles: options of Megatron's, SGLang's and their own parsers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import Given
 from pytest_gkd.job.releases import Release
 
-# No other framework has these with their dashes.
+# No other framework spells these with dashes.
 OWN = {
     "--actor-num-nodes",
     "--actor-num-gpus-per-node",
@@ -38,7 +38,7 @@ HINT = re.compile(r"(?<![A-Za-z])(miles|slime)(?![A-Za-z])")
 
 
 class Family:
-    """One of the two, by its name."""
+    """One of the two, by name."""
 
     def __init__(self, name: str) -> None:
         self.NAME = name
@@ -47,7 +47,9 @@ class Family:
         )
 
     def is_own(self, keys: AbstractSet[str]) -> bool:
-        """Whether a train.py with these words is this one's, by options and names."""
+        """Whether a train.py with these words is this framework's, by options and
+        names.
+        """
         if not keys & OWN:
             return False
         hints = [found[1] for key in keys for found in HINT.finditer(key)]
@@ -55,14 +57,14 @@ class Family:
         return is_fork == (self.NAME == "miles")
 
     def read(self, launch: Launch, release: Release) -> Reading:
-        """What a start means, and what the release makes of its options."""
+        """The values of a start, and what the release makes of its options."""
         taken = parser(release, *TABLES)
         served = parser(release, "served").options
         is_slime = self.NAME == "slime"
         whose = f"{self.NAME} {release}"
-        # slime's Megatron parser takes no abbreviations and SGLang's does; both pass
-        # over what they do not know (slime/utils/arguments.py, parse_args). miles has
-        # one parser, Megatron's, which refuses it.
+        # slime's Megatron parser takes no abbreviations and SGLang's does; both ignore
+        # unknown options (slime/utils/arguments.py, parse_args). miles has one parser,
+        # Megatron's, which refuses them.
         found = arguments.parsed(
             launch.arguments,
             taken.options,
@@ -82,7 +84,7 @@ class Family:
         findings += [*known.missing(), *known.sizes()]
         findings += slime_rules.judged(known)
         last = {o.key: o for o in found.said}
-        # What a sourced file gives of the model may be given anew.
+        # The model's shape from a sourced file may be overridden.
         said = [
             o
             for o in found.said
@@ -113,17 +115,17 @@ def _softened(finding: Finding, known: Known) -> Finding:
 
 
 def _variables(known: Known, whose: str) -> tuple[tuple[Variable, ...], list[Finding]]:
-    """What ``--train-env-vars`` gives to the trainer's processes.
+    """The variables that ``--train-env-vars`` gives to the trainer's processes.
 
-    slime/ray/actor_group.py (miles/ray/train/actor_factory.py), where they become
-    env_vars of Ray's.
+    slime/ray/actor_group.py (miles/ray/train/actor_factory.py), where they become Ray's
+    env_vars.
     """
     if not (known.has("train_env_vars") and known.is_given("train_env_vars")):
         return (), []
     given = known.find("train_env_vars")
     if isinstance(given.value, dict) and given.word:
         return tuple(Variable(n, v, given.word) for n, v in given.value.items()), []
-    is_told = str(given.value).startswith("{")  # and is not valid JSON
+    is_told = str(given.value).startswith("{")  # as invalid JSON
     if given.word and not given.needs and not is_told:
         text = f"--train-env-vars is not a JSON object: {whose} refuses it"
         place = given.word.file, given.word.line, "train_env_vars"
@@ -132,7 +134,7 @@ def _variables(known: Known, whose: str) -> tuple[tuple[Variable, ...], list[Fin
 
 
 def _values(known: Known) -> dict[str, Given]:
-    """All values of the job on one way through the script."""
+    """All values of the job on one path through the script."""
     find = known.find
     values = {name: find(key) for name, key in names("slime").items() if known.has(key)}
     values["dtype"] = derived(
@@ -152,7 +154,8 @@ def _values(known: Known) -> dict[str, Given]:
         find("offload"),
         find("colocate"),
     )
-    # slime/utils/data.py (miles/utils/data.py), filter_long_prompt; nothing is cut.
+    # slime/utils/data.py (miles/utils/data.py), filter_long_prompt; nothing is
+    # truncated.
     values["truncation"] = derived(
         "--rollout-max-prompt-len",
         lambda most: "keep" if most is None else "drop",
@@ -189,14 +192,14 @@ def _values(known: Known) -> dict[str, Given]:
 
 
 def _rollout(known: Known, trainer: Given) -> Given:
-    """How many GPUs the rollout has, those that it shares with the trainer included."""
+    """How many GPUs the rollout has, including those shared with the trainer."""
 
     def number(
         own: int | None, shares: bool, train: int, trains_only: bool, data: str | None
     ) -> int | None:
         if trains_only or data is not None:
             return 0
-        # miles, and slime up to 0.2.4, pass over --rollout-num-gpus in this case.
+        # miles, and slime up to 0.2.4, ignore --rollout-num-gpus in this case.
         is_set = own is not None and known.is_at_least("0.3.0")
         return train if shares and not is_set else own
 
@@ -215,9 +218,10 @@ def _rollout(known: Known, trainer: Given) -> Given:
 
 
 def _engines(known: Known, values: Mapping[str, Given]) -> tuple[Pool, ...]:
-    """SGLang's engines: what one has of a node's GPUs follows its first, and all other
+    """SGLang's engines: an engine's GPUs on a node follow its first one, and all other
     GPUs are placed one by one (slime/ray/rollout.py, ServerGroup.start_engines;
-    placement_group.py; miles/ray/rollout/server_group.py)."""
+    placement_group.py; miles/ray/rollout/server_group.py).
+    """
     others = ("sglang_config", "rollout_external", "rollout_external_engine_addrs")
     if any(known.has(key) and known.is_given(key) for key in others):
         return ()
@@ -245,7 +249,7 @@ def _engines(known: Known, values: Mapping[str, Given]) -> tuple[Pool, ...]:
 
 
 def _teacher(known: Known) -> dict[str, Given]:
-    """The teacher: a checkpoint in the trainer, or a server of SGLang's."""
+    """The teacher: a checkpoint in the trainer, or an SGLang server."""
     kind = derived(
         "--use-opd and --opd-type",
         lambda uses, kind: kind if uses else None,
@@ -274,7 +278,7 @@ def _teacher(known: Known) -> dict[str, Given]:
 
 
 def _served(servers: list[Server]) -> dict[str, Given]:
-    """What the teachers' servers are started with; lists, where they are several."""
+    """The options of the teachers' servers; lists if there are several."""
     keys = {
         "teacher": "model_path",
         "teacher_tensor_parallel_size": "tp_size",

@@ -1,6 +1,6 @@
-"""What slime and miles themselves refuse, and what they do otherwise than is written.
+"""What slime and miles themselves refuse, or do differently from what is written.
 
-Where no other source is named, a rule is slime_validate_args' and miles_validate_args'
+If no other source is named, a rule is from slime_validate_args and miles_validate_args
 (slime/utils/arguments.py 0.2.4 to 0.3.1, miles/utils/arguments.py 0.1.0).
 """
 
@@ -21,7 +21,7 @@ from pytest_gkd.job.frameworks.slime.options import Known
 
 HERE = ("127.0.0.1", "localhost", "0.0.0.0", "::1")  # noqa: S104  compared with
 REWARD = "rollout.on_policy_distillation.reward_func"
-# config.json's names against Megatron's: _hf_validate_args
+# config.json's names and Megatron's: _hf_validate_args
 # (slime/backends/megatron_utils/arguments.py 0.3.1; hf_validate_args of miles 0.1.0).
 ALIKE = {
     "hidden_size": "hidden_size",
@@ -58,7 +58,7 @@ def _trains(v: Known) -> bool:
 
 
 def _has_fixed_batches(v: Known) -> bool:
-    """Whether a rollout's samples are cut into steps of --global-batch-size."""
+    """Whether a rollout's samples are split into steps of --global-batch-size."""
     return bool(
         _trains(v)
         and not v.is_given("num_steps_per_rollout")
@@ -179,7 +179,7 @@ RULES: tuple[Rule[Known], ...] = (
         "load",
         lambda v: (
             _trains(v)
-            # In this mode the weights of --hf-checkpoint stand in.
+            # In this mode the weights of --hf-checkpoint are used instead.
             and not (v.has(BRIDGE) and v[BRIDGE] == "bridge")
             and not v["load"]
             and not v["ref_load"]
@@ -270,8 +270,8 @@ RULES: tuple[Rule[Known], ...] = (
         "{rollout_batch_size} * --n-samples-per-prompt {n_samples_per_prompt} / "
         "--num-steps-per-rollout {num_steps_per_rollout}",
     ),
-    # build_dp_schedule asserts it (slime/utils/dp_schedule.py 0.3.1); earlier and in
-    # miles the rollout raises ValueError.
+    # build_dp_schedule asserts it (slime/utils/dp_schedule.py 0.3.1); in earlier
+    # releases and in miles the rollout raises ValueError.
     Rule(
         "rollout_batch_size n_samples_per_prompt global_batch_size",
         lambda v: _has_fixed_batches(v) and _samples(v) < v["global_batch_size"],
@@ -365,7 +365,7 @@ RULES: tuple[Rule[Known], ...] = (
         lambda v: v["colocate"] and "train_async" in v.launch.program,
         "train_async.py refuses --colocate: the rollout goes on while it trains",
     ),
-    # The sum of GPUs is a TypeError (slime/ray/placement_group.py).
+    # Summing the GPUs is a TypeError (slime/ray/placement_group.py).
     Rule(
         "rollout_num_gpus",
         lambda v: (
@@ -438,7 +438,7 @@ RULES: tuple[Rule[Known], ...] = (
         "multiple of tensor {tensor_model_parallel_size} * pipeline "
         "{pipeline_model_parallel_size} * context {context_parallel_size} parallel",
     ),
-    # megatron/core/parallel_state.py, of the groups for experts.
+    # megatron/core/parallel_state.py, for the groups of experts.
     Rule(
         "expert_model_parallel_size expert_tensor_parallel_size",
         lambda v: (
@@ -568,14 +568,14 @@ def _rollout_gpus(v: Known) -> int:
 
 
 def _urls(v: Known) -> list[str]:
-    """Where the teachers are asked; miles names several NAME=URL."""
+    """The URLs at which the teachers are queried; miles names several as NAME=URL."""
     if v.is_given("opd_teacher_urls"):
         return [str(pair).partition("=")[2] for pair in v["opd_teacher_urls"] or ()]
     return [str(v["rm_url"])] if v["rm_url"] else []
 
 
 def teacher_places(v: Known) -> list[tuple[str, int]]:
-    """The addresses and ports of the teachers; none where they are not certain."""
+    """The hosts and ports of the teachers; empty if they are not certain."""
     try:
         found = []
         for url in _urls(v):
@@ -588,7 +588,9 @@ def teacher_places(v: Known) -> list[tuple[str, int]]:
 
 
 def teachers(v: Known) -> list[Server]:
-    """This script's servers that the teachers are queried at; all must be known."""
+    """This script's servers on which the teachers are queried; empty unless all are
+    known.
+    """
     places = teacher_places(v)
     by_port = {server.find("port").value: server for server in v.servers}
     found = [by_port.get(port) for host, port in places if host in HERE]
@@ -601,7 +603,7 @@ def _distills(v: Known) -> bool:
 
 
 def _addresses(v: Known) -> Iterator[Finding]:
-    """A teacher that is asked where no server of this script listens."""
+    """A teacher that is queried where no server of this script listens."""
     if not _distills(v):
         return
     key = "opd_teacher_urls" if v.is_given("opd_teacher_urls") else "rm_url"
@@ -659,9 +661,9 @@ def _ray(v: Known) -> Iterator[Finding]:
 
 
 def _devices(v: Known) -> Iterator[Finding]:
-    """A teacher's server on GPUs that Ray gives to the job, too.
+    """A teacher's server on GPUs that Ray also gives to the job.
 
-    Ray hands out the GPUs of a node from the first on.
+    Ray assigns the GPUs of a node from the first on.
     """
     found = ray_start.gpus(v.launch.beside)
     number = found[0] if found else 0
@@ -684,7 +686,7 @@ def _devices(v: Known) -> Iterator[Finding]:
 
 
 def _shape(v: Known) -> Iterator[Finding]:
-    """The model's shape against its checkpoint's, as _hf_validate_args holds them."""
+    """The model's shape compared with its checkpoint's, as in _hf_validate_args."""
     place = v["hf_checkpoint"]
     if not place or not _trains(v):
         return
@@ -700,7 +702,7 @@ def _shape(v: Known) -> Iterator[Finding]:
 
 
 def _tokenizers(v: Known) -> Iterator[Finding]:
-    """A teacher of another tokenizer: it is sent the student's token numbers."""
+    """A teacher with another tokenizer: it is sent the student's token ids."""
     if not _distills(v) or not v["hf_checkpoint"]:
         return
     for server in teachers(v):
@@ -729,7 +731,7 @@ def _absent(v: Known) -> Iterator[Finding]:
 
 
 def _others(v: Known) -> Iterator[Finding]:
-    """Secrets in the file, and a configuration that changes what is said here."""
+    """Secrets in the file, and a configuration that overrides these options."""
     given = v.find("wandb_key")
     value = str(given.value or "")
     if value and sanitize.names_secret("--wandb-key", value):
