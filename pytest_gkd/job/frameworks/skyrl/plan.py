@@ -1,9 +1,9 @@
-"""What a job of SkyRL is made of under FSDP, for its memory plan.
+"""The parts of a SkyRL job under FSDP, for its memory plan.
 
 Rules are those of 0.3.0 and the main branch at a9564572; files are named below
-backends/skyrl_train/ where nothing else is said. Policy, critic and reference model are
-processes of their own, whose models and states are in host memory while another of
-theirs, or an engine, has the GPU (workers/worker_dispatch.py).
+backends/skyrl_train/ unless stated otherwise. Policy, critic and reference model are
+separate processes, whose models and states are in host memory while another of them, or
+an engine, has the GPU (workers/worker_dispatch.py).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from pytest_gkd.job.models import WIDTHS, Model
 from pytest_gkd.job.training_memory import Trainer
 
 Values = Mapping[str, Any]
-# Bytes of a token's logits for each entry of the vocabulary where nothing is trained.
+# Bytes of logits per token and vocabulary entry in a forward pass without training.
 ASKED = 2
-# The keys of these change together with others, as roles must share their GPUs.
+# The keys of these change together with others, since roles must share their GPUs.
 BOUND = (
     *("nodes", "gpus_per_node", "tensor_parallel_size", "pipeline_parallel_size"),
     *("context_parallel_size", "expert_parallel_size"),
@@ -36,7 +36,7 @@ BOUND = (
 
 
 def recipe(look: Look) -> Recipe:
-    """How its plan is made, and SkyRL's keys."""
+    """How its plan is made, with SkyRL's keys."""
     table = names("skyrl") | names("skyrl-fsdp")
     keys = {name: (key,) for name, key in table.items() if name not in BOUND}
     try:
@@ -50,7 +50,7 @@ def recipe(look: Look) -> Recipe:
 
 
 def _facts(look: Look) -> dict[str, Any]:
-    """What the plan needs beside the values of ``gkd check``."""
+    """What the plan needs besides the values of ``gkd check``."""
     if look.is_megatron():
         raise CheckError("the memory of SkyRL under Megatron is not known yet")
     critic = look(rules.CRITIC)
@@ -101,7 +101,7 @@ def _facts(look: Look) -> dict[str, Any]:
 
 
 def _prompt(look: Look) -> int:
-    """The longest prompt; of several turns all that comes before the last answer."""
+    """The longest prompt; with several turns, everything before the last answer."""
     prompt = look.size("trainer.max_prompt_length")
     if look.whole("generator.max_turns", 1) > 1:
         return max(prompt, look.size("generator.max_input_length"))
@@ -111,7 +111,7 @@ def _prompt(look: Look) -> int:
 def _job(
     values: Values, student: Model, teacher: Model | None, room: int | None
 ) -> Job:
-    """The parts of a job; lengths count in full."""
+    """The parts of a job, at full lengths."""
     if values.get("doubt"):
         raise CheckError(values["doubt"])
     policy, shares_all = values["policy"], values["shares_all"]
@@ -146,7 +146,7 @@ def _job(
         **common,
     )
     bucket = student.largest * WIDTHS["bfloat16"]
-    if shares_all:  # CUDA IPC takes modules until so many bytes are together
+    if shares_all:  # CUDA IPC collects modules up to this many bytes
         bucket = max(bucket, int(values["gigabytes"] * 1e9))
     return Job(
         trainer,
@@ -162,13 +162,16 @@ def _job(
 
 
 def _when(is_away: bool, leaves: bool) -> str:
-    """When it is in host memory: FSDP2's own offload, or SkyRL's, which is none then
-    (distributed/fsdp_strategy.py, manual_offload)."""
+    """When it is in host memory: with FSDP2's own offload, which disables SkyRL's, or
+    with SkyRL's (distributed/fsdp_strategy.py, manual_offload).
+    """
     return "always" if is_away else "between" if leaves else "never"
 
 
 def _engine(values: Values, student: Model, row: int) -> Engine:
-    """vLLM's, which sleeps while another has its GPUs (inference_servers/utils.py)."""
+    """vLLM engines, which sleep while another role has their GPUs
+    (inference_servers/utils.py).
+    """
     gpus, samples = number(values, "rollout_gpus", "samples_per_prompt")
     wide = values.get("tensor_parallel_size") or 1
     deep = values.get("pipeline_parallel_size") or 1
@@ -229,6 +232,6 @@ def _others(
 
 
 def _ranks(role: Mapping[str, Any]) -> int:
-    """Ranks that share a copy."""
+    """Ranks that share one copy."""
     shards, gpus = role["shards"], role["gpus"]
     return int(shards if 0 < shards < gpus else gpus)

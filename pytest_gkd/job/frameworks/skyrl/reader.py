@@ -1,4 +1,4 @@
-"""SkyRL: OmegaConf's command line, read into dataclasses that know all keys."""
+"""SkyRL: OmegaConf's command line, read into dataclasses that define all keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROGRAM = re.compile(
     r"|(?:.*/)?skyrl/train/(?:entrypoints/)?main_\w+\.py"
     r"|(?P<common>(?:[\w-]*[./])*(?:main|\w*train|entrypoint|run)\w*(?:\.py)?)"
 )
-# Keys of this beginning are no other framework's.
+# No other framework has keys that begin like this.
 OWN = re.compile(
     r"trainer\.(?:policy|placement|algorithm)\.\w+.*"
     r"|generator\.(?:inference_engine|sampling_params)\.\w+.*"
@@ -54,9 +54,9 @@ def is_own(keys: AbstractSet[str]) -> bool:
 
 
 def _is_sft(keys: AbstractSet[str]) -> bool:
-    """Whether they are those of main_sft: two of them, as others have one like it.
+    """Whether they are main_sft's: at least two, since others have a similar one.
 
-    accelerate's files have an fsdp_config, too.
+    accelerate's files also have an fsdp_config.
     """
     if accelerate.is_own(keys):
         return False
@@ -64,7 +64,7 @@ def _is_sft(keys: AbstractSet[str]) -> bool:
 
 
 def read(launch: Launch, release: Release) -> Reading:
-    """The values of a start of SkyRL, and what it would refuse or do otherwise."""
+    """The values of a start of SkyRL, and what it would refuse or do differently."""
     schema, classes = release.schema, Classes(release.schema["classes"])
     started, words = _started(launch)
     program = _program(started, schema["programs"])
@@ -77,7 +77,7 @@ def read(launch: Launch, release: Release) -> Reading:
         classes, root = Classes(own.classes), own.root
     is_sft = sft.ROOT in classes.family(root)
     config, said = Config(), Config(given)
-    # config.py, build_nested_dataclass: a section is made anew of what is given.
+    # config.py, build_nested_dataclass: a section is rebuilt from what is given alone.
     config.merge(classes.defaults(root, said, keeps=False))
     defaults = Config(config.settings.values())
     config.merge(given)
@@ -114,7 +114,7 @@ def read(launch: Launch, release: Release) -> Reading:
 def _own(
     launch: Launch, started: str, recorded: Mapping[str, Any]
 ) -> own_classes.Own | None:
-    """The classes of a program of one's own."""
+    """The classes of a user's own program."""
     name = started.removesuffix(".py")
     name = name if name != started else name.replace(".", "/")
     place = config_file.find(Path(launch.command.file), f"{name}.py")
@@ -127,7 +127,7 @@ def _of_sft(
     findings: list[Finding],
     look: Callable[[Config], sft.Look],
 ) -> Reading:
-    """The same of main_sft, whose one model has all GPUs."""
+    """The same for main_sft, whose single model has all GPUs."""
     for level, some in (("error", sft.REFUSED), ("warning", sft.DOUBTFUL)):
         findings += looking.broken(config, some, level, look)
     found = _by_strategy(config, "skyrl-sft", "strategy")
@@ -155,7 +155,7 @@ def _given(
 ) -> tuple[list[Override], list[Finding]]:
     """What a file or the command line gives, and what SkyRL refuses of the words.
 
-    A program of one's own (not ``is_sure``) may have other options beside.
+    A user's own program (not ``is_sure``) may have further options.
     """
     findings, words = [], []
     for word in arguments:
@@ -184,13 +184,13 @@ def _given(
 
 
 def _program(name: str, programs: Mapping[str, str]) -> str:
-    """The recorded module that a program is, empty for one of the user's own."""
+    """The recorded module of a program, empty for the user's own."""
     name = name.removesuffix(".py").replace("/", ".").strip(".")
     return next((p for p in programs if p == name or name.endswith(f".{p}")), "")
 
 
 def _fits(node: ast.expr, value: Any) -> bool:
-    """Dataclasses take anything; what is not a number ends where it is counted with."""
+    """Dataclasses accept anything; a value that is not a number fails in arithmetic."""
     kinds = {ast.unparse(one) for one in pydantic_types.members(node)}
     if isinstance(value, str) and kinds <= {"int", "float", "bool", "None"}:
         return False
@@ -220,19 +220,21 @@ DERIVED: looking.Derived[Look] = {
 
 
 def _values(config: Config) -> dict[str, Given]:
-    """All values of a job that it has."""
+    """All values that the job has."""
     found = _by_strategy(config, "skyrl", "trainer.strategy")
     found |= looking.derived(config, DERIVED, Look)
     # dataset/dataset.py, _prompt_not_too_long
     found["truncation"] = Given("default", "drop", expression="its only way")
     teacher = found.get("teacher")
-    if teacher is not None and not teacher.needs:  # by what says which model it is
+    if teacher is not None and not teacher.needs:  # by the key that names the model
         found["teacher"] = _value(config, rules.REF) or teacher
     return found
 
 
 def _by_strategy(config: Config, table: str, key: str) -> dict[str, Given]:
-    """The values of a table, and of that for what trains, which ``key`` says."""
+    """The values of a table, and of the one for the training backend named by
+    ``key``.
+    """
     strategy = _value(config, key)
     is_megatron = strategy is not None and strategy.value == "megatron"
     backend = "megatron" if is_megatron else "fsdp"
@@ -255,7 +257,7 @@ def _value(config: Config, key: str) -> Given | None:
 
 
 def _pools(config: Config) -> tuple[Pool, ...]:
-    """Groups of which each node's part is one bundle, unless all share single GPUs.
+    """Groups whose part on each node is one bundle, unless all share single GPUs.
 
     workers/worker.py, PPORayActorGroup._initiate_actors, and trainer.py, build_models.
     """

@@ -1,7 +1,7 @@
 """SkyRL's own rules on a configuration, each with the source that it is from.
 
-Read in 0.3.0 and the main branch at a9564572; paths are below skyrl/train/ where they
-name no other folder.
+Read in 0.3.0 and the main branch at a9564572; paths are below skyrl/train/ unless they
+name another folder.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ REF = "trainer.ref.model.path"
 STUDENT = "trainer.policy.model.path"
 CRITIC = "trainer.critic.model.path"
 FULLY_ASYNC = "trainer.fully_async"
-# Keys that are refused, but for a value that is what happens (config/config.py,
-# from_cli_overrides).
+# Keys that are refused, except with a value that is what happens anyway
+# (config/config.py, from_cli_overrides).
 REMOVED: dict[str, tuple[Any, ...]] = {
     f"{ENGINE}.async_engine": (True, "true"),
     f"{ENGINE}.enable_http_endpoint": (),
@@ -38,7 +38,7 @@ REDUCTIONS = (
     "seq_mean_token_sum_norm",
     "prompt_mean",
 )
-# Losses of PPO's kind, on the trainer's own log-probabilities of before
+# PPO-like losses, which use the trainer's own old log-probabilities
 # (backends/skyrl_train/utils/ppo_utils.py, LOSSES_WITH_OLD_LOGPROBS).
 ON_OLD_LOGPROBS = (
     *("regular", "dual_clip", "gspo", "cispo", "clip_cov", "kl_cov", "sapo"),
@@ -79,7 +79,7 @@ class Look(looking.Look):
     def replicas(self, role: str) -> int:
         """Data-parallel ranks of the policy, critic or ref.
 
-        Raises NotCertainError where they are no integer, which _world tells.
+        Raises NotCertainError if that is not an integer, which _world reports.
         """
         split, world = self.split(role), self.gpus(role)
         if world < split or (self.is_megatron() and world % split):
@@ -87,7 +87,7 @@ class Look(looking.Look):
         return world // split
 
     def split(self, role: str) -> int:
-        """How many GPUs hold one replica."""
+        """How many GPUs one replica takes."""
         if not self.is_megatron() or role == "critic":
             return self.size(f"trainer.{role}.sequence_parallel_size")
         start = f"trainer.{role}.megatron_config"
@@ -95,7 +95,7 @@ class Look(looking.Look):
         return math.prod(self.size(f"{start}.{k}_parallel_size") for k in kinds)
 
     def apart(self) -> list[str]:
-        """The roles with GPUs of their own, where not all share them."""
+        """The roles with their own GPUs, if not all roles share them."""
         roles = ["policy"]
         shares = self.is_on(f"{PLACEMENT}.colocate_policy_ref")
         if self.uses_ref() and not shares:
@@ -107,7 +107,7 @@ class Look(looking.Look):
 
 
 def teacher(look: Look) -> Any:
-    """The reference model where it is another one than the student."""
+    """The reference model if it differs from the student."""
     if not look.uses_ref():
         return None
     path = look(REF)
@@ -115,7 +115,7 @@ def teacher(look: Look) -> Any:
 
 
 def _has_teacher(look: Look) -> bool:
-    """The same where the path itself depends on something."""
+    """The same if the path itself is not certain."""
     setting = look.config.settings.get(REF)
     if setting is not None and setting.needs:
         return look.uses_ref()
@@ -123,17 +123,17 @@ def _has_teacher(look: Look) -> bool:
 
 
 def is_dynamic(look: Look) -> bool:
-    """Whether tokens are counted, and no samples."""
+    """Whether batches are counted in tokens rather than samples."""
     return look.whole("trainer.max_tokens_per_microbatch") > 0
 
 
 def tokens(look: Look) -> int | None:
-    """Their most in a forward pass."""
+    """The most tokens in a forward pass."""
     return look.whole("trainer.max_tokens_per_microbatch") if is_dynamic(look) else None
 
 
 def fsdp_version(look: Look) -> int | None:
-    """Only the newer one is used (config/config.py, TrainerConfig.strategy)."""
+    """Only the newer value is used (config/config.py, TrainerConfig.strategy)."""
     return None if look.is_megatron() else 2
 
 
@@ -143,7 +143,7 @@ def placement(look: Look) -> str:
 
 
 def teacher_gpus(look: Look) -> int:
-    """The reference model's, 0 where it is not a teacher."""
+    """The reference model's GPUs, 0 if it is not a teacher."""
     return look.gpus("ref") if _has_teacher(look) else 0
 
 
@@ -279,7 +279,7 @@ def _chunk(look: Look) -> Iterator[Fault]:
 
 
 def _registered(look: Look) -> Iterator[Fault]:
-    """utils/utils.py, validate_cfg; a program of one's own may register others."""
+    """utils/utils.py, validate_cfg; a user's own program may register others."""
     if not look.program:
         return
     for key, kind in (
@@ -506,7 +506,7 @@ def _student(look: Look) -> Iterator[Fault]:
 
 
 def _ref(look: Look) -> Iterator[Fault]:
-    """trainer.py, build_models and train: when a teacher is loaded, and counts."""
+    """trainer.py, build_models and train: when a teacher is loaded and used."""
     setting = look.config.settings.get(REF)
     if setting is None or (setting.value is None and not setting.needs):
         return
@@ -519,7 +519,9 @@ def _ref(look: Look) -> Iterator[Fault]:
 
 
 def _distills(look: Look) -> Iterator[Fault]:
-    """examples/train/on_policy_distillation: the teacher counts as the reward's KL."""
+    """examples/train/on_policy_distillation: the teacher enters through the reward's
+    KL.
+    """
     if DISTILLS not in look.program:
         return
     key = f"{ALGORITHM}.use_kl_in_reward"
@@ -530,7 +532,9 @@ def _distills(look: Look) -> Iterator[Fault]:
 
 
 def _lost_defaults(look: Look) -> Iterator[Fault]:
-    """config/config.py, build_nested_dataclass: a section is made of what is given."""
+    """config/config.py, build_nested_dataclass: a section is built from what is
+    given.
+    """
     key, rate = "trainer.critic.optimizer_config", "trainer.critic.optimizer_config.lr"
     setting = look.config.settings.get(rate)
     is_made = setting is not None and not setting.word.file
@@ -546,7 +550,7 @@ def _lost_defaults(look: Look) -> Iterator[Fault]:
 
 
 def _lengths(look: Look) -> Iterator[Fault]:
-    """What is asked for has to have a place in the engine."""
+    """What is requested must fit into the engine."""
     key = f"{ENGINE}.engine_init_kwargs.max_model_len"
     most = look(key)
     if type(most) is not int or look("generator.max_turns") != 1:

@@ -1,6 +1,6 @@
 """SkyRL's main_sft: its values, and what it refuses.
 
-Read in 0.3.0 and the main branch at a9564572. What names no other file is
+Read in 0.3.0 and the main branch at a9564572. Rules that name no other file are from
 validate_sft_cfg or _normalize_dataset_cfg in skyrl/train/config/sft_config.py.
 """
 
@@ -19,7 +19,7 @@ from pytest_gkd.job.omegaconf import Config
 from pytest_gkd.options import near
 
 ROOT = "SFTConfig"
-# Keys of this beginning are no other framework's, and not those of SkyRL's RL.
+# Neither another framework nor SkyRL's RL has keys that begin like this.
 OWN = re.compile(
     r"micro_train_batch_size_per_gpu|train_on_what|placement\.num_gpus_per_node"
     r"|(?:fsdp|megatron|optimizer)_config\.\w+.*"
@@ -29,14 +29,14 @@ OLD_NAME = ("strategy", "fsdp2")
 SAMPLERS = ("random", "sequential", "custom")
 ON_WHAT = ("last_assistant_message", "all_assistant_messages")
 GPUS = "placement.num_gpus_per_node"
-# The first of main; 0.3.0 has the second of each alone.
+# The first is main's; 0.3.0 has only the second of each.
 TRAIN = ("train_datasets", "dataset_name")
 EVALUATED = ("eval_datasets", "eval_dataset_name", "eval_pretokenized_dataset_paths")
 PRETOKENIZED = "pretokenized_dataset_paths"
 
 
 class Look(looking.Look):
-    """The certain values of a configuration of main_sft; ``keys`` the release has."""
+    """The certain values of a configuration of main_sft; ``keys`` are the release's."""
 
     def __init__(self, config: Config, keys: Collection[str]) -> None:
         super().__init__(config)
@@ -51,18 +51,18 @@ class Look(looking.Look):
         return bool(self("strategy") == "megatron")
 
     def gpus(self) -> int:
-        """All of the job's."""
+        """All GPUs of the job."""
         return self.whole("placement.num_nodes") * self.whole(GPUS)
 
     def parallel(self, *kinds: str) -> int:
-        """The product of these sizes of Megatron."""
+        """The product of these Megatron sizes."""
         found = 1
         for kind in kinds:
             found *= self.size(f"megatron_config.{kind}_parallel_size")
         return found
 
     def is_users(self, key: str) -> bool:
-        """Whether the user gives it, be it null."""
+        """Whether the user gives it, even as null."""
         setting = self.config.settings.get(key)
         return setting is not None and bool(setting.word.file)
 
@@ -71,7 +71,7 @@ class Look(looking.Look):
 
 
 def train_files(look: Look) -> Any:
-    """What is trained on; main has a list of them, and a default of its own."""
+    """The training data; main has a list of datasets, and its own default."""
     stored = look.of_release(PRETOKENIZED)
     several, one = (look.of_release(key) for key in TRAIN)
     if stored is not None or several is not None:
@@ -127,7 +127,7 @@ def _length(look: Look) -> Iterator[Fault]:
 
 
 def _named(look: Look) -> Iterator[Fault]:
-    """TrainOnWhat for the last; fsdp2 is taken as fsdp."""
+    """TrainOnWhat for the last; fsdp2 is accepted as fsdp."""
     kinds = {"strategy": STRATEGIES, "sampler": SAMPLERS, "train_on_what": ON_WHAT}
     for key, known in kinds.items():
         value = look(key)
@@ -155,7 +155,7 @@ def _evaluation(look: Look) -> Iterator[Fault]:
 
 
 def _datasets(look: Look) -> Iterator[Fault]:
-    """Of main alone; 0.3.0 has one dataset."""
+    """In main only; 0.3.0 has one dataset."""
     for kind, stored in (("", PRETOKENIZED), ("eval_", EVALUATED[2])):
         many = "eval_datasets" if kind else TRAIN[0]
         splits = "eval_dataset_splits" if kind else "train_dataset_splits"
@@ -228,7 +228,7 @@ def _packed(look: Look) -> Iterator[Fault]:
 
 
 def _batch(look: Look) -> Iterator[Fault]:
-    """sft_trainer.py, _validate_batch_parallelism: CP is not in its replicas."""
+    """sft_trainer.py, _validate_batch_parallelism: its replicas ignore CP."""
     whole, micro = look.size("batch_size"), look.size("micro_train_batch_size_per_gpu")
     is_packed = look.is_on("use_sequence_packing")
     kinds = ["tensor_model", "pipeline_model", *(["context"] * is_packed)]
@@ -249,7 +249,9 @@ def _batch(look: Look) -> Iterator[Fault]:
 
 
 def _lost_split(look: Look) -> Iterator[Fault]:
-    """config/config.py, build_nested_dataclass: a section is made of what is given."""
+    """config/config.py, build_nested_dataclass: a section is built from what is
+    given.
+    """
     if not look.is_megatron() or not look.config.is_section("megatron_config"):
         return
     for kind in ("tensor", "pipeline"):
