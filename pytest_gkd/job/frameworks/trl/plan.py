@@ -1,6 +1,6 @@
-"""What a job of TRL is made of, for its memory plan.
+"""The parts of a TRL job, for its memory plan.
 
-Rules are those of TRL 1.16.0 and accelerate 1.15.0 where nothing else is said.
+Rules are those of TRL 1.16.0 and accelerate 1.15.0 unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from pytest_gkd.job.served_memory import Served
 from pytest_gkd.job.training_memory import Trainer
 
 Values = Mapping[str, Any]
-# What reads the options, and what of it is known.
+# The option classes of the trainers whose memory is known.
 TRAINERS = ("GKDConfig", "GOLDConfig", "DistillationConfig", "GRPOConfig")
 ZERO = "zero_optimization"
-# What must be certain, as its absence would be read as a default.
+# Must be certain, as its absence would be read as a default.
 CERTAIN = (
     *("gradient_checkpointing", "use_vllm", "vllm_mode", "vllm_enable_sleep_mode"),
     *("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "use_peft", "lora_r"),
     *("vllm_max_model_length", "max_completion_length", "attn_implementation"),
 )
-# A server's options by the names of Engine (scripts/vllm_serve.py; vLLM's own).
+# A server's options by Engine's field names (scripts/vllm_serve.py; vLLM's own).
 SERVED = {
     "tensor": "tensor_parallel_size",
     "pipeline": "pipeline_parallel_size",
@@ -45,9 +45,9 @@ SERVED = {
     "dtype": "dtype",
 }
 UNSERVED = ("quantization", "kv_cache_dtype", "config", "cpu_offload_gb")
-# transformers' own names of what is given to vLLM (TRL's vllm_generation.py).
+# transformers' own names for what is passed to vLLM (TRL's vllm_generation.py).
 BATCHED_TOKENS = 4096
-# What a job may say that changes the memory in a way that is not known, by key.
+# Options whose effect on the memory is unknown, by key.
 UNKNOWN = {
     "use_liger_kernel": "what Liger's kernels keep",
     "load_in_4bit": "the memory of bitsandbytes' weights",
@@ -67,7 +67,7 @@ UNKNOWN = {
 
 
 def recipe(job: TrlJob) -> Recipe:
-    """How its plan is made, and the keys of TRL, accelerate and DeepSpeed."""
+    """How its plan is made, with the keys of TRL, accelerate and DeepSpeed."""
     tables = names("trl") | names("trl-memory")
     keys = {name: (key,) for name, key in tables.items()}
     file = deepspeed(job)
@@ -87,7 +87,7 @@ def recipe(job: TrlJob) -> Recipe:
 
 
 def _servers(job: TrlJob) -> Iterator[Served]:
-    """The script's vLLM server: that of the rollouts, or a teacher's."""
+    """The script's vLLM server, for rollouts or for a teacher."""
     server = job.server
     if server is None:
         return
@@ -127,7 +127,7 @@ def _certain(job: TrlJob, key: str) -> Any:
 
 
 def _is_deepspeed(job: TrlJob) -> tuple[bool, bool]:
-    """Whether accelerate's settings say so, and whether TRL's own do."""
+    """Whether accelerate's settings ask for DeepSpeed, and whether TRL's own do."""
     find = job.launcher.find
     by_launcher = find("distributed_type").value == "DEEPSPEED"
     by_launcher = by_launcher or find("use_deepspeed").value is True
@@ -140,9 +140,9 @@ def _is_fsdp(job: TrlJob) -> bool:
 
 
 def _facts(job: TrlJob) -> dict[str, Any]:
-    """What the plan needs beside the values of ``gkd check``.
+    """What the plan needs besides the values of ``gkd check``.
 
-    Raises CheckError where something cannot be determined, or its memory is not known.
+    Raises CheckError if something cannot be determined, or its memory is not known.
     """
     trainer = next((name for name in TRAINERS if name in job.classes), "")
     if job.unread or not job.is_upstream:
@@ -224,13 +224,13 @@ def _sharding(job: TrlJob) -> dict[str, Any]:
     ):
         if f"{ZERO}.{key}" in file:
             found[name] = file[f"{ZERO}.{key}"].value
-    # Stage 0 is what a file of DeepSpeed's has without one, 2 what accelerate has.
+    # The default is stage 0 in a DeepSpeed file, and stage 2 in accelerate.
     found["default_stage"] = 0 if file else 2
     return found
 
 
 def _fsdp(job: TrlJob) -> dict[str, Any]:
-    """FSDP as far as it divides everything, layer by layer."""
+    """FSDP, provided that it shards everything, layer by layer."""
     find = _settings(job)
     is_second = str(find("fsdp_version", 1)) == "2"
     wraps = str(find("fsdp_auto_wrap_policy", "NO_WRAP"))
@@ -251,7 +251,7 @@ def _fsdp(job: TrlJob) -> dict[str, Any]:
 def _job(
     values: Values, student: Model, teacher: Model | None, room: int | None
 ) -> Job:
-    """The parts of a job; lengths count in full."""
+    """The parts of a job, at full lengths."""
     if values.get("doubt"):
         raise CheckError(values["doubt"])
     gpus, rows = number(values, "trainer_gpus", "per_device_train_batch_size")
@@ -294,18 +294,19 @@ def _job(
 
 
 def _compute(values: Values) -> str | None:
-    """The dtype of mixed precision: TRL's bf16 is on where fp16 is off
-    (trl/trainer/base_config.py)."""
+    """The dtype of mixed precision: TRL's bf16 is on if fp16 is off
+    (trl/trainer/base_config.py).
+    """
     if values["fp16"]:
         return "float16"
     return None if values["bf16"] is False else "bfloat16"
 
 
 def _lengths(values: Values) -> tuple[int, int | None]:
-    """The longest row of a batch, and of its logits that are taken, None for all.
+    """The longest row of a batch, and the logits computed of it, None for all.
 
-    GKD's collator cuts a prompt off at max_length at most, and the rollout comes
-    behind (experimental/utils.py); the others bound both together.
+    GKD's collator cuts a prompt at max_length, and the rollout is appended
+    (experimental/utils.py); the others bound both together.
     """
     whole = values.get("max_length")
     kind = values["trainer"]
@@ -330,7 +331,7 @@ def _lengths(values: Values) -> tuple[int, int | None]:
 
 
 def _at_once(values: Values, rows: int, steps: int) -> int:
-    """Rollouts that a process makes at once, by each trainer's own loop."""
+    """Rollouts that a process generates at once, according to each trainer's loop."""
     if values["trainer"] == "GKDConfig" or (
         values["trainer"] == "GOLDConfig" and values.get("rollout_engine") != "vllm"
     ):
@@ -341,7 +342,7 @@ def _at_once(values: Values, rows: int, steps: int) -> int:
 
 
 def _offload(values: Values, sharding: str) -> tuple[str, str]:
-    """Whether weights and states are in host memory."""
+    """When weights and states are in host memory."""
     weights = bool(values.get("offload_param"))
     states = bool(values.get("offload_optimizer"))
     if sharding.startswith("fsdp"):
@@ -352,7 +353,7 @@ def _offload(values: Values, sharding: str) -> tuple[str, str]:
 
 
 def _loss(values: Values) -> str:
-    """By the names of memory's table."""
+    """The loss by its name in loss_memory's table."""
     kind, beta = values["trainer"], values.get("loss_beta")
     if kind in ("DistillationConfig", "GRPOConfig"):
         return "chunked"
@@ -367,7 +368,7 @@ def _with_vllm(
     """vLLM in the trainer's processes, or as a server on GPUs of its own
     (trl/generation/vllm_generation.py)."""
     if values.get("placement") == "split":
-        # Its options are those of the server's own command line.
+        # Its options are on the server's own command line.
         return Job(trainer, memory=room, bucket=0)
     width = values.get("tensor_parallel_size") or 1
     many = at_once * (1 if values["trainer"] == "GOLDConfig" else width)

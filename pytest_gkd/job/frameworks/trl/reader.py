@@ -1,6 +1,6 @@
 """TRL: dataclasses read from the command line and YAML (TrlParser), under a launcher.
 
-What the parser does with options and configurations is that of TRL 1.16.0:
+The parser's treatment of options and configurations is that of TRL 1.16.0:
 trl/scripts/utils.py (TrlParser), trl/scripts/_hf_argparser.py and trl/cli/.
 """
 
@@ -32,17 +32,17 @@ PROGRAM = re.compile(
     r"|(?:.*/)?(?:trl/scripts|trl/experimental/\w+|examples/scripts(?:/\w+)?)"
     r"/(?!vllm_serve)\w+\.py"
 )
-# What ``trl NAME`` takes out for its launcher (trl/cli/accelerate_config.py).
+# What ``trl NAME`` extracts for its launcher (trl/cli/accelerate_config.py).
 LAUNCHER = {"--accelerate_config": Option("accelerate_config")}
 VERSION = "config.framework-version"
-# Lists that may be a text, too: PEFT's "all-linear", a single tracker's name.
+# Lists that may also be a text: PEFT's "all-linear", a single tracker's name.
 TEXTS_FOR_LISTS = ("lora_target_modules", "report_to", "debug")
 
 
 class Program(NamedTuple):
-    """What reads the options: ``fields`` are None where that is not known.
+    """What reads the options: ``fields`` are None if unknown.
 
-    ``passes`` is that of dataclass_options.program; ``is_upstream``: it is TRL's own.
+    ``passes`` is as in dataclass_options.program; ``is_upstream``: it is TRL's own.
     """
 
     name: str
@@ -69,7 +69,7 @@ def read(launch: Launch, release: Release) -> Reading:
 class _Reader:
     """Reads one start under one release.
 
-    ``place`` is the folder of the script, from where relative paths are tried first.
+    ``place`` is the script's folder, where relative paths are tried first.
     """
 
     def __init__(self, known: dict[str, Any], release: Release, place: Path) -> None:
@@ -100,7 +100,7 @@ class _Reader:
         own = {option.key for option in options.values()}
         extra = {option.key for option in beside.values()} - own
         given = self._configured(settings, program, options, extra)
-        # What the line says of the same is not a second word of the file's.
+        # A key given on the line is not reported as repeated in the file.
         in_line = {one.key for one in line.said}
         given = [one for one in given if one.key not in in_line]
         everything = [*given, *line.said]
@@ -117,7 +117,7 @@ class _Reader:
         return self._reading(said, program, launcher, launch, needs)
 
     def document(self, launch: Launch) -> Reading:
-        """A configuration file on its own: of the launcher, or of a script."""
+        """A configuration file on its own: the launcher's, or a script's."""
         file = launch.document or Path()
         settings = documents.settings(file)
         line = [
@@ -203,7 +203,7 @@ class _Reader:
     ) -> tuple[list[Word], list[Override], frozenset[str]]:
         """The words without ``--config FILE``, the file's settings, and what it needs.
 
-        TrlParser takes the first one, and as two words only.
+        TrlParser takes the first one, and only as two words.
         """
         values = [word.text.value for word in words]
         if "--config" not in values:
@@ -242,7 +242,7 @@ class _Reader:
     ) -> list[Override]:
         """The settings of a file as TrlParser makes them defaults of its options.
 
-        argparse converts defaults that are texts, and looks at no others.
+        argparse converts only defaults that are strings.
         """
         by_key = {o.key: o for o in options.values() if o.type not in ("true", "false")}
         found = []
@@ -292,7 +292,7 @@ class _Reader:
         return setting._replace(value=value)
 
     def _fitting(self, keys: AbstractSet[str]) -> Program:
-        """What may read a file with these keys: all scripts that know most of them.
+        """What may read a file with these keys: the scripts that know most of them.
 
         A default that differs among them is unknown.
         """
@@ -316,7 +316,7 @@ class _Reader:
     def _servers(self, launch: Launch) -> None:
         """The options of a ``trl vllm-serve`` in the same script."""
         script = self._schema["programs"].get("trl/scripts/vllm_serve.py")
-        if script is None or script["passes"] == "all":  # vLLM gets the rest then
+        if script is None or script["passes"] == "all":  # the rest is passed to vLLM
             return
         fields = dataclass_options.union_of(script["classes"], self._known)
         options = dataclass_options.options(fields, none=self._schema["none"])
@@ -349,7 +349,7 @@ class _Reader:
         return Finding(UNKNOWN, "error", text, word.file, word.line, "")
 
     def _aged(self, finding: Finding, program: Program) -> Finding:
-        """A key that older releases had is told with them."""
+        """Add to the finding which older releases had the key."""
         key = finding.key.lstrip("-").replace("-", "_")
         theirs = releases.beside(self._release, "transformers").release
         for whose, gone in (
@@ -376,7 +376,7 @@ def _bases(classes: Sequence[str], known: Mapping[str, Any]) -> list[str]:
 
 
 def _grouped(settings: Iterable[Override]) -> list[Override]:
-    """Top-level settings: what stands under a key is its value, a mapping."""
+    """Top-level settings: nested keys become one mapping as the value."""
     found: dict[tuple[str, int], Override] = {}
     for number, one in enumerate(settings):
         top, dot, below = one.key.partition(".")
@@ -393,7 +393,7 @@ def _grouped(settings: Iterable[Override]) -> list[Override]:
 
 
 def _known(release: Release) -> dict[str, Any]:
-    """TRL's classes, and those of transformers that they inherit."""
+    """TRL's classes, and those of transformers that they inherit from."""
     inherited = releases.beside(release, "transformers").release.schema
     return {**inherited["classes"], **release.schema["classes"]}
 
@@ -413,7 +413,7 @@ def _program(
     script = next((own for own in upstream if f"/{path}".endswith(f"/{own}")), "")
     if script:
         found, own = upstream[script], known
-        # trl NAME gives what its script has no option for to accelerate's parser.
+        # trl NAME passes options unknown to its script to accelerate's parser.
         passes = "" if name.startswith("trl ") else found["passes"]
     else:
         file = accelerate.existing(path, place)

@@ -1,6 +1,6 @@
 """What TRL makes of a job's values, and which of them it refuses.
 
-Each rule names the source file that has it, of TRL 1.16.0 where nothing else is said.
+Each rule names its source file, in TRL 1.16.0 unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ SERVER_PORT = 8000
 
 @dataclass
 class TrlJob:
-    """A start of TRL on one way through the script.
+    """A start of TRL on one path through the script.
 
     ``fields`` are the keys that its script reads, ``classes`` what it reads them into;
-    ``unread`` says why defaults are not known, where they are not. ``is_upstream``: the
-    script is TRL's own, so that what it does with the values is known.
+    ``unread`` says why defaults are not known, if so. ``is_upstream``: the script is
+    TRL's own, so that what it does with the values is known.
     """
 
     job: Job
@@ -58,11 +58,11 @@ class TrlJob:
         return f"TRL {self.release}"
 
     def since(self, release: str) -> bool:
-        """Whether what judges is that release or a later one."""
+        """Whether the judging release is that one or a later one."""
         return self.release.is_at_least(release)
 
     def find(self, key: str) -> Given:
-        """A key's value; of one that the script does not read, None."""
+        """A key's value; None for one that the script does not read."""
         given = self.job.find(key)
         if given.needs == {key} and given.word is None:
             if key not in self.fields and not self.unread:
@@ -72,7 +72,7 @@ class TrlJob:
         return given
 
     def number(self, key: str) -> Any:
-        """A key's value where it is a number and certain, else None."""
+        """A key's value if it is a certain number, else None."""
         value = self.find(key).value
         return value if type(value) in (int, float) else None
 
@@ -91,14 +91,14 @@ class TrlJob:
 
     @property
     def server(self) -> Server | None:
-        """The vLLM server that the same script starts, if it does."""
+        """The vLLM server that the same script starts, if any."""
         found = servers(self.launch.beside)
         return found[0] if len(found) == 1 else None
 
 
 @dataclass
 class Server:
-    """A ``trl vllm-serve`` or ``vllm serve``: its words, and options by their names."""
+    """A ``trl vllm-serve`` or ``vllm serve``: its words, and options by name."""
 
     command: Command
     is_trl: bool
@@ -106,7 +106,7 @@ class Server:
     said: dict[str, Word]
 
     def value(self, name: str, default: Any) -> Any:
-        """An option, an integer where it is one; None where it cannot be determined."""
+        """An option, as an integer if it is one; None if it cannot be determined."""
         word = self.said.get(name)
         if word is None:
             return default
@@ -154,14 +154,14 @@ def values(job: TrlJob) -> dict[str, Given]:
         if key in job.fields or (job.unread and not job.fields):
             found[name] = job.find(key)
     if {"GKDConfig", "GOLDConfig"} & job.classes:
-        # SFTConfig's loss_type is not theirs: their compute_loss reads beta.
+        # Their compute_loss ignores SFTConfig's loss_type and reads beta.
         found.pop("loss", None)
         # experimental/utils.py, DataCollatorForChatML: the last max_length tokens stay.
         found["truncation"] = Given("default", "left", expression="its only way")
     asks = {"GRPOConfig", "DistillationConfig"} & job.classes
     if asks and "max_prompt_length" not in job.fields:
-        # GRPO from 0.28 on, Distillation since it is no longer experimental: nothing
-        # bounds a prompt but the model and its engine.
+        # GRPO from 0.28 on, Distillation since it left experimental: only the model and
+        # its engine bound a prompt.
         found["truncation"] = Given("default", "keep", expression="its only way")
     elif "DistillationConfig" in job.classes:
         # experimental/distillation/distillation_trainer.py, _DistillationCollator
@@ -241,7 +241,7 @@ def _said(override: Override) -> Given:
 
 
 def deepspeed(job: TrlJob) -> dict[str, Override]:
-    """The settings of DeepSpeed's own file, where one is named and there."""
+    """The settings of DeepSpeed's own file, if one is named and exists."""
     given = job.find("deepspeed")
     if given.value is None:
         given = job.launcher.find("deepspeed_config_file")
@@ -256,7 +256,7 @@ def deepspeed(job: TrlJob) -> dict[str, Override]:
 
 
 def _places(job: TrlJob) -> dict[str, Given]:
-    """Which GPUs there are for the trainer, the rollouts and the teacher."""
+    """The GPUs for the trainer, the rollouts and the teacher."""
     launcher = job.launcher
     trainer, machines = launcher.processes, launcher.machines
     if launcher.name == "python":
@@ -324,7 +324,7 @@ def _sum(parts: list[Given]) -> Given:
 
 
 def visible_gpus(command: Command) -> list[str] | None:
-    """What CUDA_VISIBLE_DEVICES gives to a command, None where undetermined."""
+    """The GPUs that CUDA_VISIBLE_DEVICES gives to a command, None if undetermined."""
     word = command.environment.get("CUDA_VISIBLE_DEVICES")
     if word is None or word.text.value is None:
         return None
@@ -368,15 +368,15 @@ def _ranges(job: TrlJob) -> Iterator[Finding]:
             if value is not None and not 0 <= value <= 1:
                 text = f"{key} is {value}: {job.whose} requires a value between 0 and 1"
                 yield job.finding(CONFLICT, "error", key, text)
-        # trl/experimental/gkd/gkd_trainer.py, training_step: the student's rollouts
-        # are taken wherever random() <= lmbda.
+        # trl/experimental/gkd/gkd_trainer.py, training_step: the student's rollouts are
+        # used if random() <= lmbda.
         if job.find("seq_kd").value is True and job.number("lmbda") == 1:
             text = "seq_kd changes nothing with lmbda=1: all rollouts are the student's"
             yield job.finding(CONFLICT, "warning", "seq_kd", text)
 
 
 def _generation_batch(job: TrlJob) -> Iterator[Finding]:
-    """Full groups of completions in what is generated at once."""
+    """Generation batches must consist of full groups of completions."""
     if not {"num_generations", "generation_batch_size"} <= job.fields or job.unread:
         return
     per_device = job.number("per_device_train_batch_size")
@@ -389,7 +389,7 @@ def _generation_batch(job: TrlJob) -> Iterator[Finding]:
         if count < 2:
             text = f"num_generations is {count}: {job.whose} requires 2 or more"
             yield job.finding(CONFLICT, "error", "num_generations", text)
-        # 0.29.1 takes it.
+        # 0.29.1 accepts it.
         if job.since("1.9") and job.find("auto_find_batch_size").value is True:
             text = f"auto_find_batch_size is on: {job.whose} refuses it here"
             yield job.finding(CONFLICT, "error", "auto_find_batch_size", text)
@@ -485,7 +485,7 @@ def _lengths(job: TrlJob) -> Iterator[Finding]:
 def _vllm(job: TrlJob) -> Iterator[Finding]:
     use, mode = job.find("use_vllm"), job.find("vllm_mode")
     if use.value is False:
-        # Not one of them is read without use_vllm.
+        # None of them is read without use_vllm.
         given = [k for k in job.fields if k.startswith("vllm_")]
         said = sorted(k for k in given if job.find(k).source == "user")
         if said:
@@ -509,7 +509,7 @@ def _vllm(job: TrlJob) -> Iterator[Finding]:
 
 
 def _served(job: TrlJob, server: Server) -> Iterator[Finding]:
-    """The trainer asks for the server that the same script starts."""
+    """The trainer must connect to the server that the same script starts."""
     url, host = job.find("vllm_server_base_url"), job.find("vllm_server_host")
     port = job.find("vllm_server_port")
     key, asked, on = "vllm_server_port", port.value, host.value
@@ -534,7 +534,7 @@ def _served(job: TrlJob, server: Server) -> Iterator[Finding]:
     if not server.is_trl and not job.since("1.10"):
         # 1.9.0: trl/generation/vllm_client.py asks for /get_world_size/,
         # /init_communicator/ and /update_named_param/, which trl/scripts/vllm_serve.py
-        # has; 1.16.0 asks for what vLLM itself has.
+        # has; 1.16.0 uses vLLM's own endpoints.
         text = (
             f"{job.whose} sends weights to a `trl vllm-serve`: the `vllm serve` of "
             f"line {server.command.line} has no place for them"
@@ -551,7 +551,7 @@ def _served(job: TrlJob, server: Server) -> Iterator[Finding]:
     here, there = visible_gpus(job.launch.command), visible_gpus(server.command)
     shared = sorted(set(here or ()) & set(there or ()))
     if shared and on in LOCAL:
-        # trl/scripts/vllm_serve.py of 1.9.0, init_communicator: NCCL takes a GPU for
+        # trl/scripts/vllm_serve.py of 1.9.0, init_communicator: NCCL accepts a GPU for
         # one rank only.
         text = (
             f"the trainer and its vLLM server are both given GPU {', '.join(shared)}: "
@@ -561,7 +561,7 @@ def _served(job: TrlJob, server: Server) -> Iterator[Finding]:
 
 
 def _gpus(job: TrlJob) -> Iterator[Finding]:
-    """Every process has a GPU of its own."""
+    """Every process needs its own GPU."""
     visible, world = visible_gpus(job.launch.command), _world(job)
     machines = job.launcher.machines.value
     if visible is None or world is None or type(machines) is not int or machines < 1:
@@ -628,7 +628,7 @@ def _exclusive(job: TrlJob) -> Iterator[Finding]:
 
 
 def _lists(job: TrlJob) -> Iterator[Finding]:
-    """``--x "a", "b"``: the shell gives the comma to the first word."""
+    """``--x "a", "b"``: the shell makes the comma part of the first word."""
     for key in sorted(job.fields):
         value = job.find(key).value
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
@@ -658,9 +658,9 @@ def _vocabulary(job: TrlJob) -> Iterator[Finding]:
 
 
 def _zero(job: TrlJob) -> Iterator[Finding]:
-    """DeepSpeed's own file says the same as the options, or "auto"."""
+    """DeepSpeed's own file must agree with the options, or say "auto"."""
     # transformers 5.19.0, integrations/deepspeed.py: trainer_config_process; refused
-    # only when training begins, after the models were loaded.
+    # only when training begins, after the models have been loaded.
     said = deepspeed(job)
     half = job.find("fp16").value
     pairs = {
