@@ -1,4 +1,4 @@
-"""prime-rl's configuration held against its classes, as recorded of a release."""
+"""Checks prime-rl's configuration against its classes, as recorded for a release."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROTECTED = {
 }
 
 
-# Validators of whole sections, whose work is known (559b4477).
+# Validators of whole sections whose effect is known (559b4477).
 FOLLOWED = {
     *("_resolve_env", "parse_extra_values", "auto_setup_shared_configs"),
     *("normalize_deployment", "propagate_model_to_inference"),
@@ -38,14 +38,15 @@ class Uncertain(NamedTuple):
 
 
 class Settings:
-    """What the user gives: tables, lists and values, each with the word it is from."""
+    """What the user gave: tables, lists and values, each with the word it is from."""
 
     def __init__(self) -> None:
         self.tree: dict[str, Any] = {}
         self.words: dict[str, Word] = {}
 
     def merge(self, tree: Mapping[str, Any], words: Mapping[str, Word]) -> None:
-        """Tables are joined, all else is replaced (pydantic_config 0.4.3, _deep_merge).
+        """Tables are merged, everything else is replaced (pydantic_config 0.4.3,
+        _deep_merge).
 
         ``words`` are by the dotted keys of what is in ``tree``.
         """
@@ -53,7 +54,7 @@ class Settings:
         self.words |= words
 
     def put(self, key: str, value: Any, word: Word | None) -> None:
-        """Set one key, whatever was there before; a section stands where it begins."""
+        """Set one key, replacing what was there; a section's place is its first key."""
         above = key
         while word and (above := above.rpartition(".")[0]):
             self.words.setdefault(above, word)
@@ -62,7 +63,7 @@ class Settings:
         self.merge(value, {key: word} if word else {})
 
     def get(self, key: str) -> Any:
-        """What is given under a key; None where nothing is."""
+        """What is given under a key; None if nothing is."""
         value: Any = self.tree
         for name in key.split("."):
             if isinstance(value, list) and name.isdigit() and int(name) < len(value):
@@ -74,7 +75,7 @@ class Settings:
         return value
 
     def word(self, key: str) -> Word | None:
-        """Where a key stands, or what it is in."""
+        """Where a key is given, or else the section that it is in."""
         while key and key not in self.words:
             key = key.rpartition(".")[0]
         return self.words.get(key)
@@ -98,7 +99,7 @@ class Classes:
         self.checks = frozenset(schema["checks"])
 
     def fields(self, name: str) -> dict[str, str]:
-        """The fields of a class, with those of its bases."""
+        """The fields of a class, including those of its bases."""
         found: dict[str, str] = {}
         for base in self._classes[name]["bases"]:
             found |= self.fields(base)
@@ -106,15 +107,16 @@ class Classes:
         return found | own
 
     def renaming(self, name: str) -> set[str]:
-        """Validators of a class that may take keys that it has no field for."""
+        """Validators of a class that may accept keys that it has no field for."""
         found = {
             one for base in self._classes[name]["bases"] for one in self.renaming(base)
         }
         return found | set(self._classes[name].get("before", ())) - FOLLOWED
 
     def folded(self, above: str, name: str) -> dict[str, str]:
-        """Fields that a class takes for one of its own sections, if that above folds
-        them there (0.6's fold_student_shortcuts)."""
+        """Fields that a class accepts on behalf of one of its sections, if the class
+        above folds them there (0.6's fold_student_shortcuts).
+        """
         found: dict[str, str] = {}
         for own in self._classes[above].get("folds", ()):
             texts = self.fields(name).values()
@@ -123,15 +125,15 @@ class Classes:
         return found
 
     def canonical(self, name: str, key: str) -> str:
-        """The field that a key of a class means."""
+        """The field that a key of a class refers to."""
         return str(self._classes[name].get("aliases", {}).get(key, key))
 
     def takes_any(self, name: str) -> bool:
-        """Whether a class takes keys that it has no field for."""
+        """Whether a class accepts keys that it has no field for."""
         return bool(self._classes[name].get("any"))
 
     def of(self, node: ast.expr) -> list[str]:
-        """The recorded classes that a type takes."""
+        """The recorded classes that a type accepts."""
         names = map(ast.unparse, pydantic_types.members(node))
         return [name for name in names if name in self._classes]
 
@@ -146,7 +148,7 @@ class Classes:
         return []
 
     def default(self, value: ast.expr | None) -> str:
-        """The class of a default; empty for another one."""
+        """The class of a default; empty if that is not a class."""
         value = value.body if isinstance(value, ast.Lambda) else value
         if isinstance(value, ast.Call):
             name = ast.unparse(value.func)
@@ -154,13 +156,13 @@ class Classes:
         return ""
 
     def tags(self, name: str) -> list[Any]:
-        """The values of ``type`` that mean this class."""
+        """The values of ``type`` that select this class."""
         node, _ = pydantic_types.read(self.fields(name).get("type", "Any"))
         parts = getattr(node, "slice", None)
         return [parts.value] if isinstance(parts, ast.Constant) else []
 
     def knows(self, name: str, key: str) -> bool:
-        """Whether a class, with what it holds, has the key or takes any."""
+        """Whether a class, with its sections, has the key or accepts any."""
         names = [name]
         for part in key.split("."):
             if any(map(self.takes_any, names)):
@@ -173,10 +175,10 @@ class Classes:
         return True
 
     def meant(self, text: str, value: Mapping[str, Any]) -> tuple[str, str]:
-        """The class of a table, or why it is none.
+        """The class of a table, or why it has none.
 
         pydantic_config 0.4.3, _default_discriminator_types: without a type it is the
-        default's.
+        default's class.
         """
         node, default = pydantic_types.read(text)
         names = self.of(node)
@@ -197,8 +199,8 @@ class Classes:
     def find(self, settings: Settings, top: str, key: str) -> Given | None:
         """A value, given or the class's default; None in a section that does not exist.
 
-        The value of a section is what is given in it. A number in ``key`` is that of
-        a table in a list.
+        The value of a section is what is given in it. A number in ``key`` is the index
+        of a table in a list.
         """
         name, is_given, text = top, True, ""
         value: Any = settings.tree
@@ -208,7 +210,7 @@ class Classes:
                 break
             if value is None or value == "None":
                 return None
-            if not isinstance(value, dict | list):  # of a wrong type, which is told
+            if not isinstance(value, dict | list):  # of a wrong type, which is reported
                 return Given("undetermined", needs=frozenset({key}))
             if inner and not name:
                 value = value[int(part)] if isinstance(value, list) else value[part]
@@ -242,7 +244,7 @@ def is_constant(node: ast.expr | None) -> bool:
 
 
 def converted(text: str, value: Any) -> Any:
-    """A text of the command line as the type of its field, as pydantic makes it."""
+    """A text of the command line converted to its field's type, as pydantic does."""
     if not isinstance(value, str):
         return value
     kinds = [ast.unparse(one) for one in pydantic_types.members(_node(text))]
@@ -262,7 +264,7 @@ def _node(text: str) -> ast.expr:
 
 
 class Judge:
-    """One walk through a configuration; ``sections`` are its tables with their class.
+    """One pass over a configuration; ``sections`` are its tables with their class.
 
     ``whose`` names the release in messages.
     """
@@ -279,7 +281,7 @@ class Judge:
         key: str = "",
         above: str = "",
     ) -> Iterator[Finding]:
-        """A table of a class: keys that it has not, types, bounds, what is missing.
+        """Check a table of a class: unknown keys, types, bounds, missing keys.
 
         ``above`` is the class of the table that it is in.
         """
@@ -331,7 +333,7 @@ class Judge:
                 yield self._finding(UNKNOWN, line, f"{key}.{variable}")
         is_class = bool(classes) and not isinstance(value, dict | list)
         others = [one for one in pydantic_types.members(node) if not self._is(one)]
-        # A validator may make another type of it first.
+        # A validator may convert it first.
         fits = "BeforeValidator" in text or (
             any(pydantic_types.fits(one, value) for one in others)
             if is_class

@@ -1,4 +1,4 @@
-"""prime-rl: TOML files that are put on top of each other, and pydantic classes."""
+"""prime-rl: TOML files that are merged on top of each other, and pydantic classes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FILE = "@"
 TRUTHS = {"true": True, "True": True, "1": True}
 TRUTHS |= {"false": False, "False": False, "0": False}
 MOST_FILES = 50
-# What the classes of the roles are below the whole configuration.
+# Where the roles' classes are in the whole configuration.
 ROLES = {
     "TrainerConfig": "trainer.",
     "OrchestratorConfig": "orchestrator.",
@@ -51,7 +51,7 @@ ROLES = {
 def is_own(keys: AbstractSet[str]) -> bool:
     """Whether a configuration file is one of prime-rl's.
 
-    So is a command of a common name that reads a file behind an @.
+    Likewise for a command of a common name that reads a file after an @.
     """
     tops = {key.partition(".")[0] for key in keys}
     is_rl = bool({"trainer", "orchestrator"} & tops)
@@ -91,7 +91,7 @@ def read(launch: Launch, release: Release) -> Reading:
 
 
 def _program(launch: Launch, settings: Settings, schema: Mapping[str, Any]) -> str:
-    """The class of the program that is started, or that has least against a file.
+    """The class of the started program, or the one that fits a file best.
 
     Empty for a program that the release does not have.
     """
@@ -113,7 +113,7 @@ def _program(launch: Launch, settings: Settings, schema: Mapping[str, Any]) -> s
 
 
 class _CommandLine:
-    """Files behind an @ and options, as pydantic_config 0.4.3 (cli.py) takes them."""
+    """Files after an @ and options, as pydantic_config 0.4.3 (cli.py) reads them."""
 
     def __init__(self, classes: Classes, whose: str, place: Path) -> None:
         self._classes, self._whose, self._place = classes, whose, place
@@ -126,7 +126,7 @@ class _CommandLine:
 
     def split(self, words: Sequence[Word]) -> None:
         """Read the files of ``@ FILE`` and ``--key @ FILE``; keep the other words."""
-        # cli.py, _process_args: files of keys count more than those of the whole.
+        # cli.py, _process_args: files for keys override files for the whole.
         nested: list[tuple[Word, str, Word]] = []
         at = 0
         while at < len(words):
@@ -170,7 +170,7 @@ class _CommandLine:
             self.add_file(path, key, word)
 
     def add_file(self, path: Path, key: str, word: Word | None) -> None:
-        """Put a file's settings on top of what is there, under a key."""
+        """Merge a file's settings over what is there, under a key."""
         self._read += 1
         if self._read > MOST_FILES:
             raise CheckError(f"{path} is one of more than {MOST_FILES} files")
@@ -217,7 +217,7 @@ class _CommandLine:
                     f"{self._whose} takes the = for a part of the name; write "
                     f"--{name} {inline[:40]}"
                 )
-                # There it goes on to vLLM, as an argument of that name.
+                # There it is passed on to vLLM, as an argument of that name.
                 level = "warning" if "vllm" in name.split(".")[:-1] else "error"
                 self._refuse(text, word, name, level=level)
                 continue
@@ -324,7 +324,7 @@ class _CommandLine:
 
 
 def _is_aliased(node: ast.expr) -> bool:
-    """Whether it is a union of a discriminated union, which cli.py does not look into.
+    """Whether it is a union with a discriminated union, which cli.py does not inspect.
 
     _is_optional_model, _is_multi_model_union.
     """
@@ -346,7 +346,7 @@ def _json(text: str) -> Any:
 
 
 def _values(settings: Settings, classes: Classes, top: str) -> dict[str, Given]:
-    """All values of the job that it has."""
+    """All values that the job has."""
 
     def find(key: str) -> Given | None:
         return classes.find(settings, top, key)
@@ -438,7 +438,7 @@ def _orchestrated(settings: Settings, find: Find) -> dict[str, Given]:
 
 
 def _one(settings: Settings, told: Iterable[tuple[Any, str]]) -> Given:
-    """The value that several places tell; a list of them where they differ."""
+    """The value that several places give; a list of them if they differ."""
     pairs = list(told)
     needs = NOBODY.union(*(v.needs for v, _ in pairs if isinstance(v, Uncertain)))
     if needs:
@@ -451,7 +451,7 @@ def _one(settings: Settings, told: Iterable[tuple[Any, str]]) -> Given:
 
 
 def _gpus(find: Find, top: str) -> dict[str, Given]:
-    """Who gets which GPUs (entrypoints/rl.py; configs/rl.py and sft.py)."""
+    """Which role gets which GPUs (entrypoints/rl.py; configs/rl.py and sft.py)."""
     found: dict[str, Given] = {}
     none = Given("default", 0)
     each = find("deployment.gpus_per_node") or none

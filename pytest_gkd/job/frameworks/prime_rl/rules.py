@@ -1,7 +1,7 @@
-"""prime-rl's own rules, each with the function of its sources that it is from.
+"""prime-rl's own rules, each with the function in its sources that it is from.
 
-Read in the main branch at 559b4477, below packages/prime-rl-configs/src/prime_rl/; what
-else is named is below src/prime_rl/.
+Read in the main branch at 559b4477, below packages/prime-rl-configs/src/prime_rl/;
+other files named are below src/prime_rl/.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pytest_gkd.job.frameworks.prime_rl.keys import Classes, Settings, Uncertain
 CONFLICT = "config.invalid-combination"
 CUSTOM = ("custom", "auto")
 IN_MEMORY = ("nccl", "nixl")
-# utils/validation.py, propagate_shared_fields: shared keys, and whose they become.
+# utils/validation.py, propagate_shared_fields: shared keys, and the keys that they set.
 BOTH = ("trainer", "orchestrator")
 LOGGED = (*BOTH, "inference")
 WANDB = ("project", "entity", "name", "group", "tags", "offline")
@@ -53,7 +53,7 @@ SHARED: dict[str, tuple[str, ...]] = {
     "seq_len": ("trainer.model.seq_len", "orchestrator.seq_len"),
     "slurm": ("inference.slurm",),
 }
-# Sections whose presence alone counts for those of the roles.
+# Sections of which only the presence is passed to the roles.
 PRESENT = {
     "ckpt": BOTH,
     "monitors.wandb": BOTH,
@@ -63,7 +63,9 @@ PRESENT = {
 
 
 def propagated(settings: Settings, classes: Classes) -> list[Finding]:
-    """Give the shared keys to the roles that have them not; what contradicts them."""
+    """Copy the shared keys to the roles that lack them; return what contradicts
+    them.
+    """
     found = []
 
     def fill(target: str, shared: str, *, is_whole: bool = True) -> None:
@@ -86,7 +88,7 @@ def propagated(settings: Settings, classes: Classes) -> list[Finding]:
                 found.append(_finding(settings, text, target))
         for target in targets:
             fill(target, shared)
-    # The roles share the table, and give it the type of their default.
+    # The roles share the table, and its type is that of their default.
     transport = settings.get("rollout_transport")
     if isinstance(transport, dict) and "type" not in transport:
         word = settings.word("rollout_transport")
@@ -108,9 +110,9 @@ def _is_same(one: Any, other: Any) -> bool:
 def filled(
     settings: Settings, target: str, shared: str, *, is_whole: bool = True
 ) -> None:
-    """Set a key of a role as another key, in a role that is there and has it not.
+    """Copy a shared key to a role's key, if the role exists and lacks it.
 
-    Of a section that is not meant as a whole, it is only there then.
+    Unless ``is_whole``, a section is only created, empty.
     """
     value, (role, *parts) = settings.get(shared), target.split(".")
     node = settings.tree.get(role)
@@ -128,11 +130,11 @@ def _shown(value: Any) -> str:
 
 
 class NotCertainError(Exception):
-    """A value that a rule needs, and that is not known."""
+    """A value that a rule needs is not known."""
 
 
 class View:
-    """A section of a class, by its own keys; defaults of its classes count."""
+    """A section of a class, by its own keys, including its classes' defaults."""
 
     def __init__(
         self, settings: Settings, classes: Classes, top: str, name: str, key: str
@@ -141,9 +143,9 @@ class View:
         self._name, self._start = name, f"{key}." if key else ""
 
     def __call__(self, key: str) -> Any:
-        """A value; None where its section is absent. Raises NotCertainError.
+        """A value; None if its section is absent. Raises NotCertainError.
 
-        So it does for a key that this release does not have.
+        It also raises for a key that this release does not have.
         """
         if not self._classes.knows(self._name, key):
             raise NotCertainError
@@ -155,7 +157,7 @@ class View:
         return found.value
 
     def whole(self, key: str) -> int:
-        """A integer; one of another type is told by its type."""
+        """An integer; another type is reported as a wrong type."""
         value = self(key)
         if type(value) is not int:
             raise NotCertainError
@@ -166,12 +168,12 @@ class View:
         return self._settings.get(f"{self._start}{key}") is not None
 
     def has(self, key: str) -> bool:
-        """Whether it is there, and is not None."""
+        """Whether it exists and is not None."""
         return self(key) is not None
 
 
 class Rule(NamedTuple):
-    """What ``refused`` says of a section of the class, told of ``key``.
+    """What ``refused`` says about a section of the class, reported at ``key``.
 
     ``source`` is the function that refuses it.
     """
@@ -189,7 +191,7 @@ RL, SFT = "RLConfig", "SFTConfig"
 
 
 def _is_foreign(v: View) -> bool:
-    """Whether the model is not prime-rl's own implementation."""
+    """Whether the model is not in prime-rl's own implementation."""
     return v("impl") not in CUSTOM
 
 
@@ -209,7 +211,7 @@ def _scheduler(v: View) -> bool:
 
 
 def _expert_group(v: View) -> bool:
-    """trainer/parallel_dims.py: EP borrows of the GPUs that share a copy."""
+    """trainer/parallel_dims.py: EP uses the GPUs that share one copy."""
     gpus, model = _trainer_gpus(v), "trainer.model"
     context, copies = v.whole(f"{model}.cp"), v.whole(f"{model}.dp_replicate")
     expert = v(f"{model}.ep")
@@ -987,7 +989,7 @@ def judged(
     sections: Iterable[tuple[str, str]],
     whose: str,
 ) -> Iterator[Finding]:
-    """What prime-rl refuses in the sections that are there, and what it cuts short."""
+    """What prime-rl refuses in the given sections, and what it truncates."""
     for name, key in sections:
         view = View(settings, classes, top, name, key)
         start = f"{key}." if key else ""
@@ -997,7 +999,7 @@ def judged(
                 continue
             try:
                 is_refused = rule.refused(view)
-            except (NotCertainError, TypeError):  # a wrong type is told already
+            except (NotCertainError, TypeError):  # a wrong type is already reported
                 continue
             if is_refused:
                 where = f"{start}{rule.key}"
