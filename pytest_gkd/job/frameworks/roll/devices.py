@@ -1,4 +1,4 @@
-"""The GPUs of a device_mapping, which ROLL gives to eval and gkd check never does."""
+"""The GPUs of a device_mapping, which ROLL passes to eval but gkd check does not."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ LONGEST = 1 << 16
 
 
 class NotReadError(ValueError):
-    """A text that Python may make a list of, but that is not read here."""
+    """A text that Python may evaluate to a list, but that is not supported here."""
 
 
 def numbers(text: str) -> list[int]:
-    """The GPUs: of a list, of range, of list() and + of these, all of whole numbers.
+    """The GPUs, from a list, range, list() or + of these, all of integers.
 
-    Raises NotReadError for any other expression, SyntaxError for what is none.
+    Raises NotReadError for any other expression, SyntaxError for anything else.
     """
     if len(text) > LONGEST:
         raise NotReadError
@@ -24,7 +24,7 @@ def numbers(text: str) -> list[int]:
         found = _value(ast.parse(text.strip(), mode="eval").body)
     except (RecursionError, MemoryError, OverflowError):
         raise NotReadError from None
-    except ValueError as error:  # a NUL, or digits without end
+    except ValueError as error:  # a NUL, or too many digits
         raise error if isinstance(error, NotReadError) else NotReadError from None
     if not isinstance(found, list):
         raise NotReadError

@@ -1,4 +1,4 @@
-"""What ROLL takes and does otherwise than it looks, and keys that count for nothing.
+"""What ROLL accepts but treats differently than it looks, and keys without effect.
 
 Read at 8eb27cc2 (0.3.0 and the main branch of August 2026); paths are below roll/.
 """
@@ -14,7 +14,7 @@ from pytest_gkd.job.looking import Fault, NotCertainError
 from pytest_gkd.options import near
 
 UNREAD = "counts for nothing"
-# What pure on-policy distillation sets, whatever is given.
+# Values that pure on-policy distillation sets, whatever is given.
 PURE = {
     "adv_estimator": "reinforce",
     "gamma": 0,
@@ -82,7 +82,8 @@ def _steps(look: Look) -> Iterator[Fault]:
 
 def strange(look: Look, strategy: str, known: Collection[str]) -> Iterator[Fault]:
     """The keys of workers' strategy_config that a strategy does not know, each with
-    the names that are near it."""
+    similar names.
+    """
     for worker in look.workers():
         if look.strategy(worker).startswith(strategy):
             start = f"{worker}.strategy_args.strategy_config"
@@ -134,7 +135,9 @@ def _teacher(look: Look) -> Iterator[Fault]:
 
 
 def _nodes(look: Look) -> Iterator[Fault]:
-    """configs/base_config.py, BaseConfig: device_mapping and the machine decide."""
+    """configs/base_config.py, BaseConfig: device_mapping and the machine determine
+    it.
+    """
     found, said = nodes(look), look.whole("num_nodes")
     if _is_users(look, "num_nodes") and found and found != said:
         each = look.whole("num_gpus_per_node")
@@ -170,7 +173,7 @@ def _async(look: Look) -> Iterator[Fault]:
 
 
 def _lengths(look: Look) -> Iterator[Fault]:
-    """What is generated has to have a place in the engine."""
+    """What is generated must fit into the engine."""
     if not look.rollout:
         return
     name = {"vllm": "max_model_len", "sglang": "context_length"}.get(

@@ -1,4 +1,4 @@
-"""A job of ROLL: who trains, who generates, who teaches, and the values that follow.
+"""A ROLL job: its trainer, rollout and teachers, and the values derived from them.
 
 Read at 8eb27cc2 (0.3.0 and the main branch of August 2026); paths are below roll/.
 """
@@ -27,10 +27,10 @@ MEGATRON = ("tensor_model", "pipeline_model", "context")
 
 
 class Look(looking.Look):
-    """The certain values; ``said`` is what the user gave of them.
+    """The certain values; ``said`` are those that the user gave.
 
-    ``root`` is the class of the whole, ``program`` the name of the start script, empty
-    for one's own or a file alone, ``schema`` the release's. ``is_pure`` is whether the
+    ``root`` is the root class, ``program`` the name of the start script, empty for the
+    user's own or a file alone, ``schema`` the release's. ``is_pure`` is whether the
     teacher's KL is the only reward.
     """
 
@@ -50,7 +50,9 @@ class Look(looking.Look):
         self.is_pure = is_pure
 
     def quietly(self, key: str, default: Any = None) -> Any:
-        """The value of a key that decides which others count; it is no part of them."""
+        """The value of a key that decides which others matter; it is not recorded in
+        ``given``.
+        """
         count = len(self.given)
         try:
             return self(key, default)
@@ -70,15 +72,15 @@ class Look(looking.Look):
 
     @property
     def rollout(self) -> str:
-        """The section that generates, empty without one."""
+        """The section that generates, empty if there is none."""
         own = "student_infer" if self.is_pure else "actor_infer"
         return own if self.is_ppo else ""
 
     @property
     def is_rollout(self) -> bool:
-        """Whether it only generates: agentic_rollout_pipeline.py and that of rlvr."""
+        """Whether it only generates: agentic_rollout_pipeline.py and rlvr's."""
         trains = self(f"{self.trainer}.device_mapping") is not None
-        is_alone = not self.program and not trains  # a file that says no program
+        is_alone = not self.program and not trains  # a file alone
         return self.is_ppo and (self.program.endswith("rollout_pipeline") or is_alone)
 
     def workers(self) -> list[str]:
@@ -92,9 +94,9 @@ class Look(looking.Look):
         return [*found, *(name for name in names if self.said.is_section(name))]
 
     def teachers_below(self) -> list[str]:
-        """The sections of several teachers; of one there are none.
+        """The sections of several teachers; empty for a single one.
 
-        dacite takes a mapping of sections alone for teachers by their names.
+        dacite reads a mapping as teachers by name only if it has nothing but sections.
         """
         names = [f"teacher.{name}" for name in self.said.below("teacher")]
         several = names and all(self.said.is_section(name) for name in names)
@@ -120,9 +122,9 @@ class Look(looking.Look):
         return self.quietly(f"{self.trainer}.model_args.lora_target") is not None
 
     def gpus(self, worker: str) -> list[int]:
-        """The GPUs of a worker, empty without a mapping.
+        """The GPUs of a worker, empty without a device_mapping.
 
-        Raises NotCertainError for what is not read, or told by rules.
+        Raises NotCertainError for what is not supported, or reported by rules.
         """
         key = f"{worker}.device_mapping"
         text = self(key)
@@ -136,7 +138,7 @@ class Look(looking.Look):
         raise NotCertainError(frozenset({key}))
 
     def strategy(self, worker: str) -> str:
-        """The name of a worker's strategy, empty without one."""
+        """The name of a worker's strategy, empty if there is none."""
         return str(self.quietly(f"{worker}.strategy_args.strategy_name", ""))
 
     def part(self, worker: str, name: str, default: Any = None) -> Any:
@@ -145,14 +147,14 @@ class Look(looking.Look):
         return default if found is None else found
 
     def whole_part(self, worker: str, name: str, default: int = 1) -> int:
-        """The same, of a number of parts."""
+        """The same, for a number of parts."""
         found = self.part(worker, name, default)
         if type(found) is not int or found < 1:
             raise NotCertainError(frozenset({name}))
         return found
 
     def split(self, worker: str) -> int:
-        """How many GPUs have one replica of a trained model, or of a teacher."""
+        """How many GPUs one replica of a trained model, or of a teacher, takes."""
         if self.strategy(worker).startswith("megatron"):
             sizes = (f"{kind}_parallel_size" for kind in MEGATRON)
             return math.prod(self.whole_part(worker, size) for size in sizes)
@@ -161,7 +163,7 @@ class Look(looking.Look):
         return 1
 
     def replicas(self, worker: str) -> int:
-        """Its data-parallel ranks. Raises NotCertainError where they are none."""
+        """Its data-parallel ranks. Raises NotCertainError if there are none."""
         count, split = len(self.gpus(worker)), self.split(worker)
         if not count or count % split:
             raise NotCertainError(frozenset({f"{worker}.device_mapping"}))
@@ -177,21 +179,21 @@ class Look(looking.Look):
         return 1
 
     def longest(self) -> int:
-        """The tokens of a sequence (configs/base_config.py, BaseConfig)."""
+        """The length of a sequence in tokens (configs/base_config.py, BaseConfig)."""
         if self("sequence_length") is not None:
             return self.whole("sequence_length")
         return self.whole("response_length") + self.whole("prompt_length")
 
     def path(self, worker: str) -> Any:
-        """The model of a worker, by the key of which it comes.
+        """The model of a worker, from the key that determines it.
 
-        configs/base_config.py, PPOConfig: of three sections without a model all three
-        get another one, a teacher's, too.
+        configs/base_config.py, PPOConfig: if three sections have no model, all three
+        get another one, including a teacher's.
         """
         return self(self.path_key(worker))
 
     def path_key(self, worker: str) -> str:
-        """The same, the key alone."""
+        """The key alone."""
         if self.root == "SFTConfig":
             return "pretrain"
         own = f"{worker}.model_args.model_name_or_path"
@@ -209,14 +211,14 @@ class Look(looking.Look):
 
 
 def backward(look: Look) -> int:
-    """Samples of an update on one rank (pipeline/base_worker.py, train_step)."""
+    """Samples per update on one rank (pipeline/base_worker.py, train_step)."""
     start = f"{look.trainer}.training_args"
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     return math.prod(look.size(f"{start}.{name}") for name in names)
 
 
 def samples(look: Look) -> int | None:
-    """Of one prompt, or of one environment."""
+    """Samples of one prompt, or of one environment."""
     keys = {
         "RLVRConfig": "num_return_sequences_in_group",
         "AgenticConfig": "train_env_manager.group_size",
@@ -225,7 +227,7 @@ def samples(look: Look) -> int | None:
 
 
 def all_gpus(look: Look) -> int:
-    """The GPUs up to the highest number; ROLL takes whole nodes from the first on."""
+    """The GPUs up to the highest index; ROLL takes whole nodes from the first on."""
     return max((n for w in look.workers() for n in look.gpus(w)), default=-1) + 1
 
 

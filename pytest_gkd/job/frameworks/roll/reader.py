@@ -35,13 +35,13 @@ PROGRAM = re.compile(
     r"|(?P<common>(?:.*/)?\w*(?:start|pipeline|roll|train|main)\w*\.py)"
 )
 OPTIONS = {f"--{name}": Option(name) for name in ("config_path", "config_name")}
-# Keys that are no other framework's.
+# Keys that no other framework has.
 OWN = re.compile(
     r"(?:actor_(?:train|infer)|student(?:_train|_infer)?|teacher(?:\.\w+)?|sft_train)"
     r"\.(?:strategy_args\.strategy_(?:name|config).*|device_mapping)"
 )
 ON_POLICY = "start_onpolicy_distill_pipeline"
-# Read of what Hydra composed, and of no dataclass.
+# Read from what Hydra composed, not by a dataclass.
 BESIDE = ("hydra", "pipeline_cls")
 REFERENCE = re.compile(r"\$\{[\s.]*(\w+)")
 MEGATRON = ("max_grad_norm", "lr_scheduler_kwargs")
@@ -53,7 +53,7 @@ INSTEAD = {
         "norm_mean_type and norm_std_type took its place",
     ),
 }
-# Hydra's, which bring what only a run knows.
+# Hydra's resolvers whose values only a run knows.
 RESOLVERS = ("now", "python_version")
 ENVIRONMENTS = {"custom_envs", "train_env_manager", "val_env_manager"}
 
@@ -65,7 +65,7 @@ def is_own(keys: AbstractSet[str]) -> bool:
 
 
 def read(launch: Launch, release: Release) -> Reading:
-    """The values of a start of ROLL, and what it would refuse or do otherwise."""
+    """The values of a start of ROLL, and what it would refuse or do differently."""
     whose = f"ROLL {release}"
     options, said, findings = _words(launch)
     for one in options.values():
@@ -92,7 +92,7 @@ def read(launch: Launch, release: Release) -> Reading:
     config.merge(given.settings.values())
     config.environment, config.resolvers = given.environment, RESOLVERS
     passed = {*BESIDE, *_referred(given), *composed.others()}
-    # Its start of on-policy distillation leaves types unchecked.
+    # Its start script for on-policy distillation does not check types.
     is_unchecked = is_pure and (launch.document or launch.name == ON_POLICY)
     fits = _anything if is_unchecked else _fits
     unread = release.schema["unread"]
@@ -135,7 +135,7 @@ def read(launch: Launch, release: Release) -> Reading:
 def _words(
     launch: Launch,
 ) -> tuple[dict[str, Override], list[Override], list[Finding]]:
-    """The two options, keys that gkd itself adds, and what argparse refuses."""
+    """The two options, keys added by gkd itself, and what argparse refuses."""
     is_ours = [word.file == ADDED or bool(launch.document) for word in launch.arguments]
     pairs = list(zip(launch.arguments, is_ours, strict=True))
     found = arguments.parsed(
@@ -155,7 +155,7 @@ def _words(
 
 
 def _apply(given: Config, said: Iterable[Override]) -> None:
-    """Keys that gkd itself adds; a mapping is joined with what is there."""
+    """Apply keys added by gkd itself; a mapping is merged with what is there."""
     for one in said:
         if one.sign == "~":
             given.remove(one.key)
@@ -169,9 +169,10 @@ def _apply(given: Config, said: Iterable[Override]) -> None:
 def _root(
     launch: Launch, given: Config, classes: Classes, release: Release
 ) -> tuple[str, bool, bool]:
-    """The class of the whole, whether it is certain, and whether it is pure OPD.
+    """The root class, whether it is certain, and whether it is pure OPD.
 
-    That of a recorded program, else the least one that knows most of the sections.
+    The class is a recorded program's, else the smallest that knows most of the
+    sections.
     """
     programs = release.schema["programs"]
     own = (one for one in given.settings.values() if one.word.file != ADDED)
@@ -207,7 +208,7 @@ def _plain(given: Config, key: str) -> Any:
 
 
 def _referred(given: Config) -> set[str]:
-    """The keys of the top that others refer to."""
+    """The top-level keys that others refer to."""
     texts = (repr(one.value) for one in given.settings.values())
     return {name for text in texts for name in REFERENCE.findall(text)}
 
@@ -218,7 +219,7 @@ def _referred(given: Config) -> set[str]:
 def _find(
     launch: Launch, options: dict[str, Override], findings: list[Finding]
 ) -> Path | None:
-    """Where the configuration lies: beside the program, in --config_path."""
+    """Where the configuration is: beside the program, in --config_path."""
     if launch.document is not None:
         return launch.document
     said = {name: str(one.value) for name, one in options.items()}
@@ -254,7 +255,7 @@ def _anything(_: ast.expr, value: Any) -> bool:
 
 
 def _fits(node: ast.expr, value: Any) -> bool:
-    """As dacite 1.9 has it (types.py, is_instance): nothing is converted."""
+    """As in dacite 1.9 (types.py, is_instance): nothing is converted."""
     return any(_is(one, value) for one in pydantic_types.members(node))
 
 
@@ -301,7 +302,7 @@ def _megatron(release: Release, look: Look) -> Iterator[looking.Fault]:
 
 
 def _unread_devices(config: Config, look: Look) -> Iterator[Finding]:
-    """What eval would make of a mapping, and nothing here does."""
+    """A note for each device_mapping that only eval could read."""
     for worker in look.workers():
         setting = config.settings.get(f"{worker}.device_mapping")
         try:

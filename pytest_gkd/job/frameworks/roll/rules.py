@@ -1,4 +1,4 @@
-"""What ROLL refuses of a configuration, each with the source that it is from.
+"""What ROLL refuses in a configuration, each with the source that it is from.
 
 Read at 8eb27cc2 (0.3.0 and the main branch of August 2026); paths are below roll/.
 """
@@ -15,7 +15,7 @@ from pytest_gkd.options import near
 
 STRATEGIES = (*ENGINES, *TRAIN, "hf_infer", "megatron_infer", "fsdp2_infer")
 PACKINGS = ("none", "load_balance")
-# Names that one engine has for what the other calls otherwise.
+# Settings that the two engines name differently.
 TWINS = {
     "gpu_memory_utilization": "mem_fraction_static",
     "max_model_len": "context_length",
@@ -25,7 +25,7 @@ TWINS = {
 
 
 def _each(look: Look, rule: Callable[[Look, str], Iterator[Fault]]) -> Iterator[Fault]:
-    """A rule on every worker; one that is not certain says nothing of that one."""
+    """A rule for every worker; skips those for which it is not certain."""
     for worker in look.workers():
         try:
             yield from list(rule(look, worker))
@@ -177,7 +177,7 @@ def _engines(look: Look) -> Iterator[Fault]:
 
 
 def twins(look: Look) -> Iterator[Fault]:
-    """Names of the other engine, which get to the engine as they are."""
+    """Names of the other engine, which are passed to the engine unchanged."""
     for worker in look.workers():
         name = look.strategy(worker)
         start = f"{worker}.strategy_args.strategy_config"

@@ -1,4 +1,4 @@
-"""The values of a job of ROLL, by the names of gkd check."""
+"""The values of a ROLL job, by the names of gkd check."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _fsdp(name: str, default: Any) -> Callable[[Look], Any]:
 
 
 def _engine(vllm: str, sglang: str = "", default: Any = None) -> Callable[[Look], Any]:
-    """A value of the engine's configuration; the default is vLLM's by ROLL."""
+    """A value of the engine's configuration; the default is ROLL's for vLLM."""
 
     def found(look: Look) -> Any:
         engine = _rollout_engine(look)
@@ -56,7 +56,7 @@ def _rollout_engine(look: Look) -> str | None:
 
 
 def _engine_name(look: Look) -> Any:
-    """The same, as the value that it is."""
+    """The same, as a value of the job."""
     return _of_rollout("strategy_args.strategy_name")(look)
 
 
@@ -83,7 +83,7 @@ def _teacher(look: Look) -> Any:
 
 
 def _only(values: Iterator[Any]) -> Any:
-    """What is the same of all teachers."""
+    """The value that all teachers share."""
     found = list(values)
     return found[0] if found and all(one == found[0] for one in found) else None
 
@@ -109,7 +109,7 @@ def _prompt_column(look: Look) -> Any:
 
 
 def _response(look: Look) -> Any:
-    """RLVR writes it over; an agent's is that of one turn."""
+    """RLVR overwrites it; an agent's is that of one turn."""
     if look.root == "RLVRConfig":
         return look.longest() - look.whole("prompt_length")
     for owner in (look.rollout, "train_env_manager"):
