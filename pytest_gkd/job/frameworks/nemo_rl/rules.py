@@ -21,7 +21,7 @@ GENERATION = "policy.generation"
 VLLM = f"{GENERATION}.vllm_cfg"
 OPD = "on_policy_distillation"
 PRECISIONS = ("float32", "bfloat16", "float16")
-# By what a teacher with nodes of its own is split.
+# The sizes by which a teacher with its own nodes is split.
 SPLIT_BY = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -31,8 +31,8 @@ SKIP_TP_CHECK = "NRL_IGNORE_TP_ACCURACY_CHECK"
 SKIP_TOKENIZER_CHECK = "NRL_SKIP_DISTILLATION_TOKENIZER_CHECK"
 
 
-# Cut to four tokens of a message and not trained on (data/processors.py); None is
-# math_hf_data_processor.
+# These cut a message to four tokens and do not train on it (data/processors.py); None
+# is math_hf_data_processor.
 MASKING = frozenset(
     {None, "default", "math_data_processor", "math_hf_data_processor"}
     | {"vlm_hf_data_processor", "sft_processor"}
@@ -43,7 +43,7 @@ class Look(looking.Look):
     """The certain values of a configuration of NeMo-RL."""
 
     def backend(self, section: str) -> str:
-        """Which of the two trainers a section's model is trained by."""
+        """Which of the two backends trains a section's model."""
         is_megatron = self.is_on(f"{section}.megatron_cfg.enabled")
         return "megatron" if is_megatron else "dtensor"
 
@@ -65,7 +65,7 @@ class Look(looking.Look):
 
 
 class Gpus(NamedTuple):
-    """Numbers of GPUs by their role, None for a role that the job does not have."""
+    """Numbers of GPUs by role, None for a role that the job does not have."""
 
     trainer: int | None
     rollout: int | None
@@ -104,7 +104,7 @@ def gpus(look: Look) -> Gpus:
 
 
 def _teachers_apart(look: Look) -> list[tuple[str, int, int, int]]:
-    """Teachers with nodes of their own: name, nodes, GPUs per node, their split.
+    """Teachers with their own nodes: name, nodes, GPUs per node, their split.
 
     models/policy/teacher_worker_group.py, create_teacher_configs_from_opd_config.
     """
@@ -181,7 +181,7 @@ def teacher_tensor_parallel(look: Look) -> int | None:
 
 
 def load_format(look: Look) -> str | None:
-    """models/generation/__init__.py, configure_generation_config: set in any case."""
+    """models/generation/__init__.py, configure_generation_config: always set."""
     if look(f"{GENERATION}.backend") not in ("vllm", "dynamo"):
         return None
     method = look(f"{GENERATION}.vllm_kwargs.speculative_config.method", "mtp")
@@ -192,7 +192,7 @@ def load_format(look: Look) -> str | None:
 
 
 def train_files(look: Look) -> list[Any] | None:
-    """The data sets of a job that trains on several."""
+    """The datasets of a job that trains on several."""
     several = look("data.train")
     if not isinstance(several, list):
         return None
@@ -201,7 +201,7 @@ def train_files(look: Look) -> list[Any] | None:
 
 
 def truncation(look: Look) -> str | None:
-    """What becomes of a prompt that is too long, where all data is treated alike."""
+    """What happens to a prompt that is too long, if all data is treated alike."""
     found = look("data.train")
     several = found if isinstance(found, list) else [found]
     own = look("data.default.processor")
@@ -215,7 +215,7 @@ def truncation(look: Look) -> str | None:
 def judged(config: Config, algorithm: str, *, is_script: bool) -> Iterator[Finding]:
     """What NeMo-RL refuses in a configuration whose values it has read.
 
-    Only a script (``is_script``) says what the environment is.
+    Only a script (``is_script``) determines the environment.
     """
     if not config.has("policy"):
         return
@@ -235,7 +235,7 @@ def _models(look: Look) -> list[str]:
 
 
 def _sizes(look: Look, _: str) -> Iterator[Fault]:
-    """What others are divided by, in these rules' sources."""
+    """Sizes that these rules' sources divide by."""
     keys = [f"cluster.{name}" for name in ("num_nodes", "gpus_per_node")]
     keys.append("policy.train_global_batch_size")
     keys += [_parallel_key(look, one) for one in _models(look)]
@@ -282,13 +282,13 @@ def _parallel_key(look: Look, one: str) -> str:
 
 
 def _batches(look: Look, algorithm: str) -> Iterator[Fault]:
-    """distributed/batched_data_dict.py, shard_by_batch_size, and who calls it."""
+    """distributed/batched_data_dict.py, shard_by_batch_size, and its callers."""
     key = "policy.train_global_batch_size"
     batch = look.size(key)
     tensor, pipeline, context = look.parallel("policy")
     ranks = (gpus(look).trainer or 0) // (tensor * pipeline * context)
     if (gpus(look).trainer or 0) % (tensor * pipeline * context):
-        return  # told already
+        return  # already reported
     # dpo.py and rm.py train on pairs: gbs is twice the batch.
     each = 2 if algorithm in ("dpo", "rm") else 1
     if ranks and batch * each % ranks:
@@ -312,7 +312,7 @@ def _batches(look: Look, algorithm: str) -> Iterator[Fault]:
 
 
 def _micro_batch(look: Look, _: str) -> Iterator[Fault]:
-    """models/policy/lm_policy.py: results differ by the batch's size from TP 4 on."""
+    """models/policy/lm_policy.py: from TP 4 on results depend on the batch size."""
     if look.is_set(SKIP_TP_CHECK) or look.is_on("loss_fn.force_on_policy_ratio"):
         return
     for one in _models(look):
@@ -409,7 +409,7 @@ def _precision(look: Look, _: str) -> Iterator[Fault]:
 
 
 def _resources(look: Look, _: str) -> Iterator[Fault]:
-    """algorithms/grpo.py and distillation.py, setup: who gets which nodes."""
+    """algorithms/grpo.py and distillation.py, setup: which role gets which nodes."""
     if not look.config.has(GENERATION) or look.is_on(f"{GENERATION}.colocated.enabled"):
         return
     nodes, each = look.whole("cluster.num_nodes"), look.whole("cluster.gpus_per_node")
@@ -579,7 +579,7 @@ def _validation(look: Look, algorithm: str) -> Iterator[Fault]:
         )
 
 
-# Data sets that have a validation part only by split_validation_size (data/datasets/).
+# Datasets that have a validation part only with split_validation_size (data/datasets/).
 SPLIT = ("DeepScaler", "DAPOMath17K", "ResponseDataset")
 
 
@@ -647,7 +647,7 @@ def _padding(look: Look, _: str) -> Iterator[Fault]:
 
 
 def _vocabulary(look: Look, algorithm: str) -> Iterator[Fault]:
-    """algorithms/distillation.py, check_vocab_equality; for models that lie here."""
+    """algorithms/distillation.py, check_vocab_equality; for models on this machine."""
     if algorithm != "distillation" or look.is_set(SKIP_TOKENIZER_CHECK):
         return
     models = [look(f"{one}.model_name") for one in ("policy", "teacher")]
