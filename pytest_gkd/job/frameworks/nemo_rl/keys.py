@@ -1,4 +1,4 @@
-"""NeMo-RL's configuration held against its classes, as recorded of a release."""
+"""Checks NeMo-RL's configuration against its classes, as recorded for a release."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pytest_gkd.job.shell_values import NOBODY, Text, Word
 from pytest_gkd.options import near
 
 MOST_TOLD = 40
-# Sections that go on as they are: to a data set, an environment, another library, or on
-# top of those of the policy (models/generation/megatron/config.py).
+# Sections passed on unchanged: to a dataset, an environment, another library, or merged
+# over the policy's (models/generation/megatron/config.py).
 FREE = re.compile(
     r"env\..*|data\.(?:train|validation|default)\..*|.*\b\w*kwargs\..*"
     r"|.*\.(?:mcore_generation_config|default_teacher_cfg|teacher_overrides)\..*"
@@ -30,7 +30,9 @@ FREE = re.compile(
 def judged(
     config: Config, algorithm: str, schema: Mapping[str, Any], release: Release
 ) -> Iterator[Finding]:
-    """Keys that nothing reads, values of a wrong type, and what is not given yet."""
+    """Keys that nothing reads, values of a wrong type, and what is still to be
+    given.
+    """
     name = _master(config, algorithm, schema)
     if name:
         yield from _Judge(config, schema, release).section(name, "", is_held=True)
@@ -42,7 +44,7 @@ def judged(
 
 
 def default(key: str, algorithm: str, schema: Mapping[str, Any]) -> Given | None:
-    """What the release's class has for a key that the configuration does not have."""
+    """The class's default for a key that the configuration does not have."""
     name = _masters(schema).get(algorithm, "")
     *above, last = key.split(".")
     for part in above:
@@ -63,7 +65,7 @@ def _master(config: Config, algorithm: str, schema: Mapping[str, Any]) -> str:
 
 
 def _fields(schema: Mapping[str, Any], name: str) -> dict[str, str]:
-    """The fields of a class, with those of its bases."""
+    """The fields of a class, including those of its bases."""
     found = schema.get("classes", {}).get(name)
     if found is None:
         return {}
@@ -75,7 +77,7 @@ def _fields(schema: Mapping[str, Any], name: str) -> dict[str, str]:
 
 
 def _classes(schema: Mapping[str, Any], text: str) -> list[str]:
-    """The recorded classes that an annotation takes."""
+    """The recorded classes that an annotation accepts."""
     if not text:
         return []
     return [part for part in _members(text) if part in schema["classes"]]
@@ -83,7 +85,7 @@ def _classes(schema: Mapping[str, Any], text: str) -> list[str]:
 
 @cache
 def _members(text: str) -> tuple[str, ...]:
-    """What an annotation takes, by name."""
+    """The types that an annotation accepts, by name."""
     parts = map(ast.unparse, pydantic_types.members(pydantic_types.read(text)[0]))
     return tuple(part.replace("__at__", "@") for part in parts)
 
@@ -93,13 +95,13 @@ def _shipped(release: Release) -> Config:
     """The keys of all configurations that a release ships."""
     trees = release.schema["configs"].values()
     keys = {key for tree in trees for key, _ in flat(tree)}
-    # The teacher is configured as the policy is.
+    # The teacher is configured like the policy.
     alike = {f"teacher{k[6:]}" for k in keys if k.startswith("policy.")}
     return Config(_settings(keys | alike))
 
 
 class _Judge:
-    """One walk through a configuration."""
+    """One pass over a configuration."""
 
     def __init__(
         self, config: Config, schema: Mapping[str, Any], release: Release
@@ -109,7 +111,7 @@ class _Judge:
         self.told = self._looked = 0
 
     def section(self, name: str, key: str, *, is_held: bool) -> Iterator[Finding]:
-        """A section that is of a class; ``is_held`` is whether pydantic checks it."""
+        """Check a section of a class; ``is_held`` is whether pydantic checks it."""
         fields = _fields(self.schema, name)
         is_held = is_held and self.schema["validates"]
         more = self._derived(name)
@@ -131,7 +133,7 @@ class _Judge:
                 yield self._finding(MISSING, "error", f"{line} ({text})", whole)
 
     def _derived(self, name: str) -> dict[str, str]:
-        """The fields of the classes that are made of this one: what an engine adds."""
+        """The fields of the classes derived from this one: what an engine adds."""
         found: dict[str, str] = {}
         for other, known in self.schema["classes"].items():
             if name in known["bases"]:
@@ -152,7 +154,7 @@ class _Judge:
         try:
             given = self.config.value(key)
         except UnresolvedError:
-            return  # told already
+            return  # already reported
         if given is None or given.needs or given.value == STILL_TO_BE_GIVEN:
             return
         if is_held and not pydantic_types.fits(node, given.value):
@@ -161,10 +163,10 @@ class _Judge:
             yield self._finding(UNKNOWN, "error", line, key)
 
     def _meant(self, classes: list[str], key: str) -> tuple[str, bool]:
-        """Which class of a union a section is, and whether pydantic checks its fields.
+        """Which class of a union a section has, and whether pydantic checks its fields.
 
-        A section that is off has a class of its own, which takes all that would count
-        if it were on.
+        A disabled section has its own class, which accepts everything that would matter
+        if it were enabled.
         """
         try:
             given = self.config.value(f"{key}.enabled")
@@ -181,7 +183,7 @@ class _Judge:
         is_read = self.shipped.has(key) or name in self.schema["reads"]
         if not is_closed and (is_read or FREE.fullmatch(key)):
             return
-        # A section of one's own at the top may be there to be referred to.
+        # A user's own top-level section may exist to be referred to.
         self._looked += not above
         if not above and (self._looked > MOST_NEAR or near(name, known) == "."):
             return

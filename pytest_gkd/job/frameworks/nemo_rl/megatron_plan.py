@@ -2,7 +2,7 @@
 
 Rules are those of 0.6.0, 0.7.0 and the main branch at 7ea279ab (NVIDIA-NeMo/RL), files
 are named below nemo_rl/: models/policy/workers/megatron_policy_worker.py and
-models/megatron/setup.py where nothing else is said.
+models/megatron/setup.py unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from pytest_gkd.job.megatron_memory import Megatron
 from pytest_gkd.job.models import WIDTHS, Model
 
 Values = Mapping[str, Any]
-# What NeMo-RL calls by another name than Megatron's arguments.
+# Settings whose name in NeMo-RL is not that of Megatron's argument.
 RENAMED = {
     "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
     "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
     "use_megatron_fsdp": "use_custom_fsdp",
 }
 SECTIONS = ("optimizer.", "distributed_data_parallel_config.", "")
-# What may be said that changes the memory in a way that is not known, with the values
-# that do not.
+# Settings whose effect on the memory is unknown, with the values that have none.
 UNKNOWN: dict[str, tuple[str, tuple[Any, ...]]] = {
     "use_fused_linear_logprobs": ("the memory of fused log-probabilities", (False,)),
     "cuda_graph_impl": ("the memory of CUDA graphs in training", ("none",)),
@@ -43,9 +42,9 @@ UNKNOWN: dict[str, tuple[str, tuple[Any, ...]]] = {
 
 
 def side(look: Look, section: str) -> dict[str, Any]:
-    """What the plan needs of a model of ``section``.
+    """What the plan needs about the model of ``section``.
 
-    Raises CheckError where something changes the memory in an unknown way.
+    Raises CheckError if something has an unknown effect on the memory.
     """
     start = f"{section}.megatron_cfg"
     for key, (text, harmless) in UNKNOWN.items():
@@ -63,7 +62,7 @@ def side(look: Look, section: str) -> dict[str, Any]:
             f"{start}.distributed_data_parallel_config.grad_reduce_in_fp32"
         ),
         "recompute_granularity": None,
-        # Megatron Bridge pads no vocabulary.
+        # Megatron Bridge does not pad the vocabulary.
         "make_vocab_size_divisible_by": 1,
         "fp8": None,
     }
@@ -91,12 +90,12 @@ def side(look: Look, section: str) -> dict[str, Any]:
 
 
 def trained_loss(values: Values, own: Values, rows: int, tokens: int) -> int:
-    """Bytes of the loss for each token and entry of the vocabulary in an update.
+    """Bytes of the loss per token and vocabulary entry in an update.
 
-    Measured of prepare_loss_input and the wrappers (algorithms/loss/), whose logits the
+    Measured on prepare_loss_input and the wrappers (algorithms/loss/), whose logits the
     schedule keeps until the backward pass; ``rows`` are those of a packed one. They are
-    in 16 bits where float32 is deferred; log-probabilities go through them in chunks
-    since 0.7.0, by policy.logprob_chunk_size.
+    in 16 bits if float32 is deferred; log-probabilities process them in chunks since
+    0.7.0, by policy.logprob_chunk_size.
     """
     chunk: int = own["chunk"] or tokens
     share: float = min(1, chunk * own["context"] / tokens)
@@ -118,7 +117,9 @@ def trained_loss(values: Values, own: Values, rows: int, tokens: int) -> int:
 
 
 def asked_loss(own: Values, tokens: int, *, topk: bool) -> int:
-    """The same of a forward pass alone, for log-probabilities or the largest logits."""
+    """The same for a forward pass alone, for log-probabilities or the largest
+    logits.
+    """
     chunk: float = min(1, (own["chunk"] or tokens) * own["context"] / tokens)
     if not own["defers"]:
         return 6 if topk or own["chunk"] else 12
@@ -144,15 +145,15 @@ def _made(
 def trainer(
     values: Values, own: Values, model: Model, tokens: int, asked: int
 ) -> tuple[Megatron, Parts, Parts]:
-    """The policy, what it takes to score rows, and what it holds when weights are sent.
+    """The policy, what scoring rows takes, and what it holds when weights are sent.
 
     ``tokens`` and ``asked`` are those of a micro-batch in training and in scoring.
 
-    Gradients and states leave before weights are sent, weights after that, where it
-    shares its GPUs (offload_before_refit, offload_after_refit); where it does not, for
-    log-probabilities alone the gradients do (prepare_for_lp_inference), and for a
-    teacher, since 0.7.0, all but the weights. Master copies that are none of the
-    optimizer's states stay (move_optimizer).
+    If it shares its GPUs, gradients and states are offloaded before weights are sent,
+    weights after that (offload_before_refit, offload_after_refit); if not, only
+    gradients are for log-probabilities (prepare_for_lp_inference), and for a teacher,
+    since 0.7.0, all but the weights. Master copies that are not optimizer states stay
+    (move_optimizer).
     """
     values = {**values, "train_tensor_parallel_size": own["tensor"]}
     context, length = own["context"], values["length"]

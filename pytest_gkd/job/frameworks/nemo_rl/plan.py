@@ -1,12 +1,13 @@
-"""What a job of NeMo-RL is made of, for its memory plan.
+"""The parts of a NeMo-RL job, for its memory plan.
 
 Rules are those of 0.6.0, 0.7.0 and the main branch at 7ea279ab (NVIDIA-NeMo/RL), files
-are named below nemo_rl/. Policy, teacher and engine are processes of their own. Where
-they share GPUs, only one of them is there at a time: the engine sleeps (level 1) while
-the policy works, the policy's states leave before weights are sent, its weights after
-that (algorithms/grpo.py, refit_policy_generation), and the teacher waits in host memory
-but for its forward pass (algorithms/distillation.py). A reference model takes the place
-of the policy's weights (workers' use_reference_model), and needs no memory of its own.
+are named below nemo_rl/. Policy, teacher and engine are separate processes. If they
+share GPUs, only one of them is on these at a time: the engine sleeps (level 1) while
+the policy works, the policy's states are offloaded before weights are sent, its weights
+after that (algorithms/grpo.py, refit_policy_generation), and the teacher waits in host
+memory except for its forward pass (algorithms/distillation.py). A reference model
+replaces the policy's weights (workers' use_reference_model), and needs no GPU memory of
+its own.
 """
 
 from __future__ import annotations
@@ -32,17 +33,16 @@ from pytest_gkd.job.training_memory import Trainer, resident
 
 Values = Mapping[str, Any]
 ALGORITHMS = ("distillation", "grpo", "sft", "dpo")
-# Weights are sent in buffers that are a share of what is free (_refit_buffer_size_gb),
-# or, to engines elsewhere, in two of a share of the GPU (utils/packed_tensor.py), each
-# of which is put together from tensors that are there until then.
+# Weights are sent in buffers of a share of the free memory (_refit_buffer_size_gb) or,
+# to engines elsewhere, in two of a share of the GPU (utils/packed_tensor.py), each
+# concatenated from tensors that exist until then.
 REFIT, PACKED, MOST_PACKED, COPIES = 0.3, 0.02, 5 * GIB, 4
-# Bytes of a token's logits for each entry of the vocabulary where nothing is trained,
-# measured of the post-processors (models/automodel/train.py): 16 bits that FSDP2's
+# Bytes of logits per token and vocabulary entry in a forward pass without training,
+# measured on the post-processors (models/automodel/train.py): 16 bits that FSDP2's
 # output_dtype makes float32; these with their log-softmax, of all or of a chunk, and
 # with a copy of several rows, or of what tensor parallelism divides.
 TOPK, LOGPROBS, COPIED = 6, 8, 12
-# What a model may have that changes its memory in a way that is not known, with the
-# values that do not.
+# Model settings whose effect on the memory is unknown, with the values that have none.
 UNKNOWN: dict[str, tuple[str, tuple[Any, ...]]] = {
     "reward_model_cfg.enabled": ("a reward model's memory", (False,)),
     "draft.enabled": ("the memory of a draft model that is trained", (False,)),
@@ -58,13 +58,13 @@ UNKNOWN_DTENSOR: dict[str, tuple[str, tuple[Any, ...]]] = {
         ("sdpa", "flash_attention_2", "flash_attention_3"),
     ),
 }
-# Overrides of config.json that change no size.
+# Overrides of config.json that do not change a size.
 HARMLESS_OVERRIDES = ("rope", "max_position", "router_aux", "sliding_window")
 OPTIMIZERS = {"torch.optim.AdamW": "adamw", "torch.optim.Adam": "adamw"}
 
 
 def recipe(look: Look, algorithm: str) -> Recipe:
-    """How its plan is made, and NeMo-RL's keys."""
+    """How its plan is made, with NeMo-RL's keys."""
     try:
         facts = _facts(look, algorithm)
     except NotCertainError as error:
@@ -90,12 +90,12 @@ def recipe(look: Look, algorithm: str) -> Recipe:
 
 
 def without(reason: str) -> Recipe:
-    """That of a job whose plan cannot be made; no teacher is read for it."""
+    """The recipe of a job that cannot be planned; no teacher is read for it."""
     return Recipe(_job, {}, {"doubt": reason, "teacher_gpus": None})
 
 
 def _facts(look: Look, algorithm: str) -> dict[str, Any]:
-    """What the plan needs beside the values of ``gkd check``."""
+    """What the plan needs besides the values of ``gkd check``."""
     if algorithm not in ALGORITHMS:
         kind = algorithm or "a job without an algorithm"
         raise CheckError(f"the memory of NeMo-RL's {kind} is not known yet")
@@ -119,7 +119,7 @@ def _facts(look: Look, algorithm: str) -> dict[str, Any]:
         "backend": look.backend("policy"),
         "shares": has_engine and look.is_on(f"{GENERATION}.colocated.enabled"),
         "engine": _engine_facts(look) if has_engine else None,
-        # An answer counts in the whole length.
+        # The answer is included in the whole length.
         "max_prompt_length": None,
         "max_response_length": length,
         "length": length,
@@ -136,13 +136,13 @@ def _facts(look: Look, algorithm: str) -> dict[str, Any]:
 
 
 def _way(look: Look, section: str) -> str:
-    """How a model's rows are put into micro-batches, "" for so many of them."""
+    """How a model's rows are put into micro-batches, "" for a fixed number of rows."""
     ways = ("dynamic_batching", "sequence_packing")
     return next((way for way in ways if look.is_on(f"{section}.{way}.enabled")), "")
 
 
 def _known(look: Look, start: str, table: Mapping[str, tuple[str, Any]]) -> None:
-    """Raises CheckError for what changes the memory in a way that is not known."""
+    """Raises CheckError for settings whose effect on the memory is unknown."""
     for key, (text, harmless) in table.items():
         value = look(f"{start}.{key}")
         if value is not None and value not in harmless:
@@ -150,8 +150,9 @@ def _known(look: Look, start: str, table: Mapping[str, tuple[str, Any]]) -> None
 
 
 def _side(look: Look, section: str) -> dict[str, Any]:
-    """A model of the trainer's workers: how it is divided, and in what portions it is
-    worked on (models/policy/lm_policy.py)."""
+    """A model of the trainer's workers: how it is sharded, and in what portions rows
+    are processed (models/policy/lm_policy.py).
+    """
     _known(look, section, UNKNOWN)
     overrides = look.mapping(f"{section}.hf_config_overrides")
     for key in overrides:
@@ -196,8 +197,10 @@ def _side(look: Look, section: str) -> dict[str, Any]:
 
 
 def _optimizer(look: Look) -> dict[str, Any]:
-    """Its kind, how it goes through the weights (torch chooses one by one for DTensors,
-    optim/optimizer.py, _default_to_fused_or_foreach), and LoRA's matrices."""
+    """The optimizer's kind, how it goes through the weights (torch chooses one by one
+    for DTensors, optim/optimizer.py, _default_to_fused_or_foreach), and LoRA's
+    matrices.
+    """
     name = look("policy.optimizer.name")
     if name not in OPTIMIZERS:
         raise CheckError(f"the state of the optimizer {str(name)[:60]} is not known")
@@ -241,7 +244,7 @@ def _engine_facts(look: Look) -> dict[str, Any]:
 def _job(
     values: Values, student: Model, teacher: Model | None, room: int | None
 ) -> Job:
-    """The parts of a job; lengths count in full."""
+    """The parts of a job, at full lengths."""
     if values.get("doubt"):
         raise CheckError(values["doubt"])
     own = {**values["policy"]}
@@ -283,8 +286,9 @@ def _bucket(
     room: int | None,
     others: int,
 ) -> int:
-    """Bytes of the buffers that weights are sent in; without a known GPU, of one with
-    the largest tensor."""
+    """Bytes of the buffers that weights are sent in; if the GPU is unknown, of one with
+    the largest tensor.
+    """
     least = student.largest * WIDTHS[values["policy"]["precision"]]
     if rollout is None or room is None:
         return least
@@ -296,10 +300,10 @@ def _bucket(
 
 
 def portion(values: Values, own: Values, kind: str, rows: int | None = None) -> int:
-    """The most tokens of a micro-batch; of a row they are at least the longest one's.
+    """The most tokens of a micro-batch: at least those of the longest row.
 
-    distributed/batched_data_dict.py, shard_by_batch_size; packed rows of DTensor are
-    padded to the tokens of training, whatever they are for (models/automodel/data.py).
+    distributed/batched_data_dict.py, shard_by_batch_size; DTensor's packed rows are
+    padded to the tokens of training, whatever their use (models/automodel/data.py).
     """
     length: int = values["length"]
     most: int = own[f"{kind}_tokens"] or 0
@@ -323,8 +327,8 @@ def _trainer(values: Values, own: Values, student: Model, gpus: int) -> Trainer:
 
     The second worker's Automodel (24b47e85, components/distributed/parallelizer.py)
     recomputes layers of transformers' models whole, and wraps nothing on one GPU
-    (fsdp2.py). Since 0.7.0 it fetches two layers ahead in a backward pass, and in each
-    forward pass the next: in a recomputed one that is a layer which is done, and stays
+    (fsdp2.py). Since 0.7.0 it prefetches two layers in a backward pass, and the next
+    one in each forward pass: in a recomputed one that layer is already done, and stays
     until the backward pass ends (torch, _fsdp_param_group.py, finalize_backward). The
     first worker recomputes norms, attention and MLP one by one.
     """
@@ -376,7 +380,9 @@ def _trainer(values: Values, own: Values, student: Model, gpus: int) -> Trainer:
 
 
 def _divides(own: Values, model: Model, gpus: int) -> None:
-    """Raises CheckError where a model is not divided so, or its memory is not known."""
+    """Raises CheckError if a model is not sharded like this, or its memory is not
+    known.
+    """
     tensor, context = own["tensor"], own["context"]
     if gpus % (tensor * context):
         raise CheckError(f"{gpus} GPUs are no multiple of {tensor} * {context}")
@@ -394,9 +400,10 @@ def _divides(own: Values, model: Model, gpus: int) -> None:
 
 
 def _asked(own: Values, tokens: int, rows: int) -> float:
-    """Bytes of a token's logits for each entry of the vocabulary where
-    log-probabilities are asked for; of chunks, the first worker puts the log-softmax of
-    all together (workers/dtensor_policy_worker.py, get_logprobs)."""
+    """Bytes of logits per token and vocabulary entry when log-probabilities are
+    computed; with chunks, the first worker concatenates the log-softmax of all
+    (workers/dtensor_policy_worker.py, get_logprobs).
+    """
     is_divided = own["tensor"] > 1 or own["context"] > 1
     if own["chunk"] and (is_divided or own["worker"] == 2):
         share: float = min(1, own["chunk"] * own["context"] * rows / tokens)
@@ -407,15 +414,16 @@ def _asked(own: Values, tokens: int, rows: int) -> float:
 
 
 def _asked_tokens(values: Values, own: Values) -> int:
-    """Tokens of a micro-batch of which log-probabilities are asked: of a DPO in
-    micro-batches as large as in training (algorithms/dpo.py)."""
+    """Tokens of a micro-batch whose log-probabilities are computed: for DPO in
+    micro-batches as large as in training (algorithms/dpo.py).
+    """
     if values["algorithm"] != "dpo":
         return portion(values, own, "logprob")
     return portion(values, own, "logprob", number(values, "micro_batch_size")[0])
 
 
 def _scores(values: Values, own: Values, trainer: Trainer) -> Parts:
-    """Log-probabilities of the policy, or of the reference in its place."""
+    """Log-probabilities of the policy, or of the reference model in its place."""
     tokens = _asked_tokens(values, own)
     in_it = max(tokens // values["length"], 1)
     if values["states_leave_for_logprobs"]:
@@ -452,8 +460,9 @@ def _teacher(values: Values, own: Values, teacher: Model, gpus: int) -> Beside:
 
 
 def _engine(values: Values, student: Model) -> Engine:
-    """vLLM's, which sleeps where it shares GPUs (models/generation/vllm/
-    vllm_generation.py, finish_generation)."""
+    """vLLM engines, which sleep if they share GPUs (models/generation/vllm/
+    vllm_generation.py, finish_generation).
+    """
     said = values["engine"]
     gpus, prompts, samples = number(
         values, "rollout_gpus", "train_batch_size", "samples_per_prompt"

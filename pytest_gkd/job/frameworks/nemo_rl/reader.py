@@ -30,7 +30,7 @@ PROGRAM = re.compile(
     r"(?:.*/)?examples/(?:[\w.-]+/)*run_(?:vlm_)?"
     r"(?:\w*distillation|grpo|ppo|dpo|sft|rm|eval)(?:_\w+)?\.py"
 )
-# The sections that say which algorithm it is, the more particular ones first.
+# The sections that tell the algorithm, the more specific ones first.
 ALGORITHMS = ("distillation", "ppo", "grpo", "dpo", "sft", "rm", "eval")
 SECTIONS = {
     *("checkpointing", "cluster", "data", "data_plane", "defaults", "env"),
@@ -55,7 +55,7 @@ def is_own(keys: AbstractSet[str]) -> bool:
 
 
 def read(launch: Launch, release: Release) -> Reading:
-    """The values of a start of NeMo-RL, and what it would refuse or do otherwise."""
+    """The values of a start of NeMo-RL, and what it would refuse or do differently."""
     schema = release.schema
     given, rest = config_file.given(launch)
     files = Files(schema, release)
@@ -99,9 +99,10 @@ def read(launch: Launch, release: Release) -> Reading:
 
 
 def _engines(config: Config) -> tuple[Pool, ...]:
-    """SGLang's engines, whose GPUs of a node follow the first; all other GPUs are
+    """SGLang's engines, whose GPUs on a node follow the first; all other GPUs are
     placed one by one (models/generation/sglang/sglang_generation.py;
-    distributed/virtual_cluster.py, _create_placement_groups_internal)."""
+    distributed/virtual_cluster.py, _create_placement_groups_internal).
+    """
     backend = _value(config, "policy.generation.backend")
     start = "policy.generation.sglang_cfg.sglang_server_config"
     keys = ("num_gpus", "num_gpus_per_engine")
@@ -119,8 +120,8 @@ def _engines(config: Config) -> tuple[Pool, ...]:
 def _variables(config: Config) -> Iterator[Variable]:
     """What the user's configuration gives to the workers of policies and engines.
 
-    models/policy/lm_policy.py, models/generation/vllm/vllm_generation.py, which makes
-    texts of them all.
+    models/policy/lm_policy.py, models/generation/vllm/vllm_generation.py, which
+    converts all of them to strings.
     """
     for key, setting in config.settings.items():
         found = VARIABLE.fullmatch(key)
@@ -129,7 +130,7 @@ def _variables(config: Config) -> Iterator[Variable]:
         try:
             given = config.value(key)
             is_on = config.value(f"{found['section']}.enabled")
-        except UnresolvedError:  # is told already
+        except UnresolvedError:  # is already reported
             continue
         is_off = is_on is not None and is_on.value is False
         if given and not given.needs and given.value is not None and not is_off:
@@ -138,7 +139,7 @@ def _variables(config: Config) -> Iterator[Variable]:
 
 
 def _unread(rest: Iterable[Word], needs: frozenset[str], problem: str) -> Reading:
-    """All that is left of a start whose configuration cannot be determined."""
+    """What can be said about a start whose configuration cannot be determined."""
     said = list(parsed(rest))
     known = _values(Config(said), "distillation", {})
     tables = [*names("nemo-rl"), *names("nemo-rl-dtensor"), *DERIVED]
@@ -149,7 +150,7 @@ def _unread(rest: Iterable[Word], needs: frozenset[str], problem: str) -> Readin
 
 
 def _foreign(words: Iterable[Word]) -> Iterator[Finding]:
-    """Words that are no overrides: argparse passes them on, and Hydra refuses them."""
+    """Words that are not overrides: argparse passes them on, and Hydra refuses them."""
     for word, text in refused(words, sweeps=True):
         shape = word.text.shape[:60]
         yield _finding(UNKNOWN, "error", f"{shape} {text}", word, shape)
@@ -168,7 +169,7 @@ class Files:
     read: int = 0
 
     def find(self, launch: Launch, given: Word | None) -> Path | None:
-        """The file that --config names, or the program's own one."""
+        """The file that --config names, or the program's own."""
         script = Path(launch.command.file)
         if given is None:
             program = launch.program.partition(f"{FOLDER.partition('/')[0]}/")[0]
@@ -184,7 +185,7 @@ class Files:
         return path
 
     def own_config(self, launch: Launch) -> str:
-        """What the program takes where no configuration is given."""
+        """The file that the program takes if no configuration is given."""
         programs = self.schema["programs"]
         name = launch.program.rpartition("/")[2]
         usual = programs.get("run_distillation.py", next(iter(programs.values())))
@@ -194,7 +195,7 @@ class Files:
         """A file's settings on top of those of its ``defaults``.
 
         As load_config_with_inheritance in nemo_rl/utils/config.py: relative to the
-        file, depth first, the last one counts.
+        file, depth first, the last one wins.
         """
         self.read += 1
         if self.read > MOST_FILES:
@@ -263,7 +264,9 @@ def _recorded(settings: Iterable[tuple[str, Any]]) -> Iterator[Override]:
 
 
 def _join(config: Config, other: Config) -> None:
-    """Merge; a top section with ``_override_: true`` replaces the one before."""
+    """Merge; a top-level section with ``_override_: true`` replaces the previous
+    one.
+    """
     settings = dict(other.settings)
     for section in other.below(""):
         marker = settings.get(f"{section}._override_")
@@ -301,7 +304,7 @@ DERIVED: dict[str, tuple[Callable[[Look], Any], str]] = {
 def _values(
     config: Config, algorithm: str, schema: Mapping[str, Any]
 ) -> dict[str, Given]:
-    """All values of the job that it has."""
+    """All values that the job has."""
     found: dict[str, Given] = {}
     try:
         backend = Look(config).backend("policy")
