@@ -1,4 +1,4 @@
-"""What a job's further models take, in bytes: a reference, a reward model, a critic."""
+"""What a job's further models (reference, reward model, critic) take, in bytes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from pytest_gkd.job.training_memory import Trainer
 @dataclass(frozen=True)
 class Beside:
     """A further model: what it holds when ``idle``, ``meanwhile`` the trainer updates,
-    and in each of its ``phases``; ``between`` rollout and update where that is not as
-    when idle. ``shares`` says whether it is on the trainer's GPUs;
-    there ``processes`` of its own are beside the trainer's, 0 where it is in these."""
+    and in each of its ``phases``; ``between`` rollout and update if that differs from
+    idle. ``shares`` says whether it is on the trainer's GPUs; there it has
+    ``processes`` beside the trainer's, 0 if it is in these.
+    """
 
     role: str
     idle: Parts
@@ -35,15 +36,15 @@ class Beside:
 
 @dataclass(frozen=True)
 class Scorer:
-    """A model that is not trained, asked for what it thinks of tokens.
+    """A model that is not trained but scores tokens.
 
-    ``tokens`` are those of a micro-batch on a rank; ``ranks`` divide the weights, 1
-    where each has them whole, beside ``tensor`` parallelism. ``logits`` are bytes for
-    each token and entry of the vocabulary, 0 for a model with one value a token.
-    ``offload`` is when the weights are in host memory: "never", "between" its phases,
-    "always". ``live`` is what ZeRO-3 keeps gathered, or autocast has copies of, in
-    elements; FSDP has two layers and what is in none, and all where it ``unshards``
-    them before the first is worked on.
+    ``tokens`` are those of a micro-batch on a rank; ``ranks`` divide the weights, 1 if
+    each has them whole, in addition to ``tensor`` parallelism. ``logits`` are bytes per
+    token and vocabulary entry, 0 for a model with one value per token. ``offload`` is
+    when the weights are in host memory: "never", "between" its phases, "always".
+    ``live`` is what ZeRO-3 keeps gathered, or autocast has copies of, in elements; FSDP
+    gathers two layers and what is in none, or all if it ``unshards`` them before the
+    first is computed.
     """
 
     role: str
@@ -60,7 +61,7 @@ class Scorer:
 
 
 def valued(model: Model) -> Model:
-    """The model with one value a token in place of the output matrix."""
+    """The model with one value per token in place of the output matrix."""
     end = Layer(0, 2 * model.width, model.width, 0)
     elements = model.elements - model.head + model.width
     return dataclasses.replace(
@@ -69,7 +70,7 @@ def valued(model: Model) -> Model:
 
 
 def scored(of: Scorer, *, shares: bool, processes: int = 1) -> Beside:
-    """A scorer's memory, with no layer's activations kept."""
+    """A scorer's memory; no layer's activations are kept."""
     model, width = of.model, WIDTHS[of.compute]
     size = math.ceil(model.loaded_bytes(of.dtype) / (of.ranks * of.tensor))
     own = {f"{of.role}'s weights {of.dtype}": size}
@@ -97,7 +98,7 @@ def scored(of: Scorer, *, shares: bool, processes: int = 1) -> Beside:
 
 
 def trained(role: str, trainer: Trainer, *, shares: bool, at_once: bool) -> Beside:
-    """A model that is trained, too; ``at_once`` with the student, or before it."""
+    """A model that is also trained; ``at_once`` with the student, or before it."""
 
     def of_it(parts: Parts) -> Parts:
         return {f"{role}'s {name}": size for name, size in parts.items()}
@@ -115,8 +116,7 @@ def trained(role: str, trainer: Trainer, *, shares: bool, at_once: bool) -> Besi
 def asked(
     trainer: Trainer, tokens: int, logits: float, *, unshards: bool = False
 ) -> Parts:
-    """The trainer where it asks the student what it thinks of ``tokens``, as of a
-    scorer."""
+    """The trainer while the student scores ``tokens``, as a scorer does."""
     of = Scorer(
         *("student", trainer.model, tokens),
         tensor=trainer.tensor,

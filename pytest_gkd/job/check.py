@@ -108,9 +108,7 @@ class Checked:
 
 
 def variables(texts: Iterable[str]) -> dict[str, str]:
-    """``NAME=VALUE`` texts as a mapping, with HOME. Raises CheckError for anything
-    else.
-    """
+    """``NAME=VALUE`` texts as a mapping, with HOME. Raises CheckError for others."""
     given = {"HOME": str(Path.home())}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -259,9 +257,7 @@ def _without(checked: Checked, hide: Callable[[Any], Any]) -> Checked:
 
 
 def _unread(path: Path, raw: str, given: Iterable[str]) -> Iterator[Finding]:
-    """Variables given with ``--set`` that a script never names, unless it sources
-    others.
-    """
+    """Variables given with ``--set`` that a script never names; none if it sources."""
     if re.search(r"(?m)(^|[\s;&|(])(source|\.)\s", raw):
         return
     known = sorted(set(re.findall(r"\$\{?[#!]?([A-Za-z_]\w*)", raw)))
@@ -473,9 +469,7 @@ def text(checked: Checked) -> str:
 
 
 def _place(checked: Checked, file: str, line: int) -> str:
-    """A line of the script or of another file; one beside the script goes by its
-    name.
-    """
+    """A line of the script or of another file, named without its folder if shared."""
     if not file or file == checked.script:
         return f"line {line}" if line else ""
     if checked.script and Path(file).parent == Path(checked.script).parent:

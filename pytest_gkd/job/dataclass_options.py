@@ -141,9 +141,7 @@ def _members(node: ast.ClassDef) -> dict[str, Any]:
 
 
 def _keywords(item: ast.AnnAssign) -> dict[str, ast.expr]:
-    """The arguments of ``field(...)`` or ``HfArg(...)``; a plain value is the
-    default.
-    """
+    """The arguments of ``field(...)`` or ``HfArg(...)``; a plain value is a default."""
     value = item.value
     if isinstance(value, ast.Call) and _name(value) in ("field", "HfArg"):
         return {k.arg: k.value for k in value.keywords if k.arg}

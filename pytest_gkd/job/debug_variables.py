@@ -44,8 +44,7 @@ class Advised:
 
 @dataclass(frozen=True)
 class Advice:
-    """What to set on the next attempt, what only for a specific question, what not at
-    all.
+    """What to set on the next attempt, what only for a specific question, what never.
 
     ``left_out`` says for which libraries there is no advice, and why.
     """

@@ -1,4 +1,4 @@
-"""Reads YAML, JSON and TOML as settings with their lines; no tag is ever obeyed."""
+"""Reads YAML, JSON and TOML as settings with their lines; tags are never executed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_gkd.job.overrides import Override
 from pytest_gkd.job.shell_values import NOBODY, Text, Word
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml")
-# An alias stands for all that it names: a few lines can mean billions of settings.
+# An alias repeats all that it names: a few lines can mean billions of settings.
 MOST_SETTINGS = 5_000
 MOST_NODES = 3 * MOST_SETTINGS  # a key and a value, in sections
 DEEPEST = 50
@@ -26,13 +26,13 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MERGE = "tag:yaml.org,2002:merge"
 NUMBER = "tag:yaml.org,2002:int"
 MOST_DIGITS = 4000  # Python's own limit is 4300
-LONGEST_KEY = 1000  # with all above it
+LONGEST_KEY = 1000  # including all levels above it
 TOML_WORD = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 TOML_PART = re.compile(TOML_WORD)
 TOML_NAME = rf"{TOML_WORD}(?:[ \t]*+\.[ \t]*+{TOML_WORD})*+"
 TOML_HEADER = re.compile(rf"[ \t]*+(\[\[?)[ \t]*+({TOML_NAME})[ \t]*+\]")
 TOML_KEY = re.compile(rf"[ \t]*+({TOML_NAME})[ \t]*+=")
-# tomllib keeps every beginning of a dotted key: memory by the square of its parts.
+# tomllib keeps every prefix of a dotted key: memory grows with the square of its parts.
 TOML_DEEP = re.compile(
     rf"(?<![\w-]){TOML_WORD}(?:[ \t]*+\.[ \t]*+{TOML_WORD}){{{DEEPEST}}}"
 )
@@ -41,7 +41,8 @@ EXPONENT = r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)[eE][-+]?[0-9]+"
 
 def _omegaconf() -> Any:
     """OmegaConf 2.3's loader (omegaconf/_utils.py, get_yaml_loader): 1e-6 is a number,
-    a date a text, and a key that stands twice in one mapping is refused."""
+    a date is a text, and a duplicate key in a mapping is refused.
+    """
     loader: Any = type("OmegaConfLoader", (LOADER,), {"refuses_twice": True})
     loader.yaml_implicit_resolvers = {
         first: [one for one in some if not one[0].endswith(":timestamp")]
@@ -58,28 +59,28 @@ OMEGACONF = _omegaconf()
 
 
 def settings(path: Path, loader: Any = LOADER) -> list[Override]:
-    """All values of a file by their dotted keys, in the file's order.
+    """All values of a file by their dotted keys, in file order.
 
-    Values are as YAML 1.1 has them (``1e-6`` is a text there), or as ``loader`` has
-    them; an empty mapping is a value, a list is one value. Raises CheckError where the
-    file cannot be read, is broken, or is not a mapping.
+    Values are as in YAML 1.1 (``1e-6`` is a text there), or as ``loader`` reads them;
+    an empty mapping is a value, a list is one value. Raises CheckError if the file
+    cannot be read, is broken, or is not a mapping.
     """
     return settings_of(script_file.text_of(path), str(path), loader)
 
 
 def settings_of(text: str, file: str, loader: Any = LOADER) -> list[Override]:
-    """The same of a text; ``file`` is the name of the file that it is of."""
+    """The same for a text; ``file`` is the name of the file that it is from."""
     return list(_settings_of(text, file, loader))
 
 
 @lru_cache(maxsize=8)
 def _settings_of(text: str, file: str, loader: Any) -> tuple[Override, ...]:
-    """Kept, as each way through a script reads the same files."""
+    """Cached, as all paths through a script read the same files."""
     try:
         if file.endswith(".toml"):
             found = _toml_settings(file, text)
         else:
-            # JSON is YAML but for tabs, which YAML has no place for outside of texts.
+            # JSON is YAML except for tabs, which YAML does not allow outside texts.
             text = text.replace("\t", "  ") if file.endswith(".json") else text
             found = _yaml(file, text, loader)
     except tomllib.TOMLDecodeError as error:
@@ -115,9 +116,9 @@ def value_of(text: str) -> Any:
 
 @contextmanager
 def _root(file: str, text: str, kind: Any) -> Iterator[tuple[Any, yaml.Node | None]]:
-    """A text's loader and the node that is all of it."""
-    # libyaml's composer calls itself for each level, until the stack is full, and
-    # keeps every node.
+    """A text's loader and its root node."""
+    # libyaml's composer recurses for each level, until the stack overflows, and keeps
+    # every node.
     depth = nodes = 0
     for event in yaml.parse(text, kind):
         nodes += isinstance(event, yaml.NodeEvent)
@@ -168,9 +169,9 @@ def _mapping(
 def _pairs(
     loader: Any, node: yaml.MappingNode, known: dict[int, dict[str, yaml.Node] | None]
 ) -> dict[str, yaml.Node]:
-    """A mapping's values with those that it merges; its own ones count.
+    """A mapping's values with those that it merges; its own take precedence.
 
-    ``known`` are the mappings that were seen, None for one that is being read.
+    ``known`` are the mappings already read, None for one that is being read.
     """
     if id(node) in known:
         found = known[id(node)]
@@ -196,7 +197,7 @@ def _pairs(
 
 
 def _size(node: yaml.Node, known: dict[int, int], depth: int = 0) -> int:
-    """How many nodes a node stands for, with all that its aliases name."""
+    """How many nodes a node expands to, with all that its aliases name."""
     if depth > DEEPEST:
         raise RecursionError
     if id(node) not in known:
@@ -210,7 +211,7 @@ def _size(node: yaml.Node, known: dict[int, int], depth: int = 0) -> int:
 
 
 def _plain(loader: Any, node: yaml.Node, depth: int = 0) -> Any:
-    """The value of a node; of one with a tag of its own, the text that stands there."""
+    """The value of a node; for one with a custom tag, the text as written."""
     if depth > DEEPEST:
         raise RecursionError
     if isinstance(node, yaml.MappingNode):
@@ -246,9 +247,9 @@ def _toml(
 
 
 def toml_lines(text: str) -> dict[str, int]:
-    """The line in which each key of a TOML file stands, and each of its tables.
+    """The line of each key in a TOML file, and of each of its tables.
 
-    A key is the dotted one, with the number of a table in an array of them.
+    Keys are dotted, with the index of a table in an array of tables.
     """
     found: dict[str, int] = {}
     counts: dict[str, int] = {}

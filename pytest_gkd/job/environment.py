@@ -84,8 +84,8 @@ class Reader(NamedTuple):
 
     @property
     def is_current(self) -> bool:
-        """Whether the library still reads it: the installed release, or else the
-        newest.
+        """Whether the installed release of the library, or the newest, still reads
+        it.
         """
         newest = recorded()[self.library]["releases"][-1]
         if self.last == newest:

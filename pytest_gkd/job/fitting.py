@@ -202,9 +202,7 @@ def candidates(values: Values) -> Iterator[dict[str, Any]]:
 
 
 def _smaller_rows(values: Values) -> Iterator[dict[str, Any]]:
-    """Fewer rows at once and proportionally more steps: the batch size stays the
-    same.
-    """
+    """Fewer rows at once in proportionally more steps; the batch size stays."""
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     rows, steps = (values.get(name) for name in names)
     for size in _halves(rows, 1):

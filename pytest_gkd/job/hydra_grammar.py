@@ -57,8 +57,7 @@ class Function(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """``key=value``, with + or ++ for a key that may be new, or ~ for one that is
-    deleted.
+    """``key=value``, with + or ++ for a key that may be new, or ~ to delete one.
 
     ``value`` is what Hydra makes of it: None, bool, int, float, str, list, dict, a
     Sweep or a Function.

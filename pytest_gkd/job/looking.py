@@ -1,6 +1,4 @@
-"""What is certain in a configuration, for values and rules that involve several
-keys.
-"""
+"""What is certain in a configuration, for values and rules on several keys."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ class NotCertainError(Exception):
 
 
 class Look:
-    """The values of a configuration that are certain; ``given`` collects those looked
-    at.
-    """
+    """The certain values of a configuration; ``given`` collects those looked at."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -62,9 +58,7 @@ class Look:
         return number
 
     def size(self, key: str, default: int | None = None) -> int:
-        """The same, for a number of parts: at least 1; smaller ones are for the rules
-        on sizes.
-        """
+        """The same, for a number of parts: at least 1; rules on sizes report others."""
         value = self.whole(key, default)
         if value < 1:
             raise NotCertainError(frozenset({key}))

@@ -1,4 +1,4 @@
-"""What a loss over the vocabulary holds of the logits, in bytes."""
+"""What a loss over the vocabulary holds because of the logits, in bytes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ LOSSES: dict[str, tuple[float, int]] = {
     "own-jsd": (2, 43),
 }
 WITHOUT_LOGITS = ("fused", "chunked")
-# The same of one chunk of tokens, which some losses go through.
+# The same for one chunk of tokens, for losses that work in chunks.
 IN_CHUNKS = {
     "areal": (1, 0),
     "swift-jsd-0": (0, 12),
@@ -82,8 +82,8 @@ IN_CHUNKS = {
     "low-swift-jsd": (2, 0),
 }
 SWIFT_CHUNK, ENTROPY_CHUNK = 512, 1024
-# What is left of the logits when the output matrix's backward pass begins, where it is
-# not their gradient alone.
+# What is left of the logits when the output matrix's backward pass begins, if that is
+# not just their gradient.
 LEFT = {
     "openrlhf": (1, 4),
     **dict.fromkeys(
@@ -93,15 +93,16 @@ LEFT = {
         ("nemo-logprob", "nemo-topk", "nemo-packed-logprob", "nemo-packed-topk"), (1, 0)
     ),
 }
-# Tokens and entries of the vocabulary of a tile of TRL's chunked losses, of which there
-# are two in float32 (1.16.0, trl/kernels/chunked_divergence.py).
+# Tokens and vocabulary entries of a tile in TRL's chunked losses, which have two in
+# float32 (1.16.0, trl/kernels/chunked_divergence.py).
 CHUNK = 4096, 32_768
 
 
 def needed(loss: str, tokens: int, vocab: int, width: int) -> tuple[int, int]:
-    """What a loss holds of ``tokens`` at its worst moment, and what is left when the
-    output matrix's backward pass begins; ``width`` is the bytes of an element of what
-    is computed in."""
+    """What a loss holds for ``tokens`` at its peak, and what is left when the output
+    matrix's backward pass begins; ``width`` is the bytes per element of the compute
+    dtype.
+    """
     if loss == "chunked":
         rows, columns = min(tokens, CHUNK[0]), min(vocab, CHUNK[1])
         return 8 * rows * columns, 8 * rows * columns
@@ -112,7 +113,7 @@ def needed(loss: str, tokens: int, vocab: int, width: int) -> tuple[int, int]:
         raw = LEFT[loss][0] * width + LEFT[loss][1]
     whole = int(entries * (items * width + floats))
     left = 0 if loss in WITHOUT_LOGITS else entries * raw
-    if loss == "skyrl":  # logits with a chunk's in float32, or with their gradient
+    if loss == "skyrl":  # logits plus a chunk's in float32, or plus their gradient
         chunk = min(tokens, ENTROPY_CHUNK) * vocab * 12
         return max(whole, entries * width + chunk), left
     items, floats = IN_CHUNKS.get(loss, (0, 0))

@@ -16,11 +16,12 @@ from pytest_gkd.job.findings import CheckError
 from pytest_gkd.job.models import WIDTHS, Layer, Model
 from pytest_gkd.job.training_memory import Phases, total
 
-# What of a layer is made again in the backward pass, by the names of recompute_modules.
+# What parts of a layer are recomputed in the backward pass, by recompute_modules'
+# names.
 MODULES = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts")
 PARTS = ("weights", "gradients", "states")
-# With more of the elements than this outside of layers and vocabulary it is not known
-# which stage has them.
+# With a larger fraction of elements outside layers and vocabulary it is not known which
+# stage has them.
 ELSEWHERE = 0.01
 
 
@@ -29,27 +30,26 @@ class Megatron:
     """What the trainer's memory depends on; ``tokens`` are those of a micro-batch on
     all ranks of ``context`` parallelism, padding included.
 
-    ``expert_tensor`` is 0 where it is as ``tensor``. ``chunks`` are the parts of the
-    layers that a stage has (virtual pipeline), ``first`` and ``last`` the layers of
-    those stages where they are given. ``master`` and ``moments`` are bytes of optimizer
-    state for an element, ``on_host`` the share of it that is always in host memory.
+    ``expert_tensor`` is 0 if it equals ``tensor``. ``chunks`` are a stage's parts of
+    the layers (virtual pipeline), ``first`` and ``last`` the layers of those stages if
+    given. ``master`` and ``moments`` are bytes of optimizer state per element,
+    ``on_host`` the share of it that is always in host memory.
 
-    ``away`` are the parts that are in host memory but for updates, ``away_to_send``
-    those that are there while weights are sent, of which ``copies`` buckets are there;
-    ``keeps_masters`` says that master copies stay where states leave.
+    ``away`` are the parts that are in host memory except for updates, ``away_to_send``
+    those that are there while weights are sent, of which the GPU then holds ``copies``
+    buckets; ``keeps_masters`` says that master copies stay when states leave.
     ``teacher_logits`` are bytes that the last stage has when an update begins.
-    ``recompute`` is "", "selective" (``modules``) or "full", where ``layers`` are made
-    again at once (method uniform), or the first ``layers`` of a stage one by one
+    ``recompute`` is "", "selective" (``modules``) or "full", where ``layers`` are
+    recomputed at once (method uniform), or the first ``layers`` of a stage one by one
     (``is_block``). ``padded`` divides the vocabulary.
 
-    ``loss`` is the bytes that it holds at its worst moment for each token and entry of
-    a rank's part of the vocabulary, logits among them, which the last stage makes
-    float32 (transformer/module.py, Float16Module).
-    ``attention`` is "flash", or else the tokens of a row, whose scores are whole then;
-    ``fuses`` says that gradients are added up by the kernels that make them,
-    ``fuses_gates`` that one kernel is a gate and its activation (without it each step's
-    result is kept, of experts that of the router's weights, too: transformer/mlp.py,
-    moe/experts.py).
+    ``loss`` is the bytes that it holds at its peak per token and entry of a rank's part
+    of the vocabulary, including logits, which the last stage makes float32
+    (transformer/module.py, Float16Module). ``attention`` is "flash", or else the tokens
+    of a row, whose scores are then materialised; ``fuses`` says that gradients are
+    accumulated by the kernels that compute them, ``fuses_gates`` that one kernel
+    computes a gate and its activation (without it each step's result is kept, for
+    experts also that of the router's weights: transformer/mlp.py, moe/experts.py).
     """
 
     model: Model
@@ -110,7 +110,7 @@ class Megatron:
         (parallel_state.py, data parallel with context, and expert data parallel)."""
         own = self.gpus // (self.tensor * self.pipeline)
         wide = self.expert_tensor or self.tensor
-        if self.expert == 1:  # experts are weights as others are
+        if self.expert == 1:  # experts are weights like any others
             return max(own, 1), max(own, 1)
         return max(own, 1), max(self.gpus // (wide * self.expert * self.pipeline), 1)
 
@@ -119,7 +119,7 @@ def stages(job: Megatron) -> list[tuple[Layer, ...]]:
     """The layers of each pipeline stage (transformer/transformer_block.py,
     get_num_layers_to_build).
 
-    Raises CheckError where they cannot be divided.
+    Raises CheckError if they cannot be divided.
     """
     whole, count = list(job.model.layers), job.pipeline
     ends = (job.first, job.last) if count > 1 else (0, 0)
@@ -138,9 +138,9 @@ def stages(job: Megatron) -> list[tuple[Layer, ...]]:
 
 
 def elements(job: Megatron, stage: int) -> tuple[int, int]:
-    """Elements of a rank of a stage: those of experts apart.
+    """Elements of a rank of a stage, with those of experts separate.
 
-    The last stage has a copy of an embedding that is the head, too
+    The last stage has a copy of an embedding that is also the head
     (models/common/language_module, setup_embeddings_and_output_layer).
     """
     model, is_last = job.model, stage == job.pipeline - 1
@@ -165,8 +165,8 @@ def elements(job: Megatron, stage: int) -> tuple[int, int]:
 def resident(job: Megatron, stage: int, phase: str) -> Parts:
     """Weights, gradients, master copies and moments of a rank in a phase.
 
-    Bytes an element: weights 2, gradients in a buffer of all of them 4 (2 without
-    accumulate_allreduce_grads_in_fp32), and of the distributed optimizer a share of 4
+    Bytes per element: weights 2, gradients in a buffer for all of them 4 (2 without
+    accumulate_allreduce_grads_in_fp32), and for the distributed optimizer a share of 4
     for master copies and 8 for Adam's moments (Megatron-LM's documentation of it: 6 +
     12 / ranks; distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py).
     """
@@ -190,14 +190,15 @@ def resident(job: Megatron, stage: int, phase: str) -> Parts:
 
 
 def loading(job: Megatron, stage: int) -> Parts:
-    """The start: the distributed optimizer's buffers are made beside the weights that
-    they take in, chunk by chunk, those of experts last where these are parallel
-    (distributed/param_and_grad_buffer.py)."""
+    """The start: the distributed optimizer's buffers are allocated beside the weights
+    that they absorb, chunk by chunk, those of experts last if these are parallel
+    (distributed/param_and_grad_buffer.py).
+    """
     own, routed = (WIDTHS[job.compute] * one for one in elements(job, stage))
     if job.expert == 1:
         own, routed = own + routed, 0
     ratio = WIDTHS[job.gradients] // WIDTHS[job.compute]
-    # Beside all weights and the gradients of those that have been taken in.
+    # Beside all weights and the gradients of those already absorbed.
     moments = [(own, ratio * own), (routed, ratio * (own + routed))]
     copied, gradients = max(moments, key=sum)
     if not job.is_distributed:
@@ -210,13 +211,13 @@ def loading(job: Megatron, stage: int) -> Parts:
 
 
 def layer_bytes(job: Megatron, layer: Layer) -> int:
-    """What a layer keeps for its backward pass, of a micro-batch on one rank.
+    """What a layer keeps of a micro-batch for its backward pass, on one rank.
 
-    Without gates, groups and rotary embeddings, with dropout and whole scores it is
-    Korthikanti et al.'s s b h (34 + 5 a s / h) (section 4.1), or with tensor
-    parallelism 10 + 24 / t + 5 a s / (h t), and all of it / t with sequence
-    parallelism (4.2). Norms keep input and output, attention its inputs and its
-    result, an MLP what is between its matrices.
+    Without gates, groups and rotary embeddings, with dropout and materialised scores it
+    is Korthikanti et al.'s s b h (34 + 5 a s / h) (section 4.1), or with tensor
+    parallelism 10 + 24 / t + 5 a s / (h t), and all / t with sequence parallelism
+    (4.2). Norms keep input and output, attention its inputs and its result, an MLP what
+    is between its matrices.
     """
     shape, width = layer.shape, WIDTHS[job.compute]
     hidden, made = job.model.width, set(job.modules)
@@ -225,7 +226,7 @@ def layer_bytes(job: Megatron, layer: Layer) -> int:
     outputs = 0 if "layernorm" in made else 2 * hidden
     normed = (2 * hidden + outputs) * width + 2 * hidden * job.has_dropout
     inputs = shape.queries + 2 * shape.keys
-    if job.has_rotary:  # the values are a view that keeps what all three were made as
+    if job.has_rotary:  # the values are a view that keeps the joint projection alive
         inputs += shape.queries + shape.keys + shape.queries * shape.is_normed
     attention: float = (inputs + shape.queries) * width
     if job.attention == "flash":
@@ -243,8 +244,9 @@ def layer_bytes(job: Megatron, layer: Layer) -> int:
 
 
 def _routed_bytes(job: Megatron, layer: Layer, inner: int) -> float:
-    """Of each token: its rows for the experts chosen, evenly spread, what is between
-    their matrices, and the router's scores in float32 (transformer/moe)."""
+    """For each token: its rows for the chosen experts, evenly spread, what is between
+    their matrices, and the router's scores in float32 (transformer/moe).
+    """
     shape, width = layer.shape, WIDTHS[job.compute]
     wide = job.expert_tensor or job.tensor
     rows = shape.chosen * wide / job.sequence
@@ -272,8 +274,9 @@ def kept(job: Megatron, stage: int) -> int:
 
 def in_flight(job: Megatron, stage: int) -> float:
     """Micro-batches whose activations a stage has at once: as many as there are stages
-    from it on (arXiv 2104.04473, section 2.2); of interleaved chunks those that are
-    warmed up (pipeline_parallel/schedules.py, get_pp_rank_microbatches)."""
+    from it on (arXiv 2104.04473, section 2.2); with interleaved chunks, the warm-up
+    micro-batches (pipeline_parallel/schedules.py, get_pp_rank_microbatches).
+    """
     behind = job.pipeline - stage
     if job.chunks == 1:
         return min(behind, job.micro_batches)
@@ -282,7 +285,7 @@ def in_flight(job: Megatron, stage: int) -> float:
 
 
 def updates(job: Megatron, stage: int) -> Iterator[Parts]:
-    """What is there at each moment of an update that can be its worst: in the loss, in
+    """What is held at each moment of an update that may be its peak: in the loss, in
     the backward pass of the output matrix, and in that of the last layer.
 
     Sequence parallelism gathers the inputs of matrices in a buffer that stays
@@ -298,7 +301,7 @@ def updates(job: Megatron, stage: int) -> Iterator[Parts]:
     own = math.ceil(in_flight(job, stage) * kept(job, stage))
     if stage == job.pipeline - 1:
         held["teacher's logits"] = job.teacher_logits
-        end = 2 * input_bytes(job)  # of the last norm and the output matrix
+        end = 2 * input_bytes(job)  # for the last norm and the output matrix
         behind = total(held, {name: own + end})
         each = job.local * job.vocab
         yield total(behind, {"logits and loss": math.ceil(each * job.loss)})
@@ -323,9 +326,10 @@ def updates(job: Megatron, stage: int) -> Iterator[Parts]:
 
 
 def scoring(job: Megatron, tokens: int, phase: str = "update") -> Parts:
-    """The last stage where it takes log-probabilities of a micro-batch of so many
-    tokens in a forward pass alone, of the student or of what takes its place, beside
-    what is there in ``phase``."""
+    """The last stage while it computes log-probabilities of a micro-batch of ``tokens``
+    in a forward pass alone, of the student or a replacement, beside what is held in
+    ``phase``.
+    """
     local = math.ceil(tokens / job.context)
     last = job.pipeline - 1
     largest = max(job.model.layers, key=lambda layer: layer.elements)
@@ -338,7 +342,7 @@ def scoring(job: Megatron, tokens: int, phase: str = "update") -> Parts:
 
 
 def _inner_bytes(job: Megatron, layer: Layer) -> float:
-    """The gradients of a layer's widest moment, before its inner matrix."""
+    """The gradients at a layer's peak, before its inner matrix."""
     shape, width = layer.shape, WIDTHS[job.compute]
     inner = (3 if shape.is_gated else 2) * width
     found = inner * shape.dense / job.tensor
@@ -350,10 +354,11 @@ def _inner_bytes(job: Megatron, layer: Layer) -> float:
 
 
 def phases(job: Megatron, bucket: int) -> list[Phases]:
-    """All phases of each pipeline stage, weights sent in buckets of so many bytes.
+    """All phases of each pipeline stage; weights are sent in buckets of ``bucket``
+    bytes.
 
-    Fused Adam takes nothing beside its states; gradients that are not float32 are made
-    so for it, a share at a time (optimizer/distrib_optimizer.py,
+    Fused Adam takes nothing besides its states; gradients that are not float32 are
+    converted for it, a share at a time (optimizer/distrib_optimizer.py,
     _copy_model_grads_to_main_grads).
     """
     found = []

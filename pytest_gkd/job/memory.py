@@ -144,9 +144,7 @@ def judged(role: str, phase: str, parts: Parts, available: int | None) -> Row:
 
 
 def shares(memory: int | None, role: str, engine: Engine) -> Iterator[Row]:
-    """Whether the engine's share holds one sequence; if not, the engine does not
-    start.
-    """
+    """Whether the engine's share holds one sequence; if not, it does not start."""
     if memory is None:
         return
     cache = engine_memory.one_cache(engine)

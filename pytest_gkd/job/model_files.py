@@ -68,16 +68,13 @@ def config(name: Any, place: Path | None = None) -> Mapping[str, Any]:
 
 
 def vocabulary(name: Any, place: Path | None = None) -> int | None:
-    """The entries of a model's embedding according to its config.json; None without
-    one.
-    """
+    """The entries of a model's embedding by its config.json; None without one."""
     size = config(name, place).get("vocab_size")
     return size if type(size) is int else None
 
 
 def other_tokenizer(student: Any, teacher: Any) -> tuple[str, bool]:
-    """How the teacher's tokenizer.json differs from the student's, and whether it
-    matters.
+    """How the teacher's tokenizer.json differs from the student's, and if it matters.
 
     Empty if the same tokens have the same ids, or if one of the files is not here.
     """

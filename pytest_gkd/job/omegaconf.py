@@ -267,7 +267,7 @@ def _above(key: str) -> list[str]:
 
 
 def _absolute(text: str, at: Key) -> str:
-    """The full key that an interpolation in ``at`` names: each leading dot is a level
+    """The full key that an interpolation in ``at`` names: a leading dot is a level
     up.
     """
     found = NODE.fullmatch(text)

@@ -16,9 +16,7 @@ MOST_TRIES = 5000
 def findings(
     pools: Sequence[Pool], on: Machine, file: str, line: int
 ) -> Iterator[Finding]:
-    """Pools that need more GPUs per node than a node has, or that do not fit
-    together.
-    """
+    """Pools that need more GPUs on a node than it has, or do not fit together."""
     if not on.gpus:
         return
     sizes = [(pool, pool.nodes.value, pool.each.value) for pool in pools]

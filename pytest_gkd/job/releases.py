@@ -121,9 +121,7 @@ def judge(
 
 
 def beside(own: Release, package: str) -> Judged:
-    """A package that a framework needs: the installed one if the framework is
-    installed.
-    """
+    """A package that a framework needs: the installed one if the framework is."""
     if own.is_installed:
         return judge(package)
     return Judged(newest(package), "the newest recorded")
@@ -173,8 +171,7 @@ def _installed(
 
 
 def _nearest(framework: str, number: str) -> tuple[Release, bool]:
-    """The nearest recorded release that is not newer, or else the oldest; and whether
-    it is the former.
+    """The nearest recorded release that is not newer, else the oldest; and which.
 
     For anything but a version it is the newest one.
     """

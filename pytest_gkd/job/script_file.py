@@ -1,6 +1,4 @@
-"""A launch script's file: whether it is one, and which lines bash drops from a
-command.
-"""
+"""A launch script's file: whether it is one, and which lines bash cuts off."""
 
 from __future__ import annotations
 

@@ -554,9 +554,7 @@ class _Reader(Words):
         return self._rounds(node, world, goes)
 
     def _once(self, body: Node, world: World, *names: str) -> list[World]:
-        """A loop of unknown length: no iterations, or some, whose variables are not
-        certain.
-        """
+        """A loop of unknown length: no iterations, or some with uncertain variables."""
         start = world
         for name in names:
             start = start.with_variable(name, (self._unknown(body, name),), array=False)
@@ -598,9 +596,7 @@ class _Reader(Words):
         return world.with_variable(name, (self._word(text, node),), array=False)
 
     def _assigned(self, node: Node, world: World) -> World:
-        """The world after assignments inside words: ``${name:=default}``,
-        ``$((n++))``.
-        """
+        """The world after assignments in words: ``${name:=default}``, ``$((n++))``."""
         for child in node.named_children:
             if child.type in ("command_substitution", "subshell"):
                 continue
@@ -694,9 +690,7 @@ class _Reader(Words):
         documents: Sequence[Node],
         world: World,
     ) -> World:
-        """The world after scripts that it writes: ``cat <<EOF > job.sh``, or another
-        text.
-        """
+        """The world after writing scripts: ``cat <<EOF > job.sh``, or another text."""
         shows = body is not None and self._raw(body) == "cat"
         for one in redirects:
             if one.type != "file_redirect" or one.children[-2].type not in WRITES:
@@ -717,9 +711,7 @@ class _Reader(Words):
         return world
 
     def _read(self, name: str, document: Node, world: World) -> World:
-        """``read -r -d '' NAME`` of a here-document: all of it, stripped of outer
-        blanks.
-        """
+        """``read -r -d '' NAME`` of a here-document: all of it, stripped."""
         text = self._document(document, world)
         word = self._word(replace(text, shape=text.shape.strip(" \t\n")), document)
         return world.with_variable(name, (word,), array=False)
@@ -1021,9 +1013,7 @@ class _Reader(Words):
         ]
 
     def _found(self, name: str, world: World) -> tuple[bytes | None, str]:
-        """A sourced file's text: relative to the script's directory, or beside this
-        file.
-        """
+        """A sourced file's text: from the script's directory, or beside this file."""
         places = [
             self._absolute(world, name),
             Text(str(Path(self._file).parent / name)),

@@ -20,9 +20,7 @@ QUOTES = set("\"'\\$`")
 
 
 def unescaped(text: str) -> str | None:
-    """The text between ``$'`` and ``'``; None for escapes that are not supported
-    here.
-    """
+    """The text between ``$'`` and ``'``; None for unsupported escapes."""
     if re.search(r"\\[^ntr\\'\"e]", text):
         return None
     return re.sub(r"\\(.)", lambda m: ESCAPES[m[1]], text, flags=re.DOTALL)
@@ -39,9 +37,7 @@ def in_quotes(text: str) -> str:
 
 
 def fits(text: str, pattern: str) -> bool | None:
-    """Whether the whole text matches the pattern; None if the pattern is not
-    supported.
-    """
+    """Whether the whole text matches the pattern; None if that is not supported."""
     if len(pattern) > LONGEST_PATTERN or len(text) > LONGEST_TRIMMED:
         return None
     if QUOTES & set(pattern) or pattern.count("*") > MOST_STARS or "(" in pattern:
@@ -96,9 +92,7 @@ def changed(text: str, change: str) -> str | None:
 
 
 def _trimmed(text: str, change: str) -> str | None:
-    """The value without its shortest, or longest, prefix (#) or suffix (%) that
-    matches.
-    """
+    """The value without its shortest, or longest, matching prefix (#) or suffix (%)."""
     sign, longest = change[0], change[:2] == change[0] * 2
     pattern = change[2 if longest else 1 :]
     if fits(text, pattern) is None:

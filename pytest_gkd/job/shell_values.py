@@ -43,9 +43,7 @@ EMPTY = Text("")
 
 
 def unknown(*needs: str) -> Text:
-    """A text of which nothing is certain; at least one thing that would determine
-    it.
-    """
+    """A wholly undetermined text, with at least one thing that would determine it."""
     return Text(HOLE, frozenset(needs))
 
 
@@ -211,9 +209,7 @@ class World:
         return replace(world, exported=exported)
 
     def keeping(self, outer: World, inner: World) -> World:
-        """The world after a call with variables before it: they have their old
-        values.
-        """
+        """The world after a call with variables before it, which are restored."""
         world = self
         for name in inner.variables:
             if inner.variables[name] is not outer.variables.get(name):

@@ -123,9 +123,7 @@ def file(words: Sequence[Word]) -> Within | None:
 
 
 def is_copied(words: Sequence[Word]) -> bool:
-    """Whether the file is run as a copy in another folder, as Slurm does for a
-    batch.
-    """
+    """Whether the file is run as a copy in another folder, as by Slurm's sbatch."""
     found = names(words)
     return "sbatch" in found and not set(found) & SHELLS
 

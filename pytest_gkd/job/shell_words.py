@@ -128,8 +128,8 @@ class Words:
         return self._source[node.start_byte : node.end_byte].decode("utf-8", "replace")
 
     def _give_up(self, node: Node, text: str) -> None:
-        """Reports what is not followed from here on; overridden where statements are
-        followed.
+        """What is not followed from here on; subclasses that follow statements report
+        it.
         """
 
     def _unsure(self, node: Node) -> Verdict:
@@ -762,8 +762,7 @@ def _spaced(words: Iterable[Word], world: World) -> Text:
 
 
 def matches(subject: Text, patterns: Iterable[tuple[Text, str, str]]) -> bool | None:
-    """Whether a pattern matches; each is given as its text, its kind of node, its
-    source.
+    """Whether a pattern matches; each has its text, its kind of node, its source.
 
     Quoted patterns are literal.
     """

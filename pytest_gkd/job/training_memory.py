@@ -15,7 +15,7 @@ from pytest_gkd.job.engine_memory import Parts
 from pytest_gkd.job.loss_memory import WITHOUT_LOGITS
 from pytest_gkd.job.models import WIDTHS, Layer, Model
 
-# Of each sharding: whether weights, gradients and optimizer state are divided among
+# For each sharding, whether weights, gradients and optimizer state are divided among
 # the ranks (ZeRO, arXiv 1910.02054, section 5; torch's FSDP notes).
 SHARDED = {
     "ddp": (False, False, False),
@@ -27,10 +27,10 @@ SHARDED = {
 }
 # ZeRO-3's stage3_prefetch_bucket_size, in elements (zero/config.py).
 PREFETCH = 50_000_000
-# The layers whose weights FSDP2 has whole when a backward pass begins, at most: two are
+# The most layers whose weights FSDP2 has whole when a backward pass begins: two are
 # fetched ahead.
 AHEAD = 3
-# Bytes of optimizer state for an element of trained weights of so many bytes.
+# Optimizer state per element of trained weights, in multiples of the element's bytes.
 STATES = {"adamw": 2, "sgd": 1, "sgd-plain": 0}
 
 
@@ -40,25 +40,26 @@ class Trainer:
     rank, padding included, before ``context`` parallelism divides them.
 
     ``weights`` is the dtype that is updated, ``compute`` that of the forward pass.
-    ``shards`` is the ranks that share one copy, 0 for all. ``offload_weights`` and
-    ``offload_states`` say when these are in host memory: "never", "between" phases that
-    need them (verl), "idle" (states while another model works), or "always" (FSDP2's
-    CPUOffloadPolicy, ZeRO-Offload). ``keeps`` says that gradients stay whole on each
-    rank until the last micro-batch; they are reduced in ``reduce``.
-    ``step`` is how AdamW goes through the weights: "foreach", "single" or "fused".
+    ``shards`` is the number of ranks that share one copy, 0 for all.
+    ``offload_weights`` and ``offload_states`` say when these are in host memory:
+    "never", "between" phases that need them (verl), "idle" (states while another model
+    works), or "always" (FSDP2's CPUOffloadPolicy, ZeRO-Offload). ``keeps`` says that
+    gradients stay whole on each rank until the last micro-batch; they are reduced in
+    ``reduce``. ``step`` is how AdamW goes through the weights: "foreach", "single" or
+    "fused".
 
-    ``tensor`` parallelism is torch's (DTensor): it divides what is between matrices,
-    and with ``sequence`` what is between the layers' parts, too. ``fetched`` are the
-    layers whose weights FSDP has whole at the end of a backward pass. ``fetches`` says
-    that weights which are always in host memory are on the GPU to be sent. A layer that
-    is recomputed keeps its input, or, where its parts are recomputed one by one, the
-    ``inputs`` of these.
+    ``tensor`` parallelism is torch's (DTensor): it divides activations between
+    matrices, and with ``sequence`` also those between the layers' parts. ``fetched``
+    are the layers whose weights FSDP has whole at the end of a backward pass.
+    ``fetches`` says that weights which are always in host memory are moved to the GPU
+    to be sent. A recomputed layer keeps its input or, if its parts are recomputed one
+    by one, their ``inputs``.
 
-    LoRA's matrices are in ``adapters``, the weights' dtype where that is empty.
-    DeepSpeed has ``buckets`` elements in its buffers of gradients, and ZeRO-3 up to
-    ``live`` of gathered weights. ``answers`` are the tokens that the loss takes the
-    logits of, 0 for all. A ``teacher`` is in the trainer's processes, in
-    ``teacher_dtype``, divided among all ranks or whole.
+    LoRA's matrices are in the dtype ``adapters``, the weights' if that is empty.
+    DeepSpeed has ``buckets`` elements in its gradient buffers, and ZeRO-3 up to
+    ``live`` of gathered weights. ``answers`` are the tokens whose logits the loss
+    takes, 0 for all. A ``teacher`` is in the trainer's processes, in ``teacher_dtype``,
+    sharded among all ranks or whole.
     """
 
     model: Model
@@ -94,20 +95,22 @@ class Trainer:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether float32 copies stand beside 16-bit weights: DeepSpeed."""
+        """Whether there are float32 copies beside 16-bit weights, as in DeepSpeed."""
         return self.sharding.startswith("zero") and WIDTHS[self.compute] == 2
 
     @property
     def casts(self) -> bool:
-        """Whether autocast copies float32 weights into 16 bits for each forward pass:
-        where nothing else makes them so (torch, autocast_mode.cpp, cached_cast)."""
+        """Whether autocast casts float32 weights to 16 bits for each forward pass: if
+        nothing else does (torch, autocast_mode.cpp, cached_cast).
+        """
         widths = WIDTHS[self.weights], WIDTHS[self.compute]
         return self.sharding == "ddp" and widths == (4, 2)
 
     @property
     def stream(self) -> int:
-        """Bytes of an element of what goes from layer to layer; embeddings are not
-        autocast, and what is added to float32 is."""
+        """Bytes per element of the residual stream; autocast leaves embeddings in
+        float32, and a sum with float32 is float32.
+        """
         return 4 if self.casts else WIDTHS[self.compute]
 
     @property
@@ -117,22 +120,22 @@ class Trainer:
 
     @property
     def ranks(self) -> int:
-        """Ranks among which what is sharded is divided."""
+        """Ranks that shards are divided among."""
         whole = self.gpus // self.tensor
         return min(self.shards or whole, whole) or 1
 
     @property
     def trained(self) -> int:
-        """Elements that are trained, of a rank's part of the model.
+        """Trained elements in a rank's part of the model.
 
-        LoRA's two matrices beside each of the layers' (arXiv 2106.09685, section 4.1).
+        With LoRA, two matrices for each of the layers' (arXiv 2106.09685, section 4.1).
         """
         own = self.lora_rank * self.model.matrices or self.model.elements
         return math.ceil(own / self.tensor)
 
     @property
     def largest(self) -> Layer:
-        """The layer with the most weights, and activations."""
+        """The layer with the most weights and activations."""
         return max(self.model.layers, key=lambda layer: (layer.elements, layer.items))
 
 
@@ -148,7 +151,7 @@ class Phases(NamedTuple):
 
 
 def phases(trainer: Trainer, bucket: int) -> Phases:
-    """All phases of a rank, weights sent in buckets of so many bytes."""
+    """All phases of a rank; weights are sent in buckets of ``bucket`` bytes."""
     return Phases(
         load=resident(trainer, "load"),
         idle=resident(trainer, "idle"),
@@ -170,15 +173,14 @@ def total(*several: Parts) -> Parts:
 def resident(trainer: Trainer, phase: str) -> Parts:
     """Weights, gradients, optimizer state and master copies of a rank in a phase.
 
-    DDP's reducer has a copy of all gradients from the start (torch, reducer.cpp, where
-    gradient_as_bucket_view is False, as it is by default).
+    DDP's reducer has a copy of all gradients from the start (torch, reducer.cpp, with
+    the default gradient_as_bucket_view=False).
 
-    Bytes an element, before sharding: weights 4, or 2 in DeepSpeed beside 4 of master
-    copies; gradients as the weights (FSDP reduces to the dtype of the sharded weights);
-    AdamW's moments twice the updated dtype. ZeRO, arXiv 1910.02054, section 3.1; torch,
-    _fsdp_param.py and adamw.py. verl's
-    offload moves all of it back for the update (workers/engine/base.py, BaseEngineCtx),
-    so that it lowers other phases only.
+    Bytes per element, before sharding: weights 4, or 2 in DeepSpeed plus 4 of master
+    copies; gradients like the weights (FSDP reduces to the dtype of the sharded
+    weights); AdamW's moments twice the updated dtype. ZeRO, arXiv 1910.02054, section
+    3.1; torch, _fsdp_param.py and adamw.py. verl's offload moves everything back for
+    the update (workers/engine/base.py, BaseEngineCtx), so it lowers other phases only.
     """
     by_weights, by_gradients, by_states = SHARDED[trainer.sharding]
     whole = math.ceil(trainer.model.elements / trainer.tensor)
@@ -205,8 +207,9 @@ def resident(trainer: Trainer, phase: str) -> Parts:
     # grad_partitions_flat_buffer; stage_1_and_2.py, accumulated_grads_in_cpu).
     is_deepspeed = trainer.sharding.startswith("zero")
     away = trainer.offload_states if is_deepspeed else trainer.offload_weights
-    # Stages 1 and 2 hold those of the last micro-batch beside the others' sum, and no
-    # buckets in the step (stage_1_and_2.py, independent_gradient_partition_epilogue).
+    # Stages 1 and 2 hold those of the last micro-batch beside the sum of the others,
+    # and no buckets in the step (stage_1_and_2.py,
+    # independent_gradient_partition_epilogue).
     is_halfway = trainer.sharding in ("zero1", "zero2") and trainer.micro_batches > 1
     if is_updating and away != "always":
         add(f"gradients {own}", trainer.trained * WIDTHS[own], by_gradients)
@@ -230,7 +233,8 @@ def resident(trainer: Trainer, phase: str) -> Parts:
         add(f"optimizer states {updated}", states, by_states)
         if trainer.is_mixed:
             add("master copies float32", 4 * trainer.trained, by_states)
-    # ZeRO-3's offload of weights is the teacher's, too (zero/parameter_offload.py).
+    # ZeRO-3's offload of weights also applies to the teacher
+    # (zero/parameter_offload.py).
     is_away = trainer.teacher_is_sharded and trainer.offload_weights == "always"
     if trainer.teacher and not is_away:
         dtype = trainer.teacher_dtype
@@ -240,13 +244,13 @@ def resident(trainer: Trainer, phase: str) -> Parts:
 
 
 def gathered(trainer: Trainer, layers: int = 2) -> Parts:
-    """Weights that are whole on each rank while a layer of theirs is worked on.
+    """Weights that are gathered on each rank while one of their layers is computed.
 
-    So many layers (the next is fetched while one computes) and what belongs to none,
-    which stays from forward to backward (torch, distributed/fsdp notes on
+    The layers in flight (the next is fetched while one computes) and what belongs to
+    none, which stays from forward to backward (torch, distributed/fsdp notes on
     limit_all_gathers, and the root of fully_shard). ZeRO-3 keeps what it needs again
     soon, up to its max_live_parameters (partitioned_param_coordinator.py). FSDP2 copies
-    weights of a single rank, too (_fsdp_collectives.py, foreach_all_gather).
+    weights even on a single rank (_fsdp_collectives.py, foreach_all_gather).
     """
     if not _is_divided(trainer, 0):
         return {}
@@ -275,8 +279,8 @@ def _is_divided(trainer: Trainer, part: int) -> bool:
 def whole_gradients(trainer: Trainer) -> Parts:
     """Gradients that are not sharded yet.
 
-    One layer's in the dtype of computing and once more in float32, to be reduced. With
-    ``keeps`` all of the model: FSDP1's no_sync adds up in the dtype of computing,
+    One layer's in the compute dtype and again in float32, for the reduction. With
+    ``keeps`` the whole model's: FSDP1's no_sync accumulates in the compute dtype,
     FSDP2's set_requires_gradient_sync(False) in that of the reduction (torch,
     _fsdp_param.py, to_accumulated_grad_if_needed; verl since 0.9.0,
     FSDPEngine._gradient_sync_context).
@@ -301,13 +305,13 @@ def layer_bytes(trainer: Trainer, layer: Layer) -> int:
 
     ``Layer`` has the counts; Ulysses and context parallelism divide all of it, tensor
     parallelism what is between the matrices of attention and MLP (arXiv 2205.05198,
-    section 4.2.1). With sequence parallelism it divides the rest, too, but for the
+    section 4.2.1). With sequence parallelism it also divides the rest except the
     matrices' inputs, which torch's DTensor keeps gathered.
     """
     tokens, compute = _tokens(trainer), WIDTHS[trainer.compute]
     kept = layer.items * compute + layer.floats * 4
     matrices = (2 if layer.elements else 1) * trainer.model.width
-    if trainer.casts:  # what the norms give is float32, of which there are copies
+    if trainer.casts:  # the norms' results are float32, of which there are copies
         kept += matrices * 2
     if trainer.tensor == 1:
         return math.ceil(tokens * kept)
@@ -322,8 +326,9 @@ def layer_bytes(trainer: Trainer, layer: Layer) -> int:
 
 
 def checkpoint_bytes(trainer: Trainer) -> int:
-    """What a recomputed layer keeps: its input (torch.utils.checkpoint), or its
-    parts'."""
+    """What a recomputed layer keeps: its or its parts' inputs
+    (torch.utils.checkpoint).
+    """
     width = trainer.inputs * trainer.model.width * trainer.stream
     return math.ceil(_tokens(trainer) * width / _sequence(trainer))
 
@@ -334,7 +339,7 @@ def _sequence(trainer: Trainer) -> int:
 
 
 def _inner_bytes(trainer: Trainer, layer: Layer) -> int:
-    """The widest moment inside a layer: its inner width twice, with its input's."""
+    """The peak inside a layer: its inner width twice, plus its input's."""
     width = 2 * WIDTHS[trainer.compute]
     each = layer.inner / trainer.tensor + trainer.model.width / _sequence(trainer)
     return math.ceil(_tokens(trainer) * each * width)
@@ -352,13 +357,13 @@ def kept(trainer: Trainer) -> int:
 
 
 def updates(trainer: Trainer) -> Iterator[Parts]:
-    """What is there at each moment of an update that can be its worst.
+    """What is held at each moment of an update that may be its peak.
 
-    Where autocast copies weights, all copies are there at the end of a forward pass;
-    the output matrix's stays until the backward pass, as all do without recomputation.
-    In the loss all layers' activations and the logits; then the backward pass of the
-    output matrix, of the last layer, whose activations are whole (again), and of the
-    first, when all gradients are there.
+    If autocast copies weights, all copies exist at the end of a forward pass; the
+    output matrix's stays until the backward pass, as all do without recomputation. In
+    the loss: all layers' activations and the logits; then the backward pass of the
+    output matrix, of the last layer, whose activations are complete (again), and of the
+    first, when all gradients exist.
     """
     model, compute = trainer.model, trainer.compute
     width = WIDTHS[compute]
@@ -366,8 +371,8 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     gradients = {name: size for name, size in held.items() if "gradients" in name}
     whole = {**whole_gradients(trainer)}
     unsharded = {n: whole.pop(n) for n in [*whole] if n.startswith("unsharded")}
-    # Without accumulation they come one by one, but for buffers that are made before;
-    # and those that were kept whole go as their shards come.
+    # Without accumulation they appear one by one, except for buffers allocated before;
+    # and those kept whole are freed as their shards appear.
     if unsharded or (trainer.micro_batches == 1 and trainer.sharding != "zero3"):
         for name in gradients:
             del held[name]
@@ -422,8 +427,8 @@ def copied(trainer: Trainer, model: Model) -> Parts:
 def teaching(trainer: Trainer) -> Parts:
     """The end of the teacher's forward pass, with the student's logits.
 
-    It keeps no layer's activations; autocast copies its weights, too, as they are
-    float32 and require gradients. Logits that accelerate gives back are float32
+    It keeps no layer's activations; autocast also copies its weights, since they are
+    float32 and require gradients. Logits that accelerate returns are float32
     (utils/operations.py, ConvertOutputsToFp32).
     """
     teacher, width = trainer.teacher, WIDTHS[trainer.compute]
@@ -449,7 +454,7 @@ def teaching(trainer: Trainer) -> Parts:
 
 
 def stepping(trainer: Trainer) -> Parts:
-    """What AdamW takes for a moment: a root of the second moment of all weights at once
+    """What AdamW takes temporarily: a root of the second moment of all weights at once
     (torch, optim/adam.py, _multi_tensor_adam), or of one without ``foreach``; ZeRO
     works on float32 copies of the gradients (DeepSpeed, stage_1_and_2.py).
     """
@@ -465,14 +470,14 @@ def stepping(trainer: Trainer) -> Parts:
     }[trainer.step]
     found = {f"optimizer's temporaries {dtype}": math.ceil(own * WIDTHS[dtype] / share)}
     if trainer.sharding.startswith("zero") and trainer.is_mixed:
-        # Made of one flat copy in 16 bits, which is beside them for a moment.
+        # Made from one flat copy in 16 bits, which briefly exists beside them.
         size = (4 + WIDTHS[trainer.compute]) * trainer.trained
         found["gradients' copies"] = math.ceil(size / share)
     return found
 
 
 def gathered_tensor(trainer: Trainer) -> Parts:
-    """The largest tensor, made whole of its shards (DTensor.full_tensor)."""
+    """The largest tensor, gathered from its shards (DTensor.full_tensor)."""
     if not SHARDED[trainer.sharding][0] or trainer.gpus == 1:
         return {}
     width = WIDTHS[trainer.weights]
@@ -480,8 +485,9 @@ def gathered_tensor(trainer: Trainer) -> Parts:
 
 
 def sending(trainer: Trainer, bucket: int) -> Parts:
-    """A push of weights: a tensor made whole after the other, in a bucket (verl,
-    checkpoint_engine.update_weights_bucket_megabytes)."""
+    """Sending weights: one tensor gathered after the other, in a bucket (verl,
+    checkpoint_engine.update_weights_bucket_megabytes).
+    """
     whole = trainer.model.loaded_bytes(trainer.compute)
     sent = {"bucket of weights": min(bucket, whole)}
     return total(resident(trainer, "sync"), gathered_tensor(trainer), sent)
@@ -492,5 +498,5 @@ def _tokens(trainer: Trainer) -> int:
 
 
 def _answers(trainer: Trainer) -> int:
-    """Tokens that the loss takes logits of."""
+    """Tokens whose logits the loss takes."""
     return math.ceil((trainer.answers or trainer.tokens) / trainer.context)

@@ -186,9 +186,7 @@ class Judge:
             yield self._finding(MISSING, "error", line, key, key.rpartition(".")[0])
 
     def section(self, name: str, key: str = "") -> Iterator[Finding]:
-        """Check what is given of a class: unknown keys, types, keys that nothing
-        reads.
-        """
+        """Check what is given of a class: unknown keys, types, unread keys."""
         fields = self._classes.fields(name)
         family = self._classes.family(name)
         unread = {field for one in family for field in self._unread.get(one, ())}

@@ -73,9 +73,7 @@ def read(model: Path, told: Callable[[int, int], None]) -> Warmed:
 
 
 def _files(model: Path) -> Iterator[tuple[Path, int]]:
-    """Regular files with their sizes; links, as to the blobs of the hub's cache, are
-    followed.
-    """
+    """Regular files with their sizes; links to the hub's blobs are followed."""
     for path in [model] if model.is_file() else model.rglob("*"):
         if path.is_file():
             yield path, path.stat().st_size

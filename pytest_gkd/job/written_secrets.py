@@ -111,9 +111,7 @@ def _finding(sign: str, file: str, line: int) -> Finding:
 
 
 def hiding(unsaid: Iterable[str]) -> Callable[[Any], Any]:
-    """A function that redacts secrets in texts, also in lists; of a cut one, its
-    start.
-    """
+    """A function that redacts secrets in texts and lists, even if cut short."""
     parts = sorted({one for one in unsaid if len(one) > 5}, key=len, reverse=True)
     whole = [
         re.escape(one[:12]) + r"[\w.~+/=-]*" if len(one) > 15 else re.escape(one)

@@ -35,8 +35,8 @@ def given(launch: Launch) -> tuple[Word | None, list[Word]]:
 
 
 def find(script: Path, name: str) -> Path | None:
-    """A file by its path: absolute, or relative to the script's directory, one above
-    it, or the current one.
+    """A file by its path: absolute, or from the script's directory, above it, or
+    here.
     """
     places = [*(script.absolute().parents if script.is_file() else ()), Path()]
     return next((p / name for p in places if (p / name).is_file()), None)

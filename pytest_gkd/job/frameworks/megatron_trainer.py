@@ -1,6 +1,4 @@
-"""Makes the trainer of a memory plan from Megatron's own settings, for any
-framework.
-"""
+"""Makes a memory plan's trainer from Megatron's own settings, for any framework."""
 
 from __future__ import annotations
 

@@ -96,9 +96,7 @@ def read(launch: Launch, release: Release) -> Reading:
 def _judged(
     settings: Iterable[Override], release: Release
 ) -> tuple[dict[str, Given], list[Finding]]:
-    """The values that are known and of the right kind, and what is wrong with the
-    others.
-    """
+    """The known values of the right kind, and what is wrong with the others."""
     known, findings = kinds(), list[Finding]()
     given: dict[str, Given] = {}
     for setting in settings:

@@ -11,9 +11,7 @@ CONFLICT = "config.invalid-combination"
 
 
 def gpus(commands: Iterable[Command]) -> tuple[int, Word] | None:
-    """The GPUs that the only ``ray start`` among the commands gives Ray, and its
-    word.
-    """
+    """The GPUs that the commands' only ``ray start`` gives Ray, and its word."""
     words = [
         command.words
         for command in commands
@@ -31,9 +29,7 @@ def gpus(commands: Iterable[Command]) -> tuple[int, Word] | None:
 
 
 def too_few(commands: Iterable[Command], total: int) -> Iterator[Finding]:
-    """A job of ``total`` GPUs on one node with fewer: its placement groups stay
-    pending.
-    """
+    """A job of ``total`` GPUs on one node with fewer: its placement groups pend."""
     found = gpus(commands)
     if found is None or total <= found[0]:
         return

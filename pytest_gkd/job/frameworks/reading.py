@@ -68,9 +68,7 @@ class Reading(NamedTuple):
 
 @cache
 def names(framework: str) -> dict[str, str]:
-    """The framework's own key for each value of ``gkd check``; empty if there is
-    none.
-    """
+    """The framework's own keys for the values of ``gkd check``; empty if none."""
     text = (Path(__file__).parent / "names.toml").read_text("utf-8")
     return dict(tomllib.loads(text).get(framework, {}))
 

@@ -1,5 +1,4 @@
-"""The recorded options of an argparse program, what a start makes of them, and its
-rules.
+"""The recorded options of an argparse program, a start's settings, and its rules.
 
 A schema has a table for each parser: options by name, as sources/add_argument.py writes
 them.
@@ -38,9 +37,7 @@ class Parser(NamedTuple):
 
 @cache
 def parser(release: Release, *tables: str) -> Parser:
-    """The parser of some tables of a release's schema; the later of two namesakes
-    wins.
-    """
+    """The parser of some tables of a release's schema; a later namesake wins."""
     whole = release.schema
     records = {name: r for table in tables for name, r in whole[table].items()}
     found = Parser({}, {}, {}, {}, frozenset(_added(records)), _required(records))

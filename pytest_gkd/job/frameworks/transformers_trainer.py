@@ -1,6 +1,4 @@
-"""What a trainer derived from transformers' Trainer holds, with accelerate or
-DeepSpeed.
-"""
+"""What a trainer based on transformers' holds, with accelerate or DeepSpeed."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ class Setup(NamedTuple):
 
 
 def sharding(values: Values) -> str:
-    """The sharding by the memory plan's names; DeepSpeed's default stage if none is
+    """The sharding by the memory plan's names; DeepSpeed's default stage if not
     given.
     """
     if values["sharding"] != "deepspeed":

@@ -125,9 +125,7 @@ class Options(dict[str, Record]):
         prefix: str = "",
         skipped: Iterable[str] = (),
     ) -> None:
-        """One call; ``prefix`` is prepended to its names, as slime does with
-        SGLang's.
-        """
+        """One call; its names get ``prefix``, as slime does with SGLang's."""
         said = [self._name(node) for node in names]
         keywords = {k.arg: k.value for k in call.keywords if k.arg}
         self.add(said, self._keywords(keywords), prefix, skipped)
@@ -343,9 +341,7 @@ class Unrolled(ast.NodeTransformer):
 
 
 def short(name: str, record: Record) -> Record:
-    """The option without the obvious: the key that its name implies, and a default of
-    None.
-    """
+    """The option without what is implied: a key from its name, a default of None."""
     key = name.lstrip("-").replace("-", "_")
     clear = {"key": key, "default": None}
     if "default" not in record:

@@ -75,9 +75,7 @@ def classes(
 
 
 def _called(names: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """The name that each class is recorded by: with as much of its module as is
-    needed.
-    """
+    """The name that each class is recorded by, with as much of its module as needed."""
     ways: tuple[Callable[[str, str], str], ...] = (
         lambda _, name: name,
         lambda module, name: f"{name}@{module.rpartition('.')[2]}",
@@ -228,9 +226,7 @@ def _is_dataclass(node: ast.ClassDef) -> bool:
 
 
 class _Enums(ast.NodeTransformer):
-    """Turns enums in annotations into a Literal of their names, members into the
-    name.
-    """
+    """Turns enums in annotations into Literals of their names, members into names."""
 
     def __init__(self, enums: Mapping[str, list[str]]) -> None:
         self._enums = enums

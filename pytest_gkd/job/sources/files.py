@@ -39,9 +39,7 @@ class Source(NamedTuple):
 
 
 def version(package: str) -> str | None:
-    """A package's version, "" if its metadata is broken, None if it is not
-    installed.
-    """
+    """A package's version, "" if its metadata is broken, None if not installed."""
     try:
         found = metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -94,8 +92,7 @@ def matching(files: Files, wanted: str) -> Files:
 
 
 def outline(text: str, wanted: re.Pattern[str]) -> str:
-    """A file's imports and values, and the classes that match; parsing all would be
-    slow.
+    """A file's imports and values, and the classes that match; parsing all is slow.
 
     Returns the text unchanged if that breaks its syntax, as with multi-line strings
     that have lines at the margin.

@@ -70,9 +70,7 @@ def gone(
 
 
 def completed(schema: Schema, release: str, last: str, older: Schema) -> Schema:
-    """A schema that was read, with the fields of older releases from their last
-    record.
-    """
+    """A schema that was read, with older releases' fields from their last record."""
     return {
         **schema,
         "removed": {**older["removed"], **gone(schema, release, [(last, older)])},

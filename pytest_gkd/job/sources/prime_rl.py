@@ -48,9 +48,7 @@ class Sources:
         }
 
     def _imports(self, tree: ast.Module) -> dict[str, Key]:
-        """Names that a module imports, with the module they are from; "" if that is
-        foreign.
-        """
+        """Names that a module imports, with their module; "" for a foreign one."""
         found: dict[str, Key] = {}
         checked = (line.body for line in tree.body if isinstance(line, ast.If))
         for node in (*tree.body, *(line for body in checked for line in body)):

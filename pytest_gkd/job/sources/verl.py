@@ -1,6 +1,4 @@
-"""verl's keys, from the trees that it generates, and the names that are valid for
-them.
-"""
+"""verl's keys, from the trees that it generates, and the names valid for them."""
 
 from __future__ import annotations
 

@@ -22,9 +22,7 @@ SIZE = re.compile(r"([a-z])(\d+)")
 
 @dataclass(frozen=True)
 class Backend:
-    """A model's backend and sizes; ``experts`` are the sizes for the experts' own
-    split.
-    """
+    """A model's backend and sizes; ``experts`` are those of the experts' own split."""
 
     kind: str
     data: int = 1

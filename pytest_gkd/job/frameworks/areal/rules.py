@@ -337,8 +337,8 @@ def _scheduler(look: Look) -> Iterator[Fault]:
 
 
 def _shards(look: Look) -> Iterator[Fault]:
-    """utils/dataloader.py, create_dataloader: with the older launchers each rank reads
-    its own part.
+    """utils/dataloader.py, create_dataloader: the older launchers' ranks each read a
+    part.
     """
     if look.launcher != "spmd":
         return
@@ -454,9 +454,7 @@ def _launched(look: Look) -> Iterator[Fault]:
 
 
 def _served(look: Look) -> Iterator[Fault]:
-    """trainer/rl_trainer.py: weights are sent to the backend that rollout.backend
-    names.
-    """
+    """trainer/rl_trainer.py: weights are sent to rollout.backend's engine."""
     if look.launcher != "spmd" or not look.has("rollout"):
         return
     own = backends.read(str(look("rollout.backend")))

@@ -398,9 +398,7 @@ class Start:
         )
 
     def _dtype(self) -> Given:
-        """``--bf16 true`` takes precedence over torch_dtype in Megatron
-        (_map_dtype).
-        """
+        """``--bf16 true`` overrides torch_dtype in Megatron (_map_dtype)."""
         for key, name in (("fp16", "float16"), ("bf16", "bfloat16")):
             own = self.get(key)
             if self.is_megatron and own.value is True:
@@ -540,8 +538,7 @@ class Start:
 
 
 def zero_of(name: str | None) -> tuple[int | None, bool, bool] | None:
-    """The stage, and whether parameters and optimizer go to the CPU; None if not
-    certain.
+    """The stage, and whether parameters and optimizer go to the CPU; None if unknown.
 
     From one of ms-swift's own names, from JSON, or from a JSON file
     (json_parse_to_dict).

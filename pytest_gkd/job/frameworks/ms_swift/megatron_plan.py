@@ -214,9 +214,7 @@ def _job(
 
 
 def _away(values: Values) -> list[str]:
-    """trainers/rollout_mixin.py, offload_context: gradients are offloaded with the
-    weights.
-    """
+    """trainers/rollout_mixin.py, offload_context: gradients leave with the weights."""
     weights = ["weights", "gradients"] if values.get("offload_param") else []
     return weights + (["states"] if values.get("offload_optimizer") else [])
 

@@ -343,9 +343,7 @@ def _certain(override: Override, program: str, release: Release) -> Override:
 
 
 def _explained(finding: Finding, program: str, release: Release) -> str:
-    """Why an option is unknown: it was removed, renamed, or belongs to another
-    command.
-    """
+    """Why an option is unknown: it was removed, renamed, or is another command's."""
     if finding.cause != UNKNOWN or not finding.key.startswith("--"):
         return ""
     key = finding.key[2:].replace("-", "_")

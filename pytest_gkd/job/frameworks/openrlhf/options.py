@@ -161,9 +161,7 @@ def said(v: Known, given: Iterable[Override]) -> list[Override]:
 
 
 def _renamed(v: Known, option: str) -> str:
-    """The release's name for another release's option; "" for one that no release
-    has.
-    """
+    """The release's name for another release's option; "" if no release has it."""
     for number in releases.recorded(v.name):
         release = releases.release(v.name, number)
         for table in release.schema:

@@ -73,9 +73,7 @@ def has_critic(v: Known) -> bool:
 
 
 def has_function(v: Known) -> bool:
-    """Whether rewards come from remote_rm_url or an agent, not from the job's reward
-    model.
-    """
+    """Whether rewards come from remote_rm_url or an agent, not a reward model."""
     return v.is_set("remote_rm_url") or v.is_set("agent_func_path")
 
 

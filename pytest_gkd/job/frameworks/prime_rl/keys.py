@@ -45,8 +45,7 @@ class Settings:
         self.words: dict[str, Word] = {}
 
     def merge(self, tree: Mapping[str, Any], words: Mapping[str, Word]) -> None:
-        """Tables are merged, everything else is replaced (pydantic_config 0.4.3,
-        _deep_merge).
+        """Tables are merged, all else is replaced (pydantic_config 0.4.3, _deep_merge).
 
         ``words`` are by the dotted keys of what is in ``tree``.
         """

@@ -63,9 +63,7 @@ PRESENT = {
 
 
 def propagated(settings: Settings, classes: Classes) -> list[Finding]:
-    """Copy the shared keys to the roles that lack them; return what contradicts
-    them.
-    """
+    """Copy the shared keys to the roles that lack them; return contradictions."""
     found = []
 
     def fill(target: str, shared: str, *, is_whole: bool = True) -> None:

@@ -81,8 +81,8 @@ def _steps(look: Look) -> Iterator[Fault]:
 
 
 def strange(look: Look, strategy: str, known: Collection[str]) -> Iterator[Fault]:
-    """The keys of workers' strategy_config that a strategy does not know, each with
-    similar names.
+    """Keys of workers' strategy_config unknown to their strategy, with similar
+    names.
     """
     for worker in look.workers():
         if look.strategy(worker).startswith(strategy):
@@ -135,9 +135,7 @@ def _teacher(look: Look) -> Iterator[Fault]:
 
 
 def _nodes(look: Look) -> Iterator[Fault]:
-    """configs/base_config.py, BaseConfig: device_mapping and the machine determine
-    it.
-    """
+    """configs/base_config.py, BaseConfig: device_mapping and the machine decide."""
     found, said = nodes(look), look.whole("num_nodes")
     if _is_users(look, "num_nodes") and found and found != said:
         each = look.whole("num_gpus_per_node")

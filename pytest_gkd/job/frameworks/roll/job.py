@@ -50,9 +50,7 @@ class Look(looking.Look):
         self.is_pure = is_pure
 
     def quietly(self, key: str, default: Any = None) -> Any:
-        """The value of a key that decides which others matter; it is not recorded in
-        ``given``.
-        """
+        """A key that decides which others matter; it is not recorded in ``given``."""
         count = len(self.given)
         try:
             return self(key, default)

@@ -232,9 +232,7 @@ def _values(config: Config) -> dict[str, Given]:
 
 
 def _by_strategy(config: Config, table: str, key: str) -> dict[str, Given]:
-    """The values of a table, and of the one for the training backend named by
-    ``key``.
-    """
+    """The values of a table, and of the one for the backend named by ``key``."""
     strategy = _value(config, key)
     is_megatron = strategy is not None and strategy.value == "megatron"
     backend = "megatron" if is_megatron else "fsdp"

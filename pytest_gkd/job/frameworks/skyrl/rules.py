@@ -519,9 +519,7 @@ def _ref(look: Look) -> Iterator[Fault]:
 
 
 def _distills(look: Look) -> Iterator[Fault]:
-    """examples/train/on_policy_distillation: the teacher enters through the reward's
-    KL.
-    """
+    """examples/train/on_policy_distillation: the teacher is the reward's KL."""
     if DISTILLS not in look.program:
         return
     key = f"{ALGORITHM}.use_kl_in_reward"
@@ -532,9 +530,7 @@ def _distills(look: Look) -> Iterator[Fault]:
 
 
 def _lost_defaults(look: Look) -> Iterator[Fault]:
-    """config/config.py, build_nested_dataclass: a section is built from what is
-    given.
-    """
+    """config/config.py, build_nested_dataclass builds sections from what is given."""
     key, rate = "trainer.critic.optimizer_config", "trainer.critic.optimizer_config.lr"
     setting = look.config.settings.get(rate)
     is_made = setting is not None and not setting.word.file

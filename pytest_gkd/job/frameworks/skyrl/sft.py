@@ -249,9 +249,7 @@ def _batch(look: Look) -> Iterator[Fault]:
 
 
 def _lost_split(look: Look) -> Iterator[Fault]:
-    """config/config.py, build_nested_dataclass: a section is built from what is
-    given.
-    """
+    """config/config.py, build_nested_dataclass builds sections from what is given."""
     if not look.is_megatron() or not look.config.is_section("megatron_config"):
         return
     for kind in ("tensor", "pipeline"):

@@ -47,9 +47,7 @@ class Family:
         )
 
     def is_own(self, keys: AbstractSet[str]) -> bool:
-        """Whether a train.py with these words is this framework's, by options and
-        names.
-        """
+        """Whether a train.py with these words is this framework's, by its options."""
         if not keys & OWN:
             return False
         hints = [found[1] for key in keys for found in HINT.finditer(key)]

@@ -588,9 +588,7 @@ def teacher_places(v: Known) -> list[tuple[str, int]]:
 
 
 def teachers(v: Known) -> list[Server]:
-    """This script's servers on which the teachers are queried; empty unless all are
-    known.
-    """
+    """This script's servers for the teachers' queries; empty unless all are known."""
     places = teacher_places(v)
     by_port = {server.find("port").value: server for server in v.servers}
     found = [by_port.get(port) for host, port in places if host in HERE]

@@ -97,9 +97,7 @@ def _names(key: str, value: Any) -> list[str]:
 def _strategy(
     value: Any, job: Job, schema: dict[str, Any], release: Release
 ) -> tuple[str, str]:
-    """A strategy that the job's model engine does not accept, and how serious that
-    is.
-    """
+    """A strategy that the job's model engine does not accept, and how bad that is."""
     default = job.default(STRATEGY)
     own: list[str] = next((s for s in schema["strategies"] if default in s), [])
     others = [name for some in schema["strategies"] for name in some]

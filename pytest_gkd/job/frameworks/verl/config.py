@@ -96,9 +96,7 @@ def composed(
 
 
 def _name(launch: Launch, line: CommandLine, files: _Files) -> tuple[str, str]:
-    """The primary configuration's name, or why there is none; adds its places to
-    ``files``.
-    """
+    """The primary configuration's name, or why not; adds its places to ``files``."""
     if launch.document is not None:
         files.places.append(launch.document.parent)
         return launch.document.stem, ""

@@ -170,8 +170,7 @@ def _precision(found: Values, said: Values) -> dict[str, Any]:
 def trainer(
     values: Values, model: Model, length: int, rows: float
 ) -> tuple[Megatron, Parts, tuple[Beside, ...]]:
-    """The trainer, what it takes to score the student's own rows, and a reference
-    model.
+    """The trainer, what scoring the student's own rows takes, and a reference model.
 
     If its parameters are offloaded, so are its gradients (utils/megatron_utils.py,
     offload_megatron_model_to_cpu); everything is on the GPU in an update.

@@ -115,9 +115,7 @@ def _configuration(
 
 
 def schema(release: Release, engine: str = DEFAULT_ENGINE) -> dict[str, Any] | None:
-    """The keys of a release under an engine with their defaults, None if it is
-    unknown.
-    """
+    """A release's keys under an engine with their defaults, None if it is unknown."""
     whole = release.schema
     own = whole["engines"].get(engine)
     if own is None:
