@@ -132,8 +132,8 @@ def check(
     are the script's own arguments ("$@"), ``framework`` is as in ``--framework``,
     ``given`` are variables that are set when the script starts, ``machine`` is what it
     is to run on. ``added`` are further arguments of the start itself, each of one or
-    more words; findings give their numbers as lines. Raises CheckError where there is
-    no job of a known framework.
+    more words; findings give their numbers as lines. Raises CheckError if there is no
+    job of a known framework.
     """
     try:
         return _checked(job, overrides, framework, given or {}, machine, added)

@@ -80,7 +80,7 @@ def program(text: str) -> dict[str, Any]:
 def fields(name: str, known: Mapping[str, Any]) -> Fields:
     """All fields of a class, those of its bases included.
 
-    Raises KeyError where one of them is not known, or is not a dataclass.
+    Raises KeyError if one of them is not known, or is not a dataclass.
     """
     own = known[name]
     found: Fields = {}

@@ -66,7 +66,7 @@ class Machine:
 
     @property
     def all_gpus(self) -> int:
-        """The GPUs of all nodes; 0 where that is not known."""
+        """The GPUs of all nodes; 0 if that is not known."""
         return (self.nodes or 1) * (self.gpus or 0)
 
 
@@ -106,7 +106,7 @@ class Recipe(NamedTuple):
     """How a framework's jobs are turned into the input of the plan.
 
     ``job`` makes that input from the values, the student, a teacher that the trainer or
-    an engine holds, and a GPU's memory; it raises CheckError where something cannot be
+    an engine holds, and a GPU's memory; it raises CheckError if something cannot be
     determined. ``keys`` are the framework's names of values that may be changed,
     several if all of them must be, with the framework's value if it differs ("KEY=cpu",
     "KEY=zero{}" with the value in it). ``facts`` are added to the values: what else the
@@ -256,7 +256,7 @@ def mended(
     return {}
 
 
-# -- what is told ------------------------------------------------------------------
+# -- the report --------------------------------------------------------------------
 
 
 def judge(

@@ -30,7 +30,7 @@ class Look:
         self.given: list[Given] = []
 
     def __call__(self, key: str, default: Any = None) -> Any:
-        """The value of a key. Raises NotCertainError where it is not known."""
+        """The value of a key. Raises NotCertainError if it is not known."""
         try:
             given = self.config.value(key)
         except UnresolvedError as error:
