@@ -64,9 +64,7 @@ class Option:
         return int(self.nargs) if self.nargs.isdigit() else 1
 
     def converted(self, text: str) -> Any:
-        """A word as argparse would convert it. Raises ValueError if argparse refuses
-        it.
-        """
+        """A word as argparse would convert it. Raises ValueError if that fails."""
         if self.none and text.lower() in ("none", "null"):
             return None
         if self.choices:

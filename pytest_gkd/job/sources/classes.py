@@ -323,9 +323,9 @@ def typed(
     that a user's own programs may take, ``handed_on`` those that are passed to a
     library whole.
 
-    - ``classes``: those that the programs' classes consist of; - ``programs``: by the
-    program's module its class; - ``unread``: fields by their class, whose names occur
-    nowhere else in the code.
+    - ``classes``: those that the programs' classes consist of;
+    - ``programs``: each program's class, by its module;
+    - ``unread``: fields, by their class, whose names occur nowhere else in the code.
     """
     own = matching(files, code)
     found = dataclasses(own)

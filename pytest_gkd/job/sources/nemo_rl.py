@@ -37,12 +37,13 @@ def read(files: Files) -> Schema:
     """The configurations and classes of a checkout, for ``gkd check``.
 
     - ``configs``: the configurations that its programs take by default, with those that
-    they inherit from, as written; ``programs`` says whose they are; - ``classes``: each
-    TypedDict and pydantic model with its fields, as ``annotation`` or ``annotation =
-    default``, and the names that its annotations use; - ``masters``: the class of the
-    whole configuration by the module of its algorithm; - ``validates``: whether the
-    programs validate a configuration against it; - ``resolvers``: OmegaConf's, as
-    registered; - ``reads``: names that the code looks up but that are in no class.
+      they inherit from, as written; ``programs`` says whose they are;
+    - ``classes``: each TypedDict and pydantic model with its fields, as ``annotation``
+      or ``annotation = default``, and the names that its annotations use;
+    - ``masters``: the class of the whole configuration by the module of its algorithm;
+    - ``validates``: whether the programs validate a configuration against it;
+    - ``resolvers``: OmegaConf's, as registered;
+    - ``reads``: names that the code looks up but that are in no class.
     """
     code = matching(files, r"nemo_rl/.*\.py")
     programs = matching(files, r"examples/(?:.*/)?run_\w+\.py")

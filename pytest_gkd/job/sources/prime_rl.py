@@ -107,12 +107,12 @@ def read(files: Files) -> Schema:
     """The classes of its configuration package, and those of its programs.
 
     - ``classes``: each with its bases and fields, as ``annotation`` or ``annotation =
-    default`` (a lambda, where a call makes it), whether it takes ``any`` key beside, by
-    ``aliases`` other names of a field, and validators that come ``before`` the fields,
-    which may rename a key; ``folds`` are classes whose fields such a one also takes a
-    level above; - ``programs``: the class that each program reads its command line
-    into; - ``checks``: the functions that validate a configuration, and all others
-    there.
+      default`` (a lambda, where a call makes it), whether it takes ``any`` key beside,
+      by ``aliases`` other names of a field, and validators that come ``before`` the
+      fields, which may rename a key; ``folds`` are classes whose fields such a one also
+      takes a level above;
+    - ``programs``: the class that each program reads its command line into;
+    - ``checks``: the functions that validate a configuration, and all others there.
 
     Classes go by their own names, namesakes by Name__at__module.
     """
