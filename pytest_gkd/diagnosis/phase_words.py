@@ -138,6 +138,8 @@ def of_line(line: bytes, *, begun: bool, repeats: bool = False) -> Told | None:
     A process named after a teacher speaks of the teacher's work. ``repeats`` says that
     other lines are like it.
     """
+    if b" NCCL INFO " in line:
+        return None  # the library's own log
     process, words = prefixes.split(line[:LONGEST].lstrip(b" "))
     role = _ROLE.search(process or words)
     name = role[1] if role else b""

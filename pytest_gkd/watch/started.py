@@ -253,7 +253,9 @@ class CommandWatch:
             f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         )
         found = stuck_report.diagnosed(watch.log, self.asked.rules)
-        phase = found["phase"] if found["causes"] else progress.phase
+        # A traceback tells where it was raised, whether its cause is known or not.
+        told = found.get("verdict") in ("failed", "unknown")
+        phase = found["phase"] if told else progress.phase
         where = f" in {phase}" if phase else ""
         step = f", step {progress.step}" if progress.step is not None else ""
         spent = verdicts.span(monotonic() - watch.began)
@@ -268,6 +270,8 @@ class CommandWatch:
                 text += f"\n  saw   {line['file']}:{line['line']}  {line['text']}"
             for advice in one["advice"][:2]:
                 text += f"\n  fix   {advice}"
+        for line in found.get("telling", [])[:1]:  # of what no rule knows
+            text += f"\n  saw   {line['text']}"
         if watch.log is not None:
             text += f"\n  more  gkd diagnose {watch.log}"
         watch.verdict = verdict
