@@ -61,6 +61,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.needs("torch")
 def test_ranks_that_are_armed_are_asked_for_their_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +125,7 @@ if __name__ == "__main__":
 )
 
 
+@pytest.mark.needs("torch")
 def test_torchs_real_debug_server_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,7 @@ def test_sets_of_ranks() -> None:
     assert rank_sets.name(_eight()[7:]) == "rank 7"
 
 
+@pytest.mark.needs("torch")
 @TRACES
 def test_of_four_real_ranks_the_one_that_is_elsewhere_is_marked(tmp_path: Path) -> None:
     with live_jobs.ranks(tmp_path, 4, odd=2) as found:

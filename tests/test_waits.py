@@ -50,6 +50,7 @@ BUSY = ("fit train.py 7", "save_checkpoint ckpt.py 3")
 # -- real processes ----------------------------------------------------------------
 
 
+@pytest.mark.needs("torch")
 @TRACES
 def test_real_ranks_wait_for_the_one_that_saves(tmp_path: Path) -> None:
     with live_jobs.ranks(tmp_path, 4, odd=2) as found:
@@ -73,6 +74,7 @@ def test_two_real_threads_in_each_others_locks_are_a_deadlock(tmp_path: Path) ->
     assert "generate in generate (prog.py:16)" in seen.lines[0]
 
 
+@pytest.mark.needs("torch")
 @TRACES
 def test_a_real_data_loader_waits_for_the_worker_that_is_at_work(
     tmp_path: Path,
