@@ -48,7 +48,9 @@ def test_a_command_may_answer_a_standstill_with_its_report(tmp_path: Path) -> No
     line = 'command:cp "$GKD_REPORT/report.txt" answer; touch go'
     text = STANDS.replace(
         "time.sleep(1000)",
-        "import pathlib\n    while not pathlib.Path('go').exists(): time.sleep(0.5)",
+        "import pathlib, sys\n    for _ in range(300):\n"
+        "        if pathlib.Path('go').exists(): return\n        time.sleep(0.5)\n"
+        "    sys.exit('nobody answered')",
     )
     done = watch(tmp_path, *python(text), options=[*SOON, f"--on-stuck={line}"])
     assert done.returncode == 0
