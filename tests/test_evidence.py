@@ -307,7 +307,7 @@ def test_a_report_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
     assert one.problem.endswith("File exists")
 
 
-# As Ray 2.60's `ray list tasks --detail --format=json` prints them, without the rest.
+# Written by hand, with the fields of Ray 2.60's `ray list tasks --detail` in JSON.
 TASKS = [
     {"task_id": "t1", "parent_task_id": "d", "name": "Trainer.sync", "actor_id": "a1",
      "state": "RUNNING", "worker_pid": 11, "type": "ACTOR_TASK"},
