@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from test_plugin import Run
 
 from pytest_gkd.options import Settings
 from pytest_gkd.processes.import_clock import FOLDER, STARTUP, ImportClock
+from pytest_gkd.run.worker import StageWorker
 from pytest_gkd.stage_api import EXTRA_LIMIT_S, StageContext
 from pytest_gkd.stage_events import Event, Extra
 
@@ -100,6 +102,17 @@ def test_the_time_on_top_is_bounded() -> None:
     assert gkd.remaining_s() <= 10 + EXTRA_LIMIT_S["imports"]
     gkd.begin("after", 10.0)
     assert gkd.remaining_s() <= 10
+
+
+def test_a_sum_just_below_nothing_is_granted_as_nothing(tmp_path: Path) -> None:
+    sent: list[Event] = []
+    context = StageContext(Settings(), tmp_path, tmp_path)
+    link: Any = SimpleNamespace(emit=sent.append)
+    request: Any = None
+    worker = StageWorker(request, context, link, tmp_path / "made", isolated=False)
+    worker._imported_s = 0.1 + 0.2
+    worker._importing(0.3)  # between two stages
+    assert [event.s for event in sent if isinstance(event, Extra)] == [0.0]
 
 
 def test_the_clock_counts_what_imports_take_and_nothing_else(

@@ -156,7 +156,8 @@ class StageWorker:
 
     def _importing(self, seconds: float) -> None:
         """Report import progress; imports add to the budget, within limits."""
-        seconds += self._below.seconds - self._imported_s
+        # A rounding error below nothing is nothing.
+        seconds = max(0.0, seconds + self._below.seconds - self._imported_s)
         if self._runs:
             self.context.allow("imports", seconds)
         else:
