@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import report_schema
 
 SLEEPER = "import time; time.sleep(600)"
 
@@ -74,6 +75,7 @@ class Run:
         self.report: dict[str, Any] = {}
         if path.exists():
             self.report = json.loads(path.read_text())
+            report_schema.check(self.report)
 
     def stage(self, name: str) -> dict[str, Any]:
         return next(s for s in self.report["stages"] if s["name"] == name)
