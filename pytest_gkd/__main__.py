@@ -225,6 +225,13 @@ def _parser() -> _Parser:
         metavar="DIR",
         help="where the file goes (default: %(default)s)",
     )
+    command.add_argument(
+        "--only",
+        default="",
+        metavar="NAME,...",
+        help="only the runs that begin so, such as colocated,split,'fault vllm'; the "
+        "first lines of output name all",
+    )
     command.set_defaults(run=_gpu_report)
 
     watch_arguments.add(commands).set_defaults(run=_watch)
@@ -441,7 +448,8 @@ def _env(asked: argparse.Namespace) -> int:
 
 def _gpu_report(asked: argparse.Namespace) -> int:
     try:
-        return 0 if gpu_runs.make(Path(asked.output), _say) else FOUND
+        only = [name.strip() for name in asked.only.split(",") if name.strip()]
+        return 0 if gpu_runs.make(Path(asked.output), _say, only) else FOUND
     except gpu_runs.NotHereError as error:
         _say_error(f"gpu-report: {error}")
         return UNUSABLE

@@ -103,6 +103,24 @@ def test_everything_else_that_needs_a_gpu_is_run_or_said_to_be_left_out(
 
 
 @needs_compiler
+def test_what_is_asked_for_is_run_and_the_rest_is_said_to_be_left_out(
+    on: PutsOn,
+) -> None:
+    made = plan(on(recorded.ONE_H100))
+    part = gpu_runs.narrowed(made, ["split", "fault vllm"])
+    assert [run.name for run in part.runs] == [
+        *("split, cold", "split, warm"),
+        *("fault vllm:no-gpu-memory-for-cache", "fault vllm:gpu-memory-taken"),
+    ]
+    assert part.left_out["colocated, cold"] == gpu_runs.NOT_ASKED_FOR
+    assert part.left_out["fault nccl:one-gpu"] == "needs 2 GPUs"
+    assert result_files.scrubbed({"not_run": part.left_out})["not_run"] == part.left_out
+    assert gpu_runs.narrowed(made, []) is made
+    with pytest.raises(gpu_runs.NotHereError, match=r"'spilt'.* colocated, split, ray"):
+        gpu_runs.narrowed(made, ["spilt"])
+
+
+@needs_compiler
 def test_every_name_and_reason_has_a_place_in_the_file(on: PutsOn) -> None:
     for recording in (recorded.EIGHT_H100, recorded.EXCLUSIVE, recorded.MIG):
         made = plan(on(recording), has_ray=False, may_mount=False)

@@ -215,9 +215,11 @@ def test_the_page_tells_what_each_file_found() -> None:
 def test_the_files_here_can_be_read_and_the_readme_says_as_much() -> None:
     """docs/gpu-results.md is compared with what is made of them in test_pages."""
     results = result_files.load(ROOT / result_files.DIRECTORY)
-    seen = any(any(result_files.whole_passes(one)) for one in results)
+    whole = any(any(result_files.whole_passes(one)) for one in results)
     readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
-    assert seen != ("GPU paths have not been run yet" in readme)
+    assert ("GPU paths have not been run yet" in readme) == (not results)
+    partly = "Only part of the GPU paths has been run" in readme
+    assert partly == (bool(results) and not whole)
 
 
 # -- the header ------------------------------------------------------------------------

@@ -49,6 +49,7 @@ NOT_HANDED_ON = ("GITHUB_STEP_SUMMARY", "GITHUB_ACTIONS")
 BESIDE_S = 600.0
 ENDS = ((signal.SIGINT, 90.0), (signal.SIGTERM, 60.0), (signal.SIGKILL, 10.0))
 SETTLE_S = 10.0
+NOT_ASKED_FOR = "left out by --only"
 ONE_PROCESS = "each GPU takes one process at a time"
 NCCL_TESTS = "all_reduce_perf"
 NCCL_TESTS_S = 300.0
@@ -482,8 +483,29 @@ def check(usable: gpus.Usable) -> None:
         )
 
 
-def make(place: Path, say: Callable[[str], None]) -> bool:
-    """Run everything, reporting progress; whether all of it ended as expected.
+def narrowed(made: Plan, names: Sequence[str]) -> Plan:
+    """The part of a plan that is asked for; everything if ``names`` is empty.
+
+    A name is how runs begin: ``split`` has both of its passes, ``fault vllm`` every
+    fault of that stage. Raises NotHereError for one that no run begins with.
+    """
+    for name in names:
+        if not any(run.name.startswith(name) for run in made.runs):
+            known = dict.fromkeys(run.name.partition(",")[0] for run in made.runs)
+            raise NotHereError(
+                f"--only: nothing to be run here begins with {name!r}; there are "
+                + ", ".join(known)
+            )
+    if not names:
+        return made
+    runs = tuple(run for run in made.runs if run.name.startswith(tuple(names)))
+    rest = {run.name: NOT_ASKED_FOR for run in made.runs if run not in runs}
+    return Plan(runs, {**made.left_out, **rest})
+
+
+def make(place: Path, say: Callable[[str], None], only: Sequence[str] = ()) -> bool:
+    """Run everything, or ``only`` what is named, reporting progress; whether all of it
+    ended as expected.
 
     Raises NotHereError before anything runs; KeyboardInterrupt after an interrupt, once
     the current run has ended and the results so far are written.
@@ -492,6 +514,7 @@ def make(place: Path, say: Callable[[str], None]) -> bool:
     check(usable)
     has_ray = "ray" in installed_versions()
     made = plan(usable, has_ray=has_ray, may_mount=host_capabilities.may_mount())
+    made = narrowed(made, only)
     report = Report(place, describe(usable))
     return fill(report, made, 1 if _has_mig(usable) else usable.ranks, say)
 
