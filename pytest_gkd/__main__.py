@@ -20,7 +20,8 @@ from pytest_gkd.job import written_secrets
 from pytest_gkd.job.findings import CheckError
 from pytest_gkd.options import near
 from pytest_gkd.processes import gpus, host_summary, stale_runs
-from pytest_gkd.report import explain, render
+from pytest_gkd.report import compare, explain, render
+from pytest_gkd.report.record import DIRECTORY
 from pytest_gkd.watch import arguments as watch_arguments
 from pytest_gkd.watch.arguments import WatchError
 
@@ -206,6 +207,34 @@ def _parser() -> _Parser:
     )
     command.add_argument("--format", choices=("text", "json"), default="text")
     command.set_defaults(run=_env)
+
+    command = commands.add_parser(
+        "report",
+        help="compare a run with an earlier one, or with those kept beside it",
+        description="What changed in outcomes, times, measured numbers, versions and "
+        "settings. With one report, times are held against the median of the runs that "
+        "are kept beside it.",
+        epilog="Exit status: 0 nothing is worse, 1 a stage no longer passes or takes "
+        f"{compare.CHANGED:g} times as long, 2 there is no report to read, or usage "
+        "error.",
+    )
+    command.add_argument(
+        "report",
+        nargs="?",
+        default=Path(DIRECTORY),
+        type=Path,
+        metavar="DIR",
+        help="a report's directory, or its report.json (default: %(default)s)",
+    )
+    command.add_argument(
+        "before",
+        nargs="?",
+        type=Path,
+        metavar="EARLIER",
+        help="the one to compare with",
+    )
+    command.add_argument("--format", choices=("text", "json"), default="text")
+    command.set_defaults(run=_report)
 
     command = commands.add_parser(
         "gpu-report",
@@ -444,6 +473,21 @@ def _env(asked: argparse.Namespace) -> int:
         return _answer(asked, found.to_json(), found.text())
     lines = [*host_summary.lines()]
     return _answer(asked, {"schema": 1, "lines": lines}, "\n".join(lines))
+
+
+def _report(asked: argparse.Namespace) -> int:
+    after = compare.read(asked.report)
+    before = (
+        [compare.read(asked.before)] if asked.before else compare.kept(asked.report)
+    )
+    if not before:
+        raise compare.ReportError(
+            f"{after.name}: no earlier run is kept beside it; name one to compare "
+            "with: gkd report DIR EARLIER"
+        )
+    found = compare.compare(after, before)
+    _answer(asked, found.to_json(), compare.text(found))
+    return FOUND if found.worse else 0
 
 
 def _gpu_report(asked: argparse.Namespace) -> int:

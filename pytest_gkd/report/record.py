@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from pytest_gkd.diagnosis.diagnose import Diagnosis, EvidenceLine
 
 REPORT = "report.json"  # its name in the directory of a run's report
+DIRECTORY = ".gkd/last"  # that directory, unless --gkd-report names another
+# Earlier reports, and those of runs that start while another one holds the directory.
+RUNS = "runs"
 SCHEMA = 1
 # How much of a stage's output is kept, from its end.
 OUTPUT_BYTES = 4 * 1024 * 1024

@@ -23,15 +23,12 @@ from typing import Any
 
 from pytest_gkd.files import make_way, write_json
 from pytest_gkd.processes import cleanup, procfs
-from pytest_gkd.report.record import REPORT
+from pytest_gkd.report.record import DIRECTORY, REPORT, RUNS
 
-DEFAULT = ".gkd/last"
 MARKER = ".pytest-gkd-report"
 SIGNATURE = "Made by pytest-gkd, which may move and remove the report in here.\n"
 FOLDERS = ("stacks", "output")
 PARTS = (REPORT, f"{REPORT}.part", *FOLDERS)
-# Earlier reports, and those of runs that start while another one holds the directory.
-RUNS = "runs"
 KEPT = 5
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -55,7 +52,7 @@ class ReportDir:
 
     def __init__(self, base: Path, name: str | None = None) -> None:
         self.notes: list[str] = []
-        wanted = Path(name or DEFAULT)
+        wanted = Path(name or DIRECTORY)
         with contextlib.ExitStack() as opened:
             fd = _open(base, wanted, opened)
             above, aside = fd, RUNS

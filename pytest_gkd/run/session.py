@@ -19,15 +19,11 @@ from pytest_gkd.gpu_report import result_files
 from pytest_gkd.options import REPORT, RULES, Settings, SettingsError
 from pytest_gkd.processes import gpus, host_capabilities
 from pytest_gkd.processes.heartbeat import Standstill
+from pytest_gkd.report.record import DIRECTORY
 from pytest_gkd.run import option_origins, selection, surroundings, user_settings
 from pytest_gkd.run.assignment import SAFE_PATH, Assignment, Link, Preparation
 from pytest_gkd.run.events import EventWriter, verdict_on
-from pytest_gkd.run.report_directory import (
-    DEFAULT,
-    ReportDir,
-    ReportRefusedError,
-    restore,
-)
+from pytest_gkd.run.report_directory import ReportDir, ReportRefusedError, restore
 from pytest_gkd.run.run_directory import RunDir, temporary_name
 from pytest_gkd.run.selection import Request, Selection
 from pytest_gkd.run.worker import CONTEXT, StageWorker
@@ -166,10 +162,10 @@ def _report_dir(config: pytest.Config) -> ReportDir:
         return ReportDir(base, name or None)
     except (OSError, ReportRefusedError) as error:
         problem = error.strerror if isinstance(error, OSError) else error
+        wanted = base / (name or DIRECTORY)
         raise SettingsError(
-            f"{origin}: cannot write the report to {str(base / (name or DEFAULT))!r}: "
-            f"{problem}. Name a directory of its own, for example "
-            "--gkd-report=/tmp/gkd-report"
+            f"{origin}: cannot write the report to {str(wanted)!r}: {problem}. Name a "
+            "directory of its own, for example --gkd-report=/tmp/gkd-report"
         ) from None
 
 

@@ -1,0 +1,215 @@
+"""Compares a run with an earlier one, or with those that were kept beside it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_gkd import sanitize
+from pytest_gkd.report.record import PASSED, REPORT, RUNS, SCHEMA, SKIPPED
+
+# How much longer a stage takes, or how far a number moves, before it is told: a busy
+# machine alone makes a smaller difference.
+CHANGED = 1.5
+LEAST_S = 1.0
+LARGEST_BYTES = 64 << 20
+# Where earlier runs are kept, as seen from a report (see run.report_directory).
+KEPT = (RUNS, f"../{RUNS}")
+# Of the settings, what says why another one was chosen.
+_WHY = ("origins",)
+
+
+class ReportError(LookupError):
+    """There is no report where one was named; the text says where and why."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report.json: where it was and what it says, with sanitized texts."""
+
+    name: str
+    data: Mapping[str, Any]
+
+    @property
+    def stages(self) -> dict[str, Mapping[str, Any]]:
+        return {str(stage.get("name")): stage for stage in self.data["stages"]}
+
+
+@dataclass(frozen=True)
+class Change:
+    """What differs in ``where``, such as a stage or ``versions``.
+
+    ``worse`` says that a gate should stop for it: a stage that passed before does not,
+    or takes longer.
+    """
+
+    where: str
+    what: str
+    before: Any
+    after: Any
+    ratio: float | None = None
+    worse: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``after`` against ``before``, the latest first; times against their median."""
+
+    after: Report
+    before: Sequence[Report]
+    changes: Sequence[Change] = field(default_factory=list)
+
+    @property
+    def worse(self) -> bool:
+        return any(change.worse for change in self.changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison for programs, schema 1."""
+        return {
+            "schema": 1,
+            "report": self.after.name,
+            "before": [one.name for one in self.before],
+            "worse": self.worse,
+            "changes": [vars(change) for change in self.changes],
+        }
+
+
+def read(path: Path) -> Report:
+    """The report in a directory, or of that name. Raises ReportError."""
+    file = path / REPORT if path.is_dir() else path
+    name = sanitize.line(str(path))
+    try:
+        if not file.is_file():
+            why = "is not a file" if file.exists() else "does not exist"
+            raise ReportError(f"{sanitize.line(str(file))} {why}; a run writes it")
+        if file.stat().st_size > LARGEST_BYTES:
+            raise ReportError(f"{name}: larger than any report ({LARGEST_BYTES} bytes)")
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or sanitize.line(str(error))
+        raise ReportError(f"{name}: cannot be read: {why}") from None
+    stages = found.get("stages") if isinstance(found, dict) else None
+    if not isinstance(stages, list) or not all(isinstance(one, dict) for one in stages):
+        raise ReportError(f"{name}: not a report of pytest --gkd-stages")
+    if found.get("schema") != SCHEMA:
+        told = sanitize.line(str(found.get("schema")))
+        raise ReportError(f"{name}: has schema {told}; this release reads {SCHEMA}")
+    return Report(name, sanitize.data(found))
+
+
+def kept(path: Path) -> list[Report]:
+    """The earlier runs that are kept beside a report, the latest first."""
+    folder = path if path.is_dir() else path.parent
+    here = read(path).data.get("started")
+    found: dict[str, Report] = {}
+    for place in KEPT:
+        for one in (folder / place).glob(f"*/{REPORT}"):
+            try:
+                report = read(one.parent)
+            except ReportError:
+                continue  # one that was cut off: the others serve
+            if report.data.get("started") != here:
+                found[str(one.parent.resolve())] = report
+    return [found[name] for name in sorted(found, reverse=True)]
+
+
+def compare(after: Report, before: Sequence[Report]) -> Comparison:
+    """What changed from ``before``, one run or several of them, the latest first."""
+    changes = [
+        *_outcomes(after, before),
+        *_numbers(after, before),
+        *_named("versions", after, before[:1]),
+        *_named("settings", after, before[:1]),
+    ]
+    return Comparison(after, before, changes)
+
+
+def text(found: Comparison) -> str:
+    """The comparison for a person."""
+    many = f"the {len(found.before)} runs kept beside it, times against their median"
+    than = many if len(found.before) > 1 else found.before[0].name
+    lines = [f"{found.after.name} against {than}"]
+    lines += [f"  {line}" for line in map(_told, found.changes)]
+    return "\n".join(
+        lines if found.changes else [*lines, "  no difference that counts"]
+    )
+
+
+def _told(change: Change) -> str:
+    factor = "" if change.ratio is None else f" ({change.ratio:.2g} times)"
+    mark = "WORSE " if change.worse else ""
+    what = f"{change.where} {change.what}".strip()
+    return f"{mark}{what}: {_shown(change.before)} -> {_shown(change.after)}{factor}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "none" if value is None else sanitize.line(str(value))[:120]
+
+
+def _outcomes(after: Report, before: Sequence[Report]) -> Iterator[Change]:
+    for name, stage in after.stages.items():
+        earlier = [run.stages[name] for run in before if name in run.stages]
+        if not earlier or earlier[0].get("outcome") == stage.get("outcome"):
+            continue
+        passed = earlier[0].get("outcome") == PASSED
+        worse = passed and stage.get("outcome") not in (PASSED, SKIPPED)
+        cause = (stage.get("diagnosis") or {}).get("cause")
+        told = f"{stage.get('outcome')} [{cause}]" if cause else stage.get("outcome")
+        yield Change(name, "", earlier[0].get("outcome"), told, worse=worse)
+
+
+def _numbers(after: Report, before: Sequence[Report]) -> Iterator[Change]:
+    """Times and measured numbers of stages that passed then and now."""
+    for name, stage in after.stages.items():
+        if stage.get("outcome") != PASSED:
+            continue
+        known = [dict(_measured(one)) for one in _passed(name, before)]
+        for what, now in _measured(stage):
+            usual = [one[what] for one in known if what in one]
+            if not usual:
+                continue
+            then = statistics.median(usual)
+            in_seconds = what == "" or what.endswith("_s")
+            if in_seconds and abs(now - then) < LEAST_S:
+                continue
+            ratio = now / then if then > 0 and now > 0 else None
+            if ratio is None or 1 / CHANGED < ratio < CHANGED:
+                continue
+            slower = what == "" and ratio > 1 and now > max(usual)
+            yield Change(name, what or "seconds", then, now, ratio, slower)
+
+
+def _passed(name: str, runs: Iterable[Report]) -> Iterator[Mapping[str, Any]]:
+    for run in runs:
+        stage = run.stages.get(name, {})
+        if stage.get("outcome") == PASSED:
+            yield stage
+
+
+def _measured(stage: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """A stage's time, under "", and the numbers among its facts, by name."""
+    waiting: list[tuple[str, Any]] = [("", stage.get("duration_s"))]
+    facts = stage.get("facts")
+    waiting += facts.items() if isinstance(facts, dict) else ()
+    for name, value in waiting:
+        if isinstance(value, dict):
+            waiting += ((f"{name} {key}", one) for key, one in value.items())
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield name, float(value)
+
+
+def _named(what: str, after: Report, before: Sequence[Report]) -> Iterator[Change]:
+    """What differs in a table of names, such as the versions of packages."""
+    for run in before:
+        then, now = (run.data.get(what) or {}, after.data.get(what) or {})
+        for name in sorted(then.keys() | now.keys()):
+            if name in _WHY or name.endswith("_why"):
+                continue
+            if then.get(name) != now.get(name):
+                yield Change(what, name, then.get(name), now.get(name))
