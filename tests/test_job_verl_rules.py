@@ -45,10 +45,13 @@ DOUBTFUL = {
     "loses its beginning (left)",
     "the teacher some/teacher is not used",
     "the sampled token only",
+    "nothing reads trainer.resume_from",
 }
 OTHER = "+distillation.teacher_models.maths"
 OTHERS = {key: value for key, value in TAUGHT.items() if TEACHER not in key}
 OTHERS |= {f"{OTHER}.model_path": "a/b", f"{OTHER}.key": "maths"}
+RESUMED = {"trainer.resume_mode": "resume_path"}
+RESUME_FROM = "trainer.resume_from_path"
 MEGATRON = {"model_engine": "megatron"}
 DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": "True"}
 ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size"
@@ -243,6 +246,13 @@ def test_what_is_at_a_bound_is_no_fault(
             "the teacher some/teacher is not used",
         ),
         ({**TAUGHT, f"{TEACHER}.model_path": "null"}, "model_path has no value"),
+        (RESUMED, "resume_from_path, which has no value"),
+        ({**RESUMED, RESUME_FROM: "null"}, "resume_from_path, which has no value"),
+        ({**RESUMED, RESUME_FROM: "20"}, "resume_from_path, which is 20, not a path"),
+        ({**RESUMED, RESUME_FROM: "runs/step_20"}, "step_20 does not contain global_"),
+        ({**RESUMED, RESUME_FROM: "global_step_20/"}, "reads '20/' as that number"),
+        ({**RESUMED, RESUME_FROM: "global_step_20/actor"}, "reads '20/actor' as that"),
+        ({RESUME_FROM: "runs/global_step_20"}, "nothing reads trainer.resume_from"),
         ({**TAUGHT, "distillation.nnodes": "0"}, "the teacher has no GPUs"),
         (
             {**TAUGHT, f"{TEACHER}.inference.tensor_model_parallel_size": "3"},
@@ -272,6 +282,15 @@ def test_a_broken_rule_is_told(
     levels = [finding.level for finding in found if says in finding.message]
     assert levels == ["warning" if says in DOUBTFUL else "error"], found
     assert all(finding.line == 1 for finding in found)
+
+
+@pytest.mark.parametrize("release", ["0.8.0", "0.9.0"])
+def test_every_release_refuses_to_resume_from_nowhere(
+    release: str, tmp_path: Path
+) -> None:
+    (found,) = judged(tmp_path, release, SOUND | RESUMED)
+    assert found.cause == "config.missing-value"
+    assert "resume ckpt must be str type" in found.message
 
 
 @pytest.mark.parametrize(
@@ -339,7 +358,10 @@ def test_a_name_that_verl_does_not_know_is_told(
         {f"{ACTOR}.loss_agg_mode": "token-sum"},
         {"trainer.logger": "[console,tracking,trackio]"},
         {"trainer.logger": "wandb"},
-        {"trainer.resume_mode": "resume_path"},
+        {**RESUMED, RESUME_FROM: "runs/one/global_step_20"},
+        {**RESUMED, RESUME_FROM: "'${trainer.default_local_dir}/global_step_20'"},
+        {**RESUMED, RESUME_FROM: "$CHECKPOINT"},
+        {"trainer.resume_mode": "disable"},
         {f"{ACTOR}.optim.lr_scheduler_type": "cosine"},
         {"data.truncation": "left"},
         {"data.truncation": "error", "data.filter_overlong_prompts": "True"},

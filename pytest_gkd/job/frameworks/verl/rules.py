@@ -333,6 +333,47 @@ def _truncation(sizes: _Sizes) -> Iterator[Finding]:
 
 
 @_rule
+def _resume(sizes: _Sizes) -> Iterator[Finding]:
+    # trainer/ppo/ray_trainer.py, trainer/ppo/v1/trainer_base.py (main_ppo_sync.py in
+    # 0.8.0) and experimental/fully_async_policy, _load_checkpoint: all in fit.
+    when = "verl finds that out only after all workers have loaded their models"
+    mode, place = sizes("trainer.resume_mode"), sizes("trainer.resume_from_path")
+    if mode != "resume_path":
+        if place is not None and mode in ("auto", "disable"):
+            yield sizes.fault(
+                f"nothing reads trainer.resume_from_path={place}: with trainer."
+                f"resume_mode={mode} verl does not look at it; resume_path does",
+                "warning",
+            )
+    elif not isinstance(place, str):
+        text = "has no value" if place is None else f"is {place}, not a path"
+        yield sizes.fault(
+            f"trainer.resume_mode=resume_path needs trainer.resume_from_path, which "
+            f"{text} (resume ckpt must be str type); {when}",
+            cause=MISSING,
+        )
+    elif "global_step_" not in place:
+        yield sizes.fault(
+            f"trainer.resume_from_path={place} does not contain global_step_ (resume "
+            f"ckpt must specify the global_steps); {when}"
+        )
+    elif not _is_int(step := place.split("global_step_")[-1]):
+        yield sizes.fault(
+            f"trainer.resume_from_path={place} must end in global_step_ and the number "
+            f"of the step: verl reads {step!r} as that number; {when}"
+        )
+
+
+def _is_int(text: str) -> bool:
+    """Whether Python's int accepts the text."""
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True
+
+
+@_rule
 def _teacher(sizes: _Sizes) -> Iterator[Finding]:
     # workers/config/distillation.py, _resolve_teacher_models, check_configured.
     given = sizes(f"{TEACHER}.model_path")
