@@ -108,7 +108,7 @@ class Line(NamedTuple):
         return self.planned / self.measured - 1
 
 
-def peak_bytes(work: Callable[[], object], device: str) -> tuple[int, int]:
+def peak_bytes(work: Callable[[], object], device: str = "cpu") -> tuple[int, int]:
     """The most that ``work`` had allocated beyond its start, and what it left."""
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -146,7 +146,7 @@ def loss_of(logits: Any, loss: str, teacher: Any) -> Any:
 
 
 def judged(
-    name: str, dtype: str, loss: str, *, recompute: bool, device: str
+    name: str, dtype: str, loss: str, *, recompute: bool, device: str = "cpu"
 ) -> list[Line]:
     """One step of one model, planned and measured."""
     import torch
