@@ -10,6 +10,7 @@ from typing import Any
 
 import memory_page
 import pytest
+from memory_ranks import Counted
 from test_estimate import HALF_B, QWEN_7B, QWEN_14B, Shape, sparse
 
 from pytest_gkd.__main__ import main
@@ -278,6 +279,26 @@ def test_without_a_model_or_a_machine_it_is_said_once(
     status, found = check(capsys, script)
     assert (status, found["findings"]) == (0, [])
     assert {row["verdict"] for row in found["memory"]} == {None}
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.filterwarnings("ignore:c10d.._reduce_scatter_base_:UserWarning")
+def test_the_copy_that_gloo_reduces_is_not_counted(tmp_path: Path) -> None:
+    import torch
+    from torch import distributed
+
+    store = f"file://{tmp_path}/store"
+    distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        counted = Counted([])
+        with counted.mode():
+            whole, shard = torch.ones(1000), torch.empty(1000)
+            distributed.reduce_scatter_single(shard, whole)
+            parts = torch.ones(500).split(100)
+        assert len(parts) == 5
+        assert counted.most == whole.nbytes + shard.nbytes + 5 * parts[0].nbytes
+    finally:
+        distributed.destroy_process_group()
 
 
 @pytest.mark.needs("torch", "transformers")

@@ -20,7 +20,6 @@ import sys
 import tempfile
 import textwrap
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -104,35 +103,6 @@ def upstream() -> None:
         sys.modules[name] = module
     place = Path(os.environ["GKD_UPSTREAM"])
     sys.path[:0] = [str(place / root) for root in ROOTS]
-
-
-class Paused(Counted):
-    """Does not count what gloo takes to reduce and scatter: it reduces a copy of all
-    (ProcessGroupGloo.cpp, reduce_scatter_tensor_coalesced), which NCCL does not."""
-
-    is_paused = False
-
-    def _add(self, tensor: Any) -> None:
-        if not self.is_paused:
-            super()._add(tensor)
-
-    @contextlib.contextmanager
-    def without_gloo(self) -> Iterator[None]:
-        """Until the end no collective of FSDP2 is counted."""
-        from torch import distributed
-
-        real = distributed.reduce_scatter_single
-
-        def uncounted(*args: Any, **kwargs: Any) -> Any:
-            self.is_paused = True
-            try:
-                return real(*args, **kwargs)
-            finally:
-                self.is_paused = False
-
-        distributed.reduce_scatter_single = uncounted
-        yield
-        distributed.reduce_scatter_single = real
 
 
 def wrapped(model: Any, case: Case) -> tuple[Any, Any]:
@@ -225,7 +195,7 @@ def measured(name: str, case: Case) -> list[Line]:
     depth = {"num_hidden_layers": case.layers}
     model, sizes = made(name, SIZES | depth, "float32")
     model.train()
-    counted = Paused([*model.parameters()])
+    counted = Counted([*model.parameters()])
     with counted.mode():
         model, mesh = wrapped(model, case)
     if case.loss == "topk":
@@ -261,12 +231,11 @@ def measured(name: str, case: Case) -> list[Line]:
             work()
         return counted.most
 
-    with counted.without_gloo():
-        with counted.mode():
-            update()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        found = {"update": peak(update), "step": peak(optimizer.step)}
+    with counted.mode():
+        update()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    found = {"update": peak(update), "step": peak(optimizer.step)}
     if sizes is None:
         return []
     trainer = planned(sizes, case)
