@@ -32,7 +32,7 @@ class Planned:
     def __init__(self, place: Path, capsys: Any) -> None:
         self.student = models.read(shape(place / "s", HALF_B))
         self.teacher = models.read(shape(place / "t", QWEN_7B))
-        self._place, self._capsys = place, capsys
+        self._place, self.capsys = place, capsys
 
     def __call__(self, *overrides: str, memory: str = "79GiB", **text: str) -> Any:
         file = FILE.replace(TEACHER, text.get("more", ""))
@@ -41,7 +41,7 @@ class Planned:
         path.write_text(file.replace("TEACHER", self.teacher.path))
         asked = ("--framework=areal==1.0.4", f"--machine=memory={memory}")
         main(["check", str(path), *overrides, *asked, "--format=json"])
-        return json.loads(self._capsys.readouterr().out)
+        return json.loads(self.capsys.readouterr().out)
 
     def rows(self, *overrides: str, **text: str) -> Rows:
         """The parts by role and phase."""
@@ -176,3 +176,85 @@ def test_the_advice_makes_it_fit(planned: Planned) -> None:
     assert all(one.startswith("++") for one in changed)
     good = planned(tokens, *changed, memory="40GiB")
     assert {row["verdict"] for row in good["memory"]} <= {"fits", "tight"}
+
+
+SFT = """\
+experiment_name: e
+trial_name: t
+tokenizer_path: ${actor.path}
+cluster: {n_nodes: 1, n_gpus_per_node: 4, fileroot: /tmp/a}
+actor:
+  backend: "fsdp:d4"
+  experiment_name: e
+  trial_name: t
+  path: STUDENT
+  gradient_checkpointing: true
+  mb_spec: {SPEC}
+  optimizer: {type: adam, lr: 2e-5}
+train_dataset: {path: openai/gsm8k, type: TYPE, batch_size: BATCH, max_length: LENGTH}
+"""
+
+
+def sft(
+    planned: Planned,
+    spec: str = "max_tokens_per_mb: 4096",
+    batch: int = 64,
+    length: str = "null",
+    kind: str = "sft",
+    memory: str = "79GiB",
+) -> Any:
+    """What ``gkd check`` says of SFT on four GPUs."""
+    text = SFT.replace("SPEC", spec).replace("BATCH", str(batch))
+    text = text.replace("LENGTH", length).replace("TYPE", kind)
+    path = Path(planned.student.path).parent / "sft.yaml"
+    path.write_text(text.replace("STUDENT", planned.student.path))
+    asked = ("--framework=areal==1.0.4", f"--machine=memory={memory}")
+    main(["check", str(path), *asked, "--format=json"])
+    return json.loads(planned.capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        ({}, 4096),
+        ({"length": "8192"}, 4096),  # a longer row would end the job
+        ({"length": "512", "batch": 8}, 2 * 512),  # two rows on each rank
+        ({"spec": "n_mbs: 2", "length": "512"}, 8 * 512),
+    ],
+)
+def test_sft_takes_micro_batches_of_tokens(
+    planned: Planned, given: dict[str, Any], tokens: int
+) -> None:
+    found = sft(planned, **given)
+    assert found["memory"], found["no_memory_plan"]
+    rows = {row["phase"]: row for row in found["memory"]}
+    assert {row["role"] for row in rows.values()} == {"trainer"}
+    parts = rows[UPDATE]["bytes"]
+    elements, vocab = planned.student.elements, planned.student.vocab
+    assert parts["weights bfloat16"] == 2 * elements // 4
+    assert parts["optimizer states bfloat16"] == 4 * elements // 4
+    # Logits, their two copies and a chunk of 1024 more in 16 bits, as of AReaL's RL.
+    whole = (3 * tokens + min(tokens, 1024)) * vocab * 2
+    assert parts["logits and loss"] == whole
+    assert ("gradients bfloat16" in parts) == (given.get("batch", 64) > 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"spec": "n_mbs: 2"}, "nothing bounds the rows (train_dataset.max_length, "),
+        ({"kind": "rw"}, "the memory of AReaL without a rollout is known for SFT"),
+    ],
+)
+def test_training_without_a_rollout_says_why_it_has_no_plan(
+    planned: Planned, given: dict[str, Any], says: str
+) -> None:
+    assert sft(planned, **given)["no_memory_plan"].startswith(says)
+
+
+def test_a_micro_batch_is_halved_only_where_rows_are_bounded(planned: Planned) -> None:
+    for length, named in (("512", True), ("null", False)):
+        found = sft(planned, length=length, memory="5GiB")
+        told = [one["message"] for one in found["findings"]]
+        assert any("does not fit" in text for text in told), found["memory"]
+        assert any("max_tokens_per_mb" in text for text in told) == named, told

@@ -204,3 +204,54 @@ def test_an_older_release_has_other_names(tmp_path: Path, capsys: Any) -> None:
     update = rows(checked, command)["trainer", UPDATE]
     assert update["logits and loss"] % (HALF_B.vocab * 10) == 0
     assert checked(command.replace(" --bf16", ""))["memory"] == []
+
+
+SFT = (
+    "deepspeed --num_gpus 4 --module openrlhf.cli.train_sft --data.dataset a/b "
+    "--model.model_name_or_path {s} --data.max_len 2048 --train.batch_size 64 "
+    "--train.micro_batch_size 2"
+)
+
+
+def test_sft_is_trained_as_an_actor_is(checked: Checked) -> None:
+    elements, _ = checked.elements()
+    found = rows(checked, f"{SFT} --ds.zero_stage 2 --ds.packing_samples")
+    assert {role for role, _ in found} == {"trainer"}
+    update = found["trainer", UPDATE]
+    assert update["weights bfloat16"] == 2 * elements
+    assert update["master copies float32"] == elements
+    assert update["gradients bfloat16"] == 2 * elements // 4
+    # Two rows of 2048 tokens: logits in float32, their gradient, and that in 16 bits.
+    assert update["logits and loss"] == 2 * 2048 * HALF_B.vocab * 10
+    actor = rows(
+        checked,
+        f"{START} {GROUP} --ds.zero_stage 2 --train.micro_batch_size 2",
+    )
+    assert update == actor["trainer", UPDATE]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("--ds.use_liger_kernel", "what Liger's kernels keep is not known"),
+        ("--optim muon", "the state of the optimizer muon is not known"),
+        ("--ds.zero_stage 0", "DeepSpeed's stage 0 is not known yet"),
+    ],
+)
+def test_sft_without_a_plan_says_why(checked: Checked, more: str, says: str) -> None:
+    found = checked(f"{SFT} {more}")
+    assert not found["memory"]
+    assert found["no_memory_plan"].startswith(says)
+
+
+def test_another_program_without_a_plan_is_named(checked: Checked) -> None:
+    found = checked(SFT.replace("train_sft", "train_dpo"))
+    expected = "the memory of OpenRLHF's train_dpo is not known yet"
+    assert found["no_memory_plan"] == expected
+
+
+def test_the_smallest_change_of_sft_is_an_option_of_its_own(checked: Checked) -> None:
+    found = checked(f"{SFT} --ds.zero_stage 1", "9GiB")
+    told = [one["message"] for one in found["findings"] if one["cause"] == "cuda.oom"]
+    assert told
+    assert all("With --" in text for text in told), told

@@ -1,7 +1,8 @@
-"""The parts of an AReaL rollout job under FSDP, for its memory plan.
+"""The parts of an AReaL job under FSDP, RL or SFT, for its memory plan.
 
 Rules are those of 1.0.4 and of the main branch at 4aef98d8; files are named below
-areal/.
+areal/. SFT takes the same log-probabilities and entropies (engine/fsdp_engine.py,
+_compute_logprobs_and_loss).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pytest_gkd.job.models import WIDTHS, Model
 from pytest_gkd.job.training_memory import Trainer
 
 Values = Mapping[str, Any]
+SFT = "SFTConfig"  # the root of its configuration
 # Bytes of logits per token and vocabulary entry in a forward pass without training.
 ASKED = 2
 # Bytes of a chunk of weights sent (api/io_struct.py, weight_chunked_mem_mb).
@@ -44,8 +46,12 @@ def recipe(look: Look) -> Recipe:
         return Recipe(_job, {}, {"doubt": f"{error} is not certain"})
     except CheckError as error:
         return Recipe(_job, {}, {"doubt": str(error)})
-    table = names("areal") | names("areal-fsdp") | names(f"areal-{facts['engine']}")
-    bound = ("nodes", "gpus_per_node")
+    table = names("areal") | names("areal-fsdp")
+    bound = ["nodes", "gpus_per_node"]
+    if facts["engine"]:
+        table |= names(f"areal-{facts['engine']}")
+    elif not facts["length"]:  # a row longer than that ends the job
+        bound += ["max_tokens_per_gpu"]
     keys = {name: (f"++{key}",) for name, key in table.items() if name not in bound}
     roles = {role: facts["paths"][role] for role in facts["scorers"]}
     return Recipe(_job, keys, facts, roles)
@@ -54,8 +60,6 @@ def recipe(look: Look) -> Recipe:
 def _facts(look: Look) -> dict[str, Any]:
     """What the plan needs besides the values of ``gkd check``."""
     roles = look.roles()
-    if "rollout" not in roles:
-        raise CheckError("the memory of AReaL without a rollout is not known yet")
     if "critic" in roles:
         raise CheckError("the memory of AReaL's critic is not known yet")
     scorers = [role for role in ("ref", "teacher") if role in roles]
@@ -64,10 +68,7 @@ def _facts(look: Look) -> dict[str, Any]:
     optimizer = look("actor.optimizer.type", "adam")
     if optimizer != "adam":
         raise CheckError(f"the state of the optimizer {optimizer} is not known")
-    engine = look.backend("rollout")
-    return {
-        "engine": engine.kind,
-        "engine_sizes": (engine.tensor, engine.pipeline),
+    found = {
         "scorers": {role: _scorer(look, role) for role in scorers},
         "paths": {role: look(f"{role}.path") for role in scorers},
         "dtype": str(look("actor.dtype", "bfloat16")),
@@ -75,11 +76,22 @@ def _facts(look: Look) -> dict[str, Any]:
         "gpus": look.backend("actor").gpus,
         "context": look.backend("actor").context,
         "parts": look.size("actor.mb_spec.n_mbs", 1),
+        "leaves": look.shares() or look.is_on("actor.offload"),
+        "recomputes": look.is_on("actor.gradient_checkpointing"),
+    }
+    if "rollout" not in roles:
+        kind = look("train_dataset.type", "sft")
+        if look.root != SFT or kind != "sft" or look.is_on("actor.is_critic"):
+            text = "the memory of AReaL without a rollout is known for SFT alone"
+            raise CheckError(text)
+        return found | {"engine": None, "length": look("train_dataset.max_length")}
+    engine = look.backend("rollout")
+    return found | {
+        "engine": engine.kind,
+        "engine_sizes": (engine.tensor, engine.pipeline),
         "minibatches": look.size("actor.ppo_n_minibatches", 4),
         "shares": look.shares(),
-        "leaves": look.shares() or look.is_on("actor.offload"),
         "prefill": _prefill(look, engine.kind),
-        "recomputes": look.is_on("actor.gradient_checkpointing"),
     }
 
 
@@ -130,39 +142,20 @@ def _job(
     """The parts of a job, at full lengths."""
     if values.get("doubt"):
         raise CheckError(values["doubt"])
+    if not values["engine"]:
+        return Job(_offline(values, student), memory=room)
     prompt, answer = number(values, "max_prompt_length", "max_response_length")
-    row, gpus = prompt + answer, values["gpus"]
+    row = prompt + answer
     batch, samples = number(values, "train_batch_size", "samples_per_prompt")
-    replicas = max(gpus // values["context"], 1)
-    rows = math.ceil(batch * samples / replicas)
+    rows = math.ceil(batch * samples / _replicas(values))
     trained = math.ceil(rows / values["minibatches"])
-    for name in ("dtype", "reduce"):
-        if values[name] not in WIDTHS:
-            raise CheckError(f"actor.{name} is {values[name][:40]}")
     # utils/data.py, split_padded_tensor_dict_into_mb_list: without a bound on tokens
     # there are n_mbs micro-batches.
     most = values.get("max_tokens_per_gpu")
     parts = values["parts"]
     tokens = max(most, row) if most else math.ceil(trained / parts) * row
     asked = max(most, row) if most else math.ceil(rows / parts) * row
-    leaves = "between" if values["leaves"] else "never"
-    leaves = "always" if values.get("offload_param") else leaves
-    trainer = Trainer(
-        student,
-        gpus=gpus,
-        sharding="fsdp2",
-        context=values["context"],
-        weights=values["dtype"],
-        compute=values["dtype"],
-        step="fused",
-        offload_weights=leaves,
-        offload_states=leaves,
-        recompute=bool(values.get("recompute", values["recomputes"])),
-        tokens=tokens,
-        micro_batches=1 + (trained * row > tokens),
-        reduce=values["reduce"],
-        loss="areal",
-    )
+    trainer = _trainer(values, student, tokens, several=trained * row > tokens)
     tensor, pipeline = values["engine_sizes"]
     engines = number(values, "rollout_gpus")[0] // (tensor * pipeline)
     at_once = math.ceil(batch * samples / max(engines, 1))
@@ -189,6 +182,53 @@ def _job(
             trainer, math.ceil(asked / values["context"]), ASKED
         ),
         others=tuple(_others(values, batch * samples, row)),
+    )
+
+
+def _replicas(values: Values) -> int:
+    replicas: int = max(values["gpus"] // values["context"], 1)
+    return replicas
+
+
+def _offline(values: Values, student: Model) -> Trainer:
+    """SFT's trainer: a row that is longer than a micro-batch ends the job
+    (utils/seqpack.py, ffd_allocate).
+    """
+    rows = math.ceil(number(values, "train_batch_size")[0] / _replicas(values))
+    most = values.get("max_tokens_per_gpu")
+    row = values.get("max_prompt_length") or most
+    if not row:
+        raise CheckError(
+            "nothing bounds the rows (train_dataset.max_length, "
+            "actor.mb_spec.max_tokens_per_mb)"
+        )
+    tokens = most or math.ceil(rows / values["parts"]) * row
+    tokens = min(tokens, rows * row)
+    return _trainer(values, student, tokens, several=rows * row > tokens)
+
+
+def _trainer(values: Values, student: Model, tokens: int, *, several: bool) -> Trainer:
+    """The actor, in one or ``several`` micro-batches of ``tokens``."""
+    for name in ("dtype", "reduce"):
+        if values[name] not in WIDTHS:
+            raise CheckError(f"actor.{name} is {values[name][:40]}")
+    leaves = "between" if values["leaves"] else "never"
+    leaves = "always" if values.get("offload_param") else leaves
+    return Trainer(
+        student,
+        gpus=values["gpus"],
+        sharding="fsdp2",
+        context=values["context"],
+        weights=values["dtype"],
+        compute=values["dtype"],
+        step="fused",
+        offload_weights=leaves,
+        offload_states=leaves,
+        recompute=bool(values.get("recompute", values["recomputes"])),
+        tokens=tokens,
+        micro_batches=1 + several,
+        reduce=values["reduce"],
+        loss="areal",
     )
 
 

@@ -1,7 +1,8 @@
-"""The parts of an OpenRLHF job with a rollout, for its memory plan.
+"""The parts of an OpenRLHF job, with a rollout or of SFT, for its memory plan.
 
 Rules are those of 0.8.11 to 0.11.2; its files are named below openrlhf/. Actor, critic,
-reference and reward model are separate processes, each with DeepSpeed.
+reference and reward model are separate processes, each with DeepSpeed. SFT takes the
+actor's forward pass and log-probabilities (trainer/sft_trainer.py).
 """
 
 from __future__ import annotations
@@ -47,11 +48,22 @@ def recipe(known: Known) -> Recipe:
     return Recipe(_job, keys, facts, {} if "doubt" in facts else _models(known))
 
 
-def _facts(known: Known) -> dict[str, Any]:
-    """What the plan needs besides the values of ``gkd check``."""
+def offline(known: Known, program: str) -> Recipe:
+    """The same of a program without a rollout."""
+
+    def facts(known: Known) -> dict[str, Any]:
+        if program != "train_sft":
+            raise CheckError(f"the memory of OpenRLHF's {program} is not known yet")
+        return _trainer_facts(known)
+
+    keys, found = plan_facts(known, "openrlhf-offline", BOUND, facts)
+    return Recipe(_offline_job, keys, found)
+
+
+def _trainer_facts(known: Known) -> dict[str, Any]:
+    """What is needed of any trainer. Raises CheckError if its memory is not known."""
     refuse_unknown(known, UNKNOWN)
-    for role in ("actor", "critic"):
-        name = f"{role}.optim"
+    for name in ("actor.optim", "critic.optim", "optim"):
         if known.has(name) and known[name] != "adam":
             raise CheckError(f"the state of the optimizer {known[name]} is not known")
     for key in ("ds_tensor_parallel_size", "zpg"):
@@ -63,14 +75,15 @@ def _facts(known: Known) -> dict[str, Any]:
         raise CheckError("the memory without flash attention is not known")
     if known["lora_rank"] and not known["gradient_checkpointing"]:
         raise CheckError("what LoRA's layers keep without recomputation is not known")
+    return {"overlap_comm": known["overlap_comm"], "compute": _compute(known)}
+
+
+def _facts(known: Known) -> dict[str, Any]:
+    """What the plan needs besides the values of ``gkd check``."""
+    found = _trainer_facts(known)
     shares_all = bool(known["colocate_all_models"])
-    found = {
-        key: known[key]
-        for key in (
-            *("init_kl_coef", "micro_rollout_batch_size"),
-            *("overlap_comm", "colocate_critic_reward"),
-        )
-    }
+    for key in ("init_kl_coef", "micro_rollout_batch_size", "colocate_critic_reward"):
+        found[key] = known[key]
     offloads = known["ref_reward_offload"] if known.has("ref_reward_offload") else None
     return found | {
         "ref_offload": known["ref_offload"] if offloads is None else offloads,
@@ -81,7 +94,6 @@ def _facts(known: Known) -> dict[str, Any]:
         "has_critic": has_critic(known),
         "has_reward": not has_function(known),
         "rollout_tokens": _rollout_tokens(known),
-        "compute": _compute(known),
     }
 
 
@@ -124,46 +136,14 @@ def _job(
     row, batch, mini = number(
         values, "max_model_len", "train_batch_size", "ppo_mini_batch_size"
     )
-    micro, samples = number(values, "micro_batch_size", "samples_per_prompt")
-    ring = number(values, "context_parallel_size")[0]
-    sharding = deepspeed.sharding(values.get("zero_stage"))
-    states = "always" if values.get("offload_optimizer") else "never"
-    if states == "never" and values.get("trainer_sleeps"):
-        states = (
-            "between"  # utils/deepspeed/deepspeed_utils.py, offload_deepspeed_states
-        )
-    if values.get("use_dynamic_bsz"):
-        budget = number(values, "max_tokens_per_gpu")[0] * ring
-        tokens, steps = max(budget, row), 2
-    else:
-        tokens, steps = micro * row, max(mini * ring // (micro * gpus), 1)
-    # What is "auto" in its DeepSpeed configuration is DeepSpeed's default
-    # (deepspeed/runtime/config_utils.py, DeepSpeedConfigModel).
-    buckets, live = deepspeed.buffers(
-        student,
-        sharding,
-        overlaps=bool(values["overlap_comm"]),
-        offloads=states == "always",
-    )
-    compute = values["compute"]
-    common: dict[str, Any] = {
-        "sharding": sharding,
-        "weights": compute,
-        "compute": compute,
-        "context": ring,
-        "step": "fused",
-        "offload_states": states,
-        "recompute": bool(values.get("recompute")),
-        "tokens": tokens,
-        "micro_batches": steps,
-        "reduce": compute,
-        "lora_rank": values.get("lora_rank") or 0,
-        "buckets": buckets,
-        "live": live,
-    }
+    samples = number(values, "samples_per_prompt")[0]
+    common = _common(values, student, gpus, row, mini)
     trainer = Trainer(student, gpus=gpus, loss="openrlhf", **common)
     scored = values["rollout_tokens"]
-    scored = scored or number(values, "micro_rollout_batch_size")[0] * row // ring
+    if not scored:
+        scored = (
+            number(values, "micro_rollout_batch_size")[0] * row // common["context"]
+        )
     at_once = math.ceil(batch * samples * (values["tensor_parallel_size"] or 1))
     engine = Engine(
         student,
@@ -180,10 +160,65 @@ def _job(
         engine,
         colocated=values["shares_engine"],
         memory=room,
-        bucket=student.largest * WIDTHS[compute],
+        bucket=student.largest * WIDTHS[common["compute"]],
         scores=beside_memory.asked(trainer, math.ceil(scored), ASKED),
         others=tuple(_others(values, student, math.ceil(scored), common)),
     )
+
+
+def _offline_job(
+    values: Values, student: Model, _: Model | None, room: int | None
+) -> Job:
+    """The parts of SFT, at full lengths, also with packing."""
+    if values.get("doubt"):
+        raise CheckError(values["doubt"])
+    gpus, row, batch = number(values, "trainer_gpus", "max_length", "train_batch_size")
+    common = _common(values, student, gpus, row, batch)
+    return Job(Trainer(student, gpus=gpus, loss="openrlhf", **common), memory=room)
+
+
+def _common(
+    values: Values, student: Model, gpus: int, row: int, batch: int
+) -> dict[str, Any]:
+    """How actor and critic are trained, by Trainer's names: rows of ``row`` tokens,
+    ``batch`` of them in a step.
+    """
+    micro, ring = number(values, "micro_batch_size", "context_parallel_size")
+    sharding = deepspeed.sharding(values.get("zero_stage"))
+    states = "always" if values.get("offload_optimizer") else "never"
+    if states == "never" and values.get("trainer_sleeps"):
+        states = (
+            "between"  # utils/deepspeed/deepspeed_utils.py, offload_deepspeed_states
+        )
+    if values.get("use_dynamic_bsz"):
+        budget = number(values, "max_tokens_per_gpu")[0] * ring
+        tokens, steps = max(budget, row), 2
+    else:
+        tokens, steps = micro * row, max(batch * ring // (micro * gpus), 1)
+    # What is "auto" in its DeepSpeed configuration is DeepSpeed's default
+    # (deepspeed/runtime/config_utils.py, DeepSpeedConfigModel).
+    buckets, live = deepspeed.buffers(
+        student,
+        sharding,
+        overlaps=bool(values["overlap_comm"]),
+        offloads=states == "always",
+    )
+    compute = values["compute"]
+    return {
+        "sharding": sharding,
+        "weights": compute,
+        "compute": compute,
+        "context": ring,
+        "step": "fused",
+        "offload_states": states,
+        "recompute": bool(values.get("recompute")),
+        "tokens": tokens,
+        "micro_batches": steps,
+        "reduce": compute,
+        "lora_rank": values.get("lora_rank") or 0,
+        "buckets": buckets,
+        "live": live,
+    }
 
 
 def _others(

@@ -43,7 +43,7 @@ def read(launch: Launch, release: Release) -> Reading:
     taken = parser(release, table)
     found = openrlhf_options.parsed(taken, whose, launch)
     known = Known(release, taken, launch, found.said)
-    findings, recipe = [*found.findings, *known.missing(), *known.sizes()], None
+    findings = [*found.findings, *known.missing(), *known.sizes()]
     if table == ROLLOUT:
         values, recipe = _values(known), openrlhf_plan.recipe(known)
         findings += openrlhf_rules.judged(known)
@@ -53,7 +53,7 @@ def read(launch: Launch, release: Release) -> Reading:
             Path(launch.command.file).parent,
             releases.beside(release, "accelerate").release,
         )
-        values = _offline(known, started)
+        values, recipe = _offline(known, started), openrlhf_plan.offline(known, table)
         findings += openrlhf_rules.offline(known, started.processes)
     return Reading(
         openrlhf_options.said(known, found.said),
