@@ -233,6 +233,12 @@ def _parser() -> _Parser:
         metavar="EARLIER",
         help="the one to compare with",
     )
+    command.add_argument(
+        "--html",
+        action="store_true",
+        help="write report.html beside the report instead: one page with all of it, "
+        "compared with the last kept run that passed",
+    )
     command.add_argument("--format", choices=("text", "json"), default="text")
     command.set_defaults(run=_report)
 
@@ -476,6 +482,13 @@ def _env(asked: argparse.Namespace) -> int:
 
 
 def _report(asked: argparse.Namespace) -> int:
+    if asked.html:
+        # Only here: it renders with a package of its own.
+        from pytest_gkd.report import page
+
+        folder = asked.report if asked.report.is_dir() else asked.report.parent
+        _say(f"{page.write(folder)}")
+        return 0
     after = compare.read(asked.report)
     before = (
         [compare.read(asked.before)] if asked.before else compare.kept(asked.report)

@@ -96,8 +96,8 @@ def read(path: Path) -> Report:
     if not isinstance(stages, list) or not all(isinstance(one, dict) for one in stages):
         raise ReportError(f"{name}: not a report of pytest --gkd-stages")
     if found.get("schema") != SCHEMA:
-        told = sanitize.line(str(found.get("schema")))
-        raise ReportError(f"{name}: has schema {told}; this release reads {SCHEMA}")
+        other = sanitize.line(str(found.get("schema")))
+        raise ReportError(f"{name}: has schema {other}; this release reads {SCHEMA}")
     return Report(name, sanitize.data(found))
 
 
@@ -133,13 +133,14 @@ def text(found: Comparison) -> str:
     many = f"the {len(found.before)} runs kept beside it, times against their median"
     than = many if len(found.before) > 1 else found.before[0].name
     lines = [f"{found.after.name} against {than}"]
-    lines += [f"  {line}" for line in map(_told, found.changes)]
+    lines += [f"  {line}" for line in map(told, found.changes)]
     return "\n".join(
         lines if found.changes else [*lines, "  no difference that counts"]
     )
 
 
-def _told(change: Change) -> str:
+def told(change: Change) -> str:
+    """A change in one line."""
     factor = "" if change.ratio is None else f" ({change.ratio:.2g} times)"
     mark = "WORSE " if change.worse else ""
     what = f"{change.where} {change.what}".strip()
@@ -160,8 +161,8 @@ def _outcomes(after: Report, before: Sequence[Report]) -> Iterator[Change]:
         passed = earlier[0].get("outcome") == PASSED
         worse = passed and stage.get("outcome") not in (PASSED, SKIPPED)
         cause = (stage.get("diagnosis") or {}).get("cause")
-        told = f"{stage.get('outcome')} [{cause}]" if cause else stage.get("outcome")
-        yield Change(name, "", earlier[0].get("outcome"), told, worse=worse)
+        now = f"{stage.get('outcome')} [{cause}]" if cause else stage.get("outcome")
+        yield Change(name, "", earlier[0].get("outcome"), now, worse=worse)
 
 
 def _numbers(after: Report, before: Sequence[Report]) -> Iterator[Change]:

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd import sanitize
+from pytest_gkd.clock import monotonic
 
 if TYPE_CHECKING:
     from pytest_gkd.diagnosis.diagnose import Diagnosis, EvidenceLine
 
 REPORT = "report.json"  # its name in the directory of a run's report
+PAGE = "report.html"  # made of it
 DIRECTORY = ".gkd/last"  # that directory, unless --gkd-report names another
 # Earlier reports, and those of runs that start while another one holds the directory.
 RUNS = "runs"
@@ -73,14 +75,17 @@ class StageRecord:
         """Whether it started; one that failed did, even if no event says so."""
         return self.started is not None or self.outcome in (FAILED, TIMEOUT)
 
-    def to_json(self) -> dict[str, Any]:
-        """The stage's part of report.json."""
+    def to_json(self, began: float = 0.0) -> dict[str, Any]:
+        """The stage's part of report.json; ``began`` is when the run did, like
+        ``started``."""
+        since = None if self.started is None else max(0.0, self.started - began)
         return {
             "name": self.name,
             "nodeid": self.nodeid,
             "lane": self.lane,
             "outcome": self.outcome or SKIPPED,
             "ran": self.ran,
+            "started_s": _rounded(since),
             "duration_s": _rounded(self.duration_s),
             "budget_s": self.budget_s,
             "step": self.step,
@@ -102,7 +107,10 @@ class StageRecord:
 
 @dataclass
 class RunRecord:
-    """A whole run. ``started`` is ISO 8601; ``ended`` stays None until it ended."""
+    """A whole run. ``started`` is ISO 8601; ``ended`` stays None until it ended.
+
+    ``began`` is the start on the clock of the stages' ``started``.
+    """
 
     started: str
     versions: dict[str, str]
@@ -113,6 +121,7 @@ class RunRecord:
     notes: list[str] = field(default_factory=list)
     cleaned: list[str] = field(default_factory=list)
     injected: dict[str, str] | None = None
+    began: float = field(default_factory=monotonic)
     _problems: list[str] = field(default_factory=list)
     _others: int = 0
     _last: str = ""
@@ -156,7 +165,7 @@ class RunRecord:
             "injected": self.injected,
             "notes": self.notes,
             "cleaned": self.cleaned,
-            "stages": [stage.to_json() for stage in self.stages],
+            "stages": [stage.to_json(self.began) for stage in self.stages],
         }
         return sanitize.data(found)  # type: ignore[no-any-return]
 

@@ -23,12 +23,15 @@ from typing import Any
 
 from pytest_gkd.files import make_way, write_json
 from pytest_gkd.processes import cleanup, procfs
-from pytest_gkd.report.record import DIRECTORY, REPORT, RUNS
+from pytest_gkd.report.record import DIRECTORY, PAGE, REPORT, RUNS
 
 MARKER = ".pytest-gkd-report"
 SIGNATURE = "Made by pytest-gkd, which may move and remove the report in here.\n"
 FOLDERS = ("stacks", "output")
-PARTS = (REPORT, f"{REPORT}.part", *FOLDERS)
+PARTS = (
+    *(f"{name}{end}" for name in (REPORT, PAGE) for end in ("", ".part")),
+    *FOLDERS,
+)
 KEPT = 5
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -1,0 +1,161 @@
+"""``gkd report --html``: one page that anybody can open, whatever a job printed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_plugin import Run
+
+from pytest_gkd.__main__ import main
+from pytest_gkd.report import page
+from pytest_gkd.report.compare import Report
+
+HOSTILE = "</pre><script>document.title = 'owned'</script><img src=x onerror=alert(1)>"
+PROBE = """
+import threading
+import pytest
+
+@pytest.mark.gkd_stage("fine")
+def test_fine(gkd):
+    gkd.fact("bus_bandwidth_gb_s", {"1 MiB": 2.0, "64 MiB": 4.0})
+    gkd.fact("summary", "all good")
+
+@pytest.mark.gkd_stage("lock", timeout=12)
+def test_lock(gkd):
+    gkd.step("taking the lock")
+    threading.Event().wait()
+"""
+
+
+def made(**stage: Any) -> Report:
+    """A report of one stage that failed."""
+    whole = {
+        "name": "probe",
+        "lane": "host",
+        "outcome": "failed",
+        "started_s": 1.0,
+        "duration_s": 2.0,
+        "budget_s": 60,
+        "facts": {},
+        **stage,
+    }
+    settings = {"layout": "colocated", "gpus": 0}
+    return Report("r", {"stages": [whole], "settings": settings, "versions": {}})
+
+
+@pytest.fixture(scope="module")
+def stuck(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("stuck")
+    (place / "test_probe.py").write_text(PROBE)
+    Run(place, "--gkd-stages=fine,lock", "test_probe.py")
+    return place
+
+
+def test_a_run_is_shown_with_its_times_its_stacks_and_its_numbers(
+    stuck: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(stuck)
+    assert main(["report", "--html"]) == 0
+    path = stuck / ".gkd/last/report.html"
+    assert path.stat().st_mode & 0o777 == 0o600
+    text = path.read_text("utf-8")
+    assert '<h1><span class="failed">1 of 2 stages failed: lock</span></h1>' in text
+    assert "all good" in text
+    assert "4 GB/s" in text
+    bars = re.findall(r'class="bar (\w+)" style="margin-left:[\d.]+%;width:', text)
+    assert bars == ["passed", "timeout"]
+    stacks = text.partition("<details><summary>.gkd/last/stacks/lock/")[2]
+    assert "test_lock" in stacks.partition("</details>")[0]
+    # The next run moves it away with the rest of the report.
+    Run(stuck, "--gkd-stages=fine", "test_probe.py")
+    assert not path.exists()
+    (kept,) = (stuck / ".gkd/runs").glob("*/report.html")
+    assert kept.read_text("utf-8") == text
+
+
+def test_the_first_thing_to_do_is_the_likeliest_fix_of_the_first_failure() -> None:
+    told = {"cause": "data.file-missing", "title": "no file", "why": "it is not there"}
+    advice = ["Look for it: ls", "Copy it"]
+    report = made(diagnosis={**told, "advice": advice, "explain": "gkd explain x"})
+    text = page.html(report, Path())
+    assert "<strong>First:</strong> Look for it: ls" in text
+    assert text.index("First:") < text.index("What to do") < text.index("Copy it")
+
+
+def test_what_changed_since_the_last_run_that_passed_is_told() -> None:
+    good = made(outcome="passed")
+    bad = made(outcome="failed")
+    worse = Report("r", {**made().data, "versions": {"torch": "2.14.0"}})
+    earlier = Report("e", {**good.data, "started": "yesterday"})
+    text = page.html(worse, Path(), [bad, earlier])
+    assert "Changed since yesterday" in text
+    assert "versions torch: none -&gt; 2.14.0" in text
+
+
+def test_nothing_that_a_job_said_is_markup_and_the_page_stays_small(
+    tmp_path: Path,
+) -> None:
+    folder, outside = tmp_path / "report", tmp_path / "outside.txt"
+    (folder / "stacks").mkdir(parents=True)
+    outside.write_text("somebody else's")
+    (folder / "stacks/1.txt").write_text(f"\x1b[31m{HOSTILE}\n" + "x" * 10_000_000)
+    (folder / "stacks/2.txt").symlink_to(outside)
+    report = made(
+        name=HOSTILE,
+        message=HOSTILE * 1000,
+        stuck=[HOSTILE],
+        stacks=["stacks/1.txt", "stacks/2.txt", str(outside), "../outside.txt"],
+        facts={"bus_bandwidth_gb_s": {HOSTILE: 1.0, "no number": HOSTILE}},
+        telling=[{"source": HOSTILE, "line": None, "text": HOSTILE}],
+    )
+    text = page.html(report, folder)
+    assert "<summary>stacks/1.txt</summary>" in text
+    assert len(text.encode()) < 1_000_000
+    assert "<script" not in text
+    assert "<img" not in text
+    assert "\x1b" not in text
+    assert "somebody else" not in text
+
+
+def test_the_page_asks_for_nothing_from_elsewhere() -> None:
+    text = page.html(made(), Path())
+    assert not re.search(r"(?:src|href|action)\s*=|url\(|@import|//", text)
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="no Chromium is here")
+def test_a_browser_shows_it_and_runs_nothing(tmp_path: Path) -> None:
+    report = made(name=HOSTILE, message=HOSTILE, stuck=[HOSTILE])
+    path = tmp_path / "report.html"
+    # Even where escaping had a hole, the page's own policy stops a script.
+    text = page.html(report, tmp_path)
+    path.write_text(text.replace("<main>", f"<main>{HOSTILE}"), "utf-8")
+    shown = subprocess.run(
+        [
+            *("chromium", "--headless", "--no-sandbox", "--disable-gpu"),
+            *("--virtual-time-budget=2000", "--window-size=390,1200", "--dump-dom"),
+            path.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    ).stdout
+    assert "<title>1 of 1 stages failed" in shown
+    assert "<title>owned" not in shown
+    assert 'class="bar failed"' in shown
+
+
+def test_a_report_that_is_not_there_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "--html", str(tmp_path)]) == 2
+    assert "report.json does not exist" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "report.json").write_text(json.dumps({"schema": 1, "stages": []}))
+    assert main(["report", "--html", str(tmp_path)]) == 0
+    assert "0 of 0 stages passed" in (tmp_path / "report.html").read_text("utf-8")
