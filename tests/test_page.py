@@ -143,7 +143,7 @@ def test_a_browser_shows_it_and_runs_nothing(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=60,
     ).stdout
     assert "<title>1 of 1 stages failed" in shown
     assert "<title>owned" not in shown

@@ -73,7 +73,7 @@ RUN_KEYS = [
     *("ended", "interrupted", "notes", "cleaned", "injected"),
 ]
 STAGE_KEYS = [
-    *("name", "outcome", "duration_s", "budget_s"),
+    *("name", "outcome", "started_s", "duration_s", "budget_s"),
     *("facts", "diagnosis", "stacks", "blocked_by"),
     *("nodeid", "lane", "step", "message", "also", "telling", "stuck", "output"),
     *("cleaned", "progress", "injected", "verdict_after_s", "ran"),
