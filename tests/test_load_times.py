@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ import fresh_python
 import psutil
 import pytest
 
+from pytest_gkd.processes import procfs
 from pytest_gkd.workload.engine import load_times
 from pytest_gkd.workload.engine.load_times import LoadTimes
 
@@ -30,7 +33,10 @@ def slow(**changes: Any) -> LoadTimes:
 def disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
     """The speed of a disk that is not here."""
     speed: dict[str, float | None] = {"is": 2.0 * GB}
-    monkeypatch.setattr(load_times, "disk_speed", lambda model: speed["is"])
+    weights = MODEL / "model.safetensors"
+    monkeypatch.setattr(load_times, "_largest", lambda model: weights)
+    monkeypatch.setattr(load_times, "disk_speed", lambda file: speed["is"])
+    monkeypatch.setattr(load_times, "file_system", lambda path: "")
     return speed
 
 
@@ -40,7 +46,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
         (
             slow(),
             2.0,
-            "15.0 GB came from the disk, at 0.50 GB/s; the disk gi",
+            "15.0 GB came from the disk, at 0.50 GB/s; the disk gives 2.00",
             "/dev/s",
         ),
         (
@@ -51,9 +57,9 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
         ),
         (slow(), 0.6, "which is what the disk gives (0.60 GB/s to 4 readers)", "ahead"),
         (slow(), None, "at 0.50 GB/s. To read ahead", "gives"),
-        (slow(disk_bytes=0), 2.0, "reading 15.0 GB 30.0, copying into", "disk"),
-        (slow(move_s=40.0), 2.0, "parameters 40.0", "disk"),
-        (slow(read_s=0.1, move_s=34.0, reads_apart=False), 2.0, "0.44 GB/s", "/dev/s"),
+        (slow(disk_bytes=0), 2.0, "waiting for the disk 30.0", "came from"),
+        (slow(unpack_s=40.0), 2.0, "making tensors of 15.0 GB 40.0", "came from"),
+        (slow(move_s=40.0), 2.0, "parameters 40.0", "came from"),
     ],
 )
 def test_a_slow_loading_is_taken_apart(
@@ -74,6 +80,117 @@ def test_an_older_vllm_is_not_told_to_prefetch(disk: dict[str, float | None]) ->
     assert told.endswith("To read ahead: `gkd warm /models/m` before the start.")
 
 
+@pytest.mark.parametrize(
+    ("kind", "says", "says_not"),
+    [
+        ("ext4", "To read ahead: safetensors_load_strategy='prefetch' in", "runai"),
+        # There vLLM reads ahead by itself.
+        ("nfs4", "To read ahead: load_format='runai_streamer' (pip", "prefetch"),
+        ("fuse.s3fs", "='prefetch' or load_format='runai_streamer' (pip", "/dev/s"),
+    ],
+)
+def test_what_would_help_depends_on_the_file_system(
+    kind: str,
+    says: str,
+    says_not: str,
+    monkeypatch: pytest.MonkeyPatch,
+    disk: dict[str, float | None],
+) -> None:
+    monkeypatch.setattr(load_times, "file_system", lambda path: kind)
+    # The kernel may not count what comes over a network.
+    found = slow(disk_bytes=15 * GB if kind == "ext4" else 0)
+    told = load_times.advice(found, MODEL, prefetches=True)
+    assert f"15.0 GB came from the disk ({kind}), at 0.50 GB/s" in told
+    assert says in told
+    assert says_not not in told
+
+
+def test_unpacking_bin_files_is_told_from_reading_them(tmp_path: Path) -> None:
+    found = slow(read_s=1.0, unpack_s=30.0)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(bytes(1000))
+    told = load_times.advice(found, tmp_path, prefetches=True)
+    assert told.endswith("Files saved as .safetensors are mapped, not unpacked.")
+    (tmp_path / "model.safetensors").write_bytes(bytes(2000))
+    told = load_times.advice(found, tmp_path, prefetches=True)
+    assert told.endswith("packing and quantising 2.0.")
+
+
+def test_a_thread_in_uninterruptible_sleep_waits_for_a_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, really = list[int | str](), procfs.own_words
+    states = {"D": [b"D", b"1"], "R": [b"R", b"1"], "ended": None}
+    now: list[str] = []
+
+    def words(thread: int | str) -> list[bytes] | None:
+        read.append(thread)
+        seen = really(thread)
+        assert seen is not None
+        return states[now.pop(0)] if now else seen
+
+    monkeypatch.setattr(procfs, "own_words", words)
+    clock = iter((10.0, 10.5, 11.5, 13.0))
+    monkeypatch.setattr(time, "perf_counter", clock.__next__)
+    waits = load_times.DiskWaits()
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    try:
+        for seen in (["R"], ["ended", "D"], ["R", "R"]):
+            now[:] = seen
+            waits.look()
+    finally:
+        over.set()
+        other.join()
+    assert waits.seconds == 1.0
+    assert f"self/task/{other.native_id}" in read
+
+
+def test_a_file_system_is_that_of_the_nearest_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tmp_path / "models/m"
+    inner.mkdir(parents=True)
+    mounts = {"/": "ext4", tmp_path / "models": "lustre", tmp_path / "mod": "nfs"}
+    parts = [SimpleNamespace(mountpoint=str(at), fstype=k) for at, k in mounts.items()]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: parts)
+    assert load_times.file_system(inner) == "lustre"
+    assert load_times.file_system(tmp_path) == "ext4"
+
+
+@pytest.mark.parametrize(
+    ("wall", "computed", "queued", "waited"),
+    [
+        (10.0, 2.0, 1.0, 7.0),
+        (10.0, 9.0, 3.0, 0.0),
+        (10.0, 35.0, 0.0, 0.0),  # threads that compute at the same time
+    ],
+)
+def test_waiting_is_what_neither_computes_nor_lacks_a_processor(
+    wall: float,
+    computed: float,
+    queued: float,
+    waited: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = iter([(100.0, 50.0, 5.0), (100.0 + wall, 50.0 + computed, 5.0 + queued)])
+    monkeypatch.setattr(load_times, "_clocks", now.__next__)
+    assert load_times.Stopwatch().lap() == (wall, waited)
+
+
+def test_a_thread_that_sleeps_waits_and_one_that_computes_does_not() -> None:
+    watch = load_times.Stopwatch()
+    time.sleep(0.3)
+    slept, waited = watch.lap()
+    assert waited > slept / 2
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+        pass
+    computed, waited = watch.lap()
+    assert waited < computed / 2
+
+
 @pytest.mark.parametrize("found", [slow(read_s=0.5, move_s=0), slow(bytes=0)])
 def test_nothing_is_said_of_a_fast_loading_or_one_without_files(
     found: LoadTimes, disk: dict[str, float | None]
@@ -83,9 +200,26 @@ def test_nothing_is_said_of_a_fast_loading_or_one_without_files(
 
 def test_a_disk_is_asked_past_the_page_cache(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(bytes(load_times.CHUNK * 3))
-    speed = load_times.disk_speed(tmp_path)
+    speed = load_times.disk_speed(tmp_path / "model.safetensors")
     assert speed is None or speed > 1e6  # a tmpfs of old kernels has no such reads
-    assert load_times.disk_speed(tmp_path / "nothing") is None
+
+
+def test_asking_the_disk_ends_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(bytes(load_times.CHUNK * 8))
+    read: list[int] = []
+
+    def slowly(descriptor: int, at: int) -> int:
+        read.append(at)
+        time.sleep(load_times.SAMPLE_S)
+        return load_times.CHUNK
+
+    monkeypatch.setattr(load_times, "_read", slowly)
+    monkeypatch.setattr(load_times, "SAMPLE_S", 0.1)
+    assert load_times.disk_speed(file)
+    assert len(read) == load_times.READERS
 
 
 class Loading(NamedTuple):
@@ -124,13 +258,18 @@ def test_what_the_kernel_does_not_tell_fails_no_engine(
 
 
 @pytest.mark.needs("torch", "vllm")
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_reading_a_mapped_file_is_no_part_of_copying_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loading: Callable[..., Loading]
+    ranks: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    loading: Callable[..., Loading],
 ) -> None:
     import torch
     from vllm import distributed
 
-    monkeypatch.setattr(distributed, "get_tensor_model_parallel_world_size", lambda: 1)
+    size = lambda: ranks  # noqa: E731
+    monkeypatch.setattr(distributed, "get_tensor_model_parallel_world_size", size)
     (tmp_path / "weights").write_bytes(bytes(64 * MB))
     mapped = torch.from_file(str(tmp_path / "weights"), size=64 * MB, dtype=torch.uint8)
 
@@ -140,8 +279,34 @@ def test_reading_a_mapped_file_is_no_part_of_copying_it(
     measured = loading(("weight", mapped))
     before = resident()
     measured.whole("model")
-    assert [resident() - before > 60 * MB for _ in measured.each()] == [True]
+    # One of several ranks reads no more than what it copies.
+    assert [resident() - before > 60 * MB for _ in measured.each()] == [ranks == 1]
     assert load_times.last().bytes == 64 * MB
+
+
+@pytest.mark.needs("torch", "vllm")
+@pytest.mark.parametrize(("ranks", "read_s"), [(1, 7.0), (2, 27.0)])
+def test_each_part_of_loading_has_its_seconds(
+    ranks: int,
+    read_s: float,
+    monkeypatch: pytest.MonkeyPatch,
+    loading: Callable[..., Loading],
+) -> None:
+    import torch
+    from vllm import distributed
+
+    size = lambda: ranks  # noqa: E731
+    monkeypatch.setattr(distributed, "get_tensor_model_parallel_world_size", size)
+    measured = loading(("weight", torch.zeros(MB, dtype=torch.uint8)))
+    measured.whole("model")
+    # The time, what was computed, what waited for a processor: at the start, when the
+    # tensor is there, when it is copied.
+    clocks = iter([(0.0, 0.0, 0.0), (10.0, 3.0, 0.0), (40.0, 13.0, 0.0)])
+    monkeypatch.setattr(load_times, "_clocks", clocks.__next__)
+    list(measured.each())
+    found = load_times.last()
+    assert (found.read_s, found.unpack_s) == (read_s, 3.0)
+    assert found.read_s + found.unpack_s + found.move_s == 40.0
 
 
 def test_a_vllm_whose_loader_reads_in_a_way_of_its_own_has_a_total(
@@ -158,7 +323,8 @@ def test_an_engine_in_processes_of_its_own_tells_what_it_loaded(tmp_path: Path) 
     assert done.returncode == 0, done.stdout
     report = json.loads((tmp_path / ".gkd/last/report.json").read_text())
     (vllm,) = (stage["facts"] for stage in report["stages"] if stage["name"] == "vllm")
-    parts = [vllm[f"load_{name}_s"] for name in ("build", "read", "move", "finish")]
+    names = ("build", "read", "unpack", "move", "finish")
+    parts = [vllm[f"load_{name}_s"] for name in names]
     assert 0 < sum(parts) < vllm["engine_start_s"]
     assert vllm["load_gb"] > 0
 
@@ -177,6 +343,9 @@ def test_a_trainers_loading_is_timed_apart_from_its_moving(
     times, touched = iter((10.0, 13.0, 13.5)), list[Any]()
     clock = SimpleNamespace(perf_counter=lambda: next(times))
     monkeypatch.setattr(forward, "time", clock)
+    monkeypatch.setattr(load_times.DiskWaits, "seconds", 2.0, raising=False)
+    monkeypatch.setattr(load_times.DiskWaits, "__init__", lambda self: None)
+    monkeypatch.setattr(load_times.DiskWaits, "look", lambda self: None)
     monkeypatch.setattr(load_times, "touch", touched.append)
     monkeypatch.setattr(load_times, "disk_bytes", iter((MB, 6 * MB)).__next__)
     trainer = Trainer(student, dtype="float32")
@@ -184,6 +353,7 @@ def test_a_trainers_loading_is_timed_apart_from_its_moving(
     size = sum(one.nbytes for one in weights)
     assert trainer.load_facts() == {
         "trainer_load_s": 3.0,
+        "trainer_read_s": 2.0,
         "trainer_move_s": 0.5,
         "trainer_load_gb": round(size / GB, 3),
         "trainer_load_from_disk_gb": 0.005,
@@ -204,4 +374,5 @@ def test_the_stages_that_train_tell_how_the_trainer_was_loaded(
     (facts,) = (one["facts"] for one in report["stages"] if one["name"] == stage)
     assert facts["trainer_load_s"] > 0
     assert facts["trainer_load_gb"] > 0
+    assert 0 <= facts["trainer_read_s"] <= facts["trainer_load_s"]
     assert facts.keys() >= {"trainer_move_s", "trainer_load_from_disk_gb"}

@@ -94,8 +94,11 @@ def stat(pid: int) -> Stat | None:
     return Stat(pid, ppid, state, int(words[19]), group, session, terminal)
 
 
-def own_words(pid: int) -> list[bytes] | None:
-    """The fields of /proc/pid/stat from the state on; None if it is gone."""
+def own_words(pid: int | str) -> list[bytes] | None:
+    """The fields of /proc/pid/stat from the state on; None if it is gone.
+
+    A thread's too: ``self/task/123``.
+    """
     # No pathlib or text layers: this is read for every process, every second.
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)

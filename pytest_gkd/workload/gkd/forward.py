@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Listing
 from typing import TYPE_CHECKING, Any
 
+from pytest_gkd.processes import background
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.engine import load_times
 from pytest_gkd.workload.engine.load_times import GB
@@ -25,20 +26,27 @@ def load_model(
 
     ``dtype`` is a torch name (``bfloat16``). Raises StageFault ``checkpoint.mismatch``
     if weights are missing or have another shape: transformers would fill them with
-    random numbers and only warn. Its ``gkd_load_facts`` say how long that took: seconds
-    and GB.
+    random numbers and only warn. Its ``gkd_load_facts`` say how long that took, in
+    seconds, how many of ``load_s`` were spent waiting for the disk (``read_s``), and
+    GB.
     """
     import torch
     from transformers import AutoConfig
 
     disk, started = load_times.disk_bytes(), time.perf_counter()
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    model, info = model_class(config).from_pretrained(
-        path,
-        dtype=getattr(torch, dtype),
-        trust_remote_code=trust_remote_code,
-        output_loading_info=True,
-    )
+    waits = load_times.DiskWaits()
+    with background.every(waits.EVERY_S, "gkd-disk-waits", waits.look):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        model, info = model_class(config).from_pretrained(
+            path,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+        for tensor in (held := [*model.parameters(), *model.buffers()]):
+            if tensor.device.type == "cpu":
+                load_times.touch(tensor)  # counts as reading, not as moving
+    read = time.perf_counter()
     missing = sorted(info["missing_keys"])
     # transformers 4 lists (name, shape, shape), 5 a set of the same.
     mismatched = sorted(str(entry[0]) for entry in info["mismatched_keys"])
@@ -54,14 +62,11 @@ def load_model(
                 "mismatched": mismatched[:10],
             },
         )
-    for tensor in (held := [*model.parameters(), *model.buffers()]):
-        if tensor.device.type == "cpu":
-            load_times.touch(tensor)  # counts as reading, not as moving
-    read = time.perf_counter()
     # No dropout: only the update may change the loss of a repeated batch.
     model = model.to(device).eval()
     model.gkd_load_facts = {
         "load_s": round(read - started, 2),
+        "read_s": round(waits.seconds, 2),
         "move_s": round(time.perf_counter() - read, 2),
         "load_gb": round(sum(tensor.nbytes for tensor in held) / GB, 3),
         "load_from_disk_gb": round((load_times.disk_bytes() - disk) / GB, 3),

@@ -44,7 +44,7 @@ class _Local:
         with engine_imports.told(self.gkd.run_dir):
             engines.import_vllm()
         with compiling.told(
-            self.gkd.step, "starting the engine", on_gpu=self.config.settings.gpus > 0
+            self.gkd, "starting the engine", on_gpu=self.config.settings.gpus > 0
         ):
             self._engine = self.new_engine()
         return self._engine

@@ -46,7 +46,7 @@ class RayLayout:
     def start_engine(self) -> Any:
         self.connect()
         with compiling.told(
-            self.gkd.step,
+            self.gkd,
             "starting the rollout actor and its engine",
             on_gpu=self.config.settings.gpus > 0,
         ):
