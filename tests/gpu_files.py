@@ -42,6 +42,7 @@ def whole(layout: str, which: str, transport: str = "") -> dict[str, Any]:
         "vllm": {
             "engine_dtype": "bfloat16",
             "engine_start_s": 90.0 if which == "cold" else 20.0,
+            "compile_s": 72.5 if which == "cold" else 0.0,
             "tokens_per_s": 1000.0,
         },
         "nccl": {

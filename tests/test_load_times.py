@@ -152,10 +152,12 @@ def test_a_file_system_is_that_of_the_nearest_mount(
 ) -> None:
     inner = tmp_path / "models/m"
     inner.mkdir(parents=True)
-    mounts = {"/": "ext4", tmp_path / "models": "lustre", tmp_path / "mod": "nfs"}
+    mounts = {"/": "ext4", inner.parent: "lustre", inner: "nfs", tmp_path / "mod": "9p"}
     parts = [SimpleNamespace(mountpoint=str(at), fstype=k) for at, k in mounts.items()]
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: parts)
-    assert load_times.file_system(inner) == "lustre"
+    assert load_times.file_system(inner) == "nfs"
+    assert load_times.file_system(inner / "file") == "nfs"
+    assert load_times.file_system(inner.parent) == "lustre"
     assert load_times.file_system(tmp_path) == "ext4"
 
 

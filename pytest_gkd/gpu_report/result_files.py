@@ -52,6 +52,7 @@ FACTS: Mapping[str, Any] = {
     "torch_cuda": VERSION,
     "ray_start_s": float,
     "engine_start_s": float,
+    "compile_s": float,
     "engine_dtype": WORD,
     "tokens_per_s": float,
     "max_logprob_difference_nats": float,

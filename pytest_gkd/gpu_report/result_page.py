@@ -32,8 +32,8 @@ than before it.
 """
 
 COLUMNS = (
-    *("run", "ended", "seconds", "engine start s", "push s", "tokens/s", "bus GB/s"),
-    "memory",
+    *("run", "ended", "seconds", "engine start s", "compiling s", "push s", "tokens/s"),
+    *("bus GB/s", "memory"),
 )
 Run = Mapping[str, Any]
 # True or False for what a file shows, None if it does not say.
@@ -242,6 +242,7 @@ def _row(run: Run) -> str:
     bus = _fact(run, "nccl", "bus_bandwidth_gb_s") or {}
     facts = (
         _fact(run, "vllm", "engine_start_s"),
+        _fact(run, "vllm", "compile_s"),
         _fact(run, "weight_sync", "push_s"),
         _fact(run, "vllm", "tokens_per_s"),
         max(bus.values(), default=None),
