@@ -7,6 +7,7 @@ from typing import Any
 
 from pytest_gkd.diagnosis import standing
 from pytest_gkd.diagnosis.diagnose import Diagnosis, EvidenceLine
+from pytest_gkd.diagnosis.engine_start import EngineStart
 from pytest_gkd.diagnosis.metrics.judging import NumberFinding
 from pytest_gkd.diagnosis.metrics.series import Series
 from pytest_gkd.diagnosis.silence import Silence
@@ -52,8 +53,9 @@ class LogReport:
     with its file. ``processes`` are those of a run of several, the first to fall silent
     first. ``joined`` are the files that were read as one log, oldest first. ``sampled``
     are files whose lines of metrics were not all read, with how many were, and about
-    how many there are. ``unreadable`` are the files that were left out, and ``partial``
-    names those of which only a part was read.
+    how many there are. ``engine_start`` is where a vLLM engine's start went.
+    ``unreadable`` are the files that were left out, and ``partial`` names those of
+    which only a part was read.
     """
 
     verdict: str
@@ -74,6 +76,7 @@ class LogReport:
     notes: tuple[tuple[str, NumberFinding], ...] = ()
     joined: tuple[tuple[str, ...], ...] = ()
     sampled: tuple[tuple[str, int, int], ...] = ()
+    engine_start: EngineStart | None = None
     unreadable: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
 
@@ -133,6 +136,7 @@ class LogReport:
                 {"file": name, "read": read, "of_about": every}
                 for name, read, every in self.sampled
             ],
+            "engine_start": self.engine_start and vars(self.engine_start),
             "unreadable": list(self.unreadable),
             "partial": list(self.partial),
         }

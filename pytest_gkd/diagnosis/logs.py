@@ -10,6 +10,7 @@ from typing import IO
 
 from pytest_gkd.diagnosis import (
     clocks,
+    engine_start,
     exceptions,
     frames,
     log_end,
@@ -482,6 +483,7 @@ def examine(
         partial=(*sources.notes, *(log.partial for log in logs if log.partial)),
         joined=tuple(tuple(n for _, n in log.parts) for log in logs if log.parts),
         series=tuple(series),
+        engine_start=engine_start.of(log.edges for log in logs),
         sampled=tuple(
             (log.name, *log.metrics.lines) for log in logs if log.metrics.sampled
         ),

@@ -31,6 +31,8 @@ LOG_LINE = 160
 BLOCKS = "▁▂▃▄▅▆▇█"
 ADVICE = 12 * WIDTH  # half a command is useless
 NOTES = 6
+# An engine whose start took at least this long is worth a line.
+SLOW_START_S = 30.0
 SLOW_IMPORTS_S = 30.0
 # The phases of a run in words.
 _PHASE = {
@@ -234,6 +236,7 @@ def log_text(report: LogReport) -> str:
     lines += _suspects(report)
     if report.verdict not in {"failed", "unknown"}:
         lines += _numbers_noted(report)
+        lines += wrapped("  start ", _engine_start(report))
     for name, read, every in report.sampled:
         text = f"metrics from {read:,} of about {every:,} lines, evenly spaced: {name}"
         lines += wrapped("  read  ", text)
@@ -289,6 +292,28 @@ def _numbers_noted(report: LogReport) -> Iterator[str]:
     for number, one in enumerate(notes):
         first = f"  {'' if number else 'note':<6}"
         yield from wrapped(first, f"{sanitize.line(one.text)} [{one.cause}]")
+
+
+def _engine_start(report: LogReport) -> str:
+    """Where a slow start of vLLM went; empty if it was not slow."""
+    told = report.engine_start
+    if told is None or told.seconds < SLOW_START_S:
+        return ""
+    inner = {
+        "reading weights": told.weights_s,
+        "torch.compile": told.compile_s,
+        "of it Dynamo": told.dynamo_s,
+        "CUDA graphs": told.graphs_s,
+    }
+    parts = [f"{name} {took:.0f} s" for name, took in inner.items() if took is not None]
+    text = f"vLLM needed {told.seconds:.0f} s for its model and its start"
+    text += f": {', '.join(parts)}" if parts else ""
+    if told.compile_s is not None and not told.keeps_compiled:
+        text += (
+            "; vLLM's cache of compiled graphs is off (as VLLM_DISABLE_COMPILE_CACHE=1 "
+            "has it), so every start compiles again"
+        )
+    return text
 
 
 def _at_work(report: LogReport) -> str:
