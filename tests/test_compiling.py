@@ -133,6 +133,23 @@ def test_a_start_that_compiles_nothing_has_no_note(
     assert not gkd.notes
 
 
+def test_a_cache_that_cannot_be_read_and_a_user_without_a_home_end_no_start(
+    monkeypatch: pytest.MonkeyPatch, gkd: Gkd
+) -> None:
+    def nobody(*_: Any) -> Any:
+        raise RuntimeError("Could not determine home directory.")
+
+    def stale(*_: Any) -> Any:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(Path, "home", nobody)
+    monkeypatch.setattr(Path, "glob", stale)
+    with compiling.told(gkd, "starting the engine", on_gpu=True):  # type: ignore[arg-type]
+        pass
+    assert "compile_s" in gkd.facts
+
+
 def test_tritons_cache_is_where_triton_says(monkeypatch: pytest.MonkeyPatch) -> None:
     knobs = pytest.importorskip("triton.knobs")
     for given in ({}, {"TRITON_HOME": "/t"}, {"TRITON_CACHE_DIR": "/c"}):

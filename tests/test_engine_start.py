@@ -90,8 +90,9 @@ def test_a_fast_start_and_a_failure_have_none(text: str) -> None:
     assert "vLLM needed" not in render.log_text(report(text))
 
 
-def test_of_several_logs_the_slowest_counts() -> None:
-    found = engine_start.of([NEWER.encode(), OLDER.encode()])
+@pytest.mark.parametrize("texts", [(NEWER, OLDER), (OLDER, NEWER)])
+def test_of_several_logs_the_slowest_counts(texts: tuple[str, str]) -> None:
+    found = engine_start.of(text.encode() for text in texts)
     assert found is not None
     assert (found.weights_s, found.graphs_s) == (12.2, 18.0)
     assert not found.keeps_compiled

@@ -36,8 +36,11 @@ class Cache:
     kernels: str
 
     def names(self) -> frozenset[str]:
-        """The kernels in it, by their files' names."""
-        return frozenset(found.name for found in self.path.glob(self.kernels))
+        """The kernels in it, by their files' names; none if it cannot be read."""
+        try:
+            return frozenset(found.name for found in self.path.glob(self.kernels))
+        except OSError:
+            return frozenset()
 
 
 def caches(environ: Mapping[str, str]) -> tuple[Cache, ...]:
@@ -47,7 +50,10 @@ def caches(environ: Mapping[str, str]) -> tuple[Cache, ...]:
     that vLLM's sampler compiles all the same,
     torch/_inductor/runtime/cache_dir_utils.py (2.13).
     """
-    home = Path(environ.get("HOME") or Path.home())
+    try:
+        home = Path(environ.get("HOME") or Path.home())
+    except RuntimeError:  # there is no home directory
+        home = Path("/nonexistent")
     flashinfer = Path(environ.get("FLASHINFER_WORKSPACE_BASE") or home)
     triton = Path(environ.get("TRITON_HOME") or home) / ".triton/cache"
     try:
