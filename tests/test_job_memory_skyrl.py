@@ -173,3 +173,44 @@ def test_the_advice_makes_it_fit(checked: Checked) -> None:
     assert all(option.startswith(("trainer.", "generator.")) for option in options)
     good = checked(f"{command} {' '.join(options)}", "28GiB")
     assert {row["verdict"] for row in good["memory"]} <= {"fits", "tight"}
+
+
+SFT = (
+    "python -m skyrl.train.main_sft strategy=fsdp model.path={s} max_length=512 "
+    "placement.num_gpus_per_node=4 batch_size=16 micro_train_batch_size_per_gpu=2"
+)
+
+
+def test_sft_is_trained_as_a_policy_is(checked: Checked) -> None:
+    elements, _ = checked.elements()
+    found = rows(checked, SFT)
+    assert {role for role, _ in found} == {"trainer"}
+    update = found["trainer", UPDATE]
+    assert update["weights float32"] == elements
+    assert update["optimizer states float32"] == 2 * elements
+    # Two rows of 512 tokens in 16 bits, with the entropy of a chunk in float32.
+    assert update["logits and loss"] == HALF_B.vocab * (2 * 1024 + 12 * 1024)
+    # Two micro-batches: the first one's gradients are there.
+    assert update["gradients float32"] == elements
+    assert (
+        "gradients float32"
+        not in rows(checked, f"{SFT} batch_size=8")["trainer", UPDATE]
+    )
+    # Only FSDP's own offload: nothing else has these GPUs.
+    assert found["trainer", "load"]["weights float32"] == elements
+    away = rows(checked, f"{SFT} fsdp_config.cpu_offload=true")
+    assert "weights float32" not in away["trainer", UPDATE]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("strategy=megatron", "the memory of SkyRL under Megatron is not known yet"),
+        ("max_length=null", "nothing bounds the rows (max_length)"),
+        ("fsdp_config.reshard_after_forward=false", "FSDP that keeps what it has"),
+    ],
+)
+def test_sft_without_a_plan_says_why(checked: Checked, more: str, says: str) -> None:
+    found = checked(f"{SFT} {more}")
+    assert not found["memory"]
+    assert found["no_memory_plan"].startswith(says)

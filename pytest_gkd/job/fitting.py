@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from pytest_gkd.job import memory, model_files, models, served_memory
-from pytest_gkd.job.engine_memory import GIB
+from pytest_gkd.job.engine_memory import GIB, Engine
 from pytest_gkd.job.findings import CheckError, Finding, note
 from pytest_gkd.job.memory import Job, Row
 from pytest_gkd.job.models import Model
@@ -146,6 +147,36 @@ def number(values: Values, *names: str) -> list[int]:
         if type(value) is not int or value < 1:
             raise CheckError(f"{name} is {'not certain' if value is None else value}")
     return [value for value in found if value is not None]
+
+
+def sampling_engine(
+    values: Values,
+    student: Model,
+    length: int,
+    *,
+    share: float,
+    sequences: int,
+    **own: Any,
+) -> Engine:
+    """A rollout's engine, for rows of ``length``: the engines divide a batch's samples
+    among them, up to ``sequences`` at once; ``share`` is the framework's default.
+    """
+    gpus, batch, samples = number(
+        values, "rollout_gpus", "train_batch_size", "samples_per_prompt"
+    )
+    tensor = values.get("tensor_parallel_size") or 1
+    pipeline = values.get("pipeline_parallel_size") or 1
+    at_once = math.ceil(batch * samples * tensor * pipeline / gpus)
+    return Engine(
+        student,
+        gpus=gpus,
+        tensor=tensor,
+        pipeline=pipeline,
+        share=values.get("gpu_memory_utilization") or share,
+        length=values.get("max_model_len") or length,
+        sequences=min(sequences, at_once),
+        **own,
+    )
 
 
 # -- changes -----------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from pytest_gkd.job import model_files
-from pytest_gkd.job.findings import Finding
+from pytest_gkd.job.findings import CheckError, Finding
 from pytest_gkd.job.omegaconf import Config, UnresolvedError
 from pytest_gkd.job.overrides import Given
 
@@ -20,6 +20,17 @@ class NotCertainError(Exception):
     def __init__(self, needs: frozenset[str]) -> None:
         super().__init__(", ".join(sorted(needs)))
         self.needs = needs
+
+
+def plan_facts(facts: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """What ``facts`` says of a job for its memory plan, or the ``doubt`` that keeps the
+    job from one."""
+    try:
+        return facts(*arguments)
+    except NotCertainError as error:
+        return {"doubt": f"{error} is not certain"}
+    except CheckError as error:
+        return {"doubt": str(error)}
 
 
 class Look:

@@ -11,14 +11,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_gkd.job import beside_memory
+from pytest_gkd.job import beside_memory, looking
 from pytest_gkd.job.beside_memory import Beside, Scorer
 from pytest_gkd.job.engine_memory import GIB, MOST_SEQUENCES, Engine
 from pytest_gkd.job.findings import CheckError
 from pytest_gkd.job.fitting import Recipe, number
 from pytest_gkd.job.frameworks.areal.rules import Look
 from pytest_gkd.job.frameworks.reading import names
-from pytest_gkd.job.looking import NotCertainError
 from pytest_gkd.job.memory import Job
 from pytest_gkd.job.models import WIDTHS, Model
 from pytest_gkd.job.training_memory import Trainer
@@ -40,12 +39,9 @@ UNKNOWN = {
 
 def recipe(look: Look) -> Recipe:
     """How its plan is made, with AReaL's keys."""
-    try:
-        facts = _facts(look)
-    except NotCertainError as error:
-        return Recipe(_job, {}, {"doubt": f"{error} is not certain"})
-    except CheckError as error:
-        return Recipe(_job, {}, {"doubt": str(error)})
+    facts = looking.plan_facts(_facts, look)
+    if "doubt" in facts:
+        return Recipe(_job, {}, facts)
     table = names("areal") | names("areal-fsdp")
     bound = ["nodes", "gpus_per_node"]
     if facts["engine"]:

@@ -17,15 +17,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pytest_gkd.job import beside_memory
+from pytest_gkd.job import beside_memory, looking
 from pytest_gkd.job.beside_memory import Beside, Scorer
 from pytest_gkd.job.engine_memory import GIB, MOST_SEQUENCES, Engine, Parts
 from pytest_gkd.job.findings import CheckError
-from pytest_gkd.job.fitting import Recipe, number
+from pytest_gkd.job.fitting import Recipe, number, sampling_engine
 from pytest_gkd.job.frameworks.nemo_rl import megatron_plan, rules
 from pytest_gkd.job.frameworks.nemo_rl.rules import GENERATION, VLLM, Look
 from pytest_gkd.job.frameworks.reading import names
-from pytest_gkd.job.looking import NotCertainError
 from pytest_gkd.job.megatron_memory import Megatron
 from pytest_gkd.job.memory import CONTEXT_BYTES, Job
 from pytest_gkd.job.models import WIDTHS, Model
@@ -65,12 +64,9 @@ OPTIMIZERS = {"torch.optim.AdamW": "adamw", "torch.optim.Adam": "adamw"}
 
 def recipe(look: Look, algorithm: str) -> Recipe:
     """How its plan is made, with NeMo-RL's keys."""
-    try:
-        facts = _facts(look, algorithm)
-    except NotCertainError as error:
-        return without(f"{error} is not certain")
-    except CheckError as error:
-        return without(str(error))
+    facts = looking.plan_facts(_facts, look, algorithm)
+    if "doubt" in facts:
+        return without(facts["doubt"])
     backend = facts["backend"]
     table = names("nemo-rl") | names(f"nemo-rl-{backend}")
     bound = () if facts["shares"] or not facts["engine"] else ("nodes",)
@@ -464,20 +460,12 @@ def _engine(values: Values, student: Model) -> Engine:
     vllm_generation.py, finish_generation).
     """
     said = values["engine"]
-    gpus, prompts, samples = number(
-        values, "rollout_gpus", "train_batch_size", "samples_per_prompt"
-    )
-    wide = values.get("tensor_parallel_size") or 1
-    deep = values.get("pipeline_parallel_size") or 1
-    at_once = math.ceil(prompts * samples * wide * deep / gpus)
-    return Engine(
+    return sampling_engine(
+        values,
         student,
-        gpus=gpus,
-        tensor=wide,
-        pipeline=deep,
-        share=values.get("gpu_memory_utilization") or 0.9,
-        length=values.get("max_model_len") or values["length"],
-        sequences=min(said["sequences"], at_once),
+        values["length"],
+        share=0.9,
+        sequences=said["sequences"],
         batched_tokens=said["batched"],
         dtype=said["dtype"],
         cache_dtype=said["cache"],

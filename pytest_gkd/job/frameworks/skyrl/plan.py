@@ -1,9 +1,10 @@
-"""The parts of a SkyRL job under FSDP, for its memory plan.
+"""The parts of a SkyRL job under FSDP, RL or main_sft, for its memory plan.
 
 Rules are those of 0.3.0 and the main branch at a9564572; files are named below
 backends/skyrl_train/ unless stated otherwise. Policy, critic and reference model are
 separate processes, whose models and states are in host memory while another of them, or
-an engine, has the GPU (workers/worker_dispatch.py).
+an engine, has the GPU (workers/worker_dispatch.py). SFT takes the policy's worker, with
+the same log-probabilities and entropies (workers/worker.py, _forward_backward_micro).
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_gkd.job import beside_memory
+from pytest_gkd.job import beside_memory, looking
 from pytest_gkd.job.beside_memory import Beside, Scorer
 from pytest_gkd.job.engine_memory import MOST_SEQUENCES, Engine
 from pytest_gkd.job.findings import CheckError
-from pytest_gkd.job.fitting import Recipe, number
+from pytest_gkd.job.fitting import Recipe, number, sampling_engine
 from pytest_gkd.job.frameworks.reading import names
-from pytest_gkd.job.frameworks.skyrl import rules
+from pytest_gkd.job.frameworks.skyrl import rules, sft
 from pytest_gkd.job.frameworks.skyrl.rules import Look
-from pytest_gkd.job.looking import NotCertainError
 from pytest_gkd.job.memory import Job
 from pytest_gkd.job.models import WIDTHS, Model
 from pytest_gkd.job.training_memory import Trainer
@@ -28,6 +28,7 @@ from pytest_gkd.job.training_memory import Trainer
 Values = Mapping[str, Any]
 # Bytes of logits per token and vocabulary entry in a forward pass without training.
 ASKED = 2
+MEGATRON = "the memory of SkyRL under Megatron is not known yet"
 # The keys of these change together with others, since roles must share their GPUs.
 BOUND = (
     *("nodes", "gpus_per_node", "tensor_parallel_size", "pipeline_parallel_size"),
@@ -37,22 +38,35 @@ BOUND = (
 
 def recipe(look: Look) -> Recipe:
     """How its plan is made, with SkyRL's keys."""
-    table = names("skyrl") | names("skyrl-fsdp")
-    keys = {name: (key,) for name, key in table.items() if name not in BOUND}
-    try:
-        facts = _facts(look)
-    except NotCertainError as error:
-        return Recipe(_job, keys, {"doubt": f"{error} is not certain"})
-    except CheckError as error:
-        return Recipe(_job, keys, {"doubt": str(error)})
-    path = facts.pop("critic_path")
+    facts = looking.plan_facts(_facts, look)
+    path = facts.pop("critic_path", None)
+    keys = _keys("skyrl", "skyrl-fsdp")
     return Recipe(_job, keys, facts, {"critic": path} if path else {})
+
+
+def sft_recipe(look: sft.Look) -> Recipe:
+    """The same of main_sft."""
+    facts = looking.plan_facts(_sft_facts, look)
+    return Recipe(_sft_job, _keys("skyrl-sft", "skyrl-sft-fsdp"), facts)
+
+
+def _keys(*tables: str) -> dict[str, tuple[str, ...]]:
+    """The keys of what a plan may change."""
+    every = [pair for table in tables for pair in names(table).items()]
+    return {name: (key,) for name, key in every if name not in BOUND}
+
+
+def _sft_facts(look: sft.Look) -> dict[str, Any]:
+    if look.is_megatron():
+        raise CheckError(MEGATRON)
+    context = look.size("sequence_parallel_size", 1)
+    return {"policy": _sharded(look, "fsdp_config", look.gpus(), context)}
 
 
 def _facts(look: Look) -> dict[str, Any]:
     """What the plan needs besides the values of ``gkd check``."""
     if look.is_megatron():
-        raise CheckError("the memory of SkyRL under Megatron is not known yet")
+        raise CheckError(MEGATRON)
     critic = look(rules.CRITIC)
     shares_all = look.is_on(f"{rules.PLACEMENT}.colocate_all")
     shares_ref = look.is_on(f"{rules.PLACEMENT}.colocate_policy_ref")
@@ -69,18 +83,9 @@ def _facts(look: Look) -> dict[str, Any]:
         raise CheckError("the memory of another logprobs_chunk_size is not known")
     found: dict[str, Any] = {"critic_path": critic}
     for role in roles:
+        context = look.size(f"trainer.{role}.sequence_parallel_size", 1)
         start = f"trainer.{role}.fsdp_config"
-        if look(f"{start}.reshard_after_forward", True) is not True:
-            text = "FSDP that keeps what it has gathered is not known yet"
-            raise CheckError(f"{text} ({start}.reshard_after_forward)")
-        if look(f"{start}.mixed_precision") is not None:
-            raise CheckError(f"{start}.mixed_precision is not known yet")
-        found[role] = {
-            "gpus": look.gpus(role),
-            "shards": look.whole(f"{start}.fsdp_size", -1),
-            "context": look.size(f"trainer.{role}.sequence_parallel_size", 1),
-            "is_away": look.is_on(f"{start}.cpu_offload"),
-        }
+        found[role] = _sharded(look, start, look.gpus(role), context)
     lora = "trainer.policy.model.lora.rank"
     if look.whole(lora, 0) and not look("trainer.gradient_checkpointing", True):
         raise CheckError("what LoRA's layers keep without recomputation is not known")
@@ -97,6 +102,21 @@ def _facts(look: Look) -> dict[str, Any]:
         "gigabytes": look.number(
             f"{rules.ENGINE}.weight_transfer_threshold_cuda_ipc_GB", 1.0
         ),
+    }
+
+
+def _sharded(look: looking.Look, start: str, gpus: int, context: int) -> dict[str, Any]:
+    """How a role's FSDP below the key ``start`` divides it."""
+    if look(f"{start}.reshard_after_forward", True) is not True:
+        text = "FSDP that keeps what it has gathered is not known yet"
+        raise CheckError(f"{text} ({start}.reshard_after_forward)")
+    if look(f"{start}.mixed_precision") is not None:
+        raise CheckError(f"{start}.mixed_precision is not known yet")
+    return {
+        "gpus": gpus,
+        "shards": look.whole(f"{start}.fsdp_size", -1),
+        "context": context,
+        "is_away": look.is_on(f"{start}.cpu_offload"),
     }
 
 
@@ -125,24 +145,14 @@ def _job(
         micro = number(values, "micro_batch_size")[0]
         tokens, asked = micro * row, values["forward_rows"] * row
     common: dict[str, Any] = {
-        "sharding": "fsdp2",
-        "weights": "float32",
         "recompute": values.get("recompute") is not False,
         "tokens": tokens,
         "micro_batches": 1 + (mini * samples * row / replicas > tokens),
     }
-    is_away = bool(values.get("offload_param") or values.get("offload_optimizer"))
-    trainer = Trainer(
-        student,
-        gpus=policy["gpus"],
-        shards=max(policy["shards"], 0),
-        context=policy["context"],
-        offload_weights=_when(is_away, shares_all or values["shares_ref"]),
-        offload_states=_when(
-            is_away, (shares_all or values["shares_ref"]) and values["states_leave"]
-        ),
-        loss="skyrl",
-        lora_rank=values.get("lora_rank") or 0,
+    leaves = shares_all or values["shares_ref"]
+    trainer = _policy(
+        *(values, student),
+        leaves=(leaves, leaves and values["states_leave"]),
         **common,
     )
     bucket = student.largest * WIDTHS["bfloat16"]
@@ -161,6 +171,46 @@ def _job(
     )
 
 
+def _sft_job(values: Values, student: Model, _: Model | None, room: int | None) -> Job:
+    """The parts of SFT, at full lengths; the collator pads a micro-batch's rows."""
+    if values.get("doubt"):
+        raise CheckError(values["doubt"])
+    if values.get("max_length") is None:
+        raise CheckError("nothing bounds the rows (max_length)")
+    row, micro, batch = number(
+        values, "max_length", "micro_batch_size", "train_batch_size"
+    )
+    own = values["policy"]
+    several = batch * own["context"] > micro * own["gpus"]
+    trainer = _policy(values, student, tokens=micro * row, micro_batches=1 + several)
+    return Job(trainer, memory=room)
+
+
+def _policy(
+    values: Values,
+    student: Model,
+    *,
+    leaves: tuple[bool, bool] = (False, False),
+    **sizes: Any,
+) -> Trainer:
+    """The student; ``leaves`` is whether SkyRL offloads its weights and its states."""
+    own = values["policy"]
+    is_away = bool(values.get("offload_param") or values.get("offload_optimizer"))
+    return Trainer(
+        student,
+        gpus=own["gpus"],
+        sharding="fsdp2",
+        shards=max(own["shards"], 0),
+        context=own["context"],
+        weights="float32",
+        offload_weights=_when(is_away, leaves[0]),
+        offload_states=_when(is_away, leaves[1]),
+        loss="skyrl",
+        lora_rank=values.get("lora_rank") or 0,
+        **sizes,
+    )
+
+
 def _when(is_away: bool, leaves: bool) -> str:
     """When it is in host memory: with FSDP2's own offload, which disables SkyRL's, or
     with SkyRL's (distributed/fsdp_strategy.py, manual_offload).
@@ -172,19 +222,12 @@ def _engine(values: Values, student: Model, row: int) -> Engine:
     """vLLM engines, which sleep while another role has their GPUs
     (inference_servers/utils.py).
     """
-    gpus, samples = number(values, "rollout_gpus", "samples_per_prompt")
-    wide = values.get("tensor_parallel_size") or 1
-    deep = values.get("pipeline_parallel_size") or 1
-    batch = number(values, "train_batch_size")[0]
-    at_once = math.ceil(batch * samples * wide * deep / gpus)
-    return Engine(
+    return sampling_engine(
+        values,
         student,
-        gpus=gpus,
-        tensor=wide,
-        pipeline=deep,
-        share=values.get("gpu_memory_utilization") or 0.8,
-        length=values.get("max_model_len") or row,
-        sequences=min(values.get("max_num_seqs") or MOST_SEQUENCES, at_once),
+        row,
+        share=0.8,
+        sequences=values.get("max_num_seqs") or MOST_SEQUENCES,
         batched_tokens=values.get("max_num_batched_tokens") or 8192,
         sleeps=values["shares_all"],
         eager=bool(values.get("enforce_eager")),
@@ -222,6 +265,8 @@ def _others(
             offload_states=_when(
                 own["is_away"], shares_all and values["critic_states_leave"]
             ),
+            sharding="fsdp2",
+            weights="float32",
             loss="fused",
             **common,
         )

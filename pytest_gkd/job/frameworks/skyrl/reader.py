@@ -135,7 +135,7 @@ def _of_sft(
     sizes = [_value(config, f"placement.num_{n}") for n in ("nodes", "gpus_per_node")]
     nodes, each = (size or Given("undetermined") for size in sizes)
     pools = (Pool("the trainer", nodes, each, sft.GPUS),)
-    return Reading(given, found, findings, "", pools, sft.recipe())
+    return Reading(given, found, findings, "", pools, plan.sft_recipe(look(config)))
 
 
 def _started(launch: Launch) -> tuple[str, list[Word]]:

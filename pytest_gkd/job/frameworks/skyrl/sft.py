@@ -11,10 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from pytest_gkd.job import looking
-from pytest_gkd.job.findings import CheckError
-from pytest_gkd.job.fitting import Recipe
 from pytest_gkd.job.looking import Fault
-from pytest_gkd.job.memory import Job
 from pytest_gkd.job.omegaconf import Config
 from pytest_gkd.options import near
 
@@ -88,15 +85,6 @@ DERIVED: looking.Derived[Look] = {
     "trainer_gpus": (lambda look: look.gpus(), "placement.num_nodes * num_gpus"),
     "total_gpus": (lambda look: look.gpus(), "placement.num_nodes * num_gpus"),
 }
-
-
-def recipe() -> Recipe:
-    """Says that there is no plan."""
-    return Recipe(_job, {}, {})
-
-
-def _job(*_: Any) -> Job:
-    raise CheckError("the memory of SkyRL's main_sft is not known yet")
 
 
 # -- rules -------------------------------------------------------------------------
