@@ -512,8 +512,17 @@ def test_arguments_that_reach_no_job_are_told(script: Path) -> None:
 
 def test_another_program_of_the_framework_is_no_job(script: Path) -> None:
     script.write_text("torchrun -m verl.trainer.sft_trainer data.train_batch_size=8\n")
-    with pytest.raises(CheckError, match="no command was found that starts verl"):
+    with pytest.raises(CheckError, match="no command was found that starts verl") as e:
         check.check(script, framework=RELEASE)
+    says = "verl.trainer.sft_trainer is none of the programs that are read"
+    assert says in str(e.value)
+
+
+def test_a_module_of_ones_own_is_not_said_to_be_the_frameworks(script: Path) -> None:
+    script.write_text("python -m my.verl.trainer\n")
+    with pytest.raises(CheckError) as caught:
+        check.check(script)
+    assert "none of the programs" not in str(caught.value)
 
 
 def test_a_release_that_is_not_recorded_is_refused(script: Path) -> None:

@@ -201,11 +201,12 @@ def _checked(
     findings += [note(problem, str(path), 0) for problem in problems]
     read, told = [], list[tuple[World, list[Finding]]]()
     files, private = dict[str, None](), dict[str, None]()
-    recipes = list[fitting.Recipe | None]()
+    recipes, unplanned = list[fitting.Recipe | None](), ""
     for world, launch in starts:
         with model_files.in_caches_of(launch.command.environment):
             reading = reader.read(launch, release)
         recipes.append(reading.recipe)
+        unplanned = unplanned or reading.problem
         read.append((world, reading.values))
         found = [*reading.findings, *_twice(reading.said), *_uncertain(reading.said)]
         found += environment.findings(launch, reading, whole)
@@ -230,9 +231,11 @@ def _checked(
     lines = sorted({launch.command.line for _, launch in starts})
     certain = {n: v.value for n, v in values.items() if v.source != "undetermined"}
     certain["release"] = release.rules
+    whose = f"{name}'s {start.name}" if start.name else f"a job of {name}"
+    unplanned = unplanned or f"the memory of {whose} is not known yet"
     with model_files.in_caches_of(start.command.environment):
         plan, reason, wrong = fitting.judge(
-            certain, recipes, machine, start.command.file, lines[0]
+            certain, recipes, machine, start.command.file, lines[0], unplanned
         )
     findings += [*_on_ways(told), *wrong]
     findings = list(dict.fromkeys(findings))[:MOST_FINDINGS]
@@ -311,7 +314,12 @@ def _jobs(path: Path, script: shell.Script, asked: str) -> list[Worlds]:
         return [[(w, s[n]) for w, s in pairs if len(s) > n] for n in range(most)]
     words = [c.words[0] for world in script.worlds for c in world.commands]
     names = list(dict.fromkeys(word.text.value or word.source for word in words))[:8]
-    reasons = [f"line {line}: {text}" for _, line, text in script.remarks[:3]]
+    packages = "|".join(FRAMEWORKS).replace("-", "_")
+    modules = re.compile(rf"({packages})(\.\w+)+")
+    every = [w.text.value for o in script.worlds for c in o.commands for w in c.words]
+    unread = dict.fromkeys(one for one in every if one and modules.fullmatch(one))
+    reasons = [f"{one} is none of the programs that are read" for one in unread][:1]
+    reasons += [f"line {line}: {text}" for _, line, text in script.remarks[:3]]
     raise CheckError(
         f"{path}: no command was found that starts {asked or ' or '.join(FRAMEWORKS)};"
         f" found were {', '.join(names) or 'none'}"

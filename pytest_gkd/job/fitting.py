@@ -291,17 +291,22 @@ def mended(
 
 
 def judge(
-    values: Values, recipes: Sequence[Recipe | None], on: Machine, file: str, line: int
+    values: Values,
+    recipes: Sequence[Recipe | None],
+    on: Machine,
+    file: str,
+    line: int,
+    unplanned: str,
 ) -> tuple[list[Row], str, list[Finding]]:
     """The plan of a job, why there is none, and what is wrong with it.
 
     ``recipes`` are those of all paths through the script; the findings point to
-    ``line`` in ``file``.
+    ``line`` in ``file``. ``unplanned`` is why there is no recipe.
     """
     told = list(_too_many(values, on, file, line))
     room, recipe = on.memory, recipes[0]
     if recipe is None:
-        return [], "it is not made for this framework yet", told
+        return [], unplanned, told
     if any(other != recipe for other in recipes):
         text = "what it depends on is not the same on all paths through the script"
         return [], text, told
