@@ -1,7 +1,7 @@
 """Measure the log matcher: accuracy by cause, false alarms, speed against grep.
 
     python tests/accuracy.py [--logs DIR] [--missed-only] [--speed MIB]
-    python tests/accuracy.py --runs | --metrics-runs [--show-held-out]
+    python tests/accuracy.py --runs | --metrics-runs | --written [--show-held-out]
 
 Every log lies in a folder named after its cause, after ``hung.PHASE``, ``healthy`` or
 ``running``. A hang is judged an hour after its last line, and counts as right when its
@@ -9,8 +9,9 @@ phase is right as well. The speed is measured on a log of so many MiB, made of a
 logs that fail and all that are healthy.
 
 ``--runs`` judges the logs of real runs (tests/runs) by their labels, ``--metrics-runs``
-those in which only numbers tell (tests/metrics_runs). What is missed of those held out
-is not named, so that no rule is fitted to them.
+those in which only numbers tell (tests/metrics_runs), ``--written`` those that were
+written by hand (tests/written_runs). What is missed of those held out is not named, so
+that no rule is fitted to them.
 """
 
 from __future__ import annotations
@@ -119,6 +120,8 @@ def runs(folder: Path, *, show_held_out: bool) -> None:
             for label in labels
             for path in (folder / part).glob(f"{label['name']}.log*")
         ]
+        if not of_part:
+            continue
         for label, path in of_part:
             # As its owner sees it: a hang after it stood still, others at once.
             now = later(path, label.get("stood", 1))
@@ -249,10 +252,13 @@ if __name__ == "__main__":
     parser.add_argument("--missed-only", action="store_true")
     parser.add_argument("--runs", action="store_true")
     parser.add_argument("--metrics-runs", action="store_true")
+    parser.add_argument("--written", action="store_true")
     parser.add_argument("--show-held-out", action="store_true")
     parser.add_argument("--speed", type=int, metavar="MIB", default=0)
     asked = parser.parse_args()
-    chosen = "metrics_runs" if asked.metrics_runs else "runs" if asked.runs else ""
+    folders = ("metrics_runs", "written_runs", "runs")
+    asks = (asked.metrics_runs, asked.written, asked.runs)
+    chosen = next((one for one, is_it in zip(folders, asks, strict=True) if is_it), "")
     if chosen:
         runs(Path(__file__).parent / chosen, show_held_out=asked.show_held_out)
     else:
