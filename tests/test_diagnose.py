@@ -104,10 +104,10 @@ def test_a_warning_is_no_cause() -> None:
     assert diagnose(failed(("out", text)), CATALOGUE) is None
 
 
-def test_a_worker_killed_by_sigkill_is_most_likely_out_of_host_memory() -> None:
+def test_a_worker_ended_by_sigkill_is_not_said_to_have_run_out_of_memory() -> None:
     evidence = StageEvidence("vllm", "crashed", exit_signal="SIGKILL")
     found = found_in(evidence)
-    assert found.cause == "env.host-oom"
+    assert found.cause == "env.killed"
     assert found.confidence == "likely"
 
 

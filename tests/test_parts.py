@@ -63,6 +63,11 @@ def hits(log: str, /, **asks: Any) -> list[Hit]:
         ({"innermost": ["fsdp_workers.py"]}, False),
         ({"innermost": ["update_actor"]}, False),
         ({"innermost": ["che_utils.py"]}, False),
+        ({"raised": ["PoolError"], "named": "update_act"}, True),
+        ({"raised": ["PoolError"], "named": "workers.py:update"}, True),
+        ({"raised": ["PoolError"], "named": "reward|judge"}, False),
+        ({"raised": ["PoolError"], "code": r"no room for \d"}, True),
+        ({"raised": ["PoolError"], "code": r"self\.load\("}, False),
         ({"through": ["update_actor"]}, True),
         ({"through": ["verl/workers/"]}, True),
         ({"through": ["generate_sequences", "update_actor"]}, True),
@@ -151,6 +156,12 @@ def test_another_line_is_in_the_same_exceptions() -> None:
     assert hits(apart, **asks) == []
 
 
+def test_a_process_is_named_by_its_prefix() -> None:
+    log = "".join(f"(RewardWorker pid=7) {one}\n" for one in TRACEBACK.splitlines())
+    assert hits(log, raised=["PoolError"], named="RewardWorker")
+    assert hits(TRACEBACK, raised=["PoolError"], named="RewardWorker") == []
+
+
 def test_words_that_do_not_count_do_not_hide_the_exception() -> None:
     text = "PoolError may happen\n" * 30 + TRACEBACK + "PoolError may happen\n" * 30
     assert [hit.line for hit in hits(text, raised=["PoolError"])] == [36]
@@ -195,6 +206,8 @@ def test_a_stage_is_judged_by_parts_as_well() -> None:
             "-1 is not a whole number",
         ),
         ({"raised": ["E"]}, "text 'E' is too short"),
+        ({"named": "abcd", "stages": ["nccl"]}, "named needs an exception"),
+        ({"code": "abcd", "stages": ["nccl"]}, "code needs an exception"),
         ({"text": ["abcd"], "phases": ["moon"]}, "phases: 'moon' is not one of"),
         ({"innermots": ["abcd"], "text": ["abcd"]}, "did you mean 'innermost'?"),
     ],

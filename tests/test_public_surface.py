@@ -43,7 +43,7 @@ OF_AREA = {
     "module-shadowed cuda-arch-mismatch driver-too-old no-gpu gpu-busy "
     "gpu-hardware compiler install-build shm-too-small disk-full "
     "storage-stalled "
-    "too-many-files file-size-limit loopback-down host-oom hub-unreachable "
+    "too-many-files file-size-limit loopback-down host-oom killed hub-unreachable "
     "hub-auth permission variable-invalid variable-not-propagated",
     "data": "file-missing corrupt schema empty too-long cache loader-stall worker-died",
     "internal": "error",
@@ -59,6 +59,7 @@ OF_AREA = {
     "ray": "no-resources worker-start actor-died object-store memory-monitor "
     "connection get-timeout",
     "sync": "name-or-shape not-applied stuck",
+    "reward": "unreachable",
     "train": "nan batch-size no-grad diverged slow memory-leak moe fsdp-deepspeed",
     "config": "unknown-option missing-value invalid-combination framework-version "
     "unread-variable debug-setting secret-in-file",

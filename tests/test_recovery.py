@@ -88,8 +88,8 @@ def test_a_program_that_is_begun_again_and_makes_steps_has_survived() -> None:
 def test_a_program_that_was_killed_and_begun_again_has_survived() -> None:
     killed = "bash: line 1: 20103 Killed                  python train.py\n"
     text = START + steps(1, 4) + killed
-    assert judged(text).causes[0].cause == "env.host-oom"
-    assert survived(judged(text + START + steps(5, 8))) == ["env.host-oom"]
+    assert judged(text).causes[0].cause == "env.killed"
+    assert survived(judged(text + START + steps(5, 8))) == ["env.killed"]
 
 
 def test_steps_of_other_ranks_do_not_outlive_a_rank_that_made_its_own() -> None:

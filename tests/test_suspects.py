@@ -110,6 +110,7 @@ TEXTS = [
     ("weight-sync", "Timer update_weights start", "slime-transfer"),
     ("generation", "0.0 tokens/s, Running: 0 reqs, Waiting: 12 reqs", "not-admitted"),
     ("generation", "▶ Generating responses for batch of size 512...", "asked"),
+    ("generation", "asking the judge for 64 rewards", "reward-asked"),
     ("generation", "update_weights done, time cost: 2.9s", "pushed"),
     ("teacher", "Teacher request failed: x", "failed"),
     ("training-step", "generate text done.\n▶ Computing logprobs...", "log-probs"),
@@ -440,3 +441,52 @@ def test_proofreading_finds_a_suspect_that_nobody_names_or_knows() -> None:
     assert "no cause 'no.such'" in found
     assert "no sign names it" in found
     assert "at most 300" in found
+
+
+SPY = """step:1 - actor/loss:0.1
+Thread 41822 (idle): "MainThread"
+    {frames}
+"""
+LOADER = "_try_get_data (torch/utils/data/dataloader.py:1251)"
+BARRIER = "barrier (torch/distributed/distributed_c10d.py:4818)"
+POST = "post (requests/sessions.py:637)\n    {} (/work/grpo.py:33)"
+
+
+def named(phase: str, frames: str) -> list[str]:
+    text = SPY.format(frames=frames).encode()
+    found = suspects.suspects(phase, text, ["trl"]).suspects
+    of = {one.observation: name for name, one in HANGS.suspects.items()}
+    return [of[one.observation] for one in found]
+
+
+def test_what_a_stack_shows_comes_first_and_what_it_disproves_goes() -> None:
+    assert named("training-step", LOADER)[0] == "rank-on-data"
+    assert "rank-missing" not in named("training-step", LOADER)
+    assert named("training-step", BARRIER)[0] == "rank-missing"
+    assert "rank-on-data" not in named("training-step", BARRIER)
+    before = suspects.suspects("training-step", b"step:1 - actor/loss:0.1", ["trl"])
+    assert len(before.suspects) > len(named("training-step", LOADER))
+
+
+def test_a_stack_with_its_process_in_front_of_each_line_is_read() -> None:
+    text = SPY.format(frames=LOADER).splitlines()
+    lines = "\n".join(f"(WorkerDict pid=7) {line}" for line in text)
+    found = suspects.suspects("training-step", lines.encode(), ["verl"])
+    assert found.suspects[0].cause == "data.loader-stall"
+
+
+def test_a_stack_before_the_last_step_disproves_nothing() -> None:
+    steps = "step:2 - actor/loss:0.1\nstep:3 - actor/loss:1\n"
+    text = SPY.format(frames=LOADER) + steps
+    found = suspects.suspects("training-step", text.encode(), ["verl"])
+    assert found.suspects[0].cause == "comm.collective-timeout"
+
+
+def test_a_judge_is_suspected_below_a_reward_not_below_an_engine() -> None:
+    assert named("generation", POST.format("judge_reward"))[0] == "reward-silent"
+    assert "reward-silent" not in named("generation", POST.format("generate"))
+
+
+def test_below_an_event_loop_nothing_is_disproved() -> None:
+    loop = "select (selectors.py:468)\n    _run_once (asyncio/base_events.py:1898)"
+    assert "reward-silent" in named("generation", loop)

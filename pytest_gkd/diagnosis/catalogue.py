@@ -63,8 +63,11 @@ class Signature:
     The line may have to belong to an exception: of a class in ``raised``, with its
     innermost frame in ``innermost``, with any frame of it or of those chained to it in
     ``through``; a frame is given as a function, a library's file or folder, or
-    ``file.py:function``. ``beside`` requires another line of the same process with one
-    of its texts, in the same exceptions or ``within`` this many lines. ``phases``
+    ``file.py:function``. ``named`` is a pattern that a process, function or file on the
+    way must match (``RewardWorker``, ``llm_judge``, ``teacher.py``), ``code`` one for
+    the innermost line of the program that the traceback shows. ``beside`` requires
+    another line of the same process with one of its texts, in the same exceptions or
+    ``within`` this many lines. ``phases``
     limits it to exceptions raised in these phases, by their frames (``unknown`` if
     these do not tell, or without an exception): a message of Python's own says nothing
     about the place. ``loud`` lets a line count that calls itself a warning or a note;
@@ -92,6 +95,8 @@ class Signature:
     raised: tuple[str, ...] = ()
     innermost: tuple[str, ...] = ()
     through: tuple[str, ...] = ()
+    named: str = ""
+    code: str = ""
     beside: tuple[str, ...] = ()
     within: int = 0
     phases: tuple[str, ...] = ()
@@ -99,7 +104,9 @@ class Signature:
     @property
     def of_exception(self) -> bool:
         """Whether the line must belong to a particular kind of exception."""
-        return bool(self.raised or self.innermost or self.through)
+        return bool(
+            self.raised or self.innermost or self.through or self.named or self.code
+        )
 
     @property
     def in_parts(self) -> bool:
@@ -251,7 +258,9 @@ class Rule:
     """One cause: how it is recognized, what it means and what to do about it.
 
     ``consequence_of`` lists causes that, if found in the same run, explain this one;
-    ``*`` stands for any other. ``file`` is the file of a user's own rule.
+    ``*`` stands for any other. ``seen_by_peer`` says that it is what a sound process
+    sees of another one's failure, so that the cause found there explains it. ``file``
+    is the file of a user's own rule.
     """
 
     id: str
@@ -260,6 +269,7 @@ class Rule:
     why: str
     confirm: str = ""
     consequence_of: tuple[str, ...] = ()
+    seen_by_peer: bool = False
     signatures: tuple[Signature, ...] = ()
     fixes: tuple[Fix, ...] = ()
     myths: tuple[Myth, ...] = ()
@@ -405,6 +415,9 @@ def _wrong_signature(table: Mapping[str, Any], where: str) -> Iterator[str]:
     texts = next(filter(None, map(table.get, _ANCHORS)), None)
     if not texts and not any(map(table.get, _OF_STAGE)):
         yield f"{where}: needs text, an exception, or a condition on the stage"
+    for key in ("named", "code"):
+        if table.get(key) and not texts:
+            yield f"{where}: {key} needs an exception, such as raised, or a text"
     if table.get("pattern") and not texts:
         yield f"{where}: pattern needs text, the words its line must contain"
     if table.get("beside") and not texts:

@@ -26,7 +26,10 @@ _PROGRAM = Pattern(
     rb"|swift|megatron|docker|uv|mpirun) (?:[^:\r\n]* )?"
     rb"(?:--?\w[\w-]*|[^\s:]+\.(?:py|sh))(?: |$)"
 )
-_ARGV = Pattern(rb"\[['\"](?:[\w./-]*/)?(?:python[\d.]*|torchrun|bash|vllm)['\"], ")
+_ARGV = Pattern(
+    rb"\[['\"](?:[\w./-]*/)?(?:python[\d.]*|torchrun|bash|vllm)['\"], "
+    rb"|Error executing job with overrides: \["
+)
 _RESULT = Pattern(rb"\]?['\"]? (?:returned|died|timed out|failed)")
 
 _USAGE = Pattern(rb"^(?i:usage): ")

@@ -25,6 +25,8 @@ _TEACHER = re.compile(
     r"|(?:await |return |[\w., ]+ = )?[\w.]*teacher[\w.]*\()",
     re.IGNORECASE,
 )
+# An assignment that calls nothing: of an index, a list or the like.
+_TAKES_APART = re.compile(r" = (?:\[\w+\[|[\w.]+\[[^(]*$)")
 # What the trainer asks of both its own model and a teacher.
 _LOG_PROBS = re.compile(r"log_?probs?", re.IGNORECASE)
 _IMPORTING = re.compile(
@@ -58,12 +60,32 @@ def phase_of(chain: Chain, last: str = "") -> str:
         return phase
     begun = last not in {"", "unknown", *log_phases.STARTS}
     for one in chain:
-        own = [frame for frame in one.frames if not _GENERAL.search(frame.file)]
+        own = [frame for frame in one.frames if not is_general(frame)]
         names = (phase_words.of_name(_name(f), begun=begun) for f in own[::-1])
         calls = (_calls(frame.code, begun=begun) for frame in own[::-1])
         if phase := _first(names) or _first(calls):
             return phase
     return role or _by_file(chain)
+
+
+def is_at(frame: Frame, word: str) -> bool:
+    """Whether a frame is in a function, in a file or folder, or both with a colon."""
+    path, _, function = word.rpartition(":")
+    if not path and ("/" in word or word.endswith(".py")):
+        path, function = word, ""
+    if function and frame.function.rpartition(".")[2] != function:
+        return False
+    file = "/" + frame.file.replace("\\", "/")
+    return (
+        f"/{path}" in file
+        if path.endswith("/")
+        else file.endswith(f"/{path}" * bool(path))
+    )
+
+
+def is_general(frame: Frame) -> bool:
+    """Whether a frame lies in Python's own files or a library that every job uses."""
+    return _GENERAL.search(frame.file) is not None
 
 
 def _imports(raised: Raised) -> bool:
@@ -95,6 +117,8 @@ def _by_table(chain: Chain, role: str, last: str) -> str:
 
 def _calls(code: str, *, begun: bool) -> str:
     """The phase that a line of code implies by what it calls and creates."""
+    if _TAKES_APART.search(code):
+        return ""
     called = re.search(r"\w+$", code.partition("(")[0])
     phase = log_phases.raised_in(called[0] if called else "")
     return phase or phase_words.of_code(code, begun=begun)
@@ -135,6 +159,6 @@ def _by_file(chain: Chain) -> str:
         PurePosixPath(frame.file).stem
         for one in chain
         for frame in reversed(one.frames)
-        if frame.function != "<module>" and not _GENERAL.search(frame.file)
+        if frame.function != "<module>" and not is_general(frame)
     )
     return _first(map(phase_words.of_file, files))

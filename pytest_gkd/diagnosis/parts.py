@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 from pytest_gkd.diagnosis.catalogue import Signature
 from pytest_gkd.diagnosis.exceptions import Chain, Frame, Places, Raised
-from pytest_gkd.diagnosis.frames import phase_of
+from pytest_gkd.diagnosis.frames import is_at, is_general, phase_of
+from pytest_gkd.diagnosis.patterns import pattern_of
 from pytest_gkd.diagnosis.scan import Hit
 
 
 def asked(hits: Iterable[Hit]) -> bool:
     """Whether these hits must be checked beyond their own lines."""
-    return any(hit.signature.in_parts or hit.tier == "fallback" for hit in hits)
+    hits = list(hits)
+    several = len({hit.cause for hit in hits if hit.tier}) > 1
+    return several or any(
+        hit.signature.in_parts or hit.tier == "fallback" for hit in hits
+    )
 
 
 def hold(hits: list[Hit], chains: Iterable[Chain]) -> list[Hit]:
@@ -29,7 +35,7 @@ def hold(hits: list[Hit], chains: Iterable[Chain]) -> list[Hit]:
     for hit in (hit for hit in hits if hit.tier):
         chain, one = places.holding(hit.order, hit.process)
         if (kept := _held(hit, chain, one, beside)) is not None:
-            found.append((kept, one))
+            found.append((_linked(kept, chain, one), one))
             sure = hit.signature.confidence != "guess"
             told |= {id(one)} if one and sure and hit.order >= one.at >= 0 else set()
     return [
@@ -38,6 +44,16 @@ def hold(hits: list[Hit], chains: Iterable[Chain]) -> list[Hit]:
         if not (one and hit.tier == "fallback" and id(one) in told)
         or hit.order >= one.at
     ]
+
+
+def _linked(hit: Hit, chain: Chain, one: Raised | None) -> Hit:
+    """The hit with its place among chained exceptions."""
+    if one is None:
+        return hit
+    link = next(number for number, each in enumerate(chain) if each is one)
+    handling = sum(each.came == "context" for each in chain[: link + 1])
+    start = min(each.start for each in chain)
+    return replace(hit, chain=start, link=link, handling=handling)
 
 
 def _held(hit: Hit, chain: Chain, one: Raised | None, beside: list[Hit]) -> Hit | None:
@@ -62,26 +78,33 @@ def _fits(asks: Signature, chain: Chain, one: Raised) -> bool:
         return False
     last = one.frames[-1:]
     if asks.innermost and not any(
-        _is(f, word) for f in last for word in asks.innermost
+        is_at(f, word) for f in last for word in asks.innermost
     ):
         return False
     frames = [frame for other in chain for frame in other.frames]
-    return not asks.through or any(_is(f, w) for f in frames for w in asks.through)
-
-
-def _is(frame: Frame, word: str) -> bool:
-    """Whether a frame is in a function, in a file or folder, or both with a colon."""
-    path, _, function = word.rpartition(":")
-    if not path and ("/" in word or word.endswith(".py")):
-        path, function = word, ""
-    if function and frame.function.rpartition(".")[2] != function:
+    if asks.through and not any(is_at(f, w) for f in frames for w in asks.through):
         return False
-    file = "/" + frame.file.replace("\\", "/")
-    return (
-        f"/{path}" in file
-        if path.endswith("/")
-        else file.endswith(f"/{path}" * bool(path))
-    )
+    if asks.named and not _finds(asks.named, _names(chain, frames)):
+        return False
+    return not asks.code or _finds(asks.code, [_own_code(one)])
+
+
+def _finds(pattern: str, texts: Iterable[str]) -> bool:
+    like = pattern_of(pattern)
+    return any(like.search(text.encode()) for text in texts)
+
+
+def _names(chain: Chain, frames: Iterable[Frame]) -> Iterable[str]:
+    """The processes, functions and files of chained exceptions."""
+    yield from {one.process for one in chain}
+    for frame in frames:
+        yield f"{PurePosixPath(frame.file).name}:{frame.function}"
+
+
+def _own_code(one: Raised) -> str:
+    """The innermost line that is not a library's, as the traceback shows it."""
+    own = (frame.code for frame in reversed(one.frames) if not is_general(frame))
+    return next(filter(None, own), "")
 
 
 def _together(hit: Hit, other: Hit, chain: Chain) -> bool:

@@ -55,7 +55,7 @@ def proofread(rule: Rule, where: str) -> list[str]:
 
 def _proofread(signature: Signature, at: str) -> Iterator[str]:
     broken = False
-    for key in ("pattern", "unless_pattern", "doing"):
+    for key in ("pattern", "unless_pattern", "named", "code", "doing"):
         try:
             pattern_of(getattr(signature, key))
         except PatternError as error:

@@ -41,9 +41,11 @@ class Candidate:
 def choose(hits: Iterable[Hit], catalogue: Catalogue) -> list[Candidate]:
     """The causes found, the root first.
 
-    The tier decides first: a cause before a symptom before a fallback; a cause
-    explained by another found one comes after it. Then confidence, then which was first
-    in time, across all sources if every line has a time, else in source order.
+    A cause that another found one explains comes after it: one that the catalogue
+    knows to bring it about, or one shown by an earlier exception of the same chain.
+    Among others the tier decides first: a cause before a symptom before a fallback.
+    Then confidence, then which was first in time, across all sources if every line has
+    a time, else in source order.
     """
     grouped: dict[str, list[Hit]] = {}
     for hit in _with_swallowed(_with_mismatch(list(hits), catalogue), catalogue):
@@ -126,12 +128,64 @@ def _explains(
 ) -> bool:
     """Whether ``one`` followed from ``other``.
 
-    Of two that can bring each other about, the better one explains the other.
+    Of two that can bring each other about, the better one explains the other. What is
+    said of the same line twice is one observation, of which the likelier tier counts.
     """
-    if not _brings(other.cause, one.cause, catalogue):
+    if other is one:
         return False
-    mutual = one.cause in catalogue[other.cause].consequence_of
+    mutual = _brings(one.cause, other.cause, catalogue)
+    if not _brings(other.cause, one.cause, catalogue):
+        peer = catalogue[one.cause].seen_by_peer and _is_origin(other, catalogue)
+        return not mutual and ((peer and _apart(other, one)) or _led_to(other, one))
+    if other.rank > one.rank and _places(other) <= _places(one):
+        return False
     return not mutual or _key(other, timed) < _key(one, timed)
+
+
+def _is_origin(found: Candidate, catalogue: Catalogue) -> bool:
+    """Whether it is a failure in itself, not what another process sees of one."""
+    return found.rank == 0 and not catalogue[found.cause].seen_by_peer
+
+
+def _apart(other: Candidate, one: Candidate) -> bool:
+    """Whether ``other`` is seen in another exception or process than ``one``."""
+    places = {(hit.source_index, hit.process, hit.chain) for hit in one.hits}
+    return any(
+        (hit.source_index, hit.process, hit.chain) not in places
+        for hit in other.hits
+        if not hit.weak and hit.tier == "cause"
+    )
+
+
+def _places(found: Candidate) -> set[tuple[int, int]]:
+    return {(hit.source_index, hit.order) for hit in found.hits if not hit.weak}
+
+
+def _led_to(other: Candidate, one: Candidate) -> bool:
+    """Whether all of ``one`` is in exceptions that others, of ``other``, led to.
+
+    The direct cause of an exception explains it. One that was being handled does so
+    unless what is known of it is broader: a program may try one way and then another.
+    """
+    if other.confidence == "guess" or other.weak:
+        return False
+    first: dict[tuple[int, int], Hit] = {}
+    for hit in sorted(other.hits, key=lambda hit: hit.link):
+        if hit.chain >= 0 and not hit.weak:
+            first.setdefault((hit.source_index, hit.chain), hit)
+    return all(
+        (root := first.get((hit.source_index, hit.chain))) is not None
+        and root.link < hit.link
+        and _is_as_narrow(root, hit)
+        for hit in one.hits
+        if not hit.weak
+    )
+
+
+def _is_as_narrow(root: Hit, hit: Hit) -> bool:
+    if root.handling == hit.handling:
+        return root.tier != "fallback" or hit.tier == "fallback"
+    return TIERS.index(root.tier) <= TIERS.index(hit.tier)
 
 
 def _hit_key(hit: Hit, timed: bool) -> tuple[object, ...]:

@@ -54,7 +54,9 @@ class Hit:
     ``line`` counts from 1 and is None where lines have no numbers. ``order`` is the
     byte offset in the source. ``time_s`` is the line's own time, in seconds from the
     start of an unnamed year. ``weak`` says that the line calls itself a warning or a
-    note.
+    note. ``chain`` is the byte where the chained exceptions begin that hold the line,
+    -1 if none do, ``link`` the number of the exception among them, and ``handling``
+    how many of them were raised while another was handled, up to this one.
     """
 
     cause: str
@@ -68,6 +70,9 @@ class Hit:
     source_index: int = 0
     order: int = 0
     time_s: float | None = None
+    chain: int = -1
+    link: int = 0
+    handling: int = 0
 
     @property
     def process(self) -> str:

@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd import sanitize
-from pytest_gkd.diagnosis import log_phases, silent_ranks
+from pytest_gkd.diagnosis import (
+    log_end,
+    log_phases,
+    prefixes,
+    silent_ranks,
+    stack_dump,
+)
 from pytest_gkd.diagnosis.catalogue import (
     FRAMEWORKS,
     Catalogue,
@@ -27,6 +33,8 @@ from pytest_gkd.diagnosis.catalogue import (
     read_toml,
     wrong_form,
 )
+from pytest_gkd.diagnosis.exceptions import Frame
+from pytest_gkd.diagnosis.frames import is_at
 from pytest_gkd.diagnosis.patterns import Match, Pattern, PatternError, pattern_of
 from pytest_gkd.diagnosis.scan import blanked
 
@@ -71,7 +79,11 @@ class Entry:
 
     ``observation`` sets it apart; ``command`` shows it, typed ``where``. ``process``
     are process names as logs have them, ``(NAME pid=1)``, the best first, whose id is
-    ``<pid>`` in the command. ``frameworks`` are those whose runs it applies to.
+    ``<pid>`` in the command. ``stands`` are the places, in the form of a signature's
+    ``through``, of which the process that waits stands in one: a stack in the log that
+    shows none of them disproves the suspect; ``named`` is a pattern that a function or
+    file of the same stack must match as well. ``frameworks`` are those whose runs it
+    applies to.
     ``source`` says where the observation can be looked up, and whether it was seen.
     """
 
@@ -82,6 +94,8 @@ class Entry:
     command: str = ""
     where: str = ""
     process: tuple[str, ...] = ()
+    stands: tuple[str, ...] = ()
+    named: str = ""
     frameworks: tuple[str, ...] = ()
 
 
@@ -231,7 +245,9 @@ def suspects(
     """What a run waits for if it hangs in this phase with this text as its log.
 
     The numbers ``step`` (completed), ``steps`` (total) and ``world_size`` in ``facts``
-    take precedence over the text; all of them may fill placeholders in commands.
+    take precedence over the text; all of them may fill placeholders in commands. If the
+    text ends with stacks, the suspects that they show come first, also those of other
+    signs of the phase, and those that they disprove are left out.
     """
     hangs, text, known = load(), blanked(text), dict(facts or {})
     sign, found = _sign(hangs.signs[phase], text)
@@ -241,6 +257,16 @@ def suspects(
     entries = [hangs.suspects[name] for name in sign.suspects]
     wanted = set(frameworks)
     fitting = [e for e in entries if not e.frameworks or wanted & set(e.frameworks)]
+    if shown := _shown(text):
+        others = (name for one in hangs.signs[phase] for name in one.suspects)
+        of_phase = dict.fromkeys([*sign.suspects, *others])
+        seen = [e for e in map(hangs.suspects.get, of_phase) if e and _in(e, shown)]
+        # Below an event loop its tasks' own frames are not shown.
+        hidden = any(is_at(frame, "asyncio/") for frame in shown)
+        left = [e for e in fitting or entries if hidden or not e.stands]
+        left = [e for e in left if e not in seen]
+        fitting = [*seen, *left]
+        entries = []
     return Suspicion(
         sign=sign.name,
         last_sign=_where(phase, text, known) + sentence,
@@ -257,6 +283,26 @@ def suspects(
             for entry in (fitting or entries)[:MAX_SUSPECTS]
         ),
     )
+
+
+def _shown(text: bytes) -> list[Frame]:
+    """The frames of the stacks with which a text ends."""
+    since = text.rfind(b"\n", 0, max(0, log_end.last_work(text))) + 1
+    lines = (prefixes.split(line)[1] for line in text[since:].splitlines())
+    ending = b"\n".join(lines)
+    first = log_phases.STACKS.search(ending)
+    if first is None:
+        return []
+    begin = ending.rfind(b"\n", 0, first.start()) + 1
+    threads = stack_dump.threads(ending[begin:].decode("utf-8", "replace"))
+    return [frame for thread in threads for frame in thread.frames]
+
+
+def _in(entry: Entry, shown: list[Frame]) -> bool:
+    named = pattern_of(entry.named)
+    return any(
+        is_at(frame, place) for frame in shown for place in entry.stands
+    ) and any(named.search(f"{one.file}:{one.function}".encode()) for one in shown)
 
 
 def _sign(signs: tuple[Sign, ...], text: bytes) -> tuple[Sign, Match | None]:
