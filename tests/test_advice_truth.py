@@ -91,8 +91,8 @@ SYSTEM = ("HTTPS_PROXY", "LD_LIBRARY_PATH", "LD_PRELOAD", "TMPDIR")
 PROGRAMS = [
     "apt-get", "chmod", "compute-sanitizer", "curl", "dcgmi", "df", "dmesg", "docker",
     "du", "free", "getent", "git", "gkd", "grep", "head", "ibv_devinfo", "id", "ip",
-    "kill", "ls", "nc", "nvidia-smi", "pip", "ps", "py-spy", "python", "quota", "rm", "sed",
-    "sha256sum", "ss", "systemctl", "tail", "tar", "ulimit", "uv", "zcat",
+    "kill", "ls", "nc", "nvidia-smi", "pip", "ps", "py-spy", "python", "quota", "rm",
+    "sed", "sha256sum", "ss", "systemctl", "tail", "tar", "ulimit", "uv", "zcat",
 ]  # fmt: skip
 
 
