@@ -18,7 +18,7 @@ import live_jobs
 import pytest
 
 from pytest_gkd.processes import oom, tree
-from pytest_gkd.watch import evidence, waits
+from pytest_gkd.watch import evidence, ray_places, waits
 from pytest_gkd.watch.evidence import Evidence, Finding
 from pytest_gkd.watch.samples import ProcessSample, Role
 
@@ -194,7 +194,7 @@ def test_a_real_rays_pending_actor_is_told_by_its_own_executable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray")
-    monkeypatch.setattr(evidence, "RAY_S", 50.0)
+    monkeypatch.setattr(ray_places, "ASK_S", 50.0)
     with live_jobs.standing(live_jobs.RAY_PENDING, tmp_path) as found:
         for _ in range(6):  # demands are told of every few seconds
             told = _only(monkeypatch, "ray", *found)
@@ -320,10 +320,10 @@ TASKS = [
 
 def test_rays_tasks_are_read_behind_whatever_it_prints_before() -> None:
     text = f"2026-11-25 WARNING [x] of Ray\n{json.dumps(TASKS, indent=1)}\n"
-    tasks = evidence._tasks(text)
+    tasks = ray_places.tasks(text)
     assert [(t.id, t.pid, t.actor) for t in tasks] == [
         ("t1", 11, "a1"),
         ("t2", 0, "a1"),
     ]
-    assert evidence._tasks("Error: no answer [") == []
+    assert ray_places.tasks("Error: no answer [") == []
     assert waits.picture([], Evidence().known) == waits.Picture()

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gkd.diagnosis.exceptions import Frame
 from pytest_gkd.diagnosis.stack_dump import MAIN, Thread
-from pytest_gkd.watch import verdicts, waits, watcher
+from pytest_gkd.watch import stack_phases, verdicts, waits, watcher
 from pytest_gkd.watch.arguments import Asked
 from pytest_gkd.watch.samples import JobSample, ProcessSample, Progress, Role, Usual
 from pytest_gkd.watch.sampling import Sampler
@@ -46,20 +46,25 @@ def test_who_stands_in_recv_and_is_woken_gets_data(
     assert judged(first, replace(first, woken=woken)) == word
 
 
+def told(processes: list[ProcessSample], *odd: int, known: str = "unknown") -> str:
+    return stack_phases.of(processes, waits.picture(processes), odd, known)
+
+
 def test_a_phase_is_told_by_a_method_and_by_a_data_worker() -> None:
     trainer = process("main", "GKDTrainer.training_step", "Model.generate")
-    assert verdicts.phase_of([], [trainer], "unknown") == "generation"
+    assert told([trainer]) == "generation"
     worker = process("main", "read", kind="data-worker")
-    assert verdicts.phase_of([worker], [trainer], "unknown") == "data"
+    worker = replace(worker, pid=11)
+    assert told([trainer, worker], 11) == "data"
     # One that is idle beside a trainer tells nothing.
-    assert verdicts.phase_of([], [worker, trainer], "unknown") == "generation"
+    assert told([worker, trainer]) == "generation"
 
 
 def test_ranks_that_are_not_there_are_named() -> None:
     c10d = "torch/distributed/distributed_c10d.py"
     ranks = [process("init_process_group", number=n, file=c10d) for n in range(3)]
     seen = waits.picture(ranks)
-    assert (seen.odd, seen.absent) == ((), "rank 3 of 4")
+    assert (seen.odd, seen.absent) == ((), "rank 3 of 4 (not on this machine)")
 
 
 def test_who_ended_first_is_named_where_one_did() -> None:

@@ -1,11 +1,12 @@
 """Which system call a thread is blocked in, and on which file.
 
 proc(5), /proc/PID/task/TID/syscall: the number of the call and its arguments; readable
-only by those who may trace the process.
+only by those who may trace the process. A path among them is in /proc/PID/mem.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,6 +34,7 @@ _OF_A_FILE = {
         73: "flock",
         74: "fsync",
         75: "fdatasync",
+        77: "ftruncate",
         232: "epoll_wait",
         281: "epoll_wait",
         288: "accept",
@@ -42,6 +44,7 @@ _OF_A_FILE = {
         25: "fcntl",
         29: "ioctl",
         32: "flock",
+        46: "ftruncate",
         63: "read",
         64: "write",
         65: "readv",
@@ -71,11 +74,8 @@ _OTHER = {
         247: "waitid",
         270: "select",
         271: "poll",
-        257: "open",
-        2: "open",
     },
     "aarch64": {
-        56: "open",
         72: "select",
         73: "poll",
         95: "waitid",
@@ -85,17 +85,60 @@ _OTHER = {
         260: "wait4",
     },
 }
+# Calls that take a path, with the number of that argument; with 1 a directory's
+# descriptor is before it.
+_OF_A_PATH = {
+    "x86_64": {
+        2: ("open", 0),
+        82: ("rename", 0),
+        83: ("mkdir", 0),
+        87: ("unlink", 0),
+        257: ("open", 1),
+        258: ("mkdir", 1),
+        262: ("stat", 1),
+        263: ("unlink", 1),
+        264: ("rename", 1),
+        316: ("rename", 1),
+        332: ("stat", 1),
+    },
+    "aarch64": {
+        34: ("mkdir", 1),
+        35: ("unlink", 1),
+        38: ("rename", 1),
+        56: ("open", 1),
+        79: ("stat", 1),
+        276: ("rename", 1),
+        291: ("stat", 1),
+    },
+}
+_WRITES = (
+    "write",
+    "pwrite",
+    "writev",
+    "fsync",
+    "fdatasync",
+    "ftruncate",
+    "mkdir",
+    "rename",
+    "unlink",
+)
+_OPEN_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_LONGEST_PATH = 4096
+_LEAST_NEGATIVE = 1 << 31  # AT_FDCWD, of 32 or 64 bits
 
 
 class Call(NamedTuple):
     """A call that has not returned: ``write`` to descriptor 1, ``pipe:[4711]``.
 
-    ``fd`` is -1 and ``target`` empty for a call that takes no descriptor.
+    ``target`` is the file of the descriptor ``fd``, or the path that the call takes,
+    and empty for a call of neither kind; ``fd`` is -1 without one. ``writes`` says
+    whether it changes a file or a folder.
     """
 
     name: str
     fd: int = -1
     target: str = ""
+    writes: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}()" + (f" on {self.target}" if self.target else "")
@@ -115,7 +158,13 @@ def of(pid: int, thread: int = 0) -> Call | None:
     machine = platform.machine()
     if name := _OF_A_FILE.get(machine, {}).get(number):
         fd = int(words[1], 16)
-        return Call(name, fd, _target(place / f"fd/{fd}"))
+        return Call(name, fd, _target(place / f"fd/{fd}"), name in _WRITES)
+    if number in (of_path := _OF_A_PATH.get(machine, {})):
+        name, at = of_path[number]
+        values = [int(word, 16) for word in words[1:]]
+        writes = name in _WRITES or (name == "open" and values[at + 1] & _OPEN_WRITES)
+        base = values[0] if at else None
+        return Call(name, -1, _path(place, values[at], base), bool(writes))
     name = _OTHER.get(machine, {}).get(number, "")
     return Call(name) if name else None
 
@@ -127,6 +176,18 @@ def holders(target: str, pids: Iterable[int]) -> list[int]:
         for pid in pids
         if any(_target(link) == target for link in _links(Path(f"/proc/{pid}/fd")))
     ]
+
+
+def _path(place: Path, address: int, base: int | None) -> str:
+    """A path that a call was given, from its process's memory; empty if unreadable."""
+    try:
+        with (place / "mem").open("rb", buffering=0) as memory:
+            memory.seek(address)
+            path = os.fsdecode(memory.read(_LONGEST_PATH).partition(b"\0")[0])
+    except (OSError, ValueError, OverflowError):
+        return ""
+    inside = base is not None and base < _LEAST_NEGATIVE
+    return str(Path(_target(place / (f"fd/{base}" if inside else "cwd")), path))
 
 
 def _links(place: Path) -> list[Path]:

@@ -299,6 +299,18 @@ def send(pid: int, start: int, number: int) -> bool:
     return True
 
 
+def mounted_at(pid: int, path: str) -> str:
+    """Where the file system of a path is mounted, as a process sees it; no file of it
+    is touched, for it may not answer."""
+    try:
+        text = (PROC / str(pid) / "mountinfo").read_text("utf-8", "replace")
+    except OSError:
+        return path
+    places = [unescaped(line.split()[4]) for line in text.splitlines()]
+    above = [p for p in places if f"{path}/".startswith(f"{p.rstrip('/')}/")]
+    return max(above, key=len, default=path)
+
+
 def mounted_below(place: Path) -> list[str]:
     """The mount points below a directory, whose contents are not the directory's."""
     try:

@@ -225,10 +225,11 @@ def _spy(
     arguments = [program, "dump", "--pid", str(process.pid)]
     arguments += ["--native"] * native
     with contextlib.suppress(psutil.Error):  # py-spy will say so itself
-        if process.status() == psutil.STATUS_STOPPED:
+        if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_DISK_SLEEP):
             if native:
                 return "a stopped process cannot be asked for native frames"
-            arguments.append("--nonblocking")  # ptrace cannot attach to it
+            # ptrace cannot attach to it, or waits as long as the kernel holds it.
+            arguments.append("--nonblocking")
     try:
         return subprocess.Popen(
             arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -12,10 +12,8 @@ import html
 import json
 import os
 import re
-import shutil
 import socket
 import stat
-import subprocess
 import threading
 import time
 import urllib.error
@@ -23,7 +21,6 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -32,7 +29,7 @@ from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis import flight_records
 from pytest_gkd.files import make_way, write_private
 from pytest_gkd.processes import oom, procfs
-from pytest_gkd.watch import job_links, rank_sets, waiting
+from pytest_gkd.watch import job_links, rank_sets, ray_places, waiting
 from pytest_gkd.watch.samples import ProcessSample
 from pytest_gkd.watch.waits import Known, RayTask
 
@@ -45,11 +42,9 @@ MOST_BYTES = 64 << 20
 RAS_PORT = 28028
 DEBUG_PORT = 25999
 ASK_S = 5.0  # one answer of a server
-RAY_S = 18.0  # a Ray command imports for seconds
 PIPE_S = 8.0  # torch looks at its pipe once a second
 SHOWN = 6  # lines of one source in the report
 TIGHT = 0.02  # of memory or a disk
-TASKS_OVER = ("FINISHED", "FAILED", "NIL")
 KERNELS = re.compile(
     r"Out of memory:.*|oom-kill:.*|Memory cgroup out of memory.*|NVRM: Xid.*"
     r"|.*(?:nvidia|infiniband|mlx5)\S*:? .*(?:[Ee]rror|[Ff]atal|fell off).*"
@@ -325,104 +320,20 @@ def _ncclras(job: _Job) -> Finding | None:
 
 def _ray(job: _Job) -> Finding | None:
     """``ray status`` and the state API, by the job's own ``ray``."""
-    system = [one for one in job.processes if one.role.kind == "ray-system"]
-    address, program = "", ""
-    environ: dict[str, str] = {}
-    for one in system:
-        command = procfs.full_command(one.pid)
-        if found := re.search(r"--gcs-address=(\S+)", command):
-            address = address or found[1]
-        place, _, _ = command.partition("/site-packages/ray/")
-        beside = Path(place).parents[1] / "bin/ray" if place.startswith("/") else None
-        if beside is not None and beside.exists():
-            program = program or str(beside)
-        # Also what a cluster's token is told by.
-        environ = procfs.environ(one.pid) if "raylet" in command else environ
-    if not address:
+    cluster = ray_places.of_job(job.processes)
+    if cluster is None:
         return None
-    program = program or shutil.which("ray", path=environ.get("PATH")) or ""
-    if not program:
-        return Finding("ray", problem=f"no ray executable for the cluster at {address}")
-    environ = {**environ, "RAY_ADDRESS": address}
-    listed = ["--format=json", "--limit=1000", f"--timeout={RAY_S / 2:.0f}"]
-    commands = {
-        "status": [program, "status"],
-        "tasks": [program, "list", "tasks", "--detail", *listed],
-        "actors": [program, "list", "actors", *listed],
-        "placement groups": [program, "list", "placement-groups", *listed],
-    }
-    texts = _run_all(commands, environ)
-    said = [f"Ray cannot place: {line}" for line in _demands(texts["status"])]
-    job.tasks += _tasks(texts["tasks"])
+    if not cluster.program:
+        problem = f"no ray executable for the cluster at {cluster.address}"
+        return Finding("ray", problem=problem)
+    texts = cluster.ask("status", "tasks", "actors", "placement-groups")
+    said = [f"Ray cannot place: {line}" for line in ray_places.demands(texts["status"])]
+    job.tasks += ray_places.tasks(texts["tasks"])
     if len(re.findall(r"(?m)^ \d+ node_", texts["status"])) == 1:
         job.wants = bool(said)
-    for what in ("actors", "placement groups"):
-        for row in _rows(texts[what]):
-            state = str(row.get("state", ""))
-            if "PENDING" in state or "RESTARTING" in state or state == "RESCHEDULING":
-                told = row.get("class_name") or row.get("name") or ""
-                said.append(f"Ray: {what[:-1]} {told} is {state}")
-    text = "\n\n".join(f"$ {' '.join(commands[k][1:])}\n{t}" for k, t in texts.items())
+    said += [f"Ray: {one}" for one in ray_places.pending(texts)]
+    text = "\n\n".join(f"$ ray {what}\n{told}" for what, told in texts.items())
     return Finding("ray", tuple(dict.fromkeys(said)), text)
-
-
-def _run_all(
-    commands: Mapping[str, Sequence[str]], environ: Mapping[str, str]
-) -> dict[str, str]:
-    """What commands of ours print, all at once, each within ``RAY_S`` seconds."""
-    started = {
-        name: subprocess.Popen(
-            command,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        for name, command in commands.items()
-    }
-    deadline = monotonic() + RAY_S
-    texts = {}
-    for name, child in started.items():
-        try:
-            texts[name] = child.communicate(timeout=max(0.1, deadline - monotonic()))[0]
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.communicate()
-            texts[name] = f"no answer within {RAY_S:.0f} s"
-    return texts
-
-
-def _demands(status: str) -> list[str]:
-    """What waits for resources, of ``ray status``."""
-    _, _, behind = status.partition("Demands:")
-    lines = [line.strip() for line in behind.splitlines()]
-    return [line for line in lines if line.startswith("{")][:SHOWN]
-
-
-def _rows(text: str) -> list[dict[str, Any]]:
-    with contextlib.suppress(ValueError):
-        start = text.index("[\n") if "[\n" in text else text.index("[")
-        rows, _ = json.JSONDecoder().raw_decode(text[start:])
-        return [row for row in rows if isinstance(row, dict)]
-    return []
-
-
-def _tasks(text: str) -> list[RayTask]:
-    return [
-        RayTask(
-            str(row.get("task_id", "")),
-            str(row.get("parent_task_id", "")),
-            str(row.get("name", "")),
-            str(row.get("state", "")),
-            int(row.get("worker_pid") or 0),
-            str(row.get("actor_id") or ""),
-        )
-        for row in _rows(text)
-        if row.get("type") != "ACTOR_CREATION_TASK"
-        and row.get("state") not in TASKS_OVER
-    ]
 
 
 # -- servers -----------------------------------------------------------------------

@@ -72,5 +72,6 @@ def peers(processes: Sequence[ProcessSample]) -> dict[int, list[Peer]]:
             at = (one.raddr.ip, one.raddr.port)
             is_here = at in own or one.raddr.ip == one.laddr.ip
             whose = own.get(at, listening.get(one.raddr.port) if is_here else None)
-            found.setdefault(pid, []).append(Peer(f"{at[0]}:{at[1]}", whose))
+            peer = Peer(f"{at[0]}:{at[1]}", whose, not is_here, one.fd)
+            found.setdefault(pid, []).append(peer)
     return found

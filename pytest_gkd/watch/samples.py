@@ -100,7 +100,9 @@ class JobSample:
     the loopback. ``blocked_s`` is for how long whoever reads the watcher's own output
     has not read. ``remote`` are the addresses of other machines that the job is
     connected to, as ``host:port``, and ``gpus_at_work`` why a GPU may be computing for
-    the job; both only with stacks. ``unseen`` says what could not be looked at.
+    the job; ``unanswered`` says who waits for a machine that cannot be reached, and
+    ``unplaced`` for what its Ray cluster has no place; all of these only with stacks.
+    ``unseen`` says what could not be looked at.
     """
 
     at: float
@@ -113,6 +115,8 @@ class JobSample:
     blocked_s: float = 0.0
     remote: tuple[str, ...] = ()
     gpus_at_work: str = ""
+    unanswered: tuple[str, ...] = ()
+    unplaced: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
 
     @property

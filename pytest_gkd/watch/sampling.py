@@ -22,7 +22,7 @@ from pytest_gkd.processes import (
     stacks,
 )
 from pytest_gkd.processes.procfs import Stat
-from pytest_gkd.watch import roles
+from pytest_gkd.watch import far_peers, ray_places, roles
 from pytest_gkd.watch.samples import GpuSample, JobSample, ProcessSample, Role
 from pytest_gkd.watch.scope import Scope
 
@@ -128,6 +128,8 @@ class Sampler:
             processes=looked,
             remote=self.scope.remote,
             gpus_at_work=gpus.at_work(pids),
+            unanswered=far_peers.unanswered(looked) if self.scope.remote else (),
+            unplaced=ray_places.unplaced(looked),
             unseen=(*sample.unseen, *_unseen(looked)),
         )
 

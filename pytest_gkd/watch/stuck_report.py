@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,15 @@ from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import logs
 from pytest_gkd.diagnosis.suspects import Suspicion, suspects
 from pytest_gkd.files import make_way, write_json, write_private
-from pytest_gkd.watch import evidence, sampling, stack_tree, verdicts, waits
+from pytest_gkd.processes import procfs
+from pytest_gkd.watch import (
+    evidence,
+    sampling,
+    stack_phases,
+    stack_tree,
+    verdicts,
+    waits,
+)
 from pytest_gkd.watch.samples import JobSample, ProcessSample, Progress, Verdict
 
 DIAGNOSE_LIMIT_S = 60.0
@@ -89,24 +98,31 @@ def make(
     text: bytes,
     log: Path | None,
     rules: tuple[str, ...] = (),
+    ended: Sequence[ProcessSample] = (),
 ) -> Report:
     """Judge a standstill and write it down below ``directory``.
 
     ``sample`` is the look that proved it, ``text`` the job's first and last output,
-    ``log`` the file that holds all of it.
+    ``log`` the file that holds all of it, ``ended`` are parts of the job that have
+    ended before it.
     """
     sample = sampling.natively(sample, directory.absolute() / "stacks")
     asked = evidence.collect(sample.processes, directory / "evidence", EVIDENCE_LIMIT_S)
-    picture = waits.picture(sample.processes, asked.known)
+    known = replace(asked.known, ended=ended)
+    picture = waits.picture(sample.processes, known)
     pids = verdict.odd or picture.odd
     odd = [one for one in sample.processes if one.pid in pids]
     whom = odd or _trainers(sample)[:1]
     phase = progress.phase or "unknown"
-    if not progress.marked:
-        phase = verdicts.phase_of(odd, sample.processes, phase)
-    who = ", ".join(one.label for one in whom[:MOST_NAMED])
+    if verdict.phase and verdict.phase != progress.phase:
+        phase = verdict.phase  # what proved the standstill tells it
+    elif not progress.marked:
+        standing = [one.pid for one in whom]
+        phase = stack_phases.of(sample.processes, picture, standing, phase, known)
+    files = _held_files(sample, known)
+    who = ", ".join([*(one.label for one in whom[:MOST_NAMED]), *files])
     if picture.absent and not odd:
-        who = f"{picture.absent} (not on this machine)"
+        who = picture.absent
     facts = {"step": progress.step, "steps": progress.total}
     told = {name: value for name, value in facts.items() if value is not None}
     if whom:
@@ -123,7 +139,7 @@ def make(
         ),
         phase,
         suspicion,
-        waits=picture.lines or waits.places(whom, asked.known),
+        waits=picture.lines or waits.places(whom, known),
         evidence=asked.said,
         tree=stack_tree.build(sample.processes),
         causes=causes,
@@ -135,6 +151,16 @@ def make(
         report.directory = None
         report.problems += (f"{directory}: {error.strerror}; nothing was kept",)
     return report
+
+
+def _held_files(sample: JobSample, known: waits.Known) -> list[str]:
+    """The file systems that processes wait for inside the kernel, each once."""
+    found: dict[str, None] = {}
+    for one in sample.processes:
+        call = known.calls.get((one.pid, one.pid))
+        if one.state == "D" and call is not None and call.target.startswith("/"):
+            found[f"file system {procfs.mounted_at(one.pid, call.target)}"] = None
+    return list(found)
 
 
 def _trainers(sample: JobSample) -> list[ProcessSample]:

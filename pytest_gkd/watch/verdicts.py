@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pytest_gkd.diagnosis import log_phases
 from pytest_gkd.diagnosis.stack_dump import Thread
 from pytest_gkd.processes.stall import BUSY_CPU, IDLE_CPU, IDLE_IO_BYTES_PER_S
-from pytest_gkd.watch import own_frames, waiting
+from pytest_gkd.watch import own_frames, rank_sets, ray_places, stack_phases, waiting
 from pytest_gkd.watch.samples import (
     AT_WORK,
     HELD,
@@ -42,6 +42,9 @@ BUSY_STEPS = 10.0
 BUSY_LEAST_S = 120.0
 SLOW_TIMES = 3.0
 SLOW_LEAST_S = 30.0
+# Ranks that are in one place for so many usual steps, while the others wait for them.
+SPIN_STEPS = 20.0
+SPIN_LEAST_S = 20.0
 # A jump of the clock that counts a machine's sleep, beyond the one that does not.
 SLEPT_S = 5.0
 
@@ -54,6 +57,8 @@ _BESIDE = ("ray-system", "helper", "launcher")
 # Whose end ends the job. A data loader's workers come and go.
 _PARTS = ("rank", "engine", "engine-worker", "ray-actor", "teacher")
 LAST_S = 60.0
+# In which one rank may compute for long, while the others wait for it.
+_ALONE = ("checkpoint", *log_phases.STARTS)
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,23 @@ class Change:
         pairs = zip(before.frames, after.frames, strict=False)
         same = [(a.file, a.function) == (b.file, b.function) for a, b in pairs]
         return same.count(True) >= min(len(before.frames), len(after.frames)) - 1
+
+    @property
+    def turns_in_place(self) -> bool:
+        """Whether its main thread is in the same function, called from the same lines.
+
+        A function that it calls there may have come or gone.
+        """
+        before, after = main_thread(self.then), main_thread(self.now)
+        if before is None or after is None:
+            return False
+        short, long = sorted((before.frames, after.frames), key=len)
+        if not short or len(long) - len(short) > 1:
+            return False
+        last, other = short[-1], long[len(short) - 1]
+        return short[:-1] == long[: len(short) - 1] and (
+            (last.file, last.function) == (other.file, other.function)
+        )
 
 
 def main_thread(process: ProcessSample) -> Thread | None:
@@ -162,8 +184,12 @@ def compare(
     words = second.output_bytes - first.output_bytes
     if words > CHATTER_BYTES_PER_S * window_s:
         return _going(progress, second, usual, f"its output grew by {words} bytes")
+    if found := _unplaced(working, first, second, progress, silent_s):
+        return found
     if busy := [one for one in others if one.cpu >= IDLE_CPU]:
         busy.sort(key=lambda one: -one.cpu)
+        if found := _livelock(busy, waiting_for_peers, second, progress):
+            return found
         return _busy(busy, second, progress, usual)
     if moved := [one for one in working if one.moved]:
         was, is_now = moved[0].moved or ("", "")
@@ -190,7 +216,8 @@ def compare(
     if second.gpus_at_work and not apart and silent_s < REMOTE_S:
         return _going(progress, second, usual, second.gpus_at_work)
     elsewhere = bool(second.remote) and _waits_elsewhere(working)
-    if elsewhere and silent_s < REMOTE_S:
+    unanswered = set(first.unanswered) & set(second.unanswered)
+    if elsewhere and silent_s < REMOTE_S and not unanswered:
         why = f"it waits, connected to another machine ({', '.join(second.remote[:3])})"
         return Verdict(SLOW, silent_s, (why,), "likely", progress.phase)
     return _stuck(working, others, first, second, progress, silent_s)
@@ -247,6 +274,60 @@ def _busy(
     return _going(progress, now, usual, text)
 
 
+def _livelock(
+    busy: list[Change],
+    waiting_for_peers: list[Change],
+    now: JobSample,
+    progress: Progress,
+) -> Verdict | None:
+    """Some ranks turn in one place, for many usual steps, and the others wait for them.
+
+    Who saves or loads may compute alone for as long as that takes.
+    """
+    spent = now.at - progress.step_at
+    if not progress.step_s or not waiting_for_peers:
+        return None
+    if spent < max(SPIN_LEAST_S, SPIN_STEPS * progress.step_s):
+        return None
+    honest = any(
+        one.now.role.rank is None
+        or one.io_bytes_per_s > IDLE_IO_BYTES_PER_S
+        or not one.turns_in_place
+        or stack_phases.of_process(one.now, progress.phase) in _ALONE
+        for one in busy
+    )
+    if honest:
+        return None
+    times = f"{span(spent)}, {spent / progress.step_s:.0f} times the usual"
+    why = [
+        f"{one.now.label} uses {100 * one.cpu:.0f} % of a core, always in "
+        f"{_leaf(main_thread(one.now))}, and no step is made for {times}"
+        for one in busy
+    ]
+    waiters = rank_sets.name([one.now for one in waiting_for_peers])
+    verb = "waits" if len(waiting_for_peers) == 1 else "wait"
+    why.append(f"{waiters} {verb} for that")
+    odd = tuple(one.now.pid for one in busy)
+    return Verdict(STUCK, spent, tuple(why), "likely", progress.phase, odd)
+
+
+def _unplaced(
+    working: list[Change],
+    first: JobSample,
+    second: JobSample,
+    progress: Progress,
+    silent_s: float,
+) -> Verdict | None:
+    """What a program waits for has no place in Ray; what idles there proves nothing."""
+    lacking = [one for one in second.unplaced if one in first.unplaced]
+    if not lacking or any(one.moved for one in working):
+        return None
+    why = [f"Ray cannot place {one}" for one in lacking]
+    why.append("the program waits in ray.get, and none of its actors is at work")
+    phase = ray_places.phase_of(lacking)
+    return Verdict(STUCK, silent_s, tuple(why), "likely", phase)
+
+
 def _stand_apart(working: list[Change]) -> bool:
     """Whether some ranks are in another function than the others, whatever that is."""
     places = set()
@@ -301,6 +382,7 @@ def _stuck(
             odd = (*odd, one.pid)
         elif one.state == "D":
             why.append(f"{one.label} waits inside the kernel ({one.wchan or 'disk'})")
+    why += sorted({*first.unanswered} & {*second.unanswered})
     if second.remote:
         why.append(f"it is connected to other machines: {', '.join(second.remote[:3])}")
     blind = not any(one.threads for one in second.processes)
@@ -313,23 +395,6 @@ def _stuck(
         progress.phase,
         odd,
     )
-
-
-def phase_of(
-    odd: Iterable[ProcessSample], others: Iterable[ProcessSample], known: str
-) -> str:
-    """The phase that stacks tell, of the odd ones first; else what is ``known``."""
-    odd = tuple(odd)
-    if any(one.role.kind == "data-worker" for one in odd):
-        return "data"
-    for process in (*odd, *others):
-        thread = main_thread(process)
-        for frame in reversed(thread.frames if thread else ()):
-            file = frame.file.rpartition("/")[2]
-            name = frame.function.rpartition(".")[2]  # py-spy's is qualified
-            if phase := log_phases.raised_in(f"{file}:{name}"):
-                return phase
-    return known
 
 
 def uses_cpu(before: JobSample, after: JobSample) -> bool:

@@ -38,10 +38,15 @@ class RayTask:
 
 @dataclass(frozen=True)
 class Peer:
-    """The other end of a connection, ``host:port``, and its process if it is here."""
+    """The other end of a connection, ``host:port``, and its process if it is here.
+
+    ``is_far`` says that it is another machine's, ``fd`` is the descriptor of this end.
+    """
 
     address: str
     pid: int | None = None
+    is_far: bool = False
+    fd: int = -1
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,8 @@ class Known:
     ``records`` are flight records by rank, ``calls`` the kernel call of each thread by
     pid and thread number, ``holders`` who else has a pipe or socket open, ``peers`` the
     ends of the connections that a process has made. ``ray_wants`` says whether Ray, of
-    one node, lacks resources for something.
+    one node, lacks resources for something; ``ended`` are processes of the job that are
+    there no more.
     """
 
     records: Mapping[int, flight_records.Record] = field(default_factory=dict)
@@ -60,6 +66,7 @@ class Known:
     calls: Mapping[tuple[int, int], Call] = field(default_factory=dict)
     holders: Mapping[str, Sequence[int]] = field(default_factory=dict)
     ray_wants: bool | None = None
+    ended: Sequence[ProcessSample] = ()
 
 
 NOTHING = Known()
@@ -69,14 +76,18 @@ NOTHING = Known()
 class Picture:
     """Sentences, the most telling first, and the processes that others wait for.
 
-    ``odd`` are the pids at the end of the waiting, ``absent`` names the ranks that are
-    waited for and are no process here; ``deadlock`` says that some wait in a circle.
+    ``odd`` are the pids at the end of the waiting, ``absent`` names the ranks or the
+    server that are waited for and are no process here; ``deadlock`` says that some wait
+    in a circle. ``waiters`` are the pids that wait for the odd ones, the nearest first;
+    ``clients`` those of them that wait for a server's answer over HTTP.
     """
 
     lines: tuple[str, ...] = ()
     odd: tuple[int, ...] = ()
     deadlock: bool = False
     absent: str = ""
+    waiters: tuple[int, ...] = ()
+    clients: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,7 @@ class _Edge:
     beyond: str = ""
     mutual: bool = False
     absent: str = ""
+    is_request: bool = False
 
 
 def picture(processes: Sequence[ProcessSample], known: Known = NOTHING) -> Picture:
@@ -124,13 +136,17 @@ class _Job:
         circles = [*self._circles(edges)]
         locks = [*self._locks()]
         waited = [one.pid for edge in edges for one in edge.whom]
-        waiters = {one.pid for edge in edges if edge.whom for one in edge.who}
-        ends = [pid for pid in waited if pid not in waiters] or waited
+        absent = next((edge.absent for edge in edges if edge.absent), "")
+        waiters = {one.pid for e in edges if e.whom or e.absent for one in e.who}
+        ends = [pid for pid in waited if pid not in waiters]
+        ends = ends or ([] if absent else waited)
         return Picture(
             tuple(dict.fromkeys([*circles, *locks, *lines])),
             tuple(dict.fromkeys(ends)),
             bool(circles or locks) or any(edge.mutual for edge in edges),
-            next((edge.absent for edge in edges if edge.absent), ""),
+            absent,
+            tuple(_behind(edges, ends)),
+            tuple(_clients(edges, ends)),
         )
 
     # -- one process -------------------------------------------------------------------
@@ -207,7 +223,8 @@ class _Job:
             where = f"rank{'s' * (len(absent) > 1)} {rank_sets.spans(absent)} of {size}"
             beyond = f"{where}, which no process of this machine is"
             operation = f"{next(iter(inside))}{numbered}"
-            yield _Edge(tuple(waiters), operation, (), beyond, absent=where)
+            absence = f"{where} (not on this machine)"
+            yield _Edge(tuple(waiters), operation, (), beyond, absent=absence)
         if missing and missing.behind and not elsewhere:
             late = [r for r in ranks if str(r.role.rank) in missing.behind]
             came = [r for r in ranks if r.role.rank in missing.entered_by]
@@ -310,8 +327,13 @@ class _Job:
                     continue  # that is how it waits for work
                 whom = [o for o in self.processes if o.role.kind == below]
                 own = [o for o in whom if self._is_below(o, one)] or whom
+                gone = [o for o in self.known.ended if o.role.kind == below]
                 if own:
                     yield _Edge((one,), self._operation(one), tuple(own))
+                elif gone:
+                    beyond = f"{rank_sets.name(gone)}, which has ended"
+                    operation = self._operation(one)
+                    yield _Edge((one,), operation, (), beyond, absent=beyond)
 
     def _data(self) -> Iterable[_Edge]:
         for one in self._in("data"):
@@ -332,15 +354,30 @@ class _Job:
     def _connections(self) -> Iterable[_Edge]:
         for kind in ("http", "socket"):
             for one in self._in(kind):
-                peers = self.known.peers.get(one.pid, ())
-                here = [self.by_pid[p.pid] for p in peers if p.pid in self.by_pid]
-                far = [p.address for p in peers if p.pid not in self.by_pid]
+                peers = awaited_peers(one, self.known)
+                here = [
+                    self.by_pid[p.pid]
+                    for p in peers
+                    if p.pid in self.by_pid and self._may_be_awaited(p.pid)
+                ]
+                addresses = [p.address for p in peers if p.pid not in self.by_pid]
+                far = ", ".join(dict.fromkeys(addresses))
                 beyond = ""
                 if not here and far:
-                    beyond = f"{', '.join(dict.fromkeys(far))}, which is none of the "
-                    beyond += "job's processes here"
+                    beyond = f"{far}, which is none of the job's processes here"
                 if here or beyond:
-                    yield _Edge((one,), self._operation(one), tuple(here), beyond)
+                    yield _Edge(
+                        (one,),
+                        self._operation(one),
+                        tuple(here),
+                        beyond,
+                        absent=f"{far} (not of the job)" if beyond else "",
+                        is_request=kind == "http",
+                    )
+
+    def _may_be_awaited(self, pid: int) -> bool:
+        """Not Ray's own processes, to which every other of Ray's is connected."""
+        return self.by_pid[pid].role.kind != "ray-system"
 
     def _pipes(self) -> Iterable[_Edge]:
         """Who writes to a full pipe waits for its reader."""
@@ -351,7 +388,11 @@ class _Job:
             if not call.target.startswith(("pipe:", "socket:")):
                 continue
             others = [p for p in self.known.holders.get(call.target, ()) if p != pid]
-            here = tuple(self.by_pid[p] for p in others if p in self.by_pid)
+            here = tuple(
+                self.by_pid[p]
+                for p in others
+                if p in self.by_pid and self._may_be_awaited(p)
+            )
             fd = {1: " (its standard output)", 2: " (its standard error)"}
             beyond = "" if here else "whoever has the other end, and does not read"
             yield _Edge(
@@ -440,6 +481,42 @@ class _Job:
             seen.add(pid)
             pid = self.by_pid[pid].ppid
         return pid == other.pid
+
+
+def awaited_peers(one: ProcessSample, known: Known) -> Sequence[Peer]:
+    """The ends of the connections by which a process may wait for an answer.
+
+    Only that of the descriptor which its main thread reads, where the kernel tells it.
+    """
+    peers = known.peers.get(one.pid, ())
+    call = known.calls.get((one.pid, one.pid))
+    exactly = [peer for peer in peers if call and 0 <= call.fd == peer.fd]
+    return exactly or peers
+
+
+def _behind(edges: Sequence[_Edge], ends: Iterable[int]) -> Iterable[int]:
+    """Who waits for these, then who waits for those, and so on."""
+    seen = set(ends)
+    near = set(ends)
+    while near:
+        who = [
+            one.pid
+            for edge in edges
+            if near & {o.pid for o in edge.whom}
+            for one in edge.who
+        ]
+        near = set(who) - seen
+        yield from (pid for pid in dict.fromkeys(who) if pid in near)
+        seen |= near
+
+
+def _clients(edges: Sequence[_Edge], ends: Sequence[int]) -> Iterable[int]:
+    """Who asks the odd ones over HTTP, or, without any, a server that is not here."""
+    for edge in edges:
+        if edge.is_request:
+            whom = {one.pid for one in edge.whom}
+            if whom & set(ends) or (edge.absent and not ends):
+                yield from (one.pid for one in edge.who)
 
 
 def _at(wait: Wait) -> str:

@@ -275,7 +275,7 @@ class Watch:
         if (verdict.word, verdict.odd != ()) == (was.word, was.odd != ()) or (
             verdict.word in (was.word, AT_WORK) and not verdict.odd
         ):
-            if verdict.word == AT_WORK and was.word == STUCK:
+            if verdict.word == AT_WORK and was.word == STUCK and verdict.why:
                 self.screen.say(": ".join(["it moves again", *verdict.why]))
             return
         reports = verdict.word == STUCK or (verdict.word == SLOW and verdict.odd)
@@ -324,6 +324,7 @@ class Watch:
         place = self.directory / f"{verdict.word.replace(' ', '-')}-{at}"
         text = self.follower.head + self.follower.tail
         progress = self.progress
+        ended = tuple(one for _, one in self.ends)
 
         def work() -> stuck_report.Report:
             return stuck_report.make(
@@ -334,6 +335,7 @@ class Watch:
                 text,
                 self.log,
                 self.asked.rules,
+                ended,
             )
 
         self._report = background.begin("gkd-report", work)
