@@ -115,7 +115,7 @@ import torch, torch.distributed as dist
 from torch.distributed.debug import start_debug_server
 def main():
     dist.init_process_group("gloo")
-    start_debug_server(start_method="spawn")
+    start_debug_server(int(os.environ["DEBUG_PORT"]), start_method="spawn")
     dist.all_reduce(torch.ones(3))
     ready(dist.get_rank())
     time.sleep(120)
@@ -132,15 +132,16 @@ def test_torchs_real_debug_server_is_asked(
     pytest.importorskip("jinja2")
     pytest.importorskip("requests")
     pytest.importorskip("tabulate")
-    with contextlib.closing(socket.socket()) as probe:
-        if probe.connect_ex(("127.0.0.1", evidence.DEBUG_PORT)) == 0:
-            pytest.skip("another program has the debug server's port")
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setattr(evidence, "DEBUG_PORT", port)
     program = tmp_path / "train.py"
     program.write_text(DEBUGGED)
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     run += ["--nproc-per-node=2", str(program)]
     ready = str(tmp_path / "ready")
-    with live_jobs.running(run, READY=ready, OMP_NUM_THREADS="1") as pid:
+    told = {"READY": ready, "OMP_NUM_THREADS": "1", "DEBUG_PORT": str(port)}
+    with live_jobs.running(run, **told) as pid:
         live_jobs.wait_for(tmp_path, "ready*", 2)
         below = [pid, *(p.pid for p in tree.descendants(pid))]
         until = time.monotonic() + 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -133,6 +134,32 @@ def test_where_a_user_is_not_known_here_a_busy_gpu_counts(on: PutsOn) -> None:
     unknown = f"process 0 {2**22 + 1} 97 100"
     on(Recorded("580.95.05", recorded.BUSY.gpus, (unknown,)))
     assert gpus.at_work([os.getpid()]) == "GPU 0 is busy (100 %)"
+
+
+@needs_compiler
+def test_a_reader_keeps_the_driver_open_and_opens_it_anew_when_it_came_back(
+    on: PutsOn,
+) -> None:
+    reader = gpus.Reader()
+    on(recorded.BUSY)
+    assert [card.percent for card in reader.cards()] == [100]
+    nvml = ctypes.CDLL(gpus.LIBRARY)
+    # What the stand-in answers is read when it is opened.
+    Path(os.environ["RECORDED_MACHINE"]).write_text(recorded.PAIR.lines())
+    assert [card.percent for card in reader.cards()] == [100]
+    nvml.nvmlShutdown()  # the driver was unloaded, and loaded again
+    assert [card.index for card in reader.cards()] == [0, 1]
+    Path(os.environ["RECORDED_MACHINE"]).write_text("")
+    nvml.nvmlShutdown()  # it stays away
+    assert reader.cards() == ()
+    reader.close()
+
+
+@needs_compiler
+def test_a_lost_gpu_is_left_out_and_the_others_keep_their_numbers(on: PutsOn) -> None:
+    on(Recorded("580.95.05", recorded.PAIR.gpus, ("lost 0",)))
+    assert [card.index for card in gpus.Reader().cards()] == [1]
+    assert [card.index for card in gpus.read().cards] == [1]
 
 
 @needs_compiler

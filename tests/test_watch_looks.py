@@ -9,12 +9,14 @@ import pytest
 
 from pytest_gkd.diagnosis.exceptions import Frame
 from pytest_gkd.diagnosis.stack_dump import MAIN, Thread
+from pytest_gkd.processes.kernel_calls import Call
 from pytest_gkd.watch import stack_phases, verdicts, waits, watcher
 from pytest_gkd.watch.arguments import Asked
 from pytest_gkd.watch.samples import JobSample, ProcessSample, Progress, Role, Usual
 from pytest_gkd.watch.sampling import Sampler
 from pytest_gkd.watch.scope import Scope
 from pytest_gkd.watch.screen import OwnScreen
+from pytest_gkd.watch.waits import Known, Peer
 
 
 def process(
@@ -58,6 +60,101 @@ def test_a_phase_is_told_by_a_method_and_by_a_data_worker() -> None:
     assert told([trainer, worker], 11) == "data"
     # One that is idle beside a trainer tells nothing.
     assert told([worker, trainer]) == "generation"
+
+
+ASKS = "urlopen"
+
+
+def asking(*functions: str, command: str = "python serve.py") -> list[ProcessSample]:
+    """A program that waits for a server's answer, and the server."""
+    client = process(*functions, kind="process")
+    thread = client.threads[0]
+    request = Frame("urllib/request.py", 9, ASKS)
+    thread = replace(thread, frames=(*thread.frames, request))
+    server = process(kind="process", number=1)
+    server = replace(server, threads=(), state="T", command=command)
+    return [replace(client, threads=(thread,)), server]
+
+
+def phase_of_request(known: str, found: list[ProcessSample]) -> str:
+    client, server = found
+    links = Known(peers={client.pid: [Peer("127.0.0.1:8000", server.pid)]})
+    seen = waits.picture(found, links)
+    assert (seen.odd, seen.clients) == ((server.pid,), (client.pid,))
+    return stack_phases.of(found, seen, seen.odd, known, links)
+
+
+@pytest.mark.parametrize(
+    ("known", "functions", "command", "phase"),
+    [
+        ("training-step", ["compute_log_prob"], "python serve.py", "teacher"),
+        ("training-step", ["fit"], "vllm serve m", "teacher"),
+        ("training-step", ["fit"], "trl vllm-serve --model m", "generation"),
+        ("training-step", ["generate_sequences"], "vllm serve m", "generation"),
+        ("training-step", ["update_weights"], "vllm serve m", "weight-sync"),
+        ("training-step", ["next_batch"], "python hub.py", "data"),
+        ("actor-init", ["fit"], "python hub.py", "actor-init"),
+    ],
+)
+def test_a_request_tells_the_phase_by_who_asks_and_who_is_asked(
+    known: str, functions: list[str], command: str, phase: str
+) -> None:
+    assert phase_of_request(known, asking(*functions, command=command)) == phase
+
+
+def test_a_programs_own_function_tells_the_phase_by_its_name() -> None:
+    stands = process("main", "next_batch", "stand_still")
+    assert told([stands], stands.pid, known="training-step") == "data"
+
+
+def test_an_actors_role_tells_the_phase_where_its_stack_does_not() -> None:
+    one = process("main", "answer")
+    one = replace(one, role=Role("ray-actor", "ray::TeacherWorker.answer"))
+    assert told([one], one.pid, known="generation") == "teacher"
+
+
+def test_who_waits_for_the_odd_one_tells_the_phase_before_others() -> None:
+    trains = process("main", "training_step", number=2)
+    writes = process("main", "update_weights", number=1)
+    reads = replace(process(kind="helper", number=3), threads=())
+    links = Known(
+        calls={(11, 11): Call("write", 4, "pipe:[1]", True)},
+        holders={"pipe:[1]": [13, 14]},
+    )
+    agent = replace(process(kind="ray-system", number=4), threads=())
+    found = [trains, writes, reads, agent]
+    seen = waits.picture(found, links)
+    assert (seen.odd, seen.waiters) == ((13,), (11,))  # never Ray's own agent
+    assert stack_phases.of(found, seen, seen.odd, "generation") == "weight-sync"
+
+
+@pytest.mark.parametrize(
+    ("state", "call", "phase"),
+    [
+        ("D", Call("mkdir", -1, "/mnt/out/step_8", True), "checkpoint"),
+        ("D", Call("write", 3, "/mnt/out/train.log", True), "training-step"),
+        ("D", Call("read", 3, "/mnt/out/rows.bin"), "training-step"),
+        ("S", Call("write", 3, "/mnt/out/model.pt", True), "training-step"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_a_checkpoints(
+    state: str, call: Call, phase: str
+) -> None:
+    one = replace(process(), threads=(), state=state)
+    links = Known(calls={(one.pid, one.pid): call})
+    seen = waits.picture([one], links)
+    known = "training-step"
+    assert stack_phases.of([one], seen, [one.pid], known, links) == phase
+
+
+def test_an_engine_that_has_ended_is_who_its_client_waits_for() -> None:
+    core = "vllm/v1/engine/core_client.py"
+    client = process("SyncMPClient.get_output", kind="ray-actor", file=core)
+    ended = process(kind="engine", number=1)
+    seen = waits.picture([client], Known(ended=[ended]))
+    assert seen.absent == "engine 1 (pid 11), which has ended"
+    assert seen.odd == ()
+    assert "which has ended" in seen.lines[0]
 
 
 def test_ranks_that_are_not_there_are_named() -> None:

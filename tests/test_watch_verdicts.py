@@ -205,3 +205,82 @@ def test_the_clock_that_counts_sleep_tells_of_it() -> None:
     before = look(NOW)
     assert verdicts.slept_s(before, replace(before, at=NOW + 1, boot=NOW + 1)) == 0
     assert verdicts.slept_s(before, replace(before, at=NOW + 1, boot=NOW + 601)) == 600
+
+
+# -- what is stuck although something of it moves ----------------------------------
+
+STEPS = Progress(phase="generation", step=5, step_at=NOW - 60, step_s=1.0)
+SPINS = Frame("train.py", 40, "sample_token")
+CALLS = Frame("train.py", 35, "generate_sequences")
+
+
+def spinning(line: int = 40, *, within: tuple[Frame, ...] = (CALLS,)) -> ProcessSample:
+    return process(3, *within, Frame("train.py", line, "sample_token"))
+
+
+def spun(
+    before: ProcessSample, after: ProcessSample, progress: Progress = STEPS
+) -> Verdict:
+    return between([*RANKS, before], [*RANKS, used(after, 0.3)], progress)
+
+
+def test_a_rank_that_spins_in_one_place_while_the_others_wait_is_stuck() -> None:
+    found = spun(spinning(), spinning(41))
+    assert (found.word, found.odd) == (STUCK, (103,))
+    assert "60 times the usual" in found.why[0]
+    assert found.why[-1] == "ranks 0-2 wait meanwhile"
+    backward = Frame(PLACE + "torch/autograd/graph.py", 979, "_engine_run_backward")
+    others = [process(number, backward) for number in range(3)]
+    after = used(spinning(), 0.3)
+    assert between([*others, spinning()], [*others, after], STEPS).word == STUCK
+    helps = process(3, CALLS, SPINS, Frame("train.py", 50, "is_set"))
+    assert spun(spinning(), helps).word == STUCK
+
+
+@pytest.mark.parametrize(
+    ("after", "progress"),
+    [
+        (spinning(within=(replace(CALLS, line=36),)), STEPS),
+        (replace(spinning(), io_bytes=10**9), STEPS),
+        (spinning(), replace(STEPS, step_at=NOW - 15)),
+        (spinning(), replace(STEPS, step_s=5.0)),
+        (spinning(), replace(STEPS, step_s=None)),
+    ],
+    ids=["goes on outside", "writes", "seconds", "few steps", "no step yet"],
+)
+def test_a_rank_that_the_others_wait_for_may_compute(
+    after: ProcessSample, progress: Progress
+) -> None:
+    assert spun(spinning(), after, progress).word != STUCK
+
+
+def test_a_rank_may_save_alone_for_as_long_as_that_takes() -> None:
+    saves = process(3, Frame("train.py", 30, "save_checkpoint"))
+    assert spun(saves, saves).word != STUCK
+
+
+def test_who_waits_for_a_machine_that_cannot_be_reached_is_stuck() -> None:
+    asks = process(0, Frame(PLACE + "requests/sessions.py", 700, "Session.send"))
+    asks = replace(asks, role=Role("process", "train.py"))
+    told = {"remote": ("10.0.0.5:8000",), "unanswered": ("no way to 10.0.0.5:8000",)}
+    first, second = look(NOW - 60, asks), look(NOW, asks, **told)
+    once = verdicts.compare(first, second, NOTHING, Usual())
+    assert once.word == SLOW
+    twice = verdicts.compare(replace(first, **told), second, NOTHING, Usual())
+    assert (twice.word, twice.confidence) == (STUCK, "likely")
+    assert "no way to 10.0.0.5:8000" in twice.why
+
+
+def test_what_has_no_place_in_ray_is_stuck_whatever_its_helpers_use() -> None:
+    waits = process(0, Frame(PLACE + "ray/_private/worker.py", 7, "get"))
+    waits = replace(waits, role=Role("ray-driver", "Ray driver"))
+    other = replace(ODD, pid=9, role=Role("engine", "vLLM EngineCore"))
+    before = look(NOW - 60, waits, other, unplaced=("actor TeacherWorker is PENDING",))
+    after = replace(before, at=NOW, processes=(waits, used(other, 0.4)))
+    found = verdicts.compare(before, after, NOTHING, Usual())
+    assert (found.word, found.phase) == (STUCK, "teacher-init")
+    placed = replace(after, unplaced=())
+    assert verdicts.compare(before, placed, NOTHING, Usual()).word == AT_WORK
+    moved = replace(after, processes=(waits, process(3, CALLS)))
+    moved = replace(moved, processes=(waits, replace(moved.processes[1], pid=9)))
+    assert verdicts.compare(before, moved, NOTHING, Usual()).word == AT_WORK

@@ -137,37 +137,69 @@ class _Nvml:
         told = self.call("nvmlDeviceGetUtilizationRates", device, used)
         return int(used[0]) if told else None
 
-    def handles(self, name: str, count: int | None, *args: Any) -> Iterator[Any]:
-        """The devices that ``name`` returns for the indices below ``count``."""
+    def handles(
+        self, name: str, count: int | None, *args: Any
+    ) -> Iterator[tuple[int, Any]]:
+        """The devices that ``name`` returns for the indices below ``count``.
+
+        One that is lost is left out; the others keep their indices.
+        """
         for index in range(count or 0):
             device = ctypes.c_void_p()
             if self.call(name, *args, index, ctypes.byref(device)):
-                yield device
+                yield index, device
+
+    def count(self) -> int | None:
+        """How many GPUs there are; None without a driver that answers."""
+        return self.number("nvmlDeviceGetCount_v2")
 
     def cards(self) -> Iterator[tuple[int, Any]]:
         """Every GPU's index and handle."""
-        yield from enumerate(
-            self.handles(
-                "nvmlDeviceGetHandleByIndex_v2", self.number("nvmlDeviceGetCount_v2")
-            )
-        )
+        return self.handles("nvmlDeviceGetHandleByIndex_v2", self.count())
 
 
-@contextlib.contextmanager
-def _nvml() -> Iterator[_Nvml | None]:
+def _opened() -> _Nvml | None:
     """NVIDIA's management library, None without a driver that answers."""
     try:
         nvml = _Nvml(ctypes.CDLL(LIBRARY))
     except OSError:
-        yield None
-        return
-    if not nvml.call("nvmlInit_v2"):
-        yield None
-        return
+        return None
+    return nvml if nvml.call("nvmlInit_v2") else None
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[_Nvml | None]:
+    nvml = _opened()
     try:
         yield nvml
     finally:
-        nvml.call("nvmlShutdown")
+        if nvml is not None:
+            nvml.call("nvmlShutdown")
+
+
+class Reader:
+    """Reads the GPUs again and again, with NVML kept open in between.
+
+    Opened anew where the driver has gone and come back. A GPU that is lost is missing
+    from what is read.
+    """
+
+    def __init__(self) -> None:
+        self._nvml: _Nvml | None = None
+
+    def cards(self) -> tuple[Card, ...]:
+        """The GPUs as the driver reports them now; none without one that answers."""
+        if self._nvml is None or self._nvml.count() is None:
+            self.close()
+            self._nvml = _opened()
+        nvml = self._nvml
+        return () if nvml is None else tuple(_card(nvml, *c) for c in nvml.cards())
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        nvml, self._nvml = self._nvml, None
+        if nvml is not None:
+            nvml.call("nvmlShutdown")
 
 
 def read() -> Machine:
@@ -210,7 +242,7 @@ def _instances(nvml: _Nvml, device: Any) -> tuple[Instance, ...] | None:
     most = nvml.number("nvmlDeviceGetMaxMigDeviceCount", device)
     handles = nvml.handles("nvmlDeviceGetMigDeviceHandleByIndex", most, device)
     found: list[Instance] = []
-    for one in handles:
+    for _, one in handles:
         group = nvml.number("nvmlDeviceGetGpuInstanceId", one)
         uuid = nvml.text("nvmlDeviceGetUUID", one)
         found.append(Instance(uuid, len(found) if group is None else group))

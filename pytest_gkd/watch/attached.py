@@ -23,6 +23,7 @@ from pytest_gkd.watch.watcher import TICK_S, Watch, new_directory
 LOGS_EVERY_S = 30.0
 # A job without processes has ended when its logs were silent for so long.
 OVER_S = 2.0
+MOST_NAMED = 5
 
 
 class AttachedWatch:
@@ -123,7 +124,9 @@ class AttachedWatch:
                 "no process of yours has these logs open: only what they say can be "
                 "judged; name the job's process as well with --pid"
             )
-        lines += [f"following {path}" for path in self.tails]
+        lines += [f"following {path}" for path in [*self.tails][:MOST_NAMED]]
+        if len(self.tails) > MOST_NAMED:
+            lines.append(f"following {len(self.tails) - MOST_NAMED} more")
         if not self.tails:
             lines.append(
                 "its output goes to no file: steps and phases cannot be followed; "

@@ -55,6 +55,7 @@ class Sampler:
         self._known: dict[tuple[int, int], tuple[Role, str]] = {}
         self._titles_at = self._gpus_at = float("-inf")
         self._gpus: tuple[GpuSample, ...] = ()
+        self._gpu_reader = gpus.Reader()
 
     def take(self) -> JobSample:
         """A cheap look, without stacks."""
@@ -80,7 +81,7 @@ class Sampler:
                     )
                 )
         if now >= self._gpus_at + GPUS_EVERY_S:
-            self._gpus_at, self._gpus = now, _gpus()
+            self._gpus_at, self._gpus = now, self._read_gpus()
         output_bytes, output_at = self._output()
         return JobSample(
             now,
@@ -133,6 +134,18 @@ class Sampler:
             unseen=(*sample.unseen, *_unseen(looked)),
         )
 
+    def _read_gpus(self) -> tuple[GpuSample, ...]:
+        return tuple(
+            GpuSample(
+                card.index,
+                card.percent,
+                card.total_bytes - card.free_bytes,
+                card.total_bytes,
+            )
+            for card in self._gpu_reader.cards()
+            if card.total_bytes  # one that is lost tells nothing
+        )
+
     def _name(self, found: dict[int, Stat], now: float) -> None:
         names = {(pid, one.start) for pid, one in found.items()}
         if names <= self._known.keys() and now < self._titles_at + TITLES_EVERY_S:
@@ -172,18 +185,6 @@ def natively(sample: JobSample, out: Path) -> JobSample:
         for one in sample.processes
     )
     return replace(sample, processes=tuple(looked))
-
-
-def _gpus() -> tuple[GpuSample, ...]:
-    return tuple(
-        GpuSample(
-            card.index,
-            card.percent,
-            card.total_bytes - card.free_bytes,
-            card.total_bytes,
-        )
-        for card in gpus.read().cards
-    )
 
 
 def _closely(one: ProcessSample, text: str | None, tracer: int) -> ProcessSample:

@@ -25,6 +25,12 @@ PEERS_EVERY_S = 30.0
 _SESSION = re.compile(r"(/\S+?/session_[\w.-]+)/")
 _OF_JOB = re.compile(r"/python-core-(?:worker|driver)-([0-9a-f]{8})[0-9a-f]*_\d+\.log$")
 _WORKER = re.compile(r"/worker-[0-9a-f]+-([0-9a-f]{8})-\d+\.(?:out|err)$")
+# Of a session's logs, what a program prints and what Ray itself complains of; the rest
+# are events and debug logs of its parts.
+_TELLING = re.compile(
+    r"(?:worker-\S+\.(?:out|err)|job-driver-\S+\.log"
+    r"|(?:raylet|gcs_server|monitor)\.err)$"
+)
 
 
 @dataclass
@@ -154,7 +160,10 @@ def open_files(pid: int) -> list[str]:
 
 
 def written_logs(pids: Iterable[int]) -> list[Path]:
-    """The log files that processes write to: by name, or as their output or error."""
+    """The log files that processes write to: by name, or as their output or error.
+
+    Of Ray's own only those that tell a person something.
+    """
     found: dict[Path, None] = {}
     for pid in pids:
         for number in (1, 2):
@@ -164,7 +173,11 @@ def written_logs(pids: Iterable[int]) -> list[Path]:
         for path in open_files(pid):
             if path.endswith((".log", ".out", ".err")) and _writes(pid, path):
                 found[Path(path)] = None
-    return list(found)
+    return [
+        path
+        for path in found
+        if not _SESSION.match(f"{path}") or _TELLING.match(path.name)
+    ]
 
 
 def _writes(pid: int, path: str) -> bool:

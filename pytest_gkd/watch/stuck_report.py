@@ -20,6 +20,7 @@ from pytest_gkd.watch import (
     sampling,
     stack_phases,
     stack_tree,
+    suspect_signs,
     verdicts,
     waits,
 )
@@ -34,7 +35,10 @@ MOST_NAMED = 8
 
 @dataclass
 class Report:
-    """A standstill, as it is told; ``directory`` is None where none can be written."""
+    """A standstill, as it is told; ``directory`` is None where none can be written.
+
+    Of the suspects ``seen`` are the observations that the stacks show.
+    """
 
     directory: Path | None
     verdict: Verdict
@@ -45,6 +49,7 @@ class Report:
     tree: stack_tree.Tree | None = None
     causes: list[dict[str, Any]] = field(default_factory=list)
     problems: tuple[str, ...] = ()
+    seen: tuple[str, ...] = ()
 
     def text(self) -> str:
         """The report in at most a dozen lines."""
@@ -64,7 +69,8 @@ class Report:
         for number, one in enumerate(
             () if general else self.suspicion.suspects[:SHOWN], 1
         ):
-            found.append(f"  {number}.    {one.observation} [{one.cause}]")
+            sure = "" if one.observation in self.seen else "perhaps "
+            found.append(f"  {number}.    {sure}{one.observation} [{one.cause}]")
             if one.command:
                 found.append(f"        {one.where}: {one.command}")
         found += [f"  note  {one}" for one in self.problems]
@@ -86,6 +92,7 @@ class Report:
             "evidence": list(self.evidence),
             "causes": self.causes,
             **self.suspicion.to_json(),
+            "seen": list(self.seen),
             "problems": list(self.problems),
         }
 
@@ -128,6 +135,13 @@ def make(
     if whom:
         told["pid"] = whom[0].pid
     suspicion = suspects(phase, text, logs.frameworks_in(text), told)
+    signs = {one: suspect_signs.standing(one, sample) for one in suspicion.suspects}
+    suspicion = replace(
+        suspicion,
+        suspects=tuple(
+            one for one, sign in signs.items() if sign != suspect_signs.RULED_OUT
+        ),
+    )
     causes = diagnosed(log, rules)["causes"]
     report = Report(
         directory,
@@ -144,6 +158,9 @@ def make(
         tree=stack_tree.build(sample.processes),
         causes=causes,
         problems=(*sample.unseen, *asked.problems),
+        seen=tuple(
+            one.observation for one, sign in signs.items() if sign == suspect_signs.SEEN
+        ),
     )
     try:
         _keep(directory, report, sample)

@@ -188,7 +188,7 @@ def compare(
         return found
     if busy := [one for one in others if one.cpu >= IDLE_CPU]:
         busy.sort(key=lambda one: -one.cpu)
-        if found := _livelock(busy, waiting_for_peers, second, progress):
+        if found := _livelock(busy, working, second, progress):
             return found
         return _busy(busy, second, progress, usual)
     if moved := [one for one in working if one.moved]:
@@ -276,7 +276,7 @@ def _busy(
 
 def _livelock(
     busy: list[Change],
-    waiting_for_peers: list[Change],
+    working: list[Change],
     now: JobSample,
     progress: Progress,
 ) -> Verdict | None:
@@ -285,12 +285,18 @@ def _livelock(
     Who saves or loads may compute alone for as long as that takes.
     """
     spent = now.at - progress.step_at
-    if not progress.step_s or not waiting_for_peers:
+    # Of a collective in backward no frame of Python's tells: who waits there is idle.
+    waiting_ranks = [
+        one
+        for one in working
+        if one.now.role.kind == "rank" and one not in busy and one.moved is None
+    ]
+    if not progress.step_s or not waiting_ranks:
         return None
     if spent < max(SPIN_LEAST_S, SPIN_STEPS * progress.step_s):
         return None
     honest = any(
-        one.now.role.rank is None
+        one.now.role.kind != "rank"
         or one.io_bytes_per_s > IDLE_IO_BYTES_PER_S
         or not one.turns_in_place
         or stack_phases.of_process(one.now, progress.phase) in _ALONE
@@ -304,9 +310,9 @@ def _livelock(
         f"{_leaf(main_thread(one.now))}, and no step is made for {times}"
         for one in busy
     ]
-    waiters = rank_sets.name([one.now for one in waiting_for_peers])
-    verb = "waits" if len(waiting_for_peers) == 1 else "wait"
-    why.append(f"{waiters} {verb} for that")
+    waiters = rank_sets.name([one.now for one in waiting_ranks])
+    verb = "waits" if len(waiting_ranks) == 1 else "wait"
+    why.append(f"{waiters} {verb} meanwhile")
     odd = tuple(one.now.pid for one in busy)
     return Verdict(STUCK, spent, tuple(why), "likely", progress.phase, odd)
 

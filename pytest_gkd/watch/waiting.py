@@ -38,6 +38,8 @@ _TABLE = (
      r"_call_utility)\w*", "{} of vLLM's engine"),
     ("engine", r"vllm/v1/engine/(?:utils|core_client)\.py:(?:\w+\.)?wait_for_engine\w*",
      "the start of vLLM's engine"),
+    ("workers", r"vllm/v1/executor/multiproc_executor\.py:(?:\w+\.)?wait_for_ready",
+     "the start of its workers"),
     ("idle", r"vllm/v1/engine/core\.py:(?:\w+\.)?_process_input_queue", "a request"),
     ("broadcast", r"vllm/distributed/device_communicators/shm_broadcast\.py:(?:\w+\.)?"
      r"(?:acquire_read|acquire_write|dequeue|enqueue|recv|wait_until_ready)",

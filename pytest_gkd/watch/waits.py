@@ -169,6 +169,12 @@ class _Job:
             return "could not be looked into" + (f" ({why})" if why else "")
         main = process.threads[0]
         wait = self.waits[process.pid]
+        if wait and wait.kind == "loop":
+            for other in process.threads[1:]:
+                if own_frames.own(other) and (
+                    place := own_frames.last_own(other.frames)
+                ):
+                    return f"has a thread in {place}"
         call = self._call(process, main)
         if wait and wait.kind == "idle":
             return f"waits for {wait.operation}: it is idle"
@@ -321,7 +327,11 @@ class _Job:
 
     def _engines(self) -> Iterable[_Edge]:
         """vLLM's client waits for its engine, the engine for its workers."""
-        for kind, below in (("engine", "engine"), ("broadcast", "engine-worker")):
+        for kind, below in (
+            ("engine", "engine"),
+            ("broadcast", "engine-worker"),
+            ("workers", "engine-worker"),
+        ):
             for one in self._in(kind):
                 if kind == "broadcast" and one.role.kind == "engine-worker":
                     continue  # that is how it waits for work

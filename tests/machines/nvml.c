@@ -7,15 +7,16 @@
      gpu UUID TOTAL_MIB FREE_MIB MAJOR MINOR PERCENT COMPUTE_MODE MIG_MODE NAME
      mig GPU_INDEX UUID
      process GPU_INDEX PID PERCENT MIB
+     lost GPU_INDEX
      cuda DEVICES, which torch counts (one a GPU)
 
    Return values are those of nvml.h: 0 success, 2 invalid argument, 3 not supported,
-   6 not found, 7 insufficient size, 9 driver not loaded. */
+   6 not found, 7 insufficient size, 9 driver not loaded, 15 GPU is lost. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { OK, INVALID = 2, UNSUPPORTED = 3, MISSING = 6, TOO_SMALL = 7, NO_DRIVER = 9 };
+enum { OK, INVALID = 2, UNSUPPORTED = 3, MISSING = 6, TOO_SMALL = 7, NO_DRIVER = 9, LOST = 15 };
 enum { MOST = 64 };
 
 typedef struct {
@@ -29,7 +30,7 @@ typedef struct { int gpu; unsigned pid, percent; } Sample;
 static Device gpus[MOST], instances[MOST];
 static Sample samples[MOST];
 static struct { int one, other, nvlink, read; } links[MOST];
-static int gpu_count, instance_count, sample_count, link_count, cuda, is_open;
+static int gpu_count, instance_count, sample_count, link_count, cuda, is_open, lost;
 static char driver[80];
 
 int nvmlInit_v2(void) {
@@ -38,12 +39,14 @@ int nvmlInit_v2(void) {
     char line[512];
     if (!file) return NO_DRIVER;
     gpu_count = instance_count = sample_count = link_count = cuda = 0;
+    lost = -1;
     driver[0] = 0;
     while (fgets(line, sizeof line, file)) {
         Device d = {.parent = -1};
         Sample s;
         if (sscanf(line, "driver %79s", driver) == 1) continue;
         if (sscanf(line, "cuda %d", &cuda) == 1) continue;
+        if (sscanf(line, "lost %d", &lost) == 1) continue;
         if (sscanf(line, "p2p %d %d %d %d", &links[link_count].one,
                    &links[link_count].other, &links[link_count].nvlink,
                    &links[link_count].read) == 4) {
@@ -92,6 +95,7 @@ int nvmlDeviceGetCount_v2(unsigned *count) {
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **device) {
     if (index >= (unsigned)gpu_count) return INVALID;
+    if ((int)index == lost) return LOST;
     *device = &gpus[index];
     return OK;
 }
