@@ -275,7 +275,7 @@ class Job:
 
     def stacks(self) -> Iterator[tuple[psutil.Process, str]]:
         """What py-spy shows of each of its Python processes, and beside it."""
-        for one in self.chosen("python|ray::|EngineCore|pt_"):
+        for one in self.chosen("python|ray::|VLLM::|pt_"):
             with contextlib.suppress(psutil.Error):
                 done = subprocess.run(
                     [COMMANDS / "py-spy", "dump", "--nonblocking", "-p", str(one.pid)],

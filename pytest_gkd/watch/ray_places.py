@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class Cluster:
 
     address: str
     program: str
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] = field(repr=False)
 
     def ask(self, *what: str) -> dict[str, str]:
         """What ``ray status`` and ``ray list ...`` print, within ``ASK_S`` seconds."""
@@ -88,10 +88,15 @@ def of_job(processes: Iterable[ProcessSample]) -> Cluster | None:
 
 
 def waits_for_no_actor(processes: Sequence[ProcessSample]) -> bool:
-    """Whether a program waits in Ray, and no actor, task or engine of it is at work."""
+    """Whether a program waits in Ray, and no actor, task or engine of it is at work.
+
+    Their main threads wait for work or for others, the rest of them for anything.
+    """
     found = [one for one in processes if one.threads and one.role.kind in _WORKERS]
     callers = [one for one in processes if _kinds(one)[:1] == ["ray"]]
-    return bool(callers) and all(kind in _IDLE for one in found for kind in _kinds(one))
+    return bool(callers) and all(
+        kinds[0] in _IDLE and all(kinds) for one in found if (kinds := _kinds(one))
+    )
 
 
 def _kinds(one: ProcessSample) -> list[str]:

@@ -23,7 +23,7 @@ _RAY_TITLE = re.compile(r"^ray::(?P<what>\S+)")
 _RAY_SYSTEM = re.compile(
     r"^ray::(?P<own>(?:Dashboard|RuntimeEnv)Agent)$|(?:^|/)(?P<gcs>gcs_server)\b"
     r"|(?:^|/)(?P<raylet>raylet)(?: |$)"
-    r"|ray/(?:dashboard|_private)/(?P<agent>\w+)(?:\.py|/\w+\.py)|^(?P<title>ray-dashboard\S*)"
+    r"|ray/(?:dashboard|_private|autoscaler/_private)/(?P<agent>\w+)(?:\.py|/\w+\.py)|^(?P<title>ray-dashboard\S*)"
     r"|ray/core/src/ray/(?P<part>\w+/?\w*)"
 )
 _SERVER = re.compile(
